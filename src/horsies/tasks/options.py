@@ -12,13 +12,14 @@ from enum import Enum
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from horsies.config.app import AppConfig
+from horsies.current_task import inherited_headers
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import RetryPolicy
 from horsies.tasks.definition import TIMEOUT_MS_MIN, TaskDefinition
-from horsies.tasks.headers import headers_problem, merged
 from horsies.validation import SECONDS_MAX
 
 KEY_LENGTH_MAX = 255
+HEADERS_BYTES_MAX = 8_192
 DELAY_SECONDS_MAX = SECONDS_MAX
 TIMEOUT_MS_MAX = 2**31 - 1
 # A thousand years: PostgreSQL before version 17 has no infinite interval.
@@ -259,10 +260,42 @@ def _stored_problem(options: SendOptions) -> str | None:
     headers = options.headers
     if headers is not None and (problem := headers_problem(headers)):
         return problem
-    if problem := headers_problem(merged(headers)):
+    if problem := headers_problem(with_inherited(headers)):
         return problem
     if options.retention is not None and not is_duration(options.retention, timedelta(seconds=1)):
         return "retention must be a timedelta from one second to 100 years"
+    return None
+
+
+def with_inherited(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the headers of the running task under those of a send."""
+    return inherited_headers() if headers is None else {**inherited_headers(), **headers}
+
+
+def headers_problem(headers: object) -> str | None:
+    """Return why these headers cannot be stored, or None."""
+    if not isinstance(headers, Mapping):
+        return f"headers must be a dictionary of texts, not {type(headers).__name__}"
+    try:
+        found = dict(headers)
+    except Exception as error:  # the application's own Mapping may raise anything
+        return f"headers could not be read: {type(error).__name__}"
+    size = 0
+    for name, value in found.items():
+        if not isinstance(name, str) or not name:
+            return "the name of a header must be a text that is not empty"
+        if not isinstance(value, str):
+            return f"header {name[:40]!r} must be a text, not {type(value).__name__}"
+        try:
+            size += len(name.encode()) + len(value.encode())
+        except UnicodeEncodeError:
+            return f"header {name[:40]!a} contains a lone surrogate; replace that character"
+        if "\0" in name or "\0" in value:
+            return f"header {name[:40]!a} contains a NUL character; remove it"
+    if size > HEADERS_BYTES_MAX:
+        return (
+            f"headers are {size:,} bytes, more than {HEADERS_BYTES_MAX:,}; send an argument instead"
+        )
     return None
 
 

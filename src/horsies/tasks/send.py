@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from horsies.codec.results import ResultCodec
 from horsies.config.app import AppConfig
 from horsies.config.tracing import TracingConfig
+from horsies.current_task import inherited_headers
 from horsies.db.statement import Script, Step
 from horsies.db.statements.tasks import (
     IdempotencyKey,
@@ -38,7 +39,6 @@ from horsies.tasks.broker import (
 )
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.headers import inherited
 from horsies.tasks.options import UNSET, SendHook, SendOptions, Unset, option_problem
 from horsies.tasks.request import (
     Request,
@@ -244,7 +244,7 @@ class Sender:
 
     def _known_values(self) -> SharedValues | None:
         """Return the shared values, computed once; None for headers, which may change, and bad options."""
-        if self.options.headers is not None or inherited():
+        if self.options.headers is not None or inherited_headers():
             return None
         if self._shared is None:
             config = self.producer.config
