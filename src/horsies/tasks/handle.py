@@ -49,7 +49,6 @@ from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, TaskResult, json_object
-from horsies.tasks.blocking import is_loop_running, warn_of_nested_wait, would_block
 from horsies.tasks.broker import (
     BrokerErrorCode,
     BrokerOperationError,
@@ -57,7 +56,14 @@ from horsies.tasks.broker import (
     PostgresBroker,
     presentable,
 )
-from horsies.tasks.waiters import OBSTACLE_SECONDS, seconds_to_wait, timeout_problem, wait_for
+from horsies.tasks.waiters import (
+    OBSTACLE_SECONDS,
+    is_loop_running,
+    seconds_to_wait,
+    timeout_problem,
+    wait_for,
+    warn_of_nested_wait,
+)
 from horsies.tasks.watching import watch, watch_async
 
 if TYPE_CHECKING:
@@ -223,7 +229,7 @@ def value_or_raise(task_id: str, result: TaskResult[T, TaskError]) -> T:
     code, message, data = error.error_code, error.message, error.data
     cause = error.exception if isinstance(error.exception, BaseException) else None
     if code == RetrievalCode.EVENT_LOOP_RUNNING:
-        message = would_block("result")
+        message = _would_block("result")
     if code in _UNFINISHED:
         raise ResultTimeout(str(code), message, data) from cause
     if isinstance(code, RetrievalCode) or code in _UNREADABLE:
@@ -265,7 +271,7 @@ class TaskHandle(Generic[T]):
         if self._broker is None:
             return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, _no_broker().message)
         if timeout_ms != 0 and is_loop_running():
-            return error_result(RetrievalCode.EVENT_LOOP_RUNNING, would_block("get"))
+            return error_result(RetrievalCode.EVENT_LOOP_RUNNING, _would_block("get"))
         if (task_id := stored_form(self.task_id)) is None:
             return _not_found(self.task_id)
         if problem := timeout_problem(timeout_ms):
@@ -459,6 +465,10 @@ def _no_broker() -> BrokerOperationError:
     return BrokerOperationError(
         BrokerErrorCode.NO_BROKER, "This handle is not connected to a broker."
     )
+
+
+def _would_block(method: str) -> str:
+    return f"{method}() would block the running event loop; write `await handle.{method}_async()`."
 
 
 def _not_found(task_id: str) -> TaskResult[Any, TaskError]:

@@ -29,7 +29,6 @@ from horsies.db.statements.tasks import (
 )
 from horsies.errors import HorsiesError
 from horsies.result import Err, Ok
-from horsies.tasks.blocking import warn_of_blocked_loop
 from horsies.tasks.broker import (
     BrokerErrorCode,
     BrokerOperationError,
@@ -51,9 +50,12 @@ from horsies.tasks.request import (
     shared_values,
     suppressed,
 )
+from horsies.tasks.waiters import is_loop_running
 from horsies.tracing import Sending, with_carrier
 
 logger = logging.getLogger("horsies.send")
+# The tasks whose blocking sends were logged.
+_blocking: set[str] = set()
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -140,7 +142,7 @@ def store_prepared(
     """Store the task and return its handle, or the error that ``retry_send`` takes."""
     if isinstance(ready, Err):
         return reported(sender, ready)
-    warn_of_blocked_loop(sender.definition.name)
+    _warn_of_blocked_loop(sender.definition.name)
     prepared, started = ready.value, time.perf_counter()
     broker, row = prepared.broker, prepared.request.row
     stored = broker.insert(insert_task, row) if prepared.is_plain else None
@@ -162,6 +164,16 @@ async def store_prepared_async(
         store = broker.store_async
         stored = await store(prepared.script, prepared.transaction, resend=prepared.resend)
     return reported(sender, prepared.end(stored), prepared.request, started)
+
+
+def _warn_of_blocked_loop(task_name: str) -> None:
+    """Log, once per task, that a send holds up the event loop it was called in."""
+    if is_loop_running() and task_name not in _blocking:
+        _blocking.add(task_name)
+        logger.warning(
+            "a send of task %r blocks the running event loop; write `await %s.send_async(...)`",
+            *(task_name, task_name.rpartition(".")[2]),
+        )
 
 
 def reported(
