@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import reprlib
 from collections.abc import Callable, Mapping
@@ -13,7 +12,6 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from horsies.config.app import AppConfig
 from horsies.current_task import inherited_headers
-from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import RetryPolicy
 from horsies.tasks.definition import TIMEOUT_MS_MIN, TaskDefinition
 from horsies.validation import SECONDS_MAX
@@ -331,25 +329,3 @@ def is_duration(value: object, shortest: timedelta) -> bool:
     return isinstance(value, timedelta) and shortest <= value <= timedelta(
         seconds=DELAY_SECONDS_MAX
     )
-
-
-def refuse_bad_send_hook(hook: object) -> None:
-    """Refuse an ``on_send`` hook that cannot simply be called."""
-    if not callable(hook) or inspect.iscoroutinefunction(hook) or not _takes_one(hook):
-        raise ConfigurationError(
-            "An on_send hook must be a plain function that takes the outgoing task.",
-            code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-            help_text="def hook(outgoing: OutgoingTask) -> None: ...; without `async`, because "
-            "synchronous sends call it too",
-        )
-
-
-def _takes_one(hook: Callable[..., object]) -> bool:
-    """Tell whether the hook can be called with one argument; some builtins do not tell."""
-    try:
-        inspect.signature(hook).bind(None)
-    except TypeError:
-        return False
-    except ValueError:
-        return True
-    return True
