@@ -64,7 +64,7 @@ from horsies.tasks.waiters import (
     wait_for,
     warn_of_nested_wait,
 )
-from horsies.tasks.watching import watch, watch_async
+from horsies.tasks.watching import UNCONNECTED, watch, watch_async
 
 if TYPE_CHECKING:
     from horsies.tasks import recording
@@ -239,6 +239,9 @@ def value_or_raise(task_id: str, result: TaskResult[T, TaskError]) -> T:
     raise TaskFailed(code, message, data=data, traceback=traceback, task_id=task_id) from cause
 
 
+_NO_BROKER = BrokerOperationError(BrokerErrorCode.NO_BROKER, UNCONNECTED)
+
+
 class TaskHandle(Generic[T]):
     """A sent task.
 
@@ -269,7 +272,7 @@ class TaskHandle(Generic[T]):
         if self._cached is not None:
             return self._cached
         if self._broker is None:
-            return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, _no_broker().message)
+            return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, UNCONNECTED)
         if timeout_ms != 0 and is_loop_running():
             return error_result(RetrievalCode.EVENT_LOOP_RUNNING, _would_block("get"))
         if (task_id := stored_form(self.task_id)) is None:
@@ -342,7 +345,7 @@ class TaskHandle(Generic[T]):
     ) -> BrokerResult[TaskInfo | None]:
         """Return the stored state of the task; Ok(None) when there is no such task."""
         if self._broker is None:
-            return Err(_no_broker())
+            return Err(_NO_BROKER)
         flags = (include_result, include_failed_reason, include_attempts)
         script = info_script(self.task_id, self._results, *flags)
         return self._broker.perform(BrokerErrorCode.TASK_INFO_QUERY_FAILED, script)
@@ -356,7 +359,7 @@ class TaskHandle(Generic[T]):
     ) -> BrokerResult[TaskInfo | None]:
         """``info`` without blocking the event loop."""
         if self._broker is None:
-            return Err(_no_broker())
+            return Err(_NO_BROKER)
         flags = (include_result, include_failed_reason, include_attempts)
         script = info_script(self.task_id, self._results, *flags)
         return await self._broker.perform_async(BrokerErrorCode.TASK_INFO_QUERY_FAILED, script)
@@ -391,7 +394,7 @@ class TaskHandle(Generic[T]):
         The reason is recorded with the author, see ``horsies.monitoring.acting_as``.
         """
         if self._broker is None:
-            return Err(_action_failed(self.task_id, _no_broker()))
+            return Err(_action_failed(self.task_id, _NO_BROKER))
         action, script = self._cancel(include_running, reason)
         code = BrokerErrorCode.CLEANUP_FAILED
         done = recording.perform_action(self._broker, code, action, script)
@@ -402,7 +405,7 @@ class TaskHandle(Generic[T]):
     ) -> Result[TaskCancelled, TaskActionError]:
         """``cancel`` without blocking the event loop."""
         if self._broker is None:
-            return Err(_action_failed(self.task_id, _no_broker()))
+            return Err(_action_failed(self.task_id, _NO_BROKER))
         action, script = self._cancel(include_running, reason)
         code = BrokerErrorCode.CLEANUP_FAILED
         done = await recording.perform_action_async(self._broker, code, action, script)
@@ -461,12 +464,6 @@ def _action_failed(task_id: str, error: BrokerOperationError) -> TaskActionError
     )
 
 
-def _no_broker() -> BrokerOperationError:
-    return BrokerOperationError(
-        BrokerErrorCode.NO_BROKER, "This handle is not connected to a broker."
-    )
-
-
 def _would_block(method: str) -> str:
     return f"{method}() would block the running event loop; write `await handle.{method}_async()`."
 
@@ -487,11 +484,7 @@ def _timed_out(task_id: str, timeout_ms: int | None, obstacle: str) -> TaskResul
 
 
 def _broker_error(error: BaseException) -> TaskResult[Any, TaskError]:
+    code = OperationalErrorCode.BROKER_ERROR
     message = f"The result could not be read: {describe(error)}"
-    return TaskResult(
-        err=TaskError(
-            error_code=OperationalErrorCode.BROKER_ERROR,
-            message=message,
-            exception=presentable(error),
-        )
-    )
+    unread = TaskError(error_code=code, message=message, exception=presentable(error))
+    return TaskResult(err=unread)
