@@ -31,7 +31,7 @@ from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 from psycopg.types.datetime import TimestamptzLoader
 
-from horsies.database_url import DEFAULT_SCHEMA, libpq_url
+from horsies.database_url import DEFAULT_SCHEMA, is_embedded, libpq_url
 from horsies.db import embedded
 from horsies.db.schema import SAFE_SEARCH_PATH
 
@@ -477,4 +477,4 @@ def pool_sizes(config: PostgresConfig, role: str) -> tuple[int, int]:
 
 def resolve_url(url: str) -> str:
     """Return a URL that libpq reads; for embedded:// start or join the server."""
-    return embedded.start_or_join(url) if embedded.is_embedded(url) else libpq_url(url)
+    return embedded.start_or_join(url) if is_embedded(url) else libpq_url(url)
