@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 from horsies.config.app import AppConfig
 from horsies.current_task import inherited_headers
 from horsies.retry import RetryPolicy
+from horsies.task_result import storable_text
 from horsies.tasks.definition import TIMEOUT_MS_MIN, TaskDefinition
 from horsies.validation import SECONDS_MAX
 
@@ -314,9 +315,7 @@ def timestamp_problem(timestamp: object) -> str | None:
 
 def is_key(key: object) -> bool:
     """Check that PostgreSQL can store the value as a caller's key."""
-    if not isinstance(key, str) or not 1 <= len(key) <= KEY_LENGTH_MAX or "\0" in key:
-        return False
-    return key.isprintable() or not any(0xD800 <= ord(character) <= 0xDFFF for character in key)
+    return isinstance(key, str) and 1 <= len(key) <= KEY_LENGTH_MAX and storable_text(key) == key
 
 
 def is_delay(delay_seconds: object) -> bool:
