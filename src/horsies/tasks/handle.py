@@ -7,7 +7,7 @@ work for any task id.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -207,7 +207,7 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
 
 
 def error_result(
-    code: BuiltInTaskCode, message: str, data: dict[str, Any] | None = None
+    code: BuiltInTaskCode, message: str, data: Mapping[str, Any] | None = None
 ) -> TaskResult[Any, TaskError]:
     """Return an error result that the library made."""
     return TaskResult(err=TaskError(error_code=code, message=message, data=data))

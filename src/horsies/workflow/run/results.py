@@ -34,7 +34,7 @@ from horsies.error_codes import (
 from horsies.result import Ok
 from horsies.states import TaskStatus, WorkflowStatus, WorkflowTaskStatus
 from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult
-from horsies.tasks.handle import read_result, result_of
+from horsies.tasks.handle import error_result, read_result, result_of
 from horsies.workflow.nodes.nodes import AnyNode, SignalNode, codec_for, result_codec
 from horsies.workflow.run.info import (
     HandleErrorCode,
@@ -247,12 +247,6 @@ def without_id() -> TaskResult[Any, TaskError]:
         "A node without an id was looked up: build the workflow that holds it first, or look it up "
         "with NodeKey('its id').",
     )
-
-
-def error_result(
-    code: BuiltInTaskCode, message: str, data: Mapping[str, Any] | None = None
-) -> TaskResult[Any, TaskError]:
-    return TaskResult(err=TaskError(error_code=code, message=message, data=data))
 
 
 def node_results(
