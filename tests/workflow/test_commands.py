@@ -21,8 +21,8 @@ from horsies import (
     from_node,
     start_many,
 )
-from horsies.db import paging
 from horsies.ids import new_id
+from horsies.monitor import paging
 from horsies.monitor.queries import RunFilters, list_runs
 from horsies.result import Ok
 from horsies.workflow.run import listing

@@ -26,7 +26,7 @@ from horsies.cli.options import (
     open_app,
     refuse_both,
 )
-from horsies.db.embedded import is_embedded
+from horsies.database_url import is_embedded
 from horsies.logs import LogFormat, LogLevel, attach_handler
 
 if TYPE_CHECKING:

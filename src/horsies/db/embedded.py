@@ -35,8 +35,6 @@ if sys.platform != "win32":
     import fcntl
     import pwd
 
-SCHEME = "embedded"
-
 _NO_PID = -1
 # The package's user for a server that root starts.
 _SERVER_USER = "pgserver"
@@ -50,10 +48,6 @@ try:
     _started_in = Path.cwd()
 except FileNotFoundError:  # it has been deleted
     _started_in = Path("/")
-
-
-def is_embedded(url: str) -> bool:
-    return urlsplit(url).scheme == SCHEME
 
 
 def data_directory(url: str) -> Path:

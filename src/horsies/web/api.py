@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from horsies._version import __version__
 from horsies.database_url import mask_url
-from horsies.db.paging import LIST_WINDOW
 from horsies.db.statement import Nothing, read_rows
 from horsies.db.statements.monitor import (
     ListWorkers,
@@ -40,6 +39,7 @@ from horsies.monitor.explain.explain import report_script
 from horsies.monitor.failures import failures_document, failures_script
 from horsies.monitor.measures import read_measures_script
 from horsies.monitor.overview import TaskReport, overview_script
+from horsies.monitor.paging import LIST_WINDOW
 from horsies.monitor.queries import (
     SEARCH_WINDOW,
     RunFilters,

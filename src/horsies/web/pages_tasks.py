@@ -16,7 +16,6 @@ from uuid import UUID
 from starlette.responses import RedirectResponse, Response
 
 from horsies.database_url import mask_url
-from horsies.db.paging import LIST_WINDOW
 from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.dashboard import estimate_rows
 from horsies.db.statements.lookup import (
@@ -40,6 +39,7 @@ from horsies.monitor.documents import stored_json
 from horsies.monitor.explain.explain import Explanation, explain_task_script
 from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.overview import TaskReport, task_script
+from horsies.monitor.paging import LIST_WINDOW
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
 from horsies.retry import decide_retry, policy_from_options, rule_text
 from horsies.states import TaskStatus

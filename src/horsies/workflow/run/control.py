@@ -42,7 +42,6 @@ from horsies.ids import stored_form
 from horsies.result import Err, Ok
 from horsies.states import WORKFLOW_TERMINAL_STATES, WorkflowStatus
 from horsies.task_result import TaskError
-from horsies.tasks.blocking import is_loop_running
 from horsies.tasks.broker import (
     BrokerErrorCode,
     BrokerOperationError,
@@ -51,7 +50,7 @@ from horsies.tasks.broker import (
     failure,
 )
 from horsies.tasks.recording import Action, perform_action, perform_action_async
-from horsies.tasks.waiters import seconds_to_wait, timeout_problem, wait_for
+from horsies.tasks.waiters import is_loop_running, seconds_to_wait, timeout_problem, wait_for
 from horsies.workflow.nodes.type_compat import cached_by_annotation
 from horsies.workflow.run.info import (
     HandleErrorCode,
