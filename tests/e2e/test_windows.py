@@ -8,8 +8,8 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import ModuleType
 
 import pytest
@@ -21,6 +21,7 @@ from tests.support.tables import (
     count,
     recover_dead_workers,
     tasks,
+    wait_for_status,
     wait_until_empty,
     witnessed,
 )
@@ -254,6 +255,47 @@ def test_frozen_children_and_a_frozen_worker(
         worker.signal(signal.SIGCONT)
         wait_until_empty(connection, 60)
         check_books(connection, fleet)
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.timeout(120)
+def test_a_pause_and_a_cancel_cost_tasks_that_have_not_begun_no_attempt(
+    fleet: Fleet, bursts: ModuleType, connection: Database
+) -> None:
+    fleet.start("--quiet-tasks", processes=1, application=APPLICATION)
+    first = bursts.blink.send().unwrap()
+    assert first.get(30_000).is_ok()
+    child = attempts(connection, first.task_id)[0].worker_pid
+    with frozen(child):
+        waiting = bursts.blink.send().unwrap()
+        wait_for_status(connection, waiting.task_id, "RUNNING")
+        bursts.app.pause_queue("default").unwrap()
+        wait_for_status(connection, waiting.task_id, "PENDING")
+    bursts.app.resume_queue("default").unwrap()
+    assert waiting.get(30_000).is_ok()
+    with frozen(child):
+        cancelled = bursts.blink.send().unwrap()
+        wait_for_status(connection, cancelled.task_id, "RUNNING")
+        cancelled.cancel().unwrap()
+        wait_for_status(connection, cancelled.task_id, "CANCELLED")
+    with frozen(child):
+        nodes = [bursts.blink.node()()]
+        run = bursts.app.workflow("blinking", nodes, definition_key="blinking").start().unwrap()
+        wait_until(lambda: count(connection, "RUNNING") == 1)
+        assert run.pause().unwrap()
+        wait_until(lambda: count(connection, "PENDING") == 1)
+    assert run.resume().unwrap()
+    assert run.get(30_000).is_ok()
+    assert [one.outcome for one in attempts(connection)] == ["COMPLETED"] * 3
+    assert list(journal_of(fleet).values()) == [1, 1, 1]
 
 
 @pytest.mark.timeout(60)
