@@ -37,7 +37,7 @@ from horsies.database_url import mask_url
 from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.migrate import UnusableSchemaError
-from horsies.events import as_event, attach_event_handler
+from horsies.events import as_event, attach_event_handler, event_descriptors
 from horsies.logs import LogFormat, LogLevel, attach_handler, set_worker_name
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
 from horsies.worker import os_process
@@ -205,7 +205,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     Example:
         horsies worker shop.tasks:app --queues mail,reports --processes 4
     """
-    _start_logs(loglevel, log_format, quiet_tasks)
+    _start_logs(loglevel, log_format, quiet_tasks, supervises=reload)
     named = module or locator
     _refuse_all("--burst", burst, {"--with-scheduler": with_scheduler, "--reload": reload})
     _refuse_all("--debug", debug, {"--processes": processes, "--async-children": async_children})
@@ -234,9 +234,13 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     raise typer.Exit(int(_serve(app, config, start_method, with_scheduler=with_scheduler)))
 
 
-def _start_logs(loglevel: LogLevel, log_format: LogFormat, quiet_tasks: bool) -> None:
+def _start_logs(
+    loglevel: LogLevel, log_format: LogFormat, quiet_tasks: bool, *, supervises: bool
+) -> None:
+    """Attach the handlers; a supervisor leaves the descriptor of events to its worker."""
     attach_handler(loglevel, log_format)
-    attach_event_handler()
+    if not supervises:
+        attach_event_handler()
     ends_logger.setLevel(logging.WARNING if quiet_tasks else logging.NOTSET)
 
 
@@ -278,7 +282,7 @@ def _reload(locator: str | None, *, debug: bool) -> None:
     if locator is None:
         return
     arguments = [one for one in sys.argv[1:] if one != "--reload"]
-    parts = [Part("worker", arguments, shares_terminal=debug)]
+    parts = [Part("worker", arguments, debug, event_descriptors())]
     raise typer.Exit(Supervisor(parts, locator, watched_folders(locator)).run())
 
 
