@@ -435,16 +435,24 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
 
 @contextmanager
 def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Callable[[], None]]:
-    """Count SIGTERM and SIGINT as stop requests; yield a function that wakes the loop.
+    """Count SIGTERM, SIGINT and the first SIGHUP as stop requests; yield a function that wakes the loop.
 
-    Afterwards both are ignored: a late signal must not replace the exit code.
+    Afterwards they are ignored: a late signal must not replace the exit code. SIGHUP of a closed terminal may
+    come twice, from the shell and from the kernel; ``nohup`` ignores it, and so does this worker then.
     """
     sender, receiver = socket.socketpair()
     sender.setblocking(False)
     receiver.setblocking(False)
     selector.register(receiver, selectors.EVENT_READ, lambda: receiver.recv(4096))
+
+    def hang_up(*_: object) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        worker.request_stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.request_stop())
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hang_up)
     previous_wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
 
     def wake() -> None:
@@ -455,7 +463,7 @@ def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Ca
         yield wake
     finally:
         signal.set_wakeup_fd(previous_wakeup)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         selector.unregister(receiver)
         sender.close()
