@@ -359,8 +359,9 @@ def _run_schedule(console: Console, app: Horsies) -> Part:
         (state,) = app.schedules.list().unwrap()
         sent = state.run_count
         time.sleep(0 if sent else 0.1)
-    console.print(f"the scheduler has sent {sent} tasks since the worker started")
-    return Part("a schedule", f"{sent} tasks", sent > 0)
+    tasks = "1 task" if sent == 1 else f"{sent} tasks"
+    console.print(f"the scheduler has sent {tasks} since the worker started")
+    return Part("a schedule", tasks, sent > 0)
 
 
 def _send(app: Horsies, task_name: str, *arguments: Any) -> TaskHandle[Any]:
