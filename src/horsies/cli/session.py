@@ -47,10 +47,11 @@ LimitOption = Annotated[int, typer.Option(min=1, max=LIMIT_MAX, help="Show at mo
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open database, and the queues of the application with their caps if one was named."""
+    """An open database, and the queues and caps of the application if one was named."""
 
     broker: PostgresBroker
     queue_caps: Mapping[str, int | None] | None
+    cluster_wide_cap: int | None = None
 
 
 @contextmanager
@@ -62,13 +63,14 @@ def open_session(command: str, locator: str | None, database_url: str | None) ->
         app = open_app(command, locator)
         config = app.config.broker
         caps = {queue.name: queue.max_concurrency for queue in app.config.queues()}
+        cluster_wide_cap = app.config.cluster_wide_cap
     else:
         quick = cast("PostgresConfig | None", default_config(database_url))
-        config, caps = quick or named_database(database_url), None
+        config, caps, cluster_wide_cap = quick or named_database(database_url), None, None
     broker = PostgresBroker(config, role="operator", migrates=False)
     try:
         with acting_as(process_user(), "cli"):
-            yield Session(broker, caps)
+            yield Session(broker, caps, cluster_wide_cap)
     finally:
         broker.close()
 
