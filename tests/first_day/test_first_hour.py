@@ -20,6 +20,7 @@ import pytest
 from psycopg import sql
 from pydantic import BaseModel
 
+import horsies as horsies_package
 from horsies import (
     AnyNode,
     AppConfig,
@@ -678,6 +679,40 @@ def test_a_failed_send_is_logged_once_without_arguments(
         error = call(app, sender, method, argument).unwrap_err()
         assert code in (None, error.code.value)
         sentence = f"a send of task 'greet' failed with {error.code.value}"
+        assert send_failures(caplog) == [(level, sentence)]
+        assert "s3cret" not in caplog.text
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("transaction", "suppressed", "level"),
+    [(None, False, "WARNING"), (None, True, "WARNING"), (object(), False, "ERROR")],
+    ids=["unreachable", "suppressed", "transaction"],
+)
+def test_a_failed_start_of_a_workflow_is_logged_once_without_arguments(
+    call: Call,
+    caplog: pytest.LogCaptureFixture,
+    transaction: object,
+    suppressed: bool,
+    level: str,
+) -> None:
+    app = app_at(URL)
+    app.suppress_sends(suppressed)
+
+    @app.task("greet")
+    def greet(name: str) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=name)
+
+    spec = app.workflow(
+        "welcome", [greet.node()(name="s3cret")], definition_key="first_hour.welcome"
+    )
+    for target, method, arguments in (
+        (spec, "start", []),
+        (horsies_package, "start_many", [[spec]]),
+    ):
+        caplog.clear()
+        error = call(app, target, method, *arguments, transaction=transaction).unwrap_err()
+        sentence = f"a start of workflow 'welcome' failed with {error.code.value}"
         assert send_failures(caplog) == [(level, sentence)]
         assert "s3cret" not in caplog.text
     app.close()
