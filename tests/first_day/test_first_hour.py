@@ -37,6 +37,7 @@ from horsies import (
     TaskError,
     TaskResult,
     WorkflowContext,
+    WorkflowSpec,
 )
 from horsies.check import live_errors
 from horsies.db.migrate import apply_migrations
@@ -685,15 +686,21 @@ def test_a_failed_send_is_logged_once_without_arguments(
 
 
 @pytest.mark.parametrize(
-    ("transaction", "suppressed", "level"),
-    [(None, False, "WARNING"), (None, True, "WARNING"), (object(), False, "ERROR")],
-    ids=["unreachable", "suppressed", "transaction"],
+    ("transaction", "suppressed", "is_adopted", "level"),
+    [
+        (None, False, True, "WARNING"),
+        (None, True, True, "WARNING"),
+        (None, False, False, "WARNING"),
+        (object(), False, True, "ERROR"),
+    ],
+    ids=["unreachable", "suppressed", "without an application", "transaction"],
 )
 def test_a_failed_start_of_a_workflow_is_logged_once_without_arguments(
     call: Call,
     caplog: pytest.LogCaptureFixture,
     transaction: object,
     suppressed: bool,
+    is_adopted: bool,
     level: str,
 ) -> None:
     app = app_at(URL)
@@ -703,15 +710,15 @@ def test_a_failed_start_of_a_workflow_is_logged_once_without_arguments(
     def greet(name: str) -> TaskResult[str, TaskError]:
         return TaskResult(ok=name)
 
-    spec = app.workflow(
-        "welcome", [greet.node()(name="s3cret")], definition_key="first_hour.welcome"
-    )
-    for target, method, arguments in (
-        (spec, "start", []),
-        (horsies_package, "start_many", [[spec]]),
+    nodes = [greet.node()(name="s3cret")]
+    make: Any = app.workflow if is_adopted else WorkflowSpec
+    spec = make("welcome", nodes, definition_key="first_hour.welcome")
+    for target, method, argument in (
+        (spec, "start", None),
+        (horsies_package, "start_many", [spec]),
     ):
         caplog.clear()
-        error = call(app, target, method, *arguments, transaction=transaction).unwrap_err()
+        error = call(app, target, method, argument, transaction=transaction).unwrap_err()
         sentence = f"a start of workflow 'welcome' failed with {error.code.value}"
         assert send_failures(caplog) == [(level, sentence)]
         assert "s3cret" not in caplog.text

@@ -19,13 +19,13 @@ from horsies.web.folding import FOLD_ABOVE
 from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
 from horsies.web.routes import Route
 from horsies.web.run_view import UNFOLD_MAX, RunView, nodes_by_need
-from horsies.workflow.run.closeup import (
+from horsies.workflow.run.draw import node_label
+from horsies.workflow.run.listing import (
     ITEMS_PER_PAGE,
     close_up_script,
     items_script,
     problems_script,
 )
-from horsies.workflow.run.draw import node_label
 from horsies.workflow.run.results import read_error
 
 RUNS_PER_PAGE = 50

@@ -1,6 +1,6 @@
 """A run as its page shows it: boxes of the graph, bars of the timeline, rows of the nodes.
 
-Pure: the facts of `workflow.run.closeup` become words here, and `drawing.py` and `run_timeline.py`
+Pure: the facts of `workflow.run.listing` become words here, and `drawing.py` and `run_timeline.py`
 turn them into pictures.
 """
 
@@ -21,9 +21,8 @@ from horsies.web.drawing import Node, Shares, draw_graph
 from horsies.web.folding import FOLD_ABOVE, Groups, fold, folded_graph
 from horsies.web.layout import Graph, lay_out
 from horsies.web.run_timeline import Span, critical_path, draw_timeline, seconds_since
-from horsies.workflow.run.closeup import CloseUp
 from horsies.workflow.run.draw import SYMBOLS, draw, node_label, shown_status
-from horsies.workflow.run.listing import RunReport
+from horsies.workflow.run.listing import CloseUp, RunReport
 
 UNFOLD_MAX = 2_000
 TIMELINE_ROWS_MAX = 150
