@@ -20,7 +20,6 @@ from horsies import (
     QueueMode,
     RecoveryConfig,
 )
-from horsies.db.database import pool_sizes
 from horsies.db.pipeline import Pipeline
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import Backoff
@@ -125,7 +124,8 @@ def test_a_broker_built_during_import_takes_the_pool_sizes_of_its_process(
     app = new_app(broker)
     database = app.get_broker().database
     app.role = role
-    assert pool_sizes(database.config, database.role) == sizes
+    limits = database.pool()._limits
+    assert (limits.kept, limits.most) == sizes
 
 
 @pytest.fixture
