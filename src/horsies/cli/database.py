@@ -16,11 +16,11 @@ from horsies.cli.options import (
     DatabaseUrlOption,
     LocatorArgument,
     ModuleOption,
+    exit_with,
     named_database,
     open_app,
     refuse_both,
 )
-from horsies.cli.session import exit_with
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import DEFAULT_SCHEMA, mask_url
 from horsies.db import embedded

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from horsies.cli.layout import Align as Align
-from horsies.cli.layout import Table as Table
-from horsies.cli.layout import Text as Text
+from horsies.cli.layout import Align, Table, Text
 from horsies.logs import colors_wanted
 from horsies.logs import duration as duration
 from horsies.logs import memory as memory
