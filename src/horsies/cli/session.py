@@ -60,6 +60,11 @@ class Session:
             return None
         return {queue.name: queue.max_concurrency for queue in self.app.config.queues()}
 
+    @property
+    def cluster_wide_cap(self) -> int | None:
+        """The cap of the application."""
+        return None if self.app is None else self.app.config.cluster_wide_cap
+
 
 @contextmanager
 def open_session(command: str, locator: str | None, database_url: str | None) -> Iterator[Session]:

@@ -68,7 +68,7 @@ def status(
     """
     with open_session("status", module or locator, database_url) as session:
         if not watch:
-            _print_status(_read_status(session), as_json)
+            _print_status(session, _read_status(session), as_json)
             return
         with suppress(KeyboardInterrupt):
             _watch_status(session, as_json, every)
@@ -87,18 +87,19 @@ def _watch_status(session: Session, as_json: bool, every: float) -> None:
         else:
             if sys.stdout.isatty():
                 sys.stdout.write(CLEAR_SCREEN)
-            _print_status(found.ok_value, as_json)
+            _print_status(session, found.ok_value, as_json)
             sys.stdout.flush()
         time.sleep(every)
         found = read_overview(session.broker, session.queue_caps)
 
 
-def _print_status(found: Overview, as_json: bool) -> None:
+def _print_status(session: Session, found: Overview, as_json: bool) -> None:
     if as_json:
         output.print_json(documents.overview_document(found))
     else:
         print_queues(found.queues)
-        lines = [_worker_summary(found.workers), *_serving_lines(found.workers)]
+        summary = _worker_summary(found.workers, session.cluster_wide_cap)
+        lines = [summary, *_serving_lines(found.workers)]
         output.print_parts(output.safe_text("\n".join(lines)))
         _print_blocked(found.blocked, found.blocked_count)
 
@@ -148,10 +149,11 @@ def _cap_text(caps: Iterable[int | None]) -> str:
     return ", ".join("-" if cap is None else f"{cap:,}" for cap in caps) or "-"
 
 
-def _worker_summary(workers: Sequence[WorkerSummary]) -> str:
-    """Describe in one line how many workers there are and how busy they are."""
+def _worker_summary(workers: Sequence[WorkerSummary], configured_cap: int | None) -> str:
+    """Describe in one line how many workers there are, how busy they are, and the cap that they share."""
     if not workers:
-        return "No worker is running."
+        cap = "" if configured_cap is None else f"; cluster-wide cap {configured_cap:,}"
+        return f"No worker is running{cap}."
     healths = [health_of(worker) for worker in workers]
     alive = [worker for worker in workers if health_of(worker) is WorkerHealth.ALIVE]
     busy = sum(worker.tasks_running for worker in alive)

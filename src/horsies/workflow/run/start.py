@@ -6,6 +6,7 @@ same run, however often it is started. Nothing here raises for operational reaso
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -30,6 +31,8 @@ from horsies.workflow.run.info import (
     WorkflowStartResult,
 )
 from horsies.workflow.run.results import DeclaredTypes
+
+logger = logging.getLogger("horsies.send")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -81,14 +84,14 @@ async def start_workflow_async(
 
 def start(spec: Startable[T], options: StartOptions) -> WorkflowStartResult[WorkflowHandle[T]]:
     """Start a run on the broker of the application that built the specification."""
-    own = own_broker(spec.graph, options)
+    own = reported(own_broker(spec.graph, options))
     return own.and_then(lambda found: _launch(prepare(spec, options), *found))
 
 
 async def start_async(
     spec: Startable[T], options: StartOptions
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
-    own = own_broker(spec.graph, options)
+    own = reported(own_broker(spec.graph, options))
     return await own.and_then_async(lambda found: _launch_async(prepare(spec, options), *found))
 
 
@@ -105,7 +108,18 @@ def replay_options(spec: HasGraph, error: object) -> WorkflowStartResult[StartOp
     else:
         return Ok(StartOptions(error.workflow_id, error.workflow_key))
     message = f"Workflow {spec.graph.name!r} was not started: {problem}."
-    return invalid(spec.graph, StartOptions(), message)
+    return reported(invalid(spec.graph, StartOptions(), message))
+
+
+def reported(started: WorkflowStartResult[T]) -> WorkflowStartResult[T]:
+    """Log a failed start, because callers may ignore the value; messages may quote arguments."""
+    if isinstance(started, Err):
+        error = started.err_value
+        # The caller's own changes may be committed without the run.
+        level = logging.ERROR if error.in_transaction else logging.WARNING
+        name, code = error.workflow_name, error.code.value
+        logger.log(level, "a start of workflow %r failed with %s", name, code)
+    return started
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +137,20 @@ def _launch(
     prepared: WorkflowStartResult[Run], broker: PostgresBroker, resend: bool
 ) -> WorkflowStartResult[WorkflowHandle[Any]]:
     if isinstance(prepared, Err):
-        return prepared
+        return reported(prepared)
     run = prepared.value
     done = broker.store(lambda: _script(run), run.options.transaction, resend=resend)
-    return _handle(run, broker, done)
+    return reported(_handle(run, broker, done))
 
 
 async def _launch_async(
     prepared: WorkflowStartResult[Run], broker: PostgresBroker, resend: bool
 ) -> WorkflowStartResult[WorkflowHandle[Any]]:
     if isinstance(prepared, Err):
-        return prepared
+        return reported(prepared)
     run = prepared.value
     done = await broker.store_async(lambda: _script(run), run.options.transaction, resend=resend)
-    return _handle(run, broker, done)
+    return reported(_handle(run, broker, done))
 
 
 def own_broker(

@@ -32,6 +32,7 @@ from horsies.workflow.run.start import (
     not_stored,
     own_broker,
     prepare,
+    reported,
 )
 
 T = TypeVar("T")
@@ -57,9 +58,9 @@ def start_many(
     match _stream(specs, StartOptions(transaction=transaction)):
         case Ok(stream):
             with closing(stream):
-                return stream.end(stream.store())
+                return reported(stream.end(stream.store()))
         case Err() as refused:
-            return refused
+            return reported(refused)
         case None:
             return Ok([])
 
@@ -71,9 +72,9 @@ async def start_many_async(
     match _stream(specs, StartOptions(transaction=transaction)):
         case Ok(stream):
             with closing(stream):
-                return stream.end(await stream.store_async())
+                return reported(stream.end(await stream.store_async()))
         case Err() as refused:
-            return refused
+            return reported(refused)
         case None:
             return Ok([])
 
