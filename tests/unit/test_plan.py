@@ -26,6 +26,7 @@ from horsies import (
 )
 from horsies.ids import new_id
 from horsies.retry import policy_from_options
+from horsies.tasks.headers import set_inherited
 from horsies.workflow.build.plan import Parent, fingerprint, plan
 from tests.support.apps.shop import (
     codes_of,
@@ -101,6 +102,23 @@ def test_a_child_run_knows_its_parent_and_its_root() -> None:
 def test_runs_are_not_nested_without_end() -> None:
     parent = Parent(workflow_id=ID, task_index=0, root_workflow_id=ID, depth=32)
     assert codes_of(lambda: plan(workflow([number.node()()]), ID, parent=parent)) == ["HRS-007"]
+
+
+def test_a_run_that_a_task_starts_takes_over_the_headers_of_the_task() -> None:
+    listed = numbers.node()()
+    child = SubWorkflowNode(Child, kwargs={"count": 1})
+    spec = workflow([listed, MapNode(square, over=listed), child])
+    outside = planned(spec)
+    set_inherited({"tenant": "red"})
+    try:
+        inside = planned(spec)
+    finally:
+        set_inherited(None)
+    for node in inside["nodes"]:
+        options = json.loads(node["task_options"])
+        assert options.pop("headers") == {"tenant": "red"}
+        assert options == json.loads(outside["nodes"][node["task_index"]]["task_options"])
+    assert inside["fingerprint"] == outside["fingerprint"]
 
 
 def test_an_id_is_written_as_the_database_writes_it() -> None:

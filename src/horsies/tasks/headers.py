@@ -1,7 +1,7 @@
-"""Headers: small texts that travel with a task and with the tasks that it sends.
+"""Headers: small texts that travel with a task, to the tasks that it sends and the workflows that it starts.
 
 A tenant, a trace id or the name of a user are typical ones. They are stored in the task's options. While a
-child runs a task, sends of that process take over the headers of the task.
+child runs a task, sends and starts of that process take over the headers of the task.
 """
 
 from __future__ import annotations
