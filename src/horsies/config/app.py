@@ -115,8 +115,9 @@ class RecoveryConfig(FrozenModel):
 
     stop_tasks_after_silence_ms: int | None = Field(default=None, ge=1_000, le=3_600_000)
     """Milliseconds without a successful heartbeat after which a worker kills its own running tasks, from
-    1,000 to 3,600,000 and below worker_lost_after_ms, so that they have ended before another worker runs
-    them again. None lets them run through every outage. Defaults to None."""
+    1,000 to 3,600,000 and below both worker_lost_after_ms and the larger stale threshold, so that they
+    have ended before another worker runs them again. None lets them run through every outage. Defaults to
+    None."""
 
     check_interval_ms: int = Field(default=30_000, ge=1_000, le=600_000)
     """Milliseconds between two searches for abandoned tasks, from 1,000 to 600,000 (ten minutes).
@@ -172,14 +173,7 @@ class RecoveryConfig(FrozenModel):
             [
                 self._threshold_check("running", "runner"),
                 self._threshold_check("claimed", "claimer"),
-                (
-                    self.stop_tasks_after_silence_ms is not None
-                    and self.stop_tasks_after_silence_ms >= self.worker_lost_after_ms,
-                    ErrorCode.CONFIG_INVALID_RECOVERY,
-                    f"stop_tasks_after_silence_ms ({self.stop_tasks_after_silence_ms}) must be below "
-                    f"worker_lost_after_ms ({self.worker_lost_after_ms}), or another worker may run "
-                    "a task before this one has stopped it",
-                ),
+                self._silence_check(),
                 (
                     allowed is not None
                     and not timedelta(0) < allowed <= timedelta(seconds=SECONDS_MAX),
@@ -207,6 +201,17 @@ class RecoveryConfig(FrozenModel):
             ErrorCode.CONFIG_INVALID_RECOVERY,
             f"{state}_stale_threshold_ms ({threshold}) must be at least twice "
             f"{sender}_heartbeat_interval_ms ({interval}), or one late heartbeat looks like a crash",
+        )
+
+    def _silence_check(self) -> Check:
+        silence_ms, lost_ms = self.stop_tasks_after_silence_ms, self.worker_lost_after_ms
+        stale_ms = max(self.claimed_stale_threshold_ms, self.running_stale_threshold_ms)
+        return (
+            silence_ms is not None and silence_ms >= min(lost_ms, stale_ms),
+            ErrorCode.CONFIG_INVALID_RECOVERY,
+            f"stop_tasks_after_silence_ms ({silence_ms}) must be below worker_lost_after_ms ({lost_ms}) "
+            f"and the larger stale threshold ({stale_ms}), or another worker may run a task before this "
+            "one has stopped it",
         )
 
 
