@@ -22,7 +22,7 @@ from horsies.ids import new_id
 from horsies.retry import Backoff
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.handle import result_of
-from horsies.tasks.recovery import EXPIRED_RESULT, fail_stale, requeue_stale
+from horsies.tasks.recovery import EXPIRED_RESULT, recover_stale
 from horsies.worker.config import WorkerConfig, describe_concurrency
 from horsies.worker.reaper import recover_ownerless, sweep
 from tests.support.rows import add_task, ago, attempts_of, row_of
@@ -185,8 +185,8 @@ def test_an_operator_can_recover_tasks_without_the_name_of_a_worker(
     pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     ids = [add_ownerless(connection, status, 400) for status in ("RUNNING", "RUNNING", "CLAIMED")]
-    assert fail_stale(pipeline, 300) == 2
-    assert requeue_stale(pipeline, 300) == 1
+    assert recover_stale(pipeline, 300, "RUNNING") == 2
+    assert recover_stale(pipeline, 300, "CLAIMED") == 1
     assert statuses(connection, ids) == ["FAILED", "FAILED", "PENDING"]
 
 

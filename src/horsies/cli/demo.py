@@ -31,8 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from horsies._version import __version__
-from horsies.cli.options import named_database
-from horsies.cli.session import exit_with
+from horsies.cli.options import exit_with, named_database
 from horsies.cli.supervise import PART_ENTRY
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import SCHEMA_VARIABLE, URL_VARIABLES, mask_url

@@ -22,8 +22,7 @@ from horsies.cli.options import (
 from horsies.cli.supervise import Part, Supervisor, can_watch, watched_folders
 from horsies.cli.web import PORT, REQUIRED
 from horsies.cli.worker import OPTIONAL_SCHEDULER_VARIABLE
-from horsies.database_url import URL_VARIABLES, mask_url
-from horsies.db.embedded import SCHEME
+from horsies.database_url import EMBEDDED_SCHEME, URL_VARIABLES, mask_url
 from horsies.db.migrate import apply_migrations
 from horsies.events import event_descriptors
 from horsies.logs import LogFormat, LogLevel, attach_handler
@@ -98,7 +97,7 @@ def dev(
 def _name_database() -> None:
     """Choose a private PostgreSQL if the environment names no database."""
     if not any(os.environ.get(name, "").strip() for name in URL_VARIABLES):
-        variable, url = URL_VARIABLES[0], f"{SCHEME}://"
+        variable, url = URL_VARIABLES[0], EMBEDDED_SCHEME
         os.environ[variable] = url
         logger.info(
             "no database URL is set; using %s=%s: export it in other terminals", variable, url

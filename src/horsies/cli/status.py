@@ -117,11 +117,7 @@ def _print_blocked(blocked: Sequence[BlockedRow], count: int) -> None:
 
 
 def print_queues(queues: Sequence[QueueOverview]) -> None:
-    if not queues:
-        output.print_parts(
-            "No queue is in use: no tasks are waiting or running, and no worker is alive."
-        )
-        return
+    nothing = "No queue is in use: no tasks are waiting or running, and no worker is alive."
     table = output.plain_table("QUEUE", *_QUEUE_COUNTS, flexible="QUEUE")
     for queue in queues:
         name = output.safe_text(queue.name)
@@ -140,7 +136,7 @@ def print_queues(queues: Sequence[QueueOverview]) -> None:
             output.duration(queue.oldest_waiting_seconds),
             *(f"{rate:,.0f}" for rate in rates),
         )
-    output.print_parts(table)
+    output.print_parts(table if queues else nothing)
 
 
 def _waiting_text(queue: QueueOverview, count: int) -> str:
@@ -160,8 +156,9 @@ def _worker_summary(workers: Sequence[WorkerSummary]) -> str:
     alive = [worker for worker in workers if health_of(worker) is WorkerHealth.ALIVE]
     busy = sum(worker.tasks_running for worker in alive)
     total = sum(worker.processes for worker in alive)
+    noun = "worker" if len(alive) == 1 else "workers"
     children = "child" if total == 1 else "children"
-    line = f"{_counted(len(alive), 'worker')} alive, {busy} of {total} {children} busy"
+    line = f"{len(alive)} {noun} alive, {busy} of {total} {children} busy"
     known = [worker.memory_mb for worker in alive if worker.memory_mb is not None]
     line += f", {output.memory(sum(known))} of memory" if known else ""
     polling = sum(map(misses_notifications, alive))
@@ -185,7 +182,3 @@ def _serving_lines(workers: Sequence[WorkerSummary]) -> Iterator[str]:
         more = len(names) - _NAMES_SHOWN
         rest = f" and {more} more" if more > 0 else ""
         yield f"  {queues}: {', '.join(sorted(names)[:_NAMES_SHOWN])}{rest}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

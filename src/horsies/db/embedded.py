@@ -37,8 +37,6 @@ if sys.platform != "win32":
 
 logger = logging.getLogger("horsies.embedded")
 
-SCHEME = "embedded"
-
 _NO_PID = -1
 # The package's user for a server that root starts.
 _SERVER_USER = "pgserver"
@@ -52,10 +50,6 @@ try:
     _started_in = Path.cwd()
 except FileNotFoundError:  # it has been deleted
     _started_in = Path("/")
-
-
-def is_embedded(url: str) -> bool:
-    return urlsplit(url).scheme == SCHEME
 
 
 def data_directory(url: str) -> Path:

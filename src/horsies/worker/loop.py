@@ -344,6 +344,9 @@ class Worker:
             self._maintenance.check_cancels()
         if received.work or received.gap:
             self._work.note_news()
+        if received.paused:
+            # The next claim takes those again that are not paused.
+            self._in_flight.put_back()
         self._maintenance.note_cancels(received.cancelled)
         self._maintenance.pings += received.pings
 
