@@ -24,9 +24,10 @@ from horsies import (
     WorkflowSpec,
     from_node,
 )
+from horsies.current_task import CurrentTask, set_running_task
 from horsies.ids import new_id
 from horsies.retry import policy_from_options
-from horsies.tasks.headers import set_inherited
+from horsies.worker.protocol import Assignment
 from horsies.workflow.build.plan import Parent, fingerprint, plan
 from tests.support.apps.shop import (
     codes_of,
@@ -109,11 +110,13 @@ def test_a_run_that_a_task_starts_takes_over_the_headers_of_the_task() -> None:
     child = SubWorkflowNode(Child, kwargs={"count": 1})
     spec = workflow([listed, MapNode(square, over=listed), child])
     outside = planned(spec)
-    set_inherited({"tenant": "red"})
+    kept = '1\x000\x00default\x00{"headers": {"tenant": "red"}}\x00' + "\n" * 7
+    assignment = Assignment("id-1", 1, "outer", 1, "[]", "{}", None, None, kept)
+    set_running_task(CurrentTask(assignment, 0.0))
     try:
         inside = planned(spec)
     finally:
-        set_inherited(None)
+        set_running_task(None)
     for node in inside["nodes"]:
         options = json.loads(node["task_options"])
         assert options.pop("headers") == {"tenant": "red"}

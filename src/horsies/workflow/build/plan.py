@@ -16,11 +16,11 @@ from typing import Any, Protocol, assert_never
 from pydantic_core import to_json
 
 from horsies.codec.canonical import canonical
+from horsies.current_task import inherited_headers
 from horsies.error_codes import OperationalErrorCode
 from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
 from horsies.ids import stored_form
 from horsies.retry import RetryPolicy
-from horsies.tasks.headers import inherited
 from horsies.tasks.options import encode_options
 from horsies.tasks.request import max_retries
 from horsies.tracing import with_carrier
@@ -151,17 +151,12 @@ def read_workflow_id(workflow_id: object) -> str:
 
 
 def _digest(graph: Graph, nodes: list[dict[str, Any]]) -> str:
-    parts = [_fingerprint_values(node) for node in nodes]
+    parts = []
+    for node in nodes:
+        kwargs, dependencies = canonical(node["task_kwargs"]), sorted(node["dependencies"])
+        ordered = node | {"task_kwargs": kwargs, "dependencies": dependencies}
+        parts.append([ordered[name] for name in _FINGERPRINT_FIELDS])
     return hashlib.sha256(to_json([_whole(graph), parts])).hexdigest()
-
-
-def _fingerprint_values(node: dict[str, Any]) -> list[Any]:
-    ordered = {
-        **node,
-        "task_kwargs": canonical(node["task_kwargs"]),
-        "dependencies": sorted(node["dependencies"]),
-    }
-    return [ordered[name] for name in _FINGERPRINT_FIELDS]
 
 
 def _whole(graph: Graph) -> dict[str, Any]:
@@ -258,7 +253,7 @@ class _TaskOptions:
             if node.retry_policy is not None:
                 definition = replace(definition, retry_policy=node.retry_policy)
             # A run that a task starts takes over the headers of the task.
-            stored = encode_options(definition, node.good_until, inherited())
+            stored = encode_options(definition, node.good_until, inherited_headers())
             self.known[key] = stored, max_retries(definition)
         return self.known[key]
 
@@ -279,7 +274,17 @@ def _kind_values(graph: Graph, index: int, node: AnyNode, options: _TaskOptions)
                 "allow_failed_items": node.allow_failed_items,
             }
         case SubWorkflowNode():
-            return {"kind": "workflow", **_child_values(graph, index, node)}
+            key = node.workflow_def.own_key()
+            # The arguments are JSON text already and must stay as they were written.
+            kwargs = f'{{"definition_key":{json.dumps(key)},"kwargs":{graph.kwargs_json[index]}}}'
+            return {
+                "kind": "workflow",
+                **_internal_values(graph, EXPAND_TASK),
+                "task_kwargs": kwargs,
+                "inputs": _inputs(node),
+                "sub_definition_key": key,
+                "sub_workflow_name": node.name,
+            }
         case SleepNode():
             return {
                 "kind": "sleep",
@@ -317,25 +322,12 @@ def _task_values(
     }
 
 
-def _child_values(graph: Graph, index: int, node: SubWorkflowNode[Any]) -> dict[str, Any]:
-    key = node.workflow_def.own_key()
-    # The arguments are JSON text already and must stay as they were written.
-    kwargs = f'{{"definition_key":{json.dumps(key)},"kwargs":{graph.kwargs_json[index]}}}'
-    return {
-        **_internal_values(graph, EXPAND_TASK),
-        "task_kwargs": kwargs,
-        "inputs": _inputs(node),
-        "sub_definition_key": key,
-        "sub_workflow_name": node.name,
-    }
-
-
 def _internal_values(graph: Graph, task_name: str) -> dict[str, Any]:
     route = graph.internal_route
     assert route is not None
     # In the form that encode_options gives the options of tasks. The headers are for the sub-workflow.
     stored: dict[str, Any] = {"retry_policy": INTERNAL_POLICY.to_json(), "good_until": None}
-    if headers := inherited():
+    if headers := inherited_headers():
         stored["headers"] = dict(headers)
     return {
         "task_name": task_name,
