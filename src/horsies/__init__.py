@@ -3,16 +3,15 @@
 Everything public is imported from here.
 
 Example:
-    from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
+    from horsies import Horsies
 
-    app = Horsies(AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/shop")))
+    app = Horsies("postgresql://localhost/shop")
 
-    @app.task("add")
-    def add(a: int, b: int) -> TaskResult[int, TaskError]:
-        return TaskResult(ok=a + b)
+    @app.task
+    def add(a: int, b: int) -> int:
+        return a + b
 
-    handle = add.send(1, 2).unwrap()
-    print(handle.get(timeout_ms=10_000))
+    print(add.enqueue(1, 2).result(timeout_ms=10_000))
 """
 
 from typing import TYPE_CHECKING

@@ -136,6 +136,47 @@ def test_a_parent_that_the_servers_user_cannot_enter_is_named_and_stays_closed(
     assert not directory.exists(), "nothing stays behind"
 
 
+# Root and another user start a server each, the other one second.
+START_BOTH = """
+import os
+from horsies.db import embedded
+embedded._package()  # the other user may not be able to read it
+is_other = os.fork() == 0
+if is_other:
+    os.read({ready}, 1)
+    os.setgroups([]), os.setgid({uid}), os.setuid({uid})
+embedded.start_or_join({others!r} if is_other else {own!r}, keep_data=False)
+print("started", flush=True)
+if not is_other:
+    os.write({go}, b"!")
+    os.wait()
+"""
+
+
+@needs_root
+def test_two_users_of_a_machine_have_a_server_each(directory: Path) -> None:
+    others = directory.parent / "others"
+    others.mkdir()
+    os.chown(others, STRANGER, STRANGER)
+    ready, go = os.pipe()
+    program = START_BOTH.format(
+        uid=STRANGER,
+        ready=ready,
+        go=go,
+        own=f"embedded://{directory}",
+        others=f"embedded://{others}/data",
+    )
+    command = [sys.executable, "-c", program]
+    try:
+        done = subprocess.run(
+            command, timeout=120, check=False, capture_output=True, text=True, pass_fds=(ready, go)
+        )
+    finally:
+        os.close(ready)
+        os.close(go)
+    assert done.stdout.split() == ["started", "started"], done.stderr
+
+
 # Runs a program of Python with a copy of /etc in which the server's user does not exist.
 WITHOUT_USER = """
 set -e

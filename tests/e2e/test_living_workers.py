@@ -25,6 +25,7 @@ from tests.support.database import Database, terminate_others
 from tests.support.private_server import LOCKED_ROLE, PASSWORD, PrivateServer
 from tests.support.proxy import Proxy
 from tests.support.rows import insert_raw
+from tests.support.schedulers import every
 from tests.support.tables import attempts, task
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet, RunningWorker, faketime_library
@@ -119,6 +120,7 @@ class Load:
         for worker in self.workers:
             assert not worker.events("workers_lost"), worker.log()
             assert not worker.events("worker_declared_lost"), worker.log()
+            assert not worker.events("worker_failed"), worker.log()
             assert worker.process.poll() is None, worker.log()
 
 
@@ -127,10 +129,10 @@ def has_ended(connection: Database, task_id: str) -> bool:
 
 
 def start_all(
-    fleet: Fleet, urls: Sequence[str | None], config: dict[str, Any] = CONFIG
+    fleet: Fleet, urls: Sequence[str | None], config: dict[str, Any] = CONFIG, *options: str
 ) -> list[RunningWorker]:
     """Start a worker for each address, side by side; None is the fleet's own."""
-    workers = [fleet.start(config=config, database_url=url, ready=False) for url in urls]
+    workers = [fleet.start(*options, config=config, database_url=url, ready=False) for url in urls]
     for worker in workers:
         worker.wait_until_ready()
     return workers
@@ -244,11 +246,16 @@ def test_a_password_that_is_refused_for_a_while_costs_no_running_task(
     with psycopg.connect(own_server.url, autocommit=True) as connection:
         connection.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(sql.Identifier(LOCKED_ROLE)))
         url = locked_address(own_server)
-        workers = start_all(fleet, [url] * 2)
+        # A scheduler has a connection of its own, which is refused as well.
+        config = CONFIG | {"schedule": {"schedules": [every(86_400, "daily")]}}
+        workers = start_all(fleet, [url] * 2, config, "--with-scheduler")
+        for worker in workers:
+            worker.wait_for("scheduler_ready")
         load = Load.on(connection, fleet, workers, OUTAGE_SECONDS)
         set_password(connection, "another horse")
         terminate_others(connection)
-        wait_until(lambda: all(one.events("database_lost") for one in workers))
+        for event in ("database_lost", "scheduler_database_lost"):
+            wait_until(lambda event=event: all(one.events(event) for one in workers))  # type: ignore[misc]
         let_pass(OUTAGE_SECONDS)
         set_password(connection, PASSWORD)
         load.check(connection)

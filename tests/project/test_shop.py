@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psycopg
+
 from tests.project.test_examples import environment
 from tests.support.doc_pages import REPOSITORY, rows
 from tests.support.ports import free_port
@@ -26,6 +28,16 @@ recommended lamp tea
 by name bulb
 failed CARD_REFUSED
 """
+# The task that an order names, the worker of each queue, and the schedules.
+CONFIRMED = """
+SELECT task.task_name FROM shop_orders JOIN horsies_tasks AS task ON task.id::text = confirmed_by
+"""
+SERVED = """
+SELECT DISTINCT task.queue_name, worker.name FROM horsies_task_attempts AS tried
+JOIN horsies_tasks AS task ON task.id = tried.task_id JOIN horsies_workers AS worker USING (worker_id)
+ORDER BY task.queue_name
+"""
+SCHEDULED = "SELECT schedule_name FROM horsies_schedule_state"
 
 
 @contextmanager
@@ -73,6 +85,11 @@ def test_the_tour_of_the_shop_runs_as_its_page_says(tmp_path: Path, database_url
     assert shown == TOUR.splitlines()
     assert "works for ada" in logs
     assert "retried by RetryLater" in logs
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute(CONFIRMED).fetchall() == [("shop.tasks.confirm",)]
+        queues = [("orders", None), ("payments", None), ("reports", "reports")]
+        assert connection.execute(SERVED).fetchall() == queues
+        assert connection.execute(SCHEDULED).fetchall() == [("daily-report",)]
 
 
 def test_its_code_is_in_the_short_form() -> None:

@@ -178,6 +178,29 @@ def test_a_database_that_will_never_let_it_in_is_not_waited_for(
         _step_when_due(scheduler)
 
 
+def test_a_scheduler_in_a_worker_waits_while_its_login_is_refused(
+    connection: Database, make_app: MakeApp, line: Line
+) -> None:
+    app = make_app(schedule(), resilience=WorkerResilienceConfig(db_retry_initial_ms=100))
+    scheduler = Scheduler(app.config, app.definitions(), OWNER, line.connect, is_in_worker=True)
+    line.refusal = psycopg.OperationalError("password authentication failed")
+    line.refuses = True
+    with pytest.raises(SchedulerGaveUpError, match="PostgreSQL refused the user"):
+        scheduler.step()  # at the start it is a mistake
+    line.refuses = False
+    scheduler.step()
+    make_due(connection, ago(connection, 1))
+    line.opened[-1].close()
+    line.refuses = True
+    scheduler.wake()
+    scheduler.step()
+    _step_when_due(scheduler)
+    assert tasks(connection) == []
+    line.refuses = False
+    _step_when_due(scheduler)
+    assert len(tasks(connection)) == 1
+
+
 def test_a_tick_that_fails_for_reasons_of_its_own_does_not_end_the_loop(
     connection: Database,
     make_app: MakeApp,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from horsies import (
@@ -23,6 +26,7 @@ from horsies import (
     WorkflowStatus,
 )
 from horsies.app import Horsies
+from horsies.monitoring import TaskPage
 from tests.support.applications import Call
 from tests.support.database import Database
 from tests.support.rows import add_attempt, finish
@@ -189,3 +193,37 @@ def test_a_web_framework_can_describe_them(adapter: TypeAdapter[Any], mode: Any)
     schema = json.dumps(adapter.json_schema(mode=mode))
     assert '"ok"' in schema
     assert '"error_code"' in schema
+
+
+def test_fastapi_returns_them_as_they_are(app: Horsies, add: Task, connection: Database) -> None:
+    handle = add.send(1).unwrap()
+    finish(connection, handle.task_id, '{"ok":3}')
+    info = handle.info(include_result=True).unwrap()
+    api = FastAPI()
+
+    def serve(path: str, value: object, kind: Any) -> None:
+        @api.get(path, response_model=kind)
+        def endpoint() -> Any:
+            return value
+
+    serve("/task", info, TaskInfo)
+    serve("/task-without-a-model", info, None)
+    serve("/result", handle.get(0), TaskResult[int, TaskError])
+    serve("/page", app.tasks_where().unwrap(), TaskPage)
+
+    async def answers() -> list[Any]:
+        transport = httpx.ASGITransport(api)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            paths = ("/task", "/task-without-a-model", "/result", "/page", "/openapi.json")
+            return [(await client.get(path)).raise_for_status().json() for path in paths]
+
+    task, plain, result, page, schema = asyncio.run(answers())
+    assert (task["task_id"], task["status"], task["result"]) == (
+        handle.task_id,
+        "COMPLETED",
+        {"ok": 3},
+    )
+    assert (plain["status"], plain["result"]) == ("COMPLETED", {"ok": 3})
+    assert result == {"ok": 3}
+    assert [row["id"] for row in page["rows"]] == [handle.task_id]
+    assert "TaskInfo" in schema["components"]["schemas"]

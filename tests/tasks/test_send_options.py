@@ -24,14 +24,13 @@ from horsies import (
     TaskSendErrorCode,
     TaskSendFailed,
 )
-from horsies.current_task import CurrentTask, set_running_task
 from horsies.tasks.options import SendOptions
 from horsies.tasks.request import Stamp, TaskSendResult, prepare, replay
 from horsies.testing import capture_sends
-from horsies.worker.protocol import Assignment
 from tests.support.applications import Call
 from tests.support.database import Database
 from tests.support.rows import row_of, stored
+from tests.support.running import running_with_headers
 from tests.tasks.conftest import Task, add_task
 
 POLICY = RetryPolicy.fixed([1, 2], auto_retry_for=["BUSY"])
@@ -56,12 +55,8 @@ def queued(process_url: str, connection: Database) -> Iterator[Horsies]:
 
 @pytest.fixture
 def inheriting() -> Iterator[None]:
-    options = json.dumps({"headers": {"tenant": "red", "user": "ada"}})
-    kept = f"1\x000\x00default\x00{options}\x00" + "\n" * 7
-    assignment = Assignment("id-1", 1, "outer", 1, "[]", "{}", None, None, kept)
-    set_running_task(CurrentTask(assignment, 0.0))
-    yield
-    set_running_task(None)
+    with running_with_headers({"tenant": "red", "user": "ada"}):
+        yield
 
 
 class BrokenMapping(Mapping[str, str]):

@@ -13,11 +13,13 @@ from horsies import (
     CurrentTask,
     Horsies,
     QueueMode,
+    RetryLater,
     RetryPolicy,
     TaskError,
     TaskFunction,
     TaskHandle,
     TaskResult,
+    current_task,
 )
 
 
@@ -63,6 +65,16 @@ def wrong_options(app: Horsies, moment: datetime) -> None:
     app.task("x", retry_policy=3)  # type: ignore[call-overload]
     app.task("x", exception_mapper={int: "CODE"})  # type: ignore[dict-item]
     app.task("x", timeout_ms="1s")  # type: ignore[call-overload]
+
+
+def inside_a_task() -> None:
+    task = current_task()
+    assert_type(task.max_attempts, int | None)
+    assert_type(task.deadline, datetime | None)
+    task.progress(0.5, note="half")
+    task.progress("half")  # type: ignore[arg-type]
+    task.headers["tenant"] = "a"  # type: ignore[index]
+    raise RetryLater(seconds="1.5")  # type: ignore[arg-type]
 
 
 def hooks(app: Horsies) -> None:

@@ -6,6 +6,7 @@ proves that its line is refused.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timedelta
 from typing import Any, assert_type
 
@@ -27,6 +28,7 @@ from horsies import (
     TaskResult,
     TaskSendError,
 )
+from horsies.monitoring import RunPage, TaskPage
 
 app = Horsies(AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/shop")))
 
@@ -142,7 +144,18 @@ def read(handle: TaskHandle[int]) -> None:
     assert_type(handle.cancel(), Ok[TaskCancelled] | Err[TaskActionError])
     assert_type(handle.get(timeout_ms=0).err, TaskError | None)
     assert_type(app.get_result("id"), TaskResult[Any, TaskError])
+    assert_type(handle.watch(timeout_ms=5), Iterator[TaskInfo])
+    assert_type(handle.watch_async(), AsyncIterator[TaskInfo])
     handle.get(timeout_ms="soon")  # type: ignore[arg-type]
+
+
+async def lists(since: datetime) -> None:
+    page = app.tasks_where(status="FAILED", queue=["mail"], since=since, limit=5)
+    assert_type(page, Ok[TaskPage] | Err[BrokerOperationError])
+    assert_type(page.unwrap().rows[0].error_code, str | None)
+    assert_type((await app.runs_where_async(name="w")).unwrap(), RunPage)
+    app.tasks_where(state="FAILED")  # type: ignore[call-arg]
+    app.tasks_where(since="1h")  # type: ignore[arg-type]
 
 
 def narrow(handle: TaskHandle[int]) -> int:

@@ -169,12 +169,17 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert config.exception_mapper == {}
     assert config.default_unhandled_error_code == "UNHANDLED_EXCEPTION"
     assert config.resend_on_transient_err is False
-    assert config.payload == PayloadConfig(warn_bytes=1_048_576, reject_bytes=16_777_216)
+    assert config.payload == PayloadConfig(
+        warn_bytes=1_048_576, reject_bytes=16_777_216, max_map_items=100_000
+    )
     assert config.recovery == RecoveryConfig(
         auto_requeue_stale_claimed=True,
         auto_fail_stale_running=True,
         claimed_stale_threshold_ms=120_000,
         running_stale_threshold_ms=300_000,
+        worker_lost_after_ms=10_000,
+        stop_tasks_after_silence_ms=None,
+        unknown_task_grace_ms=600_000,
         check_interval_ms=30_000,
         runner_heartbeat_interval_ms=30_000,
         claimer_heartbeat_interval_ms=30_000,
@@ -469,6 +474,19 @@ def test_stale_thresholds_need_two_heartbeats_and_are_reported_together() -> Non
     }
     assert codes(RecoveryConfig, **changes) == ["HRS-204", "HRS-204"]
     RecoveryConfig(running_stale_threshold_ms=60_000, claimed_stale_threshold_ms=60_000)
+
+
+def test_a_worker_stops_its_tasks_before_any_limit_of_other_workers() -> None:
+    RecoveryConfig(stop_tasks_after_silence_ms=9_999)
+    assert codes(RecoveryConfig, stop_tasks_after_silence_ms=10_000) == ["HRS-204"]
+    stale: dict[str, Any] = {
+        "running_stale_threshold_ms": 4_000,
+        "claimed_stale_threshold_ms": 2_000,
+        "runner_heartbeat_interval_ms": 1_000,
+        "claimer_heartbeat_interval_ms": 1_000,
+    }
+    RecoveryConfig(stop_tasks_after_silence_ms=3_999, **stale)
+    assert codes(RecoveryConfig, stop_tasks_after_silence_ms=4_000, **stale) == ["HRS-204"]
 
 
 @pytest.mark.parametrize("allowed", [timedelta(0), timedelta(days=36_601), timedelta.max])

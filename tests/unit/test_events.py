@@ -17,6 +17,7 @@ from horsies.events import (
     EventName,
     as_event,
     attach_event_handler,
+    event_descriptors,
 )
 from horsies.logs import LogLevel, attach_handler, detach_handler
 
@@ -133,3 +134,17 @@ def test_a_standard_stream_is_refused_and_left_as_it_is(
 def test_every_event_is_documented() -> None:
     page = WORKERS_PAGE.read_text("utf-8")
     assert [name for name in get_args(EventName) if f"| `{name}` |" not in page] == []
+
+
+def test_only_an_open_descriptor_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "events").open("wb") as file:
+        number = file.fileno()
+        monkeypatch.setenv(DESCRIPTOR_VARIABLE, str(number))
+        assert event_descriptors() == (number,)
+    for unusable in ("99999", "1", "-1", "nonsense", ""):
+        monkeypatch.setenv(DESCRIPTOR_VARIABLE, unusable)
+        assert event_descriptors() == ()
+    monkeypatch.delenv(DESCRIPTOR_VARIABLE)
+    assert event_descriptors() == ()

@@ -37,6 +37,7 @@ from tests.support.apps.shop import (
     total,
     workflow,
 )
+from tests.support.running import running_with_headers
 
 ID = "01900000-0000-7000-8000-000000000001"
 MOMENT = datetime(2026, 5, 4, 3, 2, 1, tzinfo=timezone(timedelta(hours=2)))
@@ -101,6 +102,20 @@ def test_a_child_run_knows_its_parent_and_its_root() -> None:
 def test_runs_are_not_nested_without_end() -> None:
     parent = Parent(workflow_id=ID, task_index=0, root_workflow_id=ID, depth=32)
     assert codes_of(lambda: plan(workflow([number.node()()]), ID, parent=parent)) == ["HRS-007"]
+
+
+def test_a_run_that_a_task_starts_takes_over_the_headers_of_the_task() -> None:
+    listed = numbers.node()()
+    child = SubWorkflowNode(Child, kwargs={"count": 1})
+    spec = workflow([listed, MapNode(square, over=listed), child])
+    outside = planned(spec)
+    with running_with_headers({"tenant": "red"}):
+        inside = planned(spec)
+    for node in inside["nodes"]:
+        options = json.loads(node["task_options"])
+        assert options.pop("headers") == {"tenant": "red"}
+        assert options == json.loads(outside["nodes"][node["task_index"]]["task_options"])
+    assert inside["fingerprint"] == outside["fingerprint"]
 
 
 def test_an_id_is_written_as_the_database_writes_it() -> None:

@@ -18,7 +18,7 @@ from horsies.db import pipeline as pipeline_module
 from horsies.db.errors import ErrorKind, describe_refusal, kind_of
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.blocked import BlockedLimit, list_blocked
-from horsies.db.statements.turn import ClaimedTask
+from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable
 from horsies.db.statements.workers import FindAbandoned, find_abandoned
 from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import Outcome
@@ -30,6 +30,7 @@ from horsies.tasks.recovery import (
 )
 from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.in_flight import TURN_CHARACTERS_MAX, InFlight
+from horsies.worker.known_tasks import claim_unknown
 from horsies.worker.reaper import sweep
 from horsies.worker.turn import Claimer, TurnRequest, record_alone, release_unheld, take_turn
 from tests.support.poison import SECRET, poisoned
@@ -352,6 +353,23 @@ def test_claims_one_by_one_leave_out_unknown_and_refused_tasks(
         assert blocked.includes("claim")
         assert not take_turn(pipeline, CLAIMER, [], request, blocked).claimed
     assert statuses(connection, "unknown") == statuses(connection, "other") == {"PENDING"}
+
+
+def test_an_unknown_task_that_cannot_be_changed_does_not_keep_others_from_failing(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    for name in ("poison", "unknown", "poison", "unknown", "work"):
+        add_task(connection, task_name=name, enqueued_at=ago(60))
+    check = ClaimUnresolvable("me", "host", ["default"], ["poison", "unknown"], 30.0, 10)
+    blocked = Blocked()
+    with poisoned(connection, POISONOUS):
+        found = claim_unknown(pipeline, check, blocked)
+        assert [task.task_name for task in found] == ["unknown", "unknown"]
+        assert claim_unknown(pipeline, check, blocked) == [], "without another refusal"
+    assert list_blocked.run(connection, BlockedLimit(5))[0].total == 2
+    assert not blocked.includes("claim"), "tasks that it knows are claimed together"
+    assert [task.task_name for task in claim_unknown(pipeline, check, Blocked())] == ["poison"] * 2
+    assert statuses(connection, "work") == {"PENDING"}
 
 
 def test_a_locked_row_does_not_end_the_sweep(

@@ -151,7 +151,7 @@ def test_an_unknown_sub_workflow_waits_for_the_grace_period_and_then_fails() -> 
     assert unknown.is_left(task, TAKER, 100.0 + GRACE_SECONDS)
 
 
-@pytest.mark.parametrize("key", ["5", "[1]", '"a\\u0000b"', '"\\ud800"'])
+@pytest.mark.parametrize("key", ["5", "[1]", '"a\\u0000b"', '"\\ud800"', "[" * 100_000])
 def test_a_stored_expansion_without_a_readable_key_is_left_to_its_child(key: str) -> None:
     task = claimed("horsies.expand", kwargs=f'{{"definition_key":{key},"kwargs":{{}}}}')
     assert not unknown_tasks().is_unknown(task)

@@ -6,8 +6,10 @@ import errno
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -19,7 +21,12 @@ from psycopg import Connection
 from horsies import AppConfig, PostgresConfig
 from horsies._version import __version__
 from horsies.db.statements.queues import Notification, send_notification
-from horsies.db.statements.workers import Presence, register_worker, see_worker
+from horsies.db.statements.workers import (
+    Presence,
+    WatchedWorker,
+    register_worker,
+    see_worker,
+)
 from horsies.ids import new_id
 from horsies.worker import os_process
 from horsies.worker.config import WorkerConfig
@@ -43,6 +50,61 @@ def test_the_key_of_a_lock_is_a_positive_bigint_of_the_workers_own() -> None:
     assert all(0 <= key < 1 << 63 for key in keys)
     same = new_id()
     assert lock_key(same) == lock_key(same)
+
+
+# Proofs that the process of another worker has ended
+
+
+def watched(**changes: Any) -> WatchedWorker:
+    """A worker that is this very process."""
+    here = Identity.of(new_id())
+    row = WatchedWorker(
+        new_id(), "1", here.hostname, here.pid, here.process_space, here.process_started, True
+    )
+    return row._replace(**changes)
+
+
+def test_a_living_process_is_never_proved_gone() -> None:
+    assert not Identity.of(new_id()).sees_gone(watched())
+
+
+def test_a_process_that_has_ended_is_proved_gone_before_its_parent_collects_it() -> None:
+    here = Identity.of(new_id())
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        other = watched(pid=process.pid, process_started=os_process.process_started(process.pid))
+        assert not here.sees_gone(other)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert here.sees_gone(other), "a zombie"
+    assert here.sees_gone(other)
+
+
+def test_another_process_with_the_pid_of_a_worker_is_not_that_worker() -> None:
+    row = watched()
+    assert row.process_started is not None
+    assert Identity.of(new_id()).sees_gone(row._replace(process_started=row.process_started - 1))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"hostname": "elsewhere"},
+        {"process_space": "another boot or another pid namespace"},
+        {"process_space": None},
+        {"process_started": None},
+    ],
+)
+def test_nothing_is_proved_about_a_process_of_another_host_or_container(
+    place: dict[str, Any],
+) -> None:
+    other = watched(process_started=1)
+    assert Identity.of(new_id()).sees_gone(other)
+    assert not Identity.of(new_id()).sees_gone(other._replace(**place))
+
+
+def test_a_worker_that_cannot_tell_its_own_process_space_proves_nothing() -> None:
+    here = replace(Identity.of(new_id()), process_space=None)
+    assert not here.sees_gone(watched(process_started=1, process_space=None))
 
 
 def test_a_snapshot_without_free_descriptors_leaves_the_use_unknown(

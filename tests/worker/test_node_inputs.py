@@ -271,7 +271,10 @@ def node(inputs: str | None) -> ClaimedTask:
     return ClaimedTask(*values, RUN, 3, None, inputs)
 
 
-@pytest.mark.parametrize("broken", ["{", "[]", "7", '{"args":{"a":"x"},"context":{}}'])
+@pytest.mark.parametrize(
+    "broken",
+    ["{", "[]", "7", '{"args":{"a":"x"},"context":{}}', '{"args":{"a":Infinity},"context":{}}'],
+)
 def test_inputs_somebody_broke_are_left_to_the_child(counted: Counted, broken: str) -> None:
     assert read(NodeInputs(), counted, [node(broken)]) == {"task-1": NodePart(RUN, 3, broken)}
 

@@ -99,7 +99,9 @@ def _name_database() -> None:
     if not any(os.environ.get(name, "").strip() for name in URL_VARIABLES):
         variable, url = URL_VARIABLES[0], EMBEDDED_SCHEME
         os.environ[variable] = url
-        logger.info("no database URL is set: %s=%s, in other terminals too", variable, url)
+        logger.info(
+            "no database URL is set; using %s=%s: export it in other terminals", variable, url
+        )
 
 
 def _prepare_database(locator: str | None) -> None:

@@ -53,7 +53,8 @@ def init(
         f"python -m {name}    # in another terminal, after the same export",
     ):
         typer.echo(f"  {command}")
-    typer.echo("\nREADME.md explains the files.")
+    typer.echo(f"\nhorsies dev {name}.app also serves the dashboard, and restarts on changes.")
+    typer.echo("README.md explains the files.")
 
 
 def refuse_used_directory(directory: Path) -> None:

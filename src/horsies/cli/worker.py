@@ -309,7 +309,7 @@ def _start_method() -> StartMethod:
 
 def _scheduler(app: Horsies, owner: str) -> Scheduler:
     connect = migrating_connector(Database(app.config.broker, "scheduler", migrates=app.migrates))
-    return Scheduler(app.config, app.definitions(), owner, connect, app)
+    return Scheduler(app.config, app.definitions(), owner, connect, app, is_in_worker=True)
 
 
 def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None = None) -> ExitCode:

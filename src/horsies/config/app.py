@@ -115,8 +115,9 @@ class RecoveryConfig(FrozenModel):
 
     stop_tasks_after_silence_ms: int | None = Field(default=None, ge=1_000, le=3_600_000)
     """Milliseconds without a successful heartbeat after which a worker kills its own running tasks, from
-    1,000 to 3,600,000 and below worker_lost_after_ms, so that they have ended before another worker runs
-    them again. None lets them run through every outage. Defaults to None."""
+    1,000 to 3,600,000 and below both worker_lost_after_ms and the larger stale threshold, so that they
+    have ended before another worker runs them again. None lets them run through every outage. Defaults to
+    None."""
 
     check_interval_ms: int = Field(default=30_000, ge=1_000, le=600_000)
     """Milliseconds between two searches for abandoned tasks, from 1,000 to 600,000 (ten minutes).
@@ -181,11 +182,13 @@ class RecoveryConfig(FrozenModel):
                 f"{sender}_heartbeat_interval_ms ({interval}), or one late heartbeat looks like a crash",
             )
         silence, lost = self.stop_tasks_after_silence_ms, self.worker_lost_after_ms
+        stale = max(self.claimed_stale_threshold_ms, self.running_stale_threshold_ms)
         yield (
-            silence is not None and silence >= lost,
+            silence is not None and silence >= min(lost, stale),
             code,
-            f"stop_tasks_after_silence_ms ({silence}) must be below worker_lost_after_ms ({lost}), or "
-            "another worker may run a task before this one has stopped it",
+            f"stop_tasks_after_silence_ms ({silence}) must be below worker_lost_after_ms ({lost}) and "
+            f"the larger stale threshold ({stale}), or another worker may run a task before this one "
+            "has stopped it",
         )
 
     def _time_checks(self) -> Iterator[Check]:

@@ -19,7 +19,7 @@ import psycopg
 
 from horsies.config.app import AppConfig
 from horsies.db.database import Database
-from horsies.db.errors import describe, is_transient
+from horsies.db.errors import describe, is_refusal, is_transient
 from horsies.db.listen import Listener
 from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import Pipeline
@@ -50,7 +50,8 @@ class Scheduler:
     """Serves the schedules of one application on a connection of its own.
 
     ``owner`` names the application in the database; ``connect`` opens the connection; ``app`` builds the
-    workflows of schedules that start any.
+    workflows of schedules that start any. A scheduler that ``is_in_worker`` waits when its login is refused
+    after a reconnect: the worker decides whether it ends.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Scheduler:
         owner: str,
         connect: Callable[[], Pipeline],
         app: BuildsSpecs | None = None,
+        *,
+        is_in_worker: bool = False,
     ) -> None:
         self._registry = Registry.of(config, definitions, owner, app)
         assert config.schedule is not None
@@ -69,6 +72,7 @@ class Scheduler:
             limits.db_retry_initial_ms, limits.db_retry_max_ms, limits.db_retry_max_attempts
         )
         self._connect = connect
+        self._is_in_worker = is_in_worker
         self._pipeline: Pipeline | None = None
         self._has_started = False
         # Whether this connection has been there for the last refresh.
@@ -103,7 +107,9 @@ class Scheduler:
             try:
                 self._pipeline = self._connect()
             except psycopg.Error as error:
-                if is_transient(error):
+                if is_transient(error) or (
+                    self._is_in_worker and self._has_started and is_refusal(error)
+                ):
                     raise
                 raise SchedulerGaveUpError(describe(error)) from error
         return self._pipeline

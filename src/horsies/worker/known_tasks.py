@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+import psycopg
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
@@ -26,10 +27,19 @@ from pydantic_core import core_schema
 from horsies.app import Horsies
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import encode_task_error
-from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, FindTakers, Taker
+from horsies.db.pipeline import Pipeline
+from horsies.db.statements.blocked import FindDue, find_due
+from horsies.db.statements.turn import (
+    ClaimedTask,
+    ClaimUnresolvable,
+    FindTakers,
+    Taker,
+    claim_unresolvable,
+)
 from horsies.error_codes import OperationalErrorCode
 from horsies.events import as_event
 from horsies.task_result import TaskError
+from horsies.tasks.blocked import Blocked, Change, is_isolated
 from horsies.tasks.outcome import Outcome, outcome_of_error
 from horsies.worker.agenda import NEVER
 from horsies.worker.child.builtin_tasks import BUILTIN_TASKS, expansion_request
@@ -280,6 +290,27 @@ class UnknownTasks:
             queue_name,
             extra=as_event("unknown_task", task_name=wanted.name, queue=queue_name),
         )
+
+
+def claim_unknown(
+    pipeline: Pipeline, claim: ClaimUnresolvable, blocked: Blocked
+) -> list[ClaimedTask]:
+    """Claim tasks that no worker knows, in one transaction, or after a refusal each in its own."""
+    claim = claim._replace(excluded=blocked.excluded())
+    try:
+        return pipeline.run([(claim_unresolvable, claim)])[0]
+    except psycopg.Error as error:
+        if not is_isolated(error):
+            raise
+    find = FindDue(claim.queues, claim.excluded, (), claim.limit, claim.names)
+    (found,) = pipeline.run([(find_due, find)])
+    claimed: list[ClaimedTask] = []
+    for due in found:
+        step = claim_unresolvable, claim._replace(only=[due.id])
+        # Not "claim": after a refused claim, a worker claims the tasks that it knows one by one, too.
+        answers = blocked.attempt(pipeline, Change("start", due.id, due.workflow_id), [step])
+        claimed += answers[0] if answers else ()
+    return claimed
 
 
 def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Outcome:

@@ -224,7 +224,7 @@ def _sources(task: ClaimedTask) -> list[Source]:
         stored = from_json(task.workflow_inputs)
         indexes = {*stored["args"].values(), *stored["context"].values()}
         return [(task.workflow_id, int(index)) for index in sorted(indexes)]
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return []
 
 

@@ -22,7 +22,6 @@ from horsies.db.statements.turn import (
     ExpireTasks,
     LookAhead,
     ReleaseLapsed,
-    claim_unresolvable,
     expire_tasks,
     find_takers,
     release_lapsed,
@@ -41,7 +40,7 @@ from horsies.worker.agenda import NEVER, Agenda, Shutdown
 from horsies.worker.async_claims import AsyncClaims
 from horsies.worker.config import WorkerConfig
 from horsies.worker.in_flight import InFlight
-from horsies.worker.known_tasks import KnownTasks, UnknownTasks
+from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.pool.mixed_pool import AnyPool
@@ -205,7 +204,7 @@ class Work:
         check = unknown.check(claimer.worker_id, claimer.hostname, claimer.queues, now)
         if check is not None and not self._shutdown.is_requested:
             with in_flight.claim_in_doubt():
-                (claimed,) = pipeline.run([(claim_unresolvable, check)])
+                claimed = claim_unknown(pipeline, check, self._blocked)
             for task in claimed:
                 in_flight.fail(task, unknown.outcome(task))
             if len(claimed) == check.limit:

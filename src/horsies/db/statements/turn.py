@@ -71,7 +71,9 @@ class ClaimSomeTasks(NamedTuple):
 
 
 class ClaimUnresolvable(NamedTuple):
-    """The worker and its queues, and the names it has not known for the grace period."""
+    """The worker and its queues, the names it has not known for the grace period, how many tasks to claim,
+    and tasks to leave alone; with ``only``, no others.
+    """
 
     worker_id: str
     hostname: str
@@ -79,6 +81,8 @@ class ClaimUnresolvable(NamedTuple):
     names: Sequence[str]
     grace_seconds: float
     limit: int
+    excluded: Sequence[str] = NOTHING
+    only: Sequence[str] | None = None
 
 
 class FindTakers(NamedTuple):

@@ -137,7 +137,8 @@ FROM horsies_claim_v3(
 -- name: claim_unresolvable
 -- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the
 -- grace period, and whose name no worker of their queue has known for as long. A worker that registered no
--- names may know any. While a worker knows every name, no task is read.
+-- names may know any. While a worker knows every name, no task is read. A batch that fails is repeated task
+-- by task, each named by "only".
 WITH unresolvable AS MATERIALIZED (
     SELECT queue.name AS queue_name, task.name AS task_name
     FROM unnest(%(queues)s::text[]) AS queue (name) CROSS JOIN unnest(%(names)s::text[]) AS task (name)
@@ -154,6 +155,8 @@ chosen AS MATERIALIZED (
           AND task.task_name = unresolvable.task_name
           AND task.enqueued_at <= now() - %(grace_seconds)s::float8 * interval '1 second'
           AND (task.good_until IS NULL OR task.good_until > now())
+          AND task.id <> ALL(%(excluded)s::uuid[])
+          AND (%(only)s::uuid[] IS NULL OR task.id = ANY(%(only)s::uuid[]))
           AND NOT EXISTS (
               SELECT FROM horsies_queues AS stored
               WHERE stored.queue_name = task.queue_name AND stored.paused_at IS NOT NULL)

@@ -93,7 +93,7 @@ def expansion_request(kwargs_json: str) -> tuple[str, str] | None:
     """The definition key, and the JSON text of the parameters, which is read by annotation later."""
     try:
         key, end = JSONDecoder().raw_decode(kwargs_json, len(_KEY_HEAD))
-    except JSONDecodeError:
+    except (JSONDecodeError, RecursionError):
         return None
     is_ours = kwargs_json.startswith(_KEY_HEAD) and kwargs_json.startswith(_KWARGS_HEAD, end)
     return (key, kwargs_json[end + len(_KWARGS_HEAD) : -1]) if is_ours else None

@@ -16,6 +16,7 @@ from typing import Any, Protocol, assert_never
 from pydantic_core import to_json
 
 from horsies.codec.canonical import canonical
+from horsies.current_task import inherited_headers
 from horsies.error_codes import OperationalErrorCode
 from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
 from horsies.ids import stored_form
@@ -251,7 +252,9 @@ class _TaskOptions:
         if key not in self.known:
             if node.retry_policy is not None:
                 definition = replace(definition, retry_policy=node.retry_policy)
-            self.known[key] = encode_options(definition, node.good_until), max_retries(definition)
+            # A run that a task starts takes over the headers of the task.
+            stored = encode_options(definition, node.good_until, inherited_headers())
+            self.known[key] = stored, max_retries(definition)
         return self.known[key]
 
 
@@ -322,8 +325,10 @@ def _task_values(
 def _internal_values(graph: Graph, task_name: str) -> dict[str, Any]:
     route = graph.internal_route
     assert route is not None
-    # In the form that encode_options gives the options of tasks.
-    stored = {"retry_policy": INTERNAL_POLICY.to_json(), "good_until": None}
+    # In the form that encode_options gives the options of tasks. The headers are for the sub-workflow.
+    stored: dict[str, Any] = {"retry_policy": INTERNAL_POLICY.to_json(), "good_until": None}
+    if headers := inherited_headers():
+        stored["headers"] = dict(headers)
     return {
         "task_name": task_name,
         "queue_name": route.queue_name,
