@@ -25,9 +25,12 @@ def note() -> None:
 
 
 @app.task("blink", retry_policy=AGAIN)
-def blink(seconds: float = 0.0) -> str:
+def blink(seconds: float = 0.0, label: str = "") -> str:
+    """Rest for these seconds, with a label until the test releases it."""
     note()
     time.sleep(seconds)
+    while label and not os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}"):
+        time.sleep(0.01)
     return "done"
 
 
