@@ -24,6 +24,7 @@ from benchmarks import (
     tally,
     tracing,
     viewers,
+    windows_bounds,
     worker,
     workflow,
 )
@@ -37,6 +38,7 @@ ALL: dict[str, Callable[[str], bool]] = {
     **worker.BENCHMARKS,
     **async_children.BENCHMARKS,
     **burst.BENCHMARKS,
+    **windows_bounds.BENCHMARKS,
     **progress.BENCHMARKS,
     **tally.BENCHMARKS,
     **tracing.BENCHMARKS,

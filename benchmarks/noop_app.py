@@ -6,6 +6,7 @@ import asyncio
 import os
 import statistics
 import time
+from contextlib import suppress
 
 from horsies import (
     AppConfig,
@@ -14,6 +15,7 @@ from horsies import (
     RetryPolicy,
     TaskError,
     TaskResult,
+    TaskStopped,
     current_task,
 )
 
@@ -60,6 +62,15 @@ def burst_nap_50() -> TaskResult[float, TaskError]:
     started = time.time()
     time.sleep(0.05)
     return TaskResult(ok=started)
+
+
+@app.task("burst_for", retry_policy=AGAIN)
+def burst_for(seconds: float) -> TaskResult[list[float], TaskError]:
+    """Wait, at most until the time limit; return the time of the start and the seconds."""
+    began_at, started = time.time(), time.perf_counter()
+    with suppress(TaskStopped):
+        time.sleep(seconds)
+    return TaskResult(ok=[began_at, time.perf_counter() - started])
 
 
 @app.task("nap")

@@ -50,8 +50,9 @@ from horsies.tasks.hooks import (
     add_once,
     refuse_bad_around,
     refuse_bad_hook,
+    refuse_bad_send_hook,
 )
-from horsies.tasks.options import SendHook, SendKeywords, refuse_bad_send_hook
+from horsies.tasks.options import SendHook, SendKeywords
 from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import Producer, store_prepared, store_prepared_async
 

@@ -23,6 +23,7 @@ from horsies.errors import UNLIMITED_RETRIES, NoCurrentTaskError
 NOTE_CHARACTERS_MAX = 200
 _NO_TOTAL = math.nan
 _FIELD_COUNT = 12
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 class _Attempt(Protocol):
@@ -121,7 +122,7 @@ class CurrentTask:
         """The options stored with the task: a JSON object."""
         try:
             options = json.loads(self._fields[3] or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             options = None
         return MappingProxyType(options if isinstance(options, dict) else {})
 
@@ -269,3 +270,9 @@ def current_task() -> CurrentTask:
     if task is None:
         raise NoCurrentTaskError()
     return task
+
+
+def inherited_headers() -> Mapping[str, str]:
+    """Return the headers of the running task, which its sends take over; empty outside of tasks."""
+    task = running_task()
+    return _NO_HEADERS if task is None else task.headers

@@ -78,6 +78,19 @@ def attach_event_handler() -> None:
     os.register_at_fork(after_in_child=handler.detach)
 
 
+def event_descriptors() -> tuple[int, ...]:
+    """Return the descriptor that the environment names, for a process that is to write the events instead.
+
+    An unusable one is left out: that process warns about it.
+    """
+    try:
+        descriptor = int(os.environ[DESCRIPTOR_VARIABLE])
+        os.fstat(descriptor)
+    except (KeyError, ValueError, OSError):
+        return ()
+    return (descriptor,) if descriptor > 2 else ()
+
+
 class EventHandler(logging.Handler):
     """Writes events to a descriptor; a full pipe loses events instead of stopping the worker."""
 

@@ -12,13 +12,13 @@ Example:
 
 from __future__ import annotations
 
-from horsies.db.paging import Page
 from horsies.db.statements.actions import ActionRow
 from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.workflows import RunSummary
 from horsies.monitor.defaults import LIMIT_MAX
 from horsies.monitor.explain.explain import Explanation, Reason
 from horsies.monitor.metrics import count_sends
+from horsies.monitor.paging import Page
 from horsies.monitor.queries import OneOrMore, RunPage, TaskPage
 from horsies.tasks.recording import Actor, acting_as
 

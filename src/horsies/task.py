@@ -32,7 +32,6 @@ import typing_extensions
 from horsies.modules import Deferred
 from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult
-from horsies.tasks.blocking import is_loop_running
 from horsies.tasks.bulk import send_many, send_many_async
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle
@@ -46,6 +45,7 @@ from horsies.tasks.send import (
     store_prepared,
     store_prepared_async,
 )
+from horsies.tasks.waiters import is_loop_running
 
 if TYPE_CHECKING:
     from horsies.workflow.nodes import factory

@@ -73,8 +73,11 @@ def test_help_exits_with_0(tmp_path: Path) -> None:
     assert "--live" in finished.stdout
 
 
-def test_the_version_is_printed(tmp_path: Path) -> None:
-    assert horsies(tmp_path, "version").stdout == f"horsies {__version__}\n"
+@pytest.mark.parametrize("argument", ["version", "--version"])
+def test_the_version_is_printed(tmp_path: Path, argument: str) -> None:
+    finished = horsies(tmp_path, argument)
+    assert finished.stdout == f"horsies {__version__}\n"
+    assert (finished.returncode, finished.stderr) == (0, "")
 
 
 def test_the_installed_command_is_the_same_program(project: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,17 +33,38 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(parent)
 
 
-def join(directory: Path, *, keep: bool, then: str = "") -> None:
+def join(directory: Path, *, keep: bool, then: str = "") -> str:
+    """Start or join the server in another process; return what that process shows in a terminal."""
     program = JOIN.format(url=f"embedded://{directory}", keep=keep) + then
-    subprocess.run([sys.executable, "-c", program], timeout=60, check=not then)
+    master, slave = pty.openpty()
+    try:
+        os.set_blocking(master, False)
+        subprocess.run([sys.executable, "-c", program], timeout=60, check=not then, stderr=slave)
+        with suppress(BlockingIOError):
+            return os.read(master, 4096).decode()
+        return ""
+    finally:
+        os.close(slave)
+        os.close(master)
 
 
 def test_a_user_that_was_killed_does_not_keep_the_server_alive(directory: Path) -> None:
-    join(directory, keep=True, then=DIE)
+    shown = join(directory, keep=True, then=DIE)
     assert (directory / "postmaster.pid").exists(), "nobody was left to stop it"
-    join(directory, keep=True)
+    assert shown == (
+        f"creating a PostgreSQL server in {directory}: the first start takes a few seconds\r\n"
+    )
+    assert join(directory, keep=True) == ""
     assert not (directory / "postmaster.pid").exists()
     assert (directory / "PG_VERSION").exists(), "the data stay"
+
+
+def test_a_log_has_the_creation_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "horsies.embedded"):
+        embedded._announce_creation(Path("/some/where"))
+    assert caplog.messages == [
+        "creating a PostgreSQL server in /some/where: the first start takes a few seconds"
+    ]
 
 
 def test_a_killed_user_that_its_parent_has_not_collected_counts_as_dead() -> None:
@@ -51,7 +75,7 @@ def test_a_killed_user_that_its_parent_has_not_collected_counts_as_dead() -> Non
 
 
 def test_the_last_to_leave_deletes_data_it_does_not_want_kept(directory: Path) -> None:
-    join(directory, keep=False)
+    assert join(directory, keep=False) == "", "of a passing server"
     assert not directory.exists()
 
 

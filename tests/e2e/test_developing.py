@@ -62,18 +62,30 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def terminal(project: Path, process_url: str, connection: Database) -> Iterator[Open]:
-    """Opens a terminal in the project with a command of horsies."""
+    """Opens a terminal in the project with a command of horsies, whose events go to a file."""
     opened: list[Terminal] = []
+    events = events_file(project).open("ab")
 
     def start(*arguments: str) -> Terminal:
         environment = {"SHOP_URL": process_url, "HORSIES_DATABASE_URL": process_url}
+        environment["HORSIES_EVENTS_FD"] = str(events.fileno())
         command = [sys.executable, "-m", "horsies", *arguments]
-        opened.append(Terminal(command, project, environment))
+        opened.append(Terminal(command, project, environment, [events.fileno()]))
         return opened[-1]
 
     yield start
     for one in opened:
         one.destroy()
+    events.close()
+
+
+def events_file(project: Path) -> Path:
+    return project.parent / "events"
+
+
+def wait_for_events(project: Path, name: str, times: int = 1) -> None:
+    """Wait until the workers have written this event so many times."""
+    wait_until(lambda: events_file(project).read_text().count(f'"event": "{name}"') == times)
 
 
 def result_of(connection: Database, task_id: str) -> Any:
@@ -140,6 +152,7 @@ def test_a_worker_restarts_with_changed_code_unless_it_is_broken(
     assert result_of(connection, sent.task_id) == {"ok": 1}
     (project / "shop.py").write_text(PROJECT.replace("return 1", "return 2"))
     worker.wait_for("listening on", times=2)
+    wait_for_events(project, "worker_ready", times=2)
     sent = programs.app.send_by_name("version").unwrap()
     assert result_of(connection, sent.task_id) == {"ok": 2}
     sent = programs.app.send_by_name("rest").unwrap()
@@ -152,7 +165,7 @@ def test_a_worker_restarts_with_changed_code_unless_it_is_broken(
 
 
 def test_a_project_runs_in_one_terminal(
-    terminal: Open, programs: ModuleType, connection: Database
+    terminal: Open, project: Path, programs: ModuleType, connection: Database
 ) -> None:
     port = free_port()
     dev = terminal("dev", "shop.py", "--processes", "1", "--port", str(port))
@@ -164,5 +177,6 @@ def test_a_project_runs_in_one_terminal(
     assert result_of(connection, sent.task_id) == {"ok": 1}
     dev.type(CTRL_C)
     assert dev.wait() == 0, dev.shown
+    wait_for_events(project, "worker_stopped")
     wait_until(lambda: not dev.family())
     assert "Traceback" not in dev.shown

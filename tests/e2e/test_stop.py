@@ -204,6 +204,21 @@ def test_ctrl_c_in_a_terminal_is_an_orderly_stop(
     assert "Traceback" not in worker.log()
 
 
+def test_a_closed_terminal_is_an_orderly_stop(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(processes=1)
+    sent = start_and_wait(fleet, journal, programs, "rest_until_released", "terminal")
+    # The kernel sends the signal, and so does the shell.
+    worker.signal_group(signal.SIGHUP)
+    worker.wait_for("worker_stopping")
+    worker.signal_group(signal.SIGHUP)
+    journal.release("terminal")
+    assert worker.wait() == CLEAN
+    assert task(connection, sent.task_id).status == "COMPLETED"
+    assert not worker.events("tasks_interrupted")
+
+
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_service_manager_that_signals_every_process_gets_an_orderly_stop(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, method: str

@@ -8,8 +8,8 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import ModuleType
 
 import pytest
@@ -21,6 +21,7 @@ from tests.support.tables import (
     count,
     recover_dead_workers,
     tasks,
+    wait_for_status,
     wait_until_empty,
     witnessed,
 )
@@ -28,8 +29,9 @@ from tests.support.wait import wait_until
 from tests.support.workers import QUICK_RECOVERY, Fleet, RunningWorker
 
 APPLICATION = "tests.support.apps.bursts:app"
-# `make soak` kills ten thousand.
-KILLS = 10_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 200
+KILLS = 200
+# `make soak` kills ten thousand, in rounds with books of their own.
+ROUNDS = 50 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 1
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +56,13 @@ def check_books(connection: Database, fleet: Fleet) -> None:
     assert set(begun.values()) == {1}, "an attempt began twice"
     recorded = {(one.task_id, one.attempt): one for one in attempts(connection)}
     assert set(begun) <= set(recorded), "an attempt began and is not recorded"
+    made: dict[str, list[int]] = {}
     for key, attempt in recorded.items():
         assert attempt.outcome in ("COMPLETED", "WORKER_FAILURE")
         assert key in begun or attempt.outcome == "WORKER_FAILURE"
+        made.setdefault(attempt.task_id, []).append(attempt.attempt)
     for row in tasks(connection):
-        made = sorted(attempt for task_id, attempt in recorded if task_id == row.id)
-        assert made == list(range(1, row.retry_count + 2))
+        assert sorted(made[row.id]) == list(range(1, row.retry_count + 2))
 
 
 def send(task: object, number: int, *args: object) -> list[str]:
@@ -114,9 +117,9 @@ def is_busy(connection: Database, pid: int) -> bool:
     return bool(found[0])
 
 
-@pytest.mark.timeout(120 if KILLS < 1_000 else 3_600)
+@pytest.mark.parametrize("_round", range(ROUNDS))
 def test_killed_children_cost_one_task_each(
-    fleet: Fleet, bursts: ModuleType, connection: Database
+    fleet: Fleet, bursts: ModuleType, connection: Database, _round: int
 ) -> None:
     seed = random.SystemRandom().randint(0, 1 << 32)
     print(f"seed {seed}")
@@ -252,6 +255,47 @@ def test_frozen_children_and_a_frozen_worker(
         worker.signal(signal.SIGCONT)
         wait_until_empty(connection, 60)
         check_books(connection, fleet)
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.timeout(120)
+def test_a_pause_and_a_cancel_cost_tasks_that_have_not_begun_no_attempt(
+    fleet: Fleet, bursts: ModuleType, connection: Database
+) -> None:
+    fleet.start("--quiet-tasks", processes=1, application=APPLICATION)
+    first = bursts.blink.send().unwrap()
+    assert first.get(30_000).is_ok()
+    child = attempts(connection, first.task_id)[0].worker_pid
+    with frozen(child):
+        waiting = bursts.blink.send().unwrap()
+        wait_for_status(connection, waiting.task_id, "RUNNING")
+        bursts.app.pause_queue("default").unwrap()
+        wait_for_status(connection, waiting.task_id, "PENDING")
+    bursts.app.resume_queue("default").unwrap()
+    assert waiting.get(30_000).is_ok()
+    with frozen(child):
+        cancelled = bursts.blink.send().unwrap()
+        wait_for_status(connection, cancelled.task_id, "RUNNING")
+        cancelled.cancel().unwrap()
+        wait_for_status(connection, cancelled.task_id, "CANCELLED")
+    with frozen(child):
+        nodes = [bursts.blink.node()()]
+        run = bursts.app.workflow("blinking", nodes, definition_key="blinking").start().unwrap()
+        wait_until(lambda: count(connection, "RUNNING") == 1)
+        assert run.pause().unwrap()
+        wait_until(lambda: count(connection, "PENDING") == 1)
+    assert run.resume().unwrap()
+    assert run.get(30_000).is_ok()
+    assert [one.outcome for one in attempts(connection)] == ["COMPLETED"] * 3
+    assert list(journal_of(fleet).values()) == [1, 1, 1]
 
 
 @pytest.mark.timeout(60)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import pickle
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -13,24 +12,30 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies import AppConfig, Err, Horsies, Ok, PostgresConfig, RecoveryConfig
-from horsies.db.database import pool_sizes
+from horsies import (
+    AppConfig,
+    CustomQueueConfig,
+    Horsies,
+    PostgresConfig,
+    QueueMode,
+    RecoveryConfig,
+)
 from horsies.db.pipeline import Pipeline
-from horsies.db.statements.tasks import OutcomeRow
 from horsies.errors import ConfigurationError, ErrorCode
-from horsies.ids import new_id
 from horsies.retry import Backoff
 from horsies.tasks.blocked import Blocked
-from horsies.tasks.handle import result_of
-from horsies.tasks.recovery import EXPIRED_RESULT, fail_stale, requeue_stale
+from horsies.tasks.recovery import recover_stale
 from horsies.worker.config import WorkerConfig, describe_concurrency
 from horsies.worker.reaper import recover_ownerless, sweep
+from tests.support.doc_pages import blocks, page
 from tests.support.rows import add_task, ago, attempts_of, row_of
 
+LOWERED = "to the most that the worker can hold"
+BROKER = PostgresConfig(database_url="postgresql://localhost/unused")
 
-def new_app(**broker_settings: Any) -> Horsies:
-    broker = PostgresConfig(database_url="postgresql://localhost/unused", **broker_settings)
-    return Horsies(AppConfig(broker=broker))
+
+def new_app(broker: PostgresConfig = BROKER, **settings: Any) -> Horsies:
+    return Horsies(AppConfig(broker=broker, **settings))
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])
@@ -75,69 +80,52 @@ def test_a_start_hook_whose_body_would_never_run_is_refused(hook: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "shown"),
+    ("typed", "others", "shown"),
     [
-        (
-            20,
-            "max_claim_per_worker=5 (lowered from 20 to the number of places + prefetch_buffer), ",
-        ),
-        (5, "max_claim_per_worker=5, "),
-        (0, "max_claim_per_worker=5, "),
+        (20, {"prefetch_buffer": 1}, f"5 (lowered from 20 {LOWERED}), "),
+        (20, {"window": 0}, f"4 (lowered from 20 {LOWERED}), "),
+        (20, {}, "20, "),  # with short tasks in the windows of the children
+        (200, {}, f"128 (lowered from 200 {LOWERED}), "),
+        (5, {"prefetch_buffer": 1}, "5, "),
+        (0, {"prefetch_buffer": 1}, "5, "),
+        (0, {}, "4, "),
     ],
 )
-def test_the_start_up_line_names_a_lowered_limit(typed: int, shown: str) -> None:
-    config = WorkerConfig(
-        app_locator="shop:app",
-        processes=4,
-        queues=["default"],
-        max_claim_per_worker=typed,
-        prefetch_buffer=1,
-    )
-    assert shown in describe_concurrency(new_app(), config)
+def test_the_start_up_line_names_a_lowered_limit(
+    typed: int, others: dict[str, Any], shown: str
+) -> None:
+    config = WorkerConfig("shop:app", 4, ["default"], max_claim_per_worker=typed, **others)
+    assert f"max_claim_per_worker={shown}" in describe_concurrency(new_app(), config)
+    # The number of tasks that the worker claims up to.
+    assert not typed or shown.startswith(f"{config.held_max}")
+
+
+def test_the_start_up_line_is_that_of_the_documentation() -> None:
+    text = page("workers.md")
+    (shown,) = [one.text for one in blocks(text) if one.text.startswith("Concurrency config:")]
+    mail = CustomQueueConfig(name="mail", max_concurrency=10)
+    app = new_app(queue_mode=QueueMode.CUSTOM, custom_queues=[mail])
+    config = WorkerConfig("shop:app", 8, ["mail"])
+    assert shown == f"{describe_concurrency(app, config)}\n"
+    lowered = describe_concurrency(app, replace(config, max_claim_per_worker=20, window=0))
+    assert f"`{lowered.split(', ')[-2]}`" in text
 
 
 @pytest.mark.parametrize(("role", "sizes"), [("worker", (2, 3)), ("child", (0, 4))])
 def test_a_broker_built_during_import_takes_the_pool_sizes_of_its_process(
     role: str, sizes: tuple[int, int]
 ) -> None:
-    app = new_app(worker_pool_size=2, worker_max_overflow=1, worker_child_pool_max_size=4)
+    broker = PostgresConfig(
+        database_url=BROKER.database_url,
+        worker_pool_size=2,
+        worker_max_overflow=1,
+        worker_child_pool_max_size=4,
+    )
+    app = new_app(broker)
     database = app.get_broker().database
     app.role = role
-    assert pool_sizes(database.config, database.role) == sizes
-
-
-@pytest.mark.parametrize(
-    ("status", "stored", "code"),
-    [
-        ("CANCELLED", None, "TASK_CANCELLED"),
-        ("EXPIRED", EXPIRED_RESULT, "TASK_EXPIRED"),
-        ("EXPIRED", None, "TASK_EXPIRED"),
-        ("COMPLETED", None, "RESULT_NOT_AVAILABLE"),
-    ],
-)
-def test_an_error_in_place_of_a_result_carries_the_id_of_its_task(
-    status: str, stored: str | None, code: str
-) -> None:
-    task_id = new_id()
-    row = OutcomeRow(task_id, "work", status, stored, failed_reason=None, error_code=None)
-    error = result_of(row, None).err_value
-    assert error.error_code == code
-    assert error.data == {"task_id": task_id}
-
-
-@pytest.mark.parametrize("result", [Ok(1), Err("no")])
-@pytest.mark.parametrize("name", ["value", "x"])
-def test_a_result_cannot_be_changed(result: Any, name: str) -> None:
-    with pytest.raises(AttributeError, match=name):
-        setattr(result, name, 2)
-    with pytest.raises(AttributeError, match=name):
-        delattr(result, name)
-
-
-@pytest.mark.parametrize("result", [Ok([1]), Err("no"), Ok[int](1)])
-def test_a_result_can_be_copied_and_pickled(result: Any) -> None:
-    assert copy.copy(result) == copy.deepcopy(result) == result
-    assert pickle.loads(pickle.dumps(result)) == result
+    limits = database.pool()._limits
+    assert (limits.kept, limits.most) == sizes
 
 
 @pytest.fixture
@@ -185,8 +173,8 @@ def test_an_operator_can_recover_tasks_without_the_name_of_a_worker(
     pipeline: Pipeline, connection: Connection[Any]
 ) -> None:
     ids = [add_ownerless(connection, status, 400) for status in ("RUNNING", "RUNNING", "CLAIMED")]
-    assert fail_stale(pipeline, 300) == 2
-    assert requeue_stale(pipeline, 300) == 1
+    assert recover_stale(pipeline, 300, "RUNNING") == 2
+    assert recover_stale(pipeline, 300, "CLAIMED") == 1
     assert statuses(connection, ids) == ["FAILED", "FAILED", "PENDING"]
 
 

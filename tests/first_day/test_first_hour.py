@@ -20,6 +20,7 @@ import pytest
 from psycopg import sql
 from pydantic import BaseModel
 
+import horsies as horsies_package
 from horsies import (
     AnyNode,
     AppConfig,
@@ -36,6 +37,7 @@ from horsies import (
     TaskError,
     TaskResult,
     WorkflowContext,
+    WorkflowSpec,
 )
 from horsies.check import live_errors
 from horsies.db.migrate import apply_migrations
@@ -678,6 +680,46 @@ def test_a_failed_send_is_logged_once_without_arguments(
         error = call(app, sender, method, argument).unwrap_err()
         assert code in (None, error.code.value)
         sentence = f"a send of task 'greet' failed with {error.code.value}"
+        assert send_failures(caplog) == [(level, sentence)]
+        assert "s3cret" not in caplog.text
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("transaction", "suppressed", "is_adopted", "level"),
+    [
+        (None, False, True, "WARNING"),
+        (None, True, True, "WARNING"),
+        (None, False, False, "WARNING"),
+        (object(), False, True, "ERROR"),
+    ],
+    ids=["unreachable", "suppressed", "without an application", "transaction"],
+)
+def test_a_failed_start_of_a_workflow_is_logged_once_without_arguments(
+    call: Call,
+    caplog: pytest.LogCaptureFixture,
+    transaction: object,
+    suppressed: bool,
+    is_adopted: bool,
+    level: str,
+) -> None:
+    app = app_at(URL)
+    app.suppress_sends(suppressed)
+
+    @app.task("greet")
+    def greet(name: str) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=name)
+
+    nodes = [greet.node()(name="s3cret")]
+    make: Any = app.workflow if is_adopted else WorkflowSpec
+    spec = make("welcome", nodes, definition_key="first_hour.welcome")
+    for target, method, argument in (
+        (spec, "start", None),
+        (horsies_package, "start_many", [spec]),
+    ):
+        caplog.clear()
+        error = call(app, target, method, argument, transaction=transaction).unwrap_err()
+        sentence = f"a start of workflow 'welcome' failed with {error.code.value}"
         assert send_failures(caplog) == [(level, sentence)]
         assert "s3cret" not in caplog.text
     app.close()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
+import pickle
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -14,10 +18,12 @@ import pytest
 from horsies import (
     AppConfig,
     CustomQueueConfig,
+    Err,
     ErrorCode,
     Horsies,
     HorsiesError,
     MapNode,
+    Ok,
     PayloadPolicy,
     PostgresConfig,
     QueueMode,
@@ -37,13 +43,17 @@ from horsies import (
 from horsies.cli.worker import _banner
 from horsies.config.app import PayloadConfig
 from horsies.db.pipeline import Pipeline
+from horsies.db.statements.tasks import OutcomeRow
 from horsies.ids import new_id
 from horsies.retry import delay_seconds
 from horsies.task import RegisteredTasks
+from horsies.tasks.handle import result_of
+from horsies.tasks.recovery import EXPIRED_RESULT
 from horsies.worker.child.execute import execute
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.protocol import Assignment
 from horsies.worker.reaper import sweep
+from tests.monitor.conftest import Run
 from tests.support.apps.shop import app as shop
 from tests.support.apps.shop import double, errors_of, number, square, word, workflow
 from tests.support.database import Database
@@ -225,6 +235,27 @@ def test_a_queue_has_no_cap_unless_it_sets_one_and_the_banner_shows_every_cap(
     assert " worker post\n" in _banner(app, limited)
 
 
+CAPPED = """
+import os
+from horsies import *
+
+queues = [CustomQueueConfig(name="mail", max_concurrency=3), CustomQueueConfig(name="reports")]
+broker = PostgresConfig(database_url=os.environ["DATABASE_URL"])
+app = Horsies(AppConfig(
+    broker=broker, queue_mode=QueueMode.CUSTOM, custom_queues=queues, cluster_wide_cap=15
+))
+"""
+
+
+@pytest.mark.usefixtures("database")
+def test_status_shows_every_cap_before_a_worker_runs(horsies: Run, tmp_path: Path) -> None:
+    path = tmp_path / f"capped_{uuid.uuid4().hex}.py"
+    path.write_text(CAPPED)
+    shown = horsies("status", str(path)).out.splitlines()
+    assert [line.split()[:2] for line in shown[1:5:2]] == [["mail", "3"], ["reports", "-"]]
+    assert shown[5] == "No worker is running; cluster-wide cap 15."
+
+
 URL = "postgresql://app:hunter2@127.0.0.1:1/shop"
 
 
@@ -285,6 +316,40 @@ def test_other_names_mean_the_same() -> None:
     assert app.rerun_task_async == app.retry_task_async
     config = AppConfig(broker=PostgresConfig(database_url=URL), payload=PayloadPolicy(warn_bytes=7))
     assert config.payload == PayloadConfig(warn_bytes=7)
+
+
+@pytest.mark.parametrize(
+    ("status", "stored", "code"),
+    [
+        ("CANCELLED", None, "TASK_CANCELLED"),
+        ("EXPIRED", EXPIRED_RESULT, "TASK_EXPIRED"),
+        ("EXPIRED", None, "TASK_EXPIRED"),
+        ("COMPLETED", None, "RESULT_NOT_AVAILABLE"),
+    ],
+)
+def test_an_error_in_place_of_a_result_carries_the_id_of_its_task(
+    status: str, stored: str | None, code: str
+) -> None:
+    task_id = new_id()
+    row = OutcomeRow(task_id, "work", status, stored, failed_reason=None, error_code=None)
+    error = result_of(row, None).err_value
+    assert error.error_code == code
+    assert error.data == {"task_id": task_id}
+
+
+@pytest.mark.parametrize("result", [Ok(1), Err("no")])
+@pytest.mark.parametrize("name", ["value", "x"])
+def test_a_result_cannot_be_changed(result: Any, name: str) -> None:
+    with pytest.raises(AttributeError, match=name):
+        setattr(result, name, 2)
+    with pytest.raises(AttributeError, match=name):
+        delattr(result, name)
+
+
+@pytest.mark.parametrize("result", [Ok([1]), Err("no"), Ok[int](1)])
+def test_a_result_can_be_copied_and_pickled(result: Any) -> None:
+    assert copy.copy(result) == copy.deepcopy(result) == result
+    assert pickle.loads(pickle.dumps(result)) == result
 
 
 @pytest.mark.parametrize("way", ["failed dependency", "cancelled run", "counted after a resume"])

@@ -24,7 +24,7 @@ import pytest
 from horsies import Horsies
 from horsies.current_task import CurrentTask, set_running_task
 from horsies.db.errors import describe
-from horsies.tasks import blocking
+from horsies.tasks import waiters
 from horsies.worker.child.execute import execute
 from horsies.worker.protocol import Assignment
 from tests.monitor.conftest import Run
@@ -425,7 +425,7 @@ def test_a_mistake_in_a_running_task_is_its_error(mistake: str) -> None:
 def test_a_wait_inside_a_task_is_reported_once(
     process_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking, "_reported", set())
+    monkeypatch.setattr(waiters, "_reported", set())
     app = app_at(process_url)
     add = app.task("add")(add_two)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 from tests.monitor.conftest import Run
@@ -70,3 +71,12 @@ def test_a_task_is_explained_as_in_the_documentation(horsies: Run, database: Dat
         "VALUES ('payments', now() - interval '90 min')"
     )
     assert horsies("explain", task_id).out == expected
+
+
+def test_an_ended_task_is_explained_by_its_end(horsies: Run, database: Database) -> None:
+    task_id = add_task(database, status="COMPLETED", completed_at=ago(7_200))
+    subject, end = horsies("explain", task_id).out.splitlines()
+    assert subject == f"task {task_id}: COMPLETED"
+    assert re.fullmatch(
+        r"-   ENDED: It completed at \d{4}-\d\d-\d\d [\d:]{8} UTC, 2 h 00 min ago\.", end
+    )

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from horsies import Horsies, TaskStatus
-from horsies.db import paging
-from horsies.db.paging import Page
 from horsies.db.statements.monitor import (
     InFlightCount,
     QueueState,
@@ -19,9 +17,10 @@ from horsies.db.statements.monitor import (
     WorkerSummary,
 )
 from horsies.ids import first_id_at, new_id
-from horsies.monitor import overview
+from horsies.monitor import overview, paging
 from horsies.monitor.explain import explain
 from horsies.monitor.overview import Overview, WorkerHealth
+from horsies.monitor.paging import Page
 from horsies.monitor.queries import TaskFilters, list_tasks
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_snapshot, add_task, add_worker, ago

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from tests.monitor.conftest import Run
 from tests.support.database import Database
-from tests.support.doc_pages import page
+from tests.support.doc_pages import blocks, page
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
 
 TASK_ID = "01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a"
@@ -150,6 +150,18 @@ def test_commands_print_what_the_documentation_shows(horsies: Run, commands: lis
         finished = horsies(*command.split())
         shown = documented("operating.md", f"horsies {command}")
         assert plain(finished.out + finished.err) == plain(shown)
+
+
+def test_a_blocked_task_is_shown_as_in_the_documentation(horsies: Run, database: Database) -> None:
+    (shown,) = [one.text for one in blocks(page("operating.md")) if " blocked task(s)" in one.text]
+    task_id = shown.split()[shown.split().index("task") + 1].rstrip(",")
+    add_task(database, id=task_id, status="RUNNING")
+    database.execute(
+        "INSERT INTO horsies_blocked (id, kind, status, generation, action, error, since) SELECT id, "
+        "'task', status, generation, 'record', '23514 no such card', now() - interval '42 s' "
+        "FROM horsies_tasks"
+    )
+    assert plain(horsies("status").out).endswith(plain(shown))
 
 
 def test_a_worker_prints_the_banner_of_the_documentation(tmp_path: Path) -> None:

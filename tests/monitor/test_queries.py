@@ -10,8 +10,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from horsies.app import Horsies
-from horsies.db import paging
 from horsies.ids import first_id_at, new_id
+from horsies.monitor import paging
 from horsies.monitoring import RunPage, TaskPage, TaskSummary
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode

@@ -59,7 +59,10 @@ EXPECTED = {
 }
 
 
-@pytest.mark.skipif(not HAS_TASKS, reason="django.tasks is new in Django 6")
+@pytest.mark.skipif(
+    not HAS_TASKS,
+    reason=f"django.tasks is new in Django 6, which needs Python 3.12; this is {django.get_version()}",
+)
 def test_tasks_of_django_run_in_a_worker(tmp_path: Path, database_url: str) -> None:
     log = tmp_path / "worker.log"
     with log.open("w") as output:
@@ -83,7 +86,7 @@ def test_tasks_of_django_run_in_a_worker(tmp_path: Path, database_url: str) -> N
     )
 
 
-@pytest.mark.skipif(HAS_TASKS, reason="only an older Django has no django.tasks")
+@pytest.mark.skipif(HAS_TASKS, reason="this Django has django.tasks")
 def test_an_older_django_is_named() -> None:
     with pytest.raises(ImportError, match="needs Django 6 or newer"):
         __import__("horsies.django")

@@ -124,7 +124,8 @@ def _methods(module: str, node: ast.ClassDef) -> Iterator[tuple[str, str]]:
             continue
         decorators = {ast.unparse(decorator) for decorator in one.decorator_list}
         if text := ast.get_docstring(one):
-            shown = one.name if "property" in decorators else _signature(one, is_method=True)
+            is_property = bool(decorators & {"property", "cached_property"})
+            shown = one.name if is_property else _signature(one, is_method=True)
             first = " ".join(_plain(text.split("\n\n", 1)[0]).split())
             yield one.name, f"- `{shown}`: {first}"
     for base in node.bases:

@@ -59,6 +59,10 @@ class Doors:
         assert [one["code"] for one in api.json()["reasons"]] == expected
         assert api.json().keys() == document.keys()
         assert _CODE.findall(page.text) == expected
+        obstacles = [one.code for one in explanation.reasons if one.blocks]
+        for said in (document, api.json()):
+            assert [one["code"] for one in said["reasons"] if one["blocks"]] == obstacles
+        assert page.text.count('class="blocks"') == len(obstacles)
         for one in explanation.reasons:
             if one.remedy is not None and " s " not in one.remedy:
                 assert one.remedy in html.unescape(page.text)

@@ -22,7 +22,11 @@ class Terminal:
     """A command in the foreground of a terminal; everything it starts is gone after ``destroy``."""
 
     def __init__(
-        self, command: Sequence[str], directory: Path, environment: Mapping[str, str]
+        self,
+        command: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
     ) -> None:
         self._master, slave = pty.openpty()
         os.set_blocking(self._master, False)
@@ -36,6 +40,7 @@ class Terminal:
                 stdout=slave,
                 stderr=slave,
                 start_new_session=True,
+                pass_fds=descriptors,
             )
         finally:
             os.close(slave)

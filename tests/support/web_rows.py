@@ -11,7 +11,7 @@ from horsies import from_node
 from horsies.app import Horsies
 from horsies.config.schedules import TaskSchedule
 from horsies.timetable.patterns import IntervalSchedule
-from horsies.web.routes import Route
+from horsies.web.rendering import Route
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
 

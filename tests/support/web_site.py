@@ -12,8 +12,7 @@ from horsies.config.postgres import PostgresConfig
 from horsies.web.access import VERBS, Access, AllowAll, Policy, Signer
 from horsies.web.app import Dashboard, help_page
 from horsies.web.reading import web_broker
-from horsies.web.rendering import Page, Settings, Site, View, environment
-from horsies.web.routes import Handler, Route
+from horsies.web.rendering import Handler, Page, Route, Settings, Site, View, environment
 
 TEMPLATES = {
     "counter.html": """{% extends "base.html" %}

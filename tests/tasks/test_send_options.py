@@ -24,10 +24,11 @@ from horsies import (
     TaskSendErrorCode,
     TaskSendFailed,
 )
-from horsies.tasks.headers import set_inherited
+from horsies.current_task import CurrentTask, set_running_task
 from horsies.tasks.options import SendOptions
 from horsies.tasks.request import Stamp, TaskSendResult, prepare, replay
 from horsies.testing import capture_sends
+from horsies.worker.protocol import Assignment
 from tests.support.applications import Call
 from tests.support.database import Database
 from tests.support.rows import row_of, stored
@@ -55,9 +56,12 @@ def queued(process_url: str, connection: Database) -> Iterator[Horsies]:
 
 @pytest.fixture
 def inheriting() -> Iterator[None]:
-    set_inherited({"tenant": "red", "user": "ada"})
+    options = json.dumps({"headers": {"tenant": "red", "user": "ada"}})
+    kept = f"1\x000\x00default\x00{options}\x00" + "\n" * 7
+    assignment = Assignment("id-1", 1, "outer", 1, "[]", "{}", None, None, kept)
+    set_running_task(CurrentTask(assignment, 0.0))
     yield
-    set_inherited(None)
+    set_running_task(None)
 
 
 class BrokenMapping(Mapping[str, str]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from horsies import (
     from_node,
     start_many,
 )
+from horsies.tasks.broker import PostgresBroker
 from horsies.testing import CapturedSend, capture_sends
 from tests.support.applications import Call
 
@@ -184,3 +186,19 @@ def test_after_the_block_the_application_has_its_own_broker(app: Horsies, mail: 
 def test_a_captured_send_is_a_value() -> None:
     one = CapturedSend("mail", (1,), {}, "id", "default", 100)
     assert one == CapturedSend("mail", (1,), {}, "id", "default", 100)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (0, 2, 1), (1, 2, 0), (2, 1, 0)])
+def test_overlapping_blocks_may_end_in_any_order(
+    app: Horsies, mail: Any, order: tuple[int, ...]
+) -> None:
+    blocks = [ExitStack() for _ in order]
+    captured = [block.enter_context(capture_sends(app)) for block in blocks]
+    open_ones = [0, 1, 2]
+    for place in order:
+        mail.send(str(place)).unwrap()
+        assert [one.args for one in captured[max(open_ones)]][-1] == (str(place),)
+        blocks[place].close()
+        open_ones.remove(place)
+    assert sum(map(len, captured)) == 3
+    assert type(app.get_broker()) is PostgresBroker

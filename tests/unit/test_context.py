@@ -25,7 +25,7 @@ from horsies import (
 )
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import ResultCodec, decode_untyped, encode_task_error
-from horsies.workflow.nodes.context import UpstreamResult, skipped_result
+from horsies.workflow.nodes.context import UpstreamResult
 from tests.support.apps.shop import app, number, square
 
 SUMMARY = SubWorkflowSummary[Any](
@@ -112,12 +112,6 @@ def test_results_of_every_kind_of_node_are_typed() -> None:
 def test_a_result_made_by_hand_is_handed_out_as_it_is() -> None:
     result: TaskResult[Any, TaskError] = TaskResult(ok=object())
     assert context(n=result).result_for(NodeKey("n")) is result
-
-
-def test_a_skipped_node_has_an_error_that_says_so() -> None:
-    error = context(n=skipped_result(4)).result_for(NodeKey("n")).err_value
-    assert error.error_code is OutcomeCode.UPSTREAM_SKIPPED
-    assert error.data == {"dependency_index": 4}
 
 
 def test_an_error_of_the_user_s_own_type_arrives_as_it_was() -> None:

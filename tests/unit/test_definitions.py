@@ -19,7 +19,7 @@ from horsies import (
     WorkflowValidationError,
     from_node,
 )
-from horsies.workflow.definition import build_child, definition_by_key
+from horsies.workflow.definition import definition_by_key
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 from tests.support.apps.shop import app, codes_of, double, number, numbers, square, total, word
 
@@ -313,14 +313,6 @@ def test_what_a_class_takes_is_known_by_its_own_build_with() -> None:
     assert signature is not None
     assert signature.names.shown == "times, start"
     assert signature.encode_keywords({"times": 2}).unwrap() == '{"times":2}'
-
-
-def test_a_child_is_built_with_its_parameters() -> None:
-    assert len(build_child(app, Repeating, {"times": 2}).tasks) == 3
-
-
-def test_a_child_cannot_be_built_without_an_application() -> None:
-    assert codes_of(lambda: build_child(None, Doubling, {})) == ["HRS-018"]
 
 
 def test_nodes_set_later_belong_to_the_definition() -> None:

@@ -9,7 +9,6 @@ from itertools import combinations, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horsies.web.drawing import Node, draw_graph
 from horsies.web.folding import FOLD_ABOVE, fold, folded_graph
 from horsies.web.layout import (
     BOX_HEIGHT,
@@ -21,6 +20,7 @@ from horsies.web.layout import (
     Layout,
     lay_out,
 )
+from horsies.web.run_graph import Node, draw_graph
 from tests.support.examples import examples
 
 STATUSES = ("COMPLETED", "FAILED", "SKIPPED", "RUNNING", "PAUSED", "ENQUEUED", "READY", "PENDING")

@@ -281,6 +281,16 @@ def sentence(situation: TaskSituation, code: str) -> str:
     return found.sentence
 
 
+def test_an_end_is_described_by_its_kind_and_time() -> None:
+    when = "at 2026-11-15 11:56:00 UTC, 4 min ago"
+    ended = {**FAILED, "ended_at": ago(240)}
+    assert sentence(waits(**ended), "ENDED") == f"It failed with BROKE {when}."
+    completed = waits(status="COMPLETED", ended_at=ago(240))
+    assert sentence(completed, "ENDED") == f"It completed {when}."
+    (found,) = run_reasons(run(status="CANCELLED", completed_at=ago(240)), [], {})
+    assert found.sentence == f"Run orders ended as CANCELLED {when}."
+
+
 def test_sentences_name_those_in_the_way_and_the_numbers() -> None:
     capped = queue(
         [worker(queue_caps={"mail": 3})], places=[place(in_queue=3), place(2, in_queue=3)]

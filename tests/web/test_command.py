@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from horsies.cli.main import command_line
+from horsies.cli.web import bound
 from horsies.web import hash_password
 from tests.web.conftest import served
 
@@ -78,6 +80,26 @@ def test_a_port_in_use_is_named() -> None:
         answer = refusal(*URL, "--port", str(port))
     wanted = f"--host 127.0.0.1 --port {port} cannot be used: address already in use."
     assert answer == f"error: {wanted}\n"
+
+
+def test_answers_are_sent_at_once() -> None:
+    """With Nagle's algorithm, the body of a page waits 40 ms for the acknowledgement of its head."""
+    assert asyncio.run(_nodelay_of_an_answer()) != 0
+
+
+async def _nodelay_of_an_answer() -> int:
+    accepted: asyncio.Future[asyncio.StreamWriter] = asyncio.get_running_loop().create_future()
+    with bound("127.0.0.1", 0) as listening:
+        server = await asyncio.start_server(lambda _, out: accepted.set_result(out), sock=listening)
+        async with server:
+            _, ours = await asyncio.open_connection(*listening.getsockname()[:2])
+            theirs = await accepted
+            answering = theirs.get_extra_info("socket")
+            nodelay: int = answering.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            for writer in (ours, theirs):
+                writer.close()
+                await writer.wait_closed()
+    return nodelay
 
 
 def test_users_of_a_file_log_in(process_url: str, tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from starlette.routing import compile_path
 from horsies.app import Horsies
 from horsies.web import VERBS, Access, ViewOnly
 from horsies.web.app import ROUTES
-from horsies.web.rendering import static_files
-from horsies.web.routes import Route
+from horsies.web.rendering import Route, static_files
 from tests.support.applications import app_at
 from tests.support.database import Database
 from tests.support.web_rows import fill, path_of

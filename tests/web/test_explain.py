@@ -86,6 +86,16 @@ def test_a_stored_task_has_these_reasons(
     assert codes(doors.task(add_task(connection, **columns))) == expected
 
 
+def test_an_ended_task_has_no_obstacle(doors: Doors, connection: Database) -> None:
+    at = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    task_id = add_task(connection, status="FAILED", failed_at=at, error_code="NO_CARD")
+    explanation = doors.task(task_id)
+    assert not any(one.blocks for one in explanation.reasons)
+    assert the(explanation, "ENDED").since == at
+    sentence = the(explanation, "ENDED").sentence
+    assert sentence.startswith("It failed with NO_CARD at 2026-03-01 12:00:00 UTC, ")
+
+
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [

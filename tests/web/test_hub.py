@@ -11,7 +11,8 @@ import pytest
 from starlette.responses import Response, StreamingResponse
 
 from horsies.web.hub import STREAMS_MAX, STREAMS_PER_CLIENT_MAX, Hub, rest_after
-from horsies.web.rendering import Page, Unavailable, View
+from horsies.web.reading import Unavailable
+from horsies.web.rendering import Page, View
 from tests.support.web_site import Counter, site_of, view_of
 
 

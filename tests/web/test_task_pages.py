@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from horsies.db import paging
 from horsies.ids import new_id
+from horsies.monitor import paging
 from horsies.web import ViewOnly
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_task, add_worker, ago

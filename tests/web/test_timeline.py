@@ -11,8 +11,8 @@ import pytest
 from horsies.db.statements.monitor import TaskDetail
 from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.states import TaskAttemptOutcome
-from horsies.web.frames import Folded, Frame, Text, read_traceback
-from horsies.web.timeline import draw_life, life_of
+from horsies.web.task_life import draw_life, life_of
+from horsies.web.tracebacks import Folded, Frame, Text, read_traceback
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

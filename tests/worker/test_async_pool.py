@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import selectors
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from horsies.worker.pool.assignments import Died, Reported, Stopped
+from horsies.worker.pool.assignments import Died, Reported, Stopped, TakenBack
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.mixed_pool import MixedPool
@@ -70,8 +72,10 @@ def test_the_end_of_a_lost_attempt_costs_its_child_no_other_task(
 ) -> None:
     """Another worker recovered the task, and its next attempt runs in the other child."""
     first, second = pool.asynchronous.next_pids(2)
-    lost, neighbour = (assignment("wait_for_ever", str(tmp_path / "a"), False) for _ in range(2))
+    begun = tmp_path / "begun"
+    lost, neighbour = (assignment("wait_for_ever", str(begun), False) for _ in range(2))
     pool.dispatch(lost, first)
+    wait_until(begun.exists)
     pool.dispatch(neighbour, first)
     pool.stop_task(lost.task_id, "lost")
     again = lost._replace(generation=lost.generation + 1)
@@ -82,6 +86,22 @@ def test_the_end_of_a_lost_attempt_costs_its_child_no_other_task(
         neighbour.task_id: first,
         again.task_id: second,
     }
+
+
+def test_a_task_that_is_stopped_before_its_first_step_comes_back(
+    pool: MixedPool, tmp_path: Path
+) -> None:
+    pid, _ = pool.asynchronous.next_pids(2)
+    unstarted = assignment("wait_for_ever", str(tmp_path / "begun"), False)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        pool.dispatch(unstarted, pid)
+        pool.stop_task(unstarted.task_id, "cancel")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert collect_events(pool, 1, TakenBack) == [TakenBack([unstarted])]
+    assert not (tmp_path / "begun").exists()
+    assert (pool.asynchronous.places, list(pool.busy)) == (6, [])
 
 
 def test_a_lost_attempt_that_does_not_stop_is_killed_although_the_next_one_runs(

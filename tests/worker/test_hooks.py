@@ -18,9 +18,8 @@ from horsies import (
     TaskError,
     TaskResult,
 )
-from horsies.current_task import CurrentTask, set_running_task
+from horsies.current_task import CurrentTask, inherited_headers, set_running_task
 from horsies.errors import TaskStopped
-from horsies.tasks.headers import inherited
 from horsies.worker.child.execute import AppProgram
 from horsies.worker.protocol import Assignment, ChildReport
 
@@ -226,11 +225,11 @@ def test_sends_of_a_task_inherit_its_headers(app: Horsies) -> None:
 
     @app.around_task
     def look(task: CurrentTask) -> Iterator[None]:
-        seen.append(dict(inherited()))
+        seen.append(dict(inherited_headers()))
         yield
 
     options = json.dumps({"headers": {"tenant": "a"}})
     run(app, "work", stored=f"1\x000\x00default\x00{options}\x00" + "\n" * 7)
     run(app, "work")
     assert seen == [{"tenant": "a"}, {}]
-    assert inherited() == {}
+    assert inherited_headers() == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -115,6 +116,21 @@ def test_a_report_becomes_an_outcome_until_it_is_recorded(in_flight: InFlight) -
     assert (in_flight.running_count, in_flight.is_empty, held_ids(in_flight)) == (0, False, ["a"])
     in_flight.close_recorded(in_flight.outcomes, {"a"})
     assert in_flight.is_empty
+
+
+def test_an_outcome_that_waited_for_the_database_counts_the_wait_from_its_start(
+    in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr("horsies.worker.in_flight.time", clock)
+    in_flight.hand_out([claimed("a", 1), claimed("b", 2)])
+    in_flight.absorb([report("a")._replace(run_seconds=0.5)])
+    clock.monotonic = lambda: 100.5
+    in_flight.absorb([Died(attempt("b"), 2, "signal 9", run_seconds=2.0)])
+    assert [one.run_us for one in in_flight.next_outcomes()] == [500_000, 2_000_000]
+    clock.monotonic = lambda: 130.5
+    for _ in range(2):  # the first turn after an outage may fail
+        assert [one.run_us for one in in_flight.next_outcomes()] == [31_000_000, 32_000_000]
 
 
 def test_two_attempts_of_one_task_are_not_recorded_in_one_turn(

@@ -27,7 +27,7 @@ from horsies.worker.notifications import (
 from tests.support.wait import wait_until
 
 ECHO = echo_channel(new_id())
-QUEUE, CANCEL_CHANNEL, PING_CHANNEL = worker_channels(["default"])
+QUEUE, CANCEL_CHANNEL, PAUSE_CHANNEL, PING_CHANNEL = worker_channels(["default"])
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def worker(
     worker = WorkerConnection(
         Database(config, "worker"),
         WorkerResilienceConfig(),
-        (QUEUE, CANCEL_CHANNEL, PING_CHANNEL, ECHO),
+        (QUEUE, CANCEL_CHANNEL, PAUSE_CHANNEL, PING_CHANNEL, ECHO),
         lock_key(new_id()),
         selector,
     )
@@ -69,6 +69,9 @@ def test_an_echo_is_no_news(
         notify(connection, PING_CHANNEL, "ping")
     wait_for_socket(selector)
     assert worker.receive() == NotificationBatch(True, frozenset({"id"}), ("ping",))
+    notify(connection, PAUSE_CHANNEL, "default")
+    wait_for_socket(selector)
+    assert worker.receive() == NotificationBatch(False, frozenset(), paused=True)
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

@@ -17,6 +17,7 @@ from horsies.worker.pool.assignments import Died, PoolEvent, Reported, Stopped, 
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildPool
+from tests.support.examples import examples
 from tests.support.pool import BOOT, assignment
 from tests.support.wait import wait_until
 
@@ -181,7 +182,7 @@ class WindowOfOneChild(RuleBasedStateMachine):
 
 TestWindowOfOneChild = WindowOfOneChild.TestCase
 TestWindowOfOneChild.settings = settings(
-    max_examples=8,
+    max_examples=examples(16),
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import selectors
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from horsies.app import Horsies
 from horsies.worker.config import WorkerConfig
 from horsies.worker.loop import ExitCode, Worker
 from tests.support.pool import MakePool
+from tests.support.rows import add_task, ago
 
 
 def recorded_stops(connection: Connection[Any]) -> list[bool]:
@@ -93,3 +95,35 @@ def test_a_stop_that_cannot_be_recorded_neither_delays_nor_breaks_the_end(
         assert recorded_stops(connection) == [False]
     finally:
         connection.execute("ROLLBACK")
+
+
+def test_a_burst_reports_the_due_tasks_of_paused_queues(
+    app: Horsies,
+    make_pool: MakePool,
+    selector: selectors.BaseSelector,
+    connection: Connection[Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection.execute(
+        "INSERT INTO horsies_queues (queue_name, paused_at)"
+        " VALUES ('mail', now()), ('empty', now()), ('unserved', now()), ('open', NULL)"
+    )
+    for delay_seconds in (0, 0, 0, 3600):
+        add_task(connection, queue_name="mail", enqueued_at=ago(-delay_seconds))
+    config = WorkerConfig("app:app", 1, ["open", "mail", "empty"], burst=True)
+    with caplog.at_level(logging.INFO, "horsies.worker"):
+        assert Worker(app, config, make_pool(1), selector).run() is ExitCode.CLEAN
+    assert "paused queues were not served; due tasks left: mail 3, empty 0" in caplog.messages
+
+
+def test_a_burst_without_paused_queues_reports_none(
+    app: Horsies,
+    make_pool: MakePool,
+    selector: selectors.BaseSelector,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = WorkerConfig("app:app", 1, ["default"], burst=True)
+    with caplog.at_level(logging.INFO, "horsies.worker"):
+        assert Worker(app, config, make_pool(1), selector).run() is ExitCode.CLEAN
+    assert "nothing more is due: 0 attempt(s) ran" in caplog.messages
+    assert not [one for one in caplog.messages if "paused" in one]

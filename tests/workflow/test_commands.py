@@ -21,8 +21,8 @@ from horsies import (
     from_node,
     start_many,
 )
-from horsies.db import paging
 from horsies.ids import new_id
+from horsies.monitor import paging
 from horsies.monitor.queries import RunFilters, list_runs
 from horsies.result import Ok
 from horsies.workflow.run import listing
@@ -296,7 +296,7 @@ def test_a_thousand_nodes_are_folded_unless_asked_for(
 def test_a_terminal_without_unicode_gets_plain_marks(
     horsies: Run, handle: WorkflowHandle[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horsies.cli.output_workflows.output_encoding", lambda: "ascii")
+    monkeypatch.setattr("horsies.cli.workflows.output_encoding", lambda: "ascii")
     out = horsies("workflow", "show", handle.workflow_id).out
     assert out.isascii()
     assert picture_of(out) == ["o first  number", ". last  add"]

@@ -256,14 +256,11 @@ def history(
     if as_json:
         output.print_json({"actions": [row._asdict() for row in found]})
         return
-    if not found:
-        output.print_parts("No change is on record.")
-        return
     table = output.plain_table("TIME (UTC)", "BY", "CHANGE", flexible="CHANGE")
     for row in found:
         by = output.safe_text(f"{row.actor}\n{row.source}")
         table.add_row((output.timestamp(row.at) or "")[:19], by, _change_text(row))
-    output.print_parts(table)
+    output.print_parts(table if found else "No change is on record.")
     if len(found) == limit:
         typer.echo(f"There may be more: --before {found[-1].id}", err=True)
 
@@ -308,8 +305,10 @@ def _change_each(
         done = change(task_id)
         if isinstance(done, Err):
             typer.echo(f"error: {done.err_value.message}", err=True)
-            exit_codes.append(_exit_code(done.err_value))
-            if done.err_value.code is TaskActionErrorCode.DB_OPERATION_FAILED:
+            code = done.err_value.code
+            is_missing = code is TaskActionErrorCode.TASK_NOT_FOUND
+            exit_codes.append(EXIT_NOT_FOUND if is_missing else EXIT_FAILED)
+            if code is TaskActionErrorCode.DB_OPERATION_FAILED:
                 break
         else:
             changes.append(done.ok_value)
@@ -321,8 +320,3 @@ def _change_each(
         output.print_json(asdict(changes[0]))
     if exit_codes:
         raise typer.Exit(min(exit_codes))
-
-
-def _exit_code(error: TaskActionError) -> int:
-    is_missing = error.code is TaskActionErrorCode.TASK_NOT_FOUND
-    return EXIT_NOT_FOUND if is_missing else EXIT_FAILED

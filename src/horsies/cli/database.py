@@ -16,13 +16,13 @@ from horsies.cli.options import (
     DatabaseUrlOption,
     LocatorArgument,
     ModuleOption,
+    exit_with,
     named_database,
     open_app,
     refuse_both,
 )
-from horsies.cli.session import exit_with
 from horsies.config.postgres import PostgresConfig
-from horsies.database_url import DEFAULT_SCHEMA, mask_url
+from horsies.database_url import DEFAULT_SCHEMA, is_embedded, mask_url
 from horsies.db import embedded
 from horsies.db.database import resolve_url
 from horsies.errors import ConfigurationError
@@ -66,9 +66,8 @@ def url(
     typer.echo(shown)
     if shown.partition(":")[2] != address.partition(":")[2]:
         typer.echo("note: the password is hidden; --with-password prints it", err=True)
-    if embedded.is_embedded(config.database_url) and not embedded.is_used_by_others(
-        config.database_url
-    ):
+    given = config.database_url
+    if is_embedded(given) and not embedded.is_used_by_others(given):
         typer.echo(
             "note: no other process uses the embedded server, so it stops now; it answers at this address "
             "while a worker or `horsies db psql` runs",

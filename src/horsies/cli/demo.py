@@ -31,8 +31,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 from horsies._version import __version__
-from horsies.cli.options import named_database
-from horsies.cli.session import exit_with
+from horsies.cli.options import exit_with, named_database
 from horsies.cli.supervise import PART_ENTRY
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import SCHEMA_VARIABLE, URL_VARIABLES, mask_url
@@ -360,8 +359,9 @@ def _run_schedule(console: Console, app: Horsies) -> Part:
         (state,) = app.schedules.list().unwrap()
         sent = state.run_count
         time.sleep(0 if sent else 0.1)
-    console.print(f"the scheduler has sent {sent} tasks since the worker started")
-    return Part("a schedule", f"{sent} tasks", sent > 0)
+    tasks = "1 task" if sent == 1 else f"{sent} tasks"
+    console.print(f"the scheduler has sent {tasks} since the worker started")
+    return Part("a schedule", tasks, sent > 0)
 
 
 def _send(app: Horsies, task_name: str, *arguments: Any) -> TaskHandle[Any]:

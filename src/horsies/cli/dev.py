@@ -22,9 +22,9 @@ from horsies.cli.options import (
 from horsies.cli.supervise import Part, Supervisor, can_watch, watched_folders
 from horsies.cli.web import PORT, REQUIRED
 from horsies.cli.worker import OPTIONAL_SCHEDULER_VARIABLE
-from horsies.database_url import URL_VARIABLES, mask_url
-from horsies.db.embedded import SCHEME
+from horsies.database_url import EMBEDDED_SCHEME, URL_VARIABLES, mask_url
 from horsies.db.migrate import apply_migrations
+from horsies.events import event_descriptors
 from horsies.logs import LogFormat, LogLevel, attach_handler
 
 logger = logging.getLogger("horsies.dev")
@@ -82,14 +82,14 @@ def dev(
     _prepare_database(named)
     assert named is not None
     os.environ[OPTIONAL_SCHEDULER_VARIABLE] = "1"
-    worker = ["worker", named, "--with-scheduler", f"--shutdown-grace={shutdown_grace}"]
-    worker += [] if processes is None else [f"--processes={processes}"]
     log = f"--log-format={log_format.value}"
-    parts = [Part("worker", [*worker, log, f"--loglevel={loglevel.value}"])]
+    worker = ["worker", named, "--with-scheduler", log, f"--loglevel={loglevel.value}"]
+    limits = {"shutdown-grace": shutdown_grace, "processes": processes}
+    worker += [f"--{name}={value}" for name, value in limits.items() if value is not None]
+    parts = [Part("worker", worker, descriptors=event_descriptors())]
     if web and _has_dashboard():
-        address = f"--port={_free_port() if port is None else port}"
-        dashboard = ["web", named, address, "--enable-actions", "--payload", log]
-        parts.append(Part("dashboard", dashboard))
+        flags = [f"--port={port or _free_port()}", "--enable-actions", "--payload", log]
+        parts.append(Part("dashboard", ["web", named, *flags]))
     folders = watched_folders(named) if reload and _can_reload() else ()
     raise typer.Exit(Supervisor(parts, named, folders).run())
 
@@ -97,7 +97,7 @@ def dev(
 def _name_database() -> None:
     """Choose a private PostgreSQL if the environment names no database."""
     if not any(os.environ.get(name, "").strip() for name in URL_VARIABLES):
-        variable, url = URL_VARIABLES[0], f"{SCHEME}://"
+        variable, url = URL_VARIABLES[0], EMBEDDED_SCHEME
         os.environ[variable] = url
         logger.info("no database URL is set: %s=%s, in other terminals too", variable, url)
 

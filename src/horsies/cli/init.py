@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from horsies._version import __version__
-from horsies.cli.session import exit_with
+from horsies.cli.options import exit_with
 
 TEMPLATE = Path(__file__).with_name("template")
 # A directory with nothing but these counts as empty.
@@ -85,7 +85,6 @@ def _is_taken(name: str) -> bool:
 
 
 def project_files(name: str) -> dict[Path, str]:
-    """Return the files of the project with their contents."""
     files = {}
     for source in sorted(path for path in TEMPLATE.rglob("*") if path.is_file()):
         if "__pycache__" in source.parts:

@@ -140,11 +140,7 @@ class Overview(ScreenGroup):
     """The command line as a whole; its help text loads no command."""
 
     def sections(self) -> Sections:
-        known = {
-            title: [(name, text) for name, text in commands.items() if name in _MODULES]
-            for title, commands in _GROUPS.items()
-        }
-        return {f"{title}:": rows for title, rows in known.items()}
+        return {f"{title}:": list(commands.items()) for title, commands in _GROUPS.items()}
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return ["[--version]", "COMMAND", "..."]

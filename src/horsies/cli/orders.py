@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -106,7 +106,7 @@ def _show_progress(state: OrderState) -> None:
 
 def _show_preview(preview: Preview, run: OrderRun) -> None:
     if run.as_json:
-        output.print_json(preview_document(preview))
+        output.print_json(preview.document())
         return
     if not preview.matching:
         typer.echo("No task matches.")
@@ -121,21 +121,6 @@ def _show_preview(preview: Preview, run: OrderRun) -> None:
     if preview.has_more and preview.oldest_at is not None:
         until = preview.oldest_at.isoformat(timespec="milliseconds")
         typer.echo(f"This is the most for one order; for older tasks: --until {until}", err=True)
-
-
-def preview_document(preview: Preview) -> dict[str, Any]:
-    """Return a dry run as JSON values."""
-    return {
-        "order_id": preview.order.id,
-        "verb": preview.order.verb.value,
-        "subject": preview.order.subject,
-        "matching": preview.matching,
-        "eligible": preview.eligible,
-        "refused": dict(preview.refused),
-        "newest_at": preview.newest_at,
-        "oldest_at": preview.oldest_at,
-        "has_more": preview.has_more,
-    }
 
 
 def _show_state(state: OrderState, run: OrderRun) -> None:

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from horsies.cli.layout import Align as Align
-from horsies.cli.layout import Table as Table
-from horsies.cli.layout import Text as Text
+from horsies.cli.layout import Align, Table, Text
 from horsies.logs import colors_wanted
 from horsies.logs import duration as duration
 from horsies.logs import memory as memory
@@ -23,12 +21,11 @@ from horsies.logs import timestamp as timestamp
 from horsies.modules import Deferred
 
 if TYPE_CHECKING:
-    from horsies.db import paging
-    from horsies.db.paging import Page
-    from horsies.monitor import documents
+    from horsies.monitor import documents, paging
+    from horsies.monitor.paging import Page
 else:
     documents = Deferred("horsies.monitor.documents")
-    paging = Deferred("horsies.db.paging")
+    paging = Deferred("horsies.monitor.paging")
 
 STATUS_STYLES = {"FAILED": "red", "EXPIRED": "yellow", "RUNNING": "green", "CANCELLED": "dim"}
 

@@ -180,12 +180,7 @@ def _ping(broker: PostgresBroker, found: Sequence[WorkerSummary]) -> dict[str, W
     return {pong.worker_id: pong for pong in unwrap_or_exit(done)}
 
 
-def _print_workers(
-    workers: Sequence[WorkerSummary], pongs: dict[str, WorkerPong] | None = None
-) -> None:
-    if not workers:
-        output.print_parts("No worker is running.")
-        return
+def _print_workers(workers: Sequence[WorkerSummary], pongs: dict[str, WorkerPong] | None) -> None:
     columns = _WORKER_COLUMNS if pongs is None else (*_WORKER_COLUMNS, "PING")
     table = output.plain_table(*columns, flexible="WORKER")
     for worker in workers:
@@ -208,4 +203,4 @@ def _print_workers(
             pong = pongs.get(worker.worker_id)
             cells.append(f"{pong.latency_ms:.0f} ms" if pong else "none")
         table.add_row(*cells)
-    output.print_parts(table)
+    output.print_parts(table if workers else "No worker is running.")

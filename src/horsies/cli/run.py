@@ -19,7 +19,7 @@ from horsies.cli.options import (
     refuse_broken_app,
 )
 from horsies.cli.session import EXIT_FAILED, EXIT_NOT_FOUND, exit_with, unwrap_or_exit
-from horsies.current_task import CurrentTask, current_task, set_running_task
+from horsies.current_task import CurrentTask, set_running_task
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Script
 from horsies.db.statements.lookup import read_request
@@ -28,7 +28,6 @@ from horsies.db.statements.turn import ClaimedTask
 from horsies.ids import stored_form
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
-from horsies.tasks.headers import set_inherited
 from horsies.tasks.hooks import as_plain_calls
 from horsies.worker.child.builtin_tasks import is_builtin
 from horsies.worker.child.execute import execute
@@ -114,11 +113,9 @@ def _execute(app: Horsies, assignment: Assignment) -> ChildReport:
     for hook in as_plain_calls(app.hooks.start):
         hook()
     set_running_task(CurrentTask(assignment, time.time()))
-    set_inherited(current_task().headers)
     try:
         return execute(app, assignment)
     finally:
-        set_inherited(None)
         set_running_task(None)
         for hook in as_plain_calls(app.hooks.stop[::-1]):
             hook()

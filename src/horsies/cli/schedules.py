@@ -16,18 +16,16 @@ from horsies.cli import output
 from horsies.cli.options import (
     DatabaseUrlOption,
     ModuleOption,
-    open_app,
     refuse_both,
     refuse_broken_app,
 )
-from horsies.cli.session import JsonOption, ReasonOption, open_session, unwrap_or_exit
+from horsies.cli.session import JsonOption, ReasonOption, Session, open_session, unwrap_or_exit
 from horsies.db.statements.schedules import (
     ScheduleRun,
     ScheduleState,
     pause_schedule,
     resume_schedule,
 )
-from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import failure_at
 from horsies.monitor.documents import schedule_document
 from horsies.scheduler.api import (
@@ -39,9 +37,8 @@ from horsies.scheduler.api import (
     runs_script,
     switch_script,
 )
-from horsies.tasks.broker import PostgresBroker
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.recording import Action, acting_as, process_user
+from horsies.tasks.recording import Action
 from horsies.tasks.send import Producer
 
 COUNT_MAX = 1_000
@@ -95,31 +92,24 @@ def schedules(
             help_text=f"horsies schedules {action.value} NAME",
         )
     if action is ScheduleAction.RUN:
-        _run(module, database_url, name or "", as_json)
-        return
+        refuse_both("--module", module, "--database-url", database_url)
+        if not module:
+            raise failure_at(
+                None,
+                "horsies schedules run needs an application.",
+                help_text=f"horsies schedules run {name} -m package.module:app",
+            )
     with open_session("schedules", module, database_url) as session:
-        _act(session.broker, action, name or "", count, as_json, reason)
+        _act(session, action, name or "", count, as_json, reason)
 
 
-def _run(module: str | None, database_url: str | None, name: str, as_json: bool) -> None:
+def _run(session: Session, name: str, as_json: bool) -> None:
     """Send the task of a schedule, or start its workflow, through the application."""
-    attach_handler(LogLevel.WARNING, LogFormat.TEXT)
-    refuse_both("--module", module, "--database-url", database_url)
-    if module is None:
-        raise failure_at(
-            None,
-            "horsies schedules run needs an application.",
-            help_text=f"horsies schedules run {name} -m package.module:app",
-        )
-    app = open_app("schedules", module)
+    app = session.app
+    assert app is not None
     refuse_broken_app(app)
-    broker = PostgresBroker(app.config.broker, role="operator", migrates=False)
-    producer = Producer(app.config, lambda: broker, app.are_sends_suppressed)
-    try:
-        with acting_as(process_user(), "cli"):
-            handle = unwrap_or_exit(Schedules(producer, app.definitions, app).run(name))
-    finally:
-        broker.close()
+    producer = Producer(app.config, lambda: session.broker, app.are_sends_suppressed)
+    handle = unwrap_or_exit(Schedules(producer, app.definitions, app).run(name))
     if isinstance(handle, TaskHandle):
         document = {"name": name, "task_id": handle.task_id}
         line = f"Schedule {name} was sent as task {handle.task_id}."
@@ -133,13 +123,14 @@ def _run(module: str | None, database_url: str | None, name: str, as_json: bool)
 
 
 def _act(
-    broker: PostgresBroker,
+    session: Session,
     action: ScheduleAction,
     name: str,
     count: int,
     as_json: bool,
     reason: str | None,
 ) -> None:
+    broker = session.broker
     match action:
         case ScheduleAction.LIST:
             _show_states(unwrap_or_exit(perform(broker, list_script())), as_json)
@@ -153,7 +144,7 @@ def _act(
             done = change(broker, record, switch_script(name, switch))
             _show_state(unwrap_or_exit(done).state, as_json)
         case ScheduleAction.RUN:
-            raise AssertionError("handled before")
+            _run(session, name, as_json)
         case _:
             assert_never(action)
 
@@ -161,9 +152,6 @@ def _act(
 def _show_states(states: Sequence[ScheduleState], as_json: bool) -> None:
     if as_json:
         output.print_json({"schedules": [schedule_document(state) for state in states]})
-        return
-    if not states:
-        output.print_parts("No schedule is on record.")
         return
     columns = ("SCHEDULE", "NEXT (UTC)", "LAST (UTC)", "STATUS", "RUNS")
     table = output.plain_table(*columns, flexible="SCHEDULE")
@@ -179,7 +167,7 @@ def _show_states(states: Sequence[ScheduleState], as_json: bool) -> None:
             output.status_text(state.last_status or "-"),
             f"{state.run_count:,}",
         )
-    output.print_parts(table)
+    output.print_parts(table if states else "No schedule is on record.")
 
 
 def _show_slots(name: str, slots: Sequence[datetime], as_json: bool) -> None:
@@ -195,15 +183,12 @@ def _show_runs(name: str, runs: Sequence[ScheduleRun], as_json: bool) -> None:
     if as_json:
         output.print_json({"name": name, "runs": [run._asdict() for run in runs]})
         return
-    if not runs:
-        output.print_parts("No run is on record.")
-        return
     table = output.plain_table("ID", "STATUS", "SLOT (UTC)", "ERROR", flexible="ERROR")
     for run in runs:
         slot = _second(run.scheduled_for) or "by hand"
         error = output.safe_text(run.error_code or "", "red")
         table.add_row(run.task_id, output.status_text(run.status), slot, error)
-    output.print_parts(table)
+    output.print_parts(table if runs else "No run is on record.")
 
 
 def _show_state(state: ScheduleState, as_json: bool) -> None:

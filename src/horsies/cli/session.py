@@ -29,6 +29,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 from horsies.tasks.recording import acting_as, process_user
 
 if TYPE_CHECKING:
+    from horsies.app import Horsies
     from horsies.config.postgres import PostgresConfig
     from horsies.monitor import queries
 else:
@@ -47,10 +48,22 @@ LimitOption = Annotated[int, typer.Option(min=1, max=LIMIT_MAX, help="Show at mo
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open database, and the queues of the application with their caps if one was named."""
+    """An open database, and the application if one was named."""
 
     broker: PostgresBroker
-    queue_caps: Mapping[str, int | None] | None
+    app: Horsies | None
+
+    @property
+    def queue_caps(self) -> Mapping[str, int | None] | None:
+        """The queues of the application with their caps."""
+        if self.app is None:
+            return None
+        return {queue.name: queue.max_concurrency for queue in self.app.config.queues()}
+
+    @property
+    def cluster_wide_cap(self) -> int | None:
+        """The cap of the application."""
+        return None if self.app is None else self.app.config.cluster_wide_cap
 
 
 @contextmanager
@@ -58,17 +71,16 @@ def open_session(command: str, locator: str | None, database_url: str | None) ->
     """Open the database that a command was given, directly or through an application."""
     attach_handler(LogLevel.WARNING, LogFormat.TEXT)
     refuse_both("LOCATOR", locator, "--database-url", database_url)
-    if locator:
-        app = open_app(command, locator)
+    app = open_app(command, locator) if locator else None
+    if app is not None:
         config = app.config.broker
-        caps = {queue.name: queue.max_concurrency for queue in app.config.queues()}
     else:
         quick = cast("PostgresConfig | None", default_config(database_url))
-        config, caps = quick or named_database(database_url), None
+        config = quick or named_database(database_url)
     broker = PostgresBroker(config, role="operator", migrates=False)
     try:
         with acting_as(process_user(), "cli"):
-            yield Session(broker, caps)
+            yield Session(broker, app)
     finally:
         broker.close()
 

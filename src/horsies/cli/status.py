@@ -68,7 +68,7 @@ def status(
     """
     with open_session("status", module or locator, database_url) as session:
         if not watch:
-            _print_status(_read_status(session), as_json)
+            _print_status(session, _read_status(session), as_json)
             return
         with suppress(KeyboardInterrupt):
             _watch_status(session, as_json, every)
@@ -87,18 +87,19 @@ def _watch_status(session: Session, as_json: bool, every: float) -> None:
         else:
             if sys.stdout.isatty():
                 sys.stdout.write(CLEAR_SCREEN)
-            _print_status(found.ok_value, as_json)
+            _print_status(session, found.ok_value, as_json)
             sys.stdout.flush()
         time.sleep(every)
         found = read_overview(session.broker, session.queue_caps)
 
 
-def _print_status(found: Overview, as_json: bool) -> None:
+def _print_status(session: Session, found: Overview, as_json: bool) -> None:
     if as_json:
         output.print_json(documents.overview_document(found))
     else:
         print_queues(found.queues)
-        lines = [_worker_summary(found.workers), *_serving_lines(found.workers)]
+        summary = _worker_summary(found.workers, session.cluster_wide_cap)
+        lines = [summary, *_serving_lines(found.workers)]
         output.print_parts(output.safe_text("\n".join(lines)))
         _print_blocked(found.blocked, found.blocked_count)
 
@@ -117,11 +118,7 @@ def _print_blocked(blocked: Sequence[BlockedRow], count: int) -> None:
 
 
 def print_queues(queues: Sequence[QueueOverview]) -> None:
-    if not queues:
-        output.print_parts(
-            "No queue is in use: no tasks are waiting or running, and no worker is alive."
-        )
-        return
+    nothing = "No queue is in use: no tasks are waiting or running, and no worker is alive."
     table = output.plain_table("QUEUE", *_QUEUE_COUNTS, flexible="QUEUE")
     for queue in queues:
         name = output.safe_text(queue.name)
@@ -140,7 +137,7 @@ def print_queues(queues: Sequence[QueueOverview]) -> None:
             output.duration(queue.oldest_waiting_seconds),
             *(f"{rate:,.0f}" for rate in rates),
         )
-    output.print_parts(table)
+    output.print_parts(table if queues else nothing)
 
 
 def _waiting_text(queue: QueueOverview, count: int) -> str:
@@ -152,16 +149,18 @@ def _cap_text(caps: Iterable[int | None]) -> str:
     return ", ".join("-" if cap is None else f"{cap:,}" for cap in caps) or "-"
 
 
-def _worker_summary(workers: Sequence[WorkerSummary]) -> str:
-    """Describe in one line how many workers there are and how busy they are."""
+def _worker_summary(workers: Sequence[WorkerSummary], configured_cap: int | None) -> str:
+    """Describe in one line how many workers there are, how busy they are, and the cap that they share."""
     if not workers:
-        return "No worker is running."
+        cap = "" if configured_cap is None else f"; cluster-wide cap {configured_cap:,}"
+        return f"No worker is running{cap}."
     healths = [health_of(worker) for worker in workers]
     alive = [worker for worker in workers if health_of(worker) is WorkerHealth.ALIVE]
     busy = sum(worker.tasks_running for worker in alive)
     total = sum(worker.processes for worker in alive)
+    noun = "worker" if len(alive) == 1 else "workers"
     children = "child" if total == 1 else "children"
-    line = f"{_counted(len(alive), 'worker')} alive, {busy} of {total} {children} busy"
+    line = f"{len(alive)} {noun} alive, {busy} of {total} {children} busy"
     known = [worker.memory_mb for worker in alive if worker.memory_mb is not None]
     line += f", {output.memory(sum(known))} of memory" if known else ""
     polling = sum(map(misses_notifications, alive))
@@ -185,7 +184,3 @@ def _serving_lines(workers: Sequence[WorkerSummary]) -> Iterator[str]:
         more = len(names) - _NAMES_SHOWN
         rest = f" and {more} more" if more > 0 else ""
         yield f"  {queues}: {', '.join(sorted(names)[:_NAMES_SHOWN])}{rest}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

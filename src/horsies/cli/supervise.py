@@ -43,12 +43,13 @@ class Part:
     """One command in a process of its own.
 
     With ``shares_terminal`` it stays in the foreground process group, so that a debugger can read from
-    the terminal. Ctrl-C then reaches it without the supervisor.
+    the terminal. Ctrl-C then reaches it without the supervisor. It inherits ``descriptors``.
     """
 
     name: str
     arguments: Sequence[str]
     shares_terminal: bool = False
+    descriptors: Sequence[int] = ()
     process: subprocess.Popen[bytes] | None = None
     is_reported: bool = False
 
@@ -63,6 +64,7 @@ class Part:
             [sys.executable, "-c", PART_ENTRY.format(os.getpid()), *self.arguments],
             stdin=None if self.shares_terminal else subprocess.DEVNULL,
             process_group=None if self.shares_terminal else 0,
+            pass_fds=self.descriptors,
         )
 
     def send(self, number: int) -> None:

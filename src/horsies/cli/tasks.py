@@ -97,9 +97,6 @@ def _task_id(text: str) -> str:
 
 
 def _print_tasks(tasks: Sequence[TaskSummary]) -> None:
-    if not tasks:
-        output.print_parts("No task matches.")
-        return
     table = output.plain_table("ID", "STATUS", "AGE", "TASK", flexible="TASK")
     for task in tasks:
         name = output.safe_text(f"{task.task_name} on {task.queue_name}")
@@ -110,7 +107,7 @@ def _print_tasks(tasks: Sequence[TaskSummary]) -> None:
         table.add_row(
             task.id, output.status_text(task.status), output.duration(task.age_seconds), name
         )
-    output.print_parts(table)
+    output.print_parts(table if tasks else "No task matches.")
 
 
 def _due(task: TaskSummary | TaskDetail) -> str | None:

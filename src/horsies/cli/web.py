@@ -21,12 +21,12 @@ from horsies.cli.options import (
     LogFormatOption,
     LogLevelOption,
     ModuleOption,
+    exit_with,
     named_database,
     open_app,
     refuse_both,
 )
-from horsies.cli.session import exit_with
-from horsies.db.embedded import is_embedded
+from horsies.database_url import is_embedded
 from horsies.logs import LogFormat, LogLevel, attach_handler
 
 if TYPE_CHECKING:
@@ -239,9 +239,9 @@ def _serve(app: ASGIApp, host: str, port: int, root_path: str) -> None:
         proxy_headers=False,
         lifespan="off",
     )
-    with _bound(host, port) as listening:
-        bound = listening.getsockname()[1]
-        address = f"http://{_in_url(host)}:{bound}{root_path.rstrip('/')}/"
+    with bound(host, port) as listening:
+        port = listening.getsockname()[1]
+        address = f"http://{_in_url(host)}:{port}{root_path.rstrip('/')}/"
         typer.echo(f"The dashboard is at {address} (Ctrl-C to stop).")
         # The server raises the signal once more after its shutdown: end with status 0.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -253,9 +253,11 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at this address; without it, the command ends."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio switches Nagle's algorithm off only if the protocol is named; with it, pages took 40 ms longer.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))

@@ -37,7 +37,7 @@ from horsies.database_url import mask_url
 from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.migrate import UnusableSchemaError
-from horsies.events import as_event, attach_event_handler
+from horsies.events import as_event, attach_event_handler, event_descriptors
 from horsies.logs import LogFormat, LogLevel, attach_handler, set_worker_name
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
 from horsies.worker import os_process
@@ -205,7 +205,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     Example:
         horsies worker shop.tasks:app --queues mail,reports --processes 4
     """
-    _start_logs(loglevel, log_format, quiet_tasks)
+    _start_logs(loglevel, log_format, quiet_tasks, supervises=reload)
     named = module or locator
     _refuse_all("--burst", burst, {"--with-scheduler": with_scheduler, "--reload": reload})
     _refuse_all("--debug", debug, {"--processes": processes, "--async-children": async_children})
@@ -234,9 +234,13 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     raise typer.Exit(int(_serve(app, config, start_method, with_scheduler=with_scheduler)))
 
 
-def _start_logs(loglevel: LogLevel, log_format: LogFormat, quiet_tasks: bool) -> None:
+def _start_logs(
+    loglevel: LogLevel, log_format: LogFormat, quiet_tasks: bool, *, supervises: bool
+) -> None:
+    """Attach the handlers; a supervisor leaves the descriptor of events to its worker."""
     attach_handler(loglevel, log_format)
-    attach_event_handler()
+    if not supervises:
+        attach_event_handler()
     ends_logger.setLevel(logging.WARNING if quiet_tasks else logging.NOTSET)
 
 
@@ -278,7 +282,7 @@ def _reload(locator: str | None, *, debug: bool) -> None:
     if locator is None:
         return
     arguments = [one for one in sys.argv[1:] if one != "--reload"]
-    parts = [Part("worker", arguments, shares_terminal=debug)]
+    parts = [Part("worker", arguments, debug, event_descriptors())]
     raise typer.Exit(Supervisor(parts, locator, watched_folders(locator)).run())
 
 
@@ -431,16 +435,24 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
 
 @contextmanager
 def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Callable[[], None]]:
-    """Count SIGTERM and SIGINT as stop requests; yield a function that wakes the loop.
+    """Count SIGTERM, SIGINT and the first SIGHUP as stop requests; yield a function that wakes the loop.
 
-    Afterwards both are ignored: a late signal must not replace the exit code.
+    Afterwards they are ignored: a late signal must not replace the exit code. SIGHUP of a closed terminal may
+    come twice, from the shell and from the kernel; ``nohup`` ignores it, and so does this worker then.
     """
     sender, receiver = socket.socketpair()
     sender.setblocking(False)
     receiver.setblocking(False)
     selector.register(receiver, selectors.EVENT_READ, lambda: receiver.recv(4096))
+
+    def hang_up(*_: object) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        worker.request_stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.request_stop())
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hang_up)
     previous_wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
 
     def wake() -> None:
@@ -451,7 +463,7 @@ def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Ca
         yield wake
     finally:
         signal.set_wakeup_fd(previous_wakeup)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         selector.unregister(receiver)
         sender.close()

@@ -7,11 +7,15 @@ database, not an application; exit codes are those of the other operator command
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from horsies.cli import output, output_workflows
+from horsies.cli import output
+from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import (
     EXIT_FAILED,
@@ -24,13 +28,18 @@ from horsies.cli.session import (
     parse_since,
     unwrap_or_exit,
 )
+from horsies.db.statements.workflows import BrokenRun, RunSummary
+from horsies.error_codes import error_code_text
+from horsies.logs import elapsed
 from horsies.monitor.documents import page_document
 from horsies.monitor.queries import RunFilters, list_runs
 from horsies.result import Err
-from horsies.states import WorkflowStatus
+from horsies.states import WorkflowStatus, WorkflowTaskStatus
 from horsies.workflow.run import listing
+from horsies.workflow.run.draw import ASCII_SYMBOLS, SYMBOLS, Line, Symbols, draw
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import HandleErrorCode, HandleResult
+from horsies.workflow.run.results import read_error
 
 T = TypeVar("T")
 
@@ -48,6 +57,17 @@ _NOT_FOUND = (
     HandleErrorCode.NODE_NOT_FOUND,
     HandleErrorCode.SIGNAL_NOT_FOUND,
 )
+_STYLES = {
+    **output.STATUS_STYLES,
+    "COMPLETED": "green",
+    "PAUSED": "yellow",
+    "SKIPPED": "dim",
+    "RUNNING": "bold green",
+    "name": "bold",
+    "note": "dim",
+    "frame": "dim",
+    "error": "red",
+}
 
 
 def workflows(
@@ -101,7 +121,7 @@ def workflows(
     if as_json:
         output.print_json(page_document(page, "workflows"))
         return
-    output_workflows.print_runs(page.rows)
+    _print_runs(page.rows)
     output.print_page_note(page, "runs")
 
 
@@ -130,7 +150,7 @@ def show(
     if as_json:
         output.print_json(listing.report_document(report))
     else:
-        output_workflows.print_run(report, fold=not every_node)
+        _print_run(report, fold=not every_node)
 
 
 @workflow.command()
@@ -282,14 +302,11 @@ def audit(
         found = unwrap_or_exit(listing.audit(session.broker, AUDIT_LIMIT))
     if as_json:
         output.print_json({"found": listing.problems_document(found)})
+    elif found:
+        _print_problems(found)
+        typer.echo(f"{len({one.id for one in found}):,} run(s) are inconsistent or blocked.")
     else:
-        output_workflows.print_problems(found)
-        runs = len({one.id for one in found})
-        typer.echo(
-            f"{runs:,} run(s) are inconsistent or blocked."
-            if found
-            else "All open runs are consistent."
-        )
+        typer.echo("All open runs are consistent.")
     if found:
         raise typer.Exit(EXIT_FAILED)
 
@@ -321,3 +338,97 @@ def _json(text: str) -> Any:
         raise typer.BadParameter(
             f"{text!r} is not JSON; text needs quotes of its own: '\"yes\"'", param_hint="VALUE"
         ) from None
+
+
+# Output
+
+
+def _print_runs(runs: Sequence[RunSummary]) -> None:
+    """Print one line per run, and further lines for its key, parent and error."""
+    table = output.plain_table("ID", "STATUS", "NODES", "AGE", "WORKFLOW", flexible="WORKFLOW")
+    for run in runs:
+        name = output.safe_text(run.name)
+        if run.workflow_key is not None:
+            name.append_text(output.safe_text(f"\n{run.workflow_key}", "dim"))
+        if run.parent_workflow_id is not None:
+            name.append("\npart of another", "dim")
+        if run.error_code is not None:
+            name.append_text(output.safe_text(f"\n{run.error_code}", "red"))
+        done = f"{run.total_nodes - run.open_nodes:,}/{run.total_nodes:,}"
+        status = Text(run.status, _STYLES.get(run.status, ""))
+        table.add_row(run.id, status, done, output.duration(run.age_seconds), name)
+    output.print_parts(table if runs else "No workflow matches.")
+
+
+def _print_run(report: listing.RunReport, *, fold: bool) -> None:
+    """Print one run: a line per fact, then the drawing of its graph."""
+    output.print_parts(output.fact_table(_facts(report)))
+    _, *lines = draw(report, symbols=_symbols(), fold=fold)
+    output.print_parts(*(_line(line) for line in lines))
+    if not report.is_whole:
+        output.print_parts(f"Only the first {len(report.below):,} runs below it are shown.")
+
+
+def _facts(report: listing.RunReport) -> Iterable[tuple[str, str | None]]:
+    run, error = report.run, read_error(report.run.error)
+    paused = [one.id for one in report.below if one.status == WorkflowStatus.PAUSED]
+    yield "workflow", f"{run.name} ({run.definition_key})"
+    yield "id", run.id
+    yield "key", run.workflow_key
+    yield "status", run.status
+    if error is not None:
+        code = error_code_text(error.error_code)
+        yield "error", ": ".join(part for part in (code, error.message) if part)
+    yield "success case", None if run.matched_case is None else str(run.matched_case)
+    yield "nodes", _node_counts(report)
+    yield "schedule", run.schedule_name
+    yield "slot", output.timestamp(run.scheduled_for)
+    yield "sent", output.timestamp(run.sent_at)
+    yield "started", output.timestamp(run.started_at)
+    yield "paused", output.timestamp(run.paused_at)
+    yield "ended", output.timestamp(run.completed_at)
+    yield "took" if run.completed_at else "running for", elapsed(run.duration_seconds)
+    yield "below", run.parent_workflow_id
+    yield "paused below", "\n".join(paused) or None
+
+
+def _node_counts(report: listing.RunReport) -> str:
+    """Count the nodes by status: 6: 4 completed, 1 failed, 1 pending."""
+    counts = Counter(node.status for node in report.nodes[report.run.id])
+    ended_first = sorted(WorkflowTaskStatus, key=lambda status: not status.is_terminal)
+    parts = [
+        f"{counts[status]:,} {status.value.lower()}" for status in ended_first if counts[status]
+    ]
+    return f"{report.run.total_nodes:,}: {', '.join(parts)}"
+
+
+def _print_problems(problems: Sequence[BrokenRun]) -> None:
+    """Print the findings of an audit by run."""
+    by_run: dict[str, list[str]] = {}
+    for one in problems:
+        by_run.setdefault(one.id, []).append(one.problem)
+    table = output.plain_table("ID", "PROBLEM", flexible="PROBLEM")
+    for workflow_id, found in by_run.items():
+        table.add_row(workflow_id, output.safe_text("\n".join(found)))
+    output.print_parts(table)
+
+
+def _line(line: Line) -> Text:
+    text = Text(no_wrap=True)
+    for piece in line:
+        text.append_text(output.safe_text(piece.text, _STYLES.get(piece.style, "")))
+    return text
+
+
+def _symbols() -> Symbols:
+    """Return symbols that the encoding of standard output has."""
+    drawn = "".join([*SYMBOLS.statuses.values(), SYMBOLS.branch, SYMBOLS.arrow, SYMBOLS.gap])
+    try:
+        drawn.encode(output_encoding())
+    except (LookupError, UnicodeEncodeError):
+        return ASCII_SYMBOLS
+    return SYMBOLS
+
+
+def output_encoding() -> str:
+    return getattr(sys.stdout, "encoding", None) or "ascii"

@@ -167,52 +167,44 @@ class RecoveryConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        allowed = self.paused_workflow_auto_cancel_after
-        raise_failed(
-            "RecoveryConfig",
-            [
-                self._threshold_check("running", "runner"),
-                self._threshold_check("claimed", "claimer"),
-                self._silence_check(),
-                (
-                    allowed is not None
-                    and not timedelta(0) < allowed <= timedelta(seconds=SECONDS_MAX),
-                    ErrorCode.CONFIG_INVALID_RECOVERY,
-                    "paused_workflow_auto_cancel_after must be above 0 and at most 100 years, or None",
-                ),
-                *(
-                    (
-                        kept is not None
-                        and not timedelta(seconds=1) <= kept <= timedelta(seconds=SECONDS_MAX),
-                        ErrorCode.CONFIG_INVALID_RECOVERY,
-                        f"queue_retention[{name!r}] must be from one second to 100 years, or None",
-                    )
-                    for name, kept in self.queue_retention.items()
-                ),
-            ],
-        )
+        raise_failed("RecoveryConfig", [*self._silence_checks(), *self._time_checks()])
         return self
 
-    def _threshold_check(self, state: str, sender: str) -> Check:
-        threshold: int = getattr(self, f"{state}_stale_threshold_ms")
-        interval: int = getattr(self, f"{sender}_heartbeat_interval_ms")
-        return (
-            threshold < 2 * interval,
-            ErrorCode.CONFIG_INVALID_RECOVERY,
-            f"{state}_stale_threshold_ms ({threshold}) must be at least twice "
-            f"{sender}_heartbeat_interval_ms ({interval}), or one late heartbeat looks like a crash",
+    def _silence_checks(self) -> Iterator[Check]:
+        code = ErrorCode.CONFIG_INVALID_RECOVERY
+        for state, sender in (("running", "runner"), ("claimed", "claimer")):
+            threshold: int = getattr(self, f"{state}_stale_threshold_ms")
+            interval: int = getattr(self, f"{sender}_heartbeat_interval_ms")
+            yield (
+                threshold < 2 * interval,
+                code,
+                f"{state}_stale_threshold_ms ({threshold}) must be at least twice "
+                f"{sender}_heartbeat_interval_ms ({interval}), or one late heartbeat looks like a crash",
+            )
+        silence, lost = self.stop_tasks_after_silence_ms, self.worker_lost_after_ms
+        stale = max(self.claimed_stale_threshold_ms, self.running_stale_threshold_ms)
+        yield (
+            silence is not None and silence >= min(lost, stale),
+            code,
+            f"stop_tasks_after_silence_ms ({silence}) must be below worker_lost_after_ms ({lost}) and the "
+            f"larger stale threshold ({stale}), or another worker may run a task before this one has "
+            "stopped it",
         )
 
-    def _silence_check(self) -> Check:
-        silence_ms, lost_ms = self.stop_tasks_after_silence_ms, self.worker_lost_after_ms
-        stale_ms = max(self.claimed_stale_threshold_ms, self.running_stale_threshold_ms)
-        return (
-            silence_ms is not None and silence_ms >= min(lost_ms, stale_ms),
-            ErrorCode.CONFIG_INVALID_RECOVERY,
-            f"stop_tasks_after_silence_ms ({silence_ms}) must be below worker_lost_after_ms ({lost_ms}) "
-            f"and the larger stale threshold ({stale_ms}), or another worker may run a task before this "
-            "one has stopped it",
+    def _time_checks(self) -> Iterator[Check]:
+        code, longest = ErrorCode.CONFIG_INVALID_RECOVERY, timedelta(seconds=SECONDS_MAX)
+        allowed = self.paused_workflow_auto_cancel_after
+        yield (
+            allowed is not None and not timedelta(0) < allowed <= longest,
+            code,
+            "paused_workflow_auto_cancel_after must be above 0 and at most 100 years, or None",
         )
+        for name, kept in self.queue_retention.items():
+            yield (
+                kept is not None and not timedelta(seconds=1) <= kept <= longest,
+                code,
+                f"queue_retention[{name!r}] must be from one second to 100 years, or None",
+            )
 
 
 class WorkerResilienceConfig(FrozenModel):

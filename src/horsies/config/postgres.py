@@ -175,11 +175,8 @@ class PostgresConfig(FrozenModel):
         return self
 
     def _url_checks(self) -> Iterator[Check]:
-        code, url, session = (
-            ErrorCode.BROKER_INVALID_URL,
-            self.database_url,
-            self.session_database_url,
-        )
+        code = ErrorCode.BROKER_INVALID_URL
+        url, session = self.database_url, self.session_database_url
         for name, given in {"database_url": url, "session_database_url": session}.items():
             problem = None if given is None else url_problem(given)
             yield problem is not None, code, f"{name} is not usable: {problem}"
@@ -196,7 +193,6 @@ class PostgresConfig(FrozenModel):
             "pgbouncer_transaction_mode needs a session_database_url that differs from database_url, "
             "because LISTEN does not work through a transaction pooler",
         )
-
         yield (
             not SCHEMA_NAME.fullmatch(self.schema_name),
             ErrorCode.CONFIG_INVALID_SCHEMA,
@@ -211,12 +207,8 @@ class PostgresConfig(FrozenModel):
         yield total < 1, code, "pool_size and max_overflow must allow at least one connection"
         is_small = size is not None and size < 1
         yield is_small, code, "worker_pool_size must be at least 1, or None to take pool_size"
-        is_negative = overflow is not None and overflow < 0
-        yield (
-            is_negative,
-            code,
-            "worker_max_overflow must be at least 0, or None to take max_overflow",
-        )
+        is_below = overflow is not None and overflow < 0
+        yield is_below, code, "worker_max_overflow must be at least 0, or None to take max_overflow"
         yield smallest < 0, code, "worker_child_pool_min_size must be at least 0"
         yield largest < 1, code, "worker_child_pool_max_size must be at least 1"
         yield (

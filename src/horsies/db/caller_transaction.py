@@ -21,13 +21,14 @@ from horsies.db.database import AnyConnection, Installation
 from horsies.db.statement import Execute, ExecuteAsync, Statement
 
 _SAVEPOINT = "SAVEPOINT horsies_send"
+_ROLLBACK = "ROLLBACK TO SAVEPOINT horsies_send"
 _RELEASE = "RELEASE SAVEPOINT horsies_send"
 _TWO_PHASE = (
     "This connection is in a two-phase transaction, and PostgreSQL cannot prepare a transaction that "
     "notifies workers; send with another connection after the commit."
 )
-_ROLLBACK = "ROLLBACK TO SAVEPOINT horsies_send"
 _CLOSED = "This connection is closed; send while it is open, before its `with` block ends."
+_PIPELINE = "This connection is in pipeline mode; leave the pipeline before sending with it."
 _NO_TRANSACTION = (
     "This connection commits every statement by itself, so the task would not be part of a transaction; "
     "open a transaction first, or leave transaction= out."
@@ -123,8 +124,7 @@ def _find(transaction: object) -> Any:
     driver = found.connection.driver_connection
     if isinstance(driver, Connection):
         return driver
-    if hasattr(found.get_transaction(), "xid"):
-        raise UnusableTransactionError(_TWO_PHASE)
+    _refuse_if(hasattr(found.get_transaction(), "xid"), _TWO_PHASE)
     return found
 
 
@@ -236,8 +236,7 @@ def _driver_sql(
         return statement.numbered(within.schema).decode(), tuple(params)
     if dialect.paramstyle == "pyformat":
         return statement.query(within.schema).decode(), statement.mapping(params)
-    text, values = statement.positional(params, within.schema)
-    return text, tuple(values)
+    return statement.positional(params, within.schema)
 
 
 def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyConnection:
@@ -249,12 +248,8 @@ def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyCo
     _refuse_if(found.closed and not found.broken, _CLOSED)
     # In a pipeline, results come later and one failure skips all later statements, including the end
     # of a savepoint.
-    if found.pgconn.pipeline_status != PipelineStatus.OFF:
-        raise UnusableTransactionError(
-            "This connection is in pipeline mode; leave the pipeline before sending with it."
-        )
-    if found._tpc is not None:
-        raise UnusableTransactionError(_TWO_PHASE)
+    _refuse_if(found.pgconn.pipeline_status != PipelineStatus.OFF, _PIPELINE)
+    _refuse_if(found._tpc is not None, _TWO_PHASE)
     return found
 
 

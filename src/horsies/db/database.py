@@ -31,7 +31,7 @@ from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 from psycopg.types.datetime import TimestamptzLoader
 
-from horsies.database_url import DEFAULT_SCHEMA, libpq_url
+from horsies.database_url import DEFAULT_SCHEMA, is_embedded, libpq_url
 from horsies.db import embedded
 from horsies.db.schema import SAFE_SEARCH_PATH
 
@@ -135,14 +135,94 @@ class PoolLimits:
         )
 
 
-class Pool:
+@dataclass(slots=True)
+class Lent(Generic[AnyOwnConnection]):
+    """A connection of a pool, lent or idle."""
+
+    connection: AnyOwnConnection
+    expires_at: float
+    put_back_at: float = 0.0
+
+    def expire(self) -> None:
+        """Do not lend it again: it leads to a standby, and a new one may lead to the primary."""
+        self.expires_at = 0.0
+
+
+class _Pool(Generic[AnyOwnConnection]):
+    """The part of a pool that never waits: connections between two borrowers. The last one returned is
+    lent first, so the first in the list has been idle longest.
+    """
+
+    _slots: threading.Semaphore | asyncio.Semaphore
+
+    def __init__(self, limits: PoolLimits) -> None:
+        self._limits = limits
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Lent[AnyOwnConnection]] = []
+        self._closed = False
+
+    def put(self, lent: Lent[AnyOwnConnection]) -> None:
+        """Take a connection back; keep it unless it is broken, and close the one that has been idle too
+        long.
+        """
+        try:
+            lent.put_back_at = time.monotonic()
+            usable = lent.connection.pgconn.transaction_status == TransactionStatus.IDLE
+            with self._lock:
+                if usable and not self._closed:
+                    self._idle.append(lent)
+                    surplus = self._pop_surplus()
+                else:
+                    surplus = lent
+            if surplus is not None:
+                surplus.connection.pgconn.finish()
+        finally:
+            self._slots.release()
+
+    def close(self) -> None:
+        """Close idle connections now and lent ones when they come back; needs no event loop. A forked
+        process leaves those of its parent open.
+        """
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for lent in idle if self._pid == os.getpid() else ():
+            lent.connection.pgconn.finish()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _take_idle(self) -> Lent[AnyOwnConnection] | None:
+        """Return a connection that is neither too old nor closed by the server, or None."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                lent = self._idle.pop()
+            is_closed = self._limits.check and is_readable(lent.connection.pgconn)
+            if time.monotonic() < lent.expires_at and not is_closed:
+                return lent
+            lent.connection.pgconn.finish()
+
+    def _admit(self, connection: AnyOwnConnection) -> Lent[AnyOwnConnection]:
+        return Lent(connection, time.monotonic() + self._limits.lifetime_seconds)
+
+    def _pop_surplus(self) -> Lent[AnyOwnConnection] | None:
+        if len(self._idle) <= self._limits.kept:
+            return None
+        if self._idle[0].put_back_at > time.monotonic() - SPARE_SECONDS:
+            return None
+        return self._idle.pop(0)
+
+
+class Pool(_Pool[OwnConnection]):
     """Lends connections to the threads of one process."""
 
     def __init__(self, connect: Callable[[], OwnConnection], limits: PoolLimits) -> None:
+        super().__init__(limits)
         self._connect = connect
-        self._limits = limits
-        self._slots = threading.Semaphore(limits.most)
-        self._idle: _IdleConnections[OwnConnection] = _IdleConnections(limits)
+        self._slots: threading.Semaphore = threading.Semaphore(limits.most)
 
     @contextmanager
     def connection(self) -> Iterator[OwnConnection]:
@@ -161,33 +241,21 @@ class Pool:
         if not self._slots.acquire(timeout=self._limits.wait_seconds):
             raise self._limits.exhausted()
         try:
-            return self._idle.take() or self._idle.admit(self._connect())
+            return self._take_idle() or self._admit(self._connect())
         except BaseException:
             self._slots.release()
             raise
 
-    def put(self, lent: Lent[OwnConnection]) -> None:
-        """Take a connection back."""
-        try:
-            self._idle.put(lent)
-        finally:
-            self._slots.release()
 
-    def close(self) -> None:
-        """Close idle connections now and lent ones when they come back."""
-        self._idle.close()
-
-
-class AsyncPool:
+class AsyncPool(_Pool[AsyncOwnConnection]):
     """Lends connections to the coroutines of one event loop."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[AsyncOwnConnection]], limits: PoolLimits
     ) -> None:
+        super().__init__(limits)
         self._connect = connect
-        self._limits = limits
-        self._slots = asyncio.Semaphore(limits.most)
-        self._idle: _IdleConnections[AsyncOwnConnection] = _IdleConnections(limits)
+        self._slots: asyncio.Semaphore = asyncio.Semaphore(limits.most)
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncOwnConnection]:
@@ -212,94 +280,10 @@ class AsyncPool:
         else:
             await self._slots.acquire()  # returns at once; a timeout around it costs 10 µs
         try:
-            return self._idle.take() or self._idle.admit(await self._connect())
+            return self._take_idle() or self._admit(await self._connect())
         except BaseException:
             self._slots.release()
             raise
-
-    def put(self, lent: Lent[AsyncOwnConnection]) -> None:
-        """Take a connection back."""
-        try:
-            self._idle.put(lent)
-        finally:
-            self._slots.release()
-
-    def close(self) -> None:
-        """``Pool.close``; needs no event loop, so it works after the loop has ended."""
-        self._idle.close()
-
-
-@dataclass(slots=True)
-class Lent(Generic[AnyOwnConnection]):
-    """A connection of a pool, lent or idle."""
-
-    connection: AnyOwnConnection
-    expires_at: float
-    put_back_at: float = 0.0
-
-    def expire(self) -> None:
-        """Do not lend it again: it leads to a standby, and a new one may lead to the primary."""
-        self.expires_at = 0.0
-
-
-class _IdleConnections(Generic[AnyOwnConnection]):
-    """Connections between two borrowers; the last one returned is lent first, so the first in the
-    list has been idle longest.
-    """
-
-    def __init__(self, limits: PoolLimits) -> None:
-        self._limits = limits
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._idle: list[Lent[AnyOwnConnection]] = []
-        self._closed = False
-
-    def admit(self, connection: AnyOwnConnection) -> Lent[AnyOwnConnection]:
-        """Register a new connection."""
-        return Lent(connection, time.monotonic() + self._limits.lifetime_seconds)
-
-    def take(self) -> Lent[AnyOwnConnection] | None:
-        """Return a connection that is neither too old nor closed by the server, or None."""
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
-                lent = self._idle.pop()
-            is_closed = self._limits.check and is_readable(lent.connection.pgconn)
-            if time.monotonic() < lent.expires_at and not is_closed:
-                return lent
-            lent.connection.pgconn.finish()
-
-    def put(self, lent: Lent[AnyOwnConnection]) -> None:
-        """Keep the connection unless it is broken; close the one that has been idle too long."""
-        lent.put_back_at = time.monotonic()
-        usable = lent.connection.pgconn.transaction_status == TransactionStatus.IDLE
-        with self._lock:
-            if usable and not self._closed:
-                self._idle.append(lent)
-                surplus = self._pop_surplus()
-            else:
-                surplus = lent
-        if surplus is not None:
-            surplus.connection.pgconn.finish()
-
-    def _pop_surplus(self) -> Lent[AnyOwnConnection] | None:
-        if len(self._idle) <= self._limits.kept:
-            return None
-        if self._idle[0].put_back_at > time.monotonic() - SPARE_SECONDS:
-            return None
-        return self._idle.pop(0)
-
-    def close(self) -> None:
-        """Close all idle connections; a forked process leaves those of its parent open."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for lent in idle if self._pid == os.getpid() else ():
-            lent.connection.pgconn.finish()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def is_readable(pgconn: Any) -> bool:
@@ -493,4 +477,4 @@ def pool_sizes(config: PostgresConfig, role: str) -> tuple[int, int]:
 
 def resolve_url(url: str) -> str:
     """Return a URL that libpq reads; for embedded:// start or join the server."""
-    return embedded.start_or_join(url) if embedded.is_embedded(url) else libpq_url(url)
+    return embedded.start_or_join(url) if is_embedded(url) else libpq_url(url)

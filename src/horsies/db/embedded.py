@@ -35,7 +35,7 @@ if sys.platform != "win32":
     import fcntl
     import pwd
 
-SCHEME = "embedded"
+logger = logging.getLogger("horsies.embedded")
 
 _NO_PID = -1
 # The package's user for a server that root starts.
@@ -50,10 +50,6 @@ try:
     _started_in = Path.cwd()
 except FileNotFoundError:  # it has been deleted
     _started_in = Path("/")
-
-
-def is_embedded(url: str) -> bool:
-    return urlsplit(url).scheme == SCHEME
 
 
 def data_directory(url: str) -> Path:
@@ -100,6 +96,8 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
             cleanup_mode = "stop" if keep_data else "delete"
             server = _package().get_server(directory, cleanup_mode=cleanup_mode, start=False)
             if server.pgdata not in _joined:
+                if keep_data and not (directory / "PG_VERSION").exists():
+                    _announce_creation(directory)
                 with _signals_deferred():
                     _start(server)
     except PermissionError as error:
@@ -118,6 +116,15 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
             "or name a server: postgresql://user@host/database",
         ) from error
     return _address(server)
+
+
+def _announce_creation(directory: Path) -> None:
+    """Name the cause of the wait: in the log, or in the terminal of a program that logs no such line."""
+    text = f"creating a PostgreSQL server in {directory}: the first start takes a few seconds"
+    if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
+        logger.info("%s", text)
+    elif sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write(f"{text}\n")
 
 
 def _reason(error: OSError | subprocess.SubprocessError) -> str:

@@ -20,6 +20,7 @@ import psycopg
 from horsies.database_url import mask_url
 from horsies.errors import HorsiesError
 
+_CONNECTION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 _TRANSIENT_CLASSES = ("08", "53")
 _TRANSIENT_STATES = {
     *("57P01", "57P02", "57P03"),  # shutting down, crashed, starting up
@@ -30,13 +31,8 @@ _TRANSIENT_STATES = {
 _INSTALLATION_CLASSES = ("28", "3D", "3F")  # the login, the database, the schema
 _INSTALLATION_STATES = {
     "42501",  # a right is missing
-    *(
-        "42P01",
-        "42703",
-        "42883",
-        "42704",
-        "42601",
-    ),  # tables and functions are not those of this release
+    # Tables and functions are not those of this release.
+    *("42P01", "42703", "42883", "42704", "42601"),
     *("26000", "42P05"),  # prepared statements: a pooler that the configuration does not mention
     "57P04",  # the database was dropped
 }
@@ -53,6 +49,8 @@ _NO_FREE_SLOT = "PostgreSQL has no free connection slot; lower the pool sizes or
 _READS_ONLY = (
     "PostgreSQL takes only reads here, as a standby does; wait for its failover or correct the host"
 )
+_UNKNOWN_HOST = "The host name is unknown; correct the host in database_url"
+_NO_ANSWER = "The server did not answer in time; check host, port and the network"
 
 
 def is_transient(error: BaseException) -> bool:
@@ -63,8 +61,11 @@ def is_transient(error: BaseException) -> bool:
     """
     state = getattr(error, "sqlstate", None)
     if state is None:
-        is_connection_error = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-        return is_connection_error and not _is_permanent(str(error).lower())
+        return isinstance(error, _CONNECTION_ERRORS) and not _is_permanent(str(error).lower())
+    return _is_transient_state(state)
+
+
+def _is_transient_state(state: str) -> bool:
     return state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES
 
 
@@ -88,9 +89,9 @@ def kind_of(error: psycopg.Error) -> ErrorKind:
     if is_transient(error):
         return ErrorKind.TRANSIENT
     if state is None:
-        is_connection_error = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-        return ErrorKind.INSTALLATION if is_connection_error else ErrorKind.DATA
-    is_installation = state[:2] in _INSTALLATION_CLASSES or state in _INSTALLATION_STATES
+        is_installation = isinstance(error, _CONNECTION_ERRORS)
+    else:
+        is_installation = state[:2] in _INSTALLATION_CLASSES or state in _INSTALLATION_STATES
     return ErrorKind.INSTALLATION if is_installation else ErrorKind.DATA
 
 
@@ -105,8 +106,7 @@ def _is_of_session(state: str) -> bool:
 
     A failed connection is not: it is one that the function has opened.
     """
-    is_transient_here = state[:2] in _TRANSIENT_CLASSES or state in _TRANSIENT_STATES
-    return is_transient_here and not state.startswith("08")
+    return _is_transient_state(state) and not state.startswith("08")
 
 
 def is_of_data(error: psycopg.Error) -> bool:
@@ -159,10 +159,10 @@ _REMEDIES = (
         "no such file or directory",
         "No server owns this socket; start PostgreSQL or correct the host",
     ),
-    ("could not translate host", "The host name is unknown; correct the host in database_url"),
-    ("failed to resolve host", "The host name is unknown; correct the host in database_url"),
-    ("timeout expired", "The server did not answer in time; check host, port and the network"),
-    ("timed out", "The server did not answer in time; check host, port and the network"),
+    ("could not translate host", _UNKNOWN_HOST),
+    ("failed to resolve host", _UNKNOWN_HOST),
+    ("timeout expired", _NO_ANSWER),
+    ("timed out", _NO_ANSWER),
 )
 # libpq's message about a malformed URL quotes the part that may be the password.
 _UNREADABLE_URL = re.compile(

@@ -28,7 +28,7 @@ from horsies.db.database import (
     installation_of,
 )
 from horsies.db.errors import is_transient
-from horsies.db.statement import UNLOGGED, Script, Statement, Step, log_statements
+from horsies.db.statement import UNLOGGED, Script, Statement, Step, drive, log_statements
 
 Answer = TypeVar("Answer")
 
@@ -125,13 +125,7 @@ class Pipeline:
 
     def run_script(self, script: Script[Answer]) -> Answer:
         """Run a script, each of its statements in a transaction of its own; return its answer."""
-        rows: Any = None
-        try:
-            while True:
-                (rows,) = self.run([script.send(rows)])
-        except StopIteration as finished:
-            answer: Answer = finished.value
-            return answer
+        return drive(lambda statement, params: self.run([(statement, params)])[0], script)
 
     def _exchange(self, pgconn: PGconn, steps: Sequence[Step]) -> list[PGresult]:
         """Send the statements and return their results, between those of BEGIN and COMMIT if there

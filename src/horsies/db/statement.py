@@ -84,11 +84,11 @@ class Statement(Generic[Params, Row]):
         """Return the parameters under the names the SQL text uses."""
         return dict(zip(self._names, params, strict=True))
 
-    def positional(self, params: Params, schema: str = DEFAULT_SCHEMA) -> tuple[str, list[Any]]:
+    def positional(self, params: Params, schema: str) -> tuple[str, tuple[Any, ...]]:
         """Return the text with ``%s`` for the parameters, and their values in that order."""
         values, text = self.mapping(params), self.query(schema).decode()
         names = _NAMED_PARAMETER.findall(text)
-        return _NAMED_PARAMETER.sub("%s", text), [values[name] for name in names]
+        return _NAMED_PARAMETER.sub("%s", text), tuple(values[name] for name in names)
 
     def rows(self, found: Iterable[Sequence[Any]]) -> list[Row]:
         """Return the rows of a foreign driver as this statement's rows."""

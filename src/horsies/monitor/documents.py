@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
-from horsies.db.paging import Page
 from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.db.statements.schedules import ScheduleState
 from horsies.logs import escape_json
 from horsies.monitor.health import WorkerPong
 from horsies.monitor.overview import Overview, QueueOverview, TaskReport, health_of
+from horsies.monitor.paging import Page
 
 _PAYLOAD_FIELDS = ("args", "kwargs", "result")
 

@@ -111,6 +111,20 @@ class Preview:
     oldest_at: datetime | None
     has_more: bool
 
+    def document(self) -> dict[str, Any]:
+        """Return the dry run as the JSON values of the command line and the API."""
+        return {
+            "order_id": self.order.id,
+            "verb": self.order.verb.value,
+            "subject": self.order.subject,
+            "matching": self.matching,
+            "eligible": self.eligible,
+            "refused": dict(self.refused),
+            "newest_at": self.newest_at,
+            "oldest_at": self.oldest_at,
+            "has_more": self.has_more,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:

@@ -16,8 +16,6 @@ from operator import attrgetter
 from typing import TypeAlias, TypeVar
 from uuid import UUID
 
-from horsies.db import paging
-from horsies.db.paging import ListSteps, Page, page_script
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.lookup import FoundTask, SearchTasks, search_tasks
 from horsies.db.statements.monitor import (
@@ -44,7 +42,9 @@ from horsies.db.statements.workflows import (
 )
 from horsies.error_codes import column_code
 from horsies.ids import first_id_at, stored_form
+from horsies.monitor import paging
 from horsies.monitor.defaults import LIMIT_DEFAULT, LIMIT_MAX
+from horsies.monitor.paging import ListSteps, Page, page_script
 from horsies.result import Err, Ok
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.task_result import storable_text

@@ -66,12 +66,15 @@ def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -
     if first is None or first > state.now:
         return Decision((), first, Dropped(reason, state.due_at, cutoff))
     if schedule.catch_up_missed:
-        dropped = _dropped(reason, state.due_at, first)
-        return _catch_up(schedule, timing, state.now, first, runs_max, dropped)
-    latest = timing.latest(first, state.now)
-    reason = reason if latest == first else SkipReason.MISSED
-    dropped = _dropped(reason, state.due_at, latest)
-    return Decision((latest,), timing.after(latest), dropped)
+        # With overlap="queue" at most one task or run is unfinished; the other slots stay due.
+        allowed = 1 if schedule.overlap == "queue" else min(schedule.max_catch_up_runs, runs_max)
+        due = takewhile(lambda slot: slot <= state.now, timing.slots_from(first))
+        fire = tuple(islice(due, allowed))
+    else:
+        fire = (timing.latest(first, state.now),)
+        reason = reason if fire[0] == first else SkipReason.MISSED
+    dropped = Dropped(reason, state.due_at, fire[0]) if fire[0] > state.due_at else None
+    return Decision(fire, timing.after(fire[-1]), dropped)
 
 
 def _skip_all(timing: Timing, state: DueState) -> Decision:
@@ -93,22 +96,3 @@ def _cutoff(schedule: Schedule, state: DueState) -> tuple[datetime, SkipReason]:
         if after_pause > cutoff:
             cutoff, reason = after_pause, SkipReason.PAUSED
     return cutoff, reason
-
-
-def _catch_up(
-    schedule: Schedule,
-    timing: Timing,
-    now: datetime,
-    first: datetime,
-    runs_max: int,
-    dropped: Dropped | None,
-) -> Decision:
-    # With overlap="queue" at most one task or run is unfinished; the other slots stay due.
-    allowed = 1 if schedule.overlap == "queue" else min(schedule.max_catch_up_runs, runs_max)
-    due = takewhile(lambda slot: slot <= now, timing.slots_from(first))
-    fire = tuple(islice(due, allowed))
-    return Decision(fire, timing.after(fire[-1]), dropped)
-
-
-def _dropped(reason: SkipReason, due_at: datetime, first: datetime) -> Dropped | None:
-    return Dropped(reason, due_at, first) if first > due_at else None

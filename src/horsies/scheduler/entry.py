@@ -20,17 +20,16 @@ from horsies.config.schedules import AnySchedule, Schedule, TaskSchedule, Workfl
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.modules import failure_at
 from horsies.result import Err
-from horsies.scheduler.targets import (
-    AnyDefinition,
-    Target,
-    TaskTarget,
-    WorkflowTarget,
-    as_definition,
-)
+from horsies.scheduler.targets import Target, TaskTarget, WorkflowTarget
 from horsies.scheduler.timing import Timing, config_hash, timing_json
 from horsies.tasks.definition import TaskDefinition
 from horsies.workflow.checks import as_errors, spec_errors
-from horsies.workflow.definition import BuildsSpecs, definition_by_key
+from horsies.workflow.definition import (
+    AnyDefinition,
+    BuildsSpecs,
+    WorkflowDefinition,
+    definition_by_key,
+)
 
 Definitions = Mapping[str, TaskDefinition]
 
@@ -144,14 +143,16 @@ def _find_task(definitions: Definitions, schedule: TaskSchedule) -> TaskDefiniti
 
 
 def _find_workflow(schedule: WorkflowSchedule) -> AnyDefinition:
-    named = schedule.definition
-    is_key = isinstance(named, str)
-    definition = definition_by_key(named) if isinstance(named, str) else as_definition(named)
-    if definition is None:
+    named: Any = schedule.definition
+    if isinstance(named, str):
+        definition = definition_by_key(named)
         problem = f"there is no workflow with the definition_key {named!r}"
-        raise schedule_error(
-            schedule, problem if is_key else "definition is not a WorkflowDefinition"
-        )
+    else:
+        is_definition = isinstance(named, type) and issubclass(named, WorkflowDefinition)
+        definition = named if is_definition else None
+        problem = "definition is not a WorkflowDefinition"
+    if definition is None:
+        raise schedule_error(schedule, problem)
     if definition.own_key() is None:
         problem = f"the workflow {definition.__name__} has no definition_key of its own"
         raise schedule_error(schedule, problem, ErrorCode.WORKFLOW_NO_DEFINITION_KEY)

@@ -52,11 +52,7 @@ class Registry:
 
     @classmethod
     def of(
-        cls,
-        config: AppConfig,
-        definitions: Definitions,
-        owner: str,
-        app: BuildsSpecs | None = None,
+        cls, config: AppConfig, definitions: Definitions, owner: str, app: BuildsSpecs | None = None
     ) -> Registry:
         """Check the enabled schedules of a configuration; raises the first error.
 

@@ -7,16 +7,15 @@ database.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from horsies.codec.calls import CallSignature
 from horsies.config.app import AppConfig
-from horsies.config.schedules import AnySchedule, TaskSchedule, WorkflowSchedule
+from horsies.config.schedules import TaskSchedule, WorkflowSchedule
 from horsies.config.tracing import TracingConfig
 from horsies.db.statements.tasks import InsertTask
 from horsies.errors import HorsiesError
@@ -28,7 +27,7 @@ from horsies.tasks.options import UNSET, SendOptions
 from horsies.tasks.request import Stamp, prepare
 from horsies.tracing import Sending, with_carrier
 from horsies.workflow.build.plan import plan, with_trace
-from horsies.workflow.definition import BuildsSpecs, WorkflowDefinition, build_child
+from horsies.workflow.definition import AnyDefinition, BuildsSpecs
 from horsies.workflow.nodes.nodes import AnyNode
 from horsies.workflow.spec import WorkflowSpec
 
@@ -36,8 +35,6 @@ SCHEDULED_FOR = "scheduled_for"
 SAMPLE_SLOT = datetime(2026, 1, 1, tzinfo=UTC)  # for checking arguments before a real slot is due
 
 _JITTER_STEPS = 1_000_003
-
-AnyDefinition: TypeAlias = type[WorkflowDefinition[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +50,8 @@ class RunPlan:
 
 
 Work: TypeAlias = InsertTask | RunPlan
-
-
-class Target(Protocol):
-    """Makes the tasks or runs of a schedule."""
-
-    @property
-    def schedule(self) -> AnySchedule: ...
-
-    def make(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
-        """Return the task or run with this id and time, or the reason why that is impossible."""
+# Each makes the task or run with a given id and time, or returns the reason why that is impossible.
+Target: TypeAlias = "TaskTarget | WorkflowTarget"
 
 
 def work_for_slot(target: Target, slot: datetime) -> Result[Work, str]:
@@ -219,7 +208,7 @@ class WorkflowTarget:
         kwargs = self.signature.decode_keywords(self.kwargs_json).unwrap()
         if _takes_slot(self.signature):
             kwargs[SCHEDULED_FOR] = scheduled_for
-        return build_child(self.app, self.definition, kwargs)
+        return self.definition.build_with(self.app, **kwargs)
 
     def make(self, stamp: Stamp, delay_seconds: float) -> Result[Work, str]:
         try:
@@ -248,9 +237,3 @@ def _encode_kwargs(
         message = refused.err_value.message.rstrip(".")
         raise ArgumentProblem(f"{definition.__name__} cannot be built: {message}")
     return signature.encode_keywords(kwargs).unwrap()
-
-
-def as_definition(candidate: object) -> AnyDefinition | None:
-    """Return the candidate if it is a workflow definition, else None."""
-    is_definition = inspect.isclass(candidate) and issubclass(candidate, WorkflowDefinition)
-    return candidate if is_definition else None  # type: ignore[return-value]

@@ -347,7 +347,7 @@ class PostgresBroker:
         Example:
             handled = app.get_broker().mark_stale_tasks_as_failed(600_000).unwrap()
         """
-        return self._recover_stale(recovery.fail_stale, stale_threshold_ms)
+        return self._recover_stale("RUNNING", stale_threshold_ms)
 
     async def mark_stale_tasks_as_failed_async(
         self, stale_threshold_ms: int = 300_000
@@ -359,7 +359,7 @@ class PostgresBroker:
 
         They had not started: no attempt is counted. Stale means the same as for running tasks.
         """
-        return self._recover_stale(recovery.requeue_stale, stale_threshold_ms)
+        return self._recover_stale("CLAIMED", stale_threshold_ms)
 
     async def requeue_stale_claimed_async(
         self, stale_threshold_ms: int = 120_000
@@ -373,14 +373,13 @@ class PostgresBroker:
     async def expire_pending_tasks_async(self) -> BrokerResult[int]:
         return await asyncio.to_thread(self.expire_pending_tasks)
 
-    def _recover_stale(
-        self, recover: Callable[[Pipeline, float], int], threshold_ms: int
-    ) -> BrokerResult[int]:
+    def _recover_stale(self, status: str, threshold_ms: int) -> BrokerResult[int]:
         if not threshold_ms >= STALE_THRESHOLD_MS_MIN:
             least = f"{STALE_THRESHOLD_MS_MIN:,}"
             message = f"stale_threshold_ms must be at least {least}, not {threshold_ms!r}."
             return Err(BrokerOperationError(_CLEANING, message))
-        return self._recover(lambda pipeline: recover(pipeline, threshold_ms / 1000))
+        seconds = threshold_ms / 1000
+        return self._recover(lambda pipeline: recovery.recover_stale(pipeline, seconds, status))
 
     def _recover(self, recover: Callable[[Pipeline], int]) -> BrokerResult[int]:
         try:
@@ -442,13 +441,12 @@ def failure(
     """Turn an exception into a value without any password in it."""
     if isinstance(error, PayloadMismatchError):
         return BrokerOperationError(BrokerErrorCode.PAYLOAD_MISMATCH, str(error))
-    if transaction is None:
-        return BrokerOperationError(code, describe(error), is_transient(error), presentable(error))
-    if isinstance(error, caller_transaction.UnusableTransactionError):
-        return BrokerOperationError(code, str(error))
-    if caller_transaction.leads_elsewhere(error):
-        message = f"{_ELSEWHERE} ({describe(error)})."
-        return BrokerOperationError(code, message, exception=presentable(error))
+    if transaction is not None:
+        if isinstance(error, caller_transaction.UnusableTransactionError):
+            return BrokerOperationError(code, str(error))
+        if caller_transaction.leads_elsewhere(error):
+            message = f"{_ELSEWHERE} ({describe(error)})."
+            return BrokerOperationError(code, message, exception=presentable(error))
     return BrokerOperationError(code, describe(error), is_transient(error), presentable(error))
 
 

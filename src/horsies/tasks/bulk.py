@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from uuid import UUID
 
@@ -50,7 +50,7 @@ from horsies.tasks.request import (
     suppressed,
 )
 from horsies.tasks.send import Sender, TaskCall, not_stored, reported
-from horsies.tracing import Sending, with_carrier
+from horsies.tracing import Sending
 
 if TYPE_CHECKING:
     import tempfile
@@ -188,7 +188,7 @@ def _prepare(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[_Bu
     needs_all = bool(producer.hooks) or producer.config.tracing is not None
     try:
         # Two chunks show whether one statement suffices.
-        first = list(chunks if needs_all else _up_to(2, chunks))
+        first = list(chunks if needs_all else islice(chunks, 2))
     except _RefusedCall as refusal:
         return Err(refusal.error)
     if producer.hooks:
@@ -228,11 +228,6 @@ def _problem(sender: Sender, calls: object) -> str | None:
     return None
 
 
-def _up_to(count: int, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    # A range first: zip would take one chunk more than it returns.
-    return (chunk for _, chunk in zip(range(count), chunks, strict=False))
-
-
 def _shared_row(task_name: str, options: SendOptions, shared: SharedValues) -> InsertTasks:
     """Return the columns that all rows share; those that differ are empty."""
     return InsertTasks(
@@ -262,10 +257,8 @@ def _traced(
     if tracing is None or not chunks:
         return row, None
     size = sum(len(call.args_json) + len(call.kwargs_json) for one in chunks for call in one)
-    is_later = row.enqueue_at is not None or row.delay_seconds > 0
     count = sum(map(len, chunks))
-    sending = sender.sending(tracing, row.queue_name, size, is_later, count=count)
-    return row._replace(task_options=with_carrier(row.task_options, sending.carrier)), sending
+    return sender.traced(tracing, row, size, {"messaging.batch.message_count": count})
 
 
 class _Bulk(Generic[T]):

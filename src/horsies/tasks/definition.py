@@ -35,7 +35,7 @@ from horsies.errors import (
 )
 from horsies.modules import shared_name
 from horsies.retry import RetryPolicy
-from horsies.task_result import TaskError, TaskResult
+from horsies.task_result import TaskError, TaskResult, storable_text
 
 NAME_LENGTH_MAX = 255
 TIMEOUT_MS_MIN = 100
@@ -209,10 +209,8 @@ def _name_problems(name: object) -> Iterator[_Problem]:
 
 
 def is_storable_name(name: str) -> bool:
-    """Check that PostgreSQL can store the name: not blank, not too long, valid UTF-8."""
-    if not name.strip() or len(name) > NAME_LENGTH_MAX or "\0" in name:
-        return False
-    return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
+    """Check that the name is not blank, not too long, and that PostgreSQL can store it."""
+    return 0 < len(name) <= NAME_LENGTH_MAX and not name.isspace() and storable_text(name) == name
 
 
 def _wraps_another(function: FunctionType) -> bool:

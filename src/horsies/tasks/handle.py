@@ -7,7 +7,7 @@ work for any task id.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -49,7 +49,6 @@ from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, TaskResult, json_object
-from horsies.tasks.blocking import is_loop_running, warn_of_nested_wait, would_block
 from horsies.tasks.broker import (
     BrokerErrorCode,
     BrokerOperationError,
@@ -57,8 +56,15 @@ from horsies.tasks.broker import (
     PostgresBroker,
     presentable,
 )
-from horsies.tasks.waiters import OBSTACLE_SECONDS, seconds_to_wait, timeout_problem, wait_for
-from horsies.tasks.watching import watch, watch_async
+from horsies.tasks.waiters import (
+    OBSTACLE_SECONDS,
+    is_loop_running,
+    seconds_to_wait,
+    timeout_problem,
+    wait_for,
+    warn_of_nested_wait,
+)
+from horsies.tasks.watching import UNCONNECTED, watch, watch_async
 
 if TYPE_CHECKING:
     from horsies.tasks import recording
@@ -201,7 +207,7 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
 
 
 def error_result(
-    code: BuiltInTaskCode, message: str, data: dict[str, Any] | None = None
+    code: BuiltInTaskCode, message: str, data: Mapping[str, Any] | None = None
 ) -> TaskResult[Any, TaskError]:
     """Return an error result that the library made."""
     return TaskResult(err=TaskError(error_code=code, message=message, data=data))
@@ -223,7 +229,7 @@ def value_or_raise(task_id: str, result: TaskResult[T, TaskError]) -> T:
     code, message, data = error.error_code, error.message, error.data
     cause = error.exception if isinstance(error.exception, BaseException) else None
     if code == RetrievalCode.EVENT_LOOP_RUNNING:
-        message = would_block("result")
+        message = _would_block("result")
     if code in _UNFINISHED:
         raise ResultTimeout(str(code), message, data) from cause
     if isinstance(code, RetrievalCode) or code in _UNREADABLE:
@@ -231,6 +237,9 @@ def value_or_raise(task_id: str, result: TaskResult[T, TaskError]) -> T:
     stored = error.exception if isinstance(error.exception, dict) else {}
     traceback = stored.get("traceback")
     raise TaskFailed(code, message, data=data, traceback=traceback, task_id=task_id) from cause
+
+
+_NO_BROKER = BrokerOperationError(BrokerErrorCode.NO_BROKER, UNCONNECTED)
 
 
 class TaskHandle(Generic[T]):
@@ -263,9 +272,9 @@ class TaskHandle(Generic[T]):
         if self._cached is not None:
             return self._cached
         if self._broker is None:
-            return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, _no_broker().message)
+            return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, UNCONNECTED)
         if timeout_ms != 0 and is_loop_running():
-            return error_result(RetrievalCode.EVENT_LOOP_RUNNING, would_block("get"))
+            return error_result(RetrievalCode.EVENT_LOOP_RUNNING, _would_block("get"))
         if (task_id := stored_form(self.task_id)) is None:
             return _not_found(self.task_id)
         if problem := timeout_problem(timeout_ms):
@@ -336,7 +345,7 @@ class TaskHandle(Generic[T]):
     ) -> BrokerResult[TaskInfo | None]:
         """Return the stored state of the task; Ok(None) when there is no such task."""
         if self._broker is None:
-            return Err(_no_broker())
+            return Err(_NO_BROKER)
         flags = (include_result, include_failed_reason, include_attempts)
         script = info_script(self.task_id, self._results, *flags)
         return self._broker.perform(BrokerErrorCode.TASK_INFO_QUERY_FAILED, script)
@@ -350,7 +359,7 @@ class TaskHandle(Generic[T]):
     ) -> BrokerResult[TaskInfo | None]:
         """``info`` without blocking the event loop."""
         if self._broker is None:
-            return Err(_no_broker())
+            return Err(_NO_BROKER)
         flags = (include_result, include_failed_reason, include_attempts)
         script = info_script(self.task_id, self._results, *flags)
         return await self._broker.perform_async(BrokerErrorCode.TASK_INFO_QUERY_FAILED, script)
@@ -385,7 +394,7 @@ class TaskHandle(Generic[T]):
         The reason is recorded with the author, see ``horsies.monitoring.acting_as``.
         """
         if self._broker is None:
-            return Err(_action_failed(self.task_id, _no_broker()))
+            return Err(_action_failed(self.task_id, _NO_BROKER))
         action, script = self._cancel(include_running, reason)
         code = BrokerErrorCode.CLEANUP_FAILED
         done = recording.perform_action(self._broker, code, action, script)
@@ -396,7 +405,7 @@ class TaskHandle(Generic[T]):
     ) -> Result[TaskCancelled, TaskActionError]:
         """``cancel`` without blocking the event loop."""
         if self._broker is None:
-            return Err(_action_failed(self.task_id, _no_broker()))
+            return Err(_action_failed(self.task_id, _NO_BROKER))
         action, script = self._cancel(include_running, reason)
         code = BrokerErrorCode.CLEANUP_FAILED
         done = await recording.perform_action_async(self._broker, code, action, script)
@@ -455,10 +464,8 @@ def _action_failed(task_id: str, error: BrokerOperationError) -> TaskActionError
     )
 
 
-def _no_broker() -> BrokerOperationError:
-    return BrokerOperationError(
-        BrokerErrorCode.NO_BROKER, "This handle is not connected to a broker."
-    )
+def _would_block(method: str) -> str:
+    return f"{method}() would block the running event loop; write `await handle.{method}_async()`."
 
 
 def _not_found(task_id: str) -> TaskResult[Any, TaskError]:
@@ -477,11 +484,7 @@ def _timed_out(task_id: str, timeout_ms: int | None, obstacle: str) -> TaskResul
 
 
 def _broker_error(error: BaseException) -> TaskResult[Any, TaskError]:
+    code = OperationalErrorCode.BROKER_ERROR
     message = f"The result could not be read: {describe(error)}"
-    return TaskResult(
-        err=TaskError(
-            error_code=OperationalErrorCode.BROKER_ERROR,
-            message=message,
-            exception=presentable(error),
-        )
-    )
+    unread = TaskError(error_code=code, message=message, exception=presentable(error))
+    return TaskResult(err=unread)

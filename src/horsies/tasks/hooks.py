@@ -1,4 +1,4 @@
-"""Code of the application around its tasks: hooks of child processes, and generators around each call.
+"""Code of the application around its tasks: checks of hooks, and generators around each call.
 
 An ``around_task`` generator gets the running task, yields once where the task is called, and gets its
 result there, or its exception.
@@ -55,6 +55,18 @@ def refuse_bad_around(hook: object) -> None:
             "An around_task hook must be a generator function with one parameter, the running task.",
             code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
             help_text="def session(task: CurrentTask) -> Iterator[None]: ...; yield; ...",
+        )
+
+
+def refuse_bad_send_hook(hook: object) -> None:
+    """Refuse an ``on_send`` hook that cannot simply be called."""
+    is_plain = callable(hook) and not inspect.iscoroutinefunction(hook)
+    if not is_plain or not _takes(hook, "the outgoing task"):
+        raise ConfigurationError(
+            "An on_send hook must be a plain function that takes the outgoing task.",
+            code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
+            help_text="def hook(outgoing: OutgoingTask) -> None: ...; without `async`, because "
+            "synchronous sends call it too",
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import reprlib
 from collections.abc import Callable, Mapping
@@ -12,13 +11,14 @@ from enum import Enum
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from horsies.config.app import AppConfig
-from horsies.errors import ConfigurationError, ErrorCode
+from horsies.current_task import inherited_headers
 from horsies.retry import RetryPolicy
+from horsies.task_result import storable_text
 from horsies.tasks.definition import TIMEOUT_MS_MIN, TaskDefinition
-from horsies.tasks.headers import headers_problem, merged
 from horsies.validation import SECONDS_MAX
 
 KEY_LENGTH_MAX = 255
+HEADERS_BYTES_MAX = 8_192
 DELAY_SECONDS_MAX = SECONDS_MAX
 TIMEOUT_MS_MAX = 2**31 - 1
 # A thousand years: PostgreSQL before version 17 has no infinite interval.
@@ -259,10 +259,42 @@ def _stored_problem(options: SendOptions) -> str | None:
     headers = options.headers
     if headers is not None and (problem := headers_problem(headers)):
         return problem
-    if problem := headers_problem(merged(headers)):
+    if problem := headers_problem(with_inherited(headers)):
         return problem
     if options.retention is not None and not is_duration(options.retention, timedelta(seconds=1)):
         return "retention must be a timedelta from one second to 100 years"
+    return None
+
+
+def with_inherited(headers: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the headers of the running task under those of a send."""
+    return inherited_headers() if headers is None else {**inherited_headers(), **headers}
+
+
+def headers_problem(headers: object) -> str | None:
+    """Return why these headers cannot be stored, or None."""
+    if not isinstance(headers, Mapping):
+        return f"headers must be a dictionary of texts, not {type(headers).__name__}"
+    try:
+        found = dict(headers)
+    except Exception as error:  # the application's own Mapping may raise anything
+        return f"headers could not be read: {type(error).__name__}"
+    size = 0
+    for name, value in found.items():
+        if not isinstance(name, str) or not name:
+            return "the name of a header must be a text that is not empty"
+        if not isinstance(value, str):
+            return f"header {name[:40]!r} must be a text, not {type(value).__name__}"
+        try:
+            size += len(name.encode()) + len(value.encode())
+        except UnicodeEncodeError:
+            return f"header {name[:40]!a} contains a lone surrogate; replace that character"
+        if "\0" in name or "\0" in value:
+            return f"header {name[:40]!a} contains a NUL character; remove it"
+    if size > HEADERS_BYTES_MAX:
+        return (
+            f"headers are {size:,} bytes, more than {HEADERS_BYTES_MAX:,}; send an argument instead"
+        )
     return None
 
 
@@ -283,9 +315,7 @@ def timestamp_problem(timestamp: object) -> str | None:
 
 def is_key(key: object) -> bool:
     """Check that PostgreSQL can store the value as a caller's key."""
-    if not isinstance(key, str) or not 1 <= len(key) <= KEY_LENGTH_MAX or "\0" in key:
-        return False
-    return key.isprintable() or not any(0xD800 <= ord(character) <= 0xDFFF for character in key)
+    return isinstance(key, str) and 1 <= len(key) <= KEY_LENGTH_MAX and storable_text(key) == key
 
 
 def is_delay(delay_seconds: object) -> bool:
@@ -298,25 +328,3 @@ def is_duration(value: object, shortest: timedelta) -> bool:
     return isinstance(value, timedelta) and shortest <= value <= timedelta(
         seconds=DELAY_SECONDS_MAX
     )
-
-
-def refuse_bad_send_hook(hook: object) -> None:
-    """Refuse an ``on_send`` hook that cannot simply be called."""
-    if not callable(hook) or inspect.iscoroutinefunction(hook) or not _takes_one(hook):
-        raise ConfigurationError(
-            "An on_send hook must be a plain function that takes the outgoing task.",
-            code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-            help_text="def hook(outgoing: OutgoingTask) -> None: ...; without `async`, because "
-            "synchronous sends call it too",
-        )
-
-
-def _takes_one(hook: Callable[..., object]) -> bool:
-    """Tell whether the hook can be called with one argument; some builtins do not tell."""
-    try:
-        inspect.signature(hook).bind(None)
-    except TypeError:
-        return False
-    except ValueError:
-        return True
-    return True

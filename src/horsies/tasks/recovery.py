@@ -57,15 +57,11 @@ EXPIRED_RESULT = encode_task_error(
 Find: TypeAlias = FindAbandoned | FindOwnerless | FindStale
 
 
-def fail_stale(pipeline: Pipeline, stale_seconds: float) -> int:
-    """End stale RUNNING tasks, retried or failed by their policy. Return their number."""
-    find = FindStale(stale_seconds, ["RUNNING"], RECOVERY_BATCH)
-    return recover_found(pipeline, find_stale, find, Blocked())
-
-
-def requeue_stale(pipeline: Pipeline, stale_seconds: float) -> int:
-    """Return stale CLAIMED tasks to their queues. Return their number."""
-    find = FindStale(stale_seconds, ["CLAIMED"], RECOVERY_BATCH)
+def recover_stale(pipeline: Pipeline, stale_seconds: float, status: str) -> int:
+    """End stale RUNNING tasks, retried or failed by their policy, or return stale CLAIMED tasks to
+    their queues. Return their number.
+    """
+    find = FindStale(stale_seconds, [status], RECOVERY_BATCH)
     return recover_found(pipeline, find_stale, find, Blocked())
 
 

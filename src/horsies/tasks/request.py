@@ -23,7 +23,6 @@ from horsies.ids import new_id
 from horsies.result import Err, Ok, Result
 from horsies.task_result import exception_text
 from horsies.tasks.definition import TaskDefinition
-from horsies.tasks.headers import headers_problem, merged
 from horsies.tasks.options import (
     UNSET,
     OutgoingTask,
@@ -32,9 +31,11 @@ from horsies.tasks.options import (
     Uniqueness,
     Unset,
     encode_options,
+    headers_problem,
     option_problem,
     retention_seconds,
     shown_name,
+    with_inherited,
     with_overrides,
 )
 
@@ -212,7 +213,7 @@ def run_hooks(
 ) -> TaskSendResult[SendOptions]:
     """Call the ``on_send`` hooks and return the options with their headers."""
     queue_name = with_overrides(config, definition, options).queue_name
-    headers = dict(merged(options.headers))
+    headers = dict(with_inherited(options.headers))
     outgoing = OutgoingTask(definition.name, queue_name, options, headers, count)
     for hook in hooks:
         try:
@@ -304,7 +305,7 @@ def shared_values(
     definition = with_overrides(config, definition, options)
     good_until = None if isinstance(options.good_until, Unset) else options.good_until
     priority = definition.priority if options.priority is None else options.priority
-    task_options = encode_options(definition, good_until, merged(options.headers))
+    task_options = encode_options(definition, good_until, with_inherited(options.headers))
     retention = retention_seconds(config, definition.queue_name, options)
     parts = (
         definition.name,

@@ -16,10 +16,12 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from horsies.codec.results import ResultCodec
 from horsies.config.app import AppConfig
 from horsies.config.tracing import TracingConfig
+from horsies.current_task import inherited_headers
 from horsies.db.statement import Script, Step
 from horsies.db.statements.tasks import (
     IdempotencyKey,
     InsertTask,
+    InsertTasks,
     TaskIds,
     find_idempotent_task,
     find_sent_tasks,
@@ -28,7 +30,6 @@ from horsies.db.statements.tasks import (
 )
 from horsies.errors import HorsiesError
 from horsies.result import Err, Ok
-from horsies.tasks.blocking import warn_of_blocked_loop
 from horsies.tasks.broker import (
     BrokerErrorCode,
     BrokerOperationError,
@@ -38,7 +39,6 @@ from horsies.tasks.broker import (
 )
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.headers import inherited
 from horsies.tasks.options import UNSET, SendHook, SendOptions, Unset, option_problem
 from horsies.tasks.request import (
     Request,
@@ -51,12 +51,16 @@ from horsies.tasks.request import (
     shared_values,
     suppressed,
 )
+from horsies.tasks.waiters import is_loop_running
 from horsies.tracing import Sending, with_carrier
 
 logger = logging.getLogger("horsies.send")
+# The tasks whose blocking sends were logged.
+_blocking: set[str] = set()
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Row = TypeVar("Row", InsertTask, InsertTasks)
 
 
 class Sent(NamedTuple):
@@ -140,7 +144,7 @@ def store_prepared(
     """Store the task and return its handle, or the error that ``retry_send`` takes."""
     if isinstance(ready, Err):
         return reported(sender, ready)
-    warn_of_blocked_loop(sender.definition.name)
+    _warn_of_blocked_loop(sender.definition.name)
     prepared, started = ready.value, time.perf_counter()
     broker, row = prepared.broker, prepared.request.row
     stored = broker.insert(insert_task, row) if prepared.is_plain else None
@@ -162,6 +166,16 @@ async def store_prepared_async(
         store = broker.store_async
         stored = await store(prepared.script, prepared.transaction, resend=prepared.resend)
     return reported(sender, prepared.end(stored), prepared.request, started)
+
+
+def _warn_of_blocked_loop(task_name: str) -> None:
+    """Log, once per task, that a send holds up the event loop it was called in."""
+    if is_loop_running() and task_name not in _blocking:
+        _blocking.add(task_name)
+        logger.warning(
+            "a send of task %r blocks the running event loop; write `await %s.send_async(...)`",
+            *(task_name, task_name.rpartition(".")[2]),
+        )
 
 
 def reported(
@@ -238,13 +252,15 @@ class Sender:
             config, self.definition, options, args, kwargs, delay_seconds, None, hooks, shared
         )
         if config.tracing is not None and isinstance(prepared, Ok):
-            request, sending = self._traced(config.tracing, prepared.value)
-            return self._single(Ok(request), sending)
+            request, row = prepared.value, prepared.value.row
+            size, attributes = len(row.args) + len(row.kwargs), {"messaging.message.id": row.id}
+            row, sending = self.traced(config.tracing, row, size, attributes)
+            return self._single(Ok(request._replace(row=row)), sending)
         return self._single(prepared)
 
     def _known_values(self) -> SharedValues | None:
         """Return the shared values, computed once; None for headers, which may change, and bad options."""
-        if self.options.headers is not None or inherited():
+        if self.options.headers is not None or inherited_headers():
             return None
         if self._shared is None:
             config = self.producer.config
@@ -260,54 +276,35 @@ class Sender:
             return Err(suppressed())
         return self._single(replay(self.definition, error, scheduled=scheduled))
 
-    def _traced(self, tracing: TracingConfig, request: Request) -> tuple[Request, Sending]:
+    def traced(
+        self, tracing: TracingConfig, row: Row, size: int, attributes: Mapping[str, str | int]
+    ) -> tuple[Row, Sending]:
         """Start the span of a send and add its carrier to the row, after the fingerprint was made."""
-        row = request.row
-        size = len(row.args) + len(row.kwargs)
-        is_later = row.enqueue_at is not None or row.delay_seconds > 0
-        sending = self.sending(tracing, row.queue_name, size, is_later, task_id=row.id)
-        traced = with_carrier(row.task_options, sending.carrier)
-        return request._replace(row=row._replace(task_options=traced)), sending
-
-    def sending(
-        self,
-        tracing: TracingConfig,
-        queue_name: str,
-        size: int,
-        is_later: bool,
-        *,
-        task_id: str | None = None,
-        count: int | None = None,
-    ) -> Sending:
-        """Start the span of a send."""
         name = self.definition.name
-        attributes: dict[str, str | int] = {
-            "messaging.destination.name": queue_name,
+        is_later = row.enqueue_at is not None or row.delay_seconds > 0
+        described: dict[str, str | int] = {
+            "messaging.destination.name": row.queue_name,
             "messaging.message.body.size": size,
             "horsies.task.name": name,
+            **attributes,
         }
-        if task_id is not None:
-            attributes["messaging.message.id"] = task_id
-        if count is not None:
-            attributes["messaging.batch.message_count"] = count
-        return Sending(tracing, f"send {name}", attributes, is_later=is_later)
+        sending = Sending(tracing, f"send {name}", described, is_later=is_later)
+        return row._replace(task_options=with_carrier(row.task_options, sending.carrier)), sending
 
     def _single(
         self, prepared: TaskSendResult[Request], sending: Sending | None = None
     ) -> TaskSendResult[PreparedSend]:
         if isinstance(prepared, Err):
             return prepared
-        request, transaction = prepared.value, self.options.transaction
+        config, request = self.producer.config, prepared.value
+        transaction = self.options.transaction
         match self.producer.broker():
             case Err(error):
                 if sending is not None:
                     sending.end(error.code.value)
                 return Err(not_stored(error, request, transaction))
             case Ok(broker):
-                resend, results = (
-                    self.producer.config.resend_on_transient_err,
-                    self.definition.results,
-                )
+                resend, results = config.resend_on_transient_err, self.definition.results
                 return Ok(PreparedSend(broker, request, results, resend, transaction, sending))
 
 

@@ -8,6 +8,8 @@ again. An idle thread ends with its connection; the next waiter starts another.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import select
 import socket
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 import psycopg
 from psycopg import Connection
 
+from horsies.current_task import running_task
 from horsies.db.errors import is_of_data, is_transient
 from horsies.db.listen import Listener, Received
 from horsies.db.pipeline import Pipeline
@@ -47,6 +50,8 @@ else:
     blocked = Deferred("horsies.db.statements.blocked")
     workflows = Deferred("horsies.db.statements.workflows")
 
+logger = logging.getLogger("horsies.wait")
+
 POLL_SECONDS = 1.0
 # How long the thread and its connection outlast the last waiter.
 SPARE_SECONDS = 60.0
@@ -60,6 +65,8 @@ _SERVICE_LOCK_MS = 100
 _STABLE_PLANS = b"SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
 # The longest timeout that threading accepts.
 _LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
+# The tasks whose waits for other tasks were logged.
+_reported: set[str] = set()
 
 
 class Subject(StrEnum):
@@ -383,6 +390,27 @@ def _reset_all() -> None:
 
 # Before the child has a second thread, so that no two of them can reset one after the other.
 os.register_at_fork(after_in_child=_reset_all)
+
+
+def is_loop_running() -> bool:
+    """Check for a running event loop, which a blocking call would stop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def warn_of_nested_wait(task_id: str) -> None:
+    """Log, once per waiting task, that its child process cannot run other tasks meanwhile."""
+    running = running_task()
+    if running is not None and running.name not in _reported:
+        _reported.add(running.name)
+        logger.warning(
+            "task %r waits for task %s and occupies its child process meanwhile; when all children wait, "
+            "none is left to run it: use a workflow, or send the second task at the end of the first",
+            *(running.name, task_id),
+        )
 
 
 def timeout_problem(timeout_ms: object) -> str | None:

@@ -22,26 +22,20 @@ from horsies.tasks.broker import BrokerResult, PostgresBroker
 from horsies.tasks.waiters import timeout_problem
 
 READ_SECONDS = 0.5
+UNCONNECTED = "This handle is not connected to a broker."
 
 
 class State(Protocol):
     """The fields whose changes count."""
 
     @property
-    def status(self) -> TaskStatus:
-        """The status."""
-
+    def status(self) -> TaskStatus: ...
     @property
-    def retry_count(self) -> int:
-        """How many attempts have failed."""
-
+    def retry_count(self) -> int: ...
     @property
-    def started_at(self) -> datetime | None:
-        """When the last attempt began."""
-
+    def started_at(self) -> datetime | None: ...
     @property
-    def progress(self) -> TaskProgress | None:
-        """The last report."""
+    def progress(self) -> TaskProgress | None: ...
 
 
 Info = TypeVar("Info", bound=State)
@@ -114,8 +108,7 @@ class _Changes(Generic[Info]):
         self.has_ended = False
 
     def refuse(self, is_unconnected: bool) -> None:
-        problem = "This handle is not connected to a broker." if is_unconnected else self._missing()
-        raise TaskWatchFailed(problem)
+        raise TaskWatchFailed(UNCONNECTED if is_unconnected else self._missing())
 
     def _missing(self) -> str:
         return f"There is no task {self._task_id}."

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from horsies.app import Horsies
 from horsies.db.statement import Script, Statement, drive
@@ -32,7 +32,7 @@ from horsies.db.statements.tasks import (
 )
 from horsies.db.statements.workflows import StartedRun, StartRuns, start_runs
 from horsies.result import Err, Ok
-from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, failure
+from horsies.tasks.broker import BrokerErrorCode, BrokerResult, failure
 
 T = TypeVar("T")
 
@@ -91,10 +91,15 @@ class Stored:
 
 
 class InMemoryBroker:
-    """Stands in for a ``PostgresBroker``; the receiver decides about the stored requests."""
+    """Stands in for a ``PostgresBroker``; the receiver decides about the stored requests.
+
+    The options of its methods concern connections and transactions, and have no effect here.
+    """
 
     # Every send runs its script.
     is_direct = False
+    # The broker that the application had before; see in_place_of_broker.
+    replaced: Any = None
 
     def __init__(self, receiver: Receiver, *, takes_runs: bool) -> None:
         self._receiver = receiver
@@ -108,9 +113,7 @@ class InMemoryBroker:
         code: BrokerErrorCode,
         script: Script[T],
         transaction: object = None,
-        *,
-        atomic: bool = False,
-        read_only: bool = False,
+        **_options: bool,
     ) -> BrokerResult[T]:
         done, stored = self._run(code, script, transaction)
         self._receiver.take(stored)
@@ -121,31 +124,19 @@ class InMemoryBroker:
         code: BrokerErrorCode,
         script: Script[T],
         transaction: object = None,
-        *,
-        atomic: bool = False,
-        read_only: bool = False,
+        **_options: bool,
     ) -> BrokerResult[T]:
         done, stored = self._run(code, script, transaction)
         await self._receiver.take_async(stored)
         return done
 
     def store(
-        self,
-        make_script: Callable[[], Script[T]],
-        transaction: object = None,
-        *,
-        resend: bool = False,
-        atomic: bool = False,
+        self, make_script: Callable[[], Script[T]], transaction: object = None, **_options: bool
     ) -> BrokerResult[T]:
         return self.perform(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
 
     async def store_async(
-        self,
-        make_script: Callable[[], Script[T]],
-        transaction: object = None,
-        *,
-        resend: bool = False,
-        atomic: bool = False,
+        self, make_script: Callable[[], Script[T]], transaction: object = None, **_options: bool
     ) -> BrokerResult[T]:
         return await self.perform_async(BrokerErrorCode.ENQUEUE_FAILED, make_script(), transaction)
 
@@ -227,12 +218,27 @@ class _Waiters:
 
 @contextmanager
 def in_place_of_broker(app: Horsies, broker: InMemoryBroker) -> Iterator[None]:
-    """Give the application this broker for the duration of the block; its own one stays as it is."""
-    before, app._broker = app._broker, cast(PostgresBroker, broker)
+    """Give the application this broker for the duration of the block; its own one stays as it is.
+
+    Blocks of one application may overlap and end in any order, as those of fixtures do.
+    """
+    stand_in: Any = broker
+    broker.replaced, app._broker = app._broker, stand_in
     try:
         yield
     finally:
-        app._broker = before
+        if app._broker is stand_in:
+            app._broker = broker.replaced
+        else:
+            _replace_beneath(app._broker, broker)
+
+
+def _replace_beneath(newest: object, broker: InMemoryBroker) -> None:
+    """Make the block that began after this broker's return to the one before it."""
+    while isinstance(newest, InMemoryBroker):
+        if newest.replaced is broker:
+            newest.replaced = broker.replaced
+        newest = newest.replaced
 
 
 def key_of(row: InsertTask) -> str | None:

@@ -21,8 +21,8 @@ from horsies.app import Horsies
 from horsies.current_task import CurrentTask, set_running_task, set_running_task_here
 from horsies.db.statements.turn import ClaimedTask
 from horsies.states import TaskStatus
-from horsies.tasks.blocking import is_loop_running
 from horsies.tasks.outcome import Outcome, outcome_of_error
+from horsies.tasks.waiters import is_loop_running
 from horsies.worker.child.execute import AppProgram
 from horsies.worker.node_inputs import assignment_of
 from horsies.worker.protocol import Assignment, ChildReport, NodePart

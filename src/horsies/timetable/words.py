@@ -38,10 +38,9 @@ def _interval(seconds: int) -> str:
     for unit, size in _UNITS:
         count, seconds = divmod(seconds, size)
         if count:
-            parts.append(f"{count} {unit}s" if count > 1 else unit if not parts else f"1 {unit}")
-    if len(parts) > 1 and not parts[0][0].isdigit():
-        parts[0] = f"1 {parts[0]}"
-    return f"every {_list(parts)}"
+            parts.append(f"{count} {unit}s" if count > 1 else f"1 {unit}")
+    text = _list(parts)
+    return f"every {text.removeprefix('1 ') if len(parts) == 1 else text}"
 
 
 def _times(timetable: Timetable) -> str:

@@ -22,7 +22,7 @@ from horsies.scheduler.api import Schedules, change_async, switch_script
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.recording import Action, acting_as
 from horsies.tasks.send import Producer
-from horsies.web.changing import (
+from horsies.web.answers import (
     answer_document,
     both,
     done,
@@ -32,8 +32,8 @@ from horsies.web.changing import (
     text_field,
     unwrapped,
 )
-from horsies.web.rendering import BadRequest, Page, Refused, View
-from horsies.web.routes import Handler, Route
+from horsies.web.reading import BadRequest, Refused
+from horsies.web.rendering import Handler, Page, Route, View
 from horsies.workflow.run.handle import WorkflowHandle
 
 HISTORY_LIMIT = 50
@@ -50,8 +50,6 @@ def _switch_queue(paused: bool) -> Handler:
         with acting_as(view.access.user, "web"):
             result = await switch_queue_async(view.site.broker, order)
         state = unwrapped(view, result, "/queues")
-        if isinstance(state, Response):
-            return state
         notice = f"Queue {name} is {'paused' if state.is_paused else 'not paused'}."
         document = {"paused": state.is_paused, **state._asdict()}
         return done(view, f"/queues/{name}", notice, document)
@@ -71,8 +69,6 @@ async def cancel_task(view: View) -> Response:
     with acting_as(view.access.user, "web"):
         result = await handle.cancel_async(include_running=include_running, reason=reason)
     cancelled = unwrapped(view, result, f"/tasks/{task_id}")
-    if isinstance(cancelled, Response):
-        return cancelled
     was = cancelled.was_status.value
     notice = f"Task {task_id} was {was}; it is cancelled."
     if was == "RUNNING":
@@ -83,18 +79,13 @@ async def cancel_task(view: View) -> Response:
 # Runs
 
 
-async def _run_answer(
-    view: View, result: Result[Any, Any], notice: str, unchanged: str | None = None
-) -> Response:
+def _run_answer(view: View, result: Result[Any, Any], notice: str) -> Response:
     run_id = view.params["id"]
-    value = unwrapped(view, result, f"/workflows/{run_id}")
-    if isinstance(value, Response):
-        return value
-    if value is False:
-        sentence = unchanged or f"Workflow {run_id} is in another status; nothing was changed."
+    changed = unwrapped(view, result, f"/workflows/{run_id}")
+    if changed is False:
+        notice = f"Workflow {run_id} is in another status; nothing was changed."
         if is_api(view):
-            raise Refused(sentence, code="NOTHING_CHANGED")
-        notice = sentence
+            raise Refused(notice, code="NOTHING_CHANGED")
     return done(view, f"/workflows/{run_id}", notice, {"workflow_id": run_id, "changed": True})
 
 
@@ -103,15 +94,14 @@ async def pause_run(view: View) -> Response:
     handle, reason = _handle(view), await text_field(view, "reason")
     with acting_as(view.access.user, "web"):
         result = await handle.pause_async(reason=reason)
-    return await _run_answer(view, result, f"Workflow {handle.workflow_id} is paused.")
+    return _run_answer(view, result, f"Workflow {handle.workflow_id} is paused.")
 
 
 async def resume_run(view: View) -> Response:
-    """Resume a paused run."""
     handle, retry_failed = _handle(view), await is_on(view, "retry_failed", False)
     with acting_as(view.access.user, "web"):
         result = await handle.resume_async(retry_failed=retry_failed)
-    return await _run_answer(view, result, f"Workflow {handle.workflow_id} is resumed.")
+    return _run_answer(view, result, f"Workflow {handle.workflow_id} is resumed.")
 
 
 async def retry_run(view: View) -> Response:
@@ -119,7 +109,7 @@ async def retry_run(view: View) -> Response:
     handle, node = _handle(view), await text_field(view, "node")
     with acting_as(view.access.user, "web"):
         result = await handle.retry_async(node)
-    return await _run_answer(view, result, f"Workflow {handle.workflow_id} retries failed nodes.")
+    return _run_answer(view, result, f"Workflow {handle.workflow_id} retries failed nodes.")
 
 
 async def cancel_run(view: View) -> Response:
@@ -128,7 +118,7 @@ async def cancel_run(view: View) -> Response:
     interrupt = await is_on(view, "interrupt", False)
     with acting_as(view.access.user, "web"):
         result = await handle.cancel_async(interrupt=interrupt, reason=reason)
-    return await _run_answer(view, result, f"Workflow {handle.workflow_id} is cancelled.")
+    return _run_answer(view, result, f"Workflow {handle.workflow_id} is cancelled.")
 
 
 async def signal_run(view: View) -> Response:
@@ -146,8 +136,6 @@ async def signal_run(view: View) -> Response:
     with acting_as(view.access.user, "web"):
         result = await handle.signal_async(name, value)
     delivery = unwrapped(view, result, f"/workflows/{handle.workflow_id}")
-    if isinstance(delivery, Response):
-        return delivery
     document = {"workflow_id": handle.workflow_id, "signal": name, "delivery": delivery.value}
     notice = f"Signal {name} is {delivery.value}."
     return done(view, f"/workflows/{handle.workflow_id}", notice, document)
@@ -169,10 +157,7 @@ def _switch_schedule(verb: str) -> Handler:
         action = Action(f"{verb}_schedule", f"schedule {name}", reason)
         with acting_as(view.access.user, "web"):
             result = await change_async(view.site.broker, action, switch_script(name, switch))
-        switched = unwrapped(view, result, "/schedules")
-        if isinstance(switched, Response):
-            return switched
-        state = switched.state
+        state = unwrapped(view, result, "/schedules").state
         notice = f"Schedule {name} is {'paused' if state.is_paused else 'not paused'}."
         document = {"name": name, "paused": state.is_paused}
         return done(view, f"/schedules/{name}", notice, document)
@@ -193,8 +178,6 @@ async def run_schedule(view: View) -> Response:
     with acting_as(view.access.user, "web"):
         result = await Schedules(producer, app.definitions, app).run_async(name)
     handle = unwrapped(view, result, f"/schedules/{name}")
-    if isinstance(handle, Response):
-        return handle
     if isinstance(handle, TaskHandle):
         notice = f"Schedule {name} was sent as task {handle.task_id}."
         return done(view, f"/schedules/{name}", notice, {"name": name, "task_id": handle.task_id})
@@ -207,10 +190,7 @@ async def run_schedule(view: View) -> Response:
 
 
 async def ping(view: View) -> Response:
-    """Ping all workers."""
     pongs = unwrapped(view, await ping_workers_async(view.site.broker), "/workers")
-    if isinstance(pongs, Response):
-        return pongs
     slowest = max((pong.latency_ms for pong in pongs), default=0.0)
     notice = f"{len(pongs)} workers answered the ping, the slowest after {slowest:.0f} ms."
     if not pongs:
@@ -233,7 +213,6 @@ async def history(view: View) -> Page:
 
 
 async def list_actions(view: View) -> Response:
-    """The record of changes as a document."""
     script = list_actions_script(
         view.query.get("subject"), view.query.get("actor"), _before(view), HISTORY_LIMIT
     )

@@ -6,7 +6,7 @@ filters that it does not have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from horsies._version import __version__
 from horsies.database_url import mask_url
-from horsies.db.paging import LIST_WINDOW
 from horsies.db.statement import Nothing, read_rows
 from horsies.db.statements.monitor import (
     ListWorkers,
@@ -39,7 +38,8 @@ from horsies.monitor.documents import (
 from horsies.monitor.explain.explain import report_script
 from horsies.monitor.failures import failures_document, failures_script
 from horsies.monitor.measures import read_measures_script
-from horsies.monitor.overview import Overview, TaskReport, overview_script
+from horsies.monitor.overview import TaskReport, overview_script
+from horsies.monitor.paging import LIST_WINDOW
 from horsies.monitor.queries import (
     SEARCH_WINDOW,
     RunFilters,
@@ -56,18 +56,16 @@ from horsies.web.filters import (
     LIMIT_DEFAULT,
     LIMIT_MAX,
     TASK_FILTERS,
-    masking_of,
     number_of,
-    parameter_names,
     refuse_unknown,
+    run_filter_values,
     task_filters_of,
     text_of,
     texts_of,
     time_of,
 )
-from horsies.web.reading import STATEMENT_TIMEOUT_MS
-from horsies.web.rendering import BadRequest, NotFound, Unavailable, View
-from horsies.web.routes import Handler, Route
+from horsies.web.reading import STATEMENT_TIMEOUT_MS, BadRequest, NotFound, Unavailable
+from horsies.web.rendering import Handler, Page, Route, View
 from horsies.workflow.run.listing import report_document
 from horsies.workflow.run.listing import report_script as run_script
 
@@ -107,7 +105,6 @@ def _masked(value: Any) -> Any:
 
 async def meta(view: View) -> Response:
     """Versions, rights of the user, limits. A database of another release is named, not an error."""
-    refuse_unknown(view, ())
     schema, server = "MATCH", None
     try:
         rows: list[ServerVersion] = await view.read(read_rows(read_server, Nothing()))
@@ -139,14 +136,8 @@ async def meta(view: View) -> Response:
     )
 
 
-async def _overview(view: View) -> Overview:
-    refuse_unknown(view, ())
-    return await view.read(overview_script(view.site.queue_caps))
-
-
 async def overview(view: View) -> Response:
     """Queues, workers, blocked tasks and runs, as ``horsies status --json``, and what needs attention."""
-    refuse_unknown(view, ())
     facts = await view.read(facts_script(view.site.queue_caps))
     lines = [
         {
@@ -163,15 +154,14 @@ async def overview(view: View) -> Response:
 
 
 async def queues(view: View) -> Response:
-    """All queues."""
-    found = await _overview(view)
+    found = await view.read(overview_script(view.site.queue_caps))
     return answer({"queues": [queue_document(queue) for queue in found.queues]})
 
 
 async def queue(view: View) -> Response:
-    """One queue."""
     name = view.params["name"]
-    found = next((one for one in (await _overview(view)).queues if one.name == name), None)
+    every = await view.read(overview_script(view.site.queue_caps))
+    found = next((one for one in every.queues if one.name == name), None)
     if found is None:
         raise NotFound(f"There is no queue {name!r}.", code="QUEUE_NOT_FOUND")
     return answer(queue_document(found))
@@ -179,7 +169,6 @@ async def queue(view: View) -> Response:
 
 async def measures(view: View) -> Response:
     """Attempts and their durations by slots of time: ``since`` is how far back, ``step`` how long."""
-    refuse_unknown(view, {"since", "step", "queue", "task_name"})
     since = _length(view, "since", timedelta(hours=1))
     step = _length(view, "step", max(since / 60, timedelta(minutes=1)))
     queues, names = texts_of(view, "queue"), texts_of(view, "task_name")
@@ -202,7 +191,6 @@ def _length(view: View, name: str, default: timedelta) -> timedelta:
 
 async def workers(view: View) -> Response:
     """Workers that run; with ``include_stopped`` also those that have stopped."""
-    refuse_unknown(view, {"include_stopped"})
     is_all = (text_of(view, "include_stopped") or "").lower() in ("1", "true")
     found = await view.read(read_rows(list_workers, ListWorkers(is_all)))
     return answer({"workers": [worker_document(worker) for worker in found]})
@@ -210,7 +198,6 @@ async def workers(view: View) -> Response:
 
 async def worker(view: View) -> Response:
     """One worker, also a stopped one."""
-    refuse_unknown(view, ())
     worker_id = view.params["id"]
     rows = await view.read(read_rows(list_workers, ListWorkers(True)))
     found = next((one for one in rows if one.worker_id == worker_id), None)
@@ -221,7 +208,6 @@ async def worker(view: View) -> Response:
 
 async def worker_history(view: View) -> Response:
     """The snapshots of one worker, newest first."""
-    refuse_unknown(view, {"limit"})
     limit = number_of(view, "limit", LIMIT_DEFAULT, HISTORY_LIMIT_MAX)
     asked = WorkerStateHistory(view.params["id"], limit)
     rows = await view.read(read_rows(worker_state_history, asked))
@@ -233,7 +219,6 @@ async def worker_history(view: View) -> Response:
 
 async def tasks(view: View) -> Response:
     """A page of tasks by filters."""
-    refuse_unknown(view, TASK_FILTERS)
     page = await view.read(tasks_script(task_filters_of(view)))
     document = page_document(page, "tasks")
     for row in document["tasks"]:
@@ -244,7 +229,6 @@ async def tasks(view: View) -> Response:
 
 
 async def _report(view: View, payload: bool) -> TaskReport:
-    refuse_unknown(view, ())
     task_id = view.params["id"]
     report = await view.read(report_script(task_id, payload))
     if report is None:
@@ -256,11 +240,11 @@ async def task(view: View) -> Response:
     """One task with its attempts; arguments and result only with the right to see them."""
     sees_payload = view.access.sees_payload
     report = await _report(view, sees_payload)
-    masking, found = masking_of(view.site), report.task
+    masking, found = view.site.masking, report.task
     document = task_document(report, payload=False)
     document["options"] = masking.value(document["options"])
     if sees_payload:
-        names = parameter_names(view.site, found.task_name)
+        names = view.site.parameter_names(found.task_name)
         document["args"] = masking.stored_value(found.args, names)
         document["kwargs"] = masking.stored_value(found.kwargs)
         document["result"] = masking.stored_value(found.result)
@@ -275,7 +259,6 @@ async def attempts(view: View) -> Response:
 
 async def failures(view: View) -> Response:
     """Failed attempts by task and error code."""
-    refuse_unknown(view, {"task_name"})
     found = await view.read(failures_script(texts_of(view, "task_name")))
     return answer(failures_document(found))
 
@@ -285,7 +268,6 @@ async def failures(view: View) -> Response:
 
 async def workflows(view: View) -> Response:
     """A page of workflow runs by filters."""
-    refuse_unknown(view, RUN_FILTERS)
     page = await view.read(runs_script(_run_filters(view)))
     if page is None:
         raise NotFound(f"There is no workflow run {text_of(view, 'before')}.", code="RUN_NOT_FOUND")
@@ -294,11 +276,7 @@ async def workflows(view: View) -> Response:
 
 def _run_filters(view: View) -> RunFilters:
     checked = run_filters(
-        status=texts_of(view, "status") or None,
-        name=texts_of(view, "name") or None,
-        workflow_key=texts_of(view, "workflow_key") or None,
-        since=time_of(view, "since"),
-        until=time_of(view, "until"),
+        **run_filter_values(view),
         include_children=(text_of(view, "include_children") or "").lower() in ("1", "true"),
         limit=number_of(view, "limit", LIMIT_DEFAULT, LIMIT_MAX),
         after=text_of(view, "before"),
@@ -308,7 +286,6 @@ def _run_filters(view: View) -> RunFilters:
 
 async def workflow(view: View) -> Response:
     """One run with its nodes and the runs below it."""
-    refuse_unknown(view, ())
     report = await view.read(run_script(view.params["id"]))
     if report is None:
         raise NotFound(f"There is no workflow run {view.params['id']}.", code="RUN_NOT_FOUND")
@@ -316,15 +293,11 @@ async def workflow(view: View) -> Response:
 
 
 async def schedules(view: View) -> Response:
-    """All schedules."""
-    refuse_unknown(view, ())
     found = _unwrapped(await view.read(list_script()))
     return answer({"schedules": [schedule_document(state) for state in found]})
 
 
 async def schedule(view: View) -> Response:
-    """One schedule."""
-    refuse_unknown(view, ())
     name = view.params["name"]
     states = _unwrapped(await view.read(list_script()))
     found = next((state for state in states if state.name == name), None)
@@ -334,8 +307,6 @@ async def schedule(view: View) -> Response:
 
 
 async def schedule_slots(view: View) -> Response:
-    """The next slots of one schedule."""
-    refuse_unknown(view, {"limit"})
     name, limit = view.params["name"], number_of(view, "limit", 10, LIMIT_MAX)
     slots = _unwrapped(await view.read(next_script(name, limit)))
     return answer({"name": name, "slots": slots})
@@ -343,7 +314,6 @@ async def schedule_slots(view: View) -> Response:
 
 async def schedule_runs(view: View) -> Response:
     """The newest slots of one schedule, with the tasks or runs that they led to."""
-    refuse_unknown(view, {"limit"})
     name, limit = view.params["name"], number_of(view, "limit", 20, LIMIT_MAX)
     runs = _unwrapped(await view.read(schedule_runs_script(name, limit)))
     return answer({"name": name, "runs": [run._asdict() for run in runs]})
@@ -358,32 +328,34 @@ def _unwrapped(done: Result[T, BrokerOperationError]) -> T:
     raise BadRequest(error.message, code=error.code.value)
 
 
-def _routes(table: Iterable[tuple[str, Handler]]) -> Iterable[Route]:
-    return (Route("GET", f"/api/{path}", None, handler) for path, handler in table)
+def _route(path: str, handler: Handler, filters: Collection[str] = ()) -> Route:
+    """Return a route that refuses other filters than these."""
+
+    async def checked(view: View) -> Page | Response:
+        refuse_unknown(view, filters)
+        return await handler(view)
+
+    return Route("GET", f"/api/{path}", None, checked)
 
 
-ROUTES: tuple[Route, ...] = tuple(
-    _routes(
-        (
-            ("meta", meta),
-            ("overview", overview),
-            ("queues", queues),
-            ("queues/{name}", queue),
-            ("tasks", tasks),
-            ("tasks/{id}", task),
-            ("tasks/{id}/attempts", attempts),
-            ("failures", failures),
-            ("measures", measures),
-            ("workers", workers),
-            ("workers/schedules", schedules),
-            ("workers/{id}", worker),
-            ("workers/{id}/history", worker_history),
-            ("workflows", workflows),
-            ("workflows/{id}", workflow),
-            ("schedules", schedules),
-            ("schedules/{name}", schedule),
-            ("schedules/{name}/next", schedule_slots),
-            ("schedules/{name}/runs", schedule_runs),
-        )
-    )
+ROUTES = (
+    _route("meta", meta),
+    _route("overview", overview),
+    _route("queues", queues),
+    _route("queues/{name}", queue),
+    _route("tasks", tasks, TASK_FILTERS),
+    _route("tasks/{id}", task),
+    _route("tasks/{id}/attempts", attempts),
+    _route("failures", failures, {"task_name"}),
+    _route("measures", measures, {"since", "step", "queue", "task_name"}),
+    _route("workers", workers, {"include_stopped"}),
+    _route("workers/schedules", schedules),
+    _route("workers/{id}", worker),
+    _route("workers/{id}/history", worker_history, {"limit"}),
+    _route("workflows", workflows, RUN_FILTERS),
+    _route("workflows/{id}", workflow),
+    _route("schedules", schedules),
+    _route("schedules/{name}", schedule),
+    _route("schedules/{name}/next", schedule_slots, {"limit"}),
+    _route("schedules/{name}/runs", schedule_runs, {"limit"}),
 )

@@ -30,8 +30,8 @@ from horsies.web import (
     metrics,
     orders,
     pages,
-    pages_checks,
     pages_doctor,
+    pages_explain,
     pages_runs,
     pages_schedules,
     pages_tasks,
@@ -48,14 +48,12 @@ from horsies.web.access import (
     is_same_site,
 )
 from horsies.web.hub import Hub
-from horsies.web.reading import web_broker
+from horsies.web.reading import BadRequest, Forbidden, NotFound, Problem, web_broker
 from horsies.web.rendering import (
     STATIC_TYPES,
-    BadRequest,
-    Forbidden,
-    NotFound,
     Page,
-    Problem,
+    RefusedForm,
+    Route,
     Settings,
     Site,
     View,
@@ -64,12 +62,17 @@ from horsies.web.rendering import (
     render,
     static_files,
 )
-from horsies.web.routes import Route
 
 BODY_BYTES_MAX = 64 * 1024
 URL_BYTES_MAX = 8 * 1024
 SECRET_VARIABLE = "HORSIES_WEB_SECRET"  # noqa: S105
 INTENT_HEADER = "x-horsies-intent"
+ERROR_TITLES = {
+    403: "Not allowed",
+    404: "Not found",
+    503: "Database unavailable",
+    504: "Took too long",
+}
 
 
 async def help_page(view: View) -> Page:
@@ -82,7 +85,7 @@ ROUTES: tuple[Route, ...] = (
     *pages_tasks.ROUTES,
     *pages_runs.ROUTES,
     *pages_schedules.ROUTES,
-    *pages_checks.ROUTES,
+    *pages_explain.ROUTES,
     *pages_doctor.ROUTES,
     *actions.ROUTES,
     *orders.ROUTES,
@@ -192,6 +195,8 @@ class Dashboard:
         try:
             answer = await route.handler(view)
             return render(view, answer) if isinstance(answer, Page) else answer
+        except RefusedForm as refusal:
+            return refusal.response
         except (Problem, HTTPException):
             raise
         except Exception as error:
@@ -294,8 +299,7 @@ class Dashboard:
         return Response(data, 200, {"Cache-Control": caching}, STATIC_TYPES[name])
 
     async def _show_problem(self, request: Request, error: Exception) -> Response:
-        problem = cast(Problem, error)
-        return self._error(request, problem)
+        return self._error(request, cast(Problem, error))
 
     async def _show_missing(self, request: Request, error: Exception) -> Response:
         found = cast(HTTPException, error)
@@ -317,19 +321,10 @@ class Dashboard:
             }
             return JSONResponse(document, problem.status, media_type="application/problem+json")
         context = {"sentence": sentence, "code": problem.code, "status": problem.status}
-        page = Page("error.html", _titles(problem.status), context, None, problem.status)
+        title = ERROR_TITLES.get(problem.status, "Error")
+        page = Page("error.html", title, context, None, problem.status)
         access = getattr(request.state, "access", Access(""))
         return render(View(self.site, request, access), page)
-
-
-def _titles(status: int) -> str:
-    titles = {
-        403: "Not allowed",
-        404: "Not found",
-        503: "Database unavailable",
-        504: "Took too long",
-    }
-    return titles.get(status, "Error")
 
 
 def _is_api(request: Request) -> bool:

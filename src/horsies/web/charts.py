@@ -30,6 +30,8 @@ _GAP = 0.14
 # Sums of larger numbers could overflow.
 _VALUE_MAX = 1e15
 
+Cell = Callable[[float | None], str]
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -176,11 +178,7 @@ def _decade_label(power: int) -> str:
 
 
 def _figure(
-    chart: Chart,
-    shapes: Sequence[str],
-    words: str,
-    labels: Sequence[str],
-    cell: Callable[[float | None], str],
+    chart: Chart, shapes: Sequence[str], words: str, labels: Sequence[str], cell: Cell
 ) -> Markup:
     drawing = _svg("drawing", f"{WIDTH} {HEIGHT}", chart.key, chart.title, words, "".join(shapes))
     legend = "".join(
@@ -196,7 +194,7 @@ def _figure(
     )
 
 
-def _links(chart: Chart, cell: Callable[[float | None], str]) -> str:
+def _links(chart: Chart, cell: Cell) -> str:
     step = WIDTH / max(len(chart.columns), 1)
     form = _time_form(chart.columns)
     columns = "".join(
@@ -212,7 +210,7 @@ def _links(chart: Chart, cell: Callable[[float | None], str]) -> str:
     )
 
 
-def _table(chart: Chart, cell: Callable[[float | None], str]) -> str:
+def _table(chart: Chart, cell: Cell) -> str:
     """Return the table of all columns with a number in them, newest first."""
     form = _time_form(chart.columns)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in chart.series)
@@ -250,9 +248,7 @@ def _time_labels(columns: Sequence[Column]) -> str:
     return "".join(_time(columns[place].at, _time_form(columns)) for place in places)
 
 
-def _column_words(
-    chart: Chart, column: Column, form: str, cell: Callable[[float | None], str]
-) -> str:
+def _column_words(chart: Chart, column: Column, form: str, cell: Cell) -> str:
     found = [f"{cell(v)} {name}" for v, name in zip(column.values, chart.series, strict=True) if v]
     return f"{column.at.astimezone(UTC):{form}} UTC: {', '.join(found) or 'none'}"
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from horsies.db.statements.lookup import FoundTask
 from horsies.monitor.queries import Search, TaskFilters, parse_time, task_filters
 from horsies.result import Err
-from horsies.web.masking import Argument, ArgumentProblem, Masking, parse_argument
-from horsies.web.rendering import BadRequest, Forbidden, Site, View
+from horsies.tasks.broker import BrokerResult
+from horsies.web.masking import Argument, ArgumentProblem, parse_argument
+from horsies.web.reading import BadRequest, Forbidden
+from horsies.web.rendering import Site, View
+
+T = TypeVar("T")
 
 LIMIT_DEFAULT = 50
 LIMIT_MAX = 200
@@ -45,8 +49,11 @@ def refuse_unknown(view: View, known: Collection[str]) -> None:
 
 def time_of(view: View, name: str, now: datetime | None = None) -> datetime | None:
     """Return a time: ``15m`` ago, or ``2026-01-31T12:00``, in UTC unless it has an offset."""
-    if (text := text_of(view, name)) is None:
-        return None
+    text = text_of(view, name)
+    return None if text is None else parsed_time(name, text, now)
+
+
+def parsed_time(name: str, text: str, now: datetime | None = None) -> datetime:
     try:
         return parse_time(text, now or datetime.now(UTC), UTC)
     except ValueError as error:
@@ -79,10 +86,25 @@ def task_filters_of(view: View) -> TaskFilters:
         "after": text_of(view, "before"),
         "limit": number_of(view, "limit", LIMIT_DEFAULT, LIMIT_MAX),
     }
-    checked = task_filters(**given)
+    return replace(accepted(task_filters(**given)), search=_search_of(view))
+
+
+def run_filter_values(view: View) -> dict[str, Any]:
+    """Return the filters that all lists of runs have, as ``run_filters`` takes them."""
+    return {
+        "status": texts_of(view, "status") or None,
+        "name": texts_of(view, "name") or None,
+        "workflow_key": texts_of(view, "workflow_key") or None,
+        "since": time_of(view, "since"),
+        "until": time_of(view, "until"),
+    }
+
+
+def accepted(checked: BrokerResult[T]) -> T:
+    """Return checked filters; refuse wrong ones with 400."""
     if isinstance(checked, Err):
         raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
-    return replace(checked.ok_value, search=_search_of(view))
+    return checked.ok_value
 
 
 def _is_on(view: View, name: str) -> bool:
@@ -98,32 +120,20 @@ def _search_of(view: View) -> Search | None:
     # The number of results would tell the arguments to those who may not see them.
     if not view.access.sees_payload:
         raise Forbidden("You may not see arguments, so you cannot search them.", code="NO_PAYLOAD")
-    masking = masking_of(view.site)
     try:
-        argument = parse_argument(text, masking)
+        argument = parse_argument(text, view.site.masking)
     except ArgumentProblem as problem:
         raise BadRequest(str(problem), code="INVALID_FILTER") from problem
-    return _search(view.site, argument, masking)
+    return _search(view.site, argument)
 
 
-def _search(site: Site, argument: Argument, masking: Masking) -> Search:
+def _search(site: Site, argument: Argument) -> Search:
     def matches(task: FoundTask) -> bool:
-        names = parameter_names(site, task.task_name)
-        return argument.matches(masking, task.args, task.kwargs, names)
+        names = site.parameter_names(task.task_name)
+        return argument.matches(site.masking, task.args, task.kwargs, names)
 
     known = site.app.list_tasks() if site.app and argument.path else ()
-    positional = [name for name in known if argument.path[-1] in parameter_names(site, name)]
+    positional = [name for name in known if argument.path[-1] in site.parameter_names(name)]
     key = argument.needles[0]
     needle = argument.needles[-1] if len(argument.needles) > 1 or not argument.path else ""
     return Search(key, needle, matches, positional)
-
-
-def masking_of(site: Site) -> Masking:
-    """Return the masking with the keys that the dashboard was given."""
-    return Masking(site.settings.masked)
-
-
-def parameter_names(site: Site, task_name: str) -> Sequence[str]:
-    """Return the names of a task's positional parameters; none without an application that has it."""
-    task = site.app.get_task(task_name) if site.app else None
-    return task.definition.signature.names.positional if task else ()

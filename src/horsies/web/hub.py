@@ -14,7 +14,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, AsyncIterator, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,7 +23,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from horsies.web.access import client_address
-from horsies.web.rendering import Page, Problem, Site, View, failure_of, render_regions
+from horsies.web.reading import Problem
+from horsies.web.rendering import Handler, Site, View, failure_of, render_regions
 
 STREAMS_MAX = 64
 STREAMS_PER_CLIENT_MAX = 6
@@ -35,8 +36,6 @@ TICK_SECONDS = 4.0
 RETRY_MS = 1_000
 # How much longer than its time a stream may take to send its events.
 SEND_SECONDS = 5.0
-
-Handler = Callable[[View], Awaitable[Page | Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,6 @@ class EventStream(StreamingResponse):
         self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds):

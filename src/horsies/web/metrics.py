@@ -12,8 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from horsies.monitor.metrics import ClusterGauges, MissingExtraError, Sample, exposition
 from horsies.tasks.broker import PostgresBroker
 from horsies.web.reading import Problem
-from horsies.web.rendering import Site, View
-from horsies.web.routes import Route
+from horsies.web.rendering import Route, Site, View
 
 
 class _Shared(NamedTuple):

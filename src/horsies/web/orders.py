@@ -37,12 +37,12 @@ from horsies.monitor.orders import (
     start_script,
     stop_script,
 )
-from horsies.monitor.queries import RunFilters, TaskFilters, parse_time, run_filters, task_filters
+from horsies.monitor.queries import RunFilters, TaskFilters, run_filters, task_filters
 from horsies.result import Err
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.recording import Action, Actor, acting_as, perform_action_async
 from horsies.web.access import Verb
-from horsies.web.changing import (
+from horsies.web.answers import (
     answer_document,
     both,
     fields_of,
@@ -52,9 +52,17 @@ from horsies.web.changing import (
     text_field,
     unwrapped,
 )
-from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, texts_of, time_of
-from horsies.web.rendering import BadRequest, NotFound, Page, Refused, View
-from horsies.web.routes import Route
+from horsies.web.filters import (
+    TASK_FILTERS,
+    accepted,
+    parsed_time,
+    refuse_unknown,
+    run_filter_values,
+    task_filters_of,
+    texts_of,
+)
+from horsies.web.reading import BadRequest, NotFound, Refused
+from horsies.web.rendering import Page, Route, View
 
 # A dry run can be started for as long; after that its counts mean little.
 SEALED_SECONDS = 3600.0
@@ -62,7 +70,8 @@ WAITING_MAX = 10
 
 _WORKING = BrokerErrorCode.ENQUEUE_FAILED
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_RUN_FILTERS = frozenset({"verb", "status", "name", "workflow_key", "since", "until"})
+_TASK_FILTERS = frozenset({"status", "queue", "task_name", "error_code", "since", "until"})
+_RUN_FILTERS = frozenset({"status", "name", "workflow_key", "since", "until"})
 # The right that an order needs, and the words of its pages: title, verb of the button, counts.
 _RIGHTS: Mapping[OrderVerb, Verb] = {
     OrderVerb.RETRY_TASKS: "retry_task",
@@ -147,7 +156,7 @@ async def new_order(view: View) -> Page:
             "A bulk order cannot filter by argument; select the tasks in the list instead.",
             code="INVALID_FILTER",
         )
-    preview = await view.read(_preview_script(view, verb, _filters_of(view, verb)))
+    preview = await _preview(view, verb, _filters_of(view, verb))
     context = {
         "preview": preview,
         "order": preview.order,
@@ -163,30 +172,19 @@ def _filters_of(view: View, verb: OrderVerb) -> TaskFilters | RunFilters:
     if not verb.is_of_runs:
         refuse_unknown(view, TASK_FILTERS | {"verb"})
         return task_filters_of(view)
-    refuse_unknown(view, _RUN_FILTERS)
-    checked = run_filters(
-        status=texts_of(view, "status") or None,
-        name=texts_of(view, "name") or None,
-        workflow_key=texts_of(view, "workflow_key") or None,
-        since=time_of(view, "since"),
-        until=time_of(view, "until"),
-    )
-    if isinstance(checked, Err):
-        raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
-    return checked.ok_value
+    refuse_unknown(view, _RUN_FILTERS | {"verb"})
+    return accepted(run_filters(**run_filter_values(view)))
 
 
-def _preview_script(
+async def _preview(
     view: View, verb: OrderVerb, filters: TaskFilters | RunFilters, **options: Any
-) -> Any:
+) -> Preview:
     if verb is OrderVerb.PURGE_QUEUE and not (
         isinstance(filters, TaskFilters) and len(filters.queues) == 1
     ):
         raise BadRequest("A purge needs the name of one queue.", code="INVALID_FILTER")
-    draft = draft_order(verb, filters, **options)
-    if isinstance(draft, Err):
-        raise BadRequest(draft.err_value.message, code="INVALID_FILTER")
-    return preview_script(draft.ok_value)
+    draft = accepted(draft_order(verb, filters, **options))
+    return await view.read(preview_script(draft))
 
 
 def _list_page(order: Order) -> str:
@@ -219,8 +217,7 @@ async def start_selected(view: View) -> Response:
     ids = [value for name, value in fields if name == "id"]
     if not ids:
         return view.redirect("/tasks", "No task is selected.")
-    script = _preview_script(view, verb, TaskFilters(), ids=ids)
-    preview: Preview = await view.read(script)
+    preview = await _preview(view, verb, TaskFilters(), ids=ids)
     return await _started(view, preview.order)
 
 
@@ -256,7 +253,6 @@ async def _carry_out(view: View, order: Order) -> None:
 
 
 async def show_order(view: View) -> Page:
-    """Show the progress of an order."""
     state = await _state(view)
     context = {
         "state": state,
@@ -287,8 +283,6 @@ async def stop_order(view: View) -> Response:
             view.site.broker, _WORKING, action, stop_script(state.order.id)
         )
     result = unwrapped(view, done.and_then(lambda stopped: stopped), "/history")
-    if isinstance(result, Response):
-        return result
     if result and state.order.id not in _running:  # its process is gone; a batch ends it
         script = batch_script(state.order.id)
         await view.site.broker.perform_async(_WORKING, script, atomic=True)
@@ -313,12 +307,10 @@ async def post_order(view: View) -> Response:
         "include_running": await is_on(view, "include_running", True),
         "order_id": _keyed_id(view),
     }
-    script = _preview_script(
-        view, verb, _json_filters(verb, fields.get("filters") or {}), **options
-    )
-    preview: Preview = await view.read(script)
+    filters = _json_filters(verb, fields.get("filters") or {})
+    preview = await _preview(view, verb, filters, **options)
     if await is_on(view, "dry_run", False):
-        return answer_document(_preview_document(view, preview))
+        return answer_document(preview.document() | {"order": _sealed(view, preview.order)})
     known = await view.read(order_script(preview.order.id))
     if known is not None and known.order.verb is not verb:  # the rights were checked for this verb
         raise Refused("The Idempotency-Key stands for another order.", code="KEY_REUSED")
@@ -333,9 +325,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _json_filters(verb: OrderVerb, given: object) -> TaskFilters | RunFilters:
-    known = {"status", "queue", "task_name", "error_code", "since", "until"}
-    if verb.is_of_runs:
-        known = {"status", "name", "workflow_key", "since", "until"}
+    known = _RUN_FILTERS if verb.is_of_runs else _TASK_FILTERS
     if not isinstance(given, dict) or (unknown := sorted(set(given) - known)):
         wrong = unknown[0] if isinstance(given, dict) else given
         raise BadRequest(
@@ -343,41 +333,19 @@ def _json_filters(verb: OrderVerb, given: object) -> TaskFilters | RunFilters:
             code="UNKNOWN_FILTER",
         )
     values: dict[str, Any] = {
-        name: _texts(value) or None
+        name: parsed_time(name, str(value)) if name in ("since", "until") else _texts(value) or None
         for name, value in given.items()
-        if name not in ("since", "until")
+        if value is not None
     }
     if "task_name" in values:
         values["name"] = values.pop("task_name")
-    for name in ("since", "until"):
-        if given.get(name) is not None:
-            try:
-                values[name] = parse_time(str(given[name]), datetime.now(UTC), UTC)
-            except ValueError as error:
-                raise BadRequest(f"{name}: {error}", code="INVALID_FILTER") from error
-    checked = run_filters(**values) if verb.is_of_runs else task_filters(**values)
-    if isinstance(checked, Err):
-        raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
-    found: TaskFilters | RunFilters = checked.ok_value
-    return found
+    if verb.is_of_runs:
+        return accepted(run_filters(**values))
+    return accepted(task_filters(**values))
 
 
 async def get_order(view: View) -> Response:
-    """The progress of an order as a document."""
     return answer_document((await _state(view)).document())
-
-
-def _preview_document(view: View, preview: Preview) -> dict[str, Any]:
-    document = asdict(preview)
-    del document["order"]
-    order = preview.order
-    return {
-        "order_id": order.id,
-        "verb": order.verb.value,
-        "subject": order.subject,
-        **document,
-        "order": _sealed(view, order),
-    }
 
 
 # One task, one queue
@@ -387,15 +355,12 @@ async def purge_queue(view: View) -> Response:
     """Lead a form to the dry run of a purge; below ``/api``, purge at once."""
     name = view.params["name"]
     known = list(view.site.queue_caps) if view.site.app else None
-    checked = unwrapped(view, await view.read(known_queue_script(name, known)), "/queues")
-    if isinstance(checked, Response):
-        return checked
+    unwrapped(view, await view.read(known_queue_script(name, known)), "/queues")
     if not is_api(view):
         query = urlencode({"verb": OrderVerb.PURGE_QUEUE.value, "queue": name})
         return view.redirect(f"/orders/new?{query}")
     options = {"reason": await text_field(view, "reason"), "order_id": _keyed_id(view)}
-    script = _preview_script(view, OrderVerb.PURGE_QUEUE, TaskFilters(queues=[name]), **options)
-    preview: Preview = await view.read(script)
+    preview = await _preview(view, OrderVerb.PURGE_QUEUE, TaskFilters(queues=[name]), **options)
     return await _started(view, preview.order)
 
 
@@ -407,8 +372,6 @@ async def retry_task(view: View) -> Response:
     with acting_as(view.access.user, "web"):
         result = await retry_task_async(view.site.broker, task_id, reason=reason)
     retried = unwrapped(view, result, f"/tasks/{task_id}")
-    if isinstance(retried, Response):
-        return retried
     if is_api(view):
         return answer_document(asdict(retried))
     return view.redirect(f"/tasks/{retried.task_id}", f"Task {task_id} was sent again as this one.")
@@ -416,8 +379,7 @@ async def retry_task(view: View) -> Response:
 
 async def _retry_once(view: View, order_id: str, task_id: str, reason: str | None) -> Response:
     options = {"ids": [task_id], "reason": reason, "order_id": order_id}
-    script = _preview_script(view, OrderVerb.RETRY_TASKS, TaskFilters(), **options)
-    preview: Preview = await view.read(script)
+    preview = await _preview(view, OrderVerb.RETRY_TASKS, TaskFilters(), **options)
     with acting_as(view.access.user, "web"):
         done = await carry_out_async(view.site.broker, replace(preview.order, once=False))
     if isinstance(done, Err):

@@ -42,8 +42,8 @@ from horsies.monitor.panels import (
     worker_script,
 )
 from horsies.web.charts import Chart, Column, column_chart, line_chart, sparkline
-from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
-from horsies.web.routes import Route
+from horsies.web.reading import BadRequest, NotFound, TookTooLong
+from horsies.web.rendering import Page, Route, View
 from horsies.web.words import duration
 
 T = TypeVar("T")

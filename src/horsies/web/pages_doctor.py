@@ -14,10 +14,10 @@ from horsies.monitor.doctor.doctor import (
     worst,
 )
 from horsies.monitor.doctor.findings import Facts, Level
-from horsies.monitor.documents import json_text
 from horsies.result import Err
-from horsies.web.rendering import Page, Unavailable, View
-from horsies.web.routes import Route
+from horsies.web.answers import answer_document
+from horsies.web.reading import Unavailable
+from horsies.web.rendering import Page, Route, View
 
 LIVE_SECONDS = 10.0
 # Class and sign of each level.
@@ -57,8 +57,7 @@ async def doctor_page(view: View) -> Page:
 
 async def doctor_api(view: View) -> Response:
     """Return the reports as `horsies doctor --json` prints them."""
-    document = doctor_document(await _reports(view))
-    return Response(json_text(document), media_type="application/json")
+    return answer_document(doctor_document(await _reports(view)))
 
 
 ROUTES = (

@@ -10,22 +10,22 @@ from urllib.parse import quote, urlencode
 from horsies.db.statements.workflows import BrokenRun, MapItem, TreeNode
 from horsies.error_codes import error_code_text
 from horsies.monitor.action_log import list_actions_script
-from horsies.monitor.queries import RunFilters, RunPage, run_filters, runs_script
+from horsies.monitor.queries import RunFilters, run_filters, runs_script
 from horsies.result import Err
 from horsies.states import WorkflowStatus
-from horsies.web.drawing import progress_bar
 from horsies.web.filters import texts_of, time_of
 from horsies.web.folding import FOLD_ABOVE
-from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
-from horsies.web.routes import Route
+from horsies.web.reading import BadRequest, NotFound, TookTooLong
+from horsies.web.rendering import Page, Route, View
+from horsies.web.run_graph import progress_bar
 from horsies.web.run_view import UNFOLD_MAX, RunView, nodes_by_need
-from horsies.workflow.run.closeup import (
+from horsies.workflow.run.draw import node_label
+from horsies.workflow.run.listing import (
     ITEMS_PER_PAGE,
     close_up_script,
     items_script,
     problems_script,
 )
-from horsies.workflow.run.draw import node_label
 from horsies.workflow.run.results import read_error
 
 RUNS_PER_PAGE = 50
@@ -41,7 +41,10 @@ OPEN = tuple(status.value for status in WorkflowStatus if not status.is_terminal
 
 async def runs_page(view: View) -> Page:
     """List the runs of workflows, newest first."""
-    page = await _read_runs(view, _filters(view))
+    filters = _filters(view)
+    page = await view.read(runs_script(filters))
+    if page is None:
+        raise NotFound(f"There is no workflow run {filters.after} to continue from.")
     context = {
         "runs": page,
         "statuses": [status.value for status in WorkflowStatus],
@@ -52,13 +55,6 @@ async def runs_page(view: View) -> Page:
         "has_filter": any(value for name, value in view.query.items() if name != "after"),
     }
     return Page("runs.html", "Workflows", context)
-
-
-async def _read_runs(view: View, filters: RunFilters) -> RunPage:
-    page = await view.read(runs_script(filters))
-    if page is None:
-        raise NotFound(f"There is no workflow run {filters.after} to continue from.")
-    return page
 
 
 def _filters(view: View) -> RunFilters:
@@ -94,7 +90,6 @@ def link_to(view: View, **changes: object) -> str:
 
 
 async def run_page(view: View) -> Page:
-    """Show one run."""
     run_id, tab = view.params["id"], view.query.get("tab", "graph")
     if tab not in TABS:
         raise BadRequest(f"tab must be one of {', '.join(TABS)}, not {tab!r}.")

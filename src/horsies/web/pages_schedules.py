@@ -26,8 +26,8 @@ from horsies.scheduler.decide import SkipReason
 from horsies.scheduler.timing import Timing, TimingFields
 from horsies.timetable.next_run import load_zone
 from horsies.timetable.words import in_words
-from horsies.web.rendering import NotFound, Page, View
-from horsies.web.routes import Route
+from horsies.web.reading import NotFound
+from horsies.web.rendering import Page, Route, View
 
 # Twenty runs of each are twenty rows from an index, so a page of fifty reads about a thousand.
 SCHEDULES_PER_PAGE = 50
@@ -90,7 +90,6 @@ class ScheduleView:
 
     @property
     def zone(self) -> str:
-        """The time zone of the pattern."""
         return "UTC" if self.fields is None else self.fields.timezone
 
     @property

@@ -16,8 +16,7 @@ from uuid import UUID
 from starlette.responses import RedirectResponse, Response
 
 from horsies.database_url import mask_url
-from horsies.db.paging import LIST_WINDOW
-from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statement import Nothing, Script, one_or_none, read_rows
 from horsies.db.statements.dashboard import estimate_rows
 from horsies.db.statements.lookup import (
     FailureGroup,
@@ -40,24 +39,23 @@ from horsies.monitor.documents import stored_json
 from horsies.monitor.explain.explain import Explanation, explain_task_script
 from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.overview import TaskReport, task_script
+from horsies.monitor.paging import LIST_WINDOW
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
 from horsies.retry import decide_retry, policy_from_options, rule_text
 from horsies.states import TaskStatus
 from horsies.web.charts import sparkline
 from horsies.web.filters import (
     TASK_FILTERS,
-    masking_of,
-    parameter_names,
     refuse_unknown,
     task_filters_of,
     text_of,
     texts_of,
 )
-from horsies.web.frames import Folded, Frame, Text, read_traceback
 from horsies.web.masking import Masking, Shown, visible
-from horsies.web.rendering import BadRequest, NotFound, Page, TookTooLong, View
-from horsies.web.routes import Route
-from horsies.web.timeline import draw_life, life_of
+from horsies.web.reading import BadRequest, NotFound, TookTooLong
+from horsies.web.rendering import Page, Route, View
+from horsies.web.task_life import draw_life, life_of
+from horsies.web.tracebacks import Folded, Frame, Text, read_traceback
 from horsies.web.words import duration
 
 CSV_LIMIT = 1_000
@@ -177,17 +175,13 @@ def _note(listed: TaskPage, filters: TaskFilters) -> Note | None:
 async def _jump(view: View, asked: str) -> Response:
     """Lead from the search box to a task or a run by its id, or to the tasks of a name."""
     if (stored := stored_form(asked)) is not None:
-        found = await view.read(_subjects(stored))
+        found = await view.read(read_rows(find_subject, TaskId(stored)))
         if not found:
             raise NotFound(f"There is no task or workflow run {stored}.", code="TASK_NOT_FOUND")
         page = "tasks" if found[0].kind == "task" else "workflows"
         return RedirectResponse(view.url(f"/{page}/{stored}"), 303)
     name = "argument" if "=" in asked and view.access.sees_payload else "task_name"
     return RedirectResponse(view.url("/tasks") + f"?{urlencode({name: asked})}", 303)
-
-
-def _subjects(stored: str) -> Script[Any]:
-    return (yield find_subject, TaskId(stored))
 
 
 async def tasks_csv(view: View) -> Response:
@@ -227,12 +221,10 @@ class TaskFacts:
 
     @property
     def task(self) -> TaskDetail:
-        """The row of the task."""
         return self.report.task
 
     @property
     def is_open(self) -> bool:
-        """Whether the task can still change."""
         return not TaskStatus(self.task.status).is_terminal
 
 
@@ -261,7 +253,7 @@ async def task(view: View) -> Page:
     """Show one task: its life, attempts, error, options, and with the right its arguments."""
     facts = await _read_facts(view)
     found = facts.task
-    masking = masking_of(view.site)
+    masking = view.site.masking
     options = stored_json(found.task_options)
     trace_id = _trace_id(facts.traceparent, options)
     context = {
@@ -352,7 +344,7 @@ def _error(found: TaskDetail, sees_payload: bool) -> ErrorView | None:
 
 
 def _payload(view: View, found: TaskDetail, masking: Masking) -> dict[str, Shown | None]:
-    names = parameter_names(view.site, found.task_name)
+    names = view.site.parameter_names(found.task_name)
     stored = {"args": found.args, "kwargs": found.kwargs, "result": found.result}
     return {
         part: None if text is None else masking.shown(text, names=names if part == "args" else ())
@@ -429,8 +421,8 @@ async def download(view: View) -> Response:
     text = getattr(found, part)
     if text is None:
         raise NotFound(f"Task {found.id} has no {part}.")
-    names = parameter_names(view.site, found.task_name) if part == "args" else ()
-    shown = masking_of(view.site).shown(text, None, names)
+    names = view.site.parameter_names(found.task_name) if part == "args" else ()
+    shown = view.site.masking.shown(text, None, names)
     disposition = {"Content-Disposition": f'attachment; filename="{found.id}-{part}.txt"'}
     return Response(shown.text, 200, disposition, "text/plain; charset=utf-8")
 

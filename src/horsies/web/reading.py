@@ -155,9 +155,7 @@ def _problem(error: psycopg.Error) -> Problem:
     if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
         seconds = STATEMENT_TIMEOUT_MS // 1000
         return TookTooLong(f"The database did not answer within {seconds} s; narrow the filter.")
-    if (
-        isinstance(error, psycopg.DataError) and error.sqlstate is None
-    ):  # refused before it was sent
+    if isinstance(error, psycopg.DataError) and error.sqlstate is None:  # refused before sending
         return BadRequest(f"{error}.")
     if isinstance(error, PoolTimeout):
         sentence = f"All {CONNECTIONS_MAX} connections of the dashboard are in use; try again."

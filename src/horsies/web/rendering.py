@@ -1,4 +1,7 @@
-"""Pages: what a handler gets (``View``), what it returns (``Page``), and how it becomes HTML."""
+"""Pages: the input of a handler (``View``), its result (``Page``), its ``Route``, and the way to HTML.
+
+A module with handlers ends with a table of routes, ``ROUTES``.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -25,33 +28,9 @@ from horsies.app import Horsies
 from horsies.db.statement import Script
 from horsies.tasks.broker import PostgresBroker
 from horsies.web.access import Access, Networks, Signer, Verb, set_cookie
-from horsies.web.masking import visible
-from horsies.web.reading import (
-    BadRequest,
-    Forbidden,
-    NotFound,
-    Problem,
-    Reader,
-    Refused,
-    TookTooLong,
-    Unavailable,
-)
+from horsies.web.masking import Masking, visible
+from horsies.web.reading import BadRequest, Problem, Reader
 from horsies.web.words import FILTERS
-
-__all__ = [
-    "BadRequest",
-    "Forbidden",
-    "NotFound",
-    "Page",
-    "Problem",
-    "Refused",
-    "Settings",
-    "Site",
-    "TookTooLong",
-    "Unavailable",
-    "View",
-    "render",
-]
 
 T = TypeVar("T")
 
@@ -110,7 +89,6 @@ class Site:
 
     @cached_property
     def reader(self) -> Reader:
-        """The bounded transactions of the pages."""
         return Reader(self.broker)
 
     @property
@@ -119,13 +97,20 @@ class Site:
         queues = self.app.config.queues() if self.app else ()
         return {queue.name: queue.max_concurrency for queue in queues}
 
+    @cached_property
+    def masking(self) -> Masking:
+        """Masks the values of secret keys, also of those that the dashboard was given."""
+        return Masking(self.settings.masked)
+
+    def parameter_names(self, task_name: str) -> Sequence[str]:
+        """Return the positional parameters of a task; none without an application that has it."""
+        task = self.app.get_task(task_name) if self.app else None
+        return task.definition.signature.names.positional if task else ()
+
     def with_tokens(self, text: str, user: str) -> str:
         """Replace the markers of forms by the tokens of this user."""
-        return re.sub(
-            self.token_marker + r"(\w+)",
-            lambda found: self.signer.form_token(user, found[1]),
-            text,
-        )
+        marked = self.token_marker + r"(\w+)"
+        return re.sub(marked, lambda found: self.signer.form_token(user, found[1]), text)
 
 
 @dataclass
@@ -139,7 +124,6 @@ class View:
 
     @property
     def params(self) -> Mapping[str, str]:
-        """The parameters in the path."""
         return self.request.path_params
 
     @property
@@ -195,7 +179,6 @@ class View:
         return response
 
     def notice(self) -> str | None:
-        """Return the notice of the change before."""
         sealed = self.request.cookies.get(NOTICE_COOKIE)
         return self.site.signer.opened("notice", sealed) if sealed else None
 
@@ -209,6 +192,36 @@ class Page:
     context: dict[str, Any]
     live_seconds: float | None = 2.0
     status: int = 200
+
+
+class RefusedForm(Exception):
+    """A form whose change was refused; the response leads back to a page that shows the reason."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+
+Handler = Callable[[View], Awaitable[Page | Response]]
+# The verb of a path; that of a bulk order is part of its request.
+RouteVerb = Verb | Callable[[View], Awaitable[Verb]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path with its handler. Without a verb it needs the right to look; a POST always has a verb.
+
+    The gate checks the host, the access, the verb and the origin before it calls the handler.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    verb: RouteVerb | None
+    handler: Handler
+
+    def __post_init__(self) -> None:
+        if self.method == "POST" and self.verb is None:
+            raise ValueError(f"POST {self.path} needs a verb")
 
 
 @cache
@@ -236,7 +249,6 @@ def static_files() -> dict[str, tuple[bytes, str]]:
 
 
 def context_of(view: View, page: Page) -> dict[str, Any]:
-    """Return everything that a template of this page can use."""
     site, is_live = view.site, page.live_seconds is not None
 
     def token(verb: Verb) -> str:
@@ -271,7 +283,6 @@ def _query(view: View) -> str:
 
 
 def render(view: View, page: Page) -> Response:
-    """Return the whole page as a response."""
     notice = view.notice()
     context = {**context_of(view, page), "notice": notice}
     text = view.site.templates.get_template(page.template).render(context)

@@ -15,7 +15,8 @@ from datetime import datetime
 from markupsafe import Markup
 
 from horsies.logs import elapsed
-from horsies.web.drawing import STATUS_CLASSES, cut
+from horsies.web.run_graph import STATUS_CLASSES
+from horsies.web.words import cut
 from horsies.workflow.run.draw import SYMBOLS
 
 # An idle stretch is folded if it is longer than this, and than this share of the drawing.
@@ -43,6 +44,11 @@ class Span:
     failures: tuple[float, ...] = ()
     href: str = ""
 
+    @property
+    def begin(self) -> float | None:
+        """The time of the enqueueing, or of the start for a node that was not enqueued."""
+        return self.started if self.enqueued is None else self.enqueued
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
@@ -53,7 +59,6 @@ class Gap:
 
 
 def seconds_since(start: datetime, at: datetime | None) -> float | None:
-    """Return the seconds between the start of a run and a time of one of its nodes."""
     return None if at is None else max((at - start).total_seconds(), 0.0)
 
 
@@ -66,7 +71,7 @@ def critical_path(spans: Sequence[Span]) -> list[int]:
     ended = [place for place, span in enumerate(spans) if span.ended is not None]
     if not ended:
         return []
-    path = [max(ended, key=lambda place: _end_of(spans[place]))]
+    path = [max(ended, key=lambda place: spans[place].ended or 0.0)]
     while (before := _released_by(spans, spans[path[-1]])) is not None:
         path.append(before)
     return path[::-1]
@@ -74,14 +79,10 @@ def critical_path(spans: Sequence[Span]) -> list[int]:
 
 def _released_by(spans: Sequence[Span], span: Span) -> int | None:
     done = [place for place in span.dependencies if spans[place].ended is not None]
-    begin = span.enqueued if span.enqueued is not None else span.started
+    begin = span.begin
     # A join of type any or quorum starts before its other dependencies end.
-    in_time = [place for place in done if begin is None or _end_of(spans[place]) <= begin]
-    return max(in_time or done, key=lambda place: _end_of(spans[place]), default=None)
-
-
-def _end_of(span: Span) -> float:
-    return -1.0 if span.ended is None else span.ended
+    in_time = [place for place in done if begin is None or (spans[place].ended or 0.0) <= begin]
+    return max(in_time or done, key=lambda place: spans[place].ended or 0.0, default=None)
 
 
 def idle_gaps(spans: Sequence[Span], until: float) -> list[Gap]:
@@ -124,7 +125,6 @@ class Scale:
         self._starts = [gap.start for gap in gaps]
 
     def x(self, at: float) -> float:
-        """Return the place of a time."""
         before = self.gaps[: bisect_right(self._starts, at)]
         inside = sum(min(at, gap.end) - gap.start for gap in before)
         width = sum(

@@ -1,6 +1,6 @@
 """A run as its page shows it: boxes of the graph, bars of the timeline, rows of the nodes.
 
-Pure: the facts of `workflow.run.closeup` become words here, and `drawing.py` and `run_timeline.py`
+Pure: the facts of `workflow.run.listing` become words here, and `run_graph.py` and `run_timeline.py`
 turn them into pictures.
 """
 
@@ -17,13 +17,12 @@ from markupsafe import Markup
 from horsies.db.statements.workflows import RunRow, TreeNode
 from horsies.logs import elapsed
 from horsies.states import WORKFLOW_TASK_TERMINAL_STATES, WorkflowStatus
-from horsies.web.drawing import Node, Shares, draw_graph
 from horsies.web.folding import FOLD_ABOVE, Groups, fold, folded_graph
 from horsies.web.layout import Graph, lay_out
+from horsies.web.run_graph import Node, Shares, draw_graph
 from horsies.web.run_timeline import Span, critical_path, draw_timeline, seconds_since
-from horsies.workflow.run.closeup import CloseUp
 from horsies.workflow.run.draw import SYMBOLS, draw, node_label, shown_status
-from horsies.workflow.run.listing import RunReport
+from horsies.workflow.run.listing import CloseUp, RunReport
 
 UNFOLD_MAX = 2_000
 TIMELINE_ROWS_MAX = 150
@@ -48,7 +47,6 @@ class RunView:
 
     @property
     def run(self) -> RunRow:
-        """The run itself."""
         return self.facts.run
 
     @cached_property
@@ -104,22 +102,18 @@ class RunView:
 
     @cached_property
     def spans(self) -> list[Span]:
-        """The times of the nodes."""
         return [self._span(node) for node in self.nodes]
 
     @cached_property
     def path(self) -> list[int]:
-        """The critical path."""
         return critical_path(self.spans)
 
     @property
     def path_seconds(self) -> float | None:
-        """The time from the start of the critical path to its end."""
         if not self.path:
             return None
         first, last = self.spans[self.path[0]], self.spans[self.path[-1]]
-        begin = first.enqueued if first.enqueued is not None else first.started
-        return (last.ended or 0.0) - (begin or 0.0)
+        return (last.ended or 0.0) - (first.begin or 0.0)
 
     def _span(self, node: TreeNode) -> Span:
         since = self.run.started_at
@@ -141,7 +135,6 @@ class RunView:
     # The graph
 
     def drawing(self, selected: int | None, *, folded: bool) -> Markup:
-        """Return the graph as SVG."""
         title = f"Graph of {self.run.name}"
         description = "The same graph as text follows below the drawing."
         if folded:
@@ -225,12 +218,12 @@ class RunView:
     @cached_property
     def timeline_places(self) -> list[int]:
         """The nodes of the timeline; of many, the critical path, failures and the longest."""
-        begun = [place for place, span in enumerate(self.spans) if _begin(span) is not None]
+        begun = [place for place, span in enumerate(self.spans) if span.begin is not None]
         if len(begun) > TIMELINE_ROWS_MAX:
             on_path = frozenset(self.path)
             begun.sort(key=lambda place: self._weight(place, on_path), reverse=True)
             begun = begun[:TIMELINE_ROWS_MAX]
-        return sorted(begun, key=lambda place: (_begin(self.spans[place]) or 0.0, place))
+        return sorted(begun, key=lambda place: (self.spans[place].begin or 0.0, place))
 
     @property
     def is_timeline_cut(self) -> bool:
@@ -241,10 +234,6 @@ class RunView:
         span = self.spans[place]
         length = (span.ended or 0.0) - (span.started or 0.0)
         return place in on_path, span.status in ("FAILED", "RUNNING"), length, -place
-
-
-def _begin(span: Span) -> float | None:
-    return span.enqueued if span.enqueued is not None else span.started
 
 
 def count_signs(counts: Mapping[str, int]) -> str:

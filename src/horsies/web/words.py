@@ -57,11 +57,8 @@ def estimate(value: float | None) -> str:
         return NOTHING
     for size, unit in ((1e9, "G"), (1e6, "M")):
         if value >= size:
-            return (
-                f"≈ {value / size:.2g} {unit}"
-                if value < 10 * size
-                else f"≈ {value / size:,.0f} {unit}"
-            )
+            digits = ".2g" if value < 10 * size else ",.0f"
+            return f"≈ {value / size:{digits}} {unit}"
     return f"≈ {float(f'{value:.2g}'):,.0f}"
 
 
@@ -101,6 +98,11 @@ def short_id(value: str | None) -> str:
         return NOTHING
     text = str(value)
     return f"{text[:8]}…{text[-4:]}" if len(text) == 36 else text
+
+
+def cut(text: str, length: int) -> str:
+    """Return a text of at most this length, with an ellipsis for its end."""
+    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 @lru_cache(maxsize=256)

@@ -54,9 +54,10 @@ class WorkerConfig:
 
     @property
     def effective_claims(self) -> int:
-        """How many tasks this worker may hold at once: running and claimed ahead."""
-        most = self.places + self.prefetch_buffer
-        return min(self.max_claim_per_worker or most, most)
+        """How many tasks this worker may hold at once, running and claimed ahead; tasks behind another
+        in a window count only against a limit that was given.
+        """
+        return self.held_max if self.max_claim_per_worker else self.places + self.prefetch_buffer
 
     @property
     def window_width(self) -> int:
@@ -65,7 +66,7 @@ class WorkerConfig:
 
     @property
     def held_max(self) -> int:
-        """``effective_claims`` with full windows."""
+        """How many tasks this worker may hold with full windows."""
         behind = self.processes * (max(1, self.window_width) - 1)
         most = self.places + behind + self.prefetch_buffer
         return min(self.max_claim_per_worker or most, most)
@@ -146,9 +147,7 @@ def _queue_caps(app: Horsies) -> list[tuple[str, int]]:
 
 def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
     cap, claims = app.config.cluster_wide_cap, config.effective_claims
-    lowered = (
-        f" (lowered from {config.max_claim_per_worker} to the number of places + prefetch_buffer)"
-    )
+    lowered = f" (lowered from {config.max_claim_per_worker} to the most that the worker can hold)"
     shared = f"async_children={config.async_children}, async_slots={config.async_slots}, "
     return (
         f"Concurrency config: processes={config.processes}, "

@@ -52,6 +52,8 @@ TURN_CHARACTERS_MAX = 16 * 1024 * 1024
 # Refused outcomes that a worker keeps before it claims no more.
 BLOCKED_MAX = 1000
 BLOCKED_CHARACTERS_MAX = 256 * 1024 * 1024
+# Outcomes wait this long only for a database that does not answer.
+LATE_SECONDS = 1.0
 NO_PARTS: Mapping[str, NodePart] = {}
 
 
@@ -84,8 +86,8 @@ class InFlight:
         self.pace = Pace()
         self.failed_hook: str | None = None
         self.tally = Tally()
-        # The durations of ended attempts, for the log and the tally.
-        self._ended: dict[tuple[str, int], tuple[ClaimedTask, float | None]] = {}
+        # The durations of ended attempts, for the log and the tally, and when they ended.
+        self._ended: dict[tuple[str, int], tuple[ClaimedTask, float | None, float]] = {}
 
     def claim_in_doubt(self) -> ClaimInDoubt:
         """``with in_flight.claim_in_doubt():`` around code that claims tasks or hands them out."""
@@ -155,14 +157,24 @@ class InFlight:
         """The outcomes for the next turn: all, unless their texts are too long for one transaction, or a
         task that was lost and claimed again has two: the statements take one of each task.
         """
-        size = 0
-        task_ids = set()
-        for count, one in enumerate(self.outcomes):
+        size, task_ids, outcomes = 0, set[str](), self.outcomes
+        for count, one in enumerate(outcomes):
             size += len(one.result)
             if one.task_id in task_ids or (count and size > TURN_CHARACTERS_MAX):
-                return self.outcomes[:count]
+                outcomes = outcomes[:count]
+                break
             task_ids.add(one.task_id)
-        return self.outcomes
+        now = time.monotonic()
+        if now < self._unrecorded_since + LATE_SECONDS:
+            return outcomes
+        return [self._backdated(one, now) for one in outcomes]
+
+    def _backdated(self, outcome: Outcome, now: float) -> Outcome:
+        """Add the wait of an outcome to its run time, from which the database computes the start."""
+        ended = self._ended.get((outcome.task_id, outcome.generation))
+        if ended is None or outcome.run_us is None:
+            return outcome
+        return outcome._replace(run_us=outcome.run_us + round((now - ended[2]) * 1e6))
 
     def freed_by_queue(self, outcomes: Iterable[Outcome]) -> Mapping[str, int]:
         """How many places of each queue the outcomes free."""
@@ -219,7 +231,7 @@ class InFlight:
             return
         if not self.outcomes:
             self._unrecorded_since = now
-        self._ended[task.id, task.generation] = task, run_seconds
+        self._ended[task.id, task.generation] = task, run_seconds, now
         self.outcomes.append(outcome)
 
     def _owned(self, task_id: str, generation: int) -> ClaimedTask | None:
@@ -244,17 +256,13 @@ class InFlight:
         assignment = event.assignment
         task = self._owned(assignment.task_id, assignment.generation)
         if task is not None:
-            outcome = outcome_of_stop(task, event.reason)._replace(run_us=event.run_us)
-            self._note_interrupted(task, assignment, outcome, event.run_seconds)
+            self._note_interrupted(task, assignment, outcome_of_stop(task, event.reason), event)
 
     def _absorb_death(self, event: Died) -> None:
         if event.assignment is None:
-            logger.error(
-                "idle child %s died (%s); replacing it",
-                event.pid,
-                event.description,
-                extra=as_event("child_died", child_pid=event.pid, task_id=None),
-            )
+            extra = as_event("child_died", child_pid=event.pid, task_id=None)
+            idle = event.pid, event.description
+            logger.error("idle child %s died (%s); replacing it", *idle, extra=extra)
             return
         task = self._owned(event.assignment.task_id, event.assignment.generation)
         if task is None:
@@ -262,23 +270,20 @@ class InFlight:
         if not event.started:
             self._forget_unstarted([event.assignment])
             return
-        where = f"{task.task_name} {task.id}"
-        logger.error(
-            "child %s died (%s) while running %s",
-            event.pid,
-            event.description,
-            where,
-            extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
-        )
-        outcome = outcome_of_crash(task, event.description)._replace(run_us=event.run_us)
-        self._note_interrupted(task, event.assignment, outcome, event.run_seconds)
+        extra = as_event("child_died", child_pid=event.pid, task_id=task.id)
+        death = event.pid, event.description, task.task_name, task.id
+        logger.error("child %s died (%s) while running %s %s", *death, extra=extra)
+        outcome = outcome_of_crash(task, event.description)
+        self._note_interrupted(task, event.assignment, outcome, event)
 
     def _note_interrupted(
-        self, task: ClaimedTask, given: Assignment, outcome: Outcome, seconds: float | None
+        self, task: ClaimedTask, given: Assignment, outcome: Outcome, event: Died | Stopped
     ) -> None:
+        if (seconds := event.run_seconds) is not None:
+            outcome = outcome._replace(run_us=round(seconds * 1e6))
         if self.traces is not None:
             self.traces.close(given, outcome, seconds)
-        self._ended[task.id, task.generation] = task, seconds
+        self._ended[task.id, task.generation] = task, seconds, time.monotonic()
         self.outcomes.append(outcome)
 
     def keep_results(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:
@@ -347,7 +352,7 @@ class InFlight:
                 # A cancel or its good_until comes first.
                 outcome = outcome._replace(delay_seconds=None, retry_reason=TOO_LATE)
             if ended is not None:
-                ends.append((outcome, *ended))
+                ends.append((outcome, *ended[:2]))
             elif (task := self._owned(task_id, outcome.generation)) is not None:
                 ends.append((outcome, task, None))  # it never reached a child
         return ends

@@ -17,7 +17,7 @@ import psycopg
 
 from horsies.app import Horsies
 from horsies.db.database import Database
-from horsies.db.pipeline import LOCK_TIMEOUT_MS
+from horsies.db.pipeline import LOCK_TIMEOUT_MS, Pipeline
 from horsies.events import as_event
 from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
@@ -45,6 +45,8 @@ logger = logging.getLogger("horsies.worker")
 
 # While the database is unavailable, a pooler would hold the last statements back, and the worker with them.
 RECORD_STOP_SECONDS = 1.0
+# The most due tasks of a priority that a burst counts in a paused queue.
+LEFT_COUNT_MAX = 1_000_000
 
 
 class ExitCode(IntEnum):
@@ -238,16 +240,16 @@ class Worker:
         round_trips = pipeline.round_trips
         try:
             self._work.perform(pipeline)
+            if self._config.burst and not self._shutdown.is_requested:
+                self._end_burst(pipeline)
         except psycopg.Error as error:
             connection.lose(error)
         else:
             if pipeline.round_trips > round_trips:
                 connection.confirm()
             connection.watch_socket()  # an ignored error may have closed the connection
-            if self._config.burst and not self._shutdown.is_requested:
-                self._end_burst()
 
-    def _end_burst(self) -> None:
+    def _end_burst(self, pipeline: Pipeline) -> None:
         """Request a shutdown once every due task has run."""
         ended, is_calm = self.tally.ended, self._work.is_calm
         step = burst_step(is_calm=is_calm, ended=ended, looked_after=self._looked_after)
@@ -255,8 +257,19 @@ class Worker:
             self._looked_after = ended
             self._work.look_everywhere()
         elif step == "stop":
+            self._report_paused(pipeline)
             logger.info("nothing more is due: %d attempt(s) ran", ended)
             self.request_stop()
+
+    def _report_paused(self, pipeline: Pipeline) -> None:
+        """Log the paused queues of a burst in one line, with their due tasks."""
+        from horsies.db.statements.explain import CountDue, count_due  # only a burst needs it
+
+        (queues,) = pipeline.run([(count_due, CountDue(self._config.queues, LEFT_COUNT_MAX))])
+        left = {one.name: one.due for one in queues if one.paused_at is not None}
+        if left:
+            shown = [f"{name} {left[name]:,}" for name in self._config.queues if name in left]
+            logger.warning("paused queues were not served; due tasks left: %s", ", ".join(shown))
 
     def _next_wakeup(self) -> float:
         """How many seconds the loop may sleep if nothing happens."""
@@ -331,6 +344,9 @@ class Worker:
             self._maintenance.check_cancels()
         if received.work or received.gap:
             self._work.note_news()
+        if received.paused:
+            # The next claim takes those again that are not paused.
+            self._in_flight.put_back()
         self._maintenance.note_cancels(received.cancelled)
         self._maintenance.pings += received.pings
 

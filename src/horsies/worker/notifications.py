@@ -13,6 +13,7 @@ from horsies.config.app import QUEUE_CHANNEL_PREFIX
 
 CANCEL_CHANNEL = "horsies_cancel"
 PING_CHANNEL = "horsies_worker_ping"
+PAUSE_CHANNEL = "horsies_pause"
 ECHO_CHANNEL_PREFIX = "horsies_echo_"
 
 # However often a worker notifies itself, the echo has at least this long to come back.
@@ -23,7 +24,8 @@ LAST_REST_SECONDS = 60.0
 
 
 def worker_channels(queues: Iterable[str]) -> list[str]:
-    return [*(f"{QUEUE_CHANNEL_PREFIX}{queue}" for queue in queues), CANCEL_CHANNEL, PING_CHANNEL]
+    of_queues = (f"{QUEUE_CHANNEL_PREFIX}{queue}" for queue in queues)
+    return [*of_queues, CANCEL_CHANNEL, PAUSE_CHANNEL, PING_CHANNEL]
 
 
 def echo_channel(worker_id: str) -> str:
@@ -34,14 +36,15 @@ def echo_channel(worker_id: str) -> str:
 class NotificationBatch(NamedTuple):
     """Notifications received at once, sorted by meaning.
 
-    `work` says that a queue may have tasks, `cancelled` names tasks that may have been cancelled, and
-    `gap` that any number of notifications may have been missed.
+    `work` says that a queue may have tasks, `cancelled` names tasks that may have been cancelled, `gap` says
+    that any number of notifications may have been missed, `paused` that a queue or a run was paused.
     """
 
     work: bool
     cancelled: frozenset[str]
     pings: tuple[str, ...] = ()
     gap: bool = False
+    paused: bool = False
 
 
 NOTHING_RECEIVED = NotificationBatch(False, frozenset())
@@ -54,15 +57,17 @@ def sort_notifications(
         return NOTHING_RECEIVED
     cancelled: set[str] = set()
     pings: list[str] = []
-    work = False
+    work = paused = False
     for channel, payload in notifications:
         if channel == CANCEL_CHANNEL:
             cancelled.add(payload)
         elif channel == PING_CHANNEL:
             pings.append(payload)
+        elif channel == PAUSE_CHANNEL:
+            paused = True
         elif not channel.startswith(ECHO_CHANNEL_PREFIX):
             work = True
-    return NotificationBatch(work, frozenset(cancelled), tuple(pings), gap)
+    return NotificationBatch(work, frozenset(cancelled), tuple(pings), gap, paused)
 
 
 @dataclass(slots=True)

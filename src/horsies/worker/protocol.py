@@ -43,6 +43,7 @@ class FrameKind(IntEnum):
     TASK_STOPPED = 22
     PROGRESS = 23
     LOOP_BLOCKED = 24
+    TASK_UNSTARTED = 25
 
 
 class ProgressReport(NamedTuple):

@@ -196,10 +196,7 @@ def _case_errors(
 
 
 def _located(
-    message: str,
-    code: ErrorCode,
-    location: SourceLocation | None,
-    help_text: str | None = None,
+    message: str, code: ErrorCode, location: SourceLocation | None, help_text: str | None = None
 ) -> WorkflowValidationError:
     error = WorkflowValidationError(message, code=code, help_text=help_text)
     error.location = location

@@ -17,13 +17,7 @@ from horsies.codec.calls import CallSignature
 from horsies.codec.shape import type_text
 from horsies.errors import ErrorCode, WorkflowValidationError
 from horsies.workflow.build.graph import key_problem, no_key
-from horsies.workflow.nodes.nodes import (
-    NODE_KINDS,
-    AnyNode,
-    NodeKey,
-    OnError,
-    value_type,
-)
+from horsies.workflow.nodes.nodes import NODE_KINDS, AnyNode, NodeKey, OnError, value_type
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, fits
 from horsies.workflow.spec import WorkflowMaker, WorkflowSpec, specs_made
 
@@ -155,23 +149,6 @@ def definition_by_key(definition_key: str) -> AnyDefinition | None:
 def definition_keys() -> list[str]:
     """Return the keys registered in this process."""
     return list(_registry)
-
-
-def build_child(
-    app: BuildsSpecs | None,
-    definition: AnyDefinition,
-    kwargs: dict[str, Any],
-) -> WorkflowSpec[Any]:
-    """Build a definition with parameters, as the expansion of a sub-workflow does.
-
-    HRS-018 without an application; any exception of the definition or its ``build_with`` propagates.
-    """
-    if app is None:
-        raise WorkflowValidationError(
-            f"The sub-workflow {definition.__name__} cannot be built without an application.",
-            code=ErrorCode.WORKFLOW_SUBWORKFLOW_APP_MISSING,
-        )
-    return definition.build_with(app, **kwargs)
 
 
 def _stamp_ids(cls: AnyDefinition) -> None:

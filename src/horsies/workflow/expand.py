@@ -16,7 +16,7 @@ from horsies.result import Err, Ok, Result
 from horsies.task_result import TaskError, exception_text
 from horsies.tracing import current_carrier
 from horsies.workflow.build.plan import Parent, plan, with_trace
-from horsies.workflow.definition import AnyDefinition, BuildsSpecs, build_child, definition_by_key
+from horsies.workflow.definition import AnyDefinition, BuildsSpecs, definition_by_key
 
 
 def find_child(definition_key: str) -> Result[AnyDefinition, TaskError]:
@@ -44,7 +44,7 @@ def expand(
 ) -> Result[str, TaskError]:
     """Return the plan of the child run below ``parent``, or the error of its node."""
     try:
-        spec = build_child(app, definition, kwargs)
+        spec = definition.build_with(app, **kwargs)
         text = plan(spec, new_id(), parent=parent)
         tracing = spec.graph.producer.config.tracing if spec.graph.producer else None
         return Ok(text if tracing is None else with_trace(text, current_carrier(tracing)))

@@ -7,6 +7,7 @@ and definitions registered in this process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from horsies.codec.results import ResultCodec
@@ -18,7 +19,7 @@ from horsies.workflow.definition import definition_by_key
 from horsies.workflow.nodes.nodes import codec_for
 from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE
 from horsies.workflow.run.handle import WorkflowHandle
-from horsies.workflow.run.results import NO_TYPES, DeclaredTypes, ResultTypes
+from horsies.workflow.run.results import DeclaredTypes
 
 
 class DefinedTask(Protocol):
@@ -46,10 +47,8 @@ class WorkflowHandles:
     def __call__(self, workflow_id: str) -> WorkflowHandle[Any]:
         """Return a handle for a run; it does not query the database yet."""
         broker = self._get_broker()
-        return WorkflowHandle(workflow_id, broker, find_types=self._find_types)
-
-    def _find_types(self, rows: Sequence[NodeRow]) -> ResultTypes:
-        return RegisteredTypes(rows, self._find_task)
+        find_types = partial(RegisteredTypes, find_task=self._find_task)
+        return WorkflowHandle(workflow_id, broker, find_types=find_types)
 
 
 class RegisteredTypes:
@@ -62,7 +61,7 @@ class RegisteredTypes:
         self._find_task = find_task
         definition = definition_by_key(rows[0].definition_key) if rows else None
         nodes = [] if definition is None else definition.get_workflow_nodes()
-        self._declared = DeclaredTypes([node for _, node in nodes]) if nodes else NO_TYPES
+        self._declared = DeclaredTypes([node for _, node in nodes])
 
     def codec(self, node_id: str) -> ResultCodec | None:
         row = self._rows.get(node_id)
@@ -70,7 +69,12 @@ class RegisteredTypes:
             return self._declared.codec(node_id)
         match row.kind:
             case "task" | "map":
-                return self._task_codec(row)
+                task = self._find_task(row.task_name)
+                results = None if task is None else task.definition.results
+                if results is None or row.kind == "task":
+                    return results
+                item: Any = results.ok_type
+                return codec_for(list[TaskResult[item, TaskError]])
             case "workflow":
                 definition = definition_by_key(row.sub_definition_key or "")
                 declared = UNKNOWN_TYPE if definition is None else definition.output_type()
@@ -82,13 +86,3 @@ class RegisteredTypes:
 
     def signal_type(self, name: str) -> Any:
         return self._declared.signal_type(name)
-
-    def _task_codec(self, row: NodeRow) -> ResultCodec | None:
-        task = self._find_task(row.task_name)
-        if task is None:
-            return None
-        results = task.definition.results
-        if row.kind == "task":
-            return results
-        item: Any = results.ok_type
-        return codec_for(list[TaskResult[item, TaskError]])

@@ -11,8 +11,7 @@ import uvicorn
 
 from horsies.web.access import AllowAll
 from horsies.web.app import Dashboard, help_page
-from horsies.web.rendering import Page, View
-from horsies.web.routes import Route
+from horsies.web.rendering import Page, Route, View
 from tests.support.web_site import TEMPLATES, site_of
 
 TEMPLATES["rows.html"] = """{% extends "base.html" %}{% block main %}

@@ -1,11 +1,15 @@
 -- Interventions of operators: pause and resume queues, send a task again.
 
 -- name: pause_queue
--- No worker claims from the queue any more; running tasks go on. Pausing again keeps the first time.
-INSERT INTO horsies_queues AS queue (queue_name, paused_at) VALUES (%(name)s, clock_timestamp())
-ON CONFLICT (queue_name) DO UPDATE SET
-    paused_at = coalesce(queue.paused_at, clock_timestamp()), updated_at = clock_timestamp()
-RETURNING queue.queue_name AS name, queue.paused_at
+-- No worker claims from the queue any more; running tasks go on. Pausing again keeps the first time. The
+-- notification makes workers return the tasks of the queue that have not begun.
+WITH paused AS (
+    INSERT INTO horsies_queues AS queue (queue_name, paused_at) VALUES (%(name)s, clock_timestamp())
+    ON CONFLICT (queue_name) DO UPDATE SET
+        paused_at = coalesce(queue.paused_at, clock_timestamp()), updated_at = clock_timestamp()
+    RETURNING queue.queue_name AS name, queue.paused_at)
+SELECT paused.name, paused.paused_at
+FROM paused CROSS JOIN LATERAL pg_notify('horsies_pause', paused.name) AS noticed
 
 -- name: resume_queue
 -- Workers claim from the queue again at once: a notification wakes them, as for a new task.

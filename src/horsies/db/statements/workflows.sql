@@ -14,8 +14,11 @@ WHERE root.id = ANY(ARRAY(
 ORDER BY root.id FOR NO KEY UPDATE
 
 -- name: pause_run
--- RUNNING -> PAUSED, with the running ones below; returns the status it found, NULL for no such run.
-SELECT horsies_pause_v1(%(id)s::uuid) AS answer
+-- RUNNING -> PAUSED, with the running ones below; returns the status it found, NULL for no such run. The
+-- notification makes workers return the tasks of the run that have not begun.
+SELECT paused.answer
+FROM (SELECT horsies_pause_v1(%(id)s::uuid) AS answer) AS paused
+CROSS JOIN LATERAL pg_notify('horsies_pause', %(id)s::text) AS noticed
 
 -- name: resume_run
 -- PAUSED -> RUNNING, with the paused ones below.

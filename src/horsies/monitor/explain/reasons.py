@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from horsies.db.statements.explain import OpenTransaction
@@ -258,7 +258,10 @@ CATALOGUE: dict[str, Entry] = {
         "Look at the host of the worker.",
     ),
     "ENDED": Entry(
-        ENDED, True, "It has ended.", "`horsies retry ID`, or `horsies workflow retry RUN`."
+        ENDED,
+        False,
+        "It has ended: completed, failed, was cancelled or expired.",
+        "`horsies retry ID`, or `horsies workflow retry RUN`.",
     ),
     "NOT_RETRIED_UNLISTED": Entry(
         ENDED,
@@ -285,7 +288,7 @@ CATALOGUE: dict[str, Entry] = {
         "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
     ),
     "RUN_ENDED": Entry(
-        RUN, True, "The run has ended.", "`horsies workflow retry RUN` after a failure."
+        RUN, False, "The run has ended.", "`horsies workflow retry RUN` after a failure."
     ),
     "NODE_OPEN": Entry(
         RUN,
@@ -406,6 +409,13 @@ def lasting(seconds: float) -> str:
 def between(start: datetime, end: datetime) -> str:
     """Format the time from ``start`` to ``end``."""
     return lasting((end - start).total_seconds())
+
+
+def at_and_ago(time: datetime | None, looked_at: datetime) -> str:
+    """Format the time of an end for a sentence: " at 2026-03-01 12:00:00 UTC, 4 min ago"."""
+    if time is None:
+        return ""
+    return f" at {time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {between(time, looked_at)} ago"
 
 
 def counted(number: int, noun: str) -> str:

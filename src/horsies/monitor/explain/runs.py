@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from horsies.db.statements.explain import MapPlace, NodeFacts, RunFacts, ScheduleFacts
 from horsies.db.statements.schedules import LATE_SECONDS
-from horsies.monitor.explain.reasons import Reason, between, command, counted, lasting, reason
+from horsies.monitor.explain.reasons import (
+    Reason,
+    at_and_ago,
+    between,
+    command,
+    counted,
+    lasting,
+    reason,
+)
 from horsies.monitor.explain.tasks import blocked_reason
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
 
@@ -76,10 +84,10 @@ def _paused(run: RunFacts, paused_by: str | None) -> Reason:
 
 
 def _run_ended(run: RunFacts, status: WorkflowStatus) -> Reason:
-    ago = f" {between(run.completed_at, run.looked_at)} ago" if run.completed_at else ""
+    when = at_and_ago(run.completed_at, run.looked_at)
     error = f" with {run.error_code}" if run.error_code else ""
     again = command("workflow", "retry", run.id) if status is WorkflowStatus.FAILED else None
-    text = f"Run {run.name} ended{ago} as {status.value}{error}."
+    text = f"Run {run.name} ended as {status.value}{error}{when}."
     return reason("RUN_ENDED", text, since=run.completed_at, subjects=[run.id], remedy=again)
 
 
@@ -97,7 +105,7 @@ def node_reasons(
         case WorkflowTaskStatus.SKIPPED:
             return [_never(run, node, dependencies), *run_obstacles(run)]
         case WorkflowTaskStatus.COMPLETED | WorkflowTaskStatus.FAILED:
-            return [_node_ended(run, node), *task[1:]]
+            return [_node_ended(run, node), *(one for one in task if one.code != "ENDED")]
         case _ if node.sub_run_id is not None:
             return [*run_obstacles(run), _sub_run(node)]
         case _ if node.kind == "map":
@@ -148,12 +156,12 @@ def _never(run: RunFacts, node: NodeFacts, dependencies: Sequence[NodeFacts]) ->
 
 
 def _node_ended(run: RunFacts, node: NodeFacts) -> Reason:
-    ago = f" {between(node.completed_at, run.looked_at)} ago" if node.completed_at else ""
+    when = at_and_ago(node.completed_at, run.looked_at)
     if node.status == WorkflowTaskStatus.COMPLETED.value:
-        return reason("ENDED", f"Node {node.node_id} completed{ago}.", since=node.completed_at)
+        return reason("ENDED", f"Node {node.node_id} completed{when}.", since=node.completed_at)
     error = f" with {node.error_code}" if node.error_code else ""
     remedy = command("workflow", "retry", run.id, "--node", node.node_id)
-    text = f"Node {node.node_id} failed{ago}{error}."
+    text = f"Node {node.node_id} failed{error}{when}."
     return reason("ENDED", text, since=node.completed_at, remedy=remedy)
 
 

@@ -20,6 +20,7 @@ from horsies.monitor.explain.queues import (
 )
 from horsies.monitor.explain.reasons import (
     Reason,
+    at_and_ago,
     between,
     command,
     counted,
@@ -438,13 +439,13 @@ def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Reas
 
 
 def _ended(task: TaskFacts) -> Iterator[Reason]:
-    ago = f"{between(task.ended_at, task.looked_at)} ago"
+    when = at_and_ago(task.ended_at, task.looked_at)
     status = TaskStatus(task.status)
     verb = {
-        TaskStatus.COMPLETED: f"It completed {ago}",
-        TaskStatus.FAILED: f"It failed {ago} with {task.error_code or 'an error without a code'}",
-        TaskStatus.CANCELLED: f"It was cancelled {ago}",
-        TaskStatus.EXPIRED: f"It expired {ago}: it did not start before its good_until",
+        TaskStatus.COMPLETED: f"It completed{when}",
+        TaskStatus.FAILED: f"It failed with {task.error_code or 'an error without a code'}{when}",
+        TaskStatus.CANCELLED: f"It was cancelled{when}",
+        TaskStatus.EXPIRED: f"It expired{when}: it did not start before its good_until",
     }[status]
     yield reason("ENDED", f"{verb}.", since=task.ended_at, remedy=_again(task))
     if status is TaskStatus.FAILED:

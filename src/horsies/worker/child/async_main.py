@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import logging
 import os
 import threading
@@ -90,6 +91,8 @@ class _Running:
         "_page",
         "assignment",
         "context",
+        "coroutine",
+        "has_begun",
         "is_over",
         "is_stopped",
         "started_ns",
@@ -99,7 +102,10 @@ class _Running:
     def __init__(self, assignment: Assignment, outbox: _Outbox, page: _Page | None) -> None:
         self.assignment = assignment
         self.context = contextvars.copy_context()
+        self.coroutine: Coroutine[Any, Any, ChildReport] | None = None
         self.task: asyncio.Task[ChildReport] | None = None
+        # False when it was stopped before its first step.
+        self.has_begun = True
         self.started_ns = time.perf_counter_ns()
         self.is_stopped = False
         self.is_over = False
@@ -118,7 +124,8 @@ class _Running:
 
     def stop(self) -> None:
         self.is_stopped = True
-        if self.task is not None:
+        if self.task is not None and self.coroutine is not None:
+            self.has_begun = inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
             self.task.cancel()
 
 
@@ -190,14 +197,14 @@ class _Server:
         self._watch.resume()
         current = CurrentTask(assignment, time.time(), running)
         running.context.run(set_running_task_here, current)
-        task = self._loop.create_task(
-            self._execute(assignment), name=assignment.task_name, context=running.context
+        running.coroutine = coroutine = self._execute(assignment)
+        running.task = task = self._loop.create_task(
+            coroutine, name=assignment.task_name, context=running.context
         )
-        running.task = task
         task.add_done_callback(functools.partial(self._finish, running))
 
     def _finish(self, running: _Running, task: asyncio.Task[ChildReport]) -> None:
-        """An assignment has ended: report it, or that it was stopped."""
+        """An assignment has ended: report it, or that it was stopped, or never began."""
         assignment = running.assignment
         running.is_over = True
         del self._running[assignment.task_id]
@@ -219,11 +226,11 @@ class _Server:
 
     def _end_frame(self, running: _Running, task: asyncio.Task[ChildReport]) -> bytes:
         assignment = running.assignment
-        # A coroutine that is cancelled before its first step returns no report.
         report = None if task.cancelled() else task.result()
         if running.is_stopped and (report is None or not report.ok):
+            kind = FrameKind.TASK_STOPPED if running.has_begun else FrameKind.TASK_UNSTARTED
             texts = (assignment.task_id, str(assignment.generation))
-            return protocol.encode_texts(FrameKind.TASK_STOPPED, *texts)
+            return protocol.encode_texts(kind, *texts)
         rss_bytes = os_process.own_rss_bytes() if self._samples_memory else 0
         run_microseconds = (time.perf_counter_ns() - running.started_ns) // 1_000
         report = report or _unreported(assignment, "was cancelled by other code of its process")

@@ -26,7 +26,6 @@ from horsies.result import Err, Ok
 from horsies.retry import decide_retry, exception_names
 from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
-from horsies.tasks.headers import set_inherited, set_inherited_here
 from horsies.tasks.hooks import AroundTask, as_plain_calls, surround
 from horsies.tasks.invoke import await_function, call_function, mismatch_error
 from horsies.worker.child.builtin_tasks import is_builtin, run_builtin
@@ -87,30 +86,16 @@ class AppProgram:
     def execute(self, assignment: Assignment) -> ChildReport:
         if self._tracing is not None and assignment.task_name not in _UNTRACED:
             return self._execute_traced(self._tracing, assignment)
-        if '"headers"' not in assignment.stored:
-            return execute(self._app, assignment)
-        return self._execute_inheriting(assignment)
-
-    def _execute_inheriting(
-        self, assignment: Assignment, around: Sequence[AroundTask] = ()
-    ) -> ChildReport:
-        """Run an assignment whose sends take over its headers."""
-        set_inherited(current_task().headers)
-        try:
-            return execute(self._app, assignment, around)
-        finally:
-            set_inherited(None)
+        return execute(self._app, assignment)
 
     def _execute_traced(self, settings: TracingConfig, assignment: Assignment) -> ChildReport:
         """Run an assignment inside a span, which its report names."""
         with _span_of(settings, assignment) as span:
-            report = self._execute_inheriting(assignment, [] if span is None else [span.around])
+            report = execute(self._app, assignment, [] if span is None else [span.around])
             return report if span is None else _end_span(span, report)
 
     async def execute_async(self, assignment: Assignment) -> ChildReport:
         """``execute`` on the running event loop, in a context of the assignment's own."""
-        if '"headers"' in assignment.stored:
-            set_inherited_here(current_task().headers)
         if self._tracing is None or assignment.task_name in _UNTRACED:
             return await execute_async(self._app, assignment)
         with _span_of(self._tracing, assignment) as span:

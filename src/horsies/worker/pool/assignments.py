@@ -41,10 +41,6 @@ class Died:
     started: bool = True
     run_seconds: float | None = field(default=None, compare=False)
 
-    @property
-    def run_us(self) -> int | None:
-        return None if self.run_seconds is None else round(self.run_seconds * 1e6)
-
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
@@ -55,10 +51,6 @@ class Stopped:
     forced: bool
     reason: str
     run_seconds: float | None = field(default=None, compare=False)
-
-    @property
-    def run_us(self) -> int | None:
-        return None if self.run_seconds is None else round(self.run_seconds * 1e6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from horsies.events import as_event
 from horsies.worker import os_process, protocol
-from horsies.worker.pool.assignments import Died, PoolEvent, Reported, Stopped
+from horsies.worker.pool.assignments import Died, PoolEvent, Reported, Stopped, TakenBack
 from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, RecycleLimits
 from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
 from horsies.worker.pool.launcher import Launcher
@@ -301,8 +301,9 @@ class AsyncPool:
             case FrameKind.READY:
                 children.note_ready(process, protocol.decode_numbers(frame)[1])
                 self._note_ready(process)
-            case FrameKind.TASK_STOPPED:
-                self._take_stopped(process, *protocol.decode_texts(frame, 2))
+            case FrameKind.TASK_STOPPED | FrameKind.TASK_UNSTARTED as kind:
+                task_id, _generation = protocol.decode_texts(frame, 2)
+                self._take_stopped(process, task_id, started=kind == FrameKind.TASK_STOPPED)
             case FrameKind.PROGRESS:
                 self._take_progress(process, protocol.decode_progress(frame))
             case FrameKind.LOOP_BLOCKED:
@@ -323,15 +324,18 @@ class AsyncPool:
         child = AsyncChild(process, self._limits.early_task_limit())
         self._by_pid[process.known_pid] = child
 
-    def _take_stopped(self, process: ChildProcess, task_id: str, _generation: str) -> None:
+    def _take_stopped(self, process: ChildProcess, task_id: str, *, started: bool) -> None:
         child = self._by_pid.get(process.known_pid)
         task = None if child is None else child.tasks.get(task_id)
         if task is None or task.stop_reason is None:
             raise ProtocolError("stopped out of turn")
         self._end(process, task_id, task.assignment.generation)
-        seconds = time.monotonic() - task.assigned_at
-        stopped = Stopped(task.assignment, process.known_pid, False, task.stop_reason, seconds)
-        self._events.append(stopped)
+        assignment, seconds = task.assignment, time.monotonic() - task.assigned_at
+        self._events.append(
+            Stopped(assignment, process.known_pid, False, task.stop_reason, seconds)
+            if started
+            else TakenBack([assignment])
+        )
         self._after_end(process)
 
     def _take_progress(self, process: ChildProcess, report: ProgressReport) -> None:
@@ -382,13 +386,12 @@ class AsyncPool:
         child = self._by_pid.pop(process.pid, None)
         if child is None or not child.tasks:
             return
-        description = process.verdict or "ended"
-        for event in children.events:
-            if isinstance(event, Died) and event.pid == process.pid:
-                description = event.description
-        children.events = [
-            one for one in children.events if not (isinstance(one, Died) and one.pid == process.pid)
+        # Instead of the death of a child that seemed idle, the deaths of its tasks.
+        deaths = [
+            one for one in children.events if isinstance(one, Died) and one.pid == process.pid
         ]
+        children.events = [one for one in children.events if one not in deaths]
+        description = deaths[0].description if deaths else process.verdict or "ended"
         children.delay.reset()  # it died of one of its tasks
         self._events += self._ends_by_death(child, description)
 

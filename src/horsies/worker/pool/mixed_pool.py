@@ -49,6 +49,7 @@ class MixedPool:
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Start all children and wait for them; see ``ChildPool.start``."""
         if not self._ordinary.start(should_stop):
+            self._shared.begin_shutdown()
             self._end_async()
             return False
         try:
@@ -174,11 +175,9 @@ class MixedPool:
     def shutdown(self) -> list[PoolEvent]:
         """Have idle children exit, kill the others, and wait until no process is left."""
         self._shared.begin_shutdown()
-        return [*self._ordinary.shutdown(), *self._end_async(has_begun=True)]
+        return [*self._ordinary.shutdown(), *self._end_async()]
 
-    def _end_async(self, *, has_begun: bool = False) -> list[PoolEvent]:
-        if not has_begun:
-            self._shared.begin_shutdown()
+    def _end_async(self) -> list[PoolEvent]:
         seconds = _SHUTDOWN_SECONDS + self._settings.exit_seconds_of_hooks
         return self._shared.end_shutdown(time.monotonic() + seconds)
 

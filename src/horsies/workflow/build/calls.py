@@ -145,9 +145,10 @@ def _child_call(node: SubWorkflowNode[Any], mistakes: _Mistakes) -> _Call | None
 
 def _element_parameter(call: _Call) -> str | None:
     """Return the parameter that takes the element of a MapNode, or None when it is not clear."""
-    node = call.node
-    if not isinstance(node, MapNode) or node.each is not None:
-        return node.each if isinstance(node, MapNode) else None
+    if not isinstance(call.node, MapNode):
+        return None
+    if call.node.each is not None:
+        return call.node.each
     free = _free(call)
     return free[0] if len(free) == 1 else None
 
@@ -273,11 +274,8 @@ def _result_misfit(call: _Call, name: str, source: AnyNode) -> tuple[str, str] |
             "annotate it T to take the value of that node, or TaskResult[T, TaskError] to take "
             "its whole result",
         )
-    given, targets, form = (
-        value_type(source),
-        result_targets(annotation),
-        "TaskResult[{}, TaskError]",
-    )
+    given, targets = value_type(source), result_targets(annotation)
+    form = "TaskResult[{}, TaskError]"
     if takes_value(annotation):
         given, targets, form = _taken_type(source, annotation), (annotation,), "{}"
     if given is UNKNOWN_TYPE:
@@ -302,9 +300,9 @@ def _taken_type(source: AnyNode, annotation: Any) -> Any:
 def _failure_problem(call: _Call, name: str, source: AnyNode) -> str | None:
     """Find a parameter that takes a value where a failed node has none."""
     node, annotation = call.node, call.signature.annotation_of(name)
-    if not node.allow_failed_deps or _may_be_open(node) or not takes_value(annotation):
+    if not node.allow_failed_deps or _may_be_open(node):
         return None
-    if admits_none(annotation):
+    if not takes_value(annotation) or admits_none(annotation):
         return None
     return (
         f"runs even if {call.id_of(source)} fails (allow_failed_deps), but the parameter {name!r} of "

@@ -47,10 +47,7 @@ class _AttributeType(NamedTuple):
 
 _ATTRIBUTE_TYPES = {
     "waits_for": _AttributeType(
-        is_list,
-        "a list of nodes",
-        ErrorCode.WORKFLOW_INVALID_DEPENDENCY,
-        "write waits_for=[...]",
+        is_list, "a list of nodes", ErrorCode.WORKFLOW_INVALID_DEPENDENCY, "write waits_for=[...]"
     ),
     "kwargs": _AttributeType(
         lambda value: isinstance(value, Mapping),

@@ -150,17 +150,12 @@ def read_workflow_id(workflow_id: object) -> str:
 
 
 def _digest(graph: Graph, nodes: list[dict[str, Any]]) -> str:
-    parts = [_fingerprint_values(node) for node in nodes]
+    parts = []
+    for node in nodes:
+        kwargs, dependencies = canonical(node["task_kwargs"]), sorted(node["dependencies"])
+        ordered = node | {"task_kwargs": kwargs, "dependencies": dependencies}
+        parts.append([ordered[name] for name in _FINGERPRINT_FIELDS])
     return hashlib.sha256(to_json([_whole(graph), parts])).hexdigest()
-
-
-def _fingerprint_values(node: dict[str, Any]) -> list[Any]:
-    ordered = {
-        **node,
-        "task_kwargs": canonical(node["task_kwargs"]),
-        "dependencies": sorted(node["dependencies"]),
-    }
-    return [ordered[name] for name in _FINGERPRINT_FIELDS]
 
 
 def _whole(graph: Graph) -> dict[str, Any]:
@@ -276,7 +271,17 @@ def _kind_values(graph: Graph, index: int, node: AnyNode, options: _TaskOptions)
                 "allow_failed_items": node.allow_failed_items,
             }
         case SubWorkflowNode():
-            return {"kind": "workflow", **_child_values(graph, index, node)}
+            key = node.workflow_def.own_key()
+            # The arguments are JSON text already and must stay as they were written.
+            kwargs = f'{{"definition_key":{json.dumps(key)},"kwargs":{graph.kwargs_json[index]}}}'
+            return {
+                "kind": "workflow",
+                **_internal_values(graph, EXPAND_TASK),
+                "task_kwargs": kwargs,
+                "inputs": _inputs(node),
+                "sub_definition_key": key,
+                "sub_workflow_name": node.name,
+            }
         case SleepNode():
             return {
                 "kind": "sleep",
@@ -311,19 +316,6 @@ def _task_values(
         "good_until": None if node.good_until is None else _iso(node.good_until),
         "expires_in_ms": _milliseconds(node.expires_in),
         "inputs": _inputs(node),
-    }
-
-
-def _child_values(graph: Graph, index: int, node: SubWorkflowNode[Any]) -> dict[str, Any]:
-    key = node.workflow_def.own_key()
-    # The arguments are JSON text already and must stay as they were written.
-    kwargs = f'{{"definition_key":{json.dumps(key)},"kwargs":{graph.kwargs_json[index]}}}'
-    return {
-        **_internal_values(graph, EXPAND_TASK),
-        "task_kwargs": kwargs,
-        "inputs": _inputs(node),
-        "sub_definition_key": key,
-        "sub_workflow_name": node.name,
     }
 
 

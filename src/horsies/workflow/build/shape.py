@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
 from horsies.tasks.definition import NAME_LENGTH_MAX, is_storable_name
@@ -211,10 +211,7 @@ def _raise_all(name: str, errors: Iterable[WorkflowValidationError]) -> None:
     raise_collected(ValidationReport(f"workflow {name!r}", list(errors)))
 
 
-FOREIGN_NODE = (
-    "in the workflow",
-    "add that node to the workflow, or remove it from waits_for",
-)
+FOREIGN_NODE = ("in the workflow", "add that node to the workflow, or remove it from waits_for")
 NOT_A_NODE = (
     "a node",
     "a MapNode runs over a node that returns a list; for a list that is known now, make one node per element",
@@ -256,13 +253,8 @@ def _edge_problems(nodes: NodeIndex, index: int) -> Iterator[WorkflowValidationE
     node = nodes.members[index]
     if problem := _join_problem(node, len(nodes.waits_for[index])):
         yield nodes.error(index, ErrorCode.WORKFLOW_INVALID_JOIN, problem)
-    if isinstance(node, CallingNode):
-        yield from _source_problems(nodes, index, node)
-
-
-def _source_problems(
-    nodes: NodeIndex, index: int, node: CallingNode[Any]
-) -> Iterator[WorkflowValidationError]:
+    if not isinstance(node, CallingNode):
+        return
     awaited = {id(other) for other in nodes.waits_for[index]}
     for name, source in node.args_from.items():
         if id(source) not in awaited:
@@ -362,10 +354,7 @@ def _some_cycle(nodes: NodeIndex, waiting: set[int]) -> list[int]:
 def _nesting_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
     sound: set[type] = set()
     for index in sorted(nodes.readable):
-        node = nodes.members[index]
-        if isinstance(node, SubWorkflowNode) and (
-            chain := _endless_chain(node.workflow_def, (), sound)
-        ):
+        if chain := _endless_chain(nodes.members[index], (), sound):
             circle = chain[-1] in chain[:-1]
             problem = "contain each other in a circle" if circle else "are nested too deeply"
             error = nodes.error(
@@ -378,18 +367,19 @@ def _nesting_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
             yield error
 
 
-def _endless_chain(definition: type, above: tuple[type, ...], sound: set[type]) -> tuple[type, ...]:
+def _endless_chain(node: object, above: tuple[type, ...], sound: set[type]) -> tuple[type, ...]:
     """Return a path of definitions that contains itself or is too long; empty if there is none."""
+    if not isinstance(node, SubWorkflowNode):
+        return ()
+    definition: type = node.workflow_def
     path = (*above, definition)
     if definition in above or len(path) > NESTING_DEPTH_MAX:
         return path
     if definition in sound:
         return ()
     collect = getattr(definition, "get_workflow_nodes", list)
-    for _, node in collect():
-        if isinstance(node, SubWorkflowNode) and (
-            chain := _endless_chain(node.workflow_def, path, sound)
-        ):
+    for _, inner in collect():
+        if chain := _endless_chain(inner, path, sound):
             return chain
     sound.add(definition)
     return ()

@@ -10,29 +10,20 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from horsies.codec.results import ResultCodec, decode_untyped
-from horsies.error_codes import OperationalErrorCode, OutcomeCode
+from horsies.error_codes import OperationalErrorCode
 from horsies.errors import WorkflowContextMissingIdError
-from horsies.result import Err, Ok
 from horsies.states import WorkflowStatus
-from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
+from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult
+from horsies.tasks.handle import error_result
 from horsies.workflow.nodes.nodes import (
     NODE_KINDS,
+    NODE_WITHOUT_ID,
     NodeKey,
     SubWorkflowNode,
     ValueNode,
     node_id_of,
     result_codec,
 )
-
-__all__ = [
-    "SubWorkflowError",
-    "SubWorkflowSummary",
-    "UpstreamResult",
-    "WorkflowContext",
-    "WorkflowContextMissingIdError",
-    "WorkflowMeta",
-    "skipped_result",
-]
 
 T = TypeVar("T")
 
@@ -94,7 +85,10 @@ class WorkflowContext:
         node_id = self._listed(node)
         if node_id in self.summaries:
             return self.summaries[node_id]
-        summary = _read_summary(self.results[node_id], node_id)
+        found = self.results[node_id]
+        if not isinstance(found, UpstreamResult) or found.summary_json is None:
+            raise KeyError(f"node {node_id!r} has no child run that ended")
+        summary = SubWorkflowSummary[Any].model_validate_json(found.summary_json)
         if summary.status is not WorkflowStatus.COMPLETED:
             return summary
         # The output is stored once, as the result of the node.
@@ -113,42 +107,14 @@ class WorkflowContext:
     def _listed(self, node: object) -> str:
         node_id = node_id_of(node)
         if node_id is None:
-            raise WorkflowContextMissingIdError(
-                "A node without an id was looked up: build the workflow that holds it first, or "
-                "look it up with NodeKey('its id')."
-            )
+            raise WorkflowContextMissingIdError(NODE_WITHOUT_ID)
         if node_id not in self.results and node_id not in self.summaries:
             raise KeyError(f"node {node_id!r} is not in workflow_ctx_from of this node")
         return node_id
 
 
-def skipped_result(task_index: int) -> TaskResult[Any, TaskError]:
-    """Return the result of a skipped node."""
-    return TaskResult(
-        err=TaskError(
-            error_code=OutcomeCode.UPSTREAM_SKIPPED,
-            message="The node this result should come from was skipped.",
-            data={"dependency_index": task_index},
-        )
-    )
-
-
 def _read(found: UpstreamResult, node: object) -> TaskResult[Any, TaskError]:
     codec = (result_codec(node) if isinstance(node, NODE_KINDS) else None) or found.codec
     read = decode_untyped(found.result_json) if codec is None else codec.decode(found.result_json)
-    match read:
-        case Ok(result):
-            return result
-        case Err(problem):
-            return TaskResult(
-                err=TaskError(
-                    error_code=OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
-                    message=problem.message,
-                )
-            )
-
-
-def _read_summary(found: object, node_id: str) -> SubWorkflowSummary[Any]:
-    if not isinstance(found, UpstreamResult) or found.summary_json is None:
-        raise KeyError(f"node {node_id!r} has no child run that ended")
-    return SubWorkflowSummary[Any].model_validate_json(found.summary_json)
+    code = OperationalErrorCode.RESULT_DESERIALIZATION_ERROR
+    return read.unwrap_or_else(lambda problem: error_result(code, problem.message))

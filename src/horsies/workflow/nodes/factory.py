@@ -127,8 +127,4 @@ class NodeFactory(Generic[P, T]):
                 help_text="keep one of the two",
             )
         awaited = unique_by_identity((*options.get("waits_for", ()), *sources.values()))
-        return {
-            **options,
-            "waits_for": list(awaited),
-            "args_from": {**args_from, **sources},
-        }
+        return {**options, "waits_for": list(awaited), "args_from": {**args_from, **sources}}

@@ -354,6 +354,13 @@ def node_id_of(node: object) -> str | None:
     raise TypeError(f"expected a node or a NodeKey, not {type(node).__name__}")
 
 
+# The error of a lookup by a node that was not built into a workflow.
+NODE_WITHOUT_ID = (
+    "A node without an id was looked up: build the workflow that holds it first, or look it up with "
+    "NodeKey('its id')."
+)
+
+
 def unique_by_identity(nodes: Collection[AnyNode] | None) -> tuple[AnyNode, ...]:
     """Return the nodes in order, each once; equal-looking nodes are different nodes."""
     return tuple({id(node): node for node in nodes or ()}.values())

@@ -153,27 +153,19 @@ def _class_fits(source: Any, target: Any) -> bool:
         return get_origin(target) is not Literal
     if source_class is int and target_class is float:
         return True
-    return _is_subclass(source_class, target_class) and _arguments_fit(source, target)
-
-
-def _is_subclass(source: type, target: type) -> bool:
     try:
-        return issubclass(source, target)
-    except TypeError:
-        # Protocols and typed dictionaries do not support issubclass.
-        return True
+        is_subclass = issubclass(source_class, target_class)
+    except TypeError:  # protocols and typed dictionaries do not support issubclass
+        is_subclass = True
+    return is_subclass and _arguments_fit(source, target)
 
 
 def _arguments_fit(source: Any, target: Any) -> bool:
     given, wanted = get_args(source), get_args(target)
     if not given or not wanted:
         return True
-    if get_origin(source) is tuple:
-        return _members_fit(given, wanted, fixed=get_origin(target) is tuple and ... not in wanted)
-    return len(given) != len(wanted) or all(map(fits, given, wanted))
-
-
-def _members_fit(given: tuple[Any, ...], wanted: tuple[Any, ...], *, fixed: bool) -> bool:
-    if not fixed:
-        return all(fits(member, wanted[0]) for member in given if member is not ...)
-    return ... not in given and len(given) == len(wanted) and all(map(fits, given, wanted))
+    if get_origin(source) is not tuple:
+        return len(given) != len(wanted) or all(map(fits, given, wanted))
+    if get_origin(target) is tuple and ... not in wanted:
+        return ... not in given and len(given) == len(wanted) and all(map(fits, given, wanted))
+    return all(fits(member, wanted[0]) for member in given if member is not ...)

@@ -42,7 +42,6 @@ from horsies.ids import stored_form
 from horsies.result import Err, Ok
 from horsies.states import WORKFLOW_TERMINAL_STATES, WorkflowStatus
 from horsies.task_result import TaskError
-from horsies.tasks.blocking import is_loop_running
 from horsies.tasks.broker import (
     BrokerErrorCode,
     BrokerOperationError,
@@ -51,7 +50,7 @@ from horsies.tasks.broker import (
     failure,
 )
 from horsies.tasks.recording import Action, perform_action, perform_action_async
-from horsies.tasks.waiters import seconds_to_wait, timeout_problem, wait_for
+from horsies.tasks.waiters import is_loop_running, seconds_to_wait, timeout_problem, wait_for
 from horsies.workflow.nodes.type_compat import cached_by_annotation
 from horsies.workflow.run.info import (
     HandleErrorCode,
@@ -222,17 +221,14 @@ def retry_script(run_id: str, node_ids: Sequence[str] | None) -> Script[HandleRe
     """Retry failed nodes, these or all of them; see ``horsies_retry_v1``."""
     (row,) = yield retry_run, RetryRun(run_id, node_ids)
     if row.answer == "NO_FAILED_NODE" and node_ids:
-        node = one_or_none((yield read_node, ReadNode(run_id, node_ids[0], 0)))
-        return _not_failed(run_id, node_ids[0], node)
+        node_id = node_ids[0]
+        node: NodeOutcome | None = one_or_none((yield read_node, ReadNode(run_id, node_id, 0)))
+        if node is None or node.status is None:
+            message = f"Workflow {run_id} has no node {node_id!r}."
+            return refused(run_id, HandleErrorCode.NODE_NOT_FOUND, message)
+        message = f"Node {node_id!r} is {node.status}; only a failed node can be tried again."
+        return refused(run_id, HandleErrorCode.NOTHING_TO_RETRY, message)
     return _retry_result(run_id, row.answer)
-
-
-def _not_failed(workflow_id: str, node_id: str, node: NodeOutcome | None) -> HandleResult[None]:
-    if node is None or node.status is None:
-        code = HandleErrorCode.NODE_NOT_FOUND
-        return refused(workflow_id, code, f"Workflow {workflow_id} has no node {node_id!r}.")
-    message = f"Node {node_id!r} is {node.status}; only a failed node can be tried again."
-    return refused(workflow_id, HandleErrorCode.NOTHING_TO_RETRY, message)
 
 
 def _retry_result(workflow_id: str, answer: str | None) -> HandleResult[None]:
@@ -265,7 +261,17 @@ def signal_script(
         message = f"The signal {name!r} was not sent: {text.message}"
         return refused(run_id, HandleErrorCode.VALIDATION_FAILED, message)
     (row,) = yield signal_run, SignalRun(run_id, name, text)
-    return _signal_result(run_id, name, row.answer)
+    match row.answer:
+        case None:
+            return no_such_run(run_id)
+        case "delivered" | "stored":
+            return Ok(SignalDelivery(row.answer))
+        case "UNKNOWN_SIGNAL":
+            message = f"No node of workflow {run_id} waits for a signal {name!r}."
+            return refused(run_id, HandleErrorCode.SIGNAL_NOT_FOUND, message)
+        case status:
+            message = f"Workflow {run_id} is {status}; it takes no more signals."
+            return refused(run_id, HandleErrorCode.WORKFLOW_ENDED, message)
 
 
 def _encode_signal(name: object, value: object, declared: Any) -> str | CodecError:
@@ -280,20 +286,6 @@ def _encode_signal(name: object, value: object, declared: Any) -> str | CodecErr
 @cached_by_annotation(128)  # building a form takes milliseconds
 def _signal_form(declared: Any) -> JsonForm:
     return JsonForm(ValueShape(Part("value", declared)))
-
-
-def _signal_result(workflow_id: str, name: str, answer: str | None) -> HandleResult[SignalDelivery]:
-    match answer:
-        case None:
-            return no_such_run(workflow_id)
-        case "delivered" | "stored":
-            return Ok(SignalDelivery(answer))
-        case "UNKNOWN_SIGNAL":
-            message = f"No node of workflow {workflow_id} waits for a signal {name!r}."
-            return refused(workflow_id, HandleErrorCode.SIGNAL_NOT_FOUND, message)
-        case status:
-            message = f"Workflow {workflow_id} is {status}; it takes no more signals."
-            return refused(workflow_id, HandleErrorCode.WORKFLOW_ENDED, message)
 
 
 def wait_for_run(

@@ -28,14 +28,16 @@ from horsies.db.statements.workflows import (
     read_result_nodes,
     read_results,
 )
+from horsies.error_codes import ContractCode
 from horsies.result import Err, Ok
 from horsies.states import WORKFLOW_TERMINAL_STATES, WorkflowStatus
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import PostgresBroker
-from horsies.tasks.handle import value_or_raise
+from horsies.tasks.handle import error_result, value_or_raise
 from horsies.tasks.waiters import SMALL_RESULT_BYTES
 from horsies.workflow.nodes.nodes import (
     NODE_KINDS,
+    NODE_WITHOUT_ID,
     AnyNode,
     NodeKey,
     ValueNode,
@@ -62,7 +64,6 @@ from horsies.workflow.run.results import (
     run_result,
     too_large,
     whole_results,
-    without_id,
 )
 
 T = TypeVar("T")
@@ -119,28 +120,24 @@ class WorkflowHandle(Generic[T]):
         """
         if self._cached is not None:
             return self._cached
-        match wait_for_run(self.broker, self.workflow_id, _until(timeout_ms), timeout_ms):
-            case Err(error):
-                return as_error_result(error)
-            case Ok(run):
-                if not self._needs_more(run):
-                    return self._outcome(run)
-                done = self._perform(partial(self._outcome_script, run=run))
-                return as_error_result(done.value) if isinstance(done, Err) else done.value
+        found = wait_for_run(self.broker, self.workflow_id, _until(timeout_ms), timeout_ms)
+        if isinstance(found, Ok) and self._needs_more(found.value):
+            done = self._perform(partial(self._outcome_script, run=found.value))
+        else:
+            done = found.map(self._outcome)
+        return done.unwrap_or_else(as_error_result)
 
     async def get_async(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
         """``get`` without blocking the event loop."""
         if self._cached is not None:
             return self._cached
         until = _until(timeout_ms)
-        match await wait_for_run_async(self.broker, self.workflow_id, until, timeout_ms):
-            case Err(error):
-                return as_error_result(error)
-            case Ok(run):
-                if not self._needs_more(run):
-                    return self._outcome(run)
-                done = await self._perform_async(partial(self._outcome_script, run=run))
-                return as_error_result(done.value) if isinstance(done, Err) else done.value
+        found = await wait_for_run_async(self.broker, self.workflow_id, until, timeout_ms)
+        if isinstance(found, Ok) and self._needs_more(found.value):
+            done = await self._perform_async(partial(self._outcome_script, run=found.value))
+        else:
+            done = found.map(self._outcome)
+        return done.unwrap_or_else(as_error_result)
 
     def result(self, timeout_ms: int | None = None) -> T:
         """Wait for the run and return the value of its output, or raise as ``TaskHandle.result`` does."""
@@ -201,14 +198,13 @@ class WorkflowHandle(Generic[T]):
         1 GiB; NODE_NOT_FOUND, WORKFLOW_NOT_FOUND, WORKFLOW_CTX_MISSING_ID for a node that was not built
         into a workflow.
         """
-        done = self._perform(partial(self._result_script, node=node, node_id=_id_of(node)))
-        return as_error_result(done.value) if isinstance(done, Err) else done.value
+        script = partial(self._result_script, node=node, node_id=_id_of(node))
+        return self._perform(script).unwrap_or_else(as_error_result)
 
     async def result_for_async(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
         """``result_for`` without blocking the event loop."""
         script = partial(self._result_script, node=node, node_id=_id_of(node))
-        done = await self._perform_async(script)
-        return as_error_result(done.value) if isinstance(done, Err) else done.value
+        return (await self._perform_async(script)).unwrap_or_else(as_error_result)
 
     def results(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
         """Return the available results of all nodes, by node id.
@@ -378,15 +374,17 @@ class WorkflowHandle(Generic[T]):
         self, run_id: str, *, node: object, node_id: str | None
     ) -> Script[HandleResult[TaskResult[Any, TaskError]]]:
         if node_id is None:
-            return Ok(without_id())
+            return Ok(error_result(ContractCode.WORKFLOW_CTX_MISSING_ID, NODE_WITHOUT_ID))
         found: list[NodeOutcome] = yield read_node, ReadNode(run_id, node_id, SMALL_RESULT_BYTES)
         row = one_or_none(found)
+        if row is None:
+            return control.no_such_run(run_id)
         if isinstance(node, NODE_KINDS):
             codec = result_codec(node)
         else:
             codec = (yield from self._types_script(run_id)).codec(node_id)
-        text = None if row is None else row.result
-        if row is not None and row.task_index is not None and _is_left_out(row):
+        text = row.result
+        if row.task_index is not None and _is_left_out(row):
             ((_, text),) = whole_results((yield _reading(run_id, [row.task_index])))
         return Ok(node_result(run_id, node_id, row, text, codec))
 
@@ -398,9 +396,7 @@ class WorkflowHandle(Generic[T]):
             return found
         rows = [row for row in found.value if row.status in _ENDED - {"SKIPPED"}]
         parts = yield _reading(run_id, [row.task_index for row in rows])
-        results = node_results(rows, parts, self._types_from(found.value))
-        names = {row.task_index: row.node_id for row in rows}
-        return Ok({names[index]: result for index, result in results.items()})
+        return Ok(node_results(rows, parts, self._types_from(found.value)))
 
     def _tasks_script(
         self, run_id: str, *, results: bool
@@ -412,7 +408,7 @@ class WorkflowHandle(Generic[T]):
         ended = [row.task_index for row in rows if results and row.status in _ENDED]
         parts: list[ResultPart] = (yield _reading(run_id, ended)) if ended else []
         of_nodes = node_results(rows, parts, types)
-        infos = {row.task_index: [node_info(row, of_nodes.get(row.task_index))] for row in rows}
+        infos = {row.task_index: [node_info(row, of_nodes.get(row.node_id))] for row in rows}
         maps = {row.task_index: row for row in rows if row.kind == "map"}
         if maps:
             items: list[ItemRow] = yield (

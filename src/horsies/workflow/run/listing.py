@@ -1,23 +1,35 @@
-"""Read-only views of workflow runs: one run with its nodes and child runs, and an audit.
+"""Read-only views of workflow runs: a run with its whole tree, one run for a page, and an audit.
 
 Their cost does not grow with the history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
-from horsies.db.statement import Script
+from horsies.db.statement import Script, read_rows
 from horsies.db.statements.workflows import (
     BrokenRun,
+    FindProblems,
+    ListAttempts,
+    ListItems,
+    MapItem,
+    NodeCount,
     ReadTree,
+    RetriedAttempt,
+    RunId,
     RunIds,
     RunLimit,
     RunRow,
     TreeNode,
+    count_nodes_by_status,
     find_broken_runs,
+    find_run_problems,
+    list_map_items,
+    list_retried_attempts,
     read_tree,
     read_tree_nodes,
 )
@@ -28,6 +40,12 @@ from horsies.workflow.run.results import read_error
 
 # A run is shown with at most this many runs of its tree.
 FAMILY_MAX = 200
+# The nodes of larger runs are counted, not read: 5,000 nodes take about 50 ms, their tasks included.
+NODES_MAX = 10_000
+ITEMS_PER_PAGE = 100
+PROBLEMS_MAX = 20
+_RETRIED_MAX = 300
+_NOTCHES_MAX = 2_000
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
@@ -45,18 +63,35 @@ class RunReport:
     is_whole: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class CloseUp:
+    """A run with its nodes in order; ``children`` are the runs below it by id, without their nodes.
+
+    ``retries`` are the times of failed attempts by task id. A run with too many nodes has none here,
+    but ``counts`` of them by status.
+    """
+
+    run: RunRow
+    children: Mapping[str, RunRow]
+    nodes: Sequence[TreeNode] = ()
+    retries: Mapping[str, Sequence[datetime]] = field(default_factory=dict)
+    counts: Sequence[NodeCount] = ()
+
+    @property
+    def is_too_large(self) -> bool:
+        return self.run.total_nodes > NODES_MAX
+
+
 def read_run(broker: PostgresBroker, workflow_id: str) -> BrokerResult[RunReport | None]:
     """Describe one run with its nodes and the runs below it, or return None if it does not exist."""
     return broker.perform(_READING, report_script(workflow_id))
 
 
 def report_script(workflow_id: str) -> Script[RunReport | None]:
-    if (stored := stored_form(workflow_id)) is None:
+    found = yield from _tree_script(workflow_id)
+    if found is None:
         return None
-    family: list[RunRow] = yield read_tree, ReadTree(stored, FAMILY_MAX + 1)
-    run = next((one for one in family if one.id == stored), None)
-    if run is None:
-        return None
+    run, family = found
     shown = family[:FAMILY_MAX]
     rows: list[TreeNode] = yield read_tree_nodes, RunIds([one.id for one in shown])
     nodes: dict[str, list[TreeNode]] = {one.id: [] for one in shown}
@@ -66,14 +101,53 @@ def report_script(workflow_id: str) -> Script[RunReport | None]:
     return RunReport(run, below, nodes, is_whole=len(family) <= FAMILY_MAX)
 
 
+def close_up_script(workflow_id: str, *, with_retries: bool = False) -> Script[CloseUp | None]:
+    """Read one run; None if it does not exist."""
+    found = yield from _tree_script(workflow_id)
+    if found is None:
+        return None
+    run, family = found
+    children = {one.id: one for one in family if one is not run}
+    if run.total_nodes > NODES_MAX:
+        counts: list[NodeCount] = yield count_nodes_by_status, RunId(run.id)
+        return CloseUp(run, children, counts=counts)
+    nodes: list[TreeNode] = yield read_tree_nodes, RunIds([run.id])
+    retries: dict[str, list[datetime]] = {}
+    retried = [node.task_id for node in nodes if node.task_id and node.retry_count]
+    if with_retries and retried:
+        wanted = ListAttempts(retried[:_RETRIED_MAX], _NOTCHES_MAX)
+        attempts: list[RetriedAttempt] = yield list_retried_attempts, wanted
+        for attempt in attempts:
+            retries.setdefault(attempt.task_id, []).append(attempt.finished_at)
+    return CloseUp(run, children, nodes, retries)
+
+
+def _tree_script(workflow_id: str) -> Script[tuple[RunRow, list[RunRow]] | None]:
+    """Read a run, and its tree up to one run more than is shown; None if it does not exist."""
+    if (stored := stored_form(workflow_id)) is None:
+        return None
+    family: list[RunRow] = yield read_tree, ReadTree(stored, FAMILY_MAX + 1)
+    run = next((one for one in family if one.id == stored), None)
+    return None if run is None else (run, family)
+
+
+def items_script(
+    workflow_id: str, task_index: int, after: tuple[bool, int] | None
+) -> Script[list[MapItem]]:
+    """Read one page of the items of a map, and one item more if there are more."""
+    is_well, item_index = after or (False, -1)
+    page = ListItems(workflow_id, task_index, is_well, item_index, ITEMS_PER_PAGE + 1)
+    return read_rows(list_map_items, page)
+
+
+def problems_script(workflow_id: str) -> Script[list[BrokenRun]]:
+    """Compare the rows of one open run, as the audit of all runs does."""
+    return read_rows(find_run_problems, FindProblems(workflow_id, PROBLEMS_MAX))
+
+
 def audit(broker: PostgresBroker, limit: int) -> BrokerResult[list[BrokenRun]]:
     """Return the inconsistencies of open runs, which only manual edits cause, and their blocked tasks."""
-    return broker.perform(_READING, _audit_script(limit))
-
-
-def _audit_script(limit: int) -> Script[list[BrokenRun]]:
-    rows: list[BrokenRun] = yield find_broken_runs, RunLimit(limit)
-    return rows
+    return broker.perform(_READING, read_rows(find_broken_runs, RunLimit(limit)))
 
 
 def report_document(report: RunReport) -> dict[str, Any]:

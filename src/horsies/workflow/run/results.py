@@ -24,17 +24,11 @@ from horsies.db.statements.workflows import (
     RunOutcome,
     RunRow,
 )
-from horsies.error_codes import (
-    BuiltInTaskCode,
-    ContractCode,
-    OperationalErrorCode,
-    OutcomeCode,
-    RetrievalCode,
-)
+from horsies.error_codes import BuiltInTaskCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.result import Ok
 from horsies.states import TaskStatus, WorkflowStatus, WorkflowTaskStatus
 from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult
-from horsies.tasks.handle import read_result, result_of
+from horsies.tasks.handle import error_result, read_result, result_of
 from horsies.workflow.nodes.nodes import AnyNode, SignalNode, codec_for, result_codec
 from horsies.workflow.run.info import (
     HandleErrorCode,
@@ -134,10 +128,7 @@ def run_result(
 
 
 def _completed(
-    run: RunOutcome,
-    types: ResultTypes,
-    output: ResultCodec | None,
-    ends: Mapping[str, str] | None,
+    run: RunOutcome, types: ResultTypes, output: ResultCodec | None, ends: Mapping[str, str] | None
 ) -> TaskResult[Any, TaskError]:
     output_id = run.output_node_id
     text = run.result if ends is None or output_id is None else ends.get(output_id)
@@ -190,14 +181,8 @@ def write_error(error: TaskError) -> str:
 
 
 def node_result(
-    workflow_id: str,
-    node_id: str,
-    row: NodeOutcome | None,
-    text: str | None,
-    codec: ResultCodec | None,
+    workflow_id: str, node_id: str, row: NodeOutcome, text: str | None, codec: ResultCodec | None
 ) -> TaskResult[Any, TaskError]:
-    if row is None:
-        return not_found(workflow_id)
     if row.status is None:
         return error_result(
             RetrievalCode.NODE_NOT_FOUND, f"Workflow {workflow_id} has no node {node_id!r}."
@@ -213,58 +198,33 @@ def node_result(
     return read_result(text, codec, f"node {node_id}")
 
 
-def not_found(workflow_id: str) -> TaskResult[Any, TaskError]:
-    return error_result(
-        RetrievalCode.WORKFLOW_NOT_FOUND,
-        f"There is no workflow run {workflow_id}.",
-        {"workflow_id": workflow_id},
-    )
+_CODES: dict[HandleErrorCode, BuiltInTaskCode] = {
+    HandleErrorCode.WORKFLOW_NOT_FOUND: RetrievalCode.WORKFLOW_NOT_FOUND,
+    HandleErrorCode.WAIT_TIMEOUT: RetrievalCode.WAIT_TIMEOUT,
+    HandleErrorCode.BROKER_NOT_CONFIGURED: RetrievalCode.RESULT_NOT_AVAILABLE,
+    HandleErrorCode.LOOP_RUNNER_FAILED: RetrievalCode.EVENT_LOOP_RUNNING,
+}
 
 
 def as_error_result(error: HandleOperationError) -> TaskResult[Any, TaskError]:
     """Return the failure of an operation on a run as a task result."""
-    match error.code:
-        case HandleErrorCode.WORKFLOW_NOT_FOUND:
-            return not_found(error.workflow_id)
-        case HandleErrorCode.WAIT_TIMEOUT:
-            code: BuiltInTaskCode = RetrievalCode.WAIT_TIMEOUT
-        case HandleErrorCode.BROKER_NOT_CONFIGURED:
-            code = RetrievalCode.RESULT_NOT_AVAILABLE
-        case HandleErrorCode.LOOP_RUNNER_FAILED:
-            code = RetrievalCode.EVENT_LOOP_RUNNING
-        case _:
-            code = OperationalErrorCode.BROKER_ERROR
+    code = _CODES.get(error.code, OperationalErrorCode.BROKER_ERROR)
     data = {"workflow_id": error.workflow_id}
     return TaskResult(
         err=TaskError(error_code=code, message=error.message, data=data, exception=error.exception)
     )
 
 
-def without_id() -> TaskResult[Any, TaskError]:
-    """Return the error of a lookup by a node that was not built into a workflow."""
-    return error_result(
-        ContractCode.WORKFLOW_CTX_MISSING_ID,
-        "A node without an id was looked up: build the workflow that holds it first, or look it up "
-        "with NodeKey('its id').",
-    )
-
-
-def error_result(
-    code: BuiltInTaskCode, message: str, data: Mapping[str, Any] | None = None
-) -> TaskResult[Any, TaskError]:
-    return TaskResult(err=TaskError(error_code=code, message=message, data=data))
-
-
 def node_results(
     rows: Iterable[NodeRow], parts: Iterable[ResultPart], types: ResultTypes
-) -> dict[int, TaskResult[Any, TaskError]]:
-    """Return the results of nodes by their index."""
+) -> dict[str, TaskResult[Any, TaskError]]:
+    """Return the results of nodes by their ids."""
     names = {row.task_index: row.node_id for row in rows}
     results = {}
     for part, text in whole_results(parts):
         node_id = names[part.task_index]
         owner = f"node {node_id}"
-        results[part.task_index] = (
+        results[node_id] = (
             too_large(owner, part.result_bytes)
             if text is None
             else read_result(text, types.codec(node_id), owner)

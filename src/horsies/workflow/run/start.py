@@ -6,6 +6,7 @@ same run, however often it is started. Nothing here raises for operational reaso
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -30,6 +31,8 @@ from horsies.workflow.run.info import (
     WorkflowStartResult,
 )
 from horsies.workflow.run.results import DeclaredTypes
+
+logger = logging.getLogger("horsies.send")
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -61,8 +64,7 @@ def start_workflow(
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
     """Start a run on a broker of your choice; otherwise like ``WorkflowSpec.start``."""
     options = StartOptions(workflow_id, workflow_key, sent_at, transaction)
-    run = prepare(spec, options)
-    return _launch(run.map(lambda ready: (ready, broker, resend_on_transient_err)))
+    return _launch(prepare(spec, options), broker, resend_on_transient_err)
 
 
 async def start_workflow_async(
@@ -77,19 +79,20 @@ async def start_workflow_async(
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
     """``start_workflow`` without blocking the event loop."""
     options = StartOptions(workflow_id, workflow_key, sent_at, transaction)
-    run = prepare(spec, options)
-    return await _launch_async(run.map(lambda ready: (ready, broker, resend_on_transient_err)))
+    return await _launch_async(prepare(spec, options), broker, resend_on_transient_err)
 
 
 def start(spec: Startable[T], options: StartOptions) -> WorkflowStartResult[WorkflowHandle[T]]:
     """Start a run on the broker of the application that built the specification."""
-    return _launch(_own(spec, options))
+    own = reported(own_broker(spec.graph, options))
+    return own.and_then(lambda found: _launch(prepare(spec, options), *found))
 
 
 async def start_async(
     spec: Startable[T], options: StartOptions
 ) -> WorkflowStartResult[WorkflowHandle[T]]:
-    return await _launch_async(_own(spec, options))
+    own = reported(own_broker(spec.graph, options))
+    return await own.and_then_async(lambda found: _launch_async(prepare(spec, options), *found))
 
 
 def replay_options(spec: HasGraph, error: object) -> WorkflowStartResult[StartOptions]:
@@ -105,7 +108,18 @@ def replay_options(spec: HasGraph, error: object) -> WorkflowStartResult[StartOp
     else:
         return Ok(StartOptions(error.workflow_id, error.workflow_key))
     message = f"Workflow {spec.graph.name!r} was not started: {problem}."
-    return invalid(spec.graph, StartOptions(), message)
+    return reported(invalid(spec.graph, StartOptions(), message))
+
+
+def reported(started: WorkflowStartResult[T]) -> WorkflowStartResult[T]:
+    """Log a failed start, because callers may ignore the value; messages may quote arguments."""
+    if isinstance(started, Err):
+        error = started.err_value
+        # The caller's own changes may be committed without the run.
+        level = logging.ERROR if error.in_transaction else logging.WARNING
+        name, code = error.workflow_name, error.code.value
+        logger.log(level, "a start of workflow %r failed with %s", name, code)
+    return started
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,34 +133,24 @@ class Run:
     sending: Sending | None = None
 
 
-Found = tuple[Run, PostgresBroker, bool]
-
-
-def _launch(found: WorkflowStartResult[Found]) -> WorkflowStartResult[WorkflowHandle[Any]]:
-    if isinstance(found, Err):
-        return found
-    run, broker, resend = found.value
+def _launch(
+    prepared: WorkflowStartResult[Run], broker: PostgresBroker, resend: bool
+) -> WorkflowStartResult[WorkflowHandle[Any]]:
+    if isinstance(prepared, Err):
+        return reported(prepared)
+    run = prepared.value
     done = broker.store(lambda: _script(run), run.options.transaction, resend=resend)
-    return _handle(run, broker, done)
+    return reported(_handle(run, broker, done))
 
 
 async def _launch_async(
-    found: WorkflowStartResult[Found],
+    prepared: WorkflowStartResult[Run], broker: PostgresBroker, resend: bool
 ) -> WorkflowStartResult[WorkflowHandle[Any]]:
-    if isinstance(found, Err):
-        return found
-    run, broker, resend = found.value
+    if isinstance(prepared, Err):
+        return reported(prepared)
+    run = prepared.value
     done = await broker.store_async(lambda: _script(run), run.options.transaction, resend=resend)
-    return _handle(run, broker, done)
-
-
-def _own(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[Found]:
-    """Prepare the run for the broker of the application that built it."""
-    match own_broker(spec.graph, options):
-        case Ok((broker, resend)):
-            return prepare(spec, options).map(lambda run: (run, broker, resend))
-        case Err() as unavailable:
-            return unavailable
+    return reported(_handle(run, broker, done))
 
 
 def own_broker(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -32,6 +32,7 @@ from horsies.workflow.run.start import (
     not_stored,
     own_broker,
     prepare,
+    reported,
 )
 
 T = TypeVar("T")
@@ -57,9 +58,9 @@ def start_many(
     match _stream(specs, StartOptions(transaction=transaction)):
         case Ok(stream):
             with closing(stream):
-                return stream.end(stream.store())
+                return reported(stream.end(stream.store()))
         case Err() as refused:
-            return refused
+            return reported(refused)
         case None:
             return Ok([])
 
@@ -71,9 +72,9 @@ async def start_many_async(
     match _stream(specs, StartOptions(transaction=transaction)):
         case Ok(stream):
             with closing(stream):
-                return stream.end(await stream.store_async())
+                return reported(stream.end(await stream.store_async()))
         case Err() as refused:
-            return refused
+            return reported(refused)
         case None:
             return Ok([])
 
@@ -130,33 +131,28 @@ def _stream(
         first, is_last = next(chunks)
     except _RefusedRun as refusal:
         return Err(refusal.error)
-    return Ok(_Stream(*found.value, first, chunks, is_single=is_last))
+    chunks = chain([(first, is_last)], chunks)
+    return Ok(_Stream(*found.value, first[0], chunks, is_last))
 
 
+@dataclass(slots=True)
 class _Stream(Generic[T]):
     """One start_many: its plans, and the handles of the runs that were prepared."""
 
-    def __init__(
-        self,
-        broker: PostgresBroker,
-        resend: bool,
-        first: list[Run],
-        rest: Iterator[tuple[list[Run], bool]],
-        *,
-        is_single: bool,
-    ) -> None:
-        self._broker = broker
-        self._resend = resend
-        self._first_run = first[0]
-        self._first: list[Run] | None = first
-        self._rest = rest
-        self._is_single = is_single
-        self._kept = KeptRows() if resend else None
-        # The exception that ended the stream: a refused run, or any of the caller's iterable.
-        self._fault: Exception | None = None
-        self._handles: list[WorkflowHandle[T]] = []
-        self._types: dict[tuple[tuple[str | None, int], ...], DeclaredTypes] = {}
-        self._sendings: list[Sending] = []
+    _broker: PostgresBroker
+    _resend: bool
+    _first_run: Run
+    _chunks: Iterator[tuple[list[Run], bool]]
+    _is_single: bool
+    # The exception that ended the stream: a refused run, or any of the caller's iterable.
+    _fault: Exception | None = None
+    _handles: list[WorkflowHandle[T]] = field(default_factory=list)
+    _types: dict[tuple[tuple[str | None, int], ...], DeclaredTypes] = field(default_factory=dict)
+    _sendings: list[Sending] = field(default_factory=list)
+    _kept: KeptRows | None = None
+
+    def __post_init__(self) -> None:
+        self._kept = KeptRows() if self._resend else None
 
     def store(self) -> BrokerResult[None]:
         """Start all runs; a failure that may pass is repeated as the application is configured."""
@@ -211,13 +207,11 @@ class _Stream(Generic[T]):
             yield plans
 
     def _next_chunk(self) -> list[Run]:
-        chunk, self._first = self._first, None
-        if chunk is None:
-            try:
-                chunk, _ = next(self._rest, ([], True))
-            except Exception as fault:
-                self._fault = fault
-                raise
+        try:
+            chunk, _ = next(self._chunks, ([], True))
+        except Exception as fault:
+            self._fault = fault
+            raise
         for run in chunk:
             types = self._types_of(run.spec.graph.nodes)
             self._handles.append(WorkflowHandle(run.workflow_id, self._broker, types=types))

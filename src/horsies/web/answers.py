@@ -17,8 +17,8 @@ from horsies.monitor.documents import json_text
 from horsies.result import Err, Result
 from horsies.task_result import storable_text
 from horsies.web.access import net_location
-from horsies.web.rendering import BadRequest, NotFound, Problem, Refused, Unavailable, View
-from horsies.web.routes import Handler, Route, RouteVerb
+from horsies.web.reading import BadRequest, NotFound, Problem, Refused, Unavailable
+from horsies.web.rendering import Handler, RefusedForm, Route, RouteVerb, View
 
 T = TypeVar("T")
 
@@ -31,7 +31,6 @@ _BROKEN = frozenset({"DB_OPERATION_FAILED", "SCHEMA_INIT_FAILED"})
 
 
 def is_api(view: View) -> bool:
-    """Whether the request is below ``/api``."""
     return view.path.startswith("/api/")
 
 
@@ -67,7 +66,6 @@ async def is_on(view: View, name: str, default: bool) -> bool:
 
 
 def answer_document(document: Mapping[str, Any], status: int = 200) -> Response:
-    """Return a JSON document as a response."""
     return Response(json_text(dict(document)), status, media_type="application/json")
 
 
@@ -78,20 +76,19 @@ def done(view: View, fallback: str, notice: str, document: Mapping[str, Any]) ->
     return view.redirect(_origin(view) or fallback, notice)
 
 
-def unwrapped(view: View, result: Result[T, Any], page: str) -> T | Response:
-    """Return the value of a change; a refusal of a form as a notice, any other as a problem."""
+def unwrapped(view: View, result: Result[T, Any], page: str) -> T:
+    """Return the value of a change; raise a refusal of a form as a redirect, any other as a problem."""
     if not isinstance(result, Err):
         return result.ok_value
     error = result.err_value
     status = getattr(error, "current_status", None)
     problem = problem_of(error, **({} if status is None else {"task_status": status.value}))
     if isinstance(problem, Refused) and not is_api(view):
-        return view.redirect(_origin(view) or page, error.message)
+        raise RefusedForm(view.redirect(_origin(view) or page, error.message))
     raise problem
 
 
 def problem_of(error: Any, **members: object) -> Problem:
-    """Return the problem of a failed or refused change."""
     code = error.code.value
     if code in _MISSING:
         return NotFound(error.message, code=code)

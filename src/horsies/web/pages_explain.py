@@ -1,15 +1,13 @@
-"""Pages that answer questions: why something does not move."""
+"""Pages and documents that explain why a task, run, node, queue or schedule does not move."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
 from starlette.responses import Response
 
 from horsies.db.statement import Script
-from horsies.monitor.documents import json_text
 from horsies.monitor.explain.explain import (
     Explanation,
     explain_node_script,
@@ -20,12 +18,10 @@ from horsies.monitor.explain.explain import (
     explain_task_script,
 )
 from horsies.monitor.explain.reasons import command
+from horsies.web.answers import answer_document
 from horsies.web.masking import visible
-from horsies.web.rendering import Page, View
-from horsies.web.routes import Route
+from horsies.web.rendering import Handler, Page, Route, View
 from horsies.web.words import short_id
-
-# Explanations
 
 
 def _explain_script(view: View, kind: str) -> Script[Explanation]:
@@ -55,7 +51,7 @@ def _explain_command(view: View, kind: str) -> str:
     return command("explain", *([kind] if kind in ("queue", "schedule") else []), *words)
 
 
-def _explain_page(kind: str) -> Callable[[View], Awaitable[Page]]:
+def _explain_page(kind: str) -> Handler:
     async def handler(view: View) -> Page:
         explanation = await view.read(_explain_script(view, kind))
         context = {
@@ -71,12 +67,11 @@ def _explain_page(kind: str) -> Callable[[View], Awaitable[Page]]:
     return handler
 
 
-def _explain_document(kind: str) -> Callable[[View], Awaitable[Response]]:
+def _explain_document(kind: str) -> Handler:
     async def handler(view: View) -> Response:
         explanation = await view.read(_explain_script(view, kind))
         status = 404 if explanation.status is None else 200
-        text = json_text(explanation.to_dict())
-        return Response(text, status, media_type="application/json")
+        return answer_document(explanation.to_dict(), status)
 
     return handler
 

@@ -18,7 +18,7 @@ from horsies.db.statements.monitor import TaskDetail
 from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.states import TaskStatus
 from horsies.web.masking import visible
-from horsies.web.words import duration
+from horsies.web.words import cut, duration
 
 Kind = Literal["wait", "run", "fold"]
 
@@ -33,16 +33,16 @@ _CHARACTER = 7
 _PARKED_YEAR = 9999  # the year of tasks that wait for an event
 
 _SVG = Markup(
-    '<svg class="life" role="img" aria-label="{label}" width="{width}" height="{height}" '
-    'viewBox="0 0 {width} {height}"><title>{label}</title>{parts}</svg>'
+    '<svg class="life" role="img" aria-label="{label}" width="{width:.0f}" height="{height}" '
+    'viewBox="0 0 {width:.0f} {height}"><title>{label}</title>{parts}</svg>'
 )
-_WAIT = Markup('<line class="life-wait" x1="{x}" y1="{y}" x2="{end}" y2="{y}"/>')
+_WAIT = Markup('<line class="life-wait" x1="{x:.0f}" y1="{y}" x2="{end:.0f}" y2="{y}"/>')
 _RUN = Markup(
-    '<rect class="life-run {status}" x="{x}" y="{y}" width="{width}" height="16" rx="3">'
+    '<rect class="life-run {status}" x="{x:.0f}" y="{y}" width="{width:.0f}" height="16" rx="3">'
     "<title>{title}</title></rect>"
 )
-_DOT = Markup('<circle class="life-sent" cx="{x}" cy="{y}" r="4"/>')
-_TEXT = Markup('<text class="{kind}" x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>')
+_DOT = Markup('<circle class="life-sent" cx="{x:.0f}" cy="{y}" r="4"/>')
+_TEXT = Markup('<text class="{kind}" x="{x:.0f}" y="{y}" text-anchor="{anchor}">{text}</text>')
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,8 @@ def draw_life(stretches: Sequence[Stretch]) -> Markup:
     """Draw the stretches from left to right, beginning with the send."""
     x = float(_MARGIN)
     parts = [
-        _DOT.format(x=_number(x), y=_LINE),
-        _TEXT.format(kind="life-note", x=_number(x - 4), y=_LINE + 22, anchor="start", text="sent"),
+        _DOT.format(x=x, y=_LINE),
+        _TEXT.format(kind="life-note", x=x - 4, y=_LINE + 22, anchor="start", text="sent"),
     ]
     x += 26
     for stretch in stretches:
@@ -146,22 +146,20 @@ def draw_life(stretches: Sequence[Stretch]) -> Markup:
         x += width
     return _SVG.format(
         label=_described(stretches),
-        width=_number(x + _MARGIN),
+        width=x + _MARGIN,
         height=HEIGHT,
         parts=Markup("").join(parts),
     )
 
 
 def _drawn(stretch: Stretch, x: float, width: float) -> Iterator[Markup]:
-    middle = _number(x + width / 2)
+    middle = x + width / 2
     notes = [_cut(note) for note in stretch.notes if note]
     if stretch.kind == "run":
         title = visible(" ".join([stretch.label, *stretch.notes]))
-        yield _RUN.format(
-            status=stretch.status, x=_number(x), y=_LINE - 8, width=_number(width), title=title
-        )
+        yield _RUN.format(status=stretch.status, x=x, y=_LINE - 8, width=width, title=title)
     else:
-        yield _WAIT.format(x=_number(x), y=_LINE, end=_number(x + width))
+        yield _WAIT.format(x=x, y=_LINE, end=x + width)
     yield _TEXT.format(
         kind="life-label", x=middle, y=_LINE - 14, anchor="middle", text=_cut(stretch.label)
     )
@@ -177,19 +175,13 @@ def _width(stretch: Stretch) -> float:
 
 
 def _cut(text: str) -> str:
-    shown = visible(text).replace("\n", " ")
-    return shown if len(shown) <= _TEXT_MAX else f"{shown[: _TEXT_MAX - 1]}…"
+    return cut(visible(text).replace("\n", " "), _TEXT_MAX)
 
 
 def _described(stretches: Sequence[Stretch]) -> str:
-    """Describe the drawing in words."""
     verbs = {"wait": "waited", "run": "ran", "fold": "then"}
     parts = [
         visible(" ".join(part for part in (verbs[one.kind], one.label, *one.notes) if part))
         for one in stretches
     ]
     return "; ".join(["Life of the task: sent", *parts])
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""Drawing: the graph of a run as SVG, from the places of its layout and the facts of its nodes.
+"""The graph of a run as SVG, from the places of its layout and the facts of its nodes.
 
 Pure. A change of status changes classes and words, never coordinates. All text is escaped here.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from horsies.web.layout import BOX_HEIGHT, BOX_WIDTH, EDGE_END, Edge, Layout, Point
+from horsies.web.words import cut
 from horsies.workflow.run.draw import SYMBOLS
 
 # A wide font has about eight pixels per letter.
@@ -82,11 +83,6 @@ def draw_graph(layout: Layout, nodes: Sequence[Node], title: str, description: s
         Markup("</svg>"),
     ]
     return Markup("").join(parts)
-
-
-def cut(text: str, length: int) -> str:
-    """Return a text of at most this length, with an ellipsis for its end."""
-    return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _edge(edge: Edge, nodes: Sequence[Node]) -> Markup:
