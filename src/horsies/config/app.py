@@ -186,9 +186,9 @@ class RecoveryConfig(FrozenModel):
         yield (
             silence is not None and silence >= min(lost, stale),
             code,
-            f"stop_tasks_after_silence_ms ({silence}) must be below worker_lost_after_ms ({lost}) and "
-            f"the larger stale threshold ({stale}), or another worker may run a task before this one "
-            "has stopped it",
+            f"stop_tasks_after_silence_ms ({silence}) must be below worker_lost_after_ms ({lost}) and the "
+            f"larger stale threshold ({stale}), or another worker may run a task before this one has "
+            "stopped it",
         )
 
     def _time_checks(self) -> Iterator[Check]:
