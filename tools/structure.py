@@ -22,14 +22,14 @@ LIMITS = {
     "files in the root": (22, 22),
     "floors": (13, 13),
     "imports in a circle": (0, 0),
-    "lines of Python": (58_800, 26_000),
-    "lines of Python in the core": (27_200, 13_500),
+    "lines of Python": (58_300, 26_000),
+    "lines of Python in the core": (27_100, 13_500),
     "lines of SQL": (5_450, 3_300),
     "longest function": (60, 60),
     "median function": (8, 8),
     "95th percentile of functions": (30, 30),
     "files on a task's main line": (14, 14),
-    "files on a task's way": (54, 30),
+    "files on a task's way": (52, 30),
 }
 # The core is everything a plain task needs. These parts serve workflows, schedules and operators.
 NOT_CORE = (
