@@ -374,6 +374,7 @@ def test_a_send_inside_an_event_loop_is_reported_once(
     app.close()
 
 
+@pytest.mark.usefixtures("connection")  # no worker of another test is on record
 def test_waits_that_block_are_answered(process_url: str) -> None:
     app = app_at(process_url)
     handle = app.task("add")(add_two).send(1, 2).unwrap()
