@@ -7,7 +7,7 @@ that fails or takes too long does not hide the others.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,19 +68,21 @@ def _probe_pooler(database: Database) -> list[Finding]:
 def _shares_server(database: Database) -> bool:
     """Tell whether connections share server processes between their transactions.
 
-    A pooler invents the process id that a client gets at login. One in transaction mode lends the process
-    of an idle client: to one of the next transactions, since the idle processes come first.
+    A pooler invents the process id that a client gets at login. In transaction mode, the process of a client
+    changes, or two clients have the same one. No transaction is held meanwhile: behind a small pool, the
+    next one would wait for it without end.
     """
-    with ExitStack() as opened:
-        first = opened.enter_context(database.connect("operator"))
-        pid = read_backend.run(first, Nothing())[0].pid
-        if pid == first.info.backend_pid:
+    with database.connect("operator") as first, database.connect("operator") as other:
+        clients = {first: read_backend.run(first, Nothing())[0].pid}
+        if clients[first] == first.info.backend_pid:
             return False
         for _ in range(POOLER_TRIES):
-            other = opened.enter_context(database.connect("operator"))
-            opened.enter_context(other.transaction())
-            if read_backend.run(other, Nothing())[0].pid == pid:
-                return True
+            for client in (first, first, other):
+                pid = read_backend.run(client, Nothing())[0].pid
+                if clients.setdefault(client, pid) != pid or len({*clients.values()}) < len(
+                    clients
+                ):
+                    return True
     return False
 
 
