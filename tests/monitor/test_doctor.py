@@ -424,6 +424,18 @@ def _as_role(url: str, role: str) -> str:
     return url.replace("postgresql://postgres", f"postgresql://{role}", 1)
 
 
+def test_a_pooler_in_session_mode_has_enough_connections_for_its_check(patient_url: str) -> None:
+    """The pool of the test has four connections; a check that holds more would wait without end."""
+    if find_pgbouncer() is None:
+        pytest.skip("pgbouncer is not installed")
+    with running_pgbouncer(patient_url, "session") as url:
+        broker = PostgresBroker(PostgresConfig(database_url=url), migrates=False)
+        try:
+            assert findings(broker, "pooler") == []
+        finally:
+            broker.close()
+
+
 def test_an_undeclared_pooler_is_found(patient_url: str) -> None:
     if find_pgbouncer() is None:
         pytest.skip("pgbouncer is not installed")

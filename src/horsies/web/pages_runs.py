@@ -44,7 +44,7 @@ async def runs_page(view: View) -> Page:
     filters = _filters(view)
     page = await view.read(runs_script(filters))
     if page is None:
-        raise NotFound(f"There is no workflow run {filters.after} to continue from.")
+        raise NotFound(f"No workflow run has the id {filters.after}; go back to the first page.")
     context = {
         "runs": page,
         "statuses": [status.value for status in WorkflowStatus],

@@ -73,17 +73,17 @@ def _shares_server(database: Database) -> bool:
     next one would wait for it without end.
     """
     with database.connect("operator") as first, database.connect("operator") as other:
-        clients = {first: read_backend.run(first, Nothing())[0].pid}
-        if clients[first] == first.info.backend_pid:
+        if _server_pid(first) == first.info.backend_pid:
             return False
         for _ in range(POOLER_TRIES):
-            for client in (first, first, other):
-                pid = read_backend.run(client, Nothing())[0].pid
-                if clients.setdefault(client, pid) != pid or len({*clients.values()}) < len(
-                    clients
-                ):
-                    return True
+            before, after, others = (_server_pid(client) for client in (first, first, other))
+            if before != after or others == after:
+                return True
     return False
+
+
+def _server_pid(client: Connection[Any]) -> int:
+    return read_backend.run(client, Nothing())[0].pid
 
 
 def _probe_notifications(database: Database) -> list[Finding]:
