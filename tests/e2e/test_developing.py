@@ -180,3 +180,15 @@ def test_a_project_runs_in_one_terminal(
     wait_for_events(project, "worker_stopped")
     wait_until(lambda: not dev.family())
     assert "Traceback" not in dev.shown
+
+
+def test_a_project_stops_in_order_when_its_terminal_is_closed(
+    terminal: Open, project: Path, programs: ModuleType, connection: Database
+) -> None:
+    dev = terminal("dev", "shop.py", "--processes", "1", "--port", str(free_port()))
+    dev.wait_for("listening on")
+    dev.wait_for("The dashboard is at")
+    dev.close()
+    assert dev.wait() == 0
+    wait_for_events(project, "worker_stopped")
+    wait_until(lambda: not dev.family())

@@ -63,6 +63,11 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
+    def close(self) -> None:
+        """Close the window: the kernel reports a hang-up to the processes in the foreground."""
+        os.close(self._master)
+        self._master = os.open(os.devnull, os.O_RDWR)
+
     def wait(self) -> int:
         """Wait for the end and return the exit code."""
         # An unread terminal would block its writers.

@@ -164,9 +164,9 @@ class Supervisor:
 
     def _stop(self) -> None:
         """Stop one part after the other; a second signal stops all at once."""
-        is_interrupt = self._stops[:1] == [signal.SIGINT]
+        is_of_terminal = self._stops[:1] in ([signal.SIGINT], [signal.SIGHUP])
         for part in self._parts:
-            if not (part.shares_terminal and is_interrupt):  # the terminal has sent it there, too
+            if not (part.shares_terminal and is_of_terminal):  # the terminal has sent it there, too
                 part.send(signal.SIGTERM)
             while part.process is not None and part.exit_code is None:
                 if len(self._stops) > 1 and not part.shares_terminal:
@@ -209,13 +209,19 @@ class Supervisor:
 
     @contextmanager
     def _stop_signals(self) -> Iterator[None]:
-        """Count stop signals from here to the end of the process."""
+        """Count stop signals from here to the end of the process.
+
+        SIGHUP counts once: a closed terminal may send it twice. ``nohup`` ignores it, and so does this then.
+        """
 
         def stop(number: int, _frame: FrameType | None) -> None:
             self._stops.append(number)
+            if number == signal.SIGHUP:
+                signal.signal(number, signal.SIG_IGN)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, stop)
         yield
 
 
