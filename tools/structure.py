@@ -19,7 +19,7 @@ SOURCE = REPOSITORY / "src" / "horsies"
 
 # The limit of each figure, and its goal. A limit above its goal is raised only for a new feature.
 LIMITS = {
-    "files in the root": (22, 22),
+    "files in the root": (20, 20),
     "floors": (13, 13),
     "imports in a circle": (0, 0),
     "lines of Python": (58_300, 26_000),

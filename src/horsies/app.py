@@ -57,16 +57,16 @@ from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import Producer, store_prepared, store_prepared_async
 
 if TYPE_CHECKING:
-    from horsies import check
     from horsies.scheduler import api as schedules
     from horsies.scheduler import entry
     from horsies.scheduler.api import Schedules
+    from horsies.tasks import check
     from horsies.workflow import checks, handles, spec
     from horsies.workflow.checks import Builder, Case, RegisteredBuilder
     from horsies.workflow.handles import WorkflowHandles
     from horsies.workflow.spec import WorkflowMaker
 else:  # parts that a producer may never need
-    check = Deferred("horsies.check")
+    check = Deferred("horsies.tasks.check")
     schedules = Deferred("horsies.scheduler.api")
     entry = Deferred("horsies.scheduler.entry")
     checks = Deferred("horsies.workflow.checks")

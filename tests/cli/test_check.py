@@ -9,9 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from horsies import check
 from horsies.app import Horsies
-from horsies.check import import_errors, live_errors, policy_errors
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.errors import (
@@ -24,6 +22,8 @@ from horsies.errors import (
 from horsies.modules import MissingModuleFile
 from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult
+from horsies.tasks import check
+from horsies.tasks.check import import_errors, live_errors, policy_errors
 
 BROKER = PostgresConfig(database_url="postgresql://app:hunter2@127.0.0.1:1/shop")
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from horsies.events import EventName
+from horsies.logs import EventName
 from tests.support.database import Database, backends, terminate, terminate_others
 from tests.support.proxy import Proxy, outage
 from tests.support.tables import (

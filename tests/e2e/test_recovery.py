@@ -7,7 +7,7 @@ from types import ModuleType
 
 import psycopg
 
-from horsies.events import EventName
+from horsies.logs import EventName
 from tests.support.database import Database, backends
 from tests.support.private_server import PrivateServer
 from tests.support.rows import insert_raw

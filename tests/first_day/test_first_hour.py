@@ -39,12 +39,12 @@ from horsies import (
     WorkflowContext,
     WorkflowSpec,
 )
-from horsies.check import live_errors
 from horsies.db.migrate import apply_migrations
 from horsies.db.statements.turn import ClaimTasks, claim_tasks
 from horsies.error_codes import resolve_exception_code
 from horsies.ids import new_id
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError
+from horsies.tasks.check import live_errors
 from horsies.tasks.handle import TaskHandle
 from horsies.worker.child.execute import execute
 from horsies.worker.cpus import usable_cpus

@@ -11,15 +11,17 @@ from typing import get_args
 
 import pytest
 
-from horsies.events import (
+from horsies.logs import (
     DESCRIPTOR_VARIABLE,
     EventHandler,
     EventName,
+    LogLevel,
     as_event,
     attach_event_handler,
+    attach_handler,
+    detach_handler,
     event_descriptors,
 )
-from horsies.logs import LogLevel, attach_handler, detach_handler
 
 WORKERS_PAGE = Path(__file__).parents[2] / "docs" / "workers.md"
 

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from horsies.check import live_errors
 from horsies.cli.options import (
     LocatorArgument,
     LogFormatOption,
@@ -17,6 +16,7 @@ from horsies.cli.options import (
 )
 from horsies.errors import ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
+from horsies.tasks.check import live_errors
 
 
 def check(

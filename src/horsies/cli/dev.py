@@ -24,8 +24,7 @@ from horsies.cli.web import PORT, REQUIRED
 from horsies.cli.worker import OPTIONAL_SCHEDULER_VARIABLE
 from horsies.database_url import EMBEDDED_SCHEME, URL_VARIABLES, mask_url
 from horsies.db.migrate import apply_migrations
-from horsies.events import event_descriptors
-from horsies.logs import LogFormat, LogLevel, attach_handler
+from horsies.logs import LogFormat, LogLevel, attach_handler, event_descriptors
 
 logger = logging.getLogger("horsies.dev")
 

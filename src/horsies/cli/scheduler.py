@@ -25,8 +25,7 @@ from horsies.db.database import Database
 from horsies.db.listen import Listener
 from horsies.db.migrate import UnusableSchemaError
 from horsies.db.statements.schedules import SCHEDULES_CHANNEL
-from horsies.events import as_event, attach_event_handler
-from horsies.logs import LogFormat, LogLevel, attach_handler
+from horsies.logs import LogFormat, LogLevel, as_event, attach_event_handler, attach_handler
 from horsies.scheduler.service import Scheduler, SchedulerGaveUpError, migrating_connector, serve
 
 logger = logging.getLogger("horsies.scheduler")

@@ -37,8 +37,15 @@ from horsies.database_url import mask_url
 from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.migrate import UnusableSchemaError
-from horsies.events import as_event, attach_event_handler, event_descriptors
-from horsies.logs import LogFormat, LogLevel, attach_handler, set_worker_name
+from horsies.logs import (
+    LogFormat,
+    LogLevel,
+    as_event,
+    attach_event_handler,
+    attach_handler,
+    event_descriptors,
+    set_worker_name,
+)
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
 from horsies.worker import os_process
 from horsies.worker.config import (

@@ -29,7 +29,7 @@ from horsies.db.statements.schedules import (
     store_schedules,
 )
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.events import as_event
+from horsies.logs import as_event
 from horsies.modules import failure_at
 from horsies.scheduler.entry import Application, Definitions, Entry, read_definition
 from horsies.workflow.definition import BuildsSpecs, definition_keys

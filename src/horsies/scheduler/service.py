@@ -23,7 +23,7 @@ from horsies.db.errors import describe, is_refusal, is_transient
 from horsies.db.listen import Listener
 from horsies.db.migrate import prepare_schema
 from horsies.db.pipeline import Pipeline
-from horsies.events import as_event
+from horsies.logs import as_event
 from horsies.retry import Backoff
 from horsies.scheduler.entry import Definitions
 from horsies.scheduler.registry import Registry, store_configured

@@ -26,7 +26,7 @@ from horsies.db.statements.schedules import (
     seconds_until_next_slot,
 )
 from horsies.db.statements.tasks import InsertTask
-from horsies.events import as_event
+from horsies.logs import as_event
 from horsies.result import Err, Ok
 from horsies.scheduler.decide import Decision, Dropped, DueState, SkipReason, decide
 from horsies.scheduler.entry import Entry

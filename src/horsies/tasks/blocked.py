@@ -20,7 +20,7 @@ from horsies.db.errors import describe_refusal, is_lock_timeout, is_of_data, is_
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.blocked import LockWait, NoteBlocked, limit_lock_wait, note_blocked
-from horsies.events import as_event
+from horsies.logs import as_event
 
 logger = logging.getLogger("horsies.blocked")
 

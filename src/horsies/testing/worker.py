@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from horsies.events import DESCRIPTOR_VARIABLE, EventName
+from horsies.logs import DESCRIPTOR_VARIABLE, EventName
 
 # Read by ``worker_app``.
 APP_VARIABLE = "HORSIES_TESTING_APP"

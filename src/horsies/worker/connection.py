@@ -37,7 +37,7 @@ from horsies.db.statements.workers import (
     notice_lost_client,
     take_worker_lock,
 )
-from horsies.events import as_event
+from horsies.logs import as_event
 from horsies.retry import Backoff
 from horsies.worker.notifications import EchoCheck, NotificationBatch, sort_notifications
 

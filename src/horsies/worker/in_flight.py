@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import assert_never
 
 from horsies.db.statements.turn import ClaimedTask
-from horsies.events import as_event
+from horsies.logs import as_event
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,

@@ -37,7 +37,7 @@ from horsies.db.statements.turn import (
     claim_unresolvable,
 )
 from horsies.error_codes import OperationalErrorCode
-from horsies.events import as_event
+from horsies.logs import as_event
 from horsies.task_result import TaskError
 from horsies.tasks.blocked import Blocked, Change, is_isolated
 from horsies.tasks.outcome import Outcome, outcome_of_error

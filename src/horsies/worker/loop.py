@@ -18,8 +18,8 @@ import psycopg
 from horsies.app import Horsies
 from horsies.db.database import Database
 from horsies.db.pipeline import LOCK_TIMEOUT_MS, Pipeline
-from horsies.events import as_event
 from horsies.ids import new_id
+from horsies.logs import as_event
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.definition import OnStop
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, STOPPED_FOR_REQUEUE

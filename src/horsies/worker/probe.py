@@ -21,7 +21,7 @@ from socket import SHUT_RDWR, AddressFamily, socket
 from typing import Any, NamedTuple
 
 from horsies._version import __version__
-from horsies.events import as_event
+from horsies.logs import as_event
 from horsies.monitor.measures import BOUNDS
 from horsies.monitor.metrics import OTHER_TASK, Histogram, Sample, Value, exposition
 from horsies.worker import os_process

@@ -51,7 +51,7 @@ from horsies.db.statements.workflows import (
     find_paused_runs,
 )
 from horsies.error_codes import OutcomeCode
-from horsies.events import as_event
+from horsies.logs import as_event
 from horsies.task_result import TaskError
 from horsies.tasks.blocked import Blocked, Change, is_isolated
 from horsies.tasks.recovery import RECOVERY_BATCH, recover_found, recover_tasks

@@ -27,7 +27,7 @@ from horsies.db.statements.turn import (
     release_lapsed,
     seconds_until_due,
 )
-from horsies.events import as_event
+from horsies.logs import as_event
 from horsies.tasks.blocked import Blocked, is_isolated
 from horsies.tasks.outcome import Outcome
 from horsies.tasks.recovery import (

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from horsies.events import as_event
+from horsies.logs import as_event
 from horsies.worker import os_process, protocol
 from horsies.worker.pool.assignments import Died, PoolEvent, Reported, Stopped, TakenBack
 from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, RecycleLimits
