@@ -49,6 +49,8 @@ else:
 IDLE_SILENT_AFTER_SECONDS = 330.0
 # Rates come from this many of the newest attempts, which bounds the statement to about 50 ms.
 RATE_SAMPLE = 10_000
+# Newest tasks for the rate of arrivals: each may lie in another block of the table, as ended ones do.
+ARRIVALS_SAMPLE = 2_500
 # Waiting tasks of a queue are counted exactly up to this number, so that a long queue costs as much.
 WAITING_MOST = 10_000
 BLOCKED_SHOWN = 5
@@ -142,7 +144,7 @@ def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
 def arrivals_script() -> Script[dict[str, float]]:
     """Read how many tasks were sent to each queue, per minute of the last minute."""
     since = first_id_at(datetime.now(UTC) - timedelta(minutes=1))
-    sample = dashboard.ArrivalSample(since, RATE_SAMPLE)
+    sample = dashboard.ArrivalSample(since, ARRIVALS_SAMPLE)
     found: list[RecentArrivals] = yield dashboard.count_recent_arrivals, sample
     return {row.queue_name: row.arrived * 60 / row.covered_seconds for row in found}
 
