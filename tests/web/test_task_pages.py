@@ -387,6 +387,7 @@ def test_failures_are_grouped_by_task_and_code(ask: Ask, connection: Database) -
             will_retry=number < 2,
         )
     add_attempt(connection, add_task(connection), outcome="COMPLETED")
+    add_attempt(connection, add_task(connection), outcome="FAILED", error_code="TASK_CANCELLED")
     answer = ask("/failures")
     words = text_of(answer)
     assert "charge_card" in words
