@@ -23,7 +23,8 @@ from tests.support.wait import wait_until
 def pool() -> Iterator[MixedPool]:
     """Two async children with three slots each."""
     with selectors.DefaultSelector() as selector:
-        pool = MixedPool(PoolSettings(0, StartMethod.FORK), BOOT, selector, 2, 3)
+        settings = PoolSettings(0, StartMethod.FORK, stop_grace_seconds=60.0)
+        pool = MixedPool(settings, BOOT, selector, 2, 3)
         assert pool.start()
         yield pool
         pool.shutdown()
@@ -137,3 +138,35 @@ def test_a_task_without_a_report_fails_alone(pool: MixedPool) -> None:
     assert reports[neighbour.task_id].ok
     assert "KeyError" in (reports[broken.task_id].error_message or "")
     assert reports[broken.task_id].error_code == "UNHANDLED_EXCEPTION"
+
+
+def test_a_time_limit_that_passes_after_the_stop_does_not_end_the_grace_period(
+    pool: MixedPool, tmp_path: Path
+) -> None:
+    first, _ = pool.asynchronous.next_pids(2)
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    cancelled = assignment("clean_up_slowly", str(begun), str(gate), timeout_ms=1)
+    neighbour = assignment("wait_for_ever", str(tmp_path / "other"), False)
+    os.mkfifo(gate)
+    pool.dispatch(neighbour, first)
+    pool.dispatch(cancelled, first)
+    wait_until(begun.exists)
+    pool.stop_task(cancelled.task_id, "cancel")
+    assert pool.collect(0.05) == []
+    with gate.open("r+b", buffering=0) as pipe:
+        pipe.write(b"!")
+        (stopped,) = collect_events(pool, 1, Stopped)
+    assert stopped == Stopped(cancelled, first, False, "cancel")
+    assert {task_id: task.pid for task_id, task in pool.busy.items()} == {neighbour.task_id: first}
+
+
+def test_a_task_factory_of_the_application_does_not_keep_tasks_from_starting(
+    pool: MixedPool,
+) -> None:
+    first, _ = pool.asynchronous.next_pids(2)
+    pool.dispatch(assignment("set_old_task_factory"), first)
+    collect_events(pool, 1, Reported)
+    pool.dispatch(assignment("echo", 5), first)
+    (event,) = collect_events(pool, 1, Reported)
+    assert isinstance(event, Reported)
+    assert event.report.ok

@@ -198,8 +198,9 @@ class _Server:
         current = CurrentTask(assignment, time.time(), running)
         running.context.run(set_running_task_here, current)
         running.coroutine = coroutine = self._execute(assignment)
-        running.task = task = self._loop.create_task(
-            coroutine, name=assignment.task_name, context=running.context
+        # Not loop.create_task(): a task factory of the application may take no context, or begin at once.
+        running.task = task = asyncio.Task(
+            coroutine, loop=self._loop, name=assignment.task_name, context=running.context
         )
         task.add_done_callback(functools.partial(self._finish, running))
 
