@@ -15,7 +15,7 @@ from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.mixed_pool import MixedPool
 from horsies.worker.pool.pool import NoIdleChildError
-from tests.support.pool import BOOT, assignment, collect_events
+from tests.support.pool import BOOT, assignment, collect_events, is_gone, value_of
 from tests.support.wait import wait_until
 
 
@@ -170,3 +170,16 @@ def test_a_task_factory_of_the_application_does_not_keep_tasks_from_starting(
     (event,) = collect_events(pool, 1, Reported)
     assert isinstance(event, Reported)
     assert event.report.ok
+
+
+def test_a_process_forked_by_a_coroutine_runs_no_step_of_another_task(
+    pool: MixedPool, tmp_path: Path
+) -> None:
+    first, _ = pool.asynchronous.next_pids(2)
+    journal = tmp_path / "journal"
+    pool.dispatch(assignment("note_twice", str(journal), 0.5), first)
+    wait_until(journal.exists)
+    pool.dispatch(assignment("fork_into_the_loop"), first)
+    (pid,) = filter(None, map(value_of, collect_events(pool, 2, Reported)))
+    wait_until(lambda: is_gone(pid))
+    assert journal.read_text().split() == ["begun", "ended"]

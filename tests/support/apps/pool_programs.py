@@ -239,6 +239,20 @@ def read_byte(gate: str) -> None:
         pipe.read(1)
 
 
+async def note_twice(journal: str, seconds: float) -> None:
+    note(journal, "begun")
+    await asyncio.sleep(seconds)
+    note(journal, "ended")
+
+
+async def fork_into_the_loop() -> int:
+    """Fork a process that goes on with the event loop; returns its pid."""
+    future = asyncio.get_running_loop().create_future()
+    if (pid := os.fork()) == 0:
+        await future
+    return pid
+
+
 async def set_old_task_factory() -> None:
     """Install a task factory of the form that took no context."""
     loop = asyncio.get_running_loop()
@@ -541,6 +555,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         note_and_fork,
         wait_for_ever,
         clean_up_slowly,
+        note_twice,
+        fork_into_the_loop,
         set_old_task_factory,
         note_and_segfault,
         note_and_close,

@@ -71,13 +71,28 @@ def serve_coroutines(
     loop = kept_event_loop()
     server = _Server(loop, parent, execute, process_state, samples_memory)
     server.begin()
+    os.register_at_fork(after_in_child=functools.partial(_leave, loop))
     while not server.is_done:
+        fault: BaseException | None = None
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt) as error:
+            fault = error
+        if os.getpid() != parent.owner_pid:
+            os._exit(0)
+        if fault is not None:
             text = "A callback, or a task that a coroutine started, raised %s."
-            log_safely(logger, logging.ERROR, text, type(error).__name__, error=error)
+            log_safely(logger, logging.ERROR, text, type(fault).__name__, error=fault)
     server.end()
+
+
+def _leave(loop: asyncio.AbstractEventLoop) -> None:
+    """In a process that a coroutine has forked: stop its copy of the loop at the next ``await``, before it
+    runs steps of other tasks a second time.
+    """
+    for handle in tuple(getattr(loop, "_ready", ())):
+        handle.cancel()
+    loop.stop()
 
 
 class _Running:
