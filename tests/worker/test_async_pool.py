@@ -183,3 +183,16 @@ def test_a_process_forked_by_a_coroutine_runs_no_step_of_another_task(
     (pid,) = filter(None, map(value_of, collect_events(pool, 2, Reported)))
     wait_until(lambda: is_gone(pid))
     assert journal.read_text().split() == ["begun", "ended"]
+
+
+def test_a_task_that_another_cancels_before_its_first_step_runs(pool: MixedPool) -> None:
+    pid, _ = pool.asynchronous.next_pids(2)
+    tasks = [assignment("cancel_others"), assignment("echo", 5)]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for task in tasks:
+            pool.dispatch(task, pid)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    events = collect_events(pool, 2, Reported)
+    assert [one.report.ok for one in events if isinstance(one, Reported)] == [True, True]

@@ -253,6 +253,13 @@ async def fork_into_the_loop() -> int:
     return pid
 
 
+async def cancel_others() -> None:
+    """Cancel every other task of the event loop."""
+    for task in asyncio.all_tasks():
+        if task is not asyncio.current_task():
+            task.cancel()
+
+
 async def set_old_task_factory() -> None:
     """Install a task factory of the form that took no context."""
     loop = asyncio.get_running_loop()
@@ -557,6 +564,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         clean_up_slowly,
         note_twice,
         fork_into_the_loop,
+        cancel_others,
         set_old_task_factory,
         note_and_segfault,
         note_and_close,

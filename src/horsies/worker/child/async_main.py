@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import inspect
 import logging
 import os
 import threading
@@ -106,7 +105,6 @@ class _Running:
         "_page",
         "assignment",
         "context",
-        "coroutine",
         "has_begun",
         "is_over",
         "is_stopped",
@@ -117,10 +115,9 @@ class _Running:
     def __init__(self, assignment: Assignment, outbox: _Outbox, page: _Page | None) -> None:
         self.assignment = assignment
         self.context = contextvars.copy_context()
-        self.coroutine: Coroutine[Any, Any, ChildReport] | None = None
         self.task: asyncio.Task[ChildReport] | None = None
-        # False when it was stopped before its first step.
-        self.has_begun = True
+        # False until its first step.
+        self.has_begun = False
         self.started_ns = time.perf_counter_ns()
         self.is_stopped = False
         self.is_over = False
@@ -139,8 +136,7 @@ class _Running:
 
     def stop(self) -> None:
         self.is_stopped = True
-        if self.task is not None and self.coroutine is not None:
-            self.has_begun = inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
+        if self.task is not None:
             self.task.cancel()
 
 
@@ -212,18 +208,24 @@ class _Server:
         self._watch.resume()
         current = CurrentTask(assignment, time.time(), running)
         running.context.run(set_running_task_here, current)
-        running.coroutine = coroutine = self._execute(assignment)
         # Not loop.create_task(): a task factory of the application may take no context, or begin at once.
         running.task = task = asyncio.Task(
-            coroutine, loop=self._loop, name=assignment.task_name, context=running.context
+            self._run(running), loop=self._loop, name=assignment.task_name, context=running.context
         )
         task.add_done_callback(functools.partial(self._finish, running))
+
+    async def _run(self, running: _Running) -> ChildReport:
+        running.has_begun = True
+        return await self._execute(running.assignment)
 
     def _finish(self, running: _Running, task: asyncio.Task[ChildReport]) -> None:
         """An assignment has ended: report it, or that it was stopped, or never began."""
         assignment = running.assignment
         running.is_over = True
         del self._running[assignment.task_id]
+        if not (running.has_begun or running.is_stopped):
+            self._start(assignment)  # other code cancelled it before its first step
+            return
         self._outbox.send_progress(assignment.task_id)
         try:
             frame = self._end_frame(running, task)
