@@ -56,6 +56,7 @@ EventName: TypeAlias = Literal[
     "unknown_task",
     "scheduler_ready",
     "scheduler_database_lost",
+    "scheduler_database_back",
     "scheduler_stopped",
     "slots_sent",
     "slots_dropped",

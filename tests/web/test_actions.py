@@ -57,7 +57,8 @@ class Visitor:
 
     def api(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
         given = {**INTENT, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        return self.runner.run(self.client.post(f"/api{path}", json=body or {}, headers=given))
+        text = json.dumps(body or {})  # httpx would not escape a lone surrogate
+        return self.runner.run(self.client.post(f"/api{path}", content=text, headers=given))
 
     def notice(self, answer: httpx.Response) -> str | None:
         """Return the notice that the page after a change shows."""
@@ -340,6 +341,10 @@ def test_a_text_that_cannot_be_stored_is_refused(anna: Visitor) -> None:
         answer = anna.api(path, {"reason": "a\x00b"})
         assert answer.status_code == 400, answer.text
         assert "NUL" in answer.json()["title"]
+    for body in ({"ids": ["\ud800"]}, {"filters": {"error_code": "\ud800"}}):
+        answer = anna.api("/orders", {"verb": "retry_tasks", **body})
+        assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_VALUE")
+    assert anna.api("/orders", {"order": "\ud800"}).json()["code"] == "STALE_ORDER"
 
 
 def test_a_deeply_nested_body_is_refused(anna: Visitor) -> None:

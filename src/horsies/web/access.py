@@ -275,7 +275,9 @@ class Signer:
         """Return a sealed text; None if it is forged or has expired."""
         encoded, _, rest = sealed.partition(".")
         expires, _, signature = rest.partition(".")
-        if not self.is_signed(signature, purpose, encoded, expires) or float(expires) < time.time():
+        if not sealed.isascii() or not self.is_signed(signature, purpose, encoded, expires):
+            return None
+        if float(expires) < time.time():
             return None
         return base64.urlsafe_b64decode(encoded).decode()
 

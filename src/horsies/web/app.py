@@ -84,8 +84,9 @@ ROUTES: tuple[Route, ...] = (
     *pages.ROUTES,
     *pages_tasks.ROUTES,
     *pages_runs.ROUTES,
-    *pages_schedules.ROUTES,
+    # The name of a schedule may contain slashes: the longer paths come first.
     *pages_explain.ROUTES,
+    *pages_schedules.ROUTES,
     *pages_doctor.ROUTES,
     *actions.ROUTES,
     *orders.ROUTES,

@@ -39,6 +39,7 @@ from horsies.monitor.orders import (
 )
 from horsies.monitor.queries import RunFilters, TaskFilters, run_filters, task_filters
 from horsies.result import Err
+from horsies.task_result import storable_text
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.recording import Action, Actor, acting_as, perform_action_async
 from horsies.web.access import Verb
@@ -321,6 +322,10 @@ def _texts(value: object) -> list[str]:
     given = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
         raise BadRequest("ids and filters are texts or lists of texts.", code="INVALID_VALUE")
+    if any(storable_text(one) != one for one in given):
+        raise BadRequest(
+            "ids and filters must not contain NUL or a lone surrogate.", code="INVALID_VALUE"
+        )
     return given
 
 

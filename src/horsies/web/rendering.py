@@ -249,7 +249,7 @@ def static_files() -> dict[str, tuple[bytes, str]]:
 
 
 def context_of(view: View, page: Page) -> dict[str, Any]:
-    site, is_live = view.site, page.live_seconds is not None
+    site, is_live, here = view.site, page.live_seconds is not None, quote(view.path)
 
     def token(verb: Verb) -> str:
         return f"{site.token_marker}{verb}"
@@ -271,8 +271,8 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
         "title": page.title,
         "path": view.path,
         "query": view.query,
-        "here": view.url(view.path) + _query(view),
-        "live_url": view.url(f"/live{view.path}") + _query(view) if is_live else None,
+        "here": view.url(here) + _query(view),
+        "live_url": view.url(f"/live{here}") + _query(view) if is_live else None,
         "notice": None,
         **page.context,
     }
