@@ -245,9 +245,8 @@ class InFlight:
 
     def _forget_unstarted(self, assignments: Iterable[Assignment]) -> None:
         """The next release returns these tasks to the queue."""
-        for assignment in assignments:
-            task = self._owned(assignment.task_id, assignment.generation)
-            if task is not None:
+        for given in assignments:
+            if (task := self._owned(given.task_id, given.generation)) is not None:
                 del self._running[task.id]
                 self.taken_back.append(task)
                 self._doubt.may_own_more = True
@@ -288,11 +287,8 @@ class InFlight:
             outcome = outcome._replace(run_us=round(seconds * 1e6))
         if self.traces is not None:
             self.traces.close(given, outcome, seconds)
-        self._ended[task.id, task.generation] = (
-            task,
-            seconds,
-            time.monotonic() - self._waited_seconds,
-        )
+        ended_at = time.monotonic() - self._waited_seconds
+        self._ended[task.id, task.generation] = task, seconds, ended_at
         self.outcomes.append(outcome)
 
     def keep_results(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:

@@ -221,9 +221,10 @@ async def execute_async(
 
 def _is_stop(raised: object) -> bool:
     """Whether the worker has cancelled the running coroutine; task code may raise CancelledError too."""
+    if not isinstance(raised, asyncio.CancelledError) or not current_task().should_stop():
+        return False
     running = asyncio.current_task()
-    is_cancel = isinstance(raised, asyncio.CancelledError)
-    return is_cancel and current_task().should_stop() and bool(running and running.cancelling())
+    return running is not None and running.cancelling() > 0
 
 
 def _codec_error(assignment: Assignment, error: BaseException) -> TaskError:
