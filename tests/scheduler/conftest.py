@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
@@ -163,6 +165,20 @@ def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Regis
 def tick(connection: Database, registry: Registry) -> TickResult:
     """Do what a scheduler does when it looks at the clock, on a connection of the test."""
     return tick_module.tick(Pipeline(connection, prepared=False), registry)
+
+
+def tick_at_once(url: str, registry: Registry, schedulers: int, times: int) -> None:
+    """Tick so many times in each of several schedulers, which begin together."""
+    gate = threading.Barrier(schedulers)
+
+    def serve(_: int) -> None:
+        with psycopg.connect(url, autocommit=True) as own:
+            gate.wait(30)
+            for _ in range(times):
+                tick(own, registry)
+
+    with ThreadPoolExecutor(schedulers) as threads:
+        list(threads.map(serve, range(schedulers)))  # raises the first error of a scheduler
 
 
 def state(connection: Database, name: str = "report") -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from datetime import UTC, datetime, timedelta
 
 import psycopg
@@ -34,6 +33,7 @@ from tests.scheduler.conftest import (
     state,
     tasks,
     tick,
+    tick_at_once,
 )
 from tests.support.database import Database
 from tests.support.statements import count_statements
@@ -371,24 +371,7 @@ def test_schedulers_that_tick_together_send_every_slot_once(
     registry = enter(connection, app)
     first = ago(connection, 5 * 3600 + 60)
     make_due(connection, first)
-    gate = threading.Barrier(4)
-    failures: list[BaseException] = []
-
-    def serve() -> None:
-        try:
-            with psycopg.connect(process_url, autocommit=True) as own:
-                gate.wait(30)
-                for _ in range(5):
-                    tick(own, registry)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=serve) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    tick_at_once(process_url, registry, schedulers=4, times=5)
     for name in names:
         assert slots(connection, name) == [first + number * HOUR for number in range(6)]
         assert state(connection, name)["run_count"] == 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,6 +27,7 @@ from tests.scheduler.conftest import (
     slots,
     state,
     tick,
+    tick_at_once,
     workflow_schedule,
 )
 from tests.support.database import Database
@@ -264,24 +264,7 @@ def test_schedulers_that_tick_together_start_every_slot_once(
     registry = enter(connection, app)
     first = ago(connection, 3 * 3600 + 60)
     make_due(connection, first)
-    gate = threading.Barrier(2)
-    failures: list[BaseException] = []
-
-    def serve() -> None:
-        try:
-            with psycopg.connect(process_url, autocommit=True) as own:
-                gate.wait(30)
-                for _ in range(4):
-                    tick(own, registry)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=serve) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    tick_at_once(process_url, registry, schedulers=2, times=4)
     for name in names:
         assert run_slots(connection, name) == [first + number * HOUR for number in range(4)]
         assert state(connection, name)["run_count"] == 4

@@ -329,6 +329,14 @@ def test_the_trace_of_a_task_is_that_of_its_newest_attempt(ask: Ask, connection:
     assert f'href="https://traces/{ran}"' in ask(f"/tasks/{task}", links=links).text
 
 
+def test_an_attempt_that_was_cancelled_has_not_failed(ask: Ask, connection: Database) -> None:
+    task = add_task(connection, status="CANCELLED", error_code="TASK_CANCELLED")
+    add_attempt(connection, task, outcome="FAILED", error_code="TASK_CANCELLED")
+    page = ask(f"/tasks/{task}").text
+    assert "not retried: the task was cancelled" in page
+    assert "status-failed" not in page
+
+
 def test_an_open_task_shows_why_it_waits_its_progress_and_updates(
     ask: Ask, connection: Database
 ) -> None:
@@ -379,6 +387,7 @@ def test_failures_are_grouped_by_task_and_code(ask: Ask, connection: Database) -
             will_retry=number < 2,
         )
     add_attempt(connection, add_task(connection), outcome="COMPLETED")
+    add_attempt(connection, add_task(connection), outcome="FAILED", error_code="TASK_CANCELLED")
     answer = ask("/failures")
     words = text_of(answer)
     assert "charge_card" in words

@@ -15,7 +15,7 @@ from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.mixed_pool import MixedPool
 from horsies.worker.pool.pool import NoIdleChildError
-from tests.support.pool import BOOT, assignment, collect_events
+from tests.support.pool import BOOT, assignment, collect_events, is_gone, value_of
 from tests.support.wait import wait_until
 
 
@@ -23,7 +23,8 @@ from tests.support.wait import wait_until
 def pool() -> Iterator[MixedPool]:
     """Two async children with three slots each."""
     with selectors.DefaultSelector() as selector:
-        pool = MixedPool(PoolSettings(0, StartMethod.FORK), BOOT, selector, 2, 3)
+        settings = PoolSettings(0, StartMethod.FORK, stop_grace_seconds=60.0)
+        pool = MixedPool(settings, BOOT, selector, 2, 3)
         assert pool.start()
         yield pool
         pool.shutdown()
@@ -137,3 +138,61 @@ def test_a_task_without_a_report_fails_alone(pool: MixedPool) -> None:
     assert reports[neighbour.task_id].ok
     assert "KeyError" in (reports[broken.task_id].error_message or "")
     assert reports[broken.task_id].error_code == "UNHANDLED_EXCEPTION"
+
+
+def test_a_time_limit_that_passes_after_the_stop_does_not_end_the_grace_period(
+    pool: MixedPool, tmp_path: Path
+) -> None:
+    first, _ = pool.asynchronous.next_pids(2)
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    cancelled = assignment("clean_up_slowly", str(begun), str(gate), timeout_ms=1)
+    neighbour = assignment("wait_for_ever", str(tmp_path / "other"), False)
+    os.mkfifo(gate)
+    pool.dispatch(neighbour, first)
+    pool.dispatch(cancelled, first)
+    wait_until(begun.exists)
+    pool.stop_task(cancelled.task_id, "cancel")
+    assert pool.collect(0.05) == []
+    with gate.open("r+b", buffering=0) as pipe:
+        pipe.write(b"!")
+        (stopped,) = collect_events(pool, 1, Stopped)
+    assert stopped == Stopped(cancelled, first, False, "cancel")
+    assert {task_id: task.pid for task_id, task in pool.busy.items()} == {neighbour.task_id: first}
+
+
+def test_a_task_factory_of_the_application_does_not_keep_tasks_from_starting(
+    pool: MixedPool,
+) -> None:
+    first, _ = pool.asynchronous.next_pids(2)
+    pool.dispatch(assignment("set_old_task_factory"), first)
+    collect_events(pool, 1, Reported)
+    pool.dispatch(assignment("echo", 5), first)
+    (event,) = collect_events(pool, 1, Reported)
+    assert isinstance(event, Reported)
+    assert event.report.ok
+
+
+def test_a_process_forked_by_a_coroutine_runs_no_step_of_another_task(
+    pool: MixedPool, tmp_path: Path
+) -> None:
+    first, _ = pool.asynchronous.next_pids(2)
+    journal = tmp_path / "journal"
+    pool.dispatch(assignment("note_twice", str(journal), 0.5), first)
+    wait_until(journal.exists)
+    pool.dispatch(assignment("fork_into_the_loop"), first)
+    (pid,) = filter(None, map(value_of, collect_events(pool, 2, Reported)))
+    wait_until(lambda: is_gone(pid))
+    assert journal.read_text().split() == ["begun", "ended"]
+
+
+def test_a_task_that_another_cancels_before_its_first_step_runs(pool: MixedPool) -> None:
+    pid, _ = pool.asynchronous.next_pids(2)
+    tasks = [assignment("cancel_others"), assignment("echo", 5)]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for task in tasks:
+            pool.dispatch(task, pid)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    events = collect_events(pool, 2, Reported)
+    assert [one.report.ok for one in events if isinstance(one, Reported)] == [True, True]

@@ -133,6 +133,20 @@ def test_an_outcome_that_waited_for_the_database_counts_the_wait_from_its_start(
         assert [one.run_us for one in in_flight.next_outcomes()] == [31_000_000, 32_000_000]
 
 
+def test_a_report_that_came_during_a_long_statement_counts_the_wait_from_its_arrival(
+    in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr("horsies.worker.in_flight.time", clock)
+    in_flight.hand_out([claimed("a", 1), claimed("b", 2), claimed("c", 3)])
+    clock.monotonic = lambda: 130.0
+    in_flight.absorb([report("a")._replace(run_seconds=0.5)], 20.0)
+    in_flight.absorb([Died(attempt("b"), 2, "signal 9", run_seconds=2.0)], 10.0)
+    in_flight.absorb([report("c")._replace(run_seconds=0.5)])
+    expected = [20_500_000, 12_000_000, 500_000]
+    assert [one.run_us for one in in_flight.next_outcomes()] == expected
+
+
 def test_two_attempts_of_one_task_are_not_recorded_in_one_turn(
     pool: RecordingPool, in_flight: InFlight
 ) -> None:

@@ -197,7 +197,8 @@ async def run_schedule(view: View) -> Response:
 async def ping(view: View) -> Response:
     pongs = unwrapped(view, await ping_workers_async(view.site.broker), "/workers")
     slowest = max((pong.latency_ms for pong in pongs), default=0.0)
-    notice = f"{len(pongs)} workers answered the ping, the slowest after {slowest:.0f} ms."
+    workers = "1 worker" if len(pongs) == 1 else f"{len(pongs)} workers"
+    notice = f"{workers} answered the ping, the slowest after {slowest:.0f} ms."
     if not pongs:
         notice = "No worker answered the ping."
     return done(view, "/workers", notice, {"pongs": [asdict(pong) for pong in pongs]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import inspect
 import json
 import logging
 import os
@@ -40,20 +41,22 @@ class FunctionProgram:
 
     def execute(self, assignment: Assignment) -> ChildReport:
         value = FUNCTIONS[assignment.task_name](*json.loads(assignment.args_json))
-        return ChildReport(
-            assignment.task_id, assignment.generation, True, json.dumps(value), None, None
-        )
+        return _report(assignment, value)
 
     async def execute_async(self, assignment: Assignment) -> ChildReport:
-        if assignment.task_name == "wait_for_ever":
-            await wait_for_ever(*json.loads(assignment.args_json))
-        return self.execute(assignment)
+        value = FUNCTIONS[assignment.task_name](*json.loads(assignment.args_json))
+        return _report(assignment, await value if inspect.isawaitable(value) else value)
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
         return ChildReport(assignment.task_id, assignment.generation, True, "null", None, None)
 
     def close(self) -> None:
         return None
+
+
+def _report(assignment: Assignment, value: object) -> ChildReport:
+    result = json.dumps(value)
+    return ChildReport(assignment.task_id, assignment.generation, True, result, None, None)
 
 
 def load(boot: ChildBoot) -> FunctionProgram:
@@ -194,8 +197,7 @@ def touch(path: str) -> None:
 def gated(journal: str, gate: str, label: str) -> str:
     """Write a line, then wait for a byte from the named pipe."""
     note(journal, label)
-    with open(gate, "rb", buffering=0) as pipe:
-        pipe.read(1)
+    read_byte(gate)
     return label
 
 
@@ -221,6 +223,47 @@ async def wait_for_ever(journal: str, ignores_stop: bool) -> None:
         except asyncio.CancelledError:
             if not ignores_stop:
                 raise
+
+
+async def clean_up_slowly(journal: str, gate: str) -> None:
+    """When stopped, wait for a byte from the named pipe."""
+    note(journal, "begun")
+    try:
+        await asyncio.sleep(600)
+    finally:
+        await asyncio.to_thread(read_byte, gate)
+
+
+def read_byte(gate: str) -> None:
+    with open(gate, "rb", buffering=0) as pipe:
+        pipe.read(1)
+
+
+async def note_twice(journal: str, seconds: float) -> None:
+    note(journal, "begun")
+    await asyncio.sleep(seconds)
+    note(journal, "ended")
+
+
+async def fork_into_the_loop() -> int:
+    """Fork a process that goes on with the event loop; returns its pid."""
+    future = asyncio.get_running_loop().create_future()
+    if (pid := os.fork()) == 0:
+        await future
+    return pid
+
+
+async def cancel_others() -> None:
+    """Cancel every other task of the event loop."""
+    for task in asyncio.all_tasks():
+        if task is not asyncio.current_task():
+            task.cancel()
+
+
+async def set_old_task_factory() -> None:
+    """Install a task factory of the form that took no context."""
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(lambda loop, coroutine: asyncio.Task(coroutine, loop=loop))
 
 
 def note_and_exit(journal: str, label: str) -> None:
@@ -517,6 +560,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         note_and_sleep,
         note_and_exit,
         note_and_fork,
+        wait_for_ever,
+        clean_up_slowly,
+        note_twice,
+        fork_into_the_loop,
+        cancel_others,
+        set_old_task_factory,
         note_and_segfault,
         note_and_close,
         note_and_block,

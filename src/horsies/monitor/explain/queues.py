@@ -282,7 +282,7 @@ def _backlog_reason(queue: QueueSituation, waiting: DueCount, is_hindered: bool)
         moves = "" if is_hindered else "; no obstacle was found"
         return reason(
             "TASKS_DUE",
-            f"{at_least(waiting.due)} tasks of queue {name!r} are due{ago}{moves}.",
+            f"Queue {name!r} has {_counted(waiting.due, 'due')}{ago}{moves}.",
             since=since,
             subjects=[name],
         )
@@ -291,10 +291,14 @@ def _backlog_reason(queue: QueueSituation, waiting: DueCount, is_hindered: bool)
         ahead = lasting((first - queue.looked_at).total_seconds())
         return reason(
             "ALL_DELAYED",
-            f"{at_least(waiting.delayed)} tasks wait in queue {name!r}, the first for another {ahead}.",
+            f"Queue {name!r} has {_counted(waiting.delayed, 'delayed')}, the first for another {ahead}.",
             subjects=[name],
         )
     return reason("QUEUE_EMPTY", f"No task waits in queue {name!r}.", subjects=[name])
+
+
+def _counted(count: int, state: str) -> str:
+    return f"{at_least(count)} {state} {'task' if count == 1 else 'tasks'}"
 
 
 def queue_holds(queue: QueueSituation) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import inspect
 import logging
 import os
 import threading
@@ -71,13 +70,28 @@ def serve_coroutines(
     loop = kept_event_loop()
     server = _Server(loop, parent, execute, process_state, samples_memory)
     server.begin()
+    os.register_at_fork(after_in_child=functools.partial(_leave, loop))
     while not server.is_done:
+        fault: BaseException | None = None
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt) as error:
+            fault = error
+        if os.getpid() != parent.owner_pid:
+            os._exit(0)
+        if fault is not None:
             text = "A callback, or a task that a coroutine started, raised %s."
-            log_safely(logger, logging.ERROR, text, type(error).__name__, error=error)
+            log_safely(logger, logging.ERROR, text, type(fault).__name__, error=fault)
     server.end()
+
+
+def _leave(loop: asyncio.AbstractEventLoop) -> None:
+    """In a process that a coroutine has forked: stop its copy of the loop at the next ``await``, before it
+    runs steps of other tasks a second time.
+    """
+    for handle in tuple(getattr(loop, "_ready", ())):
+        handle.cancel()
+    loop.stop()
 
 
 class _Running:
@@ -91,7 +105,6 @@ class _Running:
         "_page",
         "assignment",
         "context",
-        "coroutine",
         "has_begun",
         "is_over",
         "is_stopped",
@@ -102,10 +115,9 @@ class _Running:
     def __init__(self, assignment: Assignment, outbox: _Outbox, page: _Page | None) -> None:
         self.assignment = assignment
         self.context = contextvars.copy_context()
-        self.coroutine: Coroutine[Any, Any, ChildReport] | None = None
         self.task: asyncio.Task[ChildReport] | None = None
-        # False when it was stopped before its first step.
-        self.has_begun = True
+        # False until its first step.
+        self.has_begun = False
         self.started_ns = time.perf_counter_ns()
         self.is_stopped = False
         self.is_over = False
@@ -124,8 +136,7 @@ class _Running:
 
     def stop(self) -> None:
         self.is_stopped = True
-        if self.task is not None and self.coroutine is not None:
-            self.has_begun = inspect.getcoroutinestate(self.coroutine) != inspect.CORO_CREATED
+        if self.task is not None:
             self.task.cancel()
 
 
@@ -197,17 +208,24 @@ class _Server:
         self._watch.resume()
         current = CurrentTask(assignment, time.time(), running)
         running.context.run(set_running_task_here, current)
-        running.coroutine = coroutine = self._execute(assignment)
-        running.task = task = self._loop.create_task(
-            coroutine, name=assignment.task_name, context=running.context
+        # Not loop.create_task(): a task factory of the application may take no context, or begin at once.
+        running.task = task = asyncio.Task(
+            self._run(running), loop=self._loop, name=assignment.task_name, context=running.context
         )
         task.add_done_callback(functools.partial(self._finish, running))
+
+    async def _run(self, running: _Running) -> ChildReport:
+        running.has_begun = True
+        return await self._execute(running.assignment)
 
     def _finish(self, running: _Running, task: asyncio.Task[ChildReport]) -> None:
         """An assignment has ended: report it, or that it was stopped, or never began."""
         assignment = running.assignment
         running.is_over = True
         del self._running[assignment.task_id]
+        if not (running.has_begun or running.is_stopped):
+            self._start(assignment)  # other code cancelled it before its first step
+            return
         self._outbox.send_progress(assignment.task_id)
         try:
             frame = self._end_frame(running, task)

@@ -40,6 +40,8 @@ class AsyncTask:
     # Whether the assignment left this process; if not, no code has seen it.
     is_delivered: bool = True
     stop_reason: str | None = None
+    # The end of the grace period of a task that was stopped.
+    killed_at: float = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -163,7 +165,8 @@ class AsyncPool:
         texts = (task.assignment.task_id, str(task.assignment.generation))
         frame = protocol.encode_texts(FrameKind.STOP_TASK, *texts)
         task.child.process.send(frame, self._selector)
-        self._set_deadline(task, time.monotonic() + self._settings.stop_grace_seconds)
+        task.killed_at = time.monotonic() + self._settings.stop_grace_seconds
+        self._set_deadline(task, task.killed_at)
 
     def kill_task(self, task_id: str) -> None:
         """Kill the child that runs the task, and with it the other tasks there."""
@@ -258,6 +261,8 @@ class AsyncPool:
             if task.stop_reason is None:
                 self._stop(task, "timeout")
                 continue
+            if now < task.killed_at:
+                continue  # its time limit passed after a stop for another reason
             process, seconds = task.child.process, self._settings.stop_grace_seconds
             process.verdict = process.verdict or (
                 f"killed because task {task.assignment.task_name!r} in it did not end within "
