@@ -415,6 +415,7 @@ def test_a_queue_is_explained(doors: Doors, connection: Database) -> None:
     explanation = doors.queue("mail")
     assert codes(explanation) == ["TASK_UNKNOWN", "BETTER_QUEUES_FIRST", "TASKS_DUE"]
     assert the(explanation, "TASK_UNKNOWN").subjects == ("other",)
+    assert "1 live worker of queue 'mail' does not" in the(explanation, "TASK_UNKNOWN").sentence
     connection.execute("UPDATE horsies_workers SET stopped_at = now(), was_lost = true")
     connection.execute("INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('mail', now())")
     explanation = doors.queue("mail")

@@ -259,10 +259,11 @@ def queue_reasons(queue: QueueSituation, backlog: QueueBacklog) -> list[Reason]:
         found.append(unserved_reason(queue))
     elif backlog.unknown_names:
         shown = ", ".join(repr(name) for name in backlog.unknown_names)
+        know = "does not know" if len(servers) == 1 else "do not know"
         found.append(
             reason(
                 "TASK_UNKNOWN",
-                f"{counted(len(servers), 'live worker')} of queue {queue.name!r} do not know these "
+                f"{counted(len(servers), 'live worker')} of queue {queue.name!r} {know} these "
                 f"waiting tasks: {shown}.",
                 subjects=backlog.unknown_names,
                 remedy="deploy a worker that has these tasks",
