@@ -279,6 +279,7 @@ def test_arguments_that_make_no_sense_end_in_2(horsies: Run, arguments: list[str
     finished = horsies("tasks", *arguments)
     assert (finished.code, finished.out) == (2, "")
     assert arguments[0] in finished.err
+    assert "Value error" not in finished.err
 
 
 def test_a_task_is_shown_without_arguments_and_result_unless_asked(

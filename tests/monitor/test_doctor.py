@@ -606,6 +606,8 @@ def test_commands_print_findings_and_statements(
         patient.execute(remedy.encode())
     fine = horsies("doctor", "--only", "triggers")
     assert (fine.code, fine.out) == (0, "1 of 1 checks green.\n")
+    nothing = horsies("doctor", "--only", "triggers", "--fix-sql")
+    assert (nothing.out, nothing.err) == ("", "No finding has a remedy in SQL.\n")
 
 
 def test_commands_refuse_unknown_checks_and_unreachable_databases(horsies: Run) -> None:
