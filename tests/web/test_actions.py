@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from horsies import Horsies
+from horsies.ids import new_id
 from horsies.monitor import orders
 from horsies.web import AllowAll, ViewOnly, create_app
 from horsies.web.access import Access, Policy
@@ -292,6 +293,15 @@ class OnlyRetries:
 
     async def access(self, request: Any) -> Access:
         return Access("anna", frozenset({"retry_task"}))
+
+
+def test_an_order_of_as_many_ids_as_a_request_can_name_is_started(anna: Visitor) -> None:
+    asked = {"verb": "cancel_tasks", "ids": [new_id() for _ in range(1_600)], "dry_run": True}
+    dry_run = anna.api("/orders", asked).json()
+    assert dry_run["refused"] == {"not found": 1_600}
+    started = anna.api("/orders", {"order": dry_run["order"]})
+    assert started.status_code == 202, started.text
+    assert anna.finish(dry_run["order_id"])["refused"] == {"not found": 1_600}
 
 
 def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database) -> None:

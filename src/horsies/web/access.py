@@ -410,7 +410,7 @@ def host_name(host: str) -> str:
 
 def is_allowed_host(host: str, allowed: Collection[str] | None) -> bool:
     """Check a Host header: a foreign name that leads here is an attempt at DNS rebinding."""
-    return allowed is None or "*" in allowed or host_name(host) in allowed
+    return allowed is None or "*" in allowed or host_name(host) in map(str.lower, allowed)
 
 
 def is_same_site(request: HTTPConnection) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -224,6 +224,17 @@ class Route:
             raise ValueError(f"POST {self.path} needs a verb")
 
 
+class _AsStored(Markup):
+    """The value of a form's field: it is sent back, so its characters stay."""
+
+
+def _finalized(value: object) -> object:
+    """Let control and direction characters show in every text and drawing of a page."""
+    if not isinstance(value, str) or isinstance(value, _AsStored) or value.isprintable():
+        return value
+    return Markup(visible(value)) if isinstance(value, Markup) else visible(value)  # noqa: S704
+
+
 @cache
 def environment() -> Environment:
     """Return the environment of the templates; filters come from ``words``."""
@@ -233,9 +244,10 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        finalize=_finalized,
     )
     made.filters.update(FILTERS)
-    made.filters["visible"] = visible
+    made.filters.update(visible=visible, as_stored=lambda text: _AsStored(escape(text)))
     made.globals.update(version=__version__, navigation=NAVIGATION)
     return made
 
