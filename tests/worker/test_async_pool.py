@@ -196,3 +196,29 @@ def test_a_task_that_another_cancels_before_its_first_step_runs(pool: MixedPool)
         os.kill(pid, signal.SIGCONT)
     events = collect_events(pool, 2, Reported)
     assert [one.report.ok for one in events if isinstance(one, Reported)] == [True, True]
+
+
+def test_a_child_that_dies_behind_a_blocked_loop_costs_no_task_that_has_not_begun(
+    tmp_path: Path,
+) -> None:
+    begun, blocked = tmp_path / "begun", tmp_path / "blocked"
+    with selectors.DefaultSelector() as selector:
+        settings = PoolSettings(0, StartMethod.FORK, stop_grace_seconds=0.05)
+        pool = MixedPool(settings, BOOT, selector, 1, 4)
+        try:
+            assert pool.start()
+            (pid,) = pool.asynchronous.next_pids(1)
+            ran = [assignment("wait_for_ever", str(begun), False)]
+            ran += [assignment("note_and_sleep", str(blocked), "blocked", 600.0)]
+            for task, journal in zip(ran, (begun, blocked), strict=True):
+                pool.dispatch(task, pid)
+                wait_until(journal.exists)
+            limited = assignment("note", str(tmp_path / "never"), "x", timeout_ms=1)
+            unlimited = assignment("note", str(tmp_path / "never"), "x")
+            pool.dispatch_window(pid, [(limited, 0.0), (unlimited, 0.0)])
+            events = collect_events(pool, 2, Died)
+        finally:
+            pool.shutdown()
+    assert [one.assignment for one in events if isinstance(one, Died)] == ran
+    assert [one for one in events if not isinstance(one, Died)] == [TakenBack([limited, unlimited])]
+    assert not (tmp_path / "never").exists()
