@@ -222,3 +222,24 @@ def test_a_child_that_dies_behind_a_blocked_loop_costs_no_task_that_has_not_begu
     assert [one.assignment for one in events if isinstance(one, Died)] == ran
     assert [one for one in events if not isinstance(one, Died)] == [TakenBack([limited, unlimited])]
     assert not (tmp_path / "never").exists()
+
+
+def test_assignments_that_wait_for_a_blocked_child_are_not_copied_for_each_other(
+    pool: MixedPool,
+) -> None:
+    pid, _ = pool.asynchronous.next_pids(2)
+    tasks = [assignment("echo", str(number) * 1_000_000) for number in range(3)]
+    (process,) = (one for one, _ in pool.asynchronous.processes() if one.pid == pid)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        pool.dispatch(tasks[0], pid)
+        waiting = process.outgoing
+        for task in tasks[1:]:
+            pool.dispatch(task, pid)
+        assert process.outgoing is waiting
+        assert len(waiting) > 2_000_000
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    texts = [value_of(event) for event in collect_events(pool, 3, Reported)]
+    assert texts == [str(number) * 1_000_000 for number in range(3)]
+    assert not process.outgoing
