@@ -56,6 +56,7 @@ EventName: TypeAlias = Literal[
     "unknown_task",
     "scheduler_ready",
     "scheduler_database_lost",
+    "scheduler_database_back",
     "scheduler_stopped",
     "slots_sent",
     "slots_dropped",
@@ -338,8 +339,10 @@ class EventHandler(logging.Handler):
 
 
 def elapsed(seconds: float) -> str:
-    """Format a duration with two or three digits: 12ms, 1.4s, 42s, 4m12s, 3h05m, 5d04h."""
+    """Format a duration with two or three digits: 0.4ms, 12ms, 1.4s, 42s, 4m12s, 3h05m, 5d04h."""
     seconds = max(seconds, 0.0)
+    if 0 < seconds < 0.00095:
+        return f"{max(seconds * 1000, 0.1):.1f}ms"
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     if seconds < 10:

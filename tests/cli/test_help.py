@@ -44,6 +44,12 @@ def test_a_help_text_begins_with_an_example_and_fits_one_screen(path: str) -> No
     assert max(map(len, lines)) <= COLUMNS
 
 
+@pytest.mark.parametrize("path", CONTEXTS)
+def test_a_usage_line_has_single_brackets(path: str) -> None:
+    pieces = CONTEXTS[path].command.collect_usage_pieces(CONTEXTS[path])
+    assert not re.search(r"\[\[|\]\]|\{\w+\}", " ".join(pieces))
+
+
 def test_the_overview_names_every_command() -> None:
     grouped = {name for commands in main._GROUPS.values() for name in commands}
     assert set(main._MODULES) - grouped == {"version"}  # the usage line has --version

@@ -148,3 +148,15 @@ def test_an_attempt_started_as_long_ago_as_it_ran(
     assert [span.total_seconds() for span in spans(connection)] == [
         pytest.approx(expected, abs=5.0 if run_us is None else 0.01)
     ] * 3
+
+
+def test_a_long_wait_in_the_transaction_that_records_an_end_does_not_move_the_start(
+    connection: Connection[Any],
+) -> None:
+    running = {"status": "RUNNING", "claimed_by_worker_id": "me"}
+    task_id = add_task(connection, generation=1, **running)
+    with connection.transaction():
+        connection.execute("SELECT pg_sleep(1.1)")
+        complete_tasks.run(connection, CompleteTasks("me", [task_id], [1], ["1"], [250_000]))
+        moved = connection.execute("SELECT started_at - now() FROM horsies_tasks").fetchone()
+    assert moved == (timedelta(seconds=0.75),)

@@ -136,6 +136,17 @@ def test_a_missing_user_is_described_and_lasts(private_server: PrivateServer) ->
     assert not is_transient(error)
 
 
+def test_a_user_that_may_not_log_in_is_described_and_passes(private_server: PrivateServer) -> None:
+    with psycopg.connect(private_server.url, autocommit=True) as connection:
+        connection.execute(f"ALTER ROLE {LOCKED_ROLE} NOLOGIN".encode())
+        try:
+            error = failure_at(private_server.locked_url(PASSWORD))
+        finally:
+            connection.execute(f"ALTER ROLE {LOCKED_ROLE} LOGIN".encode())
+    assert_one_sentence(describe(error), "PostgreSQL does not let this user log in; grant the role")
+    assert is_transient(error)
+
+
 def test_a_full_server_is_described_and_passes(private_server: PrivateServer) -> None:
     with psycopg.connect(private_server.url, autocommit=True) as connection:
         connection.execute(f"ALTER ROLE {LOCKED_ROLE} CONNECTION LIMIT 0".encode())

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from horsies import OnError, WorkflowStatus
 from tests.support.database import Database
 from tests.support.tables import (
     assert_each_ended_once,
@@ -292,6 +293,32 @@ def test_a_pause_and_a_cancel_cost_tasks_that_have_not_begun_no_attempt(
     assert run.get(30_000).is_ok()
     assert [one.outcome for one in attempts(connection)] == ["COMPLETED"] * 3
     assert list(journal_of(fleet).values()) == [1, 1, 1]
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_an_error_pauses_takes_back_its_tasks_that_have_not_begun(
+    fleet: Fleet, bursts: ModuleType, connection: Database
+) -> None:
+    fleet.start("--quiet-tasks", processes=2, application=APPLICATION)
+    warm = [bursts.blink.send(0.0, "warm").unwrap() for _ in range(2)]
+    wait_until(lambda: count(connection, "RUNNING") == 2)
+    fleet.journal.release("warm")
+    assert all(one.get(30_000).is_ok() for one in warm)
+    first, second = (attempts(connection, one.task_id)[0].worker_pid for one in warm)
+    with frozen(first), frozen(second):
+        nodes = [bursts.blink.node()(), bursts.misbehave.node()(how="raise")]
+        spec = bursts.app.workflow(
+            "careful", nodes, definition_key="careful", on_error=OnError.PAUSE
+        )
+        run = spec.start().unwrap()
+        wait_until(lambda: count(connection, "RUNNING") == 2)
+        (waiting, _), (_, failing_pid) = connection.execute(
+            "SELECT id::text, worker_pid FROM horsies_tasks WHERE status = 'RUNNING' ORDER BY task_name"
+        ).fetchall()
+        os.kill(failing_pid, signal.SIGCONT)
+        wait_for_status(connection, waiting, "PENDING")
+    assert run.info().unwrap().status is WorkflowStatus.PAUSED
+    assert attempts(connection, waiting) == []
 
 
 @pytest.mark.timeout(60)

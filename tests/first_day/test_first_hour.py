@@ -630,6 +630,39 @@ def test_the_quota_of_the_cgroup_limits_the_children(
     assert usable_cpus(own, root) == expected
 
 
+@pytest.mark.parametrize(
+    ("group", "top", "service", "expected"),
+    [
+        ("4:cpu,cpuacct:/", "150000", None, 2),
+        ("4:cpuacct,cpu:/", "10000", None, 1),
+        ("4:cpu,cpuacct:/", "-1", None, 64),
+        ("4:cpu,cpuacct:/", "nonsense", None, 64),
+        ("3:memory:/\n4:cpu:/jobs/horsies\n0::/jobs", None, "300000", 3),
+        ("4:cpu:/jobs/horsies", "200000", "300000", 2),
+        # A container sees its own group as the top one, whatever its name on the host.
+        ("4:cpu:/docker/0d7e", "200000", None, 2),
+        ("3:cpuset:/jobs/horsies", None, "100000", 64),
+    ],
+)
+def test_the_quota_of_a_cgroup_of_the_first_version_limits_the_children(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    group: str,
+    top: str | None,
+    service: str | None,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)), raising=False)
+    own, root = tmp_path / "cgroup", tmp_path / "fs"
+    own.write_text(f"{group}\n")
+    (root / "cpu" / "jobs" / "horsies").mkdir(parents=True)
+    for folder, quota in ((root / "cpu", top), (root / "cpu" / "jobs" / "horsies", service)):
+        (folder / "cpu.cfs_period_us").write_text("100000\n")
+        if quota is not None:
+            (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    assert usable_cpus(own, root) == expected
+
+
 @pytest.mark.parametrize("value", ["false", "no", ""])
 def test_a_switch_for_migrations_that_is_neither_0_nor_1_is_refused(
     monkeypatch: pytest.MonkeyPatch, value: str

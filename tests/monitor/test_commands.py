@@ -124,6 +124,11 @@ def test_a_task_whose_outcome_is_refused_occupies_no_child(
     assert "1 worker alive, 1 of 1 child busy" in horsies("status").out
 
 
+def test_status_counts_the_places_of_async_children(horsies: Run, database: Database) -> None:
+    add_worker(database, processes=102, children='[{"pid": 1}, {"pid": 2}, {"pid": 3, "tasks": 0}]')
+    assert "1 worker alive, 0 of 102 places busy" in horsies("status").out
+
+
 def test_an_idle_database_is_described_in_sentences(horsies: Run) -> None:
     finished = horsies("status")
     assert finished.code == 0
@@ -274,6 +279,7 @@ def test_arguments_that_make_no_sense_end_in_2(horsies: Run, arguments: list[str
     finished = horsies("tasks", *arguments)
     assert (finished.code, finished.out) == (2, "")
     assert arguments[0] in finished.err
+    assert "Value error" not in finished.err
 
 
 def test_a_task_is_shown_without_arguments_and_result_unless_asked(

@@ -314,10 +314,10 @@ TROUBLES = {
         "unserved",
         lambda c: add_task(c, queue_name="mail"),
         serve,
-        says="serves queue mail: 1 tasks",
+        says="serves queue mail, which has 1 due task.",
     ),
     "unknown task": Trouble("unknown-tasks", ask_unknown, know("charge"), says="the task charge"),
-    "blocked": Trouble("blocked", block, empty, says="next change of 1 tasks"),
+    "blocked": Trouble("blocked", block, empty, says="next change of 1 task(s)"),
     "abandoned": Trouble(
         "abandoned",
         lambda c: add_task(c, status="RUNNING", claimed_by_worker_id="x", started_at=ago(120)),
@@ -343,7 +343,9 @@ TROUBLES = {
         YELLOW,
         "has been paused for 2 d",
     ),
-    "overdue schedule": Trouble("schedules", overdue, empty, says="1 schedules are overdue, 0"),
+    "overdue schedule": Trouble(
+        "schedules", overdue, empty, says="1 schedule(s) overdue, 0 scheduler(s) connected."
+    ),
     "kept too long": Trouble("retention", keep_too_long, empty, YELLOW, "the retention is 1 h"),
     "large payload": Trouble(
         "sizes",
@@ -381,7 +383,7 @@ def test_a_paused_queue_is_resumed_by_the_printed_command(
     add_task(patient, queue_name="mail")
     patient.execute("INSERT INTO horsies_queues VALUES ('mail', now() - interval '2 hours')")
     (found,) = findings(broker, "paused-queues")
-    assert (found.level, found.evidence) == (RED, ("1 tasks are due",))
+    assert (found.level, found.evidence) == (RED, ("1 due task",))
     assert found.remedy is not None
     assert horsies(*shlex.split(found.remedy)[1:]).code == 0
     assert findings(broker, "paused-queues") == []
@@ -604,6 +606,8 @@ def test_commands_print_findings_and_statements(
         patient.execute(remedy.encode())
     fine = horsies("doctor", "--only", "triggers")
     assert (fine.code, fine.out) == (0, "1 of 1 checks green.\n")
+    nothing = horsies("doctor", "--only", "triggers", "--fix-sql")
+    assert (nothing.out, nothing.err) == ("", "No finding has a remedy in SQL.\n")
 
 
 def test_commands_refuse_unknown_checks_and_unreachable_databases(horsies: Run) -> None:

@@ -16,9 +16,10 @@ from horsies import BrokerErrorCode, Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.monitor.health import read_pong
+from tests.monitor.conftest import Run
 from tests.support.applications import Call
 from tests.support.database import Database
-from tests.support.rows import add_heartbeat, add_snapshot, add_task, ago
+from tests.support.rows import add_heartbeat, add_snapshot, add_task, add_worker, ago
 
 UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
 
@@ -110,6 +111,21 @@ def test_a_targeted_ping_ends_at_the_answer_of_its_target(
         answered = call(app, app, "ping_workers", "b", timeout_seconds=30).unwrap()
     assert [one.worker_id for one in answered] == ["b"]
     assert heard[0]["target_worker_id"] == "b"
+
+
+def test_health_waits_for_the_workers_it_asks(
+    horsies: Run, connection: Database, process_url: str
+) -> None:
+    """A probe of one host asks two workers; those of other hosts answer first."""
+    asked_ids = [add_worker(connection, hostname="pod-1") for _ in range(2)]
+
+    def answer(asked: dict[str, Any]) -> list[dict[str, Any] | str]:
+        return [pong(asked, one) for one in ("elsewhere-1", "elsewhere-2", *asked_ids)]
+
+    with responder(process_url, answer):
+        found = horsies("health", "--worker", "pod-1", "--timeout", "30")
+    assert (found.code, found.err) == (0, "")
+    assert found.out.startswith("2 of 2 worker(s) answered")
 
 
 def test_foreign_and_malformed_answers_are_no_answers(app: Horsies, process_url: str) -> None:

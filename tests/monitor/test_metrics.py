@@ -273,6 +273,15 @@ def test_a_worker_is_ready_while_it_claims(changes: dict[str, Any], sentence: st
     assert judge_readiness(replace(VITALS, **changes)) == expected
 
 
+@pytest.mark.parametrize("is_scheduling", [True, False])
+def test_a_worker_with_a_scheduler_is_ready_while_the_scheduler_is_connected(
+    is_scheduling: bool,
+) -> None:
+    ready = worker_routes(lambda: VITALS, Tally(), lambda: is_scheduling)["/readyz"]("")
+    text = "ready" if is_scheduling else "the scheduler is not connected to the database"
+    assert ready == Answer.line(text, ok=is_scheduling)
+
+
 def test_slow_clients_do_not_use_up_the_threads_of_a_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

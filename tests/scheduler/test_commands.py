@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +121,12 @@ def test_pausing_and_resuming_from_the_command_line(
     assert state(connection)["paused_at"] is not None
     resumed = horsies("schedules", "resume", "report")
     assert resumed.out == (
-        "Schedule report is not paused; its next slot: 2026-06-01 12:00:00.000 UTC.\n"
+        "Schedule report is not paused; its slots since 2026-06-01 12:00:00.000 UTC have passed: the "
+        "next tick of a scheduler fires or drops them.\n"
     )
+    make_due(connection, datetime(2999, 1, 1, tzinfo=UTC))
+    ahead = "Schedule report is not paused; its next slot: 2999-01-01 00:00:00.000 UTC.\n"
+    assert horsies("schedules", "resume", "report").out == ahead
     assert read(horsies("schedules", "pause", "report", "--json"))["paused"] is True
 
 

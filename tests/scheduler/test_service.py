@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -179,7 +180,7 @@ def test_a_database_that_will_never_let_it_in_is_not_waited_for(
 
 
 def test_a_scheduler_in_a_worker_waits_while_its_login_is_refused(
-    connection: Database, make_app: MakeApp, line: Line
+    connection: Database, make_app: MakeApp, line: Line, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = make_app(schedule(), resilience=WorkerResilienceConfig(db_retry_initial_ms=100))
     scheduler = Scheduler(app.config, app.definitions(), OWNER, line.connect, is_in_worker=True)
@@ -187,18 +188,31 @@ def test_a_scheduler_in_a_worker_waits_while_its_login_is_refused(
     line.refuses = True
     with pytest.raises(SchedulerGaveUpError, match="PostgreSQL refused the user"):
         scheduler.step()  # at the start it is a mistake
+    assert not scheduler.is_connected
     line.refuses = False
     scheduler.step()
+    assert scheduler.is_connected
     make_due(connection, ago(connection, 1))
     line.opened[-1].close()
     line.refuses = True
     scheduler.wake()
     scheduler.step()
+    caplog.set_level(logging.INFO, "horsies.scheduler")
+    caplog.clear()
     _step_when_due(scheduler)
     assert tasks(connection) == []
+    assert not scheduler.is_connected
+    (message,) = caplog.messages
+    assert re.fullmatch(
+        r"nothing can be scheduled, next try in \d+\.\d s: PostgreSQL refused the user name or "
+        r"password; correct database_url \(password authentication failed\)\.",
+        message,
+    )
     line.refuses = False
     _step_when_due(scheduler)
     assert len(tasks(connection)) == 1
+    assert scheduler.is_connected
+    assert "the scheduler is connected again" in caplog.messages
 
 
 def test_a_tick_that_fails_for_reasons_of_its_own_does_not_end_the_loop(

@@ -118,6 +118,13 @@ def test_a_run_that_a_task_starts_takes_over_the_headers_of_the_task() -> None:
     assert inside["fingerprint"] == outside["fingerprint"]
 
 
+def test_nodes_that_run_no_code_store_no_headers() -> None:
+    spec = workflow([SleepNode(1), SignalNode("go")])
+    outside = planned(spec)
+    with running_with_headers({"tenant": "red"}):
+        assert planned(spec)["nodes"] == outside["nodes"]
+
+
 def test_an_id_is_written_as_the_database_writes_it() -> None:
     spec = workflow([number.node()()])
     assert json.loads(plan(spec, ID.upper().replace("-", "")))["id"] == ID

@@ -478,12 +478,14 @@ def test_the_run_names_the_failure_that_paused_it_and_the_node_its_dependencies(
     )
     assert paused.remedy == f"horsies workflow resume {RUN} --retry-failed"
     (waiting,) = node_reasons(run(), node("x", "PENDING"), DEPENDENCIES, ())
-    assert waiting.sentence == "It waits for all of them: parse (RUNNING), check (FAILED)."
+    assert (
+        waiting.sentence == "It waits for all of its dependencies: parse (RUNNING), check (FAILED)."
+    )
     assert waiting.subjects == ("parse",)
     quorum = run(join_type="quorum", min_success=2, dependencies=[0, 1, 2])
     (waiting,) = node_reasons(quorum, node("x", "PENDING"), DEPENDENCIES, ())
     assert waiting.sentence == (
-        "It waits for 2 of them: parse (RUNNING), check (FAILED) and 1 more."
+        "It waits for 2 of its dependencies: parse (RUNNING), check (FAILED) and 1 more."
     )
 
 
@@ -548,6 +550,18 @@ def test_the_state_of_a_queue_has_these_reasons(
     situation: QueueSituation, backlog: QueueBacklog, expected: list[str]
 ) -> None:
     assert codes(queue_reasons(situation, backlog)) == expected
+
+
+@pytest.mark.parametrize(
+    ("backlog", "sentence"),
+    [
+        (due(due=1, first_at=ago(9)), "has 1 due task, the first for 9 s"),
+        (due(delayed=2, first_at=ago(-9)), "has 2 delayed tasks, the first for another 9 s"),
+    ],
+)
+def test_the_tasks_of_a_queue_are_counted_with_their_noun(backlog: DueCount, sentence: str) -> None:
+    (found,) = queue_reasons(queue(), QueueBacklog(backlog))
+    assert sentence in found.sentence
 
 
 def test_obstacles_come_before_remarks() -> None:

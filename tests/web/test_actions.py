@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from horsies import Horsies
+from horsies.ids import new_id
 from horsies.monitor import orders
 from horsies.web import AllowAll, ViewOnly, create_app
 from horsies.web.access import Access, Policy
@@ -57,7 +58,8 @@ class Visitor:
 
     def api(self, path: str, body: Any = None, **headers: str) -> httpx.Response:
         given = {**INTENT, **{name.replace("_", "-"): value for name, value in headers.items()}}
-        return self.runner.run(self.client.post(f"/api{path}", json=body or {}, headers=given))
+        text = json.dumps(body or {})  # httpx would not escape a lone surrogate
+        return self.runner.run(self.client.post(f"/api{path}", content=text, headers=given))
 
     def notice(self, answer: httpx.Response) -> str | None:
         """Return the notice that the page after a change shows."""
@@ -293,6 +295,15 @@ class OnlyRetries:
         return Access("anna", frozenset({"retry_task"}))
 
 
+def test_an_order_of_as_many_ids_as_a_request_can_name_is_started(anna: Visitor) -> None:
+    asked = {"verb": "cancel_tasks", "ids": [new_id() for _ in range(1_600)], "dry_run": True}
+    dry_run = anna.api("/orders", asked).json()
+    assert dry_run["refused"] == {"not found": 1_600}
+    started = anna.api("/orders", {"order": dry_run["order"]})
+    assert started.status_code == 202, started.text
+    assert anna.finish(dry_run["order_id"])["refused"] == {"not found": 1_600}
+
+
 def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database) -> None:
     waiting = add_task(connection)
     add_failed(connection, 1)
@@ -340,6 +351,10 @@ def test_a_text_that_cannot_be_stored_is_refused(anna: Visitor) -> None:
         answer = anna.api(path, {"reason": "a\x00b"})
         assert answer.status_code == 400, answer.text
         assert "NUL" in answer.json()["title"]
+    for body in ({"ids": ["\ud800"]}, {"filters": {"error_code": "\ud800"}}):
+        answer = anna.api("/orders", {"verb": "retry_tasks", **body})
+        assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_VALUE")
+    assert anna.api("/orders", {"order": "\ud800"}).json()["code"] == "STALE_ORDER"
 
 
 def test_a_deeply_nested_body_is_refused(anna: Visitor) -> None:

@@ -15,7 +15,9 @@ def test_the_page_shows_cheap_checks_with_their_remedies(ask: Ask, connection: D
     add_task(connection, queue_name="<b>mail</b>")
     page = ask("/doctor")
     assert page.status_code == 200
-    assert "No running worker serves queue &lt;b&gt;mail&lt;/b&gt;: 1 tasks are due." in page.text
+    assert (
+        "No running worker serves queue &lt;b&gt;mail&lt;/b&gt;, which has 1 due task." in page.text
+    )
     assert "claim-index" not in page.text
     full = ask("/doctor?full=1")
     assert all(f">{check.id}<" in full.text for check in CHECKS)

@@ -14,11 +14,13 @@ import httpx
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, expect
+from psycopg import sql
 from starlette.routing import compile_path
 
 from horsies.app import Horsies
 from horsies.web import VERBS, Access, ViewOnly
 from horsies.web.app import ROUTES
+from horsies.web.masking import visible
 from horsies.web.rendering import Route, static_files
 from tests.support.applications import app_at
 from tests.support.database import Database
@@ -48,7 +50,11 @@ class Elements(HTMLParser):
         self.addresses: set[str] = set()
         self.posts: set[str] = set()
         self.forbidden: list[str] = []
+        self.texts: list[str] = []
         self.feed(text)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         is_post = dict(attrs).get("method") == "post"
@@ -82,6 +88,43 @@ def test_every_page_opens_is_small_and_has_nothing_inline(
 
     assert asyncio.run(main()) == {}
     assert sum(len(data) for data, _ in static_files().values()) <= STATIC_BYTES_MAX
+
+
+REVERSED = "\u202egnp.exe\u2066\x1b[31m\x9b"
+
+
+def test_characters_that_hide_or_reverse_text_show_on_every_page(
+    app: Horsies, connection: Database, examples: dict[str, str]
+) -> None:
+    for table, column in (
+        ("tasks", "error_code"),
+        ("tasks", "failed_reason"),
+        ("task_attempts", "error_message"),
+        ("workers", "hostname"),
+        ("workflows", "name"),
+        ("workflows", "workflow_key"),
+        ("actions", "actor"),
+        ("actions", "detail"),
+    ):
+        columns = sql.Identifier(f"horsies_{table}"), sql.Identifier(column)
+        connection.execute(sql.SQL("UPDATE {} SET {} = %s").format(*columns), [REVERSED])
+    connection.execute(
+        "INSERT INTO horsies_blocked (id, kind, status, generation, action, error, worker_id)"
+        " SELECT id, 'task', status, generation, 'finish', %s, 'w' FROM horsies_tasks"
+        " WHERE status = 'RUNNING'",
+        [REVERSED],
+    )
+
+    async def main() -> dict[str, Any]:
+        raw: dict[str, Any] = {}
+        async with client_of(app, actions=True, payload=True) as client:
+            for path in (path_of(route, examples) for route in PAGES):
+                texts = Elements((await client.get(path)).text).texts
+                if found := [text for text in texts if visible(text) != text]:
+                    raw[path] = found
+        return raw
+
+    assert asyncio.run(main()) == {}
 
 
 def test_every_api_read_answers_with_json(app: Horsies, examples: dict[str, str]) -> None:

@@ -254,6 +254,14 @@ def test_a_text_that_is_not_an_id_is_not_found(doors: Doors, nonsense: str) -> N
     assert codes(doors.app.explain(nonsense).unwrap()) == ["NOT_FOUND"]
 
 
+# The last one is of the year 10889, after the years of Python.
+@pytest.mark.parametrize("beginning", ["02000000", "ffffffff"])
+def test_an_id_of_a_time_to_come_is_not_found(doors: Doors, beginning: str) -> None:
+    explanation = doors.task(f"{beginning}-ffff-7fff-bfff-ffffffffffff")
+    assert codes(explanation) == ["NOT_FOUND"]
+    assert "check the id" in explanation.reasons[0].sentence
+
+
 # Runs and nodes
 
 
@@ -407,6 +415,7 @@ def test_a_queue_is_explained(doors: Doors, connection: Database) -> None:
     explanation = doors.queue("mail")
     assert codes(explanation) == ["TASK_UNKNOWN", "BETTER_QUEUES_FIRST", "TASKS_DUE"]
     assert the(explanation, "TASK_UNKNOWN").subjects == ("other",)
+    assert "1 live worker of queue 'mail' does not" in the(explanation, "TASK_UNKNOWN").sentence
     connection.execute("UPDATE horsies_workers SET stopped_at = now(), was_lost = true")
     connection.execute("INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('mail', now())")
     explanation = doors.queue("mail")

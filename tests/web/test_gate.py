@@ -135,6 +135,12 @@ def test_a_host_outside_the_list_is_421_except_for_probes() -> None:
     assert ask(dashboard, "/livez", headers={"host": "10.2.3.4"}).text == "alive\n"
 
 
+def test_the_case_of_an_allowed_host_does_not_matter() -> None:
+    dashboard = dashboard_of(allowed_hosts=frozenset({"Ops.Example"}))
+    for host in ("ops.example", "OPS.example:8600"):
+        assert ask(dashboard, "/counter", headers={"host": host}).status_code == 200
+
+
 def test_the_browser_may_load_nothing_from_elsewhere() -> None:
     for path in ("/counter", "/nothing", "/static/0/horsies.css", "/livez", "/api/nothing"):
         headers = ask(dashboard_of(), path).headers
@@ -290,6 +296,8 @@ def test_a_token_opens_a_session_and_leaves_the_address() -> None:
     dashboard = dashboard_of(TokenPolicy(TOKEN, Signer("secret")))
     login = ask(dashboard, "/counter")
     assert (login.status_code, "Token of this dashboard" in login.text) == (401, True)
+    refused = ask(dashboard, "/api/pause", "POST")
+    assert (refused.status_code, refused.json()["code"]) == (401, "UNAUTHENTICATED")
     opened = ask(dashboard, f"/counter?a=1&token={TOKEN}")
     assert (opened.status_code, opened.headers["location"]) == (303, "/counter?a=1")
     cookie = opened.headers["set-cookie"]

@@ -8,9 +8,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from horsies.web.hub import STREAMS_MAX, STREAMS_PER_CLIENT_MAX, Hub, rest_after
+from horsies.web.hub import STREAMS_MAX, STREAMS_PER_CLIENT_MAX, EventStream, Hub, rest_after
 from horsies.web.reading import Unavailable
 from horsies.web.rendering import Page, View
 from tests.support.web_site import Counter, site_of, view_of
@@ -28,7 +28,8 @@ class Events:
     """The events of one stream."""
 
     def __init__(self, response: Response) -> None:
-        assert isinstance(response, StreamingResponse)
+        assert isinstance(response, EventStream)
+        self._response = response
         self._texts: Any = response.body_iterator
 
     def __aiter__(self) -> Events:
@@ -41,7 +42,7 @@ class Events:
         return name, json.loads(data)
 
     async def close(self) -> None:
-        await self._texts.aclose()
+        await self._response.close()
 
 
 def test_the_first_event_has_all_regions_and_later_ones_those_that_changed() -> None:
@@ -141,23 +142,21 @@ def test_streams_are_limited_per_client_and_in_all() -> None:
         site, counter = site_of(), Counter(live_seconds=60)
         hub = Hub(site)
         clients = [f"10.0.0.{one}" for one in range(20)]
-        responses = [
-            hub.stream(view_of(site, client=client), counter)
-            for client in clients
-            for _ in range(STREAMS_PER_CLIENT_MAX)
-        ]
-        streams = [Events(one) for one in responses[:STREAMS_MAX]]
-        for stream in streams[:STREAMS_PER_CLIENT_MAX]:
-            await anext(stream)
-        refused = hub.stream(view_of(site, client=clients[0]), counter)
-        assert refused.status_code == 503
-        assert "reload by hand" in bytes(refused.body).decode()
-        for stream in streams[STREAMS_PER_CLIENT_MAX:]:
-            await anext(stream)
-        assert hub.stream(view_of(site, client="10.9.9.9"), counter).status_code == 503
+
+        def ask(client: str, times: int) -> list[Response]:
+            return [hub.stream(view_of(site, client=client), counter) for _ in range(times)]
+
+        first = ask(clients[0], STREAMS_PER_CLIENT_MAX + 1)
+        assert [one.status_code for one in first] == [*[200] * STREAMS_PER_CLIENT_MAX, 503]
+        assert "reload by hand" in bytes(first[-1].body).decode()
+        others = [one for client in clients[1:] for one in ask(client, STREAMS_PER_CLIENT_MAX)]
+        streams = [Events(one) for one in (*first, *others) if one.status_code == 200]
+        assert len(streams) == STREAMS_MAX
+        await anext(streams[0])
+        assert ask("10.9.9.9", 1)[0].status_code == 503
         for stream in streams:
             await stream.close()
-        assert hub.stream(view_of(site, client=clients[0]), counter).status_code == 200
+        assert ask(clients[0], 1)[0].status_code == 200
 
     run(main())
 

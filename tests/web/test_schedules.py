@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from datetime import time
+from urllib.parse import quote, unquote
 
 import psycopg
 import pytest
+from markupsafe import escape
 
 from horsies.app import Horsies
 from horsies.config.schedules import TaskSchedule
@@ -142,3 +144,21 @@ def test_slots_of_the_next_day_are_counted_without_frequent_schedules(
     hours = page.split('<ol class="hours">')[1].split("</ol>")[0]
     assert hours.count("<li") == 24
     assert "more than ten times an hour: <bdi>beat</bdi>" in page
+
+
+@pytest.mark.parametrize("name", ["reports/daily", "50% off? #1 & more", "a/run", "%41"])
+def test_a_name_with_any_characters_has_its_pages(ask: Ask, scheduled: Horsies, name: str) -> None:
+    schedule = TaskSchedule(name=name, task_name="report", pattern=IntervalSchedule(hours=1))
+    scheduled.schedules.add(schedule).unwrap()
+    path = f"/schedules/{quote(name)}"
+    assert f'href="{path}"' in ask("/schedules").text
+    page = ask(path, actions=True).text
+    assert f"<bdi>{escape(name)}</bdi>" in page
+    (live,) = re.findall(r'data-live="/live([^"]+)"', page)
+    assert unquote(live) == f"/schedules/{name}"
+    assert ask(f"/api{path}").json()["name"] == name
+    assert len(ask(f"/api{path}/next").json()["slots"]) == 10
+    assert ask(f"{path}/explain").status_code == 200
+    intent = {"X-Horsies-Intent": "action"}
+    paused = ask(f"/api{path}/pause", method="POST", headers=intent, actions=True)
+    assert paused.json() == {"name": name, "paused": True}

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from horsies.ids import new_id
-from horsies.monitor import paging
+from horsies.monitor import paging, queries
 from horsies.web import ViewOnly
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_task, add_worker, ago
@@ -218,6 +218,44 @@ def test_arguments_are_searched_by_value(ask: Ask, connection: Database) -> None
     assert "masked" in refused.text
 
 
+def test_a_value_that_many_tasks_mask_cannot_be_guessed_by_a_search(
+    ask: Ask, connection: Database
+) -> None:
+    visible = add_task(connection, kwargs='{"note":"sk-17"}')
+    connection.execute(
+        "INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha)"
+        " SELECT gen_random_uuid(), 'pay', 'default', '[]', %s, 'sha' FROM generate_series(1, 450)",
+        ('{"api_key":"sk-17"}',),
+    )
+    right, wrong = (
+        ask(f"/api/tasks?argument={guess}", payload=True).json() for guess in ("sk-1", "sk-2")
+    )
+    assert [task["id"] for task in right.pop("tasks")] == [visible]
+    assert wrong.pop("tasks") == []
+    assert right == wrong
+
+
+@pytest.mark.parametrize("parsed_max", [0, 30, 1_000_000])
+def test_a_search_that_stops_early_continues_where_it_stopped(
+    ask: Ask, connection: Database, monkeypatch: pytest.MonkeyPatch, parsed_max: int
+) -> None:
+    sizes = {"CANDIDATES_MAX": 2, "SEARCH_WINDOW": 5, "PARSED_CHARACTERS_MAX": parsed_max}
+    for name, size in sizes.items():
+        monkeypatch.setattr(queries, name, size)
+    wanted = []
+    for number in range(14):
+        matches = number % 4 == 0
+        task_id = add_task(connection, kwargs=json.dumps({"n": 1 if matches else 10 + number}))
+        wanted += [task_id] if matches else []
+    found: list[str] = []
+    before = ""
+    while before is not None:
+        page = ask(f"/api/tasks?argument=n%3D1&limit=1&before={before}", payload=True).json()
+        found += [task["id"] for task in page["tasks"]]
+        before = page["next_before"]
+    assert found == wanted[::-1]
+
+
 def test_without_the_right_there_is_no_search_and_nothing_of_the_arguments(
     ask: Ask, connection: Database
 ) -> None:
@@ -329,6 +367,14 @@ def test_the_trace_of_a_task_is_that_of_its_newest_attempt(ask: Ask, connection:
     assert f'href="https://traces/{ran}"' in ask(f"/tasks/{task}", links=links).text
 
 
+def test_an_attempt_that_was_cancelled_has_not_failed(ask: Ask, connection: Database) -> None:
+    task = add_task(connection, status="CANCELLED", error_code="TASK_CANCELLED")
+    add_attempt(connection, task, outcome="FAILED", error_code="TASK_CANCELLED")
+    page = ask(f"/tasks/{task}").text
+    assert "not retried: the task was cancelled" in page
+    assert "status-failed" not in page
+
+
 def test_an_open_task_shows_why_it_waits_its_progress_and_updates(
     ask: Ask, connection: Database
 ) -> None:
@@ -379,6 +425,7 @@ def test_failures_are_grouped_by_task_and_code(ask: Ask, connection: Database) -
             will_retry=number < 2,
         )
     add_attempt(connection, add_task(connection), outcome="COMPLETED")
+    add_attempt(connection, add_task(connection), outcome="FAILED", error_code="TASK_CANCELLED")
     answer = ask("/failures")
     words = text_of(answer)
     assert "charge_card" in words

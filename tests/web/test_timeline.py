@@ -72,6 +72,15 @@ def test_a_life_without_attempts(detail: TaskDetail, kind: str, seconds: float, 
     assert kinds(detail) == [(kind, seconds, note)]
 
 
+def test_an_attempt_that_was_cancelled_ends_the_life() -> None:
+    cancelled = attempt(1, 1, 4, error_code="TASK_CANCELLED", will_retry=False)
+    life = life_of(task("CANCELLED", 10, failed_at=at(4)), [cancelled])
+    assert [(one.kind, one.status) for one in life] == [
+        ("wait", "status-waiting"),
+        ("run", "status-off"),
+    ]
+
+
 def test_a_long_life_is_folded_in_the_middle() -> None:
     attempts = [attempt(number, number * 10, number * 10 + 1) for number in range(1, 41)]
     life = life_of(task("FAILED", 500), attempts)

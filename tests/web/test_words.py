@@ -36,8 +36,10 @@ def test_a_lower_bound_and_an_estimate_are_marked() -> None:
 
 
 def test_durations_and_ages_use_the_units_of_the_commands() -> None:
-    assert [words.duration(value) for value in (None, 0.18, 1.9, 252.0)] == [
+    assert [words.duration(value) for value in (None, 0.0, 0.0004, 0.18, 1.9, 252.0)] == [
         "-",
+        "0ms",
+        "0.4ms",
         "180ms",
         "1.9s",
         "4m12s",

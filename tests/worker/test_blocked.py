@@ -372,6 +372,19 @@ def test_an_unknown_task_that_cannot_be_changed_does_not_keep_others_from_failin
     assert statuses(connection, "work") == {"PENDING"}
 
 
+def test_a_search_for_unknown_tasks_one_by_one_leaves_out_those_within_the_grace_period(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    for name in ("poison", "unknown"):
+        add_task(connection, task_name=name, enqueued_at=ago(60))
+    for _ in range(2):
+        add_task(connection, task_name="unknown", priority=1, enqueued_at=ago(5))
+    check = ClaimUnresolvable("me", "host", ["default"], ["poison", "unknown"], 30.0, 2)
+    with poisoned(connection, POISONOUS):
+        found = claim_unknown(pipeline, check, Blocked())
+    assert [(task.task_name, task.priority) for task in found] == [("unknown", 100)]
+
+
 def test_a_locked_row_does_not_end_the_sweep(
     connection: Connection[Any], pipeline: Pipeline, process_url: str
 ) -> None:

@@ -29,7 +29,12 @@ from horsies.worker.connection import (
     open_turns,
 )
 from horsies.worker.liveness import lock_key
-from horsies.worker.notifications import CANCEL_CHANNEL, NOTHING_RECEIVED, NotificationBatch
+from horsies.worker.notifications import (
+    CANCEL_CHANNEL,
+    NOTHING_RECEIVED,
+    PAUSE_CHANNEL,
+    NotificationBatch,
+)
 from tests.support.rows import add_task
 from tests.support.statements import FINISH
 from tests.support.wait import wait_until
@@ -45,7 +50,9 @@ def make_connection(
     config = PostgresConfig(database_url=process_url, session_database_url=session_url)
     database = Database(config, "worker")
     key = lock_key(new_id())
-    return WorkerConnection(database, RESILIENCE, (QUEUE, CANCEL_CHANNEL), key, selector)
+    return WorkerConnection(
+        database, RESILIENCE, (QUEUE, CANCEL_CHANNEL, PAUSE_CHANNEL), key, selector
+    )
 
 
 @dataclass(slots=True)
@@ -126,6 +133,8 @@ def test_our_own_notifications_can_be_left_out(session: Session, ignores_own: bo
     assert session.worker.seconds_until_receive() == 0.0
     received = session.worker.receive(ignores_own=ignores_own)
     assert received == (NOTHING_RECEIVED if ignores_own else NotificationBatch(True, frozenset()))
+    session.turn(f"SELECT pg_notify('{PAUSE_CHANNEL}', '')")
+    assert session.worker.receive(ignores_own=ignores_own).paused
 
 
 def test_notifications_that_psycopg_reads_with_a_statement_of_its_own_are_received(

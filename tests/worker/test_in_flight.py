@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import selectors
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask
 from horsies.tasks.outcome import (
@@ -18,11 +20,13 @@ from horsies.tasks.outcome import (
     Outcome,
     outcome_of_unread_inputs,
 )
+from horsies.worker.config import WorkerConfig
 from horsies.worker.in_flight import InFlight
+from horsies.worker.loop import Worker
 from horsies.worker.pool.assignments import Died, HookFailed, PoolEvent, Reported, Stopped
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import ChildReport, NodePart
-from tests.support.pool import RecordingPool, attempt, claimed
+from tests.support.pool import MakePool, RecordingPool, attempt, claimed
 
 
 @pytest.fixture
@@ -131,6 +135,41 @@ def test_an_outcome_that_waited_for_the_database_counts_the_wait_from_its_start(
     clock.monotonic = lambda: 130.5
     for _ in range(2):  # the first turn after an outage may fail
         assert [one.run_us for one in in_flight.next_outcomes()] == [31_000_000, 32_000_000]
+
+
+def test_a_report_that_came_during_a_long_statement_counts_the_wait_from_its_arrival(
+    in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr("horsies.worker.in_flight.time", clock)
+    in_flight.hand_out([claimed("a", 1), claimed("b", 2), claimed("c", 3)])
+    clock.monotonic = lambda: 130.0
+    in_flight.absorb([report("a")._replace(run_seconds=0.5)], 20.0)
+    in_flight.absorb([Died(attempt("b"), 2, "signal 9", run_seconds=2.0)], 10.0)
+    in_flight.absorb([report("c")._replace(run_seconds=0.5)])
+    expected = [20_500_000, 12_000_000, 500_000]
+    assert [one.run_us for one in in_flight.next_outcomes()] == expected
+
+
+def test_events_that_come_during_a_statement_are_absorbed_with_their_wait_if_it_was_long(
+    app: Horsies,
+    make_pool: MakePool,
+    selector: selectors.BaseSelector,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker(app, WorkerConfig("app:app", 1, ["default"]), make_pool(1), selector)
+    clock = SimpleNamespace(monotonic=lambda: 100.0)
+    monkeypatch.setattr("horsies.worker.loop.time", clock)
+    monkeypatch.setattr(worker._pool, "collect", lambda _: [HookFailed("hook", "failed")])
+    waits: list[float] = []
+    monkeypatch.setattr(worker._in_flight, "absorb", lambda _, waited: waits.append(waited))
+    worker._serve_children()
+    clock.monotonic = lambda: 130.0
+    worker._serve_children()
+    clock.monotonic = lambda: 130.5
+    worker._absorb_early()
+    worker._absorb_early()
+    assert waits == [30.5, 0.0]
 
 
 def test_two_attempts_of_one_task_are_not_recorded_in_one_turn(

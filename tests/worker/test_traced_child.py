@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import json
 import logging
 import time
@@ -15,7 +17,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from horsies import AppConfig, Horsies, PostgresConfig, TracingConfig
-from horsies.current_task import CurrentTask, set_running_task
+from horsies.current_task import CurrentTask, set_running_task, set_running_task_here
 from horsies.logs import TaskFilter
 from horsies.worker.child.execute import AppProgram
 from horsies.worker.protocol import Assignment, ChildReport
@@ -34,11 +36,16 @@ def traced_app(**settings: Any) -> Horsies:
     return Horsies(AppConfig(broker=NOWHERE, tracing=TracingConfig(**settings)))
 
 
-def run(app: Horsies, name: str, **carrier: str) -> ChildReport:
-    """Run a task as a child does, sent with this carrier."""
+def assigned(name: str, **carrier: str) -> Assignment:
+    """A task that was sent with this carrier."""
     details = "\n".join(["", "", "", "", "", "run-1", "node-1", ""])
     stored = f"1\0000\0mail\0{json.dumps({'trace': carrier})}\0{details}"
-    assignment = Assignment("id", 1, name, 1, "[]", "{}", None, None, stored)
+    return Assignment("id", 1, name, 1, "[]", "{}", None, None, stored)
+
+
+def run(app: Horsies, name: str, **carrier: str) -> ChildReport:
+    """Run a task as a child does, sent with this carrier."""
+    assignment = assigned(name, **carrier)
     set_running_task(CurrentTask(assignment, time.time()))
     try:
         return AppProgram(app).execute(assignment)
@@ -64,6 +71,40 @@ def test_the_span_is_current_in_plain_and_asynchronous_tasks(spans: InMemorySpan
         assert json.loads(report.result_json)["ok"] == span.context.span_id
         assert dict(span.attributes or {})["horsies.workflow.node"] == "node-1"
     assert not trace.get_current_span().get_span_context().is_valid
+
+
+class Stopped:
+    """The memory that a task shares with a worker that stops it."""
+
+    stop_requested = True
+
+    def write_progress(self, token: int, done: float, total: float, note: bytes) -> None:
+        raise AssertionError("the task reports no progress")
+
+
+def test_a_stopped_coroutine_leaves_its_span_and_its_log_line_to_the_worker(
+    spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = traced_app()
+
+    @app.task("waiting")
+    async def waiting() -> None:
+        await asyncio.Event().wait()
+
+    async def stop() -> bool:
+        assignment = assigned("waiting", traceparent=SENT)
+        context = contextvars.copy_context()
+        context.run(set_running_task_here, CurrentTask(assignment, time.time(), Stopped()))
+        coroutine = AppProgram(app).execute_async(assignment)
+        running = asyncio.get_running_loop().create_task(coroutine, context=context)
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+        return running.cancelled()
+
+    assert asyncio.run(stop())
+    assert not spans.get_finished_spans()
+    assert not caplog.records
 
 
 def test_baggage_is_restored_around_the_task(spans: InMemorySpanExporter) -> None:

@@ -94,6 +94,17 @@ def test_a_refused_workflow_late_in_a_stream_stores_nothing_and_is_named_by_its_
     assert_nothing_stored(hands)
 
 
+@pytest.mark.parametrize("position", [0, CHUNK + 3])
+def test_an_object_that_is_not_a_workflow_is_named_by_its_position(
+    app: Horsies, tasks: Tasks, hands: Hands, start: Start, position: int
+) -> None:
+    wrong: Any = 3
+    specs = (wrong if n == position else single(app, tasks, n) for n in range(2 * CHUNK))
+    with pytest.raises(TypeError, match=rf"^Workflow {position} of start_many .* but int; pass"):
+        start(app, specs)
+    assert_nothing_stored(hands)
+
+
 def test_an_exception_late_in_a_stream_is_the_callers_and_stores_nothing(
     app: Horsies, tasks: Tasks, hands: Hands, start: Start
 ) -> None:

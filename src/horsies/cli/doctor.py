@@ -68,11 +68,12 @@ def _refuse_unknown(ids: Sequence[str]) -> None:
 
 
 def _print_statements(reports: Iterable[CheckReport]) -> None:
-    for report in reports:
-        for finding in report.findings:
-            if finding.is_sql and finding.remedy:
-                sentence = output.safe_text(finding.sentence).plain
-                typer.echo(f"-- {report.id}: {sentence}\n{finding.remedy}")
+    found = [(report.id, one) for report in reports for one in report.findings if one.is_sql]
+    for check, finding in found:
+        sentence = output.safe_text(finding.sentence).plain
+        typer.echo(f"-- {check}: {sentence}\n{finding.remedy}")
+    if not found:
+        typer.echo("No finding has a remedy in SQL.", err=True)
 
 
 def _print_reports(reports: Sequence[CheckReport]) -> None:

@@ -23,6 +23,7 @@ _TERM_WIDTH_MAX = 28
 _VALUE_NAMES = {"str": "TEXT", "int": "N", "float": "NUMBER", "file": "PATH", "directory": "PATH"}
 _TYPE = re.compile(r"<([^>]*)>")
 _DEFAULT = re.compile(r"default: ([^;\]]*)")
+_DOUBLE = re.compile(r"^\[(\[.*\])\](\.\.\.)?$|^\{(\w+)\}$")
 _CLAUSE = re.compile(r"(?<=[.;]) ")
 
 Row = tuple[str, str]
@@ -35,6 +36,10 @@ class ScreenCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         pass_plain_values(self.get_params(ctx))
         return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        # Typer puts brackets around the metavar of an optional argument, also when it has its own.
+        return [_DOUBLE.sub(r"\1\3", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         parameters = [one for one in self.get_params(ctx) if "--help" not in one.opts]

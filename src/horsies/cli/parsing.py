@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import typer
+
 _PLAIN = (str, int, float, bool)
 
 
@@ -32,4 +34,8 @@ class _Conversion:
         kind = param.type_descriptor.annotation
         if is_single and (value is None or (kind in _PLAIN and type(value) is kind)):
             return value
-        return self._build().coerce(value, param=param, ctx=ctx)
+        try:
+            return self._build().coerce(value, param=param, ctx=ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # a word of pydantic
+            raise

@@ -41,7 +41,8 @@ def scheduler(
 
     One scheduler is enough. Several on one database share the work, and no slot fires twice.
 
-    SIGTERM or Ctrl-C shuts it down after the current tick. Exit codes: 0 clean shutdown, 1 error.
+    SIGTERM, Ctrl-C or a closed terminal shuts it down after the current tick. Exit codes: 0 clean
+    shutdown, 1 error.
 
     Example:
         horsies scheduler shop.tasks:app
@@ -76,20 +77,25 @@ def run_scheduler(app: Horsies, owner: str) -> int:
 
 @contextmanager
 def _stop_signals() -> Iterator[socket.socket]:
-    """Make SIGTERM and SIGINT readable on a socket; the second one has its default effect."""
+    """Make SIGTERM, SIGINT and SIGHUP readable on a socket; the second one has its default effect.
+
+    A second SIGHUP has none: a closed terminal may send two. ``nohup`` ignores all, and so does this then.
+    """
     sender, receiver = socket.socketpair()
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, before[number])
+        signal.signal(number, later[number])
         sender.send(b"!")
 
-    before: dict[int, Any] = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
+    later: dict[int, Any] = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        later[signal.SIGHUP] = signal.SIG_IGN
+    for number in later:
         signal.signal(number, stop)
     try:
         yield receiver
     finally:
-        for number, handler in before.items():
+        for number, handler in later.items():
             signal.signal(number, handler)
         sender.close()
         receiver.close()

@@ -198,7 +198,11 @@ def _show_state(state: ScheduleState, as_json: bool) -> None:
         typer.echo(f"Schedule {state.name} is paused since {output.timestamp(state.paused_at)}.")
     else:
         following = output.timestamp(state.next_run_at) or "never"
-        typer.echo(f"Schedule {state.name} is not paused; its next slot: {following}.")
+        slots = f"its next slot: {following}"
+        if state.next_run_at is not None and state.next_run_at < datetime.now(UTC):
+            slots = f"its slots since {following} have passed: the next tick of a scheduler fires "
+            slots += "or drops them"
+        typer.echo(f"Schedule {state.name} is not paused; {slots}.")
 
 
 def _second(value: datetime | None) -> str | None:

@@ -20,6 +20,7 @@ from horsies.monitor.overview import (
     Overview,
     QueueOverview,
     WorkerHealth,
+    counted_places,
     health_of,
     misses_notifications,
     read_overview,
@@ -157,10 +158,8 @@ def _worker_summary(workers: Sequence[WorkerSummary], configured_cap: int | None
     healths = [health_of(worker) for worker in workers]
     alive = [worker for worker in workers if health_of(worker) is WorkerHealth.ALIVE]
     busy = sum(worker.tasks_running for worker in alive)
-    total = sum(worker.processes for worker in alive)
     noun = "worker" if len(alive) == 1 else "workers"
-    children = "child" if total == 1 else "children"
-    line = f"{len(alive)} {noun} alive, {busy} of {total} {children} busy"
+    line = f"{len(alive)} {noun} alive, {busy} of {counted_places(alive)} busy"
     known = [worker.memory_mb for worker in alive if worker.memory_mb is not None]
     line += f", {output.memory(sum(known))} of memory" if known else ""
     polling = sum(map(misses_notifications, alive))

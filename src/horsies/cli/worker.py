@@ -335,7 +335,8 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
                     count = config.processes + config.async_children
                     event = as_event("children_ready", count=count)
                     logger.info("children ready: %d (%s)", count, method, extra=event)
-                    with _scheduler_beside(worker, wake, scheduler), _probe_beside(worker, config):
+                    probe = _probe_beside(worker, config, scheduler)
+                    with _scheduler_beside(worker, wake, scheduler), probe:
                         code = worker.run()
         except (ChildBootError, AddressError, NotificationsLostError, UnusableSchemaError) as error:
             logger.critical("%s", error, extra=as_event("worker_failed", reason=str(error)))
@@ -355,10 +356,13 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
     return code
 
 
-def _probe_beside(worker: Worker, config: WorkerConfig) -> AbstractContextManager[object]:
+def _probe_beside(
+    worker: Worker, config: WorkerConfig, scheduler: Scheduler | None
+) -> AbstractContextManager[object]:
     if config.metrics_port is None:
         return nullcontext()
-    routes = worker_routes(worker.vitals, worker.tally)
+    is_scheduling = (lambda: True) if scheduler is None else (lambda: scheduler.is_connected)
+    routes = worker_routes(worker.vitals, worker.tally, is_scheduling)
     return serving(config.metrics_host, config.metrics_port, routes)
 
 

@@ -146,6 +146,10 @@ _REMEDIES = (
         "no pg_hba.conf entry",
         "PostgreSQL does not let this user in from this host; see its pg_hba.conf",
     ),
+    (
+        "is not permitted to log in",
+        "PostgreSQL does not let this user log in; grant the role LOGIN or correct database_url",
+    ),
     ("in a read-only transaction", _READS_ONLY),
     ("during recovery", _READS_ONLY),
     ("too many clients", _NO_FREE_SLOT),

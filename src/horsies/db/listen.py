@@ -37,10 +37,12 @@ class Received(NamedTuple):
 class Inbox:
     """Received notifications that the owner has not taken yet.
 
-    Those sent by the server process ``ignore_pid`` are dropped; ``delivered`` counts them as well.
+    Those sent by the server process ``ignore_pid`` are dropped, except on the channels ``kept``;
+    ``delivered`` counts them as well.
     """
 
     ignore_pid: int | None = None
+    kept: Sequence[str] = ()
     delivered: int = 0
     # The beginning of the channels in this schema; owners use the plain names.
     _prefix: str = ""
@@ -70,7 +72,11 @@ class Inbox:
     def take(self) -> Sequence[tuple[str, str]]:
         """Empty the inbox and return channels and payloads in order of arrival."""
         taken, self._queue = self._queue, []
-        return tuple((channel, text) for pid, channel, text in taken if pid != self.ignore_pid)
+        return tuple(
+            (channel, text)
+            for pid, channel, text in taken
+            if pid != self.ignore_pid or channel in self.kept
+        )
 
     def _keep(self, pid: int, channel: str, payload: str) -> None:
         self._queue.append((pid, channel.removeprefix(self._prefix), payload))

@@ -11,6 +11,7 @@ import functools
 import json
 import selectors
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from horsies.db.listen import Listener
@@ -86,15 +87,16 @@ def ping_workers(
     target_worker_id: str | None = None,
     timeout_seconds: float = PING_TIMEOUT_SECONDS,
     min_responses: int | None = None,
+    among: Collection[str] | None = None,
 ) -> BrokerResult[list[WorkerPong]]:
     """Ping all workers, or one, and return the pongs in the order of arrival.
 
     Returns as soon as the target or ``min_responses`` workers have replied, or when the time is up; the
-    list is empty if no worker replied.
+    list is empty if no worker replied. Pongs of workers that are not ``among`` these ids do not count.
     """
     if problem := _ping_problem(timeout_seconds, min_responses):
         return Err(BrokerOperationError(BrokerErrorCode.WORKER_PING_FAILED, problem))
-    ping = _Ping(target_worker_id, min_responses)
+    ping = _Ping(target_worker_id, min_responses, among)
     connect = functools.partial(broker.database.connect, "ping", session=True)
     listener = Listener(connect, (ping.reply_channel,))
     try:
@@ -133,6 +135,7 @@ class _Ping:
 
     target_worker_id: str | None
     min_responses: int | None
+    among: Collection[str] | None = None
     correlation_id: str = field(default_factory=new_id)
     pongs: dict[str, WorkerPong] = field(default_factory=dict)
     sent_at: float = 0.0
@@ -169,6 +172,8 @@ class _Ping:
     def _take(self, payload: str) -> None:
         pong = read_pong(payload, self.correlation_id, _milliseconds_since(self.sent_at))
         if pong is None or self.target_worker_id not in (None, pong.worker_id):
+            return
+        if self.among is not None and pong.worker_id not in self.among:
             return
         self.pongs.setdefault(pong.worker_id, pong)
 

@@ -209,7 +209,8 @@ def draft_order(
     wrong = [status.value for status in filters.statuses if status not in scope.allowed]
     if wrong:
         known = ", ".join(status.value for status in scope.allowed)
-        message = f"{verb.value} applies to the statuses {known}, not to {', '.join(wrong)}."
+        subject = f"An order to {verb.value.replace('_', ' ')}"
+        message = f"{subject} applies to the statuses {known}, not to {', '.join(wrong)}."
         return Err(BrokerOperationError(BrokerErrorCode.INVALID_QUERY, message))
     named = tuple(dict.fromkeys(stored_form(one) or one for one in ids))
     if named and verb.is_of_runs:

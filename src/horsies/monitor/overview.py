@@ -226,6 +226,14 @@ def health_of(worker: WorkerSummary) -> WorkerHealth:
     return WorkerHealth.SILENT if worker.holds_lock else WorkerHealth.LOST
 
 
+def counted_places(workers: Sequence[WorkerSummary]) -> str:
+    """Count the tasks that workers run at a time: 1 child, 8 children, 102 places with async children."""
+    total = sum(worker.processes for worker in workers)
+    if any(worker.async_places for worker in workers):
+        return f"{total:,} places"
+    return f"{total:,} {'child' if total == 1 else 'children'}"
+
+
 def misses_notifications(worker: WorkerSummary) -> bool:
     """Tell whether a live worker receives no notifications and finds work by polling alone."""
     return health_of(worker) is WorkerHealth.ALIVE and not worker.hears

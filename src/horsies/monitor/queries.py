@@ -55,11 +55,12 @@ RunPage: TypeAlias = Page[RunSummary]
 # One value, or several of which any matches.
 OneOrMore: TypeAlias = str | Iterable[str]
 
-# A search reads the texts of this many tasks, and parses at most so many of them; larger arguments are not
-# searched.
+# A search reads the texts of this many tasks and parses those that contain the needles, in portions; larger
+# arguments are not searched.
 SEARCH_WINDOW = 20_000
 CANDIDATES_MAX = 200
 SEARCHED_BYTES_MAX = 65_536
+PARSED_CHARACTERS_MAX = CANDIDATES_MAX * SEARCHED_BYTES_MAX
 
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 _LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
@@ -334,8 +335,14 @@ def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
 
 
 def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
-    """Read the candidates of one window; a page that is not full continues behind the last of them."""
-    parameters = SearchTasks(
+    """Read the candidates of one window in portions, until the page is full.
+
+    The end of a page must not depend on candidates that do not match: it would tell which masked values
+    are stored.
+    """
+    edges = yield end_of_window, Window(listed.before, listed.since, SEARCH_WINDOW)
+    has_more = len(edges) == 2
+    asked = SearchTasks(
         *listed._replace(limit=CANDIDATES_MAX),
         window=SEARCH_WINDOW,
         max_bytes=SEARCHED_BYTES_MAX,
@@ -343,15 +350,22 @@ def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
         needle=search.needle,
         positional=search.positional,
     )
-    candidates: list[FoundTask] = yield search_tasks, parameters
-    found = [task for task in candidates if search.matches(task)]
-    rows: list[TaskSummary] = list(found[: listed.limit])
-    if len(found) > listed.limit:
-        return Page(rows, rows[-1].id)
-    if len(candidates) == CANDIDATES_MAX:
-        return Page(rows, candidates[-1].id, looked_at_all=False)
-    edges = yield end_of_window, Window(listed.before, listed.since, SEARCH_WINDOW)
-    return Page(rows, edges[0].id, False) if len(edges) == 2 else Page(rows)
+    if has_more:
+        asked = asked._replace(since=edges[0].id)
+    found: list[FoundTask] = []
+    left = PARSED_CHARACTERS_MAX
+    while True:
+        candidates: list[FoundTask] = yield search_tasks, asked
+        found += filter(search.matches, candidates)
+        rows: list[TaskSummary] = list(found[: listed.limit])
+        if len(found) > listed.limit:
+            return Page(rows, rows[-1].id)
+        if len(candidates) < CANDIDATES_MAX:
+            return Page(rows, edges[0].id, False) if has_more else Page(rows)
+        left -= sum(len(one.args or "") + len(one.kwargs or "") for one in candidates)
+        if left < 0:
+            return Page(rows, candidates[-1].id, looked_at_all=False)
+        asked = asked._replace(before=candidates[-1].id)
 
 
 # Runs of workflows

@@ -75,11 +75,17 @@ class Scheduler:
         self._is_in_worker = is_in_worker
         self._pipeline: Pipeline | None = None
         self._has_started = False
+        self._is_lost = False
         # Whether this connection has been there for the last refresh.
         self._has_refreshed = False
         self._refresh_at = 0.0
         self._ticked_at = 0.0
         self._next_at = 0.0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the last step reached the database."""
+        return self._pipeline is not None
 
     def next_at(self) -> float:
         """Return when to call ``step``, on the monotonic clock."""
@@ -99,6 +105,10 @@ class Scheduler:
         except psycopg.Error as error:
             self._back_off(error)
         else:
+            if self._is_lost:
+                event = as_event("scheduler_database_back")
+                logger.info("the scheduler is connected again", extra=event)
+            self._is_lost = False
             self._backoff.reset()
             self._next_at = time.monotonic() + seconds
 
@@ -158,6 +168,7 @@ class Scheduler:
         if delay_seconds is None:
             raise SchedulerGaveUpError(describe(error)) from error
         self._next_at = time.monotonic() + delay_seconds
+        self._is_lost = True
         logger.error(
             "nothing can be scheduled, next try in %.1f s: %s",
             delay_seconds,

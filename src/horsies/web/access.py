@@ -275,7 +275,9 @@ class Signer:
         """Return a sealed text; None if it is forged or has expired."""
         encoded, _, rest = sealed.partition(".")
         expires, _, signature = rest.partition(".")
-        if not self.is_signed(signature, purpose, encoded, expires) or float(expires) < time.time():
+        if not sealed.isascii() or not self.is_signed(signature, purpose, encoded, expires):
+            return None
+        if float(expires) < time.time():
             return None
         return base64.urlsafe_b64decode(encoded).decode()
 
@@ -408,7 +410,7 @@ def host_name(host: str) -> str:
 
 def is_allowed_host(host: str, allowed: Collection[str] | None) -> bool:
     """Check a Host header: a foreign name that leads here is an attempt at DNS rebinding."""
-    return allowed is None or "*" in allowed or host_name(host) in allowed
+    return allowed is None or "*" in allowed or host_name(host) in map(str.lower, allowed)
 
 
 def is_same_site(request: HTTPConnection) -> bool:

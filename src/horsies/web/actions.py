@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import quote
 
 from starlette.responses import Response
 
@@ -160,9 +161,13 @@ def _switch_schedule(verb: str) -> Handler:
         state = unwrapped(view, result, "/schedules").state
         notice = f"Schedule {name} is {'paused' if state.is_paused else 'not paused'}."
         document = {"name": name, "paused": state.is_paused}
-        return done(view, f"/schedules/{name}", notice, document)
+        return done(view, _schedule_page(name), notice, document)
 
     return handler
+
+
+def _schedule_page(name: str) -> str:
+    return f"/schedules/{quote(name, safe='')}"
 
 
 async def run_schedule(view: View) -> Response:
@@ -177,13 +182,13 @@ async def run_schedule(view: View) -> Response:
     producer = Producer(app.config, lambda: broker, app.are_sends_suppressed)
     with acting_as(view.access.user, "web"):
         result = await Schedules(producer, app.definitions, app).run_async(name)
-    handle = unwrapped(view, result, f"/schedules/{name}")
+    handle = unwrapped(view, result, _schedule_page(name))
     if isinstance(handle, TaskHandle):
         notice = f"Schedule {name} was sent as task {handle.task_id}."
-        return done(view, f"/schedules/{name}", notice, {"name": name, "task_id": handle.task_id})
+        return done(view, _schedule_page(name), notice, {"name": name, "task_id": handle.task_id})
     notice = f"Schedule {name} was started as workflow {handle.workflow_id}."
     document = {"name": name, "workflow_id": handle.workflow_id}
-    return done(view, f"/schedules/{name}", notice, document)
+    return done(view, _schedule_page(name), notice, document)
 
 
 # Workers
@@ -192,7 +197,8 @@ async def run_schedule(view: View) -> Response:
 async def ping(view: View) -> Response:
     pongs = unwrapped(view, await ping_workers_async(view.site.broker), "/workers")
     slowest = max((pong.latency_ms for pong in pongs), default=0.0)
-    notice = f"{len(pongs)} workers answered the ping, the slowest after {slowest:.0f} ms."
+    workers = "1 worker" if len(pongs) == 1 else f"{len(pongs)} workers"
+    notice = f"{workers} answered the ping, the slowest after {slowest:.0f} ms."
     if not pongs:
         notice = "No worker answered the ping."
     return done(view, "/workers", notice, {"pongs": [asdict(pong) for pong in pongs]})
@@ -239,9 +245,9 @@ ROUTES: tuple[Route, ...] = (
     *both("/workflows/{id}/retry", "control_run", retry_run),
     *both("/workflows/{id}/cancel", "control_run", cancel_run),
     *both("/workflows/{id}/signal", "signal_run", signal_run),
-    *both("/schedules/{name}/pause", "control_schedule", _switch_schedule("pause")),
-    *both("/schedules/{name}/resume", "control_schedule", _switch_schedule("resume")),
-    *both("/schedules/{name}/run", "run_schedule", run_schedule),
+    *both("/schedules/{name:path}/pause", "control_schedule", _switch_schedule("pause")),
+    *both("/schedules/{name:path}/resume", "control_schedule", _switch_schedule("resume")),
+    *both("/schedules/{name:path}/run", "run_schedule", run_schedule),
     *both("/workers/ping", "ping", ping),
     Route("GET", "/history", None, history),
     Route("GET", "/api/actions", None, list_actions),

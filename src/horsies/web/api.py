@@ -355,7 +355,7 @@ ROUTES = (
     _route("workflows", workflows, RUN_FILTERS),
     _route("workflows/{id}", workflow),
     _route("schedules", schedules),
-    _route("schedules/{name}", schedule),
-    _route("schedules/{name}/next", schedule_slots, {"limit"}),
-    _route("schedules/{name}/runs", schedule_runs, {"limit"}),
+    _route("schedules/{name:path}/next", schedule_slots, {"limit"}),
+    _route("schedules/{name:path}/runs", schedule_runs, {"limit"}),
+    _route("schedules/{name:path}", schedule),
 )

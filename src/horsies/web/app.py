@@ -48,7 +48,14 @@ from horsies.web.access import (
     is_same_site,
 )
 from horsies.web.hub import Hub
-from horsies.web.reading import BadRequest, Forbidden, NotFound, Problem, web_broker
+from horsies.web.reading import (
+    BadRequest,
+    Forbidden,
+    NotFound,
+    Problem,
+    Unauthenticated,
+    web_broker,
+)
 from horsies.web.rendering import (
     STATIC_TYPES,
     Page,
@@ -84,8 +91,9 @@ ROUTES: tuple[Route, ...] = (
     *pages.ROUTES,
     *pages_tasks.ROUTES,
     *pages_runs.ROUTES,
-    *pages_schedules.ROUTES,
+    # The name of a schedule may contain slashes: the longer paths come first.
     *pages_explain.ROUTES,
+    *pages_schedules.ROUTES,
     *pages_doctor.ROUTES,
     *actions.ROUTES,
     *orders.ROUTES,
@@ -238,6 +246,8 @@ class Dashboard:
 
     def _refuse_access(self, request: Request) -> Response:
         if isinstance(self.policy, TokenPolicy):
+            if _is_api(request):
+                raise Unauthenticated("The header Authorization: Bearer, or a session, is missing.")
             page = Page("login.html", "Log in", {"was_wrong": False}, None, 401)
             return render(View(self.site, request, Access("")), page)
         raise Forbidden("You may not see this dashboard.")

@@ -14,10 +14,11 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -114,11 +115,13 @@ class EventStream(StreamingResponse):
     """A response that also ends when its client does not read: sending would wait without end."""
 
     def __init__(
-        self, events: AsyncGenerator[str, None], headers: dict[str, str], seconds: float
+        self, events: AsyncGenerator[str, None], seconds: float, ended: Callable[[], object]
     ) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(events, 200, headers, "text/event-stream")
         self._events = events
         self._seconds = seconds
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -126,7 +129,12 @@ class EventStream(StreamingResponse):
                 async with asyncio.timeout(self._seconds):
                     await super().__call__(scope, receive, send)
         finally:
-            await self._events.aclose()
+            await self.close()
+
+    async def close(self) -> None:
+        """End the stream, also one that never began."""
+        self._ended()
+        await self._events.aclose()
 
 
 class Hub:
@@ -144,25 +152,30 @@ class Hub:
         client = f"{client_address(view.request)} {view.access.user}"
         if self._streams.total() >= STREAMS_MAX or self._streams[client] >= STREAMS_PER_CLIENT_MAX:
             return PlainTextResponse("Live updates are off: too many streams; reload by hand.", 503)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        events = self._events(client, view, handler)
-        return EventStream(events, headers, self.stream_seconds + SEND_SECONDS)
+        # Counted before the first event: requests that arrive at the same time are limited too.
+        self._streams[client] += 1
+        return EventStream(
+            self._events(view, handler),
+            self.stream_seconds + SEND_SECONDS,
+            partial(self._forget, client),
+        )
 
-    async def _events(self, client: str, view: View, handler: Handler) -> AsyncGenerator[str, None]:
+    def _forget(self, client: str) -> None:
+        self._streams -= Counter([client])  # without the names of clients that have no stream left
+
+    async def _events(self, view: View, handler: Handler) -> AsyncGenerator[str, None]:
         key = (
             *(asyncio.get_running_loop(), view.path, view.request.url.query),
             *(view.access.may, view.access.sees_payload),
         )
         channel = self._channels.setdefault(key, Channel(view, handler, self.problem_seconds))
         news = asyncio.Event()
-        self._streams[client] += 1
         channel.add(news)
         try:
             yield f"retry: {RETRY_MS}\n\n"
             async for event in _follow(channel, news, view, time.monotonic() + self.stream_seconds):
                 yield event
         finally:
-            self._streams[client] -= 1
             if channel.remove(news) and self._channels.get(key) is channel:
                 del self._channels[key]
 

@@ -8,6 +8,8 @@ stop it and continue it.
 from __future__ import annotations
 
 import asyncio
+import base64
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -39,6 +41,7 @@ from horsies.monitor.orders import (
 )
 from horsies.monitor.queries import RunFilters, TaskFilters, run_filters, task_filters
 from horsies.result import Err
+from horsies.task_result import storable_text
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.recording import Action, Actor, acting_as, perform_action_async
 from horsies.web.access import Verb
@@ -137,12 +140,16 @@ async def _verb_of_started(view: View) -> Verb:
 
 
 def _sealed(view: View, order: Order) -> str:
-    return view.site.signer.sealed("order", order_text(order), SEALED_SECONDS)
+    # Compressed, an order is smaller than the request that names its tasks, so it fits into one too.
+    packed = base64.b85encode(zlib.compress(order_text(order).encode())).decode()
+    return view.site.signer.sealed("packed order", packed, SEALED_SECONDS)
 
 
 def _opened(view: View, sealed: object) -> Order | None:
-    text = view.site.signer.opened("order", sealed) if isinstance(sealed, str) else None
-    return None if text is None else read_order_text(text)
+    packed = view.site.signer.opened("packed order", sealed) if isinstance(sealed, str) else None
+    if packed is None:
+        return None
+    return read_order_text(zlib.decompress(base64.b85decode(packed)).decode())
 
 
 # The dry run
@@ -321,6 +328,10 @@ def _texts(value: object) -> list[str]:
     given = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
         raise BadRequest("ids and filters are texts or lists of texts.", code="INVALID_VALUE")
+    if any(storable_text(one) != one for one in given):
+        raise BadRequest(
+            "ids and filters must not contain NUL or a lone surrogate.", code="INVALID_VALUE"
+        )
     return given
 
 

@@ -30,6 +30,7 @@ from horsies.monitor.measures import Series, Slot
 from horsies.monitor.overview import (
     QueueOverview,
     WorkerHealth,
+    counted_places,
     health_of,
     misses_notifications,
 )
@@ -140,7 +141,7 @@ async def queue(view: View) -> Page:
         "arrivals": arrivals,
         "panel": panel,
         "servers": [_worker_row(worker) for worker in panel.servers],
-        "children": sum(worker.processes for worker in panel.servers),
+        "places": counted_places(panel.servers),
         "p95": None if rates is None else rates.total.total.waited.p95,
         "tasks": [] if rates is None else _busiest(rates),
         "charts": _charts(view, name, rates, {"queue": queue_name}),
@@ -169,6 +170,7 @@ async def worker(view: View) -> Page:
     context = {
         "row": _worker_row(panel.worker),
         "panel": panel,
+        "places": counted_places([panel.worker]),
         "children": _children(panel),
         "others": _tasks_without_child(panel),
         "history": _history(panel.history),
@@ -210,7 +212,7 @@ def _figures(facts: Facts, rates: Rates | None) -> dict[str, Any]:
         "due": sum(one.due for one in queues),
         "due_at_least": any(one.is_at_least(one.due) for one in queues),
         "running": sum(one.running for one in queues),
-        "children": sum(one.processes for one in alive),
+        "places": counted_places(alive),
         "alive": len(alive),
         "oldest": max(oldest, default=None),
         "p95": None if rates is None else rates.total.total.waited.p95,

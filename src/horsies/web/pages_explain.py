@@ -95,7 +95,7 @@ EXPLAINED = {
     "/workflows/{id}/explain": "run",
     "/workflows/{id}/nodes/{node:path}/explain": "node",
     "/queues/{name}/explain": "queue",
-    "/schedules/{name}/explain": "schedule",
+    "/schedules/{name:path}/explain": "schedule",
 }
 
 

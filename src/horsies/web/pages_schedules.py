@@ -221,5 +221,5 @@ async def schedule_page(view: View) -> Page:
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/schedules", None, schedules_page),
-    Route("GET", "/schedules/{name}", None, schedule_page),
+    Route("GET", "/schedules/{name:path}", None, schedule_page),
 )

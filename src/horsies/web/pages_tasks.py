@@ -33,6 +33,7 @@ from horsies.db.statements.monitor import (
     read_task_detail,
 )
 from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
+from horsies.error_codes import OutcomeCode
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.documents import stored_json
@@ -303,6 +304,8 @@ def _why(found: TaskDetail, info: TaskAttemptInfo) -> str:
         return mask_url(info.retry_reason or "")
     if info.will_retry:
         return "retried"
+    if info.error_code == OutcomeCode.TASK_CANCELLED.value:
+        return "not retried: the task was cancelled"
     decision = decide_retry(
         task_options=found.task_options,
         error_code=info.error_code,

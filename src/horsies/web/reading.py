@@ -61,6 +61,13 @@ class BadRequest(Problem):
     code = "BAD_REQUEST"
 
 
+class Unauthenticated(Problem):
+    """The request does not say who sends it."""
+
+    status = 401
+    code = "UNAUTHENTICATED"
+
+
 class Forbidden(Problem):
     """The viewer lacks the right, or the request did not come from a page of the dashboard."""
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -224,6 +224,17 @@ class Route:
             raise ValueError(f"POST {self.path} needs a verb")
 
 
+class _AsStored(Markup):
+    """The value of a form's field: it is sent back, so its characters stay."""
+
+
+def _finalized(value: object) -> object:
+    """Let control and direction characters show in every text and drawing of a page."""
+    if not isinstance(value, str) or isinstance(value, _AsStored) or value.isprintable():
+        return value
+    return Markup(visible(value)) if isinstance(value, Markup) else visible(value)  # noqa: S704
+
+
 @cache
 def environment() -> Environment:
     """Return the environment of the templates; filters come from ``words``."""
@@ -233,9 +244,10 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
+        finalize=_finalized,
     )
     made.filters.update(FILTERS)
-    made.filters["visible"] = visible
+    made.filters.update(visible=visible, as_stored=lambda text: _AsStored(escape(text)))
     made.globals.update(version=__version__, navigation=NAVIGATION)
     return made
 
@@ -249,7 +261,7 @@ def static_files() -> dict[str, tuple[bytes, str]]:
 
 
 def context_of(view: View, page: Page) -> dict[str, Any]:
-    site, is_live = view.site, page.live_seconds is not None
+    site, is_live, here = view.site, page.live_seconds is not None, quote(view.path)
 
     def token(verb: Verb) -> str:
         return f"{site.token_marker}{verb}"
@@ -271,8 +283,8 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
         "title": page.title,
         "path": view.path,
         "query": view.query,
-        "here": view.url(view.path) + _query(view),
-        "live_url": view.url(f"/live{view.path}") + _query(view) if is_live else None,
+        "here": view.url(here) + _query(view),
+        "live_url": view.url(f"/live{here}") + _query(view) if is_live else None,
         "notice": None,
         **page.context,
     }

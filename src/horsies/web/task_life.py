@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from horsies.db.statements.monitor import TaskDetail
 from horsies.db.statements.tasks import TaskAttemptInfo
+from horsies.error_codes import OutcomeCode
 from horsies.states import TaskStatus
 from horsies.web.masking import visible
 from horsies.web.words import cut, duration
@@ -66,7 +67,8 @@ def life_of(task: TaskDetail, attempts: Sequence[TaskAttemptInfo]) -> list[Stret
         found += _wait(at, started)
         found.append(_attempt(attempt, started))
         at = attempt.finished_at
-    found += _open_end(task, at, now)
+    if not found or found[-1].status != "status-off":  # a cancelled attempt is the end
+        found += _open_end(task, at, now)
     return _folded(found)
 
 
@@ -75,7 +77,8 @@ def _attempt(attempt: TaskAttemptInfo, started: datetime) -> Stretch:
     is_done = attempt.outcome == "COMPLETED"
     code = "done" if is_done else attempt.error_code or attempt.outcome.lower()
     notes = (code, _place(attempt.worker_hostname, attempt.worker_pid))
-    status = "status-ok" if is_done else "status-failed"
+    ends = {"done": "status-ok", OutcomeCode.TASK_CANCELLED.value: "status-off"}
+    status = ends.get(code, "status-failed")
     return Stretch("run", seconds, duration(max(seconds, 0)), notes, status)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.agenda import Agenda
 from horsies.worker.known_tasks import Exclusions
 from horsies.worker.pool.async_pool import AsyncPool
@@ -16,6 +17,8 @@ from horsies.worker.turn import Bookmarks, TurnRequest
 
 # A claim of a thousand tasks would keep the worker from its other children for a tenth of a second.
 CLAIMS_MAX = 256
+# The claim finds async tasks by these first characters of their options.
+ASYNC_MARK = '{"async":true'
 
 
 class AsyncClaims:
@@ -29,6 +32,16 @@ class AsyncClaims:
     def note_news(self) -> None:
         self.agenda.wake()
         self.bookmarks.note_news()
+
+    def step_back(self, returned: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
+        """The next claim begins with the async ones among these tasks; return the others."""
+        mine: list[ClaimedTask] = []
+        others: list[ClaimedTask] = []
+        for one in returned:
+            is_mine = (one.task_options or "").startswith(ASYNC_MARK)
+            (mine if is_mine else others).append(one)
+        self.bookmarks.step_back(mine)
+        return others
 
     def count(self, room: int, *, ends_nodes: bool = False) -> int:
         """How many tasks to claim now."""

@@ -39,7 +39,12 @@ from horsies.db.statements.workers import (
 )
 from horsies.logs import as_event
 from horsies.retry import Backoff
-from horsies.worker.notifications import EchoCheck, NotificationBatch, sort_notifications
+from horsies.worker.notifications import (
+    PAUSE_CHANNEL,
+    EchoCheck,
+    NotificationBatch,
+    sort_notifications,
+)
 
 logger = logging.getLogger("horsies.worker")
 
@@ -134,7 +139,8 @@ class WorkerConnection:
         self._channels = channels
         self._selector = selector
         self.lock = SessionLock(lock_key)
-        self._inbox = Inbox()
+        # A run that an outcome of this worker pauses may have tasks in the windows of its children.
+        self._inbox = Inbox(kept=[PAUSE_CHANNEL])
         self._listener: Listener | None = None
         if database.config.session_database_url is not None:
             self._listener = Listener(self._open_listening_session, channels, self._inbox)
@@ -367,7 +373,7 @@ class WorkerConnection:
     def receive(self, *, ignores_own: bool = False) -> NotificationBatch:
         """Take the notifications that have arrived, without waiting; reconnect when it is time to.
 
-        `ignores_own` leaves out those that the session for turns sent.
+        `ignores_own` leaves out those that the session for turns sent, except for pauses.
         """
         pipeline = self.pipeline
         self._inbox.ignore_pid = pipeline.sender_pid if ignores_own and pipeline else None

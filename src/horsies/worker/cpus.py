@@ -9,10 +9,12 @@ from pathlib import Path
 
 _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
+# The quota and its period: in v2 one file, in v1 two.
+_QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
 
 def usable_cpus(own_group: Path = _OWN_GROUP, groups: Path = _GROUPS) -> int:
-    """Count the CPUs of the affinity mask, limited by the CPU quotas of cgroups v2; at least 1.
+    """Count the CPUs of the affinity mask, limited by the CPU quotas of cgroups, v1 and v2; at least 1.
 
     In a container ``os.cpu_count()`` counts the CPUs of the host.
     """
@@ -22,19 +24,28 @@ def usable_cpus(own_group: Path = _OWN_GROUP, groups: Path = _GROUPS) -> int:
 
 
 def _quotas(own_group: Path, groups: Path) -> Iterator[int]:
-    """Read the quotas of the process's group and of all groups above it, in CPUs, rounded up."""
+    """Read the quotas of the process's groups and of all groups above them, in CPUs, rounded up."""
     for folder in _folders(own_group, groups):
-        # The file does not exist without cgroups v2; without a quota it begins with "max".
-        with suppress(OSError, ValueError):
-            quota, period = map(int, (folder / "cpu.max").read_text("ascii").split())
-            yield -(-quota // max(period, 1))
+        for names in _QUOTA_FILES:
+            # Without a quota, the first number is "max" in v2 and -1 in v1.
+            with suppress(OSError, ValueError):
+                text = " ".join((folder / name).read_text("ascii") for name in names)
+                quota, period = map(int, text.split())
+                if quota > 0:
+                    yield -(-quota // max(period, 1))
 
 
 def _folders(own_group: Path, groups: Path) -> list[Path]:
-    with suppress(OSError, UnicodeDecodeError):
+    """Return the folders of the groups that may have a quota; the lines are ``ID:CONTROLLERS:PATH``."""
+    folders: list[Path] = []
+    with suppress(OSError, ValueError):
         for line in own_group.read_text("utf-8").splitlines():
-            if line.startswith("0::/"):
-                # A group outside of the container's namespace is shown as "/../.."
-                own = Path(line.removeprefix("0::/").replace("../", "").removesuffix(".."))
-                return [groups / one for one in (own, *own.parents)]
-    return []
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            # A group outside of the container's namespace is shown as "/../.."
+            own = Path(path.removeprefix("/").replace("../", "").removesuffix(".."))
+            # v2 names no controllers; v1 has a hierarchy for each, found by its name.
+            top = groups / "cpu" if controllers else groups
+            folders += [top / one for one in (own, *own.parents)]
+    return folders

@@ -78,6 +78,7 @@ class InFlight:
         self.outcomes: list[Outcome] = []
         # When the first of them was reported.
         self._unrecorded_since = 0.0
+        self._waited_seconds = 0.0  # since the events came that are being absorbed
         # Outcomes that the database refused, by task; each is tried again alone.
         self.blocked: dict[str, Outcome] = {}
         # Attempts without a call: this worker's version of the task cannot take it, another one may.
@@ -188,8 +189,9 @@ class InFlight:
         """Whether the outcomes may advance workflows, and so create tasks."""
         return any(one.workflow_id is not None for one in self.outcomes)
 
-    def absorb(self, events: Iterable[PoolEvent]) -> None:
-        """Turn events of children into outcomes."""
+    def absorb(self, events: Iterable[PoolEvent], waited_seconds: float = 0.0) -> None:
+        """Turn events of children into outcomes; the events came so many seconds ago."""
+        self._waited_seconds = waited_seconds
         for event in events:
             match event:
                 case Reported():
@@ -232,8 +234,8 @@ class InFlight:
             self.uncalled.append((task, outcome))
             return
         if not self.outcomes:
-            self._unrecorded_since = now
-        self._ended[task.id, task.generation] = task, run_seconds, now
+            self._unrecorded_since = now - self._waited_seconds
+        self._ended[task.id, task.generation] = task, run_seconds, now - self._waited_seconds
         self.outcomes.append(outcome)
 
     def _owned(self, task_id: str, generation: int) -> ClaimedTask | None:
@@ -243,9 +245,8 @@ class InFlight:
 
     def _forget_unstarted(self, assignments: Iterable[Assignment]) -> None:
         """The next release returns these tasks to the queue."""
-        for assignment in assignments:
-            task = self._owned(assignment.task_id, assignment.generation)
-            if task is not None:
+        for given in assignments:
+            if (task := self._owned(given.task_id, given.generation)) is not None:
                 del self._running[task.id]
                 self.taken_back.append(task)
                 self._doubt.may_own_more = True
@@ -257,10 +258,9 @@ class InFlight:
         return linger_seconds(*self._pool.window_space(depth), self._unrecorded_since, now)
 
     def _absorb_stop(self, event: Stopped) -> None:
-        assignment = event.assignment
-        task = self._owned(assignment.task_id, assignment.generation)
-        if task is not None:
-            self._note_interrupted(task, assignment, outcome_of_stop(task, event.reason), event)
+        given = event.assignment
+        if (task := self._owned(given.task_id, given.generation)) is not None:
+            self._note_interrupted(task, given, outcome_of_stop(task, event.reason), event)
 
     def _absorb_death(self, event: Died) -> None:
         if event.assignment is None:
@@ -287,7 +287,8 @@ class InFlight:
             outcome = outcome._replace(run_us=round(seconds * 1e6))
         if self.traces is not None:
             self.traces.close(given, outcome, seconds)
-        self._ended[task.id, task.generation] = task, seconds, time.monotonic()
+        ended_at = time.monotonic() - self._waited_seconds
+        self._ended[task.id, task.generation] = task, seconds, ended_at
         self.outcomes.append(outcome)
 
     def keep_results(self, outcomes: Iterable[Outcome], recorded: set[str]) -> None:

@@ -302,7 +302,7 @@ def claim_unknown(
     except psycopg.Error as error:
         if not is_isolated(error):
             raise
-    find = FindDue(claim.queues, claim.excluded, (), claim.limit, claim.names)
+    find = FindDue(claim.queues, claim.excluded, (), claim.limit, claim.names, claim.grace_seconds)
     (found,) = pipeline.run([(find_due, find)])
     claimed: list[ClaimedTask] = []
     for due in found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
 
@@ -26,7 +26,7 @@ from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, STOPPED_FOR_REQUEUE
 from horsies.worker.agenda import NEVER, Shutdown, burst_step, lifetime_clock
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
-from horsies.worker.in_flight import InFlight
+from horsies.worker.in_flight import LATE_SECONDS, InFlight
 from horsies.worker.known_tasks import KnownTasks
 from horsies.worker.liveness import Identity, lock_key
 from horsies.worker.maintenance import Maintenance
@@ -114,8 +114,8 @@ class Worker:
             blocked,
             self._shutdown,
         )
-        # Events of children that came during a statement.
-        self._early_events: list[PoolEvent] = []
+        # Events of children that came during a statement, and when.
+        self._early_events: list[tuple[float, Sequence[PoolEvent]]] = []
         # When this process should run again at the latest, unless it is frozen.
         self._awake_by = lifetime_clock()
         # The last heartbeat before this worker stopped its own tasks.
@@ -226,8 +226,8 @@ class Worker:
         self._drain_signals()
         self._notice_freeze()
         self._stop_tasks_if_silent()
-        self._in_flight.absorb([*self._early_events, *events])
-        self._early_events = []
+        self._absorb_early()
+        self._in_flight.absorb(events)
         self._receive_notifications()
         self._wait_for_batch()
         self._work.tick(time.monotonic())
@@ -335,6 +335,18 @@ class Worker:
         for task_id in running:
             self._pool.kill_task(task_id)
 
+    def _absorb_early(self) -> None:
+        """Absorb the events that came during the last statement.
+
+        Their wait counts only after a statement that took long. After a turn of a millisecond, the worker
+        lingers for the rest of a batch as if they had come now.
+        """
+        now = time.monotonic()
+        for came_at, events in self._early_events:
+            waited_seconds = now - came_at
+            self._in_flight.absorb(events, waited_seconds if waited_seconds > LATE_SECONDS else 0.0)
+        self._early_events = []
+
     def _receive_notifications(self) -> None:
         connection = self._connection
         if not self._pool.foreign_keys and connection.seconds_until_receive() is None:
@@ -398,7 +410,8 @@ class Worker:
     def _serve_children(self) -> None:
         """While a statement runs: enforce time limits, stay connected, obey the third shutdown request."""
         self._notice_freeze()
-        self._early_events += self._pool.collect(0.0)
+        if events := self._pool.collect(0.0):
+            self._early_events.append((time.monotonic(), events))
         self._connection.keep_lock()
         self._stop_tasks_if_silent()
         if self._shutdown.is_immediate:

@@ -85,13 +85,14 @@ def judge_liveness(vitals: Vitals, now: float) -> Answer:
     return Answer.line("alive", ok=True)
 
 
-def judge_readiness(vitals: Vitals) -> Answer:
-    """Fail while this worker claims nothing."""
+def judge_readiness(vitals: Vitals, *, is_scheduling: bool = True) -> Answer:
+    """Fail while this worker claims nothing, or while the scheduler inside it cannot send anything."""
     problems = {
         "the worker is starting": not vitals.has_started,
         "the worker is shutting down": vitals.is_stopping,
         "the database is not connected": not vitals.is_connected,
         "no child process is ready": vitals.children_busy + vitals.children_idle == 0,
+        "the scheduler is not connected to the database": not is_scheduling,
     }
     for problem, is_present in problems.items():
         if is_present:
@@ -144,12 +145,16 @@ def _wait_values(totals: Mapping[Key, Counts]) -> Iterator[Value]:
         yield Histogram(name, (queue,), BOUNDS, counts.waited, seconds)
 
 
-def worker_routes(read_vitals: Callable[[], Vitals], tally: Tally) -> Routes:
+def worker_routes(
+    read_vitals: Callable[[], Vitals],
+    tally: Tally,
+    is_scheduling: Callable[[], bool] = lambda: True,
+) -> Routes:
     """The paths of a worker."""
     return {
         "/metrics": lambda accept: scraped(worker_values(read_vitals(), tally), accept),
         "/livez": lambda _: judge_liveness(read_vitals(), lifetime_clock()),
-        "/readyz": lambda _: judge_readiness(read_vitals()),
+        "/readyz": lambda _: judge_readiness(read_vitals(), is_scheduling=is_scheduling()),
     }
 
 

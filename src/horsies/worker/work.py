@@ -169,8 +169,9 @@ class Work:
             self.claimed_last = False
             release_unheld(pipeline, self._claimer.worker_id, in_flight.held(), self._blocked)
             in_flight.note_released()
-            self._bookmarks.step_back(in_flight.taken_back)
-            in_flight.taken_back = []
+            returned, in_flight.taken_back = in_flight.taken_back, []
+            others = returned if self._async is None else self._async.step_back(returned)
+            self._bookmarks.step_back(others)
         outcomes = in_flight.next_outcomes()
         if outcomes and self._pool.unstored_progress:
             self._maintenance.store_last_progress(pipeline, [one.task_id for one in outcomes])

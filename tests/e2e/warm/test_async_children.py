@@ -83,6 +83,9 @@ def test_a_time_limit_cancels_one_coroutine_among_others(
     assert journal.lines("end", sent.task_id)  # its clean-up ran
     assert all(one.get(30_000).is_ok() for one in others)
     assert coroutines.limited_nap.send(0).unwrap().get(30_000).is_ok()
+    assert "CancelledError" not in "".join(
+        line for line in worker.log().splitlines() if sent.task_id in line
+    )
 
 
 def test_one_running_coroutine_is_cancelled(

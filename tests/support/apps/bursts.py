@@ -65,6 +65,8 @@ def misbehave(how: str) -> str:
                 os._exit(0)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise ValueError("refused")
         case "much":
             return "x" * 20_000_000
     return "done"

@@ -14,10 +14,12 @@ END
 $$;
 
 -- RUNNING -> PAUSED for these runs, and their tasks are held: the claim does not find a held task, and a
--- running one keeps the mark in case it is retried. Tasks claimed ahead go back to the queue, held.
+-- running one keeps the mark in case it is retried. Tasks claimed ahead go back to the queue, held; so do those
+-- that wait in the windows of children, once their workers are notified.
 CREATE OR REPLACE FUNCTION horsies_pause_runs(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     paused uuid[];
+    may_wait boolean;
 BEGIN
     WITH changed AS (
         UPDATE horsies_workflows SET
@@ -25,15 +27,21 @@ BEGIN
         WHERE id = ANY(p_runs) AND coalesce(status, '') = 'RUNNING'
         RETURNING id)
     SELECT array_agg(id) INTO paused FROM changed;
-    UPDATE horsies_tasks SET
-        held = true,
-        status = CASE status WHEN 'CLAIMED' THEN 'PENDING' ELSE status END,
-        claimed = false,
-        claim_expires_at = NULL,
-        claimed_by_worker_id = CASE status WHEN 'CLAIMED' THEN NULL ELSE claimed_by_worker_id END,
-        claimed_at = CASE status WHEN 'CLAIMED' THEN NULL ELSE claimed_at END,
-        updated_at = clock_timestamp()
-    WHERE workflow_id = ANY(paused) AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
+    WITH changed AS (
+        UPDATE horsies_tasks SET
+            held = true,
+            status = CASE status WHEN 'CLAIMED' THEN 'PENDING' ELSE status END,
+            claimed = false,
+            claim_expires_at = NULL,
+            claimed_by_worker_id = CASE status WHEN 'CLAIMED' THEN NULL ELSE claimed_by_worker_id END,
+            claimed_at = CASE status WHEN 'CLAIMED' THEN NULL ELSE claimed_at END,
+            updated_at = clock_timestamp()
+        WHERE workflow_id = ANY(paused) AND status IN ('PENDING', 'CLAIMED', 'RUNNING')
+        RETURNING status = 'RUNNING' AND burst AS may_wait)
+    SELECT bool_or(changed.may_wait) INTO may_wait FROM changed;
+    IF may_wait THEN
+        PERFORM pg_notify('horsies_pause', '');
+    END IF;
 END
 $$;
 

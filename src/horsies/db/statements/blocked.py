@@ -88,6 +88,7 @@ class FindDue(NamedTuple):
     unknown_names: Sequence[str]
     limit: int
     names: Sequence[str] | None = None
+    grace_seconds: float = 0.0
 
 
 class DueTask(NamedTuple):

@@ -56,14 +56,14 @@ ORDER BY task.id
 
 -- name: find_due
 -- The tasks that a claim would take, queue by queue in the given order, by the claim index; with "names", only
--- tasks of these names.
+-- tasks of these names that have been due for the grace period, as claim_unresolvable takes them.
 SELECT due.id::text, due.workflow_id::text, queue.name AS queue_name, due.priority,
     due.enqueued_at::text AS enqueued_at
 FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS queue (name, place)
 CROSS JOIN LATERAL (
     SELECT task.id, task.workflow_id, task.priority, task.enqueued_at FROM horsies_tasks AS task
     WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.name
-      AND task.enqueued_at <= clock_timestamp()
+      AND task.enqueued_at <= clock_timestamp() - %(grace_seconds)s::float8 * interval '1 second'
       AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
       AND task.id <> ALL(%(excluded)s::uuid[]) AND task.task_name <> ALL(%(unknown_names)s::text[])
       AND (%(names)s::text[] IS NULL OR task.task_name = ANY(%(names)s::text[]))

@@ -34,12 +34,13 @@ SELECT id, finished_at FROM horsies_task_attempts ORDER BY id DESC OFFSET %(samp
 
 -- name: group_failures
 -- The newest failed attempts by task and error code. Names are scalar subqueries, because a join might be
--- planned as a hash over the whole history. A failure is final unless the task is retried. The times are for
--- a sparkline.
+-- planned as a hash over the whole history. A failure is final unless the task is retried. An attempt that an
+-- operator cancelled is not a failure. The times are for a sparkline.
 WITH newest AS MATERIALIZED (
     SELECT id, task_id, will_retry, coalesce(error_code, '') AS error_code, left(error_message, 200) AS message,
         worker_hostname, finished_at
-    FROM horsies_task_attempts WHERE outcome <> 'COMPLETED' AND id >= %(from_id)s::bigint
+    FROM horsies_task_attempts WHERE outcome <> 'COMPLETED'
+        AND error_code IS DISTINCT FROM 'TASK_CANCELLED' AND id >= %(from_id)s::bigint
     ORDER BY id DESC LIMIT %(limit)s::integer),
 named AS MATERIALIZED (
     SELECT newest.*,

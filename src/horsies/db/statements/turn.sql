@@ -5,11 +5,12 @@
 
 -- name: complete_tasks
 -- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its
--- child: it started as long ago as it ran ("runs_us"), where that is known.
+-- child: it started as long ago as it ran ("runs_us"), where that is known. A wait in this transaction of more than a
+-- second, for a lock or a stalled disk, came after its end.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'COMPLETED', completed_at = clock_timestamp(), updated_at = clock_timestamp(),
-        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+        started_at = coalesce(least(clock_timestamp(), now() + interval '1 second') - interval '1 microsecond'
             * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         result = (%(results)s::text[])[array_position(%(ids)s::uuid[], task.id)], next_retry_at = NULL
     WHERE task.id = ANY(%(ids)s::uuid[])
@@ -40,7 +41,7 @@ finished AS (
         status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL,
         claimed_at = NULL, next_retry_at = report.due_at[array_position(%(ids)s::uuid[], task.id)],
         enqueued_at = report.due_at[array_position(%(ids)s::uuid[], task.id)],
-        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+        started_at = coalesce(least(clock_timestamp(), now() + interval '1 second') - interval '1 microsecond'
             * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         max_retries = greatest(task.max_retries,
             (%(max_retries)s::integer[])[array_position(%(ids)s::uuid[], task.id)]),
@@ -75,7 +76,7 @@ WITH finished AS (
         result = (%(results)s::text[])[array_position(%(ids)s::uuid[], task.id)],
         error_code = (%(error_codes)s::text[])[array_position(%(ids)s::uuid[], task.id)],
         failed_reason = (%(failed_reasons)s::text[])[array_position(%(ids)s::uuid[], task.id)],
-        started_at = coalesce(clock_timestamp() - interval '1 microsecond'
+        started_at = coalesce(least(clock_timestamp(), now() + interval '1 second') - interval '1 microsecond'
             * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         next_retry_at = NULL
     WHERE task.id = ANY(%(ids)s::uuid[])

@@ -15,7 +15,7 @@ ORDER BY root.id FOR NO KEY UPDATE
 
 -- name: pause_run
 -- RUNNING -> PAUSED, with the running ones below; returns the status it found, NULL for no such run. The
--- notification makes workers return the tasks of the run that have not begun.
+-- notification makes workers forget tasks that they have claimed ahead; see horsies_pause_runs for the others.
 SELECT paused.answer
 FROM (SELECT horsies_pause_v1(%(id)s::uuid) AS answer) AS paused
 CROSS JOIN LATERAL pg_notify('horsies_pause', %(id)s::text) AS noticed

@@ -154,7 +154,8 @@ def _read_due(facts: Facts) -> Script[list[DueQueue]]:
 
 
 def _count(queue: DueQueue) -> str:
-    return f"{queue.due:,}+" if queue.due >= DUE_WINDOW else f"{queue.due:,}"
+    number = f"{queue.due:,}+" if queue.due >= DUE_WINDOW else f"{queue.due:,}"
+    return f"{number} due {'task' if queue.due == 1 else 'tasks'}"
 
 
 def _unserved(facts: Facts) -> Script[list[Finding]]:
@@ -168,7 +169,7 @@ def judge_unserved(due: Iterable[DueQueue], workers: Sequence[WorkerSummary]) ->
     return [
         Finding(
             Level.RED,
-            f"No running worker serves queue {queue.name}: {_count(queue)} tasks are due.",
+            f"No running worker serves queue {queue.name}, which has {_count(queue)}.",
             (f"the oldest for {span(queue.oldest_seconds)}",),
             f"horsies worker APP --queues {queue.name}",
         )
@@ -213,7 +214,7 @@ def judge_paused_queues(due: Iterable[DueQueue], limits: Limits) -> list[Finding
         if queue.paused_seconds is not None:
             is_long = queue.paused_seconds >= limits.paused_queue_seconds
             sentence = f"Queue {queue.name} has been paused for {span(queue.paused_seconds)}."
-            evidence = (f"{_count(queue)} tasks are due",)
+            evidence = (_count(queue),)
             level = Level.RED if is_long else Level.YELLOW
             remedy = f"horsies queues resume {queue.name}"
             findings.append(Finding(level, sentence, evidence, remedy))
@@ -228,7 +229,7 @@ def judge_blocked(blocked: Sequence[BlockedRow]) -> list[Finding]:
     if not blocked:
         return []
     evidence = tuple(f"{row.kind} {row.id}, {row.action}: {row.error}" for row in blocked)
-    sentence = f"The database refuses the next change of {blocked[0].total} tasks or runs."
+    sentence = f"The database refuses the next change of {blocked[0].total} task(s) or run(s)."
     advice = "remove the constraint or trigger that the errors name; workers try again"
     return [Finding(Level.RED, sentence, evidence, advice)]
 
@@ -327,7 +328,7 @@ def judge_schedules(overdue: Sequence[OverdueSchedule]) -> list[Finding]:
     if not overdue:
         return []
     schedulers = overdue[0].schedulers
-    sentence = f"{len(overdue)} schedules are overdue, {schedulers} schedulers are connected."
+    sentence = f"{len(overdue)} schedule(s) overdue, {schedulers} scheduler(s) connected."
     evidence = tuple(f"{one.name} for {span(one.seconds)}" for one in overdue)
     advice = "start `horsies scheduler` with the application that defines the schedules"
     return [Finding(Level.RED, sentence, evidence, advice)]

@@ -259,10 +259,11 @@ def queue_reasons(queue: QueueSituation, backlog: QueueBacklog) -> list[Reason]:
         found.append(unserved_reason(queue))
     elif backlog.unknown_names:
         shown = ", ".join(repr(name) for name in backlog.unknown_names)
+        know = "does not know" if len(servers) == 1 else "do not know"
         found.append(
             reason(
                 "TASK_UNKNOWN",
-                f"{counted(len(servers), 'live worker')} of queue {queue.name!r} do not know these "
+                f"{counted(len(servers), 'live worker')} of queue {queue.name!r} {know} these "
                 f"waiting tasks: {shown}.",
                 subjects=backlog.unknown_names,
                 remedy="deploy a worker that has these tasks",
@@ -282,7 +283,7 @@ def _backlog_reason(queue: QueueSituation, waiting: DueCount, is_hindered: bool)
         moves = "" if is_hindered else "; no obstacle was found"
         return reason(
             "TASKS_DUE",
-            f"{at_least(waiting.due)} tasks of queue {name!r} are due{ago}{moves}.",
+            f"Queue {name!r} has {_counted(waiting.due, 'due')}{ago}{moves}.",
             since=since,
             subjects=[name],
         )
@@ -291,10 +292,14 @@ def _backlog_reason(queue: QueueSituation, waiting: DueCount, is_hindered: bool)
         ahead = lasting((first - queue.looked_at).total_seconds())
         return reason(
             "ALL_DELAYED",
-            f"{at_least(waiting.delayed)} tasks wait in queue {name!r}, the first for another {ahead}.",
+            f"Queue {name!r} has {_counted(waiting.delayed, 'delayed')}, the first for another {ahead}.",
             subjects=[name],
         )
     return reason("QUEUE_EMPTY", f"No task waits in queue {name!r}.", subjects=[name])
+
+
+def _counted(count: int, state: str) -> str:
+    return f"{at_least(count)} {state} {'task' if count == 1 else 'tasks'}"
 
 
 def queue_holds(queue: QueueSituation) -> list[str]:
@@ -324,7 +329,7 @@ def missing_reason(
     retention_hours: float | None,
 ) -> Reason:
     """Return why there is no such task or run, by the time in its id."""
-    made_at = _made_at(row_id)
+    made_at = _made_at(row_id, looked_at)
     there = f"There is no {what} {row_id}"
     if made_at is None:
         return reason("NOT_FOUND", f"{there}; look at another database, or check the id.")
@@ -355,7 +360,10 @@ def missing_reason(
     )
 
 
-def _made_at(row_id: str) -> datetime | None:
-    """Return the time in a UUIDv7; None for other ids."""
+def _made_at(row_id: str, looked_at: datetime) -> datetime | None:
+    """Return the time in a UUIDv7; None for other ids, and for a time that is still to come."""
     number = UUID(row_id)
-    return datetime.fromtimestamp((number.int >> 80) / 1000, UTC) if number.version == 7 else None
+    seconds = (number.int >> 80) / 1000
+    if number.version != 7 or seconds > looked_at.timestamp() + SENDING_SECONDS:
+        return None
+    return datetime.fromtimestamp(seconds, UTC)

@@ -122,10 +122,10 @@ def _waits_for(run: RunFacts, dependencies: Sequence[NodeFacts]) -> Reason:
     first = next((one for one in open_ones if one.status != "PENDING"), None) or next(
         iter(open_ones), None
     )
-    joins = {"all": "all of them", "any": "one of them", "quorum": f"{run.min_success} of them"}
+    joins = {"all": "all", "any": "one", "quorum": f"{run.min_success}"}
     return reason(
         "WAITS_FOR",
-        f"It waits for {joins[run.join_type or 'all']}: {shown}"
+        f"It waits for {joins[run.join_type or 'all']} of its dependencies: {shown}"
         + (f" and {total - len(dependencies):,} more." if total > len(dependencies) else "."),
         subjects=[one.node_id for one in open_ones],
         remedy=None if first is None else command("explain", run.id, first.node_id),

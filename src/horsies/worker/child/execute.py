@@ -6,6 +6,7 @@ the way becomes the error of the report.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -198,7 +199,7 @@ def execute(app: Horsies, assignment: Assignment, around: Sequence[AroundTask] =
 async def execute_async(
     app: Horsies, assignment: Assignment, around: Sequence[AroundTask] = ()
 ) -> ChildReport:
-    """``execute`` on the running event loop."""
+    """``execute`` on the running event loop; raises CancelledError if the worker stops the task."""
     try:
         task = app.get_task(assignment.task_name)
         if task is None:
@@ -209,9 +210,21 @@ async def execute_async(
         if isinstance(call, ChildReport):
             return call
         returned = await await_function(app.config, definition, call.args, call.kwargs)
+        if isinstance(returned, TaskError) and _is_stop(returned.exception):
+            raise asyncio.CancelledError  # the worker knows the reason, and records the end
         return _encode(app, definition, assignment, returned)
+    except asyncio.CancelledError:
+        raise
     except BaseException as error:
         return _failure(assignment, _codec_error(assignment, error))
+
+
+def _is_stop(raised: object) -> bool:
+    """Whether the worker has cancelled the running coroutine; task code may raise CancelledError too."""
+    if not isinstance(raised, asyncio.CancelledError) or not current_task().should_stop():
+        return False
+    running = asyncio.current_task()
+    return running is not None and running.cancelling() > 0
 
 
 def _codec_error(assignment: Assignment, error: BaseException) -> TaskError:

@@ -327,7 +327,7 @@ def _internal_values(graph: Graph, task_name: str) -> dict[str, Any]:
     assert route is not None
     # In the form that encode_options gives the options of tasks. The headers are for the sub-workflow.
     stored: dict[str, Any] = {"retry_policy": INTERNAL_POLICY.to_json(), "good_until": None}
-    if headers := inherited_headers():
+    if task_name == EXPAND_TASK and (headers := inherited_headers()):
         stored["headers"] = dict(headers)
     return {
         "task_name": task_name,

@@ -88,6 +88,17 @@ class _RefusedRun(Exception):
         self.error = replace(error, message=message)
 
 
+def _workflows(specs: Iterable[Startable[T]]) -> Iterator[Startable[T]]:
+    for position, spec in enumerate(specs):
+        if getattr(spec, "graph", None) is None:
+            kind = spec.__name__ if isinstance(spec, type) else type(spec).__name__
+            raise TypeError(
+                f"Workflow {position} of start_many is not a workflow but {kind}; pass the "
+                "specifications that app.workflow(...) or build_with(...) returns."
+            )
+        yield spec
+
+
 def _prepared(specs: Iterable[HasGraph], options: StartOptions, producer: object) -> Iterator[Run]:
     for position, spec in enumerate(specs):
         if spec.graph.producer is producer:
@@ -120,7 +131,7 @@ def _stream(
     specs: Iterable[Startable[T]], options: StartOptions
 ) -> WorkflowStartResult[_Stream[T]] | None:
     """Prepare the first chunk, and with it all of a short stream; None if there is no run."""
-    specs = iter(specs)
+    specs = _workflows(specs)
     if (spec := next(specs, None)) is None:
         return None
     found = own_broker(spec.graph, options)
