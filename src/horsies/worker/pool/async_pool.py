@@ -399,7 +399,8 @@ class AsyncPool:
         ]
         children.events = [one for one in children.events if one not in deaths]
         description = deaths[0].description if deaths else process.verdict or "ended"
-        children.delay.reset()  # it died of one of its tasks
+        if process.page.begun:
+            children.delay.reset()  # it died of one of its tasks
         self._events += self._ends_by_death(child, description)
 
     def _ends_by_death(self, child: AsyncChild, description: str) -> Iterator[PoolEvent]:
