@@ -6,6 +6,7 @@ import os
 import selectors
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -243,3 +244,16 @@ def test_assignments_that_wait_for_a_blocked_child_are_not_copied_for_each_other
     texts = [value_of(event) for event in collect_events(pool, 3, Reported)]
     assert texts == [str(number) * 1_000_000 for number in range(3)]
     assert not process.outgoing
+
+
+def test_tasks_run_where_no_thread_can_watch_the_loop() -> None:
+    boot = replace(BOOT, program="tests.support.apps.pool_programs:load_without_threads")
+    with selectors.DefaultSelector() as selector:
+        pool = MixedPool(PoolSettings(0, StartMethod.FORK), boot, selector, 1, 3)
+        try:
+            assert pool.start()
+            for pid in pool.asynchronous.next_pids(3):
+                pool.dispatch(assignment("echo", 5), pid)
+            assert len(collect_events(pool, 3, Reported)) == 3
+        finally:
+            pool.shutdown()
