@@ -6,6 +6,7 @@ import os
 import selectors
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,63 @@ def test_a_task_that_another_cancels_before_its_first_step_runs(pool: MixedPool)
         os.kill(pid, signal.SIGCONT)
     events = collect_events(pool, 2, Reported)
     assert [one.report.ok for one in events if isinstance(one, Reported)] == [True, True]
+
+
+def test_a_child_that_dies_behind_a_blocked_loop_costs_no_task_that_has_not_begun(
+    tmp_path: Path,
+) -> None:
+    begun, blocked = tmp_path / "begun", tmp_path / "blocked"
+    with selectors.DefaultSelector() as selector:
+        settings = PoolSettings(0, StartMethod.FORK, stop_grace_seconds=0.05)
+        pool = MixedPool(settings, BOOT, selector, 1, 4)
+        try:
+            assert pool.start()
+            (pid,) = pool.asynchronous.next_pids(1)
+            ran = [assignment("wait_for_ever", str(begun), False)]
+            ran += [assignment("note_and_sleep", str(blocked), "blocked", 600.0)]
+            for task, journal in zip(ran, (begun, blocked), strict=True):
+                pool.dispatch(task, pid)
+                wait_until(journal.exists)
+            limited = assignment("note", str(tmp_path / "never"), "x", timeout_ms=1)
+            unlimited = assignment("note", str(tmp_path / "never"), "x")
+            pool.dispatch_window(pid, [(limited, 0.0), (unlimited, 0.0)])
+            events = collect_events(pool, 2, Died)
+        finally:
+            pool.shutdown()
+    assert [one.assignment for one in events if isinstance(one, Died)] == ran
+    assert [one for one in events if not isinstance(one, Died)] == [TakenBack([limited, unlimited])]
+    assert not (tmp_path / "never").exists()
+
+
+def test_assignments_that_wait_for_a_blocked_child_are_not_copied_for_each_other(
+    pool: MixedPool,
+) -> None:
+    pid, _ = pool.asynchronous.next_pids(2)
+    tasks = [assignment("echo", str(number) * 1_000_000) for number in range(3)]
+    (process,) = (one for one, _ in pool.asynchronous.processes() if one.pid == pid)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        pool.dispatch(tasks[0], pid)
+        waiting = process.outgoing
+        for task in tasks[1:]:
+            pool.dispatch(task, pid)
+        assert process.outgoing is waiting
+        assert len(waiting) > 2_000_000
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    texts = [value_of(event) for event in collect_events(pool, 3, Reported)]
+    assert texts == [str(number) * 1_000_000 for number in range(3)]
+    assert not process.outgoing
+
+
+def test_tasks_run_where_no_thread_can_watch_the_loop() -> None:
+    boot = replace(BOOT, program="tests.support.apps.pool_programs:load_without_threads")
+    with selectors.DefaultSelector() as selector:
+        pool = MixedPool(PoolSettings(0, StartMethod.FORK), boot, selector, 1, 3)
+        try:
+            assert pool.start()
+            for pid in pool.asynchronous.next_pids(3):
+                pool.dispatch(assignment("echo", 5), pid)
+            assert len(collect_events(pool, 3, Reported)) == 3
+        finally:
+            pool.shutdown()

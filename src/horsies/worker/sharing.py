@@ -1,6 +1,7 @@
 """The page and the pipe that a child shares with its worker, beside the socket between them.
 
-The page is memory: a stop request, and the progress of the running task. The pipe decides which of its
+The page is memory: a stop request, the progress of the running task, and how far an async child has come
+with its assignments. The pipe decides which of its
 assignments a child has begun: the parent writes one number, a permit, per assignment, and the child reads one
 before it begins a task. Both have the reading end, and the kernel gives each number to one of them: a
 number that the parent reads back belongs to a task that has not begun and never will.
@@ -25,14 +26,16 @@ _NUMBER = Struct("!Q")
 # More than a pipe holds.
 _EVERYTHING = 1 << 20
 _PROGRESS = Struct("=IIddI")
-_PROGRESS_START, _NOTE_START, _PAGE_BYTES = 8, 64, 4096
+_PROGRESS_START, _BEGUN_START, _NOTE_START, _PAGE_BYTES = 8, 48, 64, 4096
 _PROGRESS_END = _PROGRESS_START + _PROGRESS.size
+_BEGUN_END = _BEGUN_START + _NUMBER.size
 _HAS_MEMFD = hasattr(os, "memfd_create")
 _PAGE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if _HAS_MEMFD else 0
 
 
 class SharedPage:
-    """The memory that a child shares with its worker: a stop request, and the progress of its task.
+    """The memory that a child shares with its worker: a stop request, the progress of its task, and the
+    number of the last assignment that an async child has begun.
 
     Not frames: a task may report progress ten thousand times a second, from several threads and from
     processes it forks, and the worker reads the latest report whenever it has time. The worker takes no
@@ -63,6 +66,15 @@ class SharedPage:
 
     def request_stop(self) -> None:
         self._memory[0] = 1
+
+    @property
+    def begun(self) -> int:
+        number: int = _NUMBER.unpack(self._memory[_BEGUN_START:_BEGUN_END])[0]
+        return number
+
+    def note_begun(self, number: int) -> None:
+        """An async child begins the assignment with this number; it has begun all before it."""
+        self._memory[_BEGUN_START:_BEGUN_END] = _NUMBER.pack(number)
 
     def write_progress(self, token: int, done: float, total: float, note: bytes) -> None:
         if note:

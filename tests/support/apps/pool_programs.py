@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -65,6 +66,10 @@ def load(boot: ChildBoot) -> FunctionProgram:
 
 def load_with_hooks(boot: ChildBoot) -> FunctionProgram:
     return FunctionProgram([first_hook, second_hook])
+
+
+def load_without_threads(boot: ChildBoot) -> FunctionProgram:
+    return FunctionProgram((refuse_threads,))
 
 
 def load_with_raising_hook(boot: ChildBoot) -> FunctionProgram:
@@ -121,6 +126,15 @@ def first_hook() -> None:
 
 def second_hook() -> None:
     HOOKS_THAT_RAN.append("second_hook")
+
+
+def refuse_threads() -> None:
+    """Make the process one that cannot start a thread."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threading.Thread.start = refuse  # type: ignore[assignment,method-assign]
 
 
 def raising_hook() -> None:

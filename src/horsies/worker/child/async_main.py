@@ -44,6 +44,8 @@ class _Page(Protocol):
     @property
     def stop_requested(self) -> bool: ...
 
+    def note_begun(self, number: int) -> None: ...
+
 
 class _Parent(Protocol):
     """The child's end of the socket to its worker."""
@@ -108,12 +110,16 @@ class _Running:
         "has_begun",
         "is_over",
         "is_stopped",
+        "number",
         "started_ns",
         "task",
     )
 
-    def __init__(self, assignment: Assignment, outbox: _Outbox, page: _Page | None) -> None:
+    def __init__(
+        self, assignment: Assignment, number: int, outbox: _Outbox, page: _Page | None
+    ) -> None:
         self.assignment = assignment
+        self.number = number
         self.context = contextvars.copy_context()
         self.task: asyncio.Task[ChildReport] | None = None
         # False until its first step.
@@ -159,6 +165,7 @@ class _Server:
         self._outbox = _Outbox(loop, parent)
         self._watch = LoopWatch(loop, self._note_blockage)
         self._running: dict[str, _Running] = {}
+        self._last_begun = 0
         self._is_closed = False
 
     @property
@@ -195,15 +202,15 @@ class _Server:
 
     def _take(self, frame: bytes) -> None:
         if frame[4] == _KIND_ASSIGN:
-            self._start(protocol.decode_assignment(frame))
+            self._start(protocol.decode_assignment(frame), protocol.assignment_number(frame))
         elif frame[4] == _KIND_STOP_TASK:
             task_id, generation = protocol.decode_texts(frame, 2)
             running = self._running.get(task_id)
             if running is not None and running.assignment.generation == int(generation):
                 running.stop()
 
-    def _start(self, assignment: Assignment) -> None:
-        running = _Running(assignment, self._outbox, self._parent.page)
+    def _start(self, assignment: Assignment, number: int) -> None:
+        running = _Running(assignment, number, self._outbox, self._parent.page)
         self._running[assignment.task_id] = running
         self._watch.resume()
         current = CurrentTask(assignment, time.time(), running)
@@ -216,6 +223,12 @@ class _Server:
 
     async def _run(self, running: _Running) -> ChildReport:
         running.has_begun = True
+        page = self._parent.page
+        if (
+            page is not None and running.number > self._last_begun
+        ):  # a second start may be behind others
+            self._last_begun = running.number
+            page.note_begun(running.number)
         return await self._execute(running.assignment)
 
     def _finish(self, running: _Running, task: asyncio.Task[ChildReport]) -> None:
@@ -224,7 +237,7 @@ class _Server:
         running.is_over = True
         del self._running[assignment.task_id]
         if not (running.has_begun or running.is_stopped):
-            self._start(assignment)  # other code cancelled it before its first step
+            self._start(assignment, running.number)  # other code cancelled it before its first step
             return
         self._outbox.send_progress(assignment.task_id)
         try:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import NamedTuple
 
@@ -54,10 +55,10 @@ class LoopWatch:
         self._ran_at = time.monotonic()
         self._has_tasks.set()
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._watch, name="horsies-loop-watch", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._watch, name="horsies-loop-watch", daemon=True)
+            with suppress(RuntimeError):  # the host has no thread left: tasks run without the watch
+                thread.start()
+                self._thread = thread
 
     def pause(self) -> None:
         self._has_tasks.clear()

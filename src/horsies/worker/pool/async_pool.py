@@ -1,8 +1,8 @@
 """The async children of a worker: each runs several coroutines at a time, up to its slots.
 
 ``Children`` starts, watches and reaps the processes and takes them for idle; the tasks in them are kept
-here. A child that dies costs all of its tasks: each of them had begun. One that has done its share of tasks,
-or has grown too large, takes no more, is replaced, and exits after its last task.
+here. A child that dies costs all tasks that had begun in it; the others come back. One that has done its
+share of tasks, or has grown too large, takes no more, is replaced, and exits after its last task.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class AsyncTask:
     assignment: Assignment
     child: AsyncChild
     assigned_at: float
-    # Whether the assignment left this process; if not, no code has seen it.
-    is_delivered: bool = True
+    # The place of the assignment among those of its child, which begins them in this order.
+    number: int
     stop_reason: str | None = None
     # The end of the grace period of a task that was stopped.
     killed_at: float = 0.0
@@ -56,6 +56,8 @@ class AsyncChild:
     task_limit: int
     tasks: dict[str, AsyncTask] = field(default_factory=dict)
     stopping: int = 0
+    # How many assignments it was given.
+    given: int = 0
 
     def free_places(self, slots: int) -> int:
         """How many tasks it may take; none while it stops one, which may end in its death."""
@@ -143,12 +145,12 @@ class AsyncPool:
     def dispatch(self, assignment: Assignment, pid: int) -> None:
         """Give `assignment` to the child `pid`, which has a place for it."""
         child = self._by_pid[pid]
-        task = AsyncTask(assignment, child, time.monotonic())
+        child.given += 1
+        task = AsyncTask(assignment, child, time.monotonic(), child.given)
         child.tasks[assignment.task_id] = self.busy[assignment.task_id] = task
         if assignment.timeout_ms is not None:
             self._set_deadline(task, task.assigned_at + assignment.timeout_ms / 1000)
-        child.process.send(protocol.encode_assignment(assignment), self._selector)
-        task.is_delivered = not child.process.unread_at_end
+        child.process.send(protocol.encode_assignment(assignment, task.number), self._selector)
 
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Cancel the coroutine of a task, and kill its child when the grace period is over."""
@@ -397,15 +399,20 @@ class AsyncPool:
         ]
         children.events = [one for one in children.events if one not in deaths]
         description = deaths[0].description if deaths else process.verdict or "ended"
-        children.delay.reset()  # it died of one of its tasks
+        if process.page.begun:
+            children.delay.reset()  # it died of one of its tasks
         self._events += self._ends_by_death(child, description)
 
     def _ends_by_death(self, child: AsyncChild, description: str) -> Iterator[PoolEvent]:
         process, now = child.process, time.monotonic()
+        last_begun = process.page.begun
+        unstarted: list[Assignment] = []
         for task in list(child.tasks.values()):
             self._forget(task)
             seconds = now - task.assigned_at
-            if task.stop_reason is not None:
+            if task.number > last_begun:
+                unstarted.append(task.assignment)
+            elif task.stop_reason is not None:
                 yield Stopped(
                     task.assignment,
                     process.known_pid,
@@ -414,8 +421,9 @@ class AsyncPool:
                     seconds,
                 )
             else:
-                started = task.is_delivered
-                yield Died(task.assignment, process.known_pid, description, started, seconds)
+                yield Died(task.assignment, process.known_pid, description, True, seconds)
+        if unstarted:
+            yield TakenBack(unstarted)
 
 
 def _log_blockage(

@@ -23,8 +23,6 @@ from horsies.worker.sharing import PermitPipe, SharedPage
 _SMALL_RECEIVE_BYTES = 1 << 16
 _LARGE_RECEIVE_BYTES = 1 << 20
 _NEARLY = 0.9
-_NO_BYTES = memoryview(b"")
-
 
 _FIRST_DELAY_SECONDS = 0.1
 _LONGEST_DELAY_SECONDS = 5.0
@@ -115,7 +113,8 @@ class ChildProcess:
     state: ChildState = ChildState.BOOTING
     pid: int | None = None
     exit_fd: int | None = None
-    outgoing: memoryview = _NO_BYTES
+    # Bytes that did not fit into the socket; 250 large assignments may wait for one blocked event loop.
+    outgoing: bytearray = field(default_factory=bytearray)
     # The task that runs, or runs next: the front of the window.
     assignment: Assignment | None = None
     assigned_at: float = 0.0
@@ -173,19 +172,19 @@ class ChildProcess:
         A child that is gone is not an error here: its end arrives through the selector.
         """
         if self.outgoing:
-            self.outgoing = memoryview(bytes(self.outgoing) + frame)
+            self.outgoing += frame
             return
         sent = self._write(frame)
         if sent < len(frame):
-            self.outgoing = memoryview(frame)[sent:]
+            self.outgoing += memoryview(frame)[sent:]
             selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
 
     def flush(self, selector: selectors.BaseSelector) -> None:
-        self.outgoing = self.outgoing[self._write(self.outgoing) :]
+        del self.outgoing[: self._write(self.outgoing)]
         if not self.outgoing:
             selector.modify(self.socket, selectors.EVENT_READ, self)
 
-    def _write(self, data: bytes | memoryview) -> int:
+    def _write(self, data: bytes | bytearray) -> int:
         try:
             return self.socket.send(data)
         except BlockingIOError:
