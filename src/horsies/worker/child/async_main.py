@@ -223,12 +223,10 @@ class _Server:
 
     async def _run(self, running: _Running) -> ChildReport:
         running.has_begun = True
-        page = self._parent.page
-        if (
-            page is not None and running.number > self._last_begun
-        ):  # a second start may be behind others
+        if running.number > self._last_begun:  # one that starts a second time may be behind others
             self._last_begun = running.number
-            page.note_begun(running.number)
+            if (page := self._parent.page) is not None:
+                page.note_begun(running.number)
         return await self._execute(running.assignment)
 
     def _finish(self, running: _Running, task: asyncio.Task[ChildReport]) -> None:
