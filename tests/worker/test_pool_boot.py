@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import pytest
@@ -127,16 +128,31 @@ def test_what_the_import_started_in_a_group_of_its_own_does_not_hold_up_the_end(
     assert is_gone(helper_pid)
 
 
-def template_pid(pool_pids: list[int]) -> int:
-    # Whatever other tests orphaned is a child of this process, too: servers, and zombies.
+FindTemplate: TypeAlias = Callable[[list[int]], int]
+
+
+@pytest.fixture
+def template_pid() -> FindTemplate:
+    """Finds the template of a pool with these children, among processes that the test has started."""
+    # Servers and orphans of other tests are children of this process, too.
+    others = living_pythons()
+
+    def find(pool_pids: list[int]) -> int:
+        (pid,) = living_pythons() - others - set(pool_pids)
+        return pid
+
+    return find
+
+
+def living_pythons() -> set[int]:
     ours = psutil.Process().exe()
     living = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    found = {one.pid for one in living if one.exe() == ours and not is_guard(one.pid)}
-    (pid,) = found - set(pool_pids)
-    return pid
+    return {one.pid for one in living if one.exe() == ours and not is_guard(one.pid)}
 
 
-def test_a_killed_template_costs_nobody_and_is_started_again(make_pool: MakePool) -> None:
+def test_a_killed_template_costs_nobody_and_is_started_again(
+    make_pool: MakePool, template_pid: FindTemplate
+) -> None:
     pool = make_pool(2)
     pids = pool.pids()
     first = template_pid(pids)
@@ -148,7 +164,9 @@ def test_a_killed_template_costs_nobody_and_is_started_again(make_pool: MakePool
     assert template_pid(pool.pids()) != first
 
 
-def test_a_template_and_a_child_killed_together_are_both_replaced(make_pool: MakePool) -> None:
+def test_a_template_and_a_child_killed_together_are_both_replaced(
+    make_pool: MakePool, template_pid: FindTemplate
+) -> None:
     pool = make_pool(1)
     (pid,) = pool.pids()
     os.kill(template_pid([pid]), signal.SIGKILL)
@@ -157,7 +175,9 @@ def test_a_template_and_a_child_killed_together_are_both_replaced(make_pool: Mak
     assert run(pool, "echo", 1) == 1
 
 
-def test_a_template_that_was_stopped_is_replaced(make_pool: MakePool) -> None:
+def test_a_template_that_was_stopped_is_replaced(
+    make_pool: MakePool, template_pid: FindTemplate
+) -> None:
     pool = make_pool(1, boot_timeout_seconds=4)
     (pid,) = pool.pids()
     stopped = template_pid([pid])

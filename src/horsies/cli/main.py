@@ -6,9 +6,11 @@ typer itself refuses end in exit status 2.
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
+import stat
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -103,6 +105,8 @@ def main() -> None:
         typer.echo(str(error), err=True)
         show_causes([error])
         sys.exit(1)
+    finally:
+        _leave_closed_terminal()
 
 
 def _load(named: list[str]) -> typer.Typer:
@@ -134,6 +138,22 @@ def _open_missing_streams() -> None:
                 os.close(null_fd)
             os.set_inheritable(number, True)
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
+def _leave_closed_terminal() -> None:
+    """Replace output streams to a terminal that was closed by /dev/null.
+
+    Otherwise Python could not write its last lines at exit, and its exit code would be 120.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            number = stream.fileno()
+            if error.errno == errno.EIO and stat.S_ISCHR(os.fstat(number).st_mode):
+                null_fd = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null_fd, number)
+                os.close(null_fd)
 
 
 class Overview(ScreenGroup):
