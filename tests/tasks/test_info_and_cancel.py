@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import psycopg
 import pytest
 
 from horsies.app import Horsies
+from horsies.db.statement import Script
 from horsies.error_codes import OutcomeCode, RetrievalCode
 from horsies.ids import new_id
 from horsies.retry import RetryPolicy
 from horsies.states import TASK_TERMINAL_STATES, TaskAttemptOutcome, TaskStatus
 from horsies.tasks.broker import BrokerErrorCode
-from horsies.tasks.handle import TaskActionErrorCode, TaskCancelled, TaskHandle, TaskInfo
+from horsies.tasks.handle import (
+    TaskActionErrorCode,
+    TaskCancelled,
+    TaskHandle,
+    TaskInfo,
+    info_script,
+)
 from tests.support.applications import Call, app_at
 from tests.support.database import Database
-from tests.support.rows import finish, stored
+from tests.support.rows import add_task, ago, finish, stored
 from tests.tasks.conftest import Task
+
+T = TypeVar("T")
 
 REASON = "killed by SIGKILL"
 
@@ -266,3 +275,29 @@ def test_cancel_without_a_database_is_an_error_value(call: Call) -> None:
     assert error.code is TaskActionErrorCode.DB_OPERATION_FAILED
     assert error.retryable
     app.close()
+
+
+def test_progress_is_never_that_of_an_attempt_the_task_has_not_begun(connection: Database) -> None:
+    task_id = add_task(connection, started_at=ago(3), retry_count=1)
+    script = info_script(task_id, None, False, False, False)
+    statement, params = next(script)
+    waiting = statement.run(connection, params)
+    connection.execute("UPDATE horsies_tasks SET status = 'RUNNING' WHERE id = %s", (task_id,))
+    connection.execute(
+        "INSERT INTO horsies_task_progress (task_id, attempt, done, reported_at) VALUES (%s, 2, 1, now())",
+        (task_id,),
+    )
+    info = _go_on(script, waiting, connection)
+    assert info is not None
+    assert info.progress is not None
+    assert (info.status, info.progress.attempt) == (TaskStatus.RUNNING, 2)
+
+
+def _go_on(script: Script[T], rows: list[Any], connection: Database) -> T:
+    """Run the rest of a script, whose last statement has returned these rows."""
+    try:
+        while True:
+            statement, params = script.send(rows)
+            rows = statement.run(connection, params)
+    except StopIteration as ended:
+        return cast(T, ended.value)

@@ -133,12 +133,19 @@ def info_script(
     """Read the state of one task; None when there is no such task."""
     if (stored := stored_form(task_id)) is None:
         return None
-    row = one_or_none((yield read_task, ReadTask(stored, include_result, include_failed_reason)))
-    if row is None:
-        return None
-    info = _info(row, results)
-    if row.started_at is not None:
-        info = replace(info, progress=(yield from progress_script(stored)))
+    read = ReadTask(stored, include_result, include_failed_reason)
+    progress: TaskProgress | None = None
+    for _ in range(2):  # the next attempt may begin, and report, between the two statements
+        rows: list[TaskRow] = yield read_task, read
+        if not rows:
+            return None
+        (row,) = rows
+        if row.started_at is not None:
+            progress = yield from progress_script(stored)
+        is_waiting = row.status in (TaskStatus.PENDING, TaskStatus.CLAIMED)
+        if progress is None or progress.attempt <= row.retry_count + (not is_waiting):
+            break
+    info = replace(_info(row, results), progress=progress)
     return (
         replace(info, attempts=(yield from attempts_script(stored))) if include_attempts else info
     )
