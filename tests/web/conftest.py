@@ -132,9 +132,12 @@ def _is_alive(client: httpx.Client, url: str) -> bool:
         return False
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dashboard(process_url: str) -> Iterator[WebServer]:
-    """`horsies web` with actions and payload on this process's database, for the whole session."""
+    """`horsies web` with actions and payload on this process's database.
+
+    Not for the whole session: tests of other modules count processes and sessions.
+    """
     options = ("--enable-actions", "--payload", "--database-url", process_url)
     with served(*options) as server:
         yield server
