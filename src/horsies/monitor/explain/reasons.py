@@ -297,10 +297,10 @@ CATALOGUE: dict[str, Entry] = {
         "`horsies explain RUN NODE`.",
     ),
     "SUB_RUN_PAUSED": Entry(
-        NODE, True, "The sub-run of the node is paused.", "`horsies workflow resume SUBRUN`."
+        NODE, True, "The child run of the node is paused.", "`horsies workflow resume CHILD`."
     ),
     "SUB_RUN_OPEN": Entry(
-        NODE, False, "The sub-run of the node has not ended.", "`horsies explain SUBRUN`."
+        NODE, False, "The child run of the node has not ended.", "`horsies explain CHILD`."
     ),
     "MAP_OPEN": Entry(
         NODE, False, "Items of the map have not ended.", "`horsies explain ITEM` for one of them."

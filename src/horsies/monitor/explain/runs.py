@@ -170,13 +170,13 @@ def _sub_run(node: NodeFacts) -> Reason:
     if node.sub_run_status == WorkflowStatus.PAUSED.value:
         return reason(
             "SUB_RUN_PAUSED",
-            f"The sub-run {child} of node {node.node_id} is paused.",
+            f"The child run {child} of node {node.node_id} is paused.",
             subjects=[child],
             remedy=command("workflow", "resume", child),
         )
     return reason(
         "SUB_RUN_OPEN",
-        f"The sub-run {child} of node {node.node_id} is {node.sub_run_status}.",
+        f"The child run {child} of node {node.node_id} is {node.sub_run_status}.",
         since=node.begun_at,
         subjects=[child],
         remedy=command("explain", child),
