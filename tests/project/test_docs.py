@@ -204,6 +204,13 @@ def test_the_filter_for_alembic_leaves_out_the_tables_of_horsies_alone() -> None
     assert include_object(None, "orders", "table", True, None)
 
 
+def test_the_dump_without_tasks_keeps_the_record_of_migrations() -> None:
+    (pattern,) = re.findall(r"--exclude-table-data '\*\.(\S+)'", page("deployment.md"))
+    left_out = re.compile(pattern.replace("*", ".*"))
+    assert left_out.fullmatch("horsies_tasks")
+    assert not left_out.fullmatch("horsies_migrations")
+
+
 def test_the_table_of_bad_input_quotes_what_is_really_said(
     process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
