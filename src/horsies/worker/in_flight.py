@@ -126,8 +126,6 @@ class InFlight:
     @property
     def is_full(self) -> bool:
         """Whether the refused outcomes in memory are too many to run more tasks."""
-        if not self.blocked:
-            return False
         size = sum(len(one.result) for one in self.blocked.values())
         return len(self.blocked) >= BLOCKED_MAX or size >= BLOCKED_CHARACTERS_MAX
 
@@ -491,10 +489,12 @@ class InFlight:
             self._pool.stop_task(task_id, STOPPED_BY_CANCEL)
 
     def keep_owned(self, task_ids: Iterable[str]) -> None:
-        """Kill the children of tasks that are not among these: another worker owns them now."""
+        """Kill the children of tasks that are not among these, or cancel coroutines: others own them now."""
+        shared = self._pool.asynchronous
         lost = {*self._pool.held_tasks, *self._waiting}.difference(task_ids)
         for task_id in lost:
             event = as_event("claim_lost", task_id=task_id)
             logger.warning("task %s belongs to another worker now", task_id, extra=event)
             self._waiting.pop(task_id, None)
-            self._pool.kill_task(task_id)
+            if shared is None or not shared.stop_task(task_id, STOPPED_BY_LOSS):
+                self._pool.kill_task(task_id)
