@@ -54,7 +54,8 @@ BLOCKED_MAX = 1000
 BLOCKED_CHARACTERS_MAX = 256 * 1024 * 1024
 # Outcomes wait this long only for a database that does not answer.
 LATE_SECONDS = 1.0
-NO_PARTS: Mapping[str, NodePart] = {}
+Parts = Mapping[str, NodePart]
+NO_PARTS: Parts = {}
 
 
 class InFlight:
@@ -425,9 +426,7 @@ class InFlight:
         self.blocked.pop(task.id, None)
         self._running[task.id] = task
 
-    def hand_out(
-        self, tasks: Iterable[ClaimedTask], parts: Mapping[str, NodePart] = NO_PARTS
-    ) -> None:
+    def hand_out(self, tasks: Iterable[ClaimedTask], parts: Parts = NO_PARTS) -> None:
         """Give tasks to the children they were started for, nodes with their part in a workflow; keep
         prefetched tasks for later.
         """
@@ -456,9 +455,7 @@ class InFlight:
         else:
             self._running[task.id] = task
 
-    def _give_window(
-        self, tasks: Sequence[ClaimedTask], pid: int, parts: Mapping[str, NodePart]
-    ) -> None:
+    def _give_window(self, tasks: Sequence[ClaimedTask], pid: int, parts: Parts) -> None:
         assignments = [self._assignment(task, parts.get(task.id)) for task in tasks]
         patience = [self.windows.patience_seconds(task.task_name) for task in tasks]
         try:

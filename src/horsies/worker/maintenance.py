@@ -127,7 +127,12 @@ class Maintenance:
         """Whether a heartbeat comes before any other work: other workers may have declared this one
         lost while it was frozen or without a connection.
         """
-        return self._doubts != self._settled_doubts or self._breaks != self._connection.breaks
+        return self.was_frozen or self._breaks != self._connection.breaks
+
+    @property
+    def was_frozen(self) -> bool:
+        """Whether other workers may have recovered tasks since the last check."""
+        return self._doubts != self._settled_doubts
 
     def note_freeze(self) -> None:
         """This process did not run for long: check the ownership of its tasks."""
@@ -142,12 +147,16 @@ class Maintenance:
         self._seen_at = -NEVER
         self.note_signs(pipeline, pipeline.run(self.signs_of_life(now)), now)
         if not self.is_lost and (held := self._in_flight.held()):
-            ids, generations = [task.id for task in held], [task.generation for task in held]
-            find = FindOwned(self._identity.worker_id, ids, generations)
-            self._in_flight.keep_owned(row.id for row in pipeline.run([(find_owned, find)])[0])
+            self._in_flight.keep_owned(self.owned(pipeline, held))
         self._settled_doubts = doubts
-        if self._doubts != doubts:
+        if self.was_frozen:
             self.show(pipeline, time.monotonic())
+
+    def owned(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> set[str]:
+        """The ids of those attempts that the database still lists as this worker's."""
+        ids, generations = [task.id for task in tasks], [task.generation for task in tasks]
+        find = FindOwned(self._identity.worker_id, ids, generations)
+        return {row.id for row in pipeline.run([(find_owned, find)])[0]}
 
     def show_if_late(self, pipeline: Pipeline, now: float) -> None:
         """Send a heartbeat that failed turns have delayed."""

@@ -12,6 +12,7 @@ import selectors
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -39,6 +40,9 @@ MEGABYTE = 1024 * 1024
 _EARLY_DEATH_SECONDS = 1.0
 _CLOSED_GRACE_SECONDS = 0.5
 _EXIT_GRACE_SECONDS = 5.0
+_KIND_REPORT = int(FrameKind.REPORT)
+
+TakeFrame = Callable[[ChildProcess, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,16 @@ class Children(Assignments):
     """All children of one pool. Exactly `processes` of them are usable, plus at most one spare."""
 
     def __init__(
-        self, settings: PoolSettings, launcher: Launcher, selector: selectors.BaseSelector
+        self,
+        settings: PoolSettings,
+        launcher: Launcher,
+        selector: selectors.BaseSelector,
+        take_report: TakeFrame,
+        take_notice: TakeFrame,
     ) -> None:
         super().__init__(selector)
+        self._take_report = take_report
+        self._take_notice = take_notice
         self.children: dict[ChildProcess, None] = {}
         self.idle: list[ChildProcess] = []
         self.unwatched: set[ChildProcess] = set()
@@ -162,6 +173,29 @@ class Children(Assignments):
     def _watch_exit(self, child: ChildProcess, pid: int) -> None:
         if not child.watch_exit(pid, self._selector):
             self.unwatched.add(child)
+
+    def receive(self, child: ChildProcess) -> bool:
+        """Handle one read's worth of frames; False when there was nothing to read."""
+        data = child.receive()
+        if data is None:
+            return False
+        if not data:
+            self.note_closed(child)
+            return False
+        try:
+            for frame in child.frames.feed(data):
+                (self._take_report if frame[4] == _KIND_REPORT else self._take_notice)(child, frame)
+        except ProtocolError as error:
+            child.verdict = f"killed because it sent a malformed frame ({error})"
+            child.close_socket(self._selector)
+            self.kill(child)
+            return False
+        return True
+
+    def drain(self, child: ChildProcess) -> None:
+        """Handle all frames that a child has sent."""
+        while child.socket_is_open and self.receive(child):
+            pass
 
     def note_hello(self, child: ChildProcess, pid: int) -> None:
         """A child sent its pid; from now on its end is noticed."""

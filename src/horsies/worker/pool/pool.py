@@ -26,10 +26,9 @@ logger = logging.getLogger("horsies.pool")
 
 _ORPHAN_CHECK_SECONDS = 1.0
 _EXIT_POLL_SECONDS = 0.05
-_SHUTDOWN_SECONDS = 15.0
+SHUTDOWN_SECONDS = 15.0
 _BASELINE_WARNING = 0.8
 _FORKS_AHEAD = 8
-_KIND_REPORT = int(FrameKind.REPORT)
 
 
 class ChildBootError(Exception):
@@ -87,8 +86,8 @@ class ChildPool:
         self._settings = settings
         self._selector = selector
         self._launcher = make_launcher(settings.start_method, boot, selector)
-        self._children = Children(settings, self._launcher, selector)
-        self._children.drain = self._drain
+        take_frames = (self._take_report, self._take_notice)
+        self._children = Children(settings, self._launcher, selector, *take_frames)
         self._orphans_checked_at = 0.0
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
         # The children of another pool of this worker.
@@ -232,7 +231,7 @@ class ChildPool:
         for child in set(self._children.lined.values()) | set(self._children.busy.values()):
             self._children.return_unstarted(child)
             # With no permits left, and all reports read, its front is the task that runs.
-            self._drain(child)
+            self._children.drain(child)
 
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Stop the task, and kill its child when the grace period is over.
@@ -259,7 +258,7 @@ class ChildPool:
                 if mask & selectors.EVENT_WRITE and data.socket_is_open:
                     data.flush(self._selector)
                 if mask & selectors.EVENT_READ and data.socket_is_open:
-                    self._receive(data)
+                    self._children.receive(data)
             elif type(data) is ExitWatch:
                 ended.append(data.child)
             elif data is self._launcher:
@@ -316,7 +315,7 @@ class ChildPool:
             elif child.state is not ChildState.EXITING:
                 self._children.kill(child)
         events: list[PoolEvent] = []
-        deadline = time.monotonic() + _SHUTDOWN_SECONDS + self._settings.exit_seconds_of_hooks
+        deadline = time.monotonic() + SHUTDOWN_SECONDS + self._settings.exit_seconds_of_hooks
         while self._children.children and time.monotonic() < deadline:
             events += self.collect(_EXIT_POLL_SECONDS)
         self._children.abandon_all()
@@ -356,31 +355,6 @@ class ChildPool:
             return timeout_seconds
         left = max(0.0, deadline - now)
         return left if timeout_seconds is None else min(left, timeout_seconds)
-
-    def _drain(self, child: ChildProcess) -> None:
-        while child.socket_is_open and self._receive(child):
-            pass
-
-    def _receive(self, child: ChildProcess) -> bool:
-        """Handle one read's worth of frames; False when there was nothing to read."""
-        data = child.receive()
-        if data is None:
-            return False
-        if not data:
-            self._children.note_closed(child)
-            return False
-        try:
-            for frame in child.frames.feed(data):
-                if frame[4] == _KIND_REPORT:
-                    self._take_report(child, frame)
-                else:
-                    self._take_notice(child, frame)
-        except ProtocolError as error:
-            child.verdict = f"killed because it sent a malformed frame ({error})"
-            child.close_socket(self._selector)
-            self._children.kill(child)
-            return False
-        return True
 
     def _take_report(self, child: ChildProcess, frame: bytes) -> None:
         report, rss_bytes, run_microseconds = protocol.decode_report(frame)
@@ -432,7 +406,7 @@ class ChildPool:
 
     def _reap(self, child: ChildProcess) -> None:
         """A child has ended; handle the frames it sent before."""
-        self._drain(child)
+        self._children.drain(child)
         self._children.reap(child)
 
     def _look_after_children(self) -> None:
