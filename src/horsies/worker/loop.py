@@ -327,6 +327,7 @@ class Worker:
         if self._seconds_until_silent() > 0.0:
             return
         silent_seconds = lifetime_clock() - self._maintenance.shown_at
+        self._pool.return_unstarted()
         running = list(self._pool.busy)
         self._stopped_after = self._maintenance.shown_at
         logger.critical(

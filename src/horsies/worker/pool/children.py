@@ -255,15 +255,17 @@ class Children(Assignments):
         with suppress(OSError):
             child.socket.shutdown(socket.SHUT_WR)
 
+    def settle(self, child: ChildProcess) -> None:
+        """Find out which task runs: with no permits left, and all reports read, it is the front."""
+        self.return_unstarted(child)
+        self.drain(child)
+
     def stop(self, child: ChildProcess, reason: str) -> None:
         """Raise ``TaskStopped`` in the task a child is running; kill it when that does not help."""
-        if child.front is not None:
-            # In this order: with no permits left, and all reports read, one task at most is left.
-            front = child.assignment
-            self.return_unstarted(child)
-            self.drain(child)
-            if child.assignment is not front or child.state is not ChildState.BUSY:
-                return
+        front = child.assignment
+        self.settle(child)
+        if child.assignment is not front or child.state is not ChildState.BUSY:
+            return
         child.stop_reason = reason
         child.page.request_stop()
         child.state = ChildState.STOPPING

@@ -229,9 +229,7 @@ class ChildPool:
     def return_unstarted(self) -> None:
         """Take back everything that no child has begun; ``collect`` returns the events."""
         for child in set(self._children.lined.values()) | set(self._children.busy.values()):
-            self._children.return_unstarted(child)
-            # With no permits left, and all reports read, its front is the task that runs.
-            self._children.drain(child)
+            self._children.settle(child)
 
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Stop the task, and kill its child when the grace period is over.
@@ -295,7 +293,9 @@ class ChildPool:
         if task_id in self._children.lined and self._children.withdraw(task_id):
             return
         if (child := self._children.busy.get(task_id)) is not None:
-            self._children.kill(child)
+            self._children.settle(child)
+            if task_id in self._children.busy:
+                self._children.kill(child)
 
     def kill_all(self) -> None:
         """Kill every child and its process group at once; ``collect`` returns the events."""
