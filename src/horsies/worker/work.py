@@ -160,6 +160,7 @@ class Work:
     def perform(self, pipeline: Pipeline) -> None:
         """Do all work that is due, heartbeats before turns when they are late."""
         in_flight = self._in_flight
+        self._notice_freeze()
         if self._maintenance.must_show_first:
             self.claimed_last = False
             self._maintenance.show(pipeline, time.monotonic())
@@ -216,7 +217,7 @@ class Work:
     def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
         """Record outcomes and claim: for async children in a turn of their own if others want tasks too."""
         request = self._turn_request(outcomes)
-        shared = None if self._async is None else self._async_request(self._async)
+        shared = None if self._async is None else self._async_request(self._async, request.claims)
         if shared is not None and not (request.starting or request.claims):
             request, shared = shared._replace(freed=request.freed), None
         if outcomes or request.starting or request.claims:
@@ -248,16 +249,16 @@ class Work:
         ahead = ahead[: room - len(free_pids)]
         return request._replace(ahead=ahead, short_names=in_flight.windows.short_names())
 
-    def _async_request(self, claims: AsyncClaims) -> TurnRequest | None:
-        """The tasks to claim for the async children; None if there are none."""
-        if not (count := self._async_count(claims)):
+    def _async_request(self, claims: AsyncClaims, others: int) -> TurnRequest | None:
+        """The tasks to claim for the async children, beside so many others; None if there are none."""
+        if not (count := self._async_count(claims, others)):
             return None
         return claims.request(count, self._unknown.exclusions(), time.monotonic())
 
-    def _async_count(self, claims: AsyncClaims) -> int:
+    def _async_count(self, claims: AsyncClaims, others: int = 0) -> int:
         if self._shutdown.is_requested:
             return 0
-        return claims.count(self._room(), ends_nodes=self._in_flight.ends_nodes)
+        return claims.count(self._room() - others, ends_nodes=self._in_flight.ends_nodes)
 
     def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
         in_flight = self._in_flight
