@@ -340,7 +340,7 @@ class AsyncPool:
             raise ProtocolError("a report about a task it does not have")
         self._forget(task)
         process.tasks_done += 1
-        self._children.delay.reset()
+        self._children.delay.reset(process.ready_at)
 
     def _forget(self, task: AsyncTask) -> None:
         task_id = task.assignment.task_id

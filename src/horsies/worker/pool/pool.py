@@ -366,7 +366,7 @@ class ChildPool:
         children = self._children
         children.events.append(Reported(report, child.known_pid, run_microseconds / 1e6))
         children.release(child)
-        children.delay.reset()
+        children.delay.reset(child.ready_at)
         child.tasks_done += 1
         child.rss_bytes = rss_bytes
         if child.line:
