@@ -255,7 +255,7 @@ class Children(Assignments):
         with suppress(OSError):
             child.socket.shutdown(socket.SHUT_WR)
 
-    def settle(self, child: ChildProcess) -> None:
+    def find_front(self, child: ChildProcess) -> None:
         """Find out which task runs: with no permits left, and all reports read, it is the front."""
         self.return_unstarted(child)
         self.drain(child)
@@ -263,7 +263,7 @@ class Children(Assignments):
     def stop(self, child: ChildProcess, reason: str) -> None:
         """Raise ``TaskStopped`` in the task a child is running; kill it when that does not help."""
         front = child.assignment
-        self.settle(child)
+        self.find_front(child)
         if child.assignment is not front or child.state is not ChildState.BUSY:
             return
         child.stop_reason = reason

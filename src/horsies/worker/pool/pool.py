@@ -229,7 +229,7 @@ class ChildPool:
     def return_unstarted(self) -> None:
         """Take back everything that no child has begun; ``collect`` returns the events."""
         for child in set(self._children.lined.values()) | set(self._children.busy.values()):
-            self._children.settle(child)
+            self._children.find_front(child)
 
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Stop the task, and kill its child when the grace period is over.
@@ -293,7 +293,7 @@ class ChildPool:
         if task_id in self._children.lined and self._children.withdraw(task_id):
             return
         if (child := self._children.busy.get(task_id)) is not None:
-            self._children.settle(child)
+            self._children.find_front(child)
             if task_id in self._children.busy:
                 self._children.kill(child)
 
