@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
@@ -118,6 +119,19 @@ def test_workers_without_ordinary_children_leave_other_tasks_alone(
     assert count(connection, "PENDING") == 50
     fleet.start(application=APPLICATION, processes=1)
     assert all(one.get(30_000).is_ok() for one in waiting)
+
+
+def test_a_limit_of_claims_holds_for_coroutines_and_other_tasks_together(
+    fleet: Fleet, journal: Journal, programs: ModuleType
+) -> None:
+    sent = [programs.sleep.send(0.2).unwrap() for _ in range(6)]
+    sent += [programs.sleep_async.send(0.2).unwrap() for _ in range(6)]
+    flags = ("--async-children", "1", "--async-slots", "5", "--max-claim-per-worker", "3")
+    fleet.start(*flags, processes=2)
+    assert all(one.get(30_000).is_ok() for one in sent)
+    changes = sorted((line.at, 1 if line.what == "start" else -1) for line in journal.lines())
+    assert len(changes) == 24
+    assert max(accumulate(change for _, change in changes)) == 3
 
 
 def test_a_worker_killed_with_its_coroutines_is_recovered(

@@ -7,6 +7,7 @@ import time
 from types import ModuleType
 
 import psutil
+import psycopg
 
 from tests.support.database import Database
 from tests.support.tables import (
@@ -27,6 +28,9 @@ TAKE_AWAY = "UPDATE horsies_tasks SET status = 'PENDING', claimed_by_worker_id =
 CLAIM_ELSEWHERE = """
 UPDATE horsies_tasks SET status = 'RUNNING', claimed_by_worker_id = 'another', generation = generation + 1,
     started_at = clock_timestamp() WHERE id = %s
+"""
+CLAIM_WAITS = """
+SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%horsies_claim_v3(%'
 """
 # The tests recover by SQL and the other worker is an invention, which a real reaper would see through.
 NO_REAPER = {
@@ -76,6 +80,30 @@ def test_a_frozen_worker_wakes_to_find_its_tasks_gone_and_kills_their_children(
                 ("PENDING", "RUNNING"),
             ]
     assert worker.events("worker_frozen")
+    assert worker.stop() == 0
+
+
+def test_a_task_that_was_claimed_before_a_freeze_and_lost_in_it_does_not_begin(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, process_url: str
+) -> None:
+    worker = fleet.start(processes=2, config=NO_REAPER)
+    assert programs.add.send(1, 2).unwrap().get(30_000).ok_value == 3
+    with psycopg.connect(process_url) as other:
+        worker.signal(signal.SIGSTOP)
+        lost, kept = (programs.sleep.send(0.1).unwrap() for _ in range(2))
+        other.execute("LOCK TABLE horsies_tasks IN SHARE ROW EXCLUSIVE MODE")
+        worker.signal(signal.SIGCONT)
+        wait_until(lambda: connection.execute(CLAIM_WAITS).fetchone())
+        over_at = freeze(worker)
+    wait_for_status(connection, lost.task_id, "RUNNING")
+    connection.execute(TAKE_AWAY, (lost.task_id,))
+    connection.execute(CLAIM_ELSEWHERE, (lost.task_id,))
+    wait_until(lambda: time.monotonic() > over_at)
+    worker.signal(signal.SIGCONT)
+    assert kept.get(30_000).is_ok()
+    assert programs.add.send(1, 2).unwrap().get(30_000).ok_value == 3
+    assert [line.task_id for line in journal.lines("start")] == [kept.task_id]
+    assert task(connection, kept.task_id).generation == 1
     assert worker.stop() == 0
 
 

@@ -90,6 +90,7 @@ class RecordingPool:
     stopped: list[tuple[str, str]] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
     unstored_progress: dict[str, ProgressReport] = field(default_factory=dict)
+    asynchronous: None = None
 
     def progress(self) -> dict[str, ProgressReport]:
         return self.unstored_progress

@@ -342,6 +342,25 @@ def test_after_a_break_the_children_of_tasks_owned_elsewhere_are_killed(
     assert in_flight.waiting_count == 0
 
 
+def test_a_freeze_during_the_check_of_ownership_leads_to_another_one_at_once(
+    in_flight: InFlight,
+) -> None:
+    maintenance, database = make_maintenance(in_flight), RecordingDatabase(owned=["a", "b"])
+    in_flight.hand_out([claimed("a", 1), claimed("b", 2)])
+
+    def freeze(steps: Sequence[Step]) -> list[list[Any]]:
+        answers = database.run(steps)
+        if steps[0][0] is find_owned and database.owned != ["a"]:
+            database.owned = ["a"]
+            maintenance.note_freeze()
+        return answers
+
+    maintenance.show(cast(Pipeline, SimpleNamespace(run=freeze)), 100.0)
+    assert cast(QuietPool, in_flight._pool).killed == ["b"]
+    assert len(database.asked(see_worker)) == len(database.asked(find_owned)) == 2
+    assert not maintenance.must_show_first
+
+
 def test_a_late_heartbeat_comes_before_the_turn_that_delayed_it(in_flight: InFlight) -> None:
     maintenance, database = make_maintenance(in_flight), RecordingDatabase()
     maintenance.show(cast(Pipeline, database), 100.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ import psutil
 import pytest
 
 from horsies.worker.child.fork_server import Reserve
-from horsies.worker.pool.assignments import Died, HookFailed
+from horsies.worker.pool.assignments import Died, HookFailed, Reported
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildBootError
 from horsies.worker.protocol import ChildBoot
@@ -27,6 +28,7 @@ from tests.support.pool import (
     BOOT,
     REPOSITORY,
     MakePool,
+    assignment,
     collect_events,
     collect_until,
     is_gone,
@@ -256,3 +258,26 @@ def test_children_do_not_outlive_their_parent(method: StartMethod, tmp_path: Pat
     for pid in family:  # this process adopts them when it has started a pool before
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
+
+
+def test_tasks_of_other_children_do_not_hasten_starts_that_fail(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(2)
+    refusals: list[float] = []
+
+    def refuse(*_: object) -> None:
+        refusals.append(time.monotonic())
+        raise OSError(errno.EAGAIN, "no process is left")
+
+    monkeypatch.setattr(pool.launcher, "launch", refuse)
+    killed, other = pool.pids()
+    os.kill(killed, signal.SIGKILL)
+    collect_events(pool, 1, Died)
+    assert refusals
+    for _ in range(100):
+        pool.dispatch(assignment("echo", 1), other)
+        collect_events(pool, 1, Reported)
+    # The first two follow each other, then come 0.1 s and waits that double.
+    waits = (time.monotonic() - refusals[0]) / 0.1
+    assert len(refusals) <= 2 + math.log2(1 + waits)

@@ -54,7 +54,8 @@ BLOCKED_MAX = 1000
 BLOCKED_CHARACTERS_MAX = 256 * 1024 * 1024
 # Outcomes wait this long only for a database that does not answer.
 LATE_SECONDS = 1.0
-NO_PARTS: Mapping[str, NodePart] = {}
+Parts = Mapping[str, NodePart]
+NO_PARTS: Parts = {}
 
 
 class InFlight:
@@ -126,8 +127,6 @@ class InFlight:
     @property
     def is_full(self) -> bool:
         """Whether the refused outcomes in memory are too many to run more tasks."""
-        if not self.blocked:
-            return False
         size = sum(len(one.result) for one in self.blocked.values())
         return len(self.blocked) >= BLOCKED_MAX or size >= BLOCKED_CHARACTERS_MAX
 
@@ -427,9 +426,7 @@ class InFlight:
         self.blocked.pop(task.id, None)
         self._running[task.id] = task
 
-    def hand_out(
-        self, tasks: Iterable[ClaimedTask], parts: Mapping[str, NodePart] = NO_PARTS
-    ) -> None:
+    def hand_out(self, tasks: Iterable[ClaimedTask], parts: Parts = NO_PARTS) -> None:
         """Give tasks to the children they were started for, nodes with their part in a workflow; keep
         prefetched tasks for later.
         """
@@ -458,9 +455,7 @@ class InFlight:
         else:
             self._running[task.id] = task
 
-    def _give_window(
-        self, tasks: Sequence[ClaimedTask], pid: int, parts: Mapping[str, NodePart]
-    ) -> None:
+    def _give_window(self, tasks: Sequence[ClaimedTask], pid: int, parts: Parts) -> None:
         assignments = [self._assignment(task, parts.get(task.id)) for task in tasks]
         patience = [self.windows.patience_seconds(task.task_name) for task in tasks]
         try:
@@ -491,10 +486,12 @@ class InFlight:
             self._pool.stop_task(task_id, STOPPED_BY_CANCEL)
 
     def keep_owned(self, task_ids: Iterable[str]) -> None:
-        """Kill the children of tasks that are not among these: another worker owns them now."""
+        """Kill the children of tasks that are not among these, or cancel coroutines: others own them now."""
+        shared = self._pool.asynchronous
         lost = {*self._pool.held_tasks, *self._waiting}.difference(task_ids)
         for task_id in lost:
             event = as_event("claim_lost", task_id=task_id)
             logger.warning("task %s belongs to another worker now", task_id, extra=event)
             self._waiting.pop(task_id, None)
-            self._pool.kill_task(task_id)
+            if shared is None or not shared.stop_task(task_id, STOPPED_BY_LOSS):
+                self._pool.kill_task(task_id)

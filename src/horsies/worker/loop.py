@@ -113,6 +113,7 @@ class Worker:
             self._maintenance,
             blocked,
             self._shutdown,
+            self._notice_freeze,
         )
         # Events of children that came during a statement, and when.
         self._early_events: list[tuple[float, Sequence[PoolEvent]]] = []
@@ -300,14 +301,16 @@ class Worker:
         """
         now = lifetime_clock()
         late_seconds, self._awake_by = now - self._awake_by, now
-        if late_seconds > self._limits.gap_seconds and not self._in_flight.is_empty:
+        if late_seconds <= self._limits.gap_seconds:
+            return
+        self._maintenance.note_freeze()
+        if not self._in_flight.is_empty:
             logger.critical(
                 "this worker was frozen for %.1f s; checking whether its tasks were recovered",
                 late_seconds,
                 extra=as_event("worker_frozen", seconds=late_seconds),
             )
             self._pool.return_unstarted()
-            self._maintenance.note_freeze()
 
     def _seconds_until_silent(self) -> float:
         """How long until this worker must stop its own tasks because it could not send a heartbeat."""
@@ -324,6 +327,7 @@ class Worker:
         if self._seconds_until_silent() > 0.0:
             return
         silent_seconds = lifetime_clock() - self._maintenance.shown_at
+        self._pool.return_unstarted()
         running = list(self._pool.busy)
         self._stopped_after = self._maintenance.shown_at
         logger.critical(

@@ -99,8 +99,8 @@ class Maintenance:
         self.shown_at = lifetime_clock()
         self._asked_at = 0.0
         self._breaks = -1
-        # Whether the database must confirm that this worker still owns its tasks.
-        self._must_check_owned = False
+        # How often the database had to confirm that this worker still owns its tasks, and how often it did.
+        self._doubts = self._answered_doubts = 0
         self._must_check_cancels = False
         self._heartbeat = Timer(recovery.runner_heartbeat_interval_ms / 1000)
         self._renewal = Timer(app_config.effective_claimer_heartbeat_interval_ms / 1000)
@@ -127,23 +127,36 @@ class Maintenance:
         """Whether a heartbeat comes before any other work: other workers may have declared this one
         lost while it was frozen or without a connection.
         """
-        return self._must_check_owned or self._breaks != self._connection.breaks
+        return self.was_frozen or self._breaks != self._connection.breaks
+
+    @property
+    def was_frozen(self) -> bool:
+        """Whether other workers may have recovered tasks since the last check."""
+        return self._doubts != self._answered_doubts
 
     def note_freeze(self) -> None:
         """This process did not run for long: check the ownership of its tasks."""
-        self._must_check_owned = True
+        self._doubts += 1
         self._watch.note_gap()
 
     def show(self, pipeline: Pipeline, now: float) -> None:
-        """Send a heartbeat, and kill the children of tasks that belong to another worker by now."""
-        self._must_check_owned = True
+        """Send a heartbeat, and end tasks that belong to another worker by now; again if a freeze has made
+        the answers old.
+        """
+        self._doubts = doubts = self._doubts + 1
         self._seen_at = -NEVER
         self.note_signs(pipeline, pipeline.run(self.signs_of_life(now)), now)
         if not self.is_lost and (held := self._in_flight.held()):
-            ids, generations = [task.id for task in held], [task.generation for task in held]
-            find = FindOwned(self._identity.worker_id, ids, generations)
-            self._in_flight.keep_owned(row.id for row in pipeline.run([(find_owned, find)])[0])
-        self._must_check_owned = False
+            self._in_flight.keep_owned(self.owned(pipeline, held))
+        self._answered_doubts = doubts
+        if self.was_frozen:
+            self.show(pipeline, time.monotonic())
+
+    def owned(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> set[str]:
+        """The ids of those attempts that the database still lists as this worker's."""
+        ids, generations = [task.id for task in tasks], [task.generation for task in tasks]
+        find = FindOwned(self._identity.worker_id, ids, generations)
+        return {row.id for row in pipeline.run([(find_owned, find)])[0]}
 
     def show_if_late(self, pipeline: Pipeline, now: float) -> None:
         """Send a heartbeat that failed turns have delayed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import psycopg
@@ -39,7 +39,7 @@ from horsies.tasks.recovery import (
 from horsies.worker.agenda import NEVER, Agenda, Shutdown
 from horsies.worker.async_claims import AsyncClaims
 from horsies.worker.config import WorkerConfig
-from horsies.worker.in_flight import InFlight
+from horsies.worker.in_flight import NO_PARTS, InFlight, Parts
 from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
@@ -74,6 +74,7 @@ class Work:
         maintenance: Maintenance,
         blocked: Blocked,
         shutdown: Shutdown,
+        notice_freeze: Callable[[], None],
     ) -> None:
         recovery = app.config.recovery
         self._app_config = app.config
@@ -84,6 +85,7 @@ class Work:
         self._maintenance = maintenance
         self._blocked = blocked
         self._shutdown = shutdown
+        self._notice_freeze = notice_freeze
         self._claimer = Claimer.of(app.config, config, identity.worker_id, identity.hostname)
         self._bookmarks = Bookmarks(config.queues)
         self._unknown = UnknownTasks(
@@ -158,6 +160,7 @@ class Work:
     def perform(self, pipeline: Pipeline) -> None:
         """Do all work that is due, heartbeats before turns when they are late."""
         in_flight = self._in_flight
+        self._notice_freeze()
         if self._maintenance.must_show_first:
             self.claimed_last = False
             self._maintenance.show(pipeline, time.monotonic())
@@ -214,7 +217,7 @@ class Work:
     def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
         """Record outcomes and claim: for async children in a turn of their own if others want tasks too."""
         request = self._turn_request(outcomes)
-        shared = None if self._async is None else self._async_request(self._async)
+        shared = None if self._async is None else self._async_request(self._async, request.claims)
         if shared is not None and not (request.starting or request.claims):
             request, shared = shared._replace(freed=request.freed), None
         if outcomes or request.starting or request.claims:
@@ -246,16 +249,16 @@ class Work:
         ahead = ahead[: room - len(free_pids)]
         return request._replace(ahead=ahead, short_names=in_flight.windows.short_names())
 
-    def _async_request(self, claims: AsyncClaims) -> TurnRequest | None:
-        """The tasks to claim for the async children; None if there are none."""
-        if not (count := self._async_count(claims)):
+    def _async_request(self, claims: AsyncClaims, others: int) -> TurnRequest | None:
+        """The tasks to claim for the async children, beside so many others; None if there are none."""
+        if not (count := self._async_count(claims, others)):
             return None
         return claims.request(count, self._unknown.exclusions(), time.monotonic())
 
-    def _async_count(self, claims: AsyncClaims) -> int:
+    def _async_count(self, claims: AsyncClaims, others: int = 0) -> int:
         if self._shutdown.is_requested:
             return 0
-        return claims.count(self._room(), ends_nodes=self._in_flight.ends_nodes)
+        return claims.count(self._room() - others, ends_nodes=self._in_flight.ends_nodes)
 
     def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
         in_flight = self._in_flight
@@ -277,7 +280,7 @@ class Work:
             if task.workflow_id is not None and task.worker_pid and in_flight.inputs.has_part(task)
         ]
         if not nodes:  # children first: they work during the bookkeeping
-            in_flight.hand_out(tasks)
+            self._hand_out(pipeline, tasks, NO_PARTS)
         in_flight.close_recorded(
             outcomes, result.recorded, result.refused, result.failed, result.cancelled
         )
@@ -323,7 +326,17 @@ class Work:
         for task, outcome in refused:  # nodes that cannot have their inputs
             in_flight.fail(task, outcome)
         refused_ids = {task.id for task, _ in refused}
-        in_flight.hand_out([task for task in tasks if task.id not in refused_ids], parts)
+        tasks = [task for task in tasks if task.id not in refused_ids]
+        self._hand_out(pipeline, tasks, parts)
+
+    def _hand_out(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask], parts: Parts) -> None:
+        """Give tasks to children, after a freeze only those that no other worker has recovered."""
+        self._notice_freeze()
+        if tasks and self._maintenance.was_frozen:
+            with self._in_flight.claim_in_doubt():
+                owned = self._maintenance.owned(pipeline, tasks)
+            tasks = [task for task in tasks if task.id in owned]
+        self._in_flight.hand_out(tasks, parts)
 
     def _retry_blocked(self, pipeline: Pipeline) -> None:
         """Try again to record outcomes that the database refused; a worker that stops then gives up."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,12 +82,14 @@ class Assignments:
         self.events: list[PoolEvent] = []
         # The latest progress of each task that reported any, until the worker has stored it.
         self.progress: dict[str, ProgressReport] = {}
-        # Handles all frames that a child has sent; the pool sets it.
-        self.drain: Callable[[ChildProcess], None] = lambda child: None
         self._selector = selector
 
     def note_free(self, child: ChildProcess) -> None:
         """A child has no assignment any more."""
+        raise NotImplementedError
+
+    def drain(self, child: ChildProcess) -> None:
+        """Handle all frames that a child has sent."""
         raise NotImplementedError
 
     def note_progress(self, child: ChildProcess) -> None:

@@ -27,7 +27,6 @@ logger = logging.getLogger("horsies.pool")
 _EXIT_POLL_SECONDS = 0.05
 # How many ended tasks may be left among the deadlines before they are swept.
 _ENDED_MAX = 1_000
-_KIND_REPORT = int(FrameKind.REPORT)
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +90,8 @@ class AsyncPool:
         self._outer_selector = selector
         self._selector = selectors.DefaultSelector()
         selector.register(self._selector, selectors.EVENT_READ, self)
-        self._children = Children(self._settings, launcher, self._selector)
+        take_frames = (self._take_report, self._take_notice)
+        self._children = Children(self._settings, launcher, self._selector, *take_frames)
         # By the pid of a child that has been ready.
         self._by_pid: dict[int, AsyncChild] = {}
         self._progress = progress
@@ -206,7 +206,7 @@ class AsyncPool:
             if mask & selectors.EVENT_WRITE and data.socket_is_open:
                 data.flush(self._selector)
             if mask & selectors.EVENT_READ and data.socket_is_open:
-                self._receive(data)
+                self._children.receive(data)
         children = self._children
         unwatched = tuple(children.unwatched)
         ended += [one for one in unwatched if os_process.has_ended(one.known_pid)]
@@ -271,27 +271,6 @@ class AsyncPool:
                 f"{seconds:g} s after it was stopped"
             )
             self._children.kill(process)
-
-    def _receive(self, process: ChildProcess) -> bool:
-        """Handle one read's worth of frames; False when there was nothing to read."""
-        data = process.receive()
-        if data is None:
-            return False
-        if not data:
-            self._children.note_closed(process)
-            return False
-        try:
-            for frame in process.frames.feed(data):
-                if frame[4] == _KIND_REPORT:
-                    self._take_report(process, frame)
-                else:
-                    self._take_notice(process, frame)
-        except ProtocolError as error:
-            process.verdict = f"killed because it sent a malformed frame ({error})"
-            process.close_socket(self._selector)
-            self._children.kill(process)
-            return False
-        return True
 
     def _take_report(self, process: ChildProcess, frame: bytes) -> None:
         report, rss_bytes, run_microseconds = protocol.decode_report(frame)
@@ -361,7 +340,7 @@ class AsyncPool:
             raise ProtocolError("a report about a task it does not have")
         self._forget(task)
         process.tasks_done += 1
-        self._children.delay.reset()
+        self._children.delay.reset(process.ready_at)
 
     def _forget(self, task: AsyncTask) -> None:
         task_id = task.assignment.task_id
@@ -384,9 +363,8 @@ class AsyncPool:
 
     def _reap(self, process: ChildProcess) -> None:
         """A child has ended; handle the frames it sent before, then the tasks that it had."""
-        while process.socket_is_open and self._receive(process):
-            pass
         children = self._children
+        children.drain(process)
         children.reap(process)
         if process in children.children or process.pid is None:
             return

@@ -31,21 +31,24 @@ _LONGEST_DELAY_SECONDS = 5.0
 class RestartDelay:
     """No delay after a first early death, then 0.1 s doubling to 5 s until a process lives."""
 
-    __slots__ = ("_deaths", "not_before")
+    __slots__ = ("_deaths", "_died_at", "not_before")
 
     def __init__(self) -> None:
         self._deaths = 0
-        self.not_before = 0.0
+        self._died_at = self.not_before = 0.0
 
     def note_early_death(self) -> None:
         self._deaths += 1
+        self._died_at = time.monotonic()
         if self._deaths > 1:
             delay = _FIRST_DELAY_SECONDS * 2 ** min(self._deaths - 2, 10)
             self.not_before = time.monotonic() + min(delay, _LONGEST_DELAY_SECONDS)
 
-    def reset(self) -> None:
-        self._deaths = 0
-        self.not_before = 0.0
+    def reset(self, ready_at: float | None = None) -> None:
+        """A process lives; one that was ready before the last death says nothing about later ones."""
+        if ready_at is None or ready_at > self._died_at:
+            self._deaths = 0
+            self.not_before = 0.0
 
 
 class ChildState(Enum):

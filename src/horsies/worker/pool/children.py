@@ -12,6 +12,7 @@ import selectors
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -39,6 +40,9 @@ MEGABYTE = 1024 * 1024
 _EARLY_DEATH_SECONDS = 1.0
 _CLOSED_GRACE_SECONDS = 0.5
 _EXIT_GRACE_SECONDS = 5.0
+_KIND_REPORT = int(FrameKind.REPORT)
+
+TakeFrame = Callable[[ChildProcess, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,16 @@ class Children(Assignments):
     """All children of one pool. Exactly `processes` of them are usable, plus at most one spare."""
 
     def __init__(
-        self, settings: PoolSettings, launcher: Launcher, selector: selectors.BaseSelector
+        self,
+        settings: PoolSettings,
+        launcher: Launcher,
+        selector: selectors.BaseSelector,
+        take_report: TakeFrame,
+        take_notice: TakeFrame,
     ) -> None:
         super().__init__(selector)
+        self._take_report = take_report
+        self._take_notice = take_notice
         self.children: dict[ChildProcess, None] = {}
         self.idle: list[ChildProcess] = []
         self.unwatched: set[ChildProcess] = set()
@@ -163,6 +174,29 @@ class Children(Assignments):
         if not child.watch_exit(pid, self._selector):
             self.unwatched.add(child)
 
+    def receive(self, child: ChildProcess) -> bool:
+        """Handle one read's worth of frames; False when there was nothing to read."""
+        data = child.receive()
+        if data is None:
+            return False
+        if not data:
+            self.note_closed(child)
+            return False
+        try:
+            for frame in child.frames.feed(data):
+                (self._take_report if frame[4] == _KIND_REPORT else self._take_notice)(child, frame)
+        except ProtocolError as error:
+            child.verdict = f"killed because it sent a malformed frame ({error})"
+            child.close_socket(self._selector)
+            self.kill(child)
+            return False
+        return True
+
+    def drain(self, child: ChildProcess) -> None:
+        """Handle all frames that a child has sent."""
+        while child.socket_is_open and self.receive(child):
+            pass
+
     def note_hello(self, child: ChildProcess, pid: int) -> None:
         """A child sent its pid; from now on its end is noticed."""
         if child.pid is None:
@@ -221,15 +255,17 @@ class Children(Assignments):
         with suppress(OSError):
             child.socket.shutdown(socket.SHUT_WR)
 
+    def find_front(self, child: ChildProcess) -> None:
+        """Find out which task runs: with no permits left, and all reports read, it is the front."""
+        self.return_unstarted(child)
+        self.drain(child)
+
     def stop(self, child: ChildProcess, reason: str) -> None:
         """Raise ``TaskStopped`` in the task a child is running; kill it when that does not help."""
-        if child.front is not None:
-            # In this order: with no permits left, and all reports read, one task at most is left.
-            front = child.assignment
-            self.return_unstarted(child)
-            self.drain(child)
-            if child.assignment is not front or child.state is not ChildState.BUSY:
-                return
+        front = child.assignment
+        self.find_front(child)
+        if child.assignment is not front or child.state is not ChildState.BUSY:
+            return
         child.stop_reason = reason
         child.page.request_stop()
         child.state = ChildState.STOPPING

@@ -12,10 +12,8 @@ from horsies.worker.pool.assignments import PoolEvent
 from horsies.worker.pool.async_pool import AsyncPool, AsyncTask
 from horsies.worker.pool.child_process import ChildProcess
 from horsies.worker.pool.children import PoolSettings
-from horsies.worker.pool.pool import ChildPool, ChildSummary, NoIdleChildError
+from horsies.worker.pool.pool import SHUTDOWN_SECONDS, ChildPool, ChildSummary, NoIdleChildError
 from horsies.worker.protocol import Assignment, ChildBoot, ProgressReport
-
-_SHUTDOWN_SECONDS = 15.0
 
 
 class MixedPool:
@@ -178,7 +176,7 @@ class MixedPool:
         return [*self._ordinary.shutdown(), *self._end_async()]
 
     def _end_async(self) -> list[PoolEvent]:
-        seconds = _SHUTDOWN_SECONDS + self._settings.exit_seconds_of_hooks
+        seconds = SHUTDOWN_SECONDS + self._settings.exit_seconds_of_hooks
         return self._shared.end_shutdown(time.monotonic() + seconds)
 
 

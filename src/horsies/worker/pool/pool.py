@@ -26,10 +26,9 @@ logger = logging.getLogger("horsies.pool")
 
 _ORPHAN_CHECK_SECONDS = 1.0
 _EXIT_POLL_SECONDS = 0.05
-_SHUTDOWN_SECONDS = 15.0
+SHUTDOWN_SECONDS = 15.0
 _BASELINE_WARNING = 0.8
 _FORKS_AHEAD = 8
-_KIND_REPORT = int(FrameKind.REPORT)
 
 
 class ChildBootError(Exception):
@@ -87,8 +86,8 @@ class ChildPool:
         self._settings = settings
         self._selector = selector
         self._launcher = make_launcher(settings.start_method, boot, selector)
-        self._children = Children(settings, self._launcher, selector)
-        self._children.drain = self._drain
+        take_frames = (self._take_report, self._take_notice)
+        self._children = Children(settings, self._launcher, selector, *take_frames)
         self._orphans_checked_at = 0.0
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
         # The children of another pool of this worker.
@@ -230,9 +229,7 @@ class ChildPool:
     def return_unstarted(self) -> None:
         """Take back everything that no child has begun; ``collect`` returns the events."""
         for child in set(self._children.lined.values()) | set(self._children.busy.values()):
-            self._children.return_unstarted(child)
-            # With no permits left, and all reports read, its front is the task that runs.
-            self._drain(child)
+            self._children.find_front(child)
 
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Stop the task, and kill its child when the grace period is over.
@@ -259,7 +256,7 @@ class ChildPool:
                 if mask & selectors.EVENT_WRITE and data.socket_is_open:
                     data.flush(self._selector)
                 if mask & selectors.EVENT_READ and data.socket_is_open:
-                    self._receive(data)
+                    self._children.receive(data)
             elif type(data) is ExitWatch:
                 ended.append(data.child)
             elif data is self._launcher:
@@ -296,7 +293,9 @@ class ChildPool:
         if task_id in self._children.lined and self._children.withdraw(task_id):
             return
         if (child := self._children.busy.get(task_id)) is not None:
-            self._children.kill(child)
+            self._children.find_front(child)
+            if task_id in self._children.busy:
+                self._children.kill(child)
 
     def kill_all(self) -> None:
         """Kill every child and its process group at once; ``collect`` returns the events."""
@@ -316,7 +315,7 @@ class ChildPool:
             elif child.state is not ChildState.EXITING:
                 self._children.kill(child)
         events: list[PoolEvent] = []
-        deadline = time.monotonic() + _SHUTDOWN_SECONDS + self._settings.exit_seconds_of_hooks
+        deadline = time.monotonic() + SHUTDOWN_SECONDS + self._settings.exit_seconds_of_hooks
         while self._children.children and time.monotonic() < deadline:
             events += self.collect(_EXIT_POLL_SECONDS)
         self._children.abandon_all()
@@ -357,31 +356,6 @@ class ChildPool:
         left = max(0.0, deadline - now)
         return left if timeout_seconds is None else min(left, timeout_seconds)
 
-    def _drain(self, child: ChildProcess) -> None:
-        while child.socket_is_open and self._receive(child):
-            pass
-
-    def _receive(self, child: ChildProcess) -> bool:
-        """Handle one read's worth of frames; False when there was nothing to read."""
-        data = child.receive()
-        if data is None:
-            return False
-        if not data:
-            self._children.note_closed(child)
-            return False
-        try:
-            for frame in child.frames.feed(data):
-                if frame[4] == _KIND_REPORT:
-                    self._take_report(child, frame)
-                else:
-                    self._take_notice(child, frame)
-        except ProtocolError as error:
-            child.verdict = f"killed because it sent a malformed frame ({error})"
-            child.close_socket(self._selector)
-            self._children.kill(child)
-            return False
-        return True
-
     def _take_report(self, child: ChildProcess, frame: bytes) -> None:
         report, rss_bytes, run_microseconds = protocol.decode_report(frame)
         assignment = child.assignment
@@ -392,7 +366,7 @@ class ChildPool:
         children = self._children
         children.events.append(Reported(report, child.known_pid, run_microseconds / 1e6))
         children.release(child)
-        children.delay.reset()
+        children.delay.reset(child.ready_at)
         child.tasks_done += 1
         child.rss_bytes = rss_bytes
         if child.line:
@@ -432,7 +406,7 @@ class ChildPool:
 
     def _reap(self, child: ChildProcess) -> None:
         """A child has ended; handle the frames it sent before."""
-        self._drain(child)
+        self._children.drain(child)
         self._children.reap(child)
 
     def _look_after_children(self) -> None:
