@@ -246,7 +246,7 @@ CATALOGUE: dict[str, Entry] = {
         "Start a worker if none runs, or call `mark_stale_tasks_as_failed`.",
     ),
     "SILENT": Entry(
-        RUNNING,
+        f"{CLAIMED} or running",
         True,
         "Its worker has sent no sign of life for a while but is still connected: frozen, or cut off.",
         "Look at the host of the worker.",
