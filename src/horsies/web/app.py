@@ -43,6 +43,7 @@ from horsies.web.access import (
     Policy,
     Signer,
     TokenPolicy,
+    Verb,
     behind_proxy,
     is_allowed_host,
     is_same_site,
@@ -61,6 +62,7 @@ from horsies.web.rendering import (
     Page,
     RefusedForm,
     Route,
+    RouteVerb,
     Settings,
     Site,
     View,
@@ -224,14 +226,17 @@ class Dashboard:
             return self._refuse_access(request)
         view = View(self.site, request, self._effective(access))
         request.state.access = view.access  # for an error page of this request
-        if route.method == "POST":
-            view.body = await _bounded_body(request)
-            try:
-                await self._require_intent(route, view)
-            except Forbidden as refusal:
-                action, actor = Action("post", view.path), Actor(view.access.user, "web")
-                log_action(action, actor, "forbidden", refusal.sentence)
-                raise
+        if route.verb is None:
+            return view
+        view.body = await _bounded_body(request)
+        try:
+            verb = await self._require_right(route.verb, view)
+            if route.method == "POST":
+                await self._require_intent(verb, view)
+        except Forbidden as refusal:
+            action, actor = Action(route.method.lower(), view.path), Actor(view.access.user, "web")
+            log_action(action, actor, "forbidden", refusal.sentence)
+            raise
         return view
 
     def _require_host(self, request: Request) -> None:
@@ -257,16 +262,19 @@ class Dashboard:
         may = access.may if settings.actions else frozenset()
         return Access(access.user, may, access.sees_payload and settings.payload)
 
-    async def _require_intent(self, route: Route, view: View) -> None:
-        """Refuse a change without the right to it, or from a page of another site."""
+    async def _require_right(self, wanted: RouteVerb, view: View) -> Verb:
         if not self.site.settings.actions:
             switch = "--enable-actions" if self.site.settings.is_standalone else "actions=True"
             raise Forbidden(
                 f"The dashboard is read-only; start it with {switch}.", code="ACTIONS_OFF"
             )
-        verb = await route.verb(view) if callable(route.verb) else route.verb
-        if verb is None or not view.may(verb):
+        verb = await wanted(view) if callable(wanted) else wanted
+        if not view.may(verb):
             raise Forbidden(f"You lack the right {verb}.", code="NO_RIGHT", verb=verb)
+        return verb
+
+    async def _require_intent(self, verb: Verb, view: View) -> None:
+        """Refuse a change from a page of another site."""
         if not is_same_site(view.request):
             raise Forbidden("The request comes from another site.", code="CROSS_SITE")
         if _is_api(view.request):

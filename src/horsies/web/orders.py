@@ -413,7 +413,7 @@ def _keyed_id(view: View) -> str | None:
 ROUTES: tuple[Route, ...] = (
     *both("/tasks/{id}/retry", "retry_task", retry_task),
     *both("/queues/{name}/purge", "purge_queue", purge_queue),
-    Route("GET", "/orders/new", None, new_order),
+    Route("GET", "/orders/new", _verb_of_selected, new_order),
     Route("POST", "/orders", _verb_of, start_order),
     Route("POST", "/orders/selected", _verb_of_selected, start_selected),
     Route("GET", "/orders/{id}", None, show_order),
