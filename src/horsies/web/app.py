@@ -22,7 +22,7 @@ from horsies.app import Horsies
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
 from horsies.db.statement import Nothing, read_rows
-from horsies.db.statements.monitor import list_queue_states
+from horsies.db.statements.monitor import list_queue_states, read_server
 from horsies.tasks.recording import Action, Actor, log_action
 from horsies.web import (
     actions,
@@ -233,6 +233,8 @@ class Dashboard:
             verb = await self._require_right(route.verb, view)
             if route.method == "POST":
                 await self._require_intent(verb, view)
+                # A change may wait long, for a lock: a dead connection is found by a read before it.
+                await view.read(read_rows(read_server, Nothing()))
         except Forbidden as refusal:
             action, actor = Action(route.method.lower(), view.path), Actor(view.access.user, "web")
             log_action(action, actor, "forbidden", refusal.sentence)
