@@ -340,7 +340,12 @@ class Dashboard:
                 **problem.members,
             }
             return JSONResponse(document, problem.status, media_type="application/problem+json")
-        context = {"sentence": sentence, "code": problem.code, "status": problem.status}
+        context = {
+            "sentence": sentence,
+            "code": problem.code,
+            "status": problem.status,
+            "explained_at": problem.members.get("explained_at"),
+        }
         title = ERROR_TITLES.get(problem.status, "Error")
         page = Page("error.html", title, context, None, problem.status)
         access = getattr(request.state, "access", Access(""))

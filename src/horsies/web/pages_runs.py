@@ -95,7 +95,8 @@ async def run_page(view: View) -> Page:
         raise BadRequest(f"tab must be one of {', '.join(TABS)}, not {tab!r}.")
     facts = await view.read(close_up_script(run_id, with_retries=tab == "timeline"))
     if facts is None:
-        raise NotFound(f"There is no workflow run {run_id}.")
+        link = f"/workflows/{run_id}/explain"
+        raise NotFound(f"There is no workflow run {run_id}.", explained_at=link)
     now = facts.run.started_at + timedelta(seconds=facts.run.duration_seconds)
     shown = RunView(
         facts,

@@ -178,7 +178,8 @@ async def _jump(view: View, asked: str) -> Response:
     if (stored := stored_form(asked)) is not None:
         found = await view.read(read_rows(find_subject, TaskId(stored)))
         if not found:
-            raise NotFound(f"There is no task or workflow run {stored}.", code="TASK_NOT_FOUND")
+            sentence, link = f"There is no task or workflow run {stored}.", f"/explain?id={stored}"
+            raise NotFound(sentence, code="TASK_NOT_FOUND", explained_at=link)
         page = "tasks" if found[0].kind == "task" else "workflows"
         return RedirectResponse(view.url(f"/{page}/{stored}"), 303)
     name = "argument" if "=" in asked and view.access.sees_payload else "task_name"
@@ -279,7 +280,8 @@ async def _read_facts(view: View) -> TaskFacts:
     task_id = view.params["id"]
     facts = await view.read(_facts_script(task_id, view.access.sees_payload))
     if facts is None:
-        raise NotFound(f"There is no task {task_id}.", code="TASK_NOT_FOUND")
+        sentence, link = f"There is no task {task_id}.", f"/tasks/{task_id}/explain"
+        raise NotFound(sentence, code="TASK_NOT_FOUND", explained_at=link)
     return facts
 
 
