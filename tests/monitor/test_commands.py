@@ -182,13 +182,13 @@ def test_a_worker_without_notifications_is_shown_as_such(horsies: Run, database:
     add_worker(database)
     polling = "receives no notifications"
     assert polling not in horsies("workers").out
-    assert read(horsies("workers", "--json"))["workers"][0]["hears"] is True
+    assert read(horsies("workers", "--json"))["workers"][0]["receives_notifications"] is True
     database.execute("UPDATE horsies_workers SET hears = false")
     assert polling in horsies("workers").out
-    assert read(horsies("workers", "--json"))["workers"][0]["hears"] is False
+    assert read(horsies("workers", "--json"))["workers"][0]["receives_notifications"] is False
     summary = "1 worker alive, 0 of 4 children busy, 1 without notifications."
     assert summary in horsies("status").out
-    assert read(horsies("status", "--json"))["workers"][0]["hears"] is False
+    assert read(horsies("status", "--json"))["workers"][0]["receives_notifications"] is False
 
 
 def test_workers_that_do_not_answer_a_ping_are_shown_as_such(

@@ -32,6 +32,7 @@ from horsies.monitor.documents import (
     page_document,
     queue_document,
     schedule_document,
+    snapshot_document,
     task_document,
     worker_document,
 )
@@ -211,7 +212,7 @@ async def worker_history(view: View) -> Response:
     limit = number_of(view, "limit", LIMIT_DEFAULT, HISTORY_LIMIT_MAX)
     asked = WorkerStateHistory(view.params["id"], limit)
     rows = await view.read(read_rows(worker_state_history, asked))
-    return answer({"snapshots": [asdict(row) for row in rows]})
+    return answer({"snapshots": [snapshot_document(asdict(row)) for row in rows]})
 
 
 # Tasks and failures
