@@ -247,7 +247,9 @@ def test_a_worker_shows_its_children_and_their_tasks(ask: Ask, connection: Datab
     assert (idle["runs"], idle["since"]) == ("idle", "-")
     text = plain(page)
     assert "ahead" in text
-    assert "caps cluster -, mail 10" in text
+    assert "children that run a task 1 of 4" in text
+    assert "tasks claimed in advance 1" in text
+    assert "caps cluster: none, queue mail : 10" in text
     assert "known tasks 1" in text
     assert 'id="memory-d">61 now, highest 61' in page
 
@@ -260,6 +262,7 @@ def test_all_tasks_of_an_async_child_are_shown(ask: Ask, connection: Database) -
     ids = [add_task(connection, **running, started_at=ago(5)) for _ in range(3)]
     page = ask(f"/workers/{worker}").text
     assert all(page.count(f'href="/tasks/{task_id}"') == 1 for task_id in ids)
+    assert "places that run a task 3 of 4" in plain(page)
 
 
 def test_hostile_names_are_escaped(ask: Ask, connection: Database) -> None:
