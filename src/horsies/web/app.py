@@ -173,14 +173,10 @@ class Dashboard:
         self._app = with_headers(self._application(), site)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         await self._app(behind_proxy(scope, self.site.settings.proxies), receive, send)
 
     def _application(self) -> Starlette:
-        handlers: dict[Any, Any] = {
-            Problem: self._show_problem,
-            HTTPException: self._show_missing,
-        }
+        handlers: dict[Any, Any] = {Problem: self._show_problem, HTTPException: self._show_missing}
         routes = [
             StarletteRoute("/livez", _livez),
             StarletteRoute("/readyz", self._readyz),

@@ -282,7 +282,6 @@ async def _state(view: View) -> OrderState:
 
 
 async def stop_order(view: View) -> Response:
-    """Stop an order after its current batch."""
     state = await _state(view)
     action = Action("stop_order", f"order {state.order.id}")
     with acting_as(view.access.user, "web"):

@@ -121,7 +121,6 @@ async def overview(view: View) -> Page:
 
 
 async def queues(view: View) -> Page:
-    """List the queues."""
     facts = await view.read(facts_script(view.site.queue_caps))
     rates = await _within_time(view, rates_script(*RANGES["1h"]))
     return Page("queues.html", "Queues", {"queues": _queue_rows(facts, rates)})

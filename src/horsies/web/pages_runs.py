@@ -40,7 +40,6 @@ OPEN = tuple(status.value for status in WorkflowStatus if not status.is_terminal
 
 
 async def runs_page(view: View) -> Page:
-    """List the runs of workflows, newest first."""
     filters = _filters(view)
     page = await view.read(runs_script(filters))
     if page is None:
@@ -208,7 +207,6 @@ async def _problems(view: View, shown: RunView) -> list[BrokenRun]:
 
 
 async def _items(view: View, run_id: str, selected: TreeNode | None) -> dict[str, Any]:
-    """Return one page of the items of a selected map."""
     if selected is None or selected.kind != "map":
         return {"items": None}
     try:

@@ -45,13 +45,7 @@ from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_t
 from horsies.retry import decide_retry, policy_from_options, rule_text
 from horsies.states import TaskStatus
 from horsies.web.charts import sparkline
-from horsies.web.filters import (
-    TASK_FILTERS,
-    refuse_unknown,
-    task_filters_of,
-    text_of,
-    texts_of,
-)
+from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, text_of, texts_of
 from horsies.web.masking import Masking, Shown, visible
 from horsies.web.reading import BadRequest, NotFound, TookTooLong
 from horsies.web.rendering import Page, Route, View
@@ -454,12 +448,7 @@ async def failures(view: View) -> Page:
         }
         for group in found.groups
     ]
-    context = {
-        "found": found,
-        "groups": groups,
-        "problem": problem,
-        "sparkline": sparkline,
-    }
+    context = {"found": found, "groups": groups, "problem": problem, "sparkline": sparkline}
     return Page("failures.html", "Failures", context, live_seconds=10.0)
 
 

@@ -17,12 +17,7 @@ import psycopg
 from psycopg import AsyncConnection, OperationalError
 
 from horsies.config.postgres import PostgresConfig
-from horsies.db.database import (
-    TRANSACTION_SETTINGS,
-    Installation,
-    PoolTimeout,
-    installation_of,
-)
+from horsies.db.database import TRANSACTION_SETTINGS, Installation, PoolTimeout, installation_of
 from horsies.db.errors import describe, is_transient
 from horsies.db.statement import Script, Statement, drive_async
 from horsies.result import Err

@@ -53,7 +53,6 @@ class QueueSituation:
 
     @property
     def servers(self) -> list[WorkerSummary]:
-        """The live workers of this queue."""
         return servers_of(self.name, self.workers)
 
     @property
@@ -303,7 +302,6 @@ def _counted(count: int, state: str) -> str:
 
 
 def queue_holds(queue: QueueSituation) -> list[str]:
-    """Return the conditions of a queue that are met."""
     holds = []
     if queue.paused_at is None:
         holds.append(f"Queue {queue.name!r} is not paused.")

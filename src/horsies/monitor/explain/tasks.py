@@ -51,7 +51,6 @@ class TaskSituation:
 
     @property
     def takers(self) -> list[WorkerSummary]:
-        """The live workers of the queue that know the task."""
         return takers_of(self.queue)
 
 
@@ -66,7 +65,6 @@ def takers_of(queue: QueueSituation) -> list[WorkerSummary]:
 
 
 def task_reasons(situation: TaskSituation) -> list[Reason]:
-    """Return all reasons that apply to a task."""
     found = [*_blocked(situation.task)]
     match TaskStatus(situation.task.status):
         case TaskStatus.PENDING:
@@ -433,11 +431,7 @@ def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Reas
     else:
         next_step, remedy = "another worker recovers it", command("workers")
     return reason(
-        code,
-        f"{gone}; {next_step}.",
-        since=task.owner_stopped_at,
-        subjects=[owner],
-        remedy=remedy,
+        code, f"{gone}; {next_step}.", since=task.owner_stopped_at, subjects=[owner], remedy=remedy
     )
 
 
