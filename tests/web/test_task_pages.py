@@ -454,6 +454,9 @@ def test_failures_are_grouped_by_task_and_code(ask: Ask, connection: Database) -
     document = ask("/api/failures").json()
     assert [(one["total"], one["final"]) for one in document["failures"]] == [(3, 1)]
     assert text_of(ask("/failures?task_name=other")).count("No attempt has failed") == 1
+    refund = add_failed(connection, task_name="refund")
+    add_attempt(connection, refund, outcome="FAILED", error_code="CLOSED")
+    assert "1 failed attempt among" in text_of(ask("/failures?task_name=refund"))
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
