@@ -181,7 +181,7 @@ class Dashboard:
             StarletteRoute("/livez", _livez),
             StarletteRoute("/readyz", self._readyz),
             StarletteRoute("/static/{digest}/{name}", self._static),
-            StarletteRoute("/login", self._login, methods=["POST"]),
+            StarletteRoute("/login", self._login, methods=["GET", "POST"]),
             *(
                 StarletteRoute(f"/live{route.path}", partial(self._live, route))
                 for route in self.routes
@@ -287,6 +287,8 @@ class Dashboard:
 
     async def _login(self, request: Request) -> Response:
         self._require_host(request)
+        if request.method != "POST":  # the address after a wrong token, opened again
+            return View(self.site, request, Access("")).redirect("/")
         if not isinstance(self.policy, TokenPolicy):
             raise NotFound("There is no login here.")
         if not is_same_site(request):
