@@ -825,7 +825,7 @@ def test_a_ping_without_an_answer_ends_in_1(
     finished = horsies("workers", "--ping", "--json")
     assert (finished.code, finished.err) == (1, sentence)
     (worker,) = json.loads(finished.out)["workers"]
-    assert (worker["worker_id"], worker["ping_ms"]) == (worker_id, None)
+    assert (worker["id"], worker["ping_ms"]) == (worker_id, None)
     assert horsies("workers").code == 0
 
 

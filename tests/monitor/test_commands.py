@@ -182,13 +182,13 @@ def test_a_worker_without_notifications_is_shown_as_such(horsies: Run, database:
     add_worker(database)
     polling = "receives no notifications"
     assert polling not in horsies("workers").out
-    assert read(horsies("workers", "--json"))["workers"][0]["hears"] is True
+    assert read(horsies("workers", "--json"))["workers"][0]["receives_notifications"] is True
     database.execute("UPDATE horsies_workers SET hears = false")
     assert polling in horsies("workers").out
-    assert read(horsies("workers", "--json"))["workers"][0]["hears"] is False
+    assert read(horsies("workers", "--json"))["workers"][0]["receives_notifications"] is False
     summary = "1 worker alive, 0 of 4 children busy, 1 without notifications."
     assert summary in horsies("status").out
-    assert read(horsies("status", "--json"))["workers"][0]["hears"] is False
+    assert read(horsies("status", "--json"))["workers"][0]["receives_notifications"] is False
 
 
 def test_workers_that_do_not_answer_a_ping_are_shown_as_such(
@@ -331,6 +331,37 @@ def test_a_task_is_shown_without_arguments_and_result_unless_asked(
         "kwargs",
         "result",
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("tasks", "--limit", "x"), "'--limit': 'x' is not a whole number from 1 to 1,000."),
+        (("tasks", "--limit", "0"), "'--limit': '0' is not a whole number from 1 to 1,000."),
+        (
+            ("workflows", "--limit", "5000"),
+            "'--limit': '5000' is not a whole number from 1 to 1,000.",
+        ),
+        (("history", "--limit", "1.5"), "'--limit': '1.5' is not a whole number from 1 to 1,000."),
+        (
+            ("schedules", "next", "a", "--count", ""),
+            "'--count': '' is not a whole number from 1 to 1",
+        ),
+        (("health", "--timeout", "nan"), "'--timeout': 'nan' is not a number from 0.1 to 60.0."),
+        (
+            ("dev", "--processes", "0"),
+            "'--processes' / '-c': '0' is not a whole number of at least 1.",
+        ),
+        (("worker", "--processes", "x"), "'--processes' / '-c': 'x' is not a whole number."),
+    ],
+)
+def test_a_bad_number_is_refused_with_its_range(
+    horsies: Run, arguments: tuple[str, ...], sentence: str
+) -> None:
+    finished = horsies(*arguments)
+    assert (finished.code, finished.out) == (2, "")
+    assert f"Invalid value for {sentence}" in " ".join(finished.err.split())
+    assert "Input should" not in finished.err
 
 
 def test_show_keeps_stored_line_ends_out_of_the_first_column(

@@ -351,7 +351,8 @@ def test_health_fails_when_no_worker_answers(horsies: Run, connection: Database)
     found = horsies("health", "--worker", "mailer", "--timeout", "0.1", "--json")
     assert found.code == 1
     document = json.loads(found.out)
-    assert (document["ok"], document["workers"][0]["ping_ms"]) == (False, None)
+    (worker,) = document["workers"]
+    assert (document["ok"], worker["id"], worker["ping_ms"]) == (False, "w", None)
     assert "None of 1 worker(s) named 'mailer' answered." in found.err
     assert "No worker named 'other' runs." in horsies("health", "--worker", "other").err
 

@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from horsies.config.postgres import PostgresConfig
+from horsies.db.statement import Script
 from horsies.web.access import VERBS, Access, AllowAll, Policy, Signer
 from horsies.web.app import Dashboard, help_page
-from horsies.web.reading import web_broker
+from horsies.web.reading import Reader, web_broker
 from horsies.web.rendering import Handler, Page, Route, Settings, Site, View, environment
 
 TEMPLATES = {
@@ -78,7 +79,15 @@ def routes_of(counter: Handler) -> tuple[Route, ...]:
     )
 
 
+class Blank(Reader):
+    """A database that can be read and has no rows."""
+
+    async def read(self, script: Script[Any]) -> Any:
+        return []
+
+
 def dashboard_of(policy: Policy | None = None, **settings: Any) -> Dashboard:
     """Return a dashboard of the test pages with these settings."""
     site = site_of(**settings)
+    site.reader = Blank(site.broker)
     return Dashboard(site, policy or AllowAll("anna"), routes_of(Counter()))

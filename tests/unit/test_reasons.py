@@ -166,11 +166,27 @@ WAITING = [
     (waits(queue([worker(queues=["other"])])), ["QUEUE_UNSERVED"]),
     (waits(queue([worker(**LOST)])), ["QUEUE_UNSERVED"]),
     (waits(queue(known=[knowing(knows_task=False)])), ["TASK_UNKNOWN"]),
+    # A cap keeps back every worker of the queue, also the one that is to be deployed.
+    (
+        waits(
+            queue(
+                [worker(queue_caps={"mail": 1}, cluster_wide_cap=1, tasks_running=2)],
+                known=[knowing(knows_task=False)],
+                places=[place()],
+            )
+        ),
+        ["TASK_UNKNOWN", "QUEUE_CAP", "CLUSTER_CAP"],
+    ),
     (
         waits(queue([worker(), worker("w2")], known=[knowing(), knowing("w2", fingerprint="b")])),
         ["PARAMETERS_DIFFER", "SHOULD_START_NOW"],
     ),
     (waits(queue([worker(queue_caps={"mail": 0})])), ["QUEUE_CAP_ZERO"]),
+    (waits(queue([worker(queue_caps={"mail": 0})]), **HELD), ["HELD_BY_RUN", "QUEUE_CAP_ZERO"]),
+    (
+        waits(queue([worker(queue_caps={"mail": 0})]), enqueued_at=ago(-40)),
+        ["SENT_FOR_LATER", "QUEUE_CAP_ZERO"],
+    ),
     (waits(queue([worker(queue_caps={"mail": 1})], places=[place()])), ["QUEUE_CAP"]),
     (waits(queue([worker(queue_caps={"mail": 2})], places=[place()])), ["SHOULD_START_NOW"]),
     (
@@ -223,6 +239,14 @@ WAITING = [
 OTHERS = [
     (waits(**CLAIMED, claim_expires_at=ago(-50)), ["PREFETCHED"]),
     (waits(**CLAIMED, claim_expires_at=ago(1)), ["LEASE_LAPSED"]),
+    (
+        waits(
+            queue([worker(seen_seconds_ago=60.0, tasks_claimed=1)]),
+            **CLAIMED,
+            claim_expires_at=ago(-50),
+        ),
+        ["SILENT", "PREFETCHED"],
+    ),
     (waits(queue([worker(**LOST)]), **CLAIMED, claim_expires_at=ago(-50)), ["CLAIMER_LOST"]),
     (waits(**RUNNING), ["RUNS"]),
     (waits(**RUNNING, cancel_requested_at=ago(3)), ["STOPPING", "RUNS"]),

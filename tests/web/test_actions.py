@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import logging
 import re
@@ -309,9 +310,10 @@ def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database
     add_failed(connection, 1)
     visitor = Visitor(app, OnlyRetries())
     try:
-        page = visitor.get("/orders/new?verb=cancel_task")
-        assert "You lack the right" in page.text
-        assert 'name="order"' not in page.text
+        for path in ("/orders/new?verb=cancel_task", "/live/orders/new?verb=cancel_task"):
+            page = visitor.get(path)
+            assert page.status_code == 403
+            assert "You lack the right cancel_task." in html.unescape(page.text)
         form = visitor.get("/orders/new?verb=retry_task").text
         signed = {"order": re.findall(r'name="order" value="([^"]+)"', form)[0]}
         for answer in (
@@ -393,6 +395,23 @@ def test_a_foreign_referer_never_leads_away(anna: Visitor, connection: Database)
     assert after("http://localhost/queues?a=1") == "/queues?a=1"
     for foreign in ("http://evil.example/queues", "http://localhost//evil.example/", "http://["):
         assert after(foreign) == "/queues/default"
+
+
+@pytest.mark.parametrize(
+    ("policy", "actions", "code"),
+    [(ViewOnly(), True, "NO_RIGHT"), (AllowAll(), False, "ACTIONS_OFF")],
+)
+def test_a_dry_run_is_refused_before_it_reads_the_database(
+    policy: Policy, actions: bool, code: str
+) -> None:
+    unreachable = Horsies("postgresql://127.0.0.1:1/none")
+    visitor = Visitor(unreachable, policy, actions=actions)
+    try:
+        answer = visitor.get("/orders/new?verb=retry_task")
+    finally:
+        visitor.close()
+    assert answer.status_code == 403
+    assert code in answer.text
 
 
 def test_an_order_survives_a_killed_dashboard(process_url: str, connection: Database) -> None:

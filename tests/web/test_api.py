@@ -64,8 +64,11 @@ def test_single_subjects_and_their_parts(ask: Ask, connection: Database) -> None
     add_snapshot(connection, worker)
     task = add_task(connection, queue_name="a/b")
     add_attempt(connection, task, outcome="FAILED", error_message="postgresql://u:hunter2@db")
-    assert ask(f"/api/workers/{worker}").json()["worker_id"] == worker
-    assert len(ask(f"/api/workers/{worker}/history?limit=10").json()["snapshots"]) == 1
+    shown = ask(f"/api/workers/{worker}").json()
+    assert (shown["id"], shown["receives_notifications"]) == (worker, True)
+    (snapshot,) = ask(f"/api/workers/{worker}/history?limit=10").json()["snapshots"]
+    assert (snapshot["worker_id"], snapshot["receives_notifications"]) == (worker, True)
+    assert not {"hears", "worker_id"} & shown.keys()
     assert ask(f"/api/workflows/{run}").json()["id"] == run
     assert ask(f"/api/tasks/{task}").json()["id"] == task
     (attempt,) = ask(f"/api/tasks/{task}/attempts").json()["attempts"]

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -41,6 +42,10 @@ def refusal(*arguments: str) -> str:
             "--auth basic: --users-file /nowhere cannot be read: No such file or directory.",
         ),
         (
+            ("--auth", "trusted-header"),
+            "--auth trusted-header: --trusted-proxy, the address of the proxy, is missing.",
+        ),
+        (
             ("--trusted-proxy", "proxy"),
             "--trusted-proxy: 'proxy' does not appear to be an IPv4 or IPv6 network.",
         ),
@@ -69,7 +74,7 @@ def test_a_wrong_line_of_the_users_file_is_named(line: str, tmp_path: Path) -> N
 def test_an_embedded_database_is_not_served_to_others() -> None:
     answer = refusal(
         *("--database-url", "embedded:///nowhere", "--host", "0.0.0.0"),
-        *("--auth", "trusted-header"),
+        *("--auth", "trusted-header", "--trusted-proxy", "10.0.0.1"),
     )
     assert "serves this machine alone" in answer
 
@@ -100,6 +105,30 @@ async def _nodelay_of_an_answer() -> int:
                 writer.close()
                 await writer.wait_closed()
     return nodelay
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "is_secure"),
+    [((), 401, False), (("--trusted-proxy", "127.0.0.1"), 303, True)],
+)
+def test_forwarded_headers_count_only_from_a_named_proxy(
+    process_url: str, options: tuple[str, ...], status: int, is_secure: bool
+) -> None:
+    """A program on the same machine could guess tokens without limit by naming another address each time."""
+    token = "t" * 32
+    environment = {"HORSIES_WEB_TOKEN": token}
+    with served(*options, "--auth", "token", "--database-url", process_url, env=environment) as web:
+
+        def tried(guess: str, address: str) -> httpx.Response:
+            headers = {"X-Forwarded-For": address, "X-Forwarded-Proto": "https"}
+            return web.get("/help", params={"token": guess}, headers=headers)
+
+        first = tried(token, "10.0.0.1")
+        assert ("Secure" in first.headers["set-cookie"]) is is_secure
+        web.client.cookies.clear()
+        for number in range(5):
+            assert tried("wrong", f"10.0.1.{number}").status_code == 401
+        assert tried(token, "10.0.0.1").status_code == status
 
 
 def test_users_of_a_file_log_in(process_url: str, tmp_path: Path) -> None:

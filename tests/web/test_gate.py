@@ -335,6 +335,13 @@ def test_five_wrong_tokens_make_an_address_wait() -> None:
     assert ask(dashboard, f"/counter?token={TOKEN}", client="10.0.0.8").status_code == 303
 
 
+def test_the_address_of_a_failed_login_leads_to_the_login_again() -> None:
+    dashboard = dashboard_of(TokenPolicy(TOKEN, Signer("secret")))
+    assert ask(dashboard, "/login", "POST", data={"secret": "wrong"}).status_code == 401
+    again = ask(dashboard, "/login")
+    assert (again.status_code, again.headers["location"]) == (303, "/")
+
+
 def test_a_cookie_is_secure_behind_a_trusted_proxy_with_https() -> None:
     policy = TokenPolicy(TOKEN, Signer("secret"))
     dashboard = dashboard_of(policy, proxies=parse_networks(["10.0.0.1"]))

@@ -180,7 +180,9 @@ def test_a_queue_shows_its_front_in_the_order_of_claims(ask: Ask, connection: Da
     assert len(front) == 4
     assert f'href="/workers/{worker}"' in page
     assert "anna pause queue: the bank is down" in plain(page)
-    assert "cap 10" in page
+    assert "in flight, cap 10" in plain(page)
+    connection.execute("UPDATE horsies_worker_states SET queue_max_concurrency = '{}'")
+    assert "in flight, no cap" in plain(ask("/queues/mail").text)
     assert 'action="/queues/mail/resume"' in page
     connection.execute("UPDATE horsies_queues SET paused_at = NULL")
     resumed = ask("/queues/mail", actions=True).text
@@ -247,7 +249,9 @@ def test_a_worker_shows_its_children_and_their_tasks(ask: Ask, connection: Datab
     assert (idle["runs"], idle["since"]) == ("idle", "-")
     text = plain(page)
     assert "ahead" in text
-    assert "caps cluster -, mail 10" in text
+    assert "children that run a task 1 of 4" in text
+    assert "tasks claimed in advance 1" in text
+    assert "caps cluster: none, queue mail : 10" in text
     assert "known tasks 1" in text
     assert 'id="memory-d">61 now, highest 61' in page
 
@@ -260,6 +264,7 @@ def test_all_tasks_of_an_async_child_are_shown(ask: Ask, connection: Database) -
     ids = [add_task(connection, **running, started_at=ago(5)) for _ in range(3)]
     page = ask(f"/workers/{worker}").text
     assert all(page.count(f'href="/tasks/{task_id}"') == 1 for task_id in ids)
+    assert "places that run a task 3 of 4" in plain(page)
 
 
 def test_hostile_names_are_escaped(ask: Ask, connection: Database) -> None:
@@ -279,6 +284,12 @@ def test_hostile_names_are_escaped(ask: Ask, connection: Database) -> None:
         assert "<script>alert" not in answer.text
 
 
+# The tables of which a part is behind the edge of their box.
+CLIPPED = """[...document.querySelectorAll("main table")]
+    .filter(table => table.scrollWidth > table.clientWidth + 1)
+    .map(table => table.closest("section").dataset.region)"""
+
+
 @pytest.mark.browser
 def test_no_page_scrolls_sideways(tabs: BrowserContext, connection: Database) -> None:
     worker = fill(connection)
@@ -290,6 +301,7 @@ def test_no_page_scrolls_sideways(tabs: BrowserContext, connection: Database) ->
         for path in (*PATHS, f"/workers/{worker}"):
             page.goto(path)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
+            assert page.evaluate(CLIPPED) == [], (path, width)
 
 
 @pytest.mark.browser

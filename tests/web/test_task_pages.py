@@ -392,6 +392,25 @@ def test_an_open_task_shows_why_it_waits_its_progress_and_updates(
     assert "3 of 10, copying" in text_of(ask(f"/tasks/{running}"))
 
 
+@pytest.mark.parametrize(
+    ("path", "link"),
+    [
+        ("/tasks/{}", "/tasks/{}/explain"),
+        ("/tasks?q={}", "/explain?id={}"),
+        ("/workflows/{}", "/workflows/{}/explain"),
+    ],
+)
+def test_the_page_of_a_missing_id_leads_to_its_explanation(ask: Ask, path: str, link: str) -> None:
+    missing = new_id()
+    page = ask(path.format(missing), root_path="/ops")
+    assert page.status_code == 404
+    assert f'href="/ops{link.format(missing)}"' in page.text
+    explained = ask(link.format(missing))
+    assert explained.status_code == 404
+    assert "Its send was rolled back" in explained.text
+    assert "/explain" not in ask("/queues/nothing").text
+
+
 def test_missing_tasks_are_404(ask: Ask) -> None:
     for path in (f"/tasks/{new_id()}", "/tasks/x", f"/tasks/{new_id()}/payload/args"):
         assert ask(path, payload=True).status_code == 404
@@ -435,6 +454,9 @@ def test_failures_are_grouped_by_task_and_code(ask: Ask, connection: Database) -
     document = ask("/api/failures").json()
     assert [(one["total"], one["final"]) for one in document["failures"]] == [(3, 1)]
     assert text_of(ask("/failures?task_name=other")).count("No attempt has failed") == 1
+    refund = add_failed(connection, task_name="refund")
+    add_attempt(connection, refund, outcome="FAILED", error_code="CLOSED")
+    assert "1 failed attempt among" in text_of(ask("/failures?task_name=refund"))
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))

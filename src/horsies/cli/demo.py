@@ -376,7 +376,6 @@ def _describe(result: TaskResult[Any, TaskError]) -> str:
 
 
 def _attempts(handle: TaskHandle[Any]) -> list[TaskAttemptInfo]:
-    """Return the attempts of a task, the first one first."""
     info = handle.info(include_attempts=True).unwrap()
     return [] if info is None else list(reversed(info.attempts or []))
 

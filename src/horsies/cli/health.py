@@ -27,6 +27,7 @@ from horsies.cli.session import (
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.monitor.defaults import PING_TIMEOUT_SECONDS
+from horsies.monitor.documents import worker_document
 from horsies.monitor.health import WorkerPong, ping_workers
 from horsies.monitor.metrics import ClusterGauges, Sample
 from horsies.monitor.overview import WorkerHealth, health_of, read_workers
@@ -96,14 +97,8 @@ def _ping(
 
 
 def _document(worker: WorkerSummary, pong: WorkerPong | None) -> dict[str, Any]:
-    return {
-        "worker_id": worker.worker_id,
-        "name": worker.name,
-        "hostname": worker.hostname,
-        "pid": worker.pid,
-        "state": health_of(worker),
-        "ping_ms": None if pong is None else pong.latency_ms,
-    }
+    known = worker_document(worker, pong)
+    return {name: known[name] for name in ("id", "name", "hostname", "pid", "state", "ping_ms")}
 
 
 def metrics(

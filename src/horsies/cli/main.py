@@ -195,7 +195,6 @@ def version() -> None:
 
 
 def command_line(names: Iterable[str] = _MODULES) -> typer.Typer:
-    """Return the command line with these commands."""
     cli = typer.Typer(
         cls=Overview, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )

@@ -37,5 +37,17 @@ class _Conversion:
         try:
             return self._build().coerce(value, param=param, ctx=ctx)
         except typer.BadParameter as error:
+            wanted = _number(kind, param.type_descriptor.parameter_info)
             error.message = error.message.removeprefix("Value error, ")  # a word of pydantic
+            error.message = f"{value!r} is not {wanted}." if wanted else error.message
             raise
+
+
+def _number(kind: object, limits: Any) -> str | None:
+    """Describe the numbers that an option takes; None for an option of another kind."""
+    noun = "a whole number" if kind is int else "a number" if kind is float else None
+    if noun is None or limits.min is None:
+        return noun
+    if limits.max is None:
+        return f"{noun} of at least {limits.min:,}"
+    return f"{noun} from {limits.min:,} to {limits.max:,}"

@@ -81,7 +81,7 @@ TrustedProxyOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ADDRESS",
-        help="The address or network of a proxy whose headers are believed; default: loopback.",
+        help="The address or network of a proxy whose X-Forwarded headers are believed.",
         show_default=False,
     ),
 ]
@@ -133,12 +133,12 @@ def web(  # noqa: PLR0913, PLR0917
     refuse_both("LOCATOR", named, "--database-url", database_url)
     _refuse_open_address(host, auth)
     _require_extra()
-    from horsies.web.access import LOOPBACK, LOOPBACK_NAMES, Signer
+    from horsies.web.access import LOOPBACK_NAMES, Signer
     from horsies.web.app import SECRET_VARIABLE, build
     from horsies.web.rendering import Settings
 
     signer = Signer(os.environ.get(SECRET_VARIABLE))
-    proxies = _networks(trusted_proxy or LOOPBACK)
+    proxies = _networks(trusted_proxy or ())
     policy = _policy(auth, signer, token_file, users_file, trusted_header, proxies)
     app = open_app("web", named) if named else None
     settings = Settings(
@@ -201,6 +201,8 @@ def _policy(
             return TokenPolicy(_token(token_file), signer)
         if auth is Auth.BASIC:
             return parse_users(_text("--users-file", users_file))
+        if auth is Auth.TRUSTED_HEADER and not proxies:
+            raise ValueError("--trusted-proxy, the address of the proxy, is missing")
         if auth is Auth.TRUSTED_HEADER:
             return TrustedHeader(header, allow_actions=True, proxies=proxies)
     except ValueError as error:

@@ -111,11 +111,7 @@ def _switch_script(order: QueueOrder) -> Script[BrokerResult[Switched[QueueState
 
 
 def retry_task(
-    broker: PostgresBroker,
-    task_id: str,
-    *,
-    suppressed: bool = False,
-    reason: str | None = None,
+    broker: PostgresBroker, task_id: str, *, suppressed: bool = False, reason: str | None = None
 ) -> Result[TaskRetried, TaskActionError]:
     """Send the request of a finished task again, as a new task that refers to the old one.
 
@@ -132,11 +128,7 @@ def retry_task(
 
 
 async def retry_task_async(
-    broker: PostgresBroker,
-    task_id: str,
-    *,
-    suppressed: bool = False,
-    reason: str | None = None,
+    broker: PostgresBroker, task_id: str, *, suppressed: bool = False, reason: str | None = None
 ) -> Result[TaskRetried, TaskActionError]:
     if suppressed:
         return Err(_suppressed(task_id))
@@ -167,9 +159,7 @@ def _resend_script(task_id: str, new_task_id: str) -> Script[Result[TaskRetried,
 
 
 def _retried(
-    task_id: str,
-    new_task_id: str,
-    done: BrokerResult[Result[TaskRetried, TaskActionError]],
+    task_id: str, new_task_id: str, done: BrokerResult[Result[TaskRetried, TaskActionError]]
 ) -> Result[TaskRetried, TaskActionError]:
     result = action_result(task_id, done)
     if isinstance(result, Err) and result.err_value.retryable:

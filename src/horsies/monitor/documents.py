@@ -75,8 +75,13 @@ def queue_document(queue: QueueOverview) -> dict[str, Any]:
 
 
 def worker_document(worker: WorkerSummary, pong: WorkerPong | None = None) -> dict[str, Any]:
-    document = {"state": health_of(worker), "memory_mb": worker.memory_mb, **worker._asdict()}
-    return document | {"ping_ms": pong.latency_ms if pong else None}
+    document = snapshot_document(worker._asdict())
+    document = {"id": document.pop("worker_id"), "state": health_of(worker), **document}
+    return document | {"memory_mb": worker.memory_mb, "ping_ms": pong.latency_ms if pong else None}
+
+
+def snapshot_document(facts: dict[str, Any]) -> dict[str, Any]:
+    return facts | {"receives_notifications": facts.pop("hears")}
 
 
 def blocked_document(row: BlockedRow) -> dict[str, Any]:

@@ -132,10 +132,7 @@ def fitting_step(since: timedelta, step: timedelta) -> timedelta:
 
 
 def read_measures_script(
-    since: timedelta,
-    step: timedelta,
-    queues: Sequence[str] = (),
-    names: Sequence[str] = (),
+    since: timedelta, step: timedelta, queues: Sequence[str] = (), names: Sequence[str] = ()
 ) -> Script[Series]:
     """Read the attempts of the last ``since`` in slots of ``step``; ``queues`` and task ``names`` restrict
     them. ``step`` is rounded by ``fitting_step``.

@@ -170,7 +170,6 @@ class OrderState:
 
     @property
     def summary(self) -> str:
-        """The counts in a sentence."""
         words = f"{self.progress.done:,} of {self.order.matching:,} changed"
         if refused := sum(self.progress.refused.values()):
             counts = self.progress.refused.items()

@@ -67,13 +67,7 @@ from horsies.monitor.order_plan import (
     order_text,
     read_order_text,
 )
-from horsies.monitor.queries import (
-    RunFilters,
-    run_cursor,
-    run_position,
-    runs_script,
-    tasks_script,
-)
+from horsies.monitor.queries import RunFilters, run_cursor, run_position, runs_script, tasks_script
 from horsies.result import Err, Ok
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.task_result import TaskError

@@ -124,7 +124,6 @@ def read_overview(
 
 
 def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
-    """Read the facts of ``read_overview``."""
     waiting = yield count_waiting, CountMost(WAITING_MOST)
     in_flight = yield count_in_flight, Nothing()
     recent = yield count_recent_attempts, Sample(RATE_SAMPLE)
@@ -185,7 +184,6 @@ def merge_queues(
 
 
 def _servers_by_queue(workers: Iterable[WorkerSummary]) -> dict[str, list[WorkerSummary]]:
-    """Return the living workers of each queue."""
     servers: dict[str, list[WorkerSummary]] = {}
     for worker in workers:
         if health_of(worker) in (WorkerHealth.ALIVE, WorkerHealth.SILENT):

@@ -88,7 +88,6 @@ def rates_script(since: timedelta, step: timedelta) -> Script[Rates]:
 
 
 def queue_rates_script(name: str, since: timedelta, step: timedelta) -> Script[Rates]:
-    """Read the rates of one queue."""
     total = yield from read_measures_script(since, step, [name])
     return Rates(total, by_task=(yield from read_split_measures_script("task", _HOUR, [name])))
 

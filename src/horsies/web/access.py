@@ -62,7 +62,6 @@ class Policy(Protocol):
 
     async def access(self, request: HTTPConnection) -> Access | Response | None:
         """Return the access of this request's user."""
-        ...
 
 
 class AllowAll:
@@ -219,11 +218,9 @@ class CanPolicy(Protocol):
 
     async def can_view(self, request: HTTPConnection) -> bool:
         """Whether the user may look."""
-        ...
 
     async def can_act(self, request: HTTPConnection) -> bool:
         """Whether the user may change things."""
-        ...
 
 
 class AdaptedPolicy:
@@ -257,7 +254,6 @@ class Signer:
         self._key = hashlib.sha256((secret or secrets.token_hex(32)).encode()).digest()
 
     def sign(self, *parts: str) -> str:
-        """Return the signature of these parts."""
         text = "\x1f".join(parts).encode()
         return base64.urlsafe_b64encode(hmac.digest(self._key, text, "sha256")).decode().rstrip("=")
 
@@ -304,11 +300,9 @@ class Tries:
         self._times: dict[str, list[float]] = {}
 
     def are_left(self, address: str) -> bool:
-        """Whether the address may try again."""
         return len(self._recent(address)) < WRONG_TRIES_MAX
 
     def add(self, address: str) -> None:
-        """Count a wrong try."""
         if len(self._times) > 10_000:  # forget addresses rather than grow without end
             self._times.clear()
         self._times[address] = [*self._recent(address), time.monotonic()]
@@ -367,7 +361,6 @@ def parse_networks(texts: Iterable[str] | Networks) -> Networks:
 
 
 def is_within(address: str, networks: Networks) -> bool:
-    """Check whether an address belongs to one of the networks."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

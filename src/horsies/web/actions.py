@@ -91,7 +91,6 @@ def _run_answer(view: View, result: Result[Any, Any], notice: str) -> Response:
 
 
 async def pause_run(view: View) -> Response:
-    """Pause a run and its child runs."""
     handle, reason = _handle(view), await text_field(view, "reason")
     with acting_as(view.access.user, "web"):
         result = await handle.pause_async(reason=reason)
@@ -114,7 +113,6 @@ async def retry_run(view: View) -> Response:
 
 
 async def cancel_run(view: View) -> Response:
-    """Cancel a run and its child runs."""
     handle, reason = _handle(view), await text_field(view, "reason")
     interrupt = await is_on(view, "interrupt", False)
     with acting_as(view.access.user, "web"):

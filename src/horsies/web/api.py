@@ -32,6 +32,7 @@ from horsies.monitor.documents import (
     page_document,
     queue_document,
     schedule_document,
+    snapshot_document,
     task_document,
     worker_document,
 )
@@ -197,7 +198,6 @@ async def workers(view: View) -> Response:
 
 
 async def worker(view: View) -> Response:
-    """One worker, also a stopped one."""
     worker_id = view.params["id"]
     rows = await view.read(read_rows(list_workers, ListWorkers(True)))
     found = next((one for one in rows if one.worker_id == worker_id), None)
@@ -207,18 +207,16 @@ async def worker(view: View) -> Response:
 
 
 async def worker_history(view: View) -> Response:
-    """The snapshots of one worker, newest first."""
     limit = number_of(view, "limit", LIMIT_DEFAULT, HISTORY_LIMIT_MAX)
     asked = WorkerStateHistory(view.params["id"], limit)
     rows = await view.read(read_rows(worker_state_history, asked))
-    return answer({"snapshots": [asdict(row) for row in rows]})
+    return answer({"snapshots": [snapshot_document(asdict(row)) for row in rows]})
 
 
 # Tasks and failures
 
 
 async def tasks(view: View) -> Response:
-    """A page of tasks by filters."""
     page = await view.read(tasks_script(task_filters_of(view)))
     document = page_document(page, "tasks")
     for row in document["tasks"]:
@@ -252,7 +250,6 @@ async def task(view: View) -> Response:
 
 
 async def attempts(view: View) -> Response:
-    """The finished attempts of one task, newest first."""
     report = await _report(view, payload=False)
     return answer({"attempts": [asdict(attempt) for attempt in report.attempts]})
 
@@ -267,7 +264,6 @@ async def failures(view: View) -> Response:
 
 
 async def workflows(view: View) -> Response:
-    """A page of workflow runs by filters."""
     page = await view.read(runs_script(_run_filters(view)))
     if page is None:
         raise NotFound(f"There is no workflow run {text_of(view, 'before')}.", code="RUN_NOT_FOUND")

@@ -22,7 +22,7 @@ from horsies.app import Horsies
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
 from horsies.db.statement import Nothing, read_rows
-from horsies.db.statements.monitor import list_queue_states
+from horsies.db.statements.monitor import list_queue_states, read_server
 from horsies.tasks.recording import Action, Actor, log_action
 from horsies.web import (
     actions,
@@ -43,6 +43,7 @@ from horsies.web.access import (
     Policy,
     Signer,
     TokenPolicy,
+    Verb,
     behind_proxy,
     is_allowed_host,
     is_same_site,
@@ -61,6 +62,7 @@ from horsies.web.rendering import (
     Page,
     RefusedForm,
     Route,
+    RouteVerb,
     Settings,
     Site,
     View,
@@ -171,19 +173,15 @@ class Dashboard:
         self._app = with_headers(self._application(), site)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         await self._app(behind_proxy(scope, self.site.settings.proxies), receive, send)
 
     def _application(self) -> Starlette:
-        handlers: dict[Any, Any] = {
-            Problem: self._show_problem,
-            HTTPException: self._show_missing,
-        }
+        handlers: dict[Any, Any] = {Problem: self._show_problem, HTTPException: self._show_missing}
         routes = [
             StarletteRoute("/livez", _livez),
             StarletteRoute("/readyz", self._readyz),
             StarletteRoute("/static/{digest}/{name}", self._static),
-            StarletteRoute("/login", self._login, methods=["POST"]),
+            StarletteRoute("/login", self._login, methods=["GET", "POST"]),
             *(
                 StarletteRoute(f"/live{route.path}", partial(self._live, route))
                 for route in self.routes
@@ -224,14 +222,19 @@ class Dashboard:
             return self._refuse_access(request)
         view = View(self.site, request, self._effective(access))
         request.state.access = view.access  # for an error page of this request
-        if route.method == "POST":
-            view.body = await _bounded_body(request)
-            try:
-                await self._require_intent(route, view)
-            except Forbidden as refusal:
-                action, actor = Action("post", view.path), Actor(view.access.user, "web")
-                log_action(action, actor, "forbidden", refusal.sentence)
-                raise
+        if route.verb is None:
+            return view
+        view.body = await _bounded_body(request)
+        try:
+            verb = await self._require_right(route.verb, view)
+            if route.method == "POST":
+                await self._require_intent(verb, view)
+                # A change may wait long, for a lock: a dead connection is found by a read before it.
+                await view.read(read_rows(read_server, Nothing()))
+        except Forbidden as refusal:
+            action, actor = Action(route.method.lower(), view.path), Actor(view.access.user, "web")
+            log_action(action, actor, "forbidden", refusal.sentence)
+            raise
         return view
 
     def _require_host(self, request: Request) -> None:
@@ -257,16 +260,19 @@ class Dashboard:
         may = access.may if settings.actions else frozenset()
         return Access(access.user, may, access.sees_payload and settings.payload)
 
-    async def _require_intent(self, route: Route, view: View) -> None:
-        """Refuse a change without the right to it, or from a page of another site."""
+    async def _require_right(self, wanted: RouteVerb, view: View) -> Verb:
         if not self.site.settings.actions:
             switch = "--enable-actions" if self.site.settings.is_standalone else "actions=True"
             raise Forbidden(
                 f"The dashboard is read-only; start it with {switch}.", code="ACTIONS_OFF"
             )
-        verb = await route.verb(view) if callable(route.verb) else route.verb
-        if verb is None or not view.may(verb):
+        verb = await wanted(view) if callable(wanted) else wanted
+        if not view.may(verb):
             raise Forbidden(f"You lack the right {verb}.", code="NO_RIGHT", verb=verb)
+        return verb
+
+    async def _require_intent(self, verb: Verb, view: View) -> None:
+        """Refuse a change from a page of another site."""
         if not is_same_site(view.request):
             raise Forbidden("The request comes from another site.", code="CROSS_SITE")
         if _is_api(view.request):
@@ -281,6 +287,8 @@ class Dashboard:
 
     async def _login(self, request: Request) -> Response:
         self._require_host(request)
+        if request.method != "POST":  # the address after a wrong token, opened again
+            return View(self.site, request, Access("")).redirect("/")
         if not isinstance(self.policy, TokenPolicy):
             raise NotFound("There is no login here.")
         if not is_same_site(request):
@@ -330,7 +338,12 @@ class Dashboard:
                 **problem.members,
             }
             return JSONResponse(document, problem.status, media_type="application/problem+json")
-        context = {"sentence": sentence, "code": problem.code, "status": problem.status}
+        context = {
+            "sentence": sentence,
+            "code": problem.code,
+            "status": problem.status,
+            "explained_at": problem.members.get("explained_at"),
+        }
         title = ERROR_TITLES.get(problem.status, "Error")
         page = Page("error.html", title, context, None, problem.status)
         access = getattr(request.state, "access", Access(""))

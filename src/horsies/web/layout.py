@@ -161,7 +161,6 @@ class _Items:
         return item >= len(self.dependencies)
 
     def way(self, source: int, target: int) -> list[int]:
-        """Return the lanes between a source and a target."""
         return self.lanes[source][1 : self.layers[target] - self.layers[source]]
 
 

@@ -282,7 +282,6 @@ async def _state(view: View) -> OrderState:
 
 
 async def stop_order(view: View) -> Response:
-    """Stop an order after its current batch."""
     state = await _state(view)
     action = Action("stop_order", f"order {state.order.id}")
     with acting_as(view.access.user, "web"):
@@ -413,7 +412,7 @@ def _keyed_id(view: View) -> str | None:
 ROUTES: tuple[Route, ...] = (
     *both("/tasks/{id}/retry", "retry_task", retry_task),
     *both("/queues/{name}/purge", "purge_queue", purge_queue),
-    Route("GET", "/orders/new", None, new_order),
+    Route("GET", "/orders/new", _verb_of_selected, new_order),
     Route("POST", "/orders", _verb_of, start_order),
     Route("POST", "/orders/selected", _verb_of_selected, start_selected),
     Route("GET", "/orders/{id}", None, show_order),

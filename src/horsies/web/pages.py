@@ -121,7 +121,6 @@ async def overview(view: View) -> Page:
 
 
 async def queues(view: View) -> Page:
-    """List the queues."""
     facts = await view.read(facts_script(view.site.queue_caps))
     rates = await _within_time(view, rates_script(*RANGES["1h"]))
     return Page("queues.html", "Queues", {"queues": _queue_rows(facts, rates)})
@@ -170,7 +169,6 @@ async def worker(view: View) -> Page:
     context = {
         "row": _worker_row(panel.worker),
         "panel": panel,
-        "places": counted_places([panel.worker]),
         "children": _children(panel),
         "others": _tasks_without_child(panel),
         "history": _history(panel.history),
@@ -343,16 +341,12 @@ def _history(points: Sequence[HistoryPoint]) -> list[tuple[str, str, Markup]]:
     """Return name, newest value and line of each quantity."""
     if not points:
         return []
-    last = points[-1]
+    last, busy = points[-1], [one.busy for one in points]
     memory = "-" if last.memory_mb is None else f"{last.memory_mb:,.0f} MB"
     cpu = "-" if last.cpu_percent is None else f"{last.cpu_percent:.0f} %"
     return [
         ("memory", memory, sparkline("memory", "Memory in MB", [one.memory_mb for one in points])),
-        (
-            "busy children",
-            f"{last.busy:.1f}",
-            sparkline("busy", "Busy", [one.busy for one in points]),
-        ),
+        ("tasks running", f"{last.busy:.1f}", sparkline("busy", "Tasks running", busy)),
         ("cpu", cpu, sparkline("cpu", "CPU in percent", [one.cpu_percent for one in points])),
     ]
 

@@ -60,7 +60,4 @@ async def doctor_api(view: View) -> Response:
     return answer_document(doctor_document(await _reports(view)))
 
 
-ROUTES = (
-    Route("GET", "/doctor", None, doctor_page),
-    Route("GET", "/api/doctor", None, doctor_api),
-)
+ROUTES = (Route("GET", "/doctor", None, doctor_page), Route("GET", "/api/doctor", None, doctor_api))

@@ -40,7 +40,6 @@ OPEN = tuple(status.value for status in WorkflowStatus if not status.is_terminal
 
 
 async def runs_page(view: View) -> Page:
-    """List the runs of workflows, newest first."""
     filters = _filters(view)
     page = await view.read(runs_script(filters))
     if page is None:
@@ -95,7 +94,8 @@ async def run_page(view: View) -> Page:
         raise BadRequest(f"tab must be one of {', '.join(TABS)}, not {tab!r}.")
     facts = await view.read(close_up_script(run_id, with_retries=tab == "timeline"))
     if facts is None:
-        raise NotFound(f"There is no workflow run {run_id}.")
+        link = f"/workflows/{run_id}/explain"
+        raise NotFound(f"There is no workflow run {run_id}.", explained_at=link)
     now = facts.run.started_at + timedelta(seconds=facts.run.duration_seconds)
     shown = RunView(
         facts,
@@ -207,7 +207,6 @@ async def _problems(view: View, shown: RunView) -> list[BrokenRun]:
 
 
 async def _items(view: View, run_id: str, selected: TreeNode | None) -> dict[str, Any]:
-    """Return one page of the items of a selected map."""
     if selected is None or selected.kind != "map":
         return {"items": None}
     try:

@@ -175,7 +175,6 @@ def schedules_script(
 
 
 async def schedules_page(view: View) -> Page:
-    """List the schedules by name."""
     after = view.query.get("after", "")
     found = await view.read(schedules_script(None, after, SCHEDULES_PER_PAGE))
     following = found.next_name

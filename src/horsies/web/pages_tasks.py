@@ -45,13 +45,7 @@ from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_t
 from horsies.retry import decide_retry, policy_from_options, rule_text
 from horsies.states import TaskStatus
 from horsies.web.charts import sparkline
-from horsies.web.filters import (
-    TASK_FILTERS,
-    refuse_unknown,
-    task_filters_of,
-    text_of,
-    texts_of,
-)
+from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, text_of, texts_of
 from horsies.web.masking import Masking, Shown, visible
 from horsies.web.reading import BadRequest, NotFound, TookTooLong
 from horsies.web.rendering import Page, Route, View
@@ -178,7 +172,8 @@ async def _jump(view: View, asked: str) -> Response:
     if (stored := stored_form(asked)) is not None:
         found = await view.read(read_rows(find_subject, TaskId(stored)))
         if not found:
-            raise NotFound(f"There is no task or workflow run {stored}.", code="TASK_NOT_FOUND")
+            sentence, link = f"There is no task or workflow run {stored}.", f"/explain?id={stored}"
+            raise NotFound(sentence, code="TASK_NOT_FOUND", explained_at=link)
         page = "tasks" if found[0].kind == "task" else "workflows"
         return RedirectResponse(view.url(f"/{page}/{stored}"), 303)
     name = "argument" if "=" in asked and view.access.sees_payload else "task_name"
@@ -279,7 +274,8 @@ async def _read_facts(view: View) -> TaskFacts:
     task_id = view.params["id"]
     facts = await view.read(_facts_script(task_id, view.access.sees_payload))
     if facts is None:
-        raise NotFound(f"There is no task {task_id}.", code="TASK_NOT_FOUND")
+        sentence, link = f"There is no task {task_id}.", f"/tasks/{task_id}/explain"
+        raise NotFound(sentence, code="TASK_NOT_FOUND", explained_at=link)
     return facts
 
 
@@ -452,12 +448,7 @@ async def failures(view: View) -> Page:
         }
         for group in found.groups
     ]
-    context = {
-        "found": found,
-        "groups": groups,
-        "problem": problem,
-        "sparkline": sparkline,
-    }
+    context = {"found": found, "groups": groups, "problem": problem, "sparkline": sparkline}
     return Page("failures.html", "Failures", context, live_seconds=10.0)
 
 

@@ -6,20 +6,18 @@ behind a pooler. The process uses at most four connections for all of its viewer
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from contextlib import suppress
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, OperationalError
 
 from horsies.config.postgres import PostgresConfig
-from horsies.db.database import (
-    TRANSACTION_SETTINGS,
-    Installation,
-    PoolTimeout,
-    installation_of,
-)
+from horsies.db.database import TRANSACTION_SETTINGS, Installation, PoolTimeout, installation_of
 from horsies.db.errors import describe, is_transient
 from horsies.db.statement import Script, Statement, drive_async
 from horsies.result import Err
@@ -31,6 +29,8 @@ CONNECTIONS_MAX = 4
 STATEMENT_TIMEOUT_MS = 3_000
 LOCK_TIMEOUT_MS = 500
 POOL_WAIT_SECONDS = 5.0
+# The server ends a statement earlier than this, so one that stays silent for longer is frozen or cut off.
+SILENCE_SECONDS = 8.0
 
 # One snapshot for all facts of a page, so that its numbers agree.
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -139,23 +139,49 @@ async def _read(connection: AsyncConnection[Any], script: Script[T], *, logged: 
     installation = installation_of(connection)
     unpooled = Installation(installation.schema)
 
-    def execute(statement: Statement[Any, Any], params: Any) -> Awaitable[list[Any]]:
-        return statement.run_async(connection, params, unpooled)
+    async def execute(statement: Statement[Any, Any], params: Any) -> list[Any]:
+        with _answering(connection):
+            return await statement.run_async(connection, params, unpooled)
 
     try:
         # The settings travel with the first statement of the script, in one round trip.
-        async with connection.pipeline():
+        async with connection.pipeline() as pipeline:
             await connection.execute(_BEGIN)
             await connection.execute(_LIMITS)
             if installation.is_pooled:
                 await connection.execute(TRANSACTION_SETTINGS)
             answer = await drive_async(execute, script, logged=logged)
             await connection.execute(b"COMMIT")
+            with _answering(connection):
+                await pipeline.sync()
         return answer
     except BaseException:
         with suppress(psycopg.Error):
             await connection.rollback()
         raise
+
+
+@contextmanager
+def _answering(connection: AsyncConnection[Any]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(SILENCE_SECONDS, _hang_up, connection)
+    try:
+        yield
+    except OperationalError as error:
+        if loop.time() < timer.when():
+            raise
+        silence = (
+            f"The database did not answer for {SILENCE_SECONDS:g} s; the connection was closed"
+        )
+        raise OperationalError(silence) from error
+    finally:
+        timer.cancel()
+
+
+def _hang_up(connection: AsyncConnection[Any]) -> None:
+    # A cancelled psycopg waits for the server once more; the end of the stream ends every wait.
+    with socket.socket(fileno=os.dup(connection.fileno())) as stream:
+        stream.shutdown(socket.SHUT_RDWR)
 
 
 def _problem(error: psycopg.Error) -> Problem:

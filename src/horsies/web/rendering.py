@@ -209,7 +209,8 @@ RouteVerb = Verb | Callable[[View], Awaitable[Verb]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path with its handler. Without a verb it needs the right to look; a POST always has a verb.
+    """A path with its handler. Without a verb it needs the right to look; a POST always has a verb, and a
+    GET that only prepares a change has the verb of that change.
 
     The gate checks the host, the access, the verb and the origin before it calls the handler.
     """

@@ -148,10 +148,7 @@ def draw_life(stretches: Sequence[Stretch]) -> Markup:
         parts += _drawn(stretch, x, width)
         x += width
     return _SVG.format(
-        label=_described(stretches),
-        width=x + _MARGIN,
-        height=HEIGHT,
-        parts=Markup("").join(parts),
+        label=_described(stretches), width=x + _MARGIN, height=HEIGHT, parts=Markup("").join(parts)
     )
 
 

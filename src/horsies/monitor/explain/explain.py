@@ -70,18 +70,8 @@ from horsies.monitor.explain.queues import (
 from horsies.monitor.explain.reasons import Explanation as Explanation
 from horsies.monitor.explain.reasons import Reason as Reason
 from horsies.monitor.explain.reasons import obstacles_first, reason
-from horsies.monitor.explain.runs import (
-    node_reasons,
-    run_reasons,
-    schedule_holds,
-    schedule_reasons,
-)
-from horsies.monitor.explain.tasks import (
-    TaskSituation,
-    takers_of,
-    task_holds,
-    task_reasons,
-)
+from horsies.monitor.explain.runs import node_reasons, run_reasons, schedule_holds, schedule_reasons
+from horsies.monitor.explain.tasks import TaskSituation, takers_of, task_holds, task_reasons
 from horsies.monitor.overview import TaskReport, task_script
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
@@ -123,7 +113,6 @@ def report_script(task_id: str, payload: bool = False) -> Script[TaskReport | No
 
 
 def explain_script(row_id: str, node_id: str | None = None) -> Script[Explanation]:
-    """Explain the task or the run with this id, or a node of the run."""
     if node_id is not None:
         return (yield from explain_node_script(row_id, node_id))
     if (stored := stored_form(row_id)) is None:

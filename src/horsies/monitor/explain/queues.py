@@ -53,7 +53,6 @@ class QueueSituation:
 
     @property
     def servers(self) -> list[WorkerSummary]:
-        """The live workers of this queue."""
         return servers_of(self.name, self.workers)
 
     @property
@@ -117,9 +116,9 @@ def capacity_reasons(
     queue: QueueSituation, servers: Sequence[WorkerSummary], kinds: Sequence[bool] = (False, True)
 ) -> Iterator[Reason]:
     """Yield the caps and the busy children that keep these workers from claiming tasks of these kinds: of
-    ``async def`` functions or not.
+    ``async def`` functions or not. Caps hold for every worker of the queue, also if none of these is there.
     """
-    yield from _cap_reasons(queue, servers)
+    yield from _cap_reasons(queue, servers or queue.servers)
     is_free = any(worker.free_places(kind) for worker in servers for kind in kinds)
     if servers and not is_free:
         oldest = queue.places[0] if queue.places else None
@@ -303,7 +302,6 @@ def _counted(count: int, state: str) -> str:
 
 
 def queue_holds(queue: QueueSituation) -> list[str]:
-    """Return the conditions of a queue that are met."""
     holds = []
     if queue.paused_at is None:
         holds.append(f"Queue {queue.name!r} is not paused.")

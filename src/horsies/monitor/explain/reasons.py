@@ -246,7 +246,7 @@ CATALOGUE: dict[str, Entry] = {
         "Start a worker if none runs, or call `mark_stale_tasks_as_failed`.",
     ),
     "SILENT": Entry(
-        RUNNING,
+        f"{CLAIMED} or running",
         True,
         "Its worker has sent no sign of life for a while but is still connected: frozen, or cut off.",
         "Look at the host of the worker.",
@@ -382,7 +382,6 @@ def reason(
     subjects: Iterable[str] = (),
     remedy: str | None = None,
 ) -> Reason:
-    """Return a reason of the catalogue."""
     return Reason(code, CATALOGUE[code].blocks, sentence, since, tuple(subjects), remedy)
 
 
@@ -407,7 +406,6 @@ def lasting(seconds: float) -> str:
 
 
 def between(start: datetime, end: datetime) -> str:
-    """Format the time from ``start`` to ``end``."""
     return lasting((end - start).total_seconds())
 
 

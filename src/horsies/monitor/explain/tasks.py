@@ -51,7 +51,6 @@ class TaskSituation:
 
     @property
     def takers(self) -> list[WorkerSummary]:
-        """The live workers of the queue that know the task."""
         return takers_of(self.queue)
 
 
@@ -66,7 +65,6 @@ def takers_of(queue: QueueSituation) -> list[WorkerSummary]:
 
 
 def task_reasons(situation: TaskSituation) -> list[Reason]:
-    """Return all reasons that apply to a task."""
     found = [*_blocked(situation.task)]
     match TaskStatus(situation.task.status):
         case TaskStatus.PENDING:
@@ -110,10 +108,11 @@ def _waiting(situation: TaskSituation) -> list[Reason]:
         found.append(_delayed(situation))
     found += pause_reasons(queue)
     found += _worker_reasons(situation)
-    if not (is_delayed or task.held):
-        found += capacity_reasons(queue, situation.takers, [task.is_async])
-        found += _ahead(situation)
-        found += order_reasons(queue)
+    capacity = [*capacity_reasons(queue, situation.takers, [task.is_async])]
+    if is_delayed or task.held:  # what is in use now may be free by then
+        found += [one for one in capacity if one.code == "QUEUE_CAP_ZERO"]
+    else:
+        found += [*capacity, *_ahead(situation), *order_reasons(queue)]
     found += _locked(situation)
     is_free = not any(one.blocks or one.code == "BEHIND" for one in (*_blocked(task), *found))
     found += _last_attempt(task)
@@ -335,6 +334,7 @@ def _is_lost(situation: TaskSituation) -> bool:
 
 def _claimed(situation: TaskSituation) -> Iterator[Reason]:
     task, lease = situation.task, situation.task.claim_expires_at
+    yield from _silent(_owner(situation))
     if _is_lost(situation):
         yield _lost(
             situation, "CLAIMER_LOST", "auto_requeue_stale_claimed", "requeue_stale_claimed"
@@ -369,7 +369,18 @@ def _running(situation: TaskSituation) -> Iterator[Reason]:
             situation, "RUNNER_LOST", "auto_fail_stale_running", "mark_stale_tasks_as_failed"
         )
         return
-    if health_of(owner) is WorkerHealth.SILENT:
+    yield from _silent(owner)
+    limit = _limit(task)
+    if limit is not None and limit < task.looked_at:
+        over = between(limit, task.looked_at)
+        text = f"It runs for {over} longer than its timeout_ms={task.timeout_ms:,} allows."
+        remedy = command("cancel", task.id)
+        yield reason("OVER_LIMIT", text, since=limit, remedy=remedy)
+    yield _runs(task, owner, limit)
+
+
+def _silent(owner: WorkerSummary | None) -> Iterator[Reason]:
+    if owner is not None and health_of(owner) is WorkerHealth.SILENT:
         yield reason(
             "SILENT",
             f"Worker {worker_label(owner)} has sent no sign of life for "
@@ -378,13 +389,6 @@ def _running(situation: TaskSituation) -> Iterator[Reason]:
             subjects=[worker_label(owner)],
             remedy=command("workers", "--ping"),
         )
-    limit = _limit(task)
-    if limit is not None and limit < task.looked_at:
-        over = between(limit, task.looked_at)
-        text = f"It runs for {over} longer than its timeout_ms={task.timeout_ms:,} allows."
-        remedy = command("cancel", task.id)
-        yield reason("OVER_LIMIT", text, since=limit, remedy=remedy)
-    yield _runs(task, owner, limit)
 
 
 def _limit(task: TaskFacts) -> datetime | None:
@@ -427,11 +431,7 @@ def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Reas
     else:
         next_step, remedy = "another worker recovers it", command("workers")
     return reason(
-        code,
-        f"{gone}; {next_step}.",
-        since=task.owner_stopped_at,
-        subjects=[owner],
-        remedy=remedy,
+        code, f"{gone}; {next_step}.", since=task.owner_stopped_at, subjects=[owner], remedy=remedy
     )
 
 
