@@ -143,6 +143,14 @@ def test_time_does_not_go_back(app: Horsies) -> None:
         clock_of(app).advance(5)  # type: ignore[arg-type]
 
 
+def test_time_does_not_go_further_than_its_tasks_can_wait(app: Horsies) -> None:
+    clock_of(app).advance(timedelta(days=36_500))
+    for much in (timedelta.max, timedelta(days=365)):
+        with pytest.raises(ValueError, match="by 100 years at most"):
+            clock_of(app).advance(much)
+    assert run_pending(app).attempts == []
+
+
 def test_a_workflow_advances_to_its_end(app: Horsies) -> None:
     @app.task("one")
     def one() -> int:

@@ -38,6 +38,9 @@ from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.protocol import NodePart
 from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
 
+# The longest delay of a task. The times of Python and PostgreSQL end some thousand years later.
+_LONGEST = timedelta(days=36_525)
+
 
 @dataclass
 class PendingRun(Attempts):
@@ -70,9 +73,10 @@ class Clock:
             clock.advance(timedelta(hours=1))
             run_pending(app)
         """
-        if not isinstance(by, timedelta) or by < timedelta():
+        if not isinstance(by, timedelta) or not timedelta() <= by <= _LONGEST - self.offset:
             raise ValueError(
-                f"advance() takes the timedelta that passes, not {by!r}; time goes forward."
+                f"advance() takes the timedelta that passes, not {by!r}; time goes forward, by 100 "
+                "years at most."
             )
         seconds = by.total_seconds()
         with _connected(self._app) as pipeline:

@@ -89,6 +89,9 @@ class _RefusedRun(Exception):
 
 
 def _workflows(specs: Iterable[Startable[T]]) -> Iterator[Startable[T]]:
+    if not hasattr(specs, "__iter__"):
+        kind = type(specs).__name__
+        raise TypeError(f"start_many takes a list or a generator of workflows, not {kind}.")
     for position, spec in enumerate(specs):
         if getattr(spec, "graph", None) is None:
             kind = spec.__name__ if isinstance(spec, type) else type(spec).__name__
