@@ -96,7 +96,7 @@ def test_a_refused_workflow_late_in_a_stream_stores_nothing_and_is_named_by_its_
 
 def test_a_single_workflow_in_place_of_a_list_is_named(app: Horsies, tasks: Tasks) -> None:
     one: Any = single(app, tasks)
-    with pytest.raises(TypeError, match="list or a generator of workflows, not WorkflowSpec"):
+    with pytest.raises(TypeError, match="takes a list of workflows, not WorkflowSpec"):
         start_many(one)
 
 

@@ -6,6 +6,7 @@ values of a closed shape come back unchanged, so writing them needs no reading b
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,17 +161,23 @@ class AnnotationProblem(ValueError):
     """An annotation has no JSON form."""
 
 
-def adapter_of(shape: Shape) -> TypeAdapter[Any]:
+def adapter_of(shape: Shape, config: ConfigDict = _CONFIG) -> TypeAdapter[Any]:
     """Return the pydantic adapter of a shape; AnnotationProblem when pydantic cannot build it."""
     try:
         # The wrapping annotation lets the configuration reach types that do not accept one.
-        return TypeAdapter(Annotated[Any, shape], config=_CONFIG)
+        return TypeAdapter(Annotated[Any, shape], config=config)
     except AnnotationProblem:
         raise
     except Exception as error:
         raise AnnotationProblem(
             f"pydantic cannot build its schema: {_first_line(error)}"
         ) from error
+
+
+@functools.lru_cache(128)  # building one takes milliseconds
+def complete_adapter_of(shape: Shape) -> TypeAdapter[Any]:
+    """Return an adapter for which a key that a TypedDict does not declare is an error."""
+    return adapter_of(shape, ConfigDict(**_CONFIG, extra="forbid"))
 
 
 def may_hold(
@@ -264,13 +271,10 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
     if kind == "nullable":
         return _is_closed(schema["schema"])
     if kind == "dict":
-        return _has_closed_keys(schema) and _is_closed(schema["values_schema"])
+        keys = schema.get("keys_schema", {})
+        has_closed_keys = keys.get("type") in _CLOSED_KEYS and "serialization" not in keys
+        return has_closed_keys and _is_closed(schema["values_schema"])
     if kind not in _CLOSED_CONTAINERS or "items_schema" not in schema:
         return False
     items = schema["items_schema"]
     return _all_closed(items) if kind == "tuple" else _is_closed(items)
-
-
-def _has_closed_keys(schema: Mapping[str, Any]) -> bool:
-    keys = schema.get("keys_schema", {})
-    return keys.get("type") in _CLOSED_KEYS and "serialization" not in keys

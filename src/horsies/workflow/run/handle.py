@@ -465,4 +465,4 @@ def _until(timeout_ms: int | None) -> frozenset[WorkflowStatus]:
 
 def _set_of(until: Collection[WorkflowStatus]) -> frozenset[WorkflowStatus]:
     # A status is a text: alone, it would be taken for the set of its letters.
-    return frozenset([until] if isinstance(until, str) else until or ())
+    return frozenset([until]) if isinstance(until, str) else frozenset(until)  # type: ignore[list-item]
