@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
@@ -203,6 +203,20 @@ def may_hold(
         inner = part.values() if type(part) is dict else part
         pending += [one for one in inner if type(one) in _NESTED]
     return False
+
+
+def bare(annotation: Any) -> Any:
+    """Return an annotation without metadata, and what a type alias stands for."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return bare(arguments[0])
+    alias = origin or annotation
+    # typing and typing_extensions have a class of this name each.
+    if type(alias).__name__ != "TypeAliasType":
+        return annotation
+    value, known = alias.__value__, dict(zip(alias.__type_params__, arguments, strict=False))
+    parameters = getattr(value, "__parameters__", ()) if known else ()
+    return bare(value[tuple(known[one] for one in parameters)] if parameters else value)
 
 
 def type_text(annotation: Any) -> str:
