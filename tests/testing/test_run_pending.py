@@ -271,6 +271,19 @@ def test_a_schedule_fires_when_its_slot_has_come(scheduled: Any) -> None:
     assert all(later - earlier >= HOUR for earlier, later in itertools.pairwise(slots))
 
 
+def test_a_schedule_fires_after_its_pause_however_the_clock_advances(scheduled: Any) -> None:
+    app, slots = scheduled(schedule("often", IntervalSchedule(hours=1)))
+    run_pending(app)
+    clock = clock_of(app)
+    app.schedules.pause("often").unwrap()
+    clock.advance(HOUR + timedelta(minutes=1))
+    app.schedules.resume("often").unwrap()
+    assert run_pending(app).slots == 0  # the slot of the pause is dropped
+    clock.advance(HOUR + timedelta(minutes=1))
+    assert run_pending(app).slots == 1
+    assert len(slots) == 1
+
+
 def test_slots_keep_to_the_calendar(scheduled: Any) -> None:
     monthly = schedule("monthly", MonthlySchedule(day=1, time=time(4, 30)))
     daily = schedule("daily", DailySchedule(time=time(4, 30)))

@@ -38,8 +38,7 @@ from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.protocol import NodePart
 from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
 
-# The longest delay of a task. The times of Python and PostgreSQL end some thousand years later.
-_LONGEST = timedelta(days=36_525)
+_LONGEST = timedelta(days=36_525)  # the longest delay of a task
 
 
 @dataclass
@@ -78,9 +77,10 @@ class Clock:
                 f"advance() takes the timedelta that passes, not {by!r}; time goes forward, by 100 "
                 "years at most."
             )
-        seconds = by.total_seconds()
+        passed = Advance(by.total_seconds())
+        pauses = (advance_schedules, AdvanceSchedules(0.0, passed.seconds))
         with _connected(self._app) as pipeline:
-            pipeline.run([(advance_tasks, Advance(seconds)), (advance_nodes, Advance(seconds))])
+            pipeline.run([(advance_tasks, passed), (advance_nodes, passed), pauses])
         self.offset += by
 
 
@@ -252,11 +252,10 @@ class _Schedules:
         return [self._at_test_time(one) for one in cast("list[DueSchedule]", due)]
 
     def _at_test_time(self, due: DueSchedule) -> DueSchedule:
-        resumed_at = None if due.resumed_at is None else due.resumed_at + self._offset
         return due._replace(
             due_at=due.due_at + self._offset,
             looked_at=due.looked_at + self._offset,
-            resumed_at=resumed_at,
+            resumed_at=due.resumed_at and due.resumed_at + self._offset,
         )
 
 
