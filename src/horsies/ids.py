@@ -89,9 +89,10 @@ def first_id_at(at: datetime) -> str:
 def stored_form(task_id: object) -> str | None:
     """Return an id in the form of the database, or None when it is not a UUID.
 
-    Pasted ids may have capitals or lack hyphens; an invalid one never reaches the database.
+    Pasted ids may have capitals or lack hyphens, and a column may return UUID objects; an invalid id
+    never reaches the database.
     """
     try:
-        return str(UUID(task_id)) if isinstance(task_id, str) else None
+        return str(UUID(str(task_id))) if isinstance(task_id, str | UUID) else None
     except ValueError:
         return None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from types import SimpleNamespace
+from contextlib import ExitStack, suppress
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
@@ -71,6 +73,28 @@ def borrow(pool: Pool, count: int) -> list[OwnConnection]:
     """Use that many connections at once, then give them all back."""
     with ExitStack() as stack:
         return [stack.enter_context(pool.connection()) for _ in range(count)]
+
+
+def test_an_interrupt_while_a_connection_is_taken_leaves_no_lock_behind(server: Server) -> None:
+    def interrupt(frame: FrameType, event: str, argument: object) -> Any:
+        if event == "return" and frame.f_globals.get("__name__") == "threading":
+            raise KeyboardInterrupt
+        return interrupt
+
+    pool = Pool(server.connect, LIMITS)
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        with suppress(KeyboardInterrupt):
+            pool.put(pool.take())
+    finally:
+        sys.settrace(before)
+    # In a thread: a lock that is still taken would stop the test.
+    taking = threading.Thread(target=lambda: borrow(pool, 1), daemon=True)
+    taking.start()
+    taking.join(30)
+    assert not taking.is_alive()
+    pool.close()
 
 
 def test_nothing_is_opened_before_it_is_needed(server: Server) -> None:

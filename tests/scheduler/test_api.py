@@ -316,6 +316,18 @@ def test_the_next_slots_are_told_from_the_record(
     assert code_of(refused) is BrokerErrorCode.UNKNOWN_SCHEDULE
 
 
+def test_a_name_or_a_count_left_empty_is_neither_the_first_schedule_nor_endless(
+    connection: Database, make_app: MakeApp, call: Call
+) -> None:
+    app = make_app(schedule())
+    enter(connection, app)
+    for method in ("pause", "resume", "next_runs"):
+        refused = call(app, app.schedules, method, None)
+        assert code_of(refused) is BrokerErrorCode.UNKNOWN_SCHEDULE
+    assert call(app, app.schedules, "next_runs", "report", None).is_err()
+    assert call(app, app.schedules, "next_runs", "report", -1).unwrap() == []
+
+
 def test_the_runs_of_a_schedule_are_its_tasks_newest_first(
     connection: Database, make_app: MakeApp, call: Call
 ) -> None:

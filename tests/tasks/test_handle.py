@@ -266,6 +266,9 @@ def test_a_negative_timeout_is_refused(
     assert error.message == "timeout_ms must not be negative; it is -5, and None sets no limit."
     with pytest.raises(TaskWatchFailed, match="must not be negative"):
         next(handle.watch(timeout_ms=-5))
+    for wrong in (True, 1.5, float("nan")):
+        message = call(app, handle, "get", timeout_ms=wrong).err_value.message
+        assert message == f"timeout_ms must be a whole number of milliseconds or None, not {wrong}."
 
 
 @pytest.mark.parametrize("text", ['{"ok":1}', "unreadable"])

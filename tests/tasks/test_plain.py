@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import pytest
+from typing_extensions import TypeAliasType
 
 from horsies import (
     AppConfig,
@@ -31,6 +32,8 @@ from tests.support.applications import Call, app_at
 from tests.support.database import Database
 from tests.support.rows import finish, row_of
 
+# As `type Outcome = ...` makes it since Python 3.12.
+Outcome = TypeAliasType("Outcome", TaskResult[int, TaskError])
 shop = Horsies(AppConfig(broker=PostgresConfig(database_url="postgresql://localhost/unused")))
 MODULE = __name__
 
@@ -386,3 +389,15 @@ def test_a_failed_enqueue_is_logged_like_a_failed_send(
     with caplog.at_level(logging.WARNING), pytest.raises(TaskSendFailed):
         greet.enqueue(7)
     assert "a send of task 'greet' failed with VALIDATION_FAILED" in caplog.text
+
+
+@pytest.mark.parametrize("declared", [Outcome, Annotated[TaskResult[int, TaskError], "a number"]])
+def test_a_result_behind_another_name_is_no_value_of_a_plain_function(declared: Any) -> None:
+    def function() -> Any:
+        return TaskResult(err=TaskError(error_code="EMPTY", message="nothing there"))
+
+    function.__annotations__["return"] = declared
+    task = app_at("postgresql://localhost/unused").task("renamed")(function)
+    result = cast(Any, task())
+    assert result.err_value.error_code == "EMPTY"
+    assert not task.definition.is_plain

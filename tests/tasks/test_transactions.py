@@ -194,12 +194,36 @@ def test_a_handle_made_in_a_transaction_gives_the_result_after_it(
     assert handle.get(timeout_ms=30_000).ok_value == 1
 
 
-def test_a_connection_that_commits_by_itself_stores_at_once(
+def test_a_connection_that_commits_by_itself_is_refused_outside_of_a_transaction(
     app: Horsies, add: Task, connection: Database, process_url: str
 ) -> None:
     with psycopg.connect(process_url, autocommit=True) as caller:
-        add.with_options(transaction=caller).send(1).unwrap()
-        assert len(stored(connection)) == 1
+        sending = add.with_options(transaction=caller)
+        errors = [
+            sending.send(1).unwrap_err(),
+            sending.send_many(add.bind(number) for number in range(2)).unwrap_err(),
+        ]
+        with caller.transaction(force_rollback=True):
+            sending.send(2).unwrap()
+        caller.execute("BEGIN")
+        sending.send(3).unwrap()
+        caller.execute("COMMIT")
+    for error in errors:
+        assert error.code is TaskSendErrorCode.ENQUEUE_FAILED
+        assert "open a transaction first" in error.message
+    assert [row["args"] for row in stored(connection)] == ["[3]"]
+
+
+def test_an_asynchronous_connection_that_commits_by_itself_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    async def scenario() -> TaskSendError:
+        async with await psycopg.AsyncConnection.connect(process_url, autocommit=True) as caller:
+            sending = add.with_options(transaction=caller)
+            return (await sending.send_async(1)).unwrap_err()
+
+    assert "open a transaction first" in run_closing(app, scenario()).message
+    assert stored(connection) == []
 
 
 def test_a_savepoint_of_the_caller_takes_the_task_with_it(

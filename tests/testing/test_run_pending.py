@@ -143,6 +143,14 @@ def test_time_does_not_go_back(app: Horsies) -> None:
         clock_of(app).advance(5)  # type: ignore[arg-type]
 
 
+def test_time_does_not_go_further_than_its_tasks_can_wait(app: Horsies) -> None:
+    clock_of(app).advance(timedelta(days=36_500))
+    for much in (timedelta.max, timedelta(days=365)):
+        with pytest.raises(ValueError, match="by 100 years at most"):
+            clock_of(app).advance(much)
+    assert run_pending(app).attempts == []
+
+
 def test_a_workflow_advances_to_its_end(app: Horsies) -> None:
     @app.task("one")
     def one() -> int:
@@ -261,6 +269,19 @@ def test_a_schedule_fires_when_its_slot_has_come(scheduled: Any) -> None:
         assert (done.slots, done.completed) == (1, 1)
         assert len(slots) == count
     assert all(later - earlier >= HOUR for earlier, later in itertools.pairwise(slots))
+
+
+def test_a_schedule_fires_after_its_pause_however_the_clock_advances(scheduled: Any) -> None:
+    app, slots = scheduled(schedule("often", IntervalSchedule(hours=1)))
+    run_pending(app)
+    clock = clock_of(app)
+    app.schedules.pause("often").unwrap()
+    clock.advance(HOUR + timedelta(minutes=1))
+    app.schedules.resume("often").unwrap()
+    assert run_pending(app).slots == 0  # the slot of the pause is dropped
+    clock.advance(HOUR + timedelta(minutes=1))
+    assert run_pending(app).slots == 1
+    assert len(slots) == 1
 
 
 def test_slots_keep_to_the_calendar(scheduled: Any) -> None:

@@ -431,6 +431,42 @@ def test_a_subclass_that_would_lose_fields_is_refused() -> None:
     assert "come back as Item" in error.message
 
 
+@pytest.mark.parametrize(
+    ("annotation", "value", "path"),
+    [
+        (Entry, {"data": b"", "size": 1}, "value.size"),
+        (list[Entry | None], [None, {"data": b"", "size": 1}], "value[1].size"),
+        (dict[str, Entry], {"a": {"data": b"", "size": 1}}, "value.a.size"),
+    ],
+)
+def test_a_key_that_a_typed_dict_would_drop_is_refused(
+    annotation: Any, value: Any, path: str
+) -> None:
+    error = is_refused(annotation, value)
+    assert error.path == path
+    assert "does not declare; declare it or leave it out" in error.message
+
+
+def test_a_key_that_a_validator_drops_is_intended() -> None:
+    class Known(TypedDict):
+        name: str
+
+    def without_size(value: dict[str, Any]) -> dict[str, Any]:
+        return {"name": value["name"]}
+
+    annotation = Annotated[Known, BeforeValidator(without_size)]
+    assert comes_back(annotation, {"name": "a", "size": 1}) == {"name": "a"}
+
+
+def test_a_key_dropped_inside_of_a_dataclass_is_not_taken_for_two_equal_ones() -> None:
+    @dataclasses.dataclass
+    class Holder:
+        entry: Entry
+
+    error = is_refused(Holder, Holder({"data": b"", "size": 1}))  # type: ignore[typeddict-unknown-key]
+    assert "value.entry would come back with other members" in error.message
+
+
 def test_a_model_holding_a_value_of_another_type_is_refused() -> None:
     item = Item(name="a", price=1.0)
     item.price = "free"  # type: ignore[assignment]

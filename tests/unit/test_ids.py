@@ -118,7 +118,8 @@ def test_what_is_no_id_has_no_stored_form(text: object) -> None:
 
 def test_every_spelling_of_an_id_has_one_stored_form() -> None:
     text = new_id()
-    for spelling in (text, text.upper(), text.replace("-", ""), f"{{{text}}}", f"urn:uuid:{text}"):
+    texts = [text, text.upper(), text.replace("-", ""), f"{{{text}}}", f"urn:uuid:{text}"]
+    for spelling in (*texts, uuid.UUID(text)):
         assert stored_form(spelling) == text
 
 

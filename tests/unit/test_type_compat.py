@@ -4,11 +4,27 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypeVar, Union
 
 import pytest
+from typing_extensions import TypeAliasType
 
 from horsies import TaskError, TaskResult
-from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, element_type, fits, result_targets
+from horsies.codec.shape import bare
+from horsies.workflow.nodes.type_compat import (
+    UNKNOWN_TYPE,
+    admits_none,
+    element_type,
+    fits,
+    result_targets,
+    takes_item_results,
+    takes_value,
+)
 
 T = TypeVar("T")
+U = TypeVar("U")
+# As `type Outcome = ...` makes them since Python 3.12.
+Outcome = TypeAliasType("Outcome", TaskResult[int, TaskError])
+Maybe = TypeAliasType("Maybe", int | None)
+Several = TypeAliasType("Several", list[T], type_params=(T,))
+Swapped = TypeAliasType("Swapped", dict[U, list[T]], type_params=(T, U))
 Id = NewType("Id", int)
 
 
@@ -106,3 +122,14 @@ def test_the_elements_of_a_list_have_a_type() -> None:
     assert element_type(Any) is Any
     assert element_type(tuple[int, ...]) is UNKNOWN_TYPE
     assert element_type(None) is UNKNOWN_TYPE
+
+
+def test_an_alias_is_what_it_stands_for() -> None:
+    assert result_targets(Outcome) == (int,)
+    assert not takes_value(Outcome)
+    assert takes_item_results(list[Outcome])
+    assert admits_none(Maybe)
+    assert element_type(Several[int]) is int
+    assert element_type(Annotated[Several[str], "words"]) is str
+    assert element_type(Swapped[int, str]) is UNKNOWN_TYPE
+    assert bare(Swapped[int, str]) == dict[str, list[int]]

@@ -309,6 +309,25 @@ def test_a_wait_may_be_of_any_length_but_must_have_one(
     assert call(app, handle, "get", timeout_ms=sys.maxsize).ok_value == 3
 
 
+def test_a_wait_for_a_single_status_is_one_for_that_status(
+    app: Horsies, tasks: Tasks, hands: Hands, call: Call
+) -> None:
+    handle = chain(app, tasks).start().unwrap()
+    for until in (WorkflowStatus.RUNNING, "RUNNING", ["RUNNING"]):
+        met = call(app, handle, "wait", until=until, timeout_ms=30_000)
+        assert met.unwrap() is WorkflowStatus.RUNNING
+
+
+@pytest.mark.parametrize("until", ["running", {"FINISHED"}, [5]])
+def test_a_wait_for_what_is_no_status_is_refused(
+    app: Horsies, tasks: Tasks, hands: Hands, call: Call, until: object
+) -> None:
+    handle = chain(app, tasks).start().unwrap()
+    refused = call(app, handle, "wait", until=until, timeout_ms=30_000).unwrap_err()
+    assert refused.code is HandleErrorCode.VALIDATION_FAILED
+    assert "statuses of a run: PENDING, RUNNING" in refused.message
+
+
 def test_a_lost_notification_only_delays(app: Horsies, tasks: Tasks, hands: Hands) -> None:
     app.get_broker().waiters._poll_seconds = 0.1
     handle = chain(app, tasks).start().unwrap()

@@ -94,6 +94,12 @@ def test_a_refused_workflow_late_in_a_stream_stores_nothing_and_is_named_by_its_
     assert_nothing_stored(hands)
 
 
+def test_a_single_workflow_in_place_of_a_list_is_named(app: Horsies, tasks: Tasks) -> None:
+    one: Any = single(app, tasks)
+    with pytest.raises(TypeError, match="takes a list of workflows, not WorkflowSpec"):
+        start_many(one)
+
+
 @pytest.mark.parametrize("position", [0, CHUNK + 3])
 def test_an_object_that_is_not_a_workflow_is_named_by_its_position(
     app: Horsies, tasks: Tasks, hands: Hands, start: Start, position: int

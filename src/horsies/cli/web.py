@@ -243,7 +243,8 @@ def _serve(app: ASGIApp, host: str, port: int, root_path: str) -> None:
     )
     with bound(host, port) as listening:
         port = listening.getsockname()[1]
-        address = f"http://{_in_url(host)}:{port}{root_path.rstrip('/')}/"
+        in_url = f"[{host}]" if ":" in host else host
+        address = f"http://{in_url}:{port}{root_path.rstrip('/')}/"
         typer.echo(f"The dashboard is at {address} (Ctrl-C to stop).")
         # The server raises the signal once more after its shutdown: end with status 0.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -269,7 +270,3 @@ def bound(host: str, port: int) -> socket.socket:
         reason = error.strerror or "it is not an address of this machine"
         exit_with(f"--host {host} --port {port} cannot be used: {reason.lower()}.", 1)
     return listening
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

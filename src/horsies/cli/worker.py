@@ -265,13 +265,10 @@ def _serve(
     _check(app, config)
     config = replace(config, start_method=start_method or _start_method())
     config = _for_debugger(config) if config.debug else config
-    wants_scheduler = with_scheduler and (_has_schedules(app) or not SCHEDULER_IS_OPTIONAL)
+    has_schedules = app.config.schedule is not None and app.config.schedule.enabled
+    wants_scheduler = with_scheduler and (has_schedules or not SCHEDULER_IS_OPTIONAL)
     scheduler = _scheduler(app, config.app_locator) if wants_scheduler else None
     return run_worker(app, config, scheduler)
-
-
-def _has_schedules(app: Horsies) -> bool:
-    return app.config.schedule is not None and app.config.schedule.enabled
 
 
 def _check(app: Horsies, config: WorkerConfig) -> None:

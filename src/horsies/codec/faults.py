@@ -128,7 +128,8 @@ def find_change(
     if len(sent_members) != len(back_members):
         lost = "would come back with other members; give a form that JSON keeps"
         same = "has keys that become the same text in JSON; make them distinct as text"
-        return Finding(steps, same if isinstance(sent, dict) else lost)
+        is_same = isinstance(sent, dict) and not all(isinstance(key, str) for key in sent)
+        return Finding(steps, same if is_same else lost)
     for (step, member), (other_step, other) in zip(sent_members, back_members, strict=True):
         if isinstance(sent, dict) and step != other_step:
             return Finding((*steps, step), _KEY_CLAUSE)

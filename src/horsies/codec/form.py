@@ -18,6 +18,7 @@ from pydantic_core import core_schema, from_json
 from horsies.codec.canonical import with_ordered_sets
 from horsies.codec.faults import (
     INTEGER_DIGITS_MAX,
+    Finding,
     Step,
     equal,
     find_change,
@@ -28,7 +29,7 @@ from horsies.codec.faults import (
     members,
     succeeds,
 )
-from horsies.codec.shape import Shape, ValueShape, adapter_of, may_hold
+from horsies.codec.shape import Shape, ValueShape, adapter_of, complete_adapter_of, may_hold
 from horsies.result import Err, Ok, Result
 
 T = TypeVar("T")
@@ -141,8 +142,21 @@ class JsonForm:
         return self._mismatch(steps, clause)
 
     def _conversion(self, value: Any, checked: Any) -> TypeMismatch | None:
-        finding = None if equal(value, checked) else _quietly(find_conversion, value, checked)
+        if equal(value, checked):
+            return None
+        finding = _quietly(find_conversion, value, checked) or _quietly(self._lost_key, value)
         return None if finding is None else self._mismatch(*finding)
+
+    def _lost_key(self, value: Any) -> Finding | None:
+        """Find a key that a TypedDict does not declare: checking the value has dropped it."""
+        try:
+            complete_adapter_of(self._shape).validator.validate_python(value, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            clause = "is a key that its TypedDict does not declare; declare it or leave it out"
+            if first["type"] == "extra_forbidden":
+                return Finding(_real_steps(first["loc"], value), clause)
+        return None
 
     def _undumpable(self, error: Exception, checked: Any) -> CodecError:
         finding = _quietly(find_unstorable, checked)

@@ -6,11 +6,12 @@ values of a closed shape come back unchanged, so writing them needs no reading b
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
@@ -160,17 +161,23 @@ class AnnotationProblem(ValueError):
     """An annotation has no JSON form."""
 
 
-def adapter_of(shape: Shape) -> TypeAdapter[Any]:
+def adapter_of(shape: Shape, config: ConfigDict = _CONFIG) -> TypeAdapter[Any]:
     """Return the pydantic adapter of a shape; AnnotationProblem when pydantic cannot build it."""
     try:
         # The wrapping annotation lets the configuration reach types that do not accept one.
-        return TypeAdapter(Annotated[Any, shape], config=_CONFIG)
+        return TypeAdapter(Annotated[Any, shape], config=config)
     except AnnotationProblem:
         raise
     except Exception as error:
         raise AnnotationProblem(
             f"pydantic cannot build its schema: {_first_line(error)}"
         ) from error
+
+
+@functools.lru_cache(128)  # building one takes milliseconds
+def complete_adapter_of(shape: Shape) -> TypeAdapter[Any]:
+    """Return an adapter for which a key that a TypedDict does not declare is an error."""
+    return adapter_of(shape, ConfigDict(**_CONFIG, extra="forbid"))
 
 
 def may_hold(
@@ -196,6 +203,20 @@ def may_hold(
         inner = part.values() if type(part) is dict else part
         pending += [one for one in inner if type(one) in _NESTED]
     return False
+
+
+def bare(annotation: Any) -> Any:
+    """Return an annotation without metadata, and what a type alias stands for."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return bare(arguments[0])
+    alias = origin or annotation
+    # typing and typing_extensions have a class of this name each.
+    if type(alias).__name__ != "TypeAliasType":
+        return annotation
+    value, known = alias.__value__, dict(zip(alias.__type_params__, arguments, strict=False))
+    parameters = getattr(value, "__parameters__", ()) if known else ()
+    return bare(value[tuple(known[one] for one in parameters)] if parameters else value)
 
 
 def type_text(annotation: Any) -> str:
@@ -264,13 +285,10 @@ def _is_closed(schema: Mapping[str, Any]) -> bool:
     if kind == "nullable":
         return _is_closed(schema["schema"])
     if kind == "dict":
-        return _has_closed_keys(schema) and _is_closed(schema["values_schema"])
+        keys = schema.get("keys_schema", {})
+        has_closed_keys = keys.get("type") in _CLOSED_KEYS and "serialization" not in keys
+        return has_closed_keys and _is_closed(schema["values_schema"])
     if kind not in _CLOSED_CONTAINERS or "items_schema" not in schema:
         return False
     items = schema["items_schema"]
     return _all_closed(items) if kind == "tuple" else _is_closed(items)
-
-
-def _has_closed_keys(schema: Mapping[str, Any]) -> bool:
-    keys = schema.get("keys_schema", {})
-    return keys.get("type") in _CLOSED_KEYS and "serialization" not in keys

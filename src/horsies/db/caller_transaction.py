@@ -171,9 +171,12 @@ def _refuse_if(is_wrong: bool, problem: str) -> None:
 
 def _commits_alone(connection: Any) -> bool:
     """Check whether a driver's connection commits every statement, outside of a transaction."""
-    if isinstance(connection, Connection | AsyncConnection):
-        return not connection.closed and not _in_transaction(connection)
-    return getattr(connection, "autocommit", False) is True
+    is_autocommit = getattr(connection, "autocommit", False) is True
+    if not isinstance(connection, Connection | AsyncConnection):
+        return is_autocommit
+    # Without autocommit psycopg opens the transaction at the first statement, so an idle connection
+    # is in one.
+    return is_autocommit and connection.info.transaction_status == TransactionStatus.IDLE
 
 
 def _is_sqlalchemy(found: Any) -> bool:
@@ -250,15 +253,13 @@ def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyCo
     # of a savepoint.
     _refuse_if(found.pgconn.pipeline_status != PipelineStatus.OFF, _PIPELINE)
     _refuse_if(found._tpc is not None, _TWO_PHASE)
+    _refuse_if(_commits_alone(found), _NO_TRANSACTION)
     return found
 
 
 @contextmanager
 def savepoint(connection: Connection[Any]) -> Iterator[None]:
     """Keep the caller's transaction usable after a failed insert."""
-    if not _in_transaction(connection):
-        yield
-        return
     with Cursor(connection) as cursor:
         cursor.execute(_SAVEPOINT)
         try:
@@ -273,9 +274,6 @@ def savepoint(connection: Connection[Any]) -> Iterator[None]:
 @asynccontextmanager
 async def savepoint_async(connection: AsyncConnection[Any]) -> AsyncIterator[None]:
     """``savepoint`` on an asynchronous connection."""
-    if not _in_transaction(connection):
-        yield
-        return
     async with AsyncCursor(connection) as cursor:
         await cursor.execute(_SAVEPOINT)
         try:
@@ -285,9 +283,3 @@ async def savepoint_async(connection: AsyncConnection[Any]) -> AsyncIterator[Non
             raise
         finally:
             await cursor.execute(_RELEASE)
-
-
-def _in_transaction(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
-    # Without autocommit psycopg opens the transaction at the first statement, so an idle connection
-    # counts too.
-    return not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE

@@ -372,7 +372,8 @@ def _queue_samples(
     oldest = queue.oldest_waiting_seconds
     yield Sample("horsies_queue_oldest_due_seconds", (name,), oldest or 0.0)
     yield Sample("horsies_queue_drain_seconds", (name,), drain_seconds(queue.due, series))
-    serving = [one for one in workers if name in one.queues and _is_living(one)]
+    living = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
+    serving = [one for one in workers if name in one.queues and health_of(one) in living]
     busy = sum(one.tasks_running for one in serving)
     idle = sum(max(0, one.processes - one.tasks_running) for one in serving)
     yield Sample("horsies_queue_children", (name, "busy"), busy)
@@ -389,10 +390,6 @@ def drain_seconds(due: int, series: Series | None) -> float:
     total = series.total if series else None
     ended = total.attempts - total.retried if total else 0
     return due * 60 / series.per_minute(ended) if series and ended else float("inf")
-
-
-def _is_living(worker: WorkerSummary) -> bool:
-    return health_of(worker) in (WorkerHealth.ALIVE, WorkerHealth.SILENT)
 
 
 def _worker_states(workers: Iterable[WorkerSummary]) -> dict[str, int]:

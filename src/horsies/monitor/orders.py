@@ -201,12 +201,13 @@ def _just_above(found: _Found) -> str:
 def _judge_script(order: Order, found: Sequence[_Found]) -> Script[Counter[str]]:
     """Count the rows that the order would refuse, by reason."""
     allowed = {status.value for status in SCOPES[order.verb].allowed}
+    spares_running = not order.verb.is_of_runs and not order.include_running
     refused: Counter[str] = Counter()
     fitting: list[str] = []
     for one in found:
         if one.row.status not in allowed:
             refused[CHANGED if one.row.status else NOT_FOUND] += 1
-        elif one.row.status == TaskStatus.RUNNING and _spares_running(order):
+        elif one.row.status == TaskStatus.RUNNING and spares_running:
             refused[IS_RUNNING] += 1
         else:
             fitting.append(one.row.id)
@@ -216,10 +217,6 @@ def _judge_script(order: Order, found: Sequence[_Found]) -> Script[Counter[str]]
         refused[IN_WORKFLOW] += judged.in_workflow
         refused[SENT_AGAIN] += judged.was_resent if order.once else 0
     return +refused
-
-
-def _spares_running(order: Order) -> bool:
-    return not order.verb.is_of_runs and not order.include_running
 
 
 # Carrying it out

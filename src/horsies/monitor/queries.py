@@ -219,7 +219,8 @@ def _checked(check: Callable[[], Filters]) -> BrokerResult[Filters]:
 def _texts(field: str, value: OneOrMore | None) -> list[str]:
     if value is None:
         return []
-    found = [value] if isinstance(value, str) else list(value) if _is_iterable(value) else []
+    is_many = isinstance(value, Iterable) and not isinstance(value, bytes)
+    found = [value] if isinstance(value, str) else list(value) if is_many else []
     if not found or not all(isinstance(one, str) for one in found):
         raise _FilterProblem(
             f"{field} must be a text or several texts, not {value!r}; leave it out to match everything."
@@ -231,10 +232,6 @@ def _texts(field: str, value: OneOrMore | None) -> list[str]:
                 f"as in {one[:100]!r}."
             )
     return found
-
-
-def _is_iterable(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, bytes)
 
 
 def _statuses(value: OneOrMore | None, kind: type[Status]) -> list[Status]:

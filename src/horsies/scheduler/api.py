@@ -260,7 +260,7 @@ def list_script() -> Script[BrokerResult[list[ScheduleState]]]:
 
 
 def _state_script(name: str) -> Script[BrokerResult[ScheduleState]]:
-    states: list[ScheduleState] = yield list_schedules, ScheduleFilter(name)
+    states: list[ScheduleState] = yield list_schedules, ScheduleFilter(str(name))  # None: all
     return Ok(states[0]) if states else _unknown(name)
 
 
@@ -292,7 +292,8 @@ def _next_slots(state: ScheduleState, count: int) -> BrokerResult[list[datetime]
     except ValueError:
         message = f"The timing of schedule {state.name!r} cannot be read by this release."
         return Err(BrokerOperationError(_WORKING, message))
-    return Ok(list(islice(timing.slots_from(state.next_run_at.astimezone(UTC)), count)))
+    slots = timing.slots_from(state.next_run_at.astimezone(UTC))
+    return Ok(list(islice(slots, len(range(count)))))  # None would be without end
 
 
 def runs_script(name: str, limit: int) -> Script[BrokerResult[list[ScheduleRun]]]:

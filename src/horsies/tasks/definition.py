@@ -24,6 +24,7 @@ from typing import (
 
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import ResultCodec
+from horsies.codec.shape import bare
 from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
 from horsies.error_codes import validate_error_code_name, validate_exception_mapper
 from horsies.errors import (
@@ -297,10 +298,10 @@ def _read_results(
             location=location,
             help_text=help_text,
         )
-    declared = hints["return"]
+    declared = bare(hints["return"])
     is_plain = not _mentions_result(declared)
     if is_plain:
-        ok_type, err_type = declared, TaskError
+        ok_type, err_type = hints["return"], TaskError
     elif get_origin(declared) is TaskResult and len(get_args(declared)) == 2:
         ok_type, err_type = get_args(declared)
     else:
@@ -321,7 +322,7 @@ def _read_results(
 def _mentions_result(declared: Any) -> bool:
     """Recognize TaskResult, also with wrong parameters and as a member of a union."""
     choices = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
-    return any((get_origin(choice) or choice) is TaskResult for choice in choices)
+    return any((get_origin(bare(one)) or bare(one)) is TaskResult for one in choices)
 
 
 def choose_queue(

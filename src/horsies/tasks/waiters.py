@@ -415,11 +415,11 @@ def warn_of_nested_wait(task_id: str) -> None:
 
 def timeout_problem(timeout_ms: object) -> str | None:
     """Describe an invalid timeout in one sentence, or return None."""
-    if timeout_ms is None or (isinstance(timeout_ms, int) and timeout_ms >= 0):
-        return None
-    if isinstance(timeout_ms, int):
+    if timeout_ms is not None and (isinstance(timeout_ms, bool) or not isinstance(timeout_ms, int)):
+        return f"timeout_ms must be a whole number of milliseconds or None, not {timeout_ms!r}."
+    if timeout_ms is not None and timeout_ms < 0:
         return f"timeout_ms must not be negative; it is {timeout_ms}, and None sets no limit."
-    return f"timeout_ms must be a whole number of milliseconds or None, not {timeout_ms!r}."
+    return None
 
 
 def seconds_to_wait(timeout_ms: int | None) -> float | None:

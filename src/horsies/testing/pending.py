@@ -38,6 +38,8 @@ from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.protocol import NodePart
 from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
 
+_LONGEST = timedelta(days=36_525)  # the longest delay of a task
+
 
 @dataclass
 class PendingRun(Attempts):
@@ -70,13 +72,15 @@ class Clock:
             clock.advance(timedelta(hours=1))
             run_pending(app)
         """
-        if not isinstance(by, timedelta) or by < timedelta():
+        if not isinstance(by, timedelta) or not timedelta() <= by <= _LONGEST - self.offset:
             raise ValueError(
-                f"advance() takes the timedelta that passes, not {by!r}; time goes forward."
+                f"advance() takes the timedelta that passes, not {by!r}; time goes forward, by 100 "
+                "years at most."
             )
-        seconds = by.total_seconds()
+        passed = Advance(by.total_seconds())
+        pauses = (advance_schedules, AdvanceSchedules(0.0, passed.seconds))
         with _connected(self._app) as pipeline:
-            pipeline.run([(advance_tasks, Advance(seconds)), (advance_nodes, Advance(seconds))])
+            pipeline.run([(advance_tasks, passed), (advance_nodes, passed), pauses])
         self.offset += by
 
 
@@ -248,11 +252,10 @@ class _Schedules:
         return [self._at_test_time(one) for one in cast("list[DueSchedule]", due)]
 
     def _at_test_time(self, due: DueSchedule) -> DueSchedule:
-        resumed_at = None if due.resumed_at is None else due.resumed_at + self._offset
         return due._replace(
             due_at=due.due_at + self._offset,
             looked_at=due.looked_at + self._offset,
-            resumed_at=resumed_at,
+            resumed_at=due.resumed_at and due.resumed_at + self._offset,
         )
 
 

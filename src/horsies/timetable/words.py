@@ -27,7 +27,8 @@ def in_words(pattern: SchedulePattern) -> str:
     timetable = timetable_of(pattern)
     if isinstance(timetable, timedelta):
         return _interval(int(timetable.total_seconds()))
-    times, days, months = _times(timetable), _days(timetable), _months(timetable)
+    times, days = _times(timetable), _days(timetable)
+    months = "" if len(timetable.months) == 12 else f"in {_named(timetable.months, MONTHS)}"
     if times.startswith("every"):
         return ", ".join(part for part in (times, days, months) if part)
     return " ".join(part for part in (days or "every day", months, times) if part)
@@ -104,10 +105,6 @@ def _month_days(days: Iterable[int]) -> str:
     if LAST_DAY in days:
         parts.append("last day")
     return f"on the {_list(parts)} of the month"
-
-
-def _months(timetable: Timetable) -> str:
-    return "" if len(timetable.months) == 12 else f"in {_named(timetable.months, MONTHS)}"
 
 
 def _named(values: Iterable[int], domain: Domain) -> str:

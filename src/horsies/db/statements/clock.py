@@ -19,7 +19,8 @@ class Advance(NamedTuple):
 
 
 class AdvanceSchedules(NamedTuple):
-    seconds: float
+    slots: float
+    pauses: float = 0.0
 
 
 advance_tasks = CLOCK.declare("advance_tasks", Advance, TaskId)

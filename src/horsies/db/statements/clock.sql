@@ -22,6 +22,7 @@ RETURNING workflow_id::text AS id
 
 -- name: advance_schedules
 -- The next slots move back for the time of a transaction that reads the due ones, and forward again.
-UPDATE horsies_schedule_state SET next_run_at = next_run_at - %(seconds)s::float8 * interval '1 second'
+UPDATE horsies_schedule_state SET next_run_at = next_run_at - %(slots)s::float8 * interval '1 second',
+    resumed_at = resumed_at - %(pauses)s::float8 * interval '1 second'
 WHERE next_run_at IS NOT NULL
 RETURNING schedule_name AS id

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, NewType, TypeVar, Union, get_args, get_origin
 
+from horsies.codec.shape import bare
 from horsies.task_result import TaskError, TaskResult
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ def takes_value(annotation: Any) -> bool:
 def takes_item_results(annotation: Any) -> bool:
     """Tell whether a parameter takes the items of a map as results: ``list[TaskResult[...]]``."""
     return any(
-        _is_result(_plain(one)) for branch in _branches(annotation) for one in get_args(branch)
+        _is_result(bare(one)) for branch in _branches(annotation) for one in get_args(branch)
     )
 
 
@@ -98,7 +99,7 @@ def admits_none(annotation: Any) -> bool:
 
 def element_type(annotation: Any) -> Any:
     """Return the type of the elements of a list annotation; UNKNOWN_TYPE for any other."""
-    plain = _plain(annotation)
+    plain = _plain(bare(annotation))
     if plain is Any or plain is list:
         return Any
     if get_origin(plain) is list:
@@ -107,8 +108,8 @@ def element_type(annotation: Any) -> Any:
 
 
 def _branches(annotation: Any) -> list[Any]:
-    plain = _plain(annotation)
-    return [_plain(one) for one in get_args(plain)] if _is_union(plain) else [plain]
+    plain = _plain(bare(annotation))
+    return [_plain(bare(one)) for one in get_args(plain)] if _is_union(plain) else [plain]
 
 
 def _is_result(branch: Any) -> bool:

@@ -305,7 +305,7 @@ def wait_for_run(
         return no_broker(workflow_id)
     if (stored := stored_form(workflow_id)) is None:
         return no_such_run(workflow_id)
-    if problem := timeout_problem(timeout_ms):
+    if problem := _wait_problem(until, timeout_ms):
         return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, problem)
     future = broker.waiters.watch_run(
         stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0
@@ -332,7 +332,7 @@ async def wait_for_run_async(
         return no_broker(workflow_id)
     if (stored := stored_form(workflow_id)) is None:
         return no_such_run(workflow_id)
-    if problem := timeout_problem(timeout_ms):
+    if problem := _wait_problem(until, timeout_ms):
         return refused(workflow_id, HandleErrorCode.VALIDATION_FAILED, problem)
     future = broker.waiters.watch_run(
         stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0
@@ -349,6 +349,12 @@ async def wait_for_run_async(
         return Err(operation_failed(workflow_id, failure(CONTROL, error)))
     finally:
         broker.waiters.forget(stored, future)
+
+
+def _wait_problem(until: frozenset[WorkflowStatus], timeout_ms: int | None) -> str | None:
+    if until <= frozenset(WorkflowStatus):
+        return timeout_problem(timeout_ms)
+    return f"until takes a set of statuses of a run: {', '.join(WorkflowStatus)}."
 
 
 def _wait_result(

@@ -160,7 +160,7 @@ class WorkflowHandle(Generic[T]):
         Example:
             handle.wait(until={WorkflowStatus.PAUSED}, timeout_ms=60_000)
         """
-        found = wait_for_run(self.broker, self.workflow_id, frozenset(until), timeout_ms)
+        found = wait_for_run(self.broker, self.workflow_id, _set_of(until), timeout_ms)
         return found.map(lambda run: WorkflowStatus(run.status))
 
     async def wait_async(
@@ -169,8 +169,7 @@ class WorkflowHandle(Generic[T]):
         timeout_ms: int | None = None,
     ) -> HandleResult[WorkflowStatus]:
         """``wait`` without blocking the event loop."""
-        statuses = frozenset(until)
-        found = await wait_for_run_async(self.broker, self.workflow_id, statuses, timeout_ms)
+        found = await wait_for_run_async(self.broker, self.workflow_id, _set_of(until), timeout_ms)
         return found.map(lambda run: WorkflowStatus(run.status))
 
     # Reading
@@ -462,3 +461,8 @@ def _nodes_named(node: object) -> list[str] | None:
 def _until(timeout_ms: int | None) -> frozenset[WorkflowStatus]:
     # A single look accepts any status.
     return frozenset(WorkflowStatus) if timeout_ms == 0 else _READABLE
+
+
+def _set_of(until: Collection[WorkflowStatus]) -> frozenset[WorkflowStatus]:
+    # A status is a text: alone, it would be taken for the set of its letters.
+    return frozenset([until]) if isinstance(until, str) else frozenset(until)  # type: ignore[list-item]

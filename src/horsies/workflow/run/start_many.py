@@ -89,6 +89,8 @@ class _RefusedRun(Exception):
 
 
 def _workflows(specs: Iterable[Startable[T]]) -> Iterator[Startable[T]]:
+    if not hasattr(specs, "__iter__"):
+        raise TypeError(f"start_many takes a list of workflows, not {type(specs).__name__}.")
     for position, spec in enumerate(specs):
         if getattr(spec, "graph", None) is None:
             kind = spec.__name__ if isinstance(spec, type) else type(spec).__name__
@@ -167,19 +169,14 @@ class _Stream(Generic[T]):
 
     def store(self) -> BrokerResult[None]:
         """Start all runs; a failure that may pass is repeated as the application is configured."""
-        return self._broker.store(
-            self._script,
-            self._first_run.options.transaction,
-            resend=self._resend,
-            atomic=not self._is_single,
-        )
+        transaction, atomic = self._first_run.options.transaction, not self._is_single
+        return self._broker.store(self._script, transaction, resend=self._resend, atomic=atomic)
 
     async def store_async(self) -> BrokerResult[None]:
+        transaction, resend = self._first_run.options.transaction, self._resend
+        atomic = not self._is_single
         return await self._broker.store_async(
-            self._script,
-            self._first_run.options.transaction,
-            resend=self._resend,
-            atomic=not self._is_single,
+            self._script, transaction, resend=resend, atomic=atomic
         )
 
     def end(self, stored: BrokerResult[None]) -> WorkflowStartResult[list[WorkflowHandle[T]]]:
