@@ -32,6 +32,7 @@ from horsies.db.statements.measures import FailingTask
 from horsies.db.statements.monitor import CountMost, WorkerSummary
 from horsies.logs import duration
 from horsies.monitor.action_log import last_action_script
+from horsies.monitor.defaults import OVERDUE_SECONDS
 from horsies.monitor.overview import (
     Overview,
     QueueOverview,
@@ -43,7 +44,6 @@ from horsies.monitor.overview import (
 )
 
 SHOWN_MAX = 12
-OVERDUE_SECONDS = 15.0
 RUNS_MOST = 1_000
 # The oldest due task may wait this long before idle children are suspicious.
 _PATIENCE_SECONDS = 300.0

@@ -1,5 +1,7 @@
-"""Defaults and limits of the queries, in a module that an application loads without the queries."""
+"""Defaults and limits of queries and checks, in a module that an application loads without the queries."""
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1_000
 PING_TIMEOUT_SECONDS = 2.0
+# A schedule is overdue this long after its slot.
+OVERDUE_SECONDS = 15.0

@@ -21,6 +21,7 @@ from horsies.db.statements.metrics import (
     read_table_sizes,
 )
 from horsies.db.statements.monitor import SchemaName, WorkerSummary
+from horsies.monitor.defaults import OVERDUE_SECONDS
 from horsies.monitor.measures import BOUNDS, NAMES_MAX, Series, read_split_measures_script
 from horsies.monitor.overview import (
     Overview,
@@ -43,8 +44,6 @@ SIZES_SECONDS = 60.0
 RATE_SPAN = timedelta(minutes=5)
 # Runs and schedules are counted up to this number.
 COUNT_MOST = 10_000
-# A schedule is overdue this long after its slot.
-SCHEDULE_GRACE_SECONDS = 30.0
 
 Kind = Literal["gauge", "counter", "histogram"]
 Source = Literal["cluster", "worker", "producer"]
@@ -107,7 +106,7 @@ CLUSTER = _metrics(
     ),
     (
         *("horsies_schedules_overdue", "gauge", ()),
-        "Schedules whose slot passed more than 30 seconds ago.",
+        "Schedules whose slot passed more than 15 seconds ago.",
     ),
     (
         *("horsies_schedule_lag_seconds", "gauge", ()),
@@ -317,7 +316,7 @@ class ClusterGauges:
         started = self.clock()
         overview = yield from overview_script(self.configured)
         series = yield from read_split_measures_script("queue", RATE_SPAN)
-        query = ReadGauges(self.schema, COUNT_MOST, SCHEDULE_GRACE_SECONDS)
+        query = ReadGauges(self.schema, COUNT_MOST, OVERDUE_SECONDS)
         (gauges,) = yield read_gauges, query
         if self._sized_at is None or started - self._sized_at >= SIZES_SECONDS:
             self._sizes = yield read_table_sizes, SchemaName(self.schema)

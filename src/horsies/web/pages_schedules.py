@@ -21,7 +21,7 @@ from horsies.db.statements.schedules import (
     list_schedules,
 )
 from horsies.monitor.action_log import list_actions_script
-from horsies.monitor.attention import OVERDUE_SECONDS
+from horsies.monitor.defaults import OVERDUE_SECONDS
 from horsies.scheduler.decide import SkipReason
 from horsies.scheduler.timing import Timing, TimingFields
 from horsies.timetable.next_run import load_zone

@@ -11,6 +11,7 @@ from typing import Any
 from horsies.database_url import DEFAULT_SCHEMA
 from horsies.db.database import Database
 from horsies.db.statement import Params, Row, Script, Statement
+from horsies.monitor.defaults import OVERDUE_SECONDS
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 MEGABYTE = 1024 * 1024
@@ -57,7 +58,7 @@ class Limits:
     recovery_seconds: float = MINUTE
     long_running_seconds: float = 6 * HOUR
     long_paused_seconds: float = DAY
-    overdue_seconds: float = 15.0
+    overdue_seconds: float = OVERDUE_SECONDS
     retention_slack_seconds: float = 2 * HOUR
     unlimited_rows: float = 10_000_000.0
     table_bytes: int = 50 * 1024 * MEGABYTE
