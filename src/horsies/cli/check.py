@@ -38,7 +38,7 @@ def check(
     Exit codes: 0 valid, 1 errors were found.
 
     Example:
-        horsies check shop.tasks:app --live
+        horsies check shop.background:app --live
     """
     attach_handler(loglevel, log_format)
     app = open_app("check", module or locator)

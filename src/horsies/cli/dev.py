@@ -73,7 +73,7 @@ def dev(
 
     Example:
         horsies dev shop.py
-        horsies dev shop.tasks:app --processes 2 --no-web
+        horsies dev shop.background:app --processes 2 --no-web
     """
     attach_handler(loglevel, log_format)
     _name_database()

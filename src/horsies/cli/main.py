@@ -175,7 +175,7 @@ def overview(
     """A task queue and workflow engine whose only server is PostgreSQL.
 
     Example:
-        horsies worker shop.tasks:app
+        horsies worker shop.background:app
         horsies status --database-url postgresql://localhost/shop
     """
     if show_version:

@@ -57,7 +57,7 @@ def migrate(
     Exit codes: 0 up to date, 1 failure, or a migration is missing with --check.
 
     Example:
-        horsies migrate shop.tasks:app
+        horsies migrate shop.background:app
         horsies migrate --check
     """
     attach_handler(loglevel, log_format)

@@ -45,7 +45,7 @@ def scheduler(
     shutdown, 1 error.
 
     Example:
-        horsies scheduler shop.tasks:app
+        horsies scheduler shop.background:app
     """
     attach_handler(loglevel, log_format)
     attach_event_handler()

@@ -126,7 +126,7 @@ def web(  # noqa: PLR0913, PLR0917
 
     Example:
         horsies web
-        horsies web shop.tasks:app --enable-actions
+        horsies web shop.background:app --enable-actions
     """
     attach_handler(loglevel, log_format)
     named = module or locator

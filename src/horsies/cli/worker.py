@@ -210,7 +210,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     Exit codes: 0 clean shutdown, 1 error, 3 running tasks were interrupted.
 
     Example:
-        horsies worker shop.tasks:app --queues mail,reports --processes 4
+        horsies worker shop.background:app --queues mail,reports --processes 4
     """
     _start_logs(loglevel, log_format, quiet_tasks, supervises=reload)
     named = module or locator
