@@ -85,8 +85,8 @@ def render() -> int:
     """Report progress; the first attempt is slow, so that its process can be killed meanwhile."""
     task = current_task()
     for frame in range(1, FRAMES + 1):
-        time.sleep(1 if task.attempt == 1 else 0.01)
         task.progress(frame, FRAMES, f"frame {frame}")
+        time.sleep(1 if task.attempt == 1 else 0.01)
     return FRAMES
 
 
