@@ -16,6 +16,7 @@ import pytest
 from horsies.worker import os_process, protocol
 from horsies.worker.child import main
 from horsies.worker.pool.assignments import Died, Reported, Stopped
+from horsies.worker.pool.children import Children
 from horsies.worker.pool.launcher import StartMethod
 from tests.support.pool import (
     BOOT,
@@ -274,6 +275,15 @@ def test_a_child_that_floods_its_socket_does_not_hold_up_others(make_pool: MakeP
         assert run(pool, "echo", number) == number
     pool.stop_task(flood.task_id, "timeout")
     assert isinstance(next_event(pool), Stopped)
+
+
+def test_frames_without_end_are_not_read_to_their_end(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(1)
+    monkeypatch.setattr(Children, "receive", lambda children, child: True)
+    (child,) = pool._children.children
+    assert pool._children.drain(child)
 
 
 @pytest.mark.parametrize("method", list(StartMethod))

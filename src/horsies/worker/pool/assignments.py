@@ -88,8 +88,8 @@ class Assignments:
         """A child has no assignment any more."""
         raise NotImplementedError
 
-    def drain(self, child: ChildProcess) -> None:
-        """Handle all frames that a child has sent."""
+    def drain(self, child: ChildProcess) -> bool:
+        """Handle the frames that a child has sent; True if it sends faster than they are read."""
         raise NotImplementedError
 
     def note_progress(self, child: ChildProcess) -> None:

@@ -364,7 +364,8 @@ class AsyncPool:
     def _reap(self, process: ChildProcess) -> None:
         """A child has ended; handle the frames it sent before, then the tasks that it had."""
         children = self._children
-        children.drain(process)
+        while children.drain(process):
+            pass
         children.reap(process)
         if process in children.children or process.pid is None:
             return

@@ -40,6 +40,8 @@ MEGABYTE = 1024 * 1024
 _EARLY_DEATH_SECONDS = 1.0
 _CLOSED_GRACE_SECONDS = 0.5
 _EXIT_GRACE_SECONDS = 5.0
+# More than a socket holds: a child that sends without end does not hold up the others.
+_DRAIN_READS = 16
 _KIND_REPORT = int(FrameKind.REPORT)
 
 TakeFrame = Callable[[ChildProcess, bytes], None]
@@ -192,10 +194,9 @@ class Children(Assignments):
             return False
         return True
 
-    def drain(self, child: ChildProcess) -> None:
-        """Handle all frames that a child has sent."""
-        while child.socket_is_open and self.receive(child):
-            pass
+    def drain(self, child: ChildProcess) -> bool:
+        """Handle the frames that a child has sent; True if it sends faster than they are read."""
+        return all(child.socket_is_open and self.receive(child) for _ in range(_DRAIN_READS))
 
     def note_hello(self, child: ChildProcess, pid: int) -> None:
         """A child sent its pid; from now on its end is noticed."""

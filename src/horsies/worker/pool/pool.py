@@ -406,7 +406,8 @@ class ChildPool:
 
     def _reap(self, child: ChildProcess) -> None:
         """A child has ended; handle the frames it sent before."""
-        self._children.drain(child)
+        while self._children.drain(child):
+            pass
         self._children.reap(child)
 
     def _look_after_children(self) -> None:
