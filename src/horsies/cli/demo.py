@@ -317,9 +317,8 @@ def _run_kill(console: Console, app: Horsies) -> Part:
     for state in handle.watch(RESULT_TIMEOUT_MS):
         if state.status is TaskStatus.RUNNING and state.worker_pid and pid is None:
             pid = state.worker_pid
-            time.sleep(
-                0.5
-            )  # the child gets the task just after the claim; an early death costs no attempt
+            # The child gets the task just after the claim; its death before that costs no attempt.
+            time.sleep(0.5)
             console.print(f"the task render runs in process {pid}: kill -9 {pid}")
             os.kill(pid, signal.SIGKILL)
     result = _describe(handle.get(RESULT_TIMEOUT_MS))
