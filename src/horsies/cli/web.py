@@ -81,7 +81,7 @@ TrustedProxyOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ADDRESS",
-        help="The address or network of a proxy whose X-Forwarded headers are believed.",
+        help="The address or network of a proxy whose X-Forwarded headers are trusted.",
         show_default=False,
     ),
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from horsies.config.schedules import AnySchedule
@@ -293,7 +292,7 @@ def _next_slots(state: ScheduleState, count: int) -> BrokerResult[list[datetime]
         message = f"The timing of schedule {state.name!r} cannot be read by this release."
         return Err(BrokerOperationError(_WORKING, message))
     slots = timing.slots_from(state.next_run_at.astimezone(UTC))
-    return Ok(list(islice(slots, len(range(count)))))  # None would be without end
+    return Ok([slot for _, slot in zip(range(count), slots, strict=False)])
 
 
 def runs_script(name: str, limit: int) -> Script[BrokerResult[list[ScheduleRun]]]:

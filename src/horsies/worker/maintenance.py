@@ -100,7 +100,7 @@ class Maintenance:
         self._asked_at = 0.0
         self._breaks = -1
         # How often the database had to confirm that this worker still owns its tasks, and how often it did.
-        self._doubts = self._answered_doubts = 0
+        self._checks_needed = self._checks_done = 0
         self._must_check_cancels = False
         self._heartbeat = Timer(recovery.runner_heartbeat_interval_ms / 1000)
         self._renewal = Timer(app_config.effective_claimer_heartbeat_interval_ms / 1000)
@@ -132,23 +132,23 @@ class Maintenance:
     @property
     def was_frozen(self) -> bool:
         """Whether other workers may have recovered tasks since the last check."""
-        return self._doubts != self._answered_doubts
+        return self._checks_needed != self._checks_done
 
     def note_freeze(self) -> None:
         """This process did not run for long: check the ownership of its tasks."""
-        self._doubts += 1
+        self._checks_needed += 1
         self._watch.note_gap()
 
     def show(self, pipeline: Pipeline, now: float) -> None:
         """Send a heartbeat, and end tasks that belong to another worker by now; again if a freeze has made
         the answers old.
         """
-        self._doubts = doubts = self._doubts + 1
+        self._checks_needed = check = self._checks_needed + 1
         self._seen_at = -NEVER
         self.note_signs(pipeline, pipeline.run(self.signs_of_life(now)), now)
         if not self.is_lost and (held := self._in_flight.held()):
             self._in_flight.keep_owned(self.owned(pipeline, held))
-        self._answered_doubts = doubts
+        self._checks_done = check
         if self.was_frozen:
             self.show(pipeline, time.monotonic())
 
