@@ -39,7 +39,7 @@ from horsies.db.database import resolve_url
 from horsies.db.embedded import start_or_join
 from horsies.db.errors import describe
 from horsies.errors import ConfigurationError
-from horsies.states import TaskStatus, WorkflowTaskStatus
+from horsies.states import WorkflowTaskStatus
 
 if TYPE_CHECKING:
     from horsies.app import Horsies
@@ -315,10 +315,9 @@ def _run_kill(console: Console, app: Horsies) -> Part:
     handle = _send(app, "render")
     pid = None
     for state in handle.watch(RESULT_TIMEOUT_MS):
-        if state.status is TaskStatus.RUNNING and state.worker_pid and pid is None:
+        # Its first report shows that the code runs: the death of a child before that costs no attempt.
+        if state.progress is not None and state.worker_pid and pid is None:
             pid = state.worker_pid
-            # The child gets the task just after the claim; its death before that costs no attempt.
-            time.sleep(0.5)
             console.print(f"the task render runs in process {pid}: kill -9 {pid}")
             os.kill(pid, signal.SIGKILL)
     result = _describe(handle.get(RESULT_TIMEOUT_MS))
