@@ -145,6 +145,16 @@ def test_a_hostile_reason_is_stored_and_is_one_line_of_the_log(
     assert "--\\nanna (web): resumed\\x1b[2J" in line
 
 
+def test_a_reason_that_is_no_text_is_refused_before_anything_changes(
+    app: Horsies, connection: Database, call: Call
+) -> None:
+    waiting = add_task(connection)
+    with pytest.raises(TypeError, match="cancel_task: reason= takes a text or None, not int"):
+        call(app, app.handle(waiting), "cancel", reason=5)
+    assert recorded(connection) == []
+    assert connection.execute("SELECT status FROM horsies_tasks").fetchone() == ("PENDING",)
+
+
 def test_a_worker_deletes_records_after_ninety_days(connection: Database, app: Horsies) -> None:
     connection.execute(
         "INSERT INTO horsies_actions (at, actor, source, verb, subject, outcome) "

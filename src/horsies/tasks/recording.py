@@ -141,6 +141,9 @@ class _Recorded:
     """One change: its record inside the transaction, its line in the log after it."""
 
     def __init__(self, action: Action, actor: Actor) -> None:
+        if not isinstance(action.reason, str | None):
+            kind = type(action.reason).__name__
+            raise TypeError(f"{action.verb}: reason= takes a text or None, not {kind}")
         self._action = action
         self._actor = actor
         self._outcome = ""
