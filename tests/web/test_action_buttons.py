@@ -85,7 +85,8 @@ def send_failed_tasks_again(page: Page, dashboard: WebServer, database: Database
     page.goto(f"{dashboard.url}/tasks?status=FAILED&task_name={name}")
     page.get_by_role("link", name="send again…").click()
     expect(page.locator('[data-count="eligible"]')).to_have_text("3")
-    page.get_by_role("button", name="Send again").click()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Send again").click()
     wait_until(lambda: count_again(database, failed) == 3)
     page.reload()
     expect(page.locator('[data-outcome="done"]')).to_contain_text("3 of 3 sent again")

@@ -157,10 +157,10 @@ def test_a_run_is_followed_live_and_its_drawing_stays_still(
     expect(page.locator("[data-region=node] h2")).to_contain_text("completed")
 
     page.get_by_role("link", name="Timeline").click()
-    assert page.locator("svg.timeline a.bar-row").count() == 9
+    expect(page.locator("svg.timeline a.bar-row")).to_have_count(9)
     expect(page.locator("svg.timeline a.critical").first).to_be_visible()
     page.get_by_role("link", name="Nodes").click()
-    assert page.locator("[data-region=tab] tbody tr").count() == 9
+    expect(page.locator("[data-region=tab] tbody tr")).to_have_count(9)
     page.get_by_role("link", name="Graph").click()
     node(page, 7).locator("a.open").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("outer")
