@@ -10,8 +10,8 @@ import pytest
 
 from horsies._version import __version__
 from horsies.db.migrate import known_migrations, schema_version
+from tests.support.commands import UNREACHABLE, Finished, horsies
 
-UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
 LATEST = f"the schema is at version {schema_version()}"
 APP = """
 import os
@@ -27,31 +27,11 @@ def add(a: int, b: int) -> TaskResult[int, TaskError]:
     return TaskResult(ok=a + b)
 """
 
-Finished = subprocess.CompletedProcess[str]
-
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "shop.py").write_text(APP)
     return tmp_path
-
-
-def horsies(directory: Path, *arguments: str, **environment: str) -> Finished:
-    """Run the command as a user does, in a directory and an environment of its own."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("HORSIES_", "FORCE_COLOR")) and name != "DATABASE_URL"
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "horsies", *arguments],
-        cwd=directory,
-        env={"SHOP_URL": UNREACHABLE, **kept, "NO_COLOR": "1", "COLUMNS": "100", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
 
 
 def assert_report(finished: Finished, code: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from horsies.cli.database import _without_password
-from tests.cli.test_cli import Finished, horsies
+from tests.support.commands import Finished, horsies
 
 SECRET = "postgresql+psycopg://app:hunter2@db.example/shop"
 NO_EMBEDDED = """

@@ -26,8 +26,8 @@ from horsies.db.migrate import (
 )
 from horsies.db.schema import in_schema, lock_key, object_names, sql_files
 from horsies.db.statements.queues import Notification, send_notification
-from tests.db.test_statements import STATEMENTS
 from tests.support.applications import app_at
+from tests.support.statements import STATEMENTS
 from tests.support.wait import wait_until
 
 SCHEMA = "second"

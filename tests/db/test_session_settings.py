@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import Connection, sql
+from psycopg import Connection
 
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
@@ -19,17 +18,11 @@ from horsies.db.statement import Nothing, Statement
 from horsies.db.statements.tasks import ReadTask, TaskId, read_task
 from horsies.db.statements.turn import ClaimTasks, claim_tasks
 from horsies.ids import new_id
+from tests.support.database import HOSTILE_SETTINGS, changed_defaults
 from tests.support.pooled_workers import pooled
 from tests.support.rows import add_task
 from tests.support.wait import wait_until
 
-HOSTILE = {
-    "datestyle": "SQL, DMY",
-    "intervalstyle": "iso_8601",
-    "standard_conforming_strings": "off",
-    "default_transaction_isolation": "serializable",
-    "search_path": "public",
-}
 PINNED = {
     "datestyle": "ISO, DMY",
     "intervalstyle": "postgres",
@@ -45,19 +38,6 @@ SHOW = Statement(
     TaskId,
 )
 EXPECTED = "; ".join(f"{name}={value}" for name, value in sorted(PINNED.items()))
-
-
-@contextmanager
-def changed_defaults(url: str) -> Iterator[None]:
-    """Make the settings the defaults of the database."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        name = sql.Identifier(connection.info.dbname)
-        for setting, value in HOSTILE.items():
-            values = sql.SQL(", ").join(map(sql.Literal, value.split(", ")))
-            change = sql.SQL("ALTER DATABASE {} SET {} = {}")
-            connection.execute(change.format(name, sql.Identifier(setting), values))
-        yield
-        connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(name))
 
 
 @pytest.fixture
@@ -115,7 +95,7 @@ def test_the_settings_of_other_clients_of_a_pooler_stay(hostile_url: str) -> Non
         pipeline = Pipeline.open(database, "turn")
         with pipeline.connection, psycopg.connect(url, autocommit=True) as other:
             pipeline.run([(SHOW, Nothing())])
-            for name, value in HOSTILE.items():
+            for name, value in HOSTILE_SETTINGS.items():
                 query = "SELECT current_setting(%s)"
                 assert other.execute(query, (name,)).fetchone() == (value,)
         database.close()

@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
-from importlib import import_module
-from importlib.resources import files
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -22,28 +20,7 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, StatementFile, field_names
 from horsies.db.statements.tasks import TaskId
 from tests.support.examples import examples
-
-SQL_FILES = sorted(
-    entry.name for entry in files("horsies.db.statements").iterdir() if entry.name.endswith(".sql")
-)
-
-
-def catalogue_of(file_name: str) -> StatementFile:
-    """Return the declarations for a file: horsies.db has a module of the same name."""
-    module = import_module(f"horsies.db.statements.{file_name.removesuffix('.sql')}")
-    (catalogue,) = (
-        value
-        for value in vars(module).values()
-        if isinstance(value, StatementFile) and value.file_name == file_name
-    )
-    return catalogue
-
-
-STATEMENTS = [
-    pytest.param(statement, id=f"{file_name}:{name}")
-    for file_name in SQL_FILES
-    for name, statement in catalogue_of(file_name).statements.items()
-]
+from tests.support.statements import SQL_FILES, STATEMENTS, catalogue_of
 
 # What PostgreSQL calls the Python types the dataclasses use. An id is text for us.
 ACCEPTED = {

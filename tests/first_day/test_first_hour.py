@@ -271,8 +271,8 @@ def test_a_get_after_an_outage_connects_by_itself(
 # Examples of the documentation
 
 RUN_PAGE = """
-from tests.project.test_docs import _run_page
-app = _run_page("sending.md")["app"]
+from tests.support.doc_pages import run_page
+app = run_page("sending.md")["app"]
 print(app.database_url)
 app.close()
 """

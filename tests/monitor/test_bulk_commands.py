@@ -11,9 +11,8 @@ import pytest
 
 from horsies.monitor import orders
 from tests.monitor.conftest import Run
-from tests.monitor.test_orders import actions, add_failed, resent
 from tests.support.database import Database
-from tests.support.rows import add_run, add_task, row_of
+from tests.support.rows import actions, add_failed, add_run, add_task, resent, row_of
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from psycopg.types.json import Jsonb
 
 from tests.monitor.conftest import Run
 from tests.support.database import Database
-from tests.support.doc_pages import blocks, page
+from tests.support.doc_pages import blocks, documented, page, plain
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
 
 TASK_ID = "01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a"
@@ -45,23 +44,6 @@ def charge_card(order_id: int) -> TaskResult[None, TaskError]: ...
 @app.task("send_mail", queue_name="mail")
 def send_mail(order_id: int) -> TaskResult[None, TaskError]: ...
 """
-
-
-def documented(page_name: str, command: str) -> str:
-    """The output below a command in a console block of the documentation."""
-    found = re.search(
-        rf"^\$ {re.escape(command)}\n((?:(?!\$ |```).*\n)*)", page(page_name), re.MULTILINE
-    )
-    assert found is not None, f"{page_name} does not show {command}"
-    return found[1]
-
-
-def plain(text: str) -> str:
-    """Replace durations, which grow while the test runs, times of pauses, the version and addresses."""
-    text = re.sub(r"horsies \d+\.\d+\.\d+\S*", "horsies VERSION", text)
-    text = re.sub(r"postgresql://\S+", "URL", text)
-    text = re.sub(r"since \d{4}-\d\d-\d\d [\d:.]+", "since TIME", text)
-    return re.sub(r" {1,2}\d{1,2}s\b", " 1s", text).replace("\r\n", "\n")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from horsies.cli import demo
 from horsies.cli.main import command_line
-from tests.project.test_examples import environment
+from tests.support.commands import environment
 from tests.support.wait import wait_until
 
 DEMO = [sys.executable, "-m", "horsies", "demo"]

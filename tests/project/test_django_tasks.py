@@ -10,8 +10,7 @@ from pathlib import Path
 import django
 import pytest
 
-from tests.project.test_example_projects import run
-from tests.project.test_examples import environment
+from tests.support.commands import environment, run
 from tests.support.doc_pages import REPOSITORY
 from tests.support.wait import wait_until
 

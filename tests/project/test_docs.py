@@ -6,7 +6,7 @@ import ast
 import re
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import prometheus_client
 import pytest
@@ -17,7 +17,6 @@ from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.errors import ErrorCode, HorsiesError
-from horsies.tasks.broker import PostgresBroker
 from horsies.tasks.handle import TaskActionErrorCode
 from horsies.tasks.request import TaskSendErrorCode
 from horsies.worker.loop import ExitCode
@@ -189,17 +188,17 @@ def test_the_examples_of_a_page_run_in_order(
     name: str, process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HORSIES_DATABASE_URL", process_url)
-    _run_page(name)["app"].close()
+    doc_pages.run_page(name)["app"].close()
 
 
 @pytest.mark.parametrize("name", OTHERS_WITH_BLOCKS)
 def test_the_other_examples_run_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_client, "REGISTRY", prometheus_client.CollectorRegistry())
-    _execute(name)
+    doc_pages.execute(name)
 
 
 def test_the_filter_for_alembic_leaves_out_the_tables_of_horsies_alone() -> None:
-    include_object = _execute("deployment.md")["include_object"]
+    include_object = doc_pages.execute("deployment.md")["include_object"]
     assert not include_object(None, "horsies_tasks", "table", True, None)
     assert include_object(None, "orders", "table", True, None)
 
@@ -215,27 +214,13 @@ def test_the_table_of_bad_input_quotes_what_is_really_said(
     process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HORSIES_DATABASE_URL", process_url)
-    namespace = _run_page("sending.md")
+    namespace = doc_pages.run_page("sending.md")
     table = list(rows(section(page("sending.md"), "What can be sent")))
     assert len(table) > 10
     for call, message in table:
         refused = eval(code_of(call), namespace)
         assert refused.unwrap_err().message == message
     namespace["app"].close()
-
-
-def _run_page(name: str) -> dict[str, Any]:
-    namespace = _execute(name)
-    assert isinstance(namespace["app"].get_broker(), PostgresBroker)
-    return namespace
-
-
-def _execute(name: str) -> dict[str, Any]:
-    namespace: dict[str, Any] = {"__name__": name.removesuffix(".md")}
-    for block in doc_pages.blocks(page(name)):
-        if block.is_run:
-            exec(compile(block.text, name, "exec", dont_inherit=True), namespace)
-    return namespace
 
 
 def test_the_project_does_not_talk_about_how_it_was_made() -> None:

@@ -2,66 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from tests.project.test_examples import environment
-from tests.support.doc_pages import REPOSITORY, blocks
-from tests.support.wait import wait_until
-
-EXAMPLES = REPOSITORY / "examples"
-
-
-@contextmanager
-def worker(example: str, database_url: str, tmp_path: Path) -> Iterator[Path]:
-    """A copy of the example, with the worker of its page beside it."""
-    directory = shutil.copytree(EXAMPLES / example, tmp_path / example)
-    (command,) = [line for line in commands(directory) if line.startswith("horsies worker")]
-    log = tmp_path / "worker.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command.removesuffix(" &").split(), "-c", "2"],
-            cwd=directory,
-            env=environment(HORSIES_DATABASE_URL=database_url),
-            stderr=output,
-        )
-    try:
-        wait_until(lambda: "listening on" in log.read_text() or process.poll() is not None, 60)
-        yield directory
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0, log.read_text()
-
-
-def commands(directory: Path) -> list[str]:
-    text = (directory / "README.md").read_text()
-    shown = "".join(block.text for block in blocks(text) if block.language == "console")
-    return [line.removeprefix("$ ") for line in shown.splitlines()]
+from tests.support.commands import commands, environment, run, worker
 
 
 def shown_script(directory: Path) -> list[str]:
     """The command of the page that runs the script."""
     (command,) = [line for line in commands(directory) if line.startswith("python ")]
     return [sys.executable, *command.removeprefix("python ").replace('"', "").split()]
-
-
-def run(directory: Path, command: list[str], database_url: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=directory,
-        env=environment(HORSIES_DATABASE_URL=database_url),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
 
 
 def test_the_script_counts_its_files_and_one_that_is_missing(

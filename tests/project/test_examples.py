@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.commands import environment
 from tests.support.doc_pages import REPOSITORY, blocks, files, page
 from tests.support.wait import wait_until
 
-BINARIES = Path(sys.executable).parent
 COMMANDS = ("python ", "horsies check")
-
-
-def environment(**more: str) -> dict[str, str]:
-    """The environment of somebody who has just installed the package."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("HORSIES_", "PYTEST_"))
-        and name not in ("DATABASE_URL", "FORCE_COLOR")
-    }
-    return {**kept, "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", **more}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from horsies._version import __version__
 from horsies.cli.main import command_line
-from tests.project.test_examples import environment
+from tests.support.commands import environment
 from tests.support.doc_pages import blocks
 from tests.support.wait import wait_until
 

@@ -14,8 +14,7 @@ import httpx
 import psycopg
 import pytest
 
-from tests.project.test_example_projects import EXAMPLES, run, worker
-from tests.project.test_examples import environment
+from tests.support.commands import EXAMPLES, environment, run, worker
 from tests.support.doc_pages import REPOSITORY, blocks, page
 from tests.support.ports import free_port
 from tests.support.wait import wait_until

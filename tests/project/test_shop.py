@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.project.test_examples import environment
+from tests.support.commands import environment
 from tests.support.doc_pages import REPOSITORY, rows
 from tests.support.ports import free_port
 from tests.support.wait import wait_until

@@ -10,6 +10,7 @@ from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 
+NOWHERE = "postgresql://127.0.0.1:1/nowhere"
 Call: TypeAlias = Callable[..., Any]
 
 

@@ -16,6 +16,14 @@ from horsies.testing.database import created_database as created_database
 from horsies.testing.database import database_on as database_on
 from horsies.testing.database import drop_database as drop_database
 
+HOSTILE_SETTINGS = {
+    "datestyle": "SQL, DMY",
+    "intervalstyle": "iso_8601",
+    "standard_conforming_strings": "off",
+    "default_transaction_isolation": "serializable",
+    "search_path": "public",
+}
+
 Database: TypeAlias = psycopg.Connection[Any]
 
 
@@ -103,3 +111,18 @@ def steps_of(connection: Database, items: int, size: int = 16_777_216) -> Iterat
     )
     with function_replaced(connection, "horsies_step", step):
         yield
+
+
+@contextmanager
+def changed_defaults(url: str) -> Iterator[None]:
+    """Make hostile settings the defaults of the database."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        name = sql.Identifier(connection.info.dbname)
+        for setting, value in HOSTILE_SETTINGS.items():
+            values = sql.SQL(", ").join(map(sql.Literal, value.split(", ")))
+            change = sql.SQL("ALTER DATABASE {} SET {} = {}")
+            connection.execute(change.format(name, sql.Identifier(setting), values))
+        try:
+            yield
+        finally:
+            connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(name))

@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from horsies.tasks.broker import PostgresBroker
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(
@@ -40,7 +43,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class TurnConnection:
+class Link:
     """A link: whether its text is code, its text, and where it leads."""
 
     is_code: bool
@@ -69,12 +72,9 @@ def files(text: str) -> dict[str, str]:
     return {block.file_name: block.text for block in blocks(text) if block.file_name}
 
 
-def links(text: str) -> list[TurnConnection]:
+def links(text: str) -> list[Link]:
     """Return the links of a page, those in code blocks left out."""
-    return [
-        TurnConnection(bool(mark), shown, to)
-        for mark, shown, to in _LINK.findall(_BLOCK.sub("", text))
-    ]
+    return [Link(bool(mark), shown, to) for mark, shown, to in _LINK.findall(_BLOCK.sub("", text))]
 
 
 def anchors(text: str) -> set[str]:
@@ -102,3 +102,36 @@ def rows(text: str) -> Iterator[list[str]]:
 def code_of(cell: str) -> str:
     """Return what stands between the back quotes of a cell."""
     return cell.strip("`")
+
+
+def documented(page_name: str, command: str) -> str:
+    """The output below a command in a console block of the documentation."""
+    found = re.search(
+        rf"^\$ {re.escape(command)}\n((?:(?!\$ |```).*\n)*)", page(page_name), re.MULTILINE
+    )
+    assert found is not None, f"{page_name} does not show {command}"
+    return found[1]
+
+
+def plain(text: str) -> str:
+    """Replace durations, which grow while the test runs, times of pauses, the version and addresses."""
+    text = re.sub(r"horsies \d+\.\d+\.\d+\S*", "horsies VERSION", text)
+    text = re.sub(r"postgresql://\S+", "URL", text)
+    text = re.sub(r"since \d{4}-\d\d-\d\d [\d:.]+", "since TIME", text)
+    return re.sub(r" {1,2}\d{1,2}s\b", " 1s", text).replace("\r\n", "\n")
+
+
+def execute(name: str) -> dict[str, Any]:
+    """Run the Python blocks of a page in order, as one module; return its names."""
+    namespace: dict[str, Any] = {"__name__": name.removesuffix(".md")}
+    for block in blocks(page(name)):
+        if block.is_run:
+            exec(compile(block.text, name, "exec", dont_inherit=True), namespace)
+    return namespace
+
+
+def run_page(name: str) -> dict[str, Any]:
+    """``execute`` a page whose application must reach its database."""
+    namespace = execute(name)
+    assert isinstance(namespace["app"].get_broker(), PostgresBroker)
+    return namespace

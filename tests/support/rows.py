@@ -172,3 +172,32 @@ def attempts_of(connection: Database, task_id: str) -> list[dict[str, Any]]:
         (task_id,),
     )
     return [json.loads(text) for (text,) in found]
+
+
+def add_failed(connection: Database, count: int, code: str = "CARD_REFUSED") -> None:
+    """Insert failed tasks that were sent during the last minutes, each with an id of its time."""
+    connection.execute(
+        "INSERT INTO horsies_tasks (id, task_name, queue_name, status, args, kwargs, enqueue_sha, "
+        "error_code, created_at, failed_at) "
+        "SELECT (lpad(to_hex((extract(epoch FROM now()) * 1000)::bigint - n * 100), 12, '0') || '7' "
+        "|| substr(md5(n::text), 1, 3) || '8' || substr(md5(n::text), 4, 15))::uuid, 'charge', "
+        "'payments', 'FAILED', '[]', '{}', 'sha', %s, now() - n * interval '100 ms', "
+        "now() - n * interval '100 ms' FROM generate_series(1, %s) AS n",
+        (code, count),
+    )
+
+
+def resent(connection: Database) -> list[int]:
+    """Return how often each failed task was sent again, as the set of the counts."""
+    found = connection.execute(
+        "SELECT DISTINCT (SELECT count(*) FROM horsies_tasks AS again "
+        "WHERE again.retried_from_task_id = task.id) FROM horsies_tasks AS task "
+        "WHERE task.status = 'FAILED'"
+    )
+    return sorted(row[0] for row in found.fetchall())
+
+
+def actions(connection: Database) -> list[tuple[Any, ...]]:
+    return connection.execute(
+        "SELECT actor, verb, subject, outcome, detail FROM horsies_actions ORDER BY id"
+    ).fetchall()

@@ -1,16 +1,18 @@
-"""Counting statements: every one that the library sends, whichever connection takes it."""
+"""All declared statements, and a count of those that the library sends over any connection."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.resources import files
 from typing import Any, NamedTuple
 
 import pytest
 from psycopg import AsyncCursor, Connection, Cursor
 
-from horsies.db.statement import Statement
+from horsies.db.statement import Statement, StatementFile
 from horsies.db.statements.tasks import TaskId
 
 
@@ -58,3 +60,26 @@ def count_statements(connection: Connection[Any], work: Any) -> int:
         record.seek(0)
         lines = record.read().decode().splitlines()
     return sum(line.split("\t")[3] in ("Execute", "Query") for line in lines if line[0].isdigit())
+
+
+SQL_FILES = sorted(
+    entry.name for entry in files("horsies.db.statements").iterdir() if entry.name.endswith(".sql")
+)
+
+
+def catalogue_of(file_name: str) -> StatementFile:
+    """Return the declarations for a file: horsies.db has a module of the same name."""
+    module = import_module(f"horsies.db.statements.{file_name.removesuffix('.sql')}")
+    (catalogue,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, StatementFile) and value.file_name == file_name
+    )
+    return catalogue
+
+
+STATEMENTS = [
+    pytest.param(statement, id=f"{file_name}:{name}")
+    for file_name in SQL_FILES
+    for name, statement in catalogue_of(file_name).statements.items()
+]

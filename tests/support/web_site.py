@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html.parser import HTMLParser
 from typing import Any
 
 from jinja2 import ChoiceLoader, DictLoader
@@ -91,3 +92,28 @@ def dashboard_of(policy: Policy | None = None, **settings: Any) -> Dashboard:
     site = site_of(**settings)
     site.reader = Blank(site.broker)
     return Dashboard(site, policy or AllowAll("anna"), routes_of(Counter()))
+
+
+class Elements(HTMLParser):
+    """The addresses of a page, and its attributes that a strict policy forbids."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.addresses: set[str] = set()
+        self.posts: set[str] = set()
+        self.forbidden: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        is_post = dict(attrs).get("method") == "post"
+        for name, value in attrs:
+            if name in ("href", "src", "action", "data-live") and value:
+                (self.posts if is_post else self.addresses).add(value)
+            if name == "style" or name.startswith("on"):
+                self.forbidden.append(f"<{tag} {name}>")
+        if tag == "style" or (tag == "script" and not dict(attrs).get("src")):
+            self.forbidden.append(f"<{tag}>")

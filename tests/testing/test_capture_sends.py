@@ -20,9 +20,8 @@ from horsies import (
 )
 from horsies.tasks.broker import PostgresBroker
 from horsies.testing import CapturedSend, capture_sends
-from tests.support.applications import Call
+from tests.support.applications import NOWHERE, Call
 
-NOWHERE = "postgresql://127.0.0.1:1/nowhere"
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
 
 

@@ -25,8 +25,7 @@ from horsies import (
     current_task,
 )
 from horsies.testing import run_inline
-from tests.support.applications import Call
-from tests.testing.test_capture_sends import NOWHERE
+from tests.support.applications import NOWHERE, Call
 
 
 class Order(BaseModel):

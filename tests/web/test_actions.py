@@ -20,9 +20,8 @@ from horsies.monitor import orders
 from horsies.web import AllowAll, ViewOnly, create_app
 from horsies.web.access import Access, Policy
 from horsies.web.app import ROUTES
-from tests.monitor.test_orders import actions, add_failed, resent
 from tests.support.database import Database
-from tests.support.rows import add_run, add_task, ago, row_of
+from tests.support.rows import actions, add_failed, add_run, add_task, ago, resent, row_of
 from tests.support.wait import wait_until
 from tests.web.conftest import WebServer, served
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
@@ -25,6 +24,7 @@ from horsies.web.rendering import Route, static_files
 from tests.support.applications import app_at
 from tests.support.database import Database
 from tests.support.web_rows import fill, path_of
+from tests.support.web_site import Elements
 from tests.web.conftest import WebServer, client_of, watched
 
 HTML_BYTES_MAX = 60 * 1024
@@ -40,31 +40,6 @@ PAGES = [
     if not route.path.startswith(("/api/", "/metrics", *NEEDS_MORE))
     and not route.path.endswith(DOWNLOADS)
 ]
-
-
-class Elements(HTMLParser):
-    """The addresses of a page, and its attributes that a strict policy forbids."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.addresses: set[str] = set()
-        self.posts: set[str] = set()
-        self.forbidden: list[str] = []
-        self.texts: list[str] = []
-        self.feed(text)
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        is_post = dict(attrs).get("method") == "post"
-        for name, value in attrs:
-            if name in ("href", "src", "action", "data-live") and value:
-                (self.posts if is_post else self.addresses).add(value)
-            if name == "style" or name.startswith("on"):
-                self.forbidden.append(f"<{tag} {name}>")
-        if tag == "style" or (tag == "script" and not dict(attrs).get("src")):
-            self.forbidden.append(f"<{tag}>")
 
 
 @pytest.fixture

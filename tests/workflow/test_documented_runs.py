@@ -22,8 +22,8 @@ from horsies import (
 )
 from horsies.task import TaskFunction
 from tests.monitor.conftest import Run
-from tests.monitor.test_printed_output import documented, plain
 from tests.support.database import Database
+from tests.support.doc_pages import documented, plain
 from tests.support.turns import Hands
 
 RUN_ID = "01a1ddbc-f575-75f6-b24d-ef96532c26a4"

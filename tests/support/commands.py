@@ -1,0 +1,88 @@
+"""Commands as a user runs them: in a directory and an environment of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.doc_pages import REPOSITORY, blocks
+from tests.support.wait import wait_until
+
+UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
+BINARIES = Path(sys.executable).parent
+EXAMPLES = REPOSITORY / "examples"
+
+Finished = subprocess.CompletedProcess[str]
+
+
+def horsies(directory: Path, *arguments: str, **environment: str) -> Finished:
+    """Run the command as a user does, in a directory and an environment of its own."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HORSIES_", "FORCE_COLOR")) and name != "DATABASE_URL"
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "horsies", *arguments],
+        cwd=directory,
+        env={"SHOP_URL": UNREACHABLE, **kept, "NO_COLOR": "1", "COLUMNS": "100", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of somebody who has just installed the package."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HORSIES_", "PYTEST_"))
+        and name not in ("DATABASE_URL", "FORCE_COLOR")
+    }
+    return {**kept, "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1", **more}
+
+
+@contextmanager
+def worker(example: str, database_url: str, tmp_path: Path) -> Iterator[Path]:
+    """A copy of the example, with the worker of its page beside it."""
+    directory = shutil.copytree(EXAMPLES / example, tmp_path / example)
+    (command,) = [line for line in commands(directory) if line.startswith("horsies worker")]
+    log = tmp_path / "worker.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command.removesuffix(" &").split(), "-c", "2"],
+            cwd=directory,
+            env=environment(HORSIES_DATABASE_URL=database_url),
+            stderr=output,
+        )
+    try:
+        wait_until(lambda: "listening on" in log.read_text() or process.poll() is not None, 60)
+        yield directory
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0, log.read_text()
+
+
+def commands(directory: Path) -> list[str]:
+    text = (directory / "README.md").read_text()
+    shown = "".join(block.text for block in blocks(text) if block.language == "console")
+    return [line.removeprefix("$ ") for line in shown.splitlines()]
+
+
+def run(directory: Path, command: list[str], database_url: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env=environment(HORSIES_DATABASE_URL=database_url),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
