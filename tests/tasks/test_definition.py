@@ -235,6 +235,7 @@ def test_a_task_name_may_have_255_characters() -> None:
         {"timeout_ms": 99},
         {"timeout_ms": 100.5},
         {"timeout_ms": True},
+        {"timeout_ms": 2**31},
         {"on_stop": "later"},
     ],
     ids=str,

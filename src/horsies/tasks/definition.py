@@ -39,7 +39,9 @@ from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult, storable_text
 
 NAME_LENGTH_MAX = 255
-TIMEOUT_MS_MIN = 100
+# The column is a 32-bit integer.
+TIMEOUTS_MS = range(100, 2**31)
+TIMEOUT_PROBLEM = "timeout_ms must be a whole number of milliseconds from 100 to 2,147,483,647"
 RESERVED_PREFIX = "horsies."
 
 OnStop: TypeAlias = Literal["finish", "requeue", "fail"]
@@ -209,6 +211,10 @@ def _name_problems(name: object) -> Iterator[_Problem]:
         )
 
 
+def is_timeout(timeout_ms: object) -> bool:
+    return type(timeout_ms) is int and timeout_ms in TIMEOUTS_MS
+
+
 def is_storable_name(name: str) -> bool:
     """Check that the name is not blank, not too long, and that PostgreSQL can store it."""
     return 0 < len(name) <= NAME_LENGTH_MAX and not name.isspace() and storable_text(name) == name
@@ -248,11 +254,8 @@ def _option_problems(options: DecoratorOptions) -> Iterator[_Problem]:
     where = "default_unhandled_error_code"
     if code is not None and (problems := validate_error_code_name(code, where=where)):
         yield _Problem(problems[0], code=bad_mapper, notes=problems[1:])
-    is_number = isinstance(timeout_ms, int) and not isinstance(timeout_ms, bool)
-    if timeout_ms is not None and not (is_number and timeout_ms >= TIMEOUT_MS_MIN):
-        yield _Problem(
-            f"timeout_ms must be a whole number of at least {TIMEOUT_MS_MIN} milliseconds."
-        )
+    if timeout_ms is not None and not is_timeout(timeout_ms):
+        yield _Problem(f"{TIMEOUT_PROBLEM}.")
     if options.on_stop not in get_args(OnStop):
         yield _Problem(f"on_stop must be one of {', '.join(map(repr, get_args(OnStop)))}.")
     if type(options.burst) is not bool:

@@ -14,13 +14,12 @@ from horsies.config.app import AppConfig
 from horsies.current_task import inherited_headers
 from horsies.retry import RetryPolicy
 from horsies.task_result import storable_text
-from horsies.tasks.definition import TIMEOUT_MS_MIN, TaskDefinition
+from horsies.tasks.definition import TIMEOUT_PROBLEM, TaskDefinition, is_timeout
 from horsies.validation import SECONDS_MAX
 
 KEY_LENGTH_MAX = 255
 HEADERS_BYTES_MAX = 8_192
 DELAY_SECONDS_MAX = SECONDS_MAX
-TIMEOUT_MS_MAX = 2**31 - 1
 # A thousand years: PostgreSQL before version 17 has no infinite interval.
 KEPT_FOREVER_SECONDS = 1_000 * 366 * 86_400.0
 
@@ -230,10 +229,8 @@ def _override_problem(config: AppConfig, options: SendOptions) -> str | None:
     priority, timeout_ms = options.priority, options.timeout_ms
     if priority is not None and (type(priority) is not int or not 1 <= priority <= 100):
         return "priority must be a whole number from 1 (first) to 100 (last)"
-    if timeout_ms is not None and not (
-        type(timeout_ms) is int and TIMEOUT_MS_MIN <= timeout_ms <= TIMEOUT_MS_MAX
-    ):
-        return f"timeout_ms must be a whole number of at least {TIMEOUT_MS_MIN} milliseconds"
+    if timeout_ms is not None and not is_timeout(timeout_ms):
+        return TIMEOUT_PROBLEM
     policy = options.retry_policy
     if not isinstance(policy, RetryPolicy | None):
         return f"retry_policy must be a RetryPolicy, not {type(policy).__name__}"

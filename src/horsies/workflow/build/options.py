@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, assert_never
 
 from horsies.errors import ErrorCode
 from horsies.retry import RetryPolicy
-from horsies.tasks.definition import NAME_LENGTH_MAX, TIMEOUT_MS_MIN, is_storable_name
+from horsies.tasks.definition import NAME_LENGTH_MAX, TIMEOUTS_MS, is_storable_name, is_timeout
 from horsies.tasks.options import DELAY_SECONDS_MAX, is_delay, timestamp_problem
 from horsies.workflow.nodes.nodes import (
     AnyNode,
@@ -134,8 +134,8 @@ def _invalid_options(node: AnyNode) -> Iterator[str]:
 def _invalid_task_options(node: TaskNode[Any] | MapNode[Any]) -> Iterator[str]:
     if node.priority is not None and not _is_whole(node.priority, 1, 100):
         yield "has a priority that is not a whole number from 1 (first) to 100 (last)"
-    if node.timeout_ms is not None and not _is_whole(node.timeout_ms, TIMEOUT_MS_MIN, 2**31 - 1):
-        yield f"has a timeout_ms that is not a whole number of at least {TIMEOUT_MS_MIN}"
+    if node.timeout_ms is not None and not is_timeout(node.timeout_ms):
+        yield f"has a timeout_ms that is not a whole number from {TIMEOUTS_MS[0]} to {TIMEOUTS_MS[-1]:,}"
     if node.retry_policy is not None and not isinstance(node.retry_policy, RetryPolicy):
         yield "has a retry_policy that is not a RetryPolicy"
     if node.good_until is not None and (problem := timestamp_problem(node.good_until)):
