@@ -338,7 +338,7 @@ class RetryLater(Exception):
         self.seconds = checked_delay(seconds)
 
     def __str__(self) -> str:
-        return self.args[1] or f"run again in {self.seconds:g} s"
+        return str(self.args[1] or f"run again in {self.seconds:g} s")
 
 
 def checked_delay(seconds: object) -> float:
@@ -379,6 +379,10 @@ class TaskFailed(Exception):
         super().__init__(code, message)
         if task_id is None:
             _refuse_foreign_code(code)
+        if not isinstance(message, str | None):
+            hint = "; write str(error)" if isinstance(message, BaseException) else ""
+            kind = type(message).__name__
+            raise TypeError(f"TaskFailed takes its message as text, not {kind}{hint}")
         self.code = code
         self.message = message
         self.data = data

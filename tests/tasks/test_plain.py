@@ -181,6 +181,11 @@ def test_task_failed_takes_only_plain_text_as_its_code(code: Any) -> None:
         TaskFailed(code, "x")
 
 
+def test_task_failed_with_an_exception_as_its_message_says_so_where_it_is_raised() -> None:
+    with pytest.raises(TypeError, match=r"its message as text, not KeyError; write str\(error\)"):
+        TaskFailed("CARD_REFUSED", KeyError("card"))  # type: ignore[arg-type]
+
+
 def test_task_failed_with_a_reserved_code_is_a_mistake_of_the_task() -> None:
     error = run(f"{MODULE}.refuse", '["WORKER_CRASHED"]').err_value
     assert error.error_code is OperationalErrorCode.UNHANDLED_EXCEPTION

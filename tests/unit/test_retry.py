@@ -635,6 +635,7 @@ def test_retry_later_refuses_values_that_are_not_seconds(given: Any) -> None:
 
 
 def test_retry_later_can_be_pickled_and_printed() -> None:
+    assert str(RetryLater(2.5, OSError("busy"))) == "busy"  # type: ignore[arg-type]
     copied = pickle.loads(pickle.dumps(RetryLater(2.5, "busy")))
     assert (copied.seconds, str(copied), str(RetryLater(2.5))) == (
         2.5,
