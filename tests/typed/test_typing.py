@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 from mypy import api
 
+from tests.support.doc_pages import PAGES, blocks, files, page, title
+
 ROOT = Path(__file__).parents[2]
+# Pages whose blocks are files that import each other.
+WITH_FILES = ("README.md", "docs/tutorial.md", "docs/testing.md")
 WRONG = {
     'add.send("x")': "[arg-type]",
     "add.send(1).unwrap().get().ok_value.upper()": "[attr-defined]",
@@ -55,3 +59,32 @@ def test_pyright_finds_the_errors_that_mypy_finds() -> None:
     }
     assert {place: text for place, text in places.items() if place not in ignored} == {}
     assert ignored - places.keys() == set()
+
+
+def _strict_errors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what mypy says about the modules of a folder, which import each other by their names."""
+    monkeypatch.chdir(folder)
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--no-error-summary"]
+    options += ["--cache-dir", str(ROOT / ".mypy_cache")]
+    options += ["--disable-error-code", "import-untyped"]  # asyncpg has no types of its own
+    found, trouble, _ = api.run([*options, *sorted(one.name for one in folder.glob("*.py"))])
+    return found + trouble
+
+
+def test_the_examples_of_the_pages_pass_strict_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in PAGES:
+        text = "\n".join(block.text for block in blocks(path.read_text("utf-8")) if block.is_run)
+        if text and title(path) not in WITH_FILES:
+            (tmp_path / f"{path.stem.replace('-', '_')}_page.py").write_text(text)
+    assert _strict_errors(tmp_path, monkeypatch) == ""
+
+
+@pytest.mark.parametrize("name", WITH_FILES)
+def test_the_files_of_a_page_pass_strict_checks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file_name, content in files(page(name.removeprefix("docs/"))).items():
+        (tmp_path / file_name).write_text(content)
+    assert _strict_errors(tmp_path, monkeypatch) == ""
