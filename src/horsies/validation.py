@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -52,9 +52,9 @@ class FrozenModel(BaseModel):
 
 def _unnamed_error(model: type[BaseModel]) -> InvalidFieldError:
     name = model.__name__
-    message = (
-        f"{name} takes its fields by name; write {name}({next(iter(model.model_fields))}=...)."
-    )
+    # `type` and `kind` tell the members of a union apart, and have only one value.
+    given = (f"{one}=..." for one in model.model_fields if one not in ("type", "kind"))
+    message = f"{name} takes its fields by name; write {name}({next(given, '')})."
     return InvalidFieldError(message, code=ErrorCode.CONFIG_INVALID_FIELD)
 
 
@@ -81,6 +81,9 @@ def _field_sentence(model: type[BaseModel], detail: ErrorDetails) -> str:
             return f"{model.__name__} has no field {name!r}; {hint}"
         case "missing" if len(detail["loc"]) == 1:
             return f"{model.__name__} needs the field {name!r}."
+        case "model_attributes_type" | "union_tag_not_found" if len(detail["loc"]) == 1:
+            members = get_args(model.model_fields[str(name)].annotation)
+            return f"{place} must be one of {', '.join(one.__name__ for one in members)}."
         case "model_type" | "dataclass_type":
             return f"{place} must be a {detail.get('ctx', {}).get('class_name', 'model')}."
         case "value_error":

@@ -393,3 +393,25 @@ def test_the_names_of_schedules_are_unique() -> None:
 def test_arguments_are_not_shown() -> None:
     secret = schedule(args=("hunter2",), kwargs={"password": "hunter3"})
     assert "hunter" not in repr(secret) + str(secret) + repr(ScheduleConfig(schedules=[secret]))
+
+
+@pytest.mark.parametrize("pattern", ["* * * * *", timedelta(hours=1), 30, None, DailySchedule])
+def test_a_schedule_names_the_patterns_it_takes(pattern: Any) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        TaskSchedule(name="nightly", task_name="report", pattern=pattern)
+    assert caught.value.message == (
+        "TaskSchedule.pattern must be one of IntervalSchedule, HourlySchedule, DailySchedule, "
+        "WeeklySchedule, MonthlySchedule, CronSchedule."
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [(IntervalSchedule, "IntervalSchedule(seconds=...)"), (EveryDay, "EveryDay()")],
+)
+def test_a_value_without_a_name_is_answered_with_a_field_to_set(
+    model: Callable[[object], object], shown: str
+) -> None:
+    with pytest.raises(InvalidFieldError) as caught:
+        model(30)
+    assert caught.value.message.endswith(f"takes its fields by name; write {shown}.")
