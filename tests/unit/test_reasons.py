@@ -612,3 +612,9 @@ def test_durations_are_short(seconds: float, text: str) -> None:
 def test_every_code_of_the_catalogue_is_tested_here() -> None:
     here = Path(__file__).read_text("utf-8")
     assert [code for code in CATALOGUE if code.removeprefix("SKIPPED_") not in here] == []
+
+
+def test_a_dependency_in_the_queue_is_not_called_pending() -> None:
+    parked = node("approval", "ENQUEUED", task_status="PENDING")
+    (waiting,) = node_reasons(run(), node("x", "PENDING"), [parked], ())
+    assert "approval (ENQUEUED)" in waiting.sentence
