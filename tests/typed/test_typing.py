@@ -66,7 +66,6 @@ def _strict_errors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(folder)
     options = ["--config-file", str(ROOT / "pyproject.toml"), "--no-error-summary"]
     options += ["--cache-dir", str(ROOT / ".mypy_cache")]
-    options += ["--disable-error-code", "import-untyped"]  # asyncpg has no types of its own
     found, trouble, _ = api.run([*options, *sorted(one.name for one in folder.glob("*.py"))])
     return found + trouble
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import asyncpg  # type: ignore[import-untyped]
+import asyncpg
 import uvloop
 from pgqueuer import PgQueuer
 from pgqueuer.core.completion import CompletionWatcher
