@@ -338,7 +338,7 @@ def _add_script(
 
 
 def _unknown(name: str) -> Err[BrokerOperationError]:
-    message = f"There is no schedule {name!r} on record."
+    message = f"There is no schedule {name!r} on record; `horsies schedules` lists them."
     return Err(BrokerOperationError(BrokerErrorCode.UNKNOWN_SCHEDULE, message))
 
 
