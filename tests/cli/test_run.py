@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from psycopg.rows import dict_row
 
 from horsies.app import Horsies
 from tests.support.applications import app_at
+from tests.support.commands import horsies
 
 APP = """
 import os
@@ -44,8 +42,6 @@ def fail() -> None:
     raise LookupError("no stock")
 """
 
-Finished = subprocess.CompletedProcess[str]
-
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
@@ -58,24 +54,6 @@ def producer(process_url: str, connection: psycopg.Connection[Any]) -> Iterator[
     app = app_at(process_url)
     yield app
     app.close()
-
-
-def horsies(directory: Path, *arguments: str, typed: str = "", **environment: str) -> Finished:
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("HORSIES_", "FORCE_COLOR")) and name != "DATABASE_URL"
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "horsies", *arguments],
-        cwd=directory,
-        env={**kept, "NO_COLOR": "1", "COLUMNS": "100", **environment},
-        input=typed,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
 
 
 def row(connection: psycopg.Connection[Any], task_id: str) -> dict[str, Any] | None:

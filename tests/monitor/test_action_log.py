@@ -112,7 +112,7 @@ def test_changes_of_schedules_are_recorded(connection: Database, horsies: Run) -
         (PROCESS, "cli", "resume_schedule", "schedule nightly", "done", None),
         (
             *(PROCESS, "cli", "resume_schedule", "schedule hourly", "refused"),
-            "There is no schedule 'hourly' on record; `horsies schedules` lists them.",
+            "There is no schedule 'hourly'; run `horsies schedules` to see all of them.",
         ),
     ]
 

@@ -175,8 +175,8 @@ def test_a_task_says_which_schedule_and_slot_it_is_for(
 def test_an_unknown_schedule_is_not_found(horsies: Run, connection: Database, action: str) -> None:
     finished = horsies("schedules", action, "nothing")
     assert (finished.code, finished.out) == (4, "")
-    known = "`horsies schedules` lists them"
-    assert finished.err == f"error: There is no schedule 'nothing' on record; {known}.\n"
+    fix = "run `horsies schedules` to see all of them"
+    assert finished.err == f"error: There is no schedule 'nothing'; {fix}.\n"
 
 
 def test_running_an_unknown_schedule_is_not_found(

@@ -20,7 +20,7 @@ EXAMPLES = REPOSITORY / "examples"
 Finished = subprocess.CompletedProcess[str]
 
 
-def horsies(directory: Path, *arguments: str, **environment: str) -> Finished:
+def horsies(directory: Path, *arguments: str, typed: str = "", **environment: str) -> Finished:
     """Run the command as a user does, in a directory and an environment of its own."""
     kept = {
         name: value
@@ -31,10 +31,11 @@ def horsies(directory: Path, *arguments: str, **environment: str) -> Finished:
         [sys.executable, "-m", "horsies", *arguments],
         cwd=directory,
         env={"SHOP_URL": UNREACHABLE, **kept, "NO_COLOR": "1", "COLUMNS": "100", **environment},
+        input=typed,
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
 
 

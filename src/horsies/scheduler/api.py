@@ -338,7 +338,7 @@ def _add_script(
 
 
 def _unknown(name: str) -> Err[BrokerOperationError]:
-    message = f"There is no schedule {name!r} on record; `horsies schedules` lists them."
+    message = f"There is no schedule {name!r}; run `horsies schedules` to see all of them."
     return Err(BrokerOperationError(BrokerErrorCode.UNKNOWN_SCHEDULE, message))
 
 

@@ -135,8 +135,8 @@ def _waits_for(run: RunFacts, dependencies: Sequence[NodeFacts]) -> Reason:
 def _state(node: NodeFacts) -> str:
     error = f" with {node.error_code}" if node.error_code else ""
     # A PENDING node waits for other nodes; one with a PENDING task is past that.
-    is_begun = node.status == "ENQUEUED" and node.task_status != "PENDING"
-    return f"{(node.task_status if is_begun else None) or node.status}{error}"
+    is_begun = node.status == "ENQUEUED" and node.task_status not in (None, "PENDING")
+    return f"{node.task_status if is_begun else node.status}{error}"
 
 
 def _never(run: RunFacts, node: NodeFacts, dependencies: Sequence[NodeFacts]) -> Reason:
