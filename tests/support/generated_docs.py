@@ -385,19 +385,10 @@ def checks_table() -> str:
 
 
 def layers_picture() -> str:
-    """Return the layers of the package, topmost first, then those inside each folder."""
+    """Return the layers of the package, topmost first."""
     settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
-    contracts = [
-        contract
-        for contract in settings["tool"]["importlinter"]["contracts"]
-        if contract["type"] == "layers"
-    ]
-    package, *folders = contracts
-    lines = [*package["layers"], ""]
-    for folder in folders:
-        name = folder["containers"][0].removeprefix("horsies.")
-        lines.append(f"{name}: {' > '.join(folder['layers'])}")
-    return "\n".join(["```text", *lines, "```"])
+    package, *_ = settings["tool"]["importlinter"]["contracts"]
+    return "\n".join(["```text", *package["layers"], "```"])
 
 
 def metrics_table() -> str:
