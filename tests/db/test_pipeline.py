@@ -14,11 +14,12 @@ from psycopg import Connection, sql
 
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
-from horsies.db.errors import is_transient
+from horsies.db.errors import ErrorKind, is_transient, kind_of
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement
 from horsies.db.statements.tasks import TaskId, TaskIds, read_outcomes
 from tests.support.database import database_on
+from tests.support.poison import DEFERRED, poisoned
 from tests.support.rows import add_task, row_of
 from tests.support.statements import ECHO, FINISH, Text
 from tests.support.wait import wait_until
@@ -74,6 +75,28 @@ def test_one_failure_undoes_the_whole_group_and_nothing_else(
     assert row_of(connection, second)["status"] == "COMPLETED"
     assert row_of(connection, third)["status"] == "PENDING"
     assert pipeline.connection.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("is_pooled", [False, True])
+@pytest.mark.parametrize("warm", [True, False])
+def test_an_error_at_commit_undoes_the_whole_group_and_nothing_else(
+    connection: Connection[Any], process_url: str, is_pooled: bool, warm: bool
+) -> None:
+    good, bad = add_task(connection), add_task(connection, task_name="poison")
+    with poisoned(connection, "NEW.task_name = 'poison'", state="23514", trigger=DEFERRED):
+        pipeline = Pipeline.open(Database(configured(process_url, is_pooled=is_pooled)), "turn")
+        with pipeline.connection:
+            if warm:
+                pipeline.run([(FINISH, TaskId(add_task(connection))), (ECHO, Text("x"))])
+            for _ in range(2):
+                with pytest.raises(psycopg.errors.CheckViolation, match="poisonous") as caught:
+                    pipeline.run([(FINISH, TaskId(good)), (FINISH, TaskId(bad))])
+                assert kind_of(caught.value) is ErrorKind.DATA
+                assert row_of(connection, good)["status"] == "PENDING"
+            assert pipeline.run([(FINISH, TaskId(good))]) == [[TaskId(good)]]
+            assert pipeline.connection.execute("SELECT 1").fetchone() == (1,)
+    assert row_of(connection, good)["status"] == "COMPLETED"
+    assert row_of(connection, bad)["status"] == "PENDING"
 
 
 def test_a_parameter_that_cannot_be_sent_is_refused_before_anything_is(
@@ -173,6 +196,16 @@ def assert_text_survives(url: str) -> None:
         pipeline = Pipeline(connection)
         assert pipeline.run([(ECHO, Text("Grüße"))]) == [[Text("Grüße")]]
         assert pipeline.run([(MEASURE, Text("Grüße"))]) == [[Number(5)]]
+
+
+def configured(url: str, *, is_pooled: bool) -> PostgresConfig:
+    """With or without the BEGIN and COMMIT that a transaction pooler needs."""
+    if not is_pooled:
+        return PostgresConfig(database_url=url)
+    session_url = f"{url}&application_name=session"
+    return PostgresConfig(
+        database_url=url, session_database_url=session_url, pgbouncer_transaction_mode=True
+    )
 
 
 def opened(url: str, session_settings: str | None = None) -> Pipeline:

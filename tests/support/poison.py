@@ -20,9 +20,14 @@ BEGIN
 END
 $$
 """
-TRIGGER = """
-CREATE TRIGGER test_poison BEFORE UPDATE ON {table} FOR EACH ROW WHEN ({condition})
+IMMEDIATE = """
+CREATE TRIGGER test_poison BEFORE {event} ON {table} FOR EACH ROW WHEN ({condition})
 EXECUTE FUNCTION test_refuse({state})
+"""
+# Raises at COMMIT, when every statement of the transaction has succeeded.
+DEFERRED = """
+CREATE CONSTRAINT TRIGGER test_poison AFTER {event} ON {table} DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION test_refuse({state})
 """
 
 
@@ -33,13 +38,16 @@ def poisoned(
     *values: object,
     table: str = "horsies_tasks",
     state: str = "54000",
+    event: LiteralString = "UPDATE",
+    trigger: LiteralString = IMMEDIATE,
 ) -> Iterator[None]:
-    """Refuse every update for which the condition on OLD and NEW holds, with that SQLSTATE."""
+    """Refuse every event for which the condition on OLD and NEW holds, with that SQLSTATE."""
     literals = [sql.Literal(value) for value in values]
     connection.execute(sql.SQL(REFUSE).format(secret=sql.Literal(SECRET)))
     try:
         connection.execute(
-            sql.SQL(TRIGGER).format(
+            sql.SQL(trigger).format(
+                event=sql.SQL(event),
                 table=sql.Identifier(table),
                 condition=sql.SQL(condition).format(*literals),
                 state=sql.Literal(state),

@@ -6,7 +6,8 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, LiteralString, Protocol
 
 import psycopg
 import pytest
@@ -33,7 +34,7 @@ from horsies.worker.in_flight import TURN_CHARACTERS_MAX, InFlight
 from horsies.worker.known_tasks import claim_unknown
 from horsies.worker.reaper import sweep
 from horsies.worker.turn import Claimer, TurnRequest, record_alone, release_unheld, take_turn
-from tests.support.poison import SECRET, poisoned
+from tests.support.poison import DEFERRED, IMMEDIATE, SECRET, poisoned
 from tests.support.pool import RecordingPool
 from tests.support.rows import add_task, ago, row_of
 
@@ -49,6 +50,24 @@ ENDED = {"status": "COMPLETED", "completed_at": ago(10 * 3600)}
 def pipeline(process_url: str, connection: Connection[Any]) -> Iterator[Pipeline]:
     with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as own:
         yield Pipeline(own)
+
+
+class Poison(Protocol):
+    def __call__(
+        self, connection: Connection[Any], condition: LiteralString, *, state: str = "54000"
+    ) -> AbstractContextManager[None]: ...
+
+
+@pytest.fixture(params=[IMMEDIATE, DEFERRED], ids=["immediate", "deferred"])
+def poison(request: pytest.FixtureRequest) -> Poison:
+    """A trigger that refuses changes of certain rows, in the statement or at COMMIT."""
+
+    def refuse(
+        connection: Connection[Any], condition: LiteralString, *, state: str = "54000"
+    ) -> AbstractContextManager[None]:
+        return poisoned(connection, condition, state=state, trigger=request.param)
+
+    return refuse
 
 
 class Clock:
@@ -107,13 +126,13 @@ def test_errors_of_the_client_have_a_kind_too() -> None:
 
 @pytest.mark.parametrize("state", ["42P01", "42501", "08001"])
 def test_a_trigger_that_lacks_something_concerns_its_row_alone(
-    connection: Connection[Any], pipeline: Pipeline, state: str
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison, state: str
 ) -> None:
     add_task(connection, task_name="poison")
     add_task(connection)
     outcomes = [Outcome.completed(task, '{"ok":1}') for task in claim(pipeline, 2)]
     blocked = Blocked()
-    with poisoned(connection, POISONOUS, state=state):
+    with poison(connection, POISONOUS, state=state):
         take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
     assert statuses(connection, "work") == {"COMPLETED"}
     assert blocked.includes("record")
@@ -121,11 +140,11 @@ def test_a_trigger_that_lacks_something_concerns_its_row_alone(
 
 @pytest.mark.parametrize("state", ["40001", "53100"])
 def test_a_trigger_that_meets_a_busy_server_is_repeated_with_its_batch(
-    connection: Connection[Any], pipeline: Pipeline, state: str
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison, state: str
 ) -> None:
     add_task(connection, task_name="poison")
     outcomes = [Outcome.completed(task, '{"ok":1}') for task in claim(pipeline, 1)]
-    with poisoned(connection, POISONOUS, state=state), pytest.raises(psycopg.Error) as raised:
+    with poison(connection, POISONOUS, state=state), pytest.raises(psycopg.Error) as raised:
         take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
     assert kind_of(raised.value) is ErrorKind.TRANSIENT
 
@@ -168,13 +187,16 @@ def test_a_text_the_database_refuses_fails_its_task_alone(
 
 
 def test_an_outcome_a_trigger_refuses_keeps_its_result(
-    connection: Connection[Any], pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+    connection: Connection[Any],
+    pipeline: Pipeline,
+    poison: Poison,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     add_task(connection, task_name="poison")
     add_task(connection)
     bad, good = claim(pipeline, 2)
     outcomes = [Outcome.completed(task, '{"ok":1}') for task in (bad, good)]
-    with poisoned(connection, POISONOUS):
+    with poison(connection, POISONOUS):
         turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
     assert (turned.recorded, turned.refused) == ({good.id}, {bad.id})
     assert row_of(connection, bad.id)["status"] == "RUNNING"
@@ -185,7 +207,7 @@ def test_an_outcome_a_trigger_refuses_keeps_its_result(
 
 
 def test_a_refused_outcome_keeps_no_place_under_a_cap(
-    connection: Connection[Any], pipeline: Pipeline
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison
 ) -> None:
     capped = Claimer("me", "host", ["default"], [1], 1)
     add_task(connection, task_name="poison")
@@ -193,7 +215,7 @@ def test_a_refused_outcome_keeps_no_place_under_a_cap(
     request = TurnRequest(pids=[1])
     (bad,) = take_turn(pipeline, capped, [], request).claimed
     assert not take_turn(pipeline, capped, [], request).claimed
-    with poisoned(connection, POISONOUS):
+    with poison(connection, POISONOUS):
         outcome = Outcome.completed(bad, '{"ok":1}')
         turned = take_turn(pipeline, capped, [outcome], request)
         assert turned.refused == {bad.id}
@@ -250,14 +272,14 @@ def test_a_statement_that_the_protocol_cannot_carry_is_an_error_of_the_data(
 
 
 def test_a_batch_of_tasks_that_cannot_be_recovered_does_not_starve_those_behind_them(
-    connection: Connection[Any], pipeline: Pipeline
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison
 ) -> None:
     for _ in range(RECOVERY_BATCH + 1):
         abandoned(connection, "poison")
     for _ in range(3):
         abandoned(connection)
     find = FindAbandoned(["dead"], ["RUNNING"], RECOVERY_BATCH)
-    with poisoned(connection, POISONOUS):
+    with poison(connection, POISONOUS):
         assert recover_found(pipeline, find_abandoned, find, Blocked()) == 3
     assert (statuses(connection, "work"), statuses(connection, "poison")) == (
         {"FAILED"},
@@ -267,12 +289,12 @@ def test_a_batch_of_tasks_that_cannot_be_recovered_does_not_starve_those_behind_
 
 
 def test_a_batch_of_tasks_that_cannot_expire_does_not_starve_those_behind_them(
-    connection: Connection[Any], pipeline: Pipeline
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison
 ) -> None:
     for _ in range(EXPIRY_BATCH):
         add_task(connection, task_name="poison", good_until=ago(60))
     add_task(connection, good_until=ago(30))
-    with poisoned(connection, POISONOUS):
+    with poison(connection, POISONOUS):
         assert expire_pending(pipeline) == 1
     assert (statuses(connection, "work"), statuses(connection, "poison")) == (
         {"EXPIRED"},
@@ -282,14 +304,14 @@ def test_a_batch_of_tasks_that_cannot_expire_does_not_starve_those_behind_them(
 
 
 def test_a_claim_that_cannot_be_released_does_not_keep_others_from_it(
-    connection: Connection[Any], pipeline: Pipeline
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison
 ) -> None:
     add_task(connection, task_name="poison")
     for _ in range(2):
         add_task(connection)
     claim(pipeline, 3)
     blocked = Blocked()
-    with poisoned(connection, POISONOUS):
+    with poison(connection, POISONOUS):
         assert release_unheld(pipeline, "me", [], blocked) == 2
         assert release_unheld(pipeline, "me", [], blocked) == 0
     assert statuses(connection, "work") == {"PENDING"}
@@ -297,14 +319,14 @@ def test_a_claim_that_cannot_be_released_does_not_keep_others_from_it(
 
 
 def test_tasks_behind_many_that_cannot_be_claimed_are_claimed(
-    connection: Connection[Any], pipeline: Pipeline
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison
 ) -> None:
     for _ in range(20):
         add_task(connection, task_name="poison")
     for _ in range(4):
         add_task(connection, enqueued_at=ago(1))
     blocked = Blocked()
-    with poisoned(connection, POISONOUS):
+    with poison(connection, POISONOUS):
         request = TurnRequest(pids=[1, 2], prefetch=1)
         turned = take_turn(pipeline, CLAIMER, [], request, blocked)
         assert [task.worker_pid for task in turned.claimed] == [1, 2, None]
@@ -338,7 +360,7 @@ def test_many_locked_rows_do_not_keep_a_worker_waiting(
 
 
 def test_claims_one_by_one_leave_out_unknown_and_refused_tasks(
-    connection: Connection[Any], pipeline: Pipeline
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison
 ) -> None:
     refused = add_task(connection, task_name="other", enqueued_at=ago(4))
     for _ in range(3):
@@ -347,7 +369,7 @@ def test_claims_one_by_one_leave_out_unknown_and_refused_tasks(
     add_task(connection, enqueued_at=ago(1))
     request = TurnRequest(pids=[1, 2], unknown_names=["unknown"], refused_ids=[refused])
     blocked = Blocked()
-    with poisoned(connection, POISONOUS):
+    with poison(connection, POISONOUS):
         (claimed,) = take_turn(pipeline, CLAIMER, [], request, blocked).claimed
         assert claimed.task_name == "work"
         assert blocked.includes("claim")
@@ -356,13 +378,13 @@ def test_claims_one_by_one_leave_out_unknown_and_refused_tasks(
 
 
 def test_an_unknown_task_that_cannot_be_changed_does_not_keep_others_from_failing(
-    connection: Connection[Any], pipeline: Pipeline
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison
 ) -> None:
     for name in ("poison", "unknown", "poison", "unknown", "work"):
         add_task(connection, task_name=name, enqueued_at=ago(60))
     check = ClaimUnresolvable("me", "host", ["default"], ["poison", "unknown"], 30.0, 10)
     blocked = Blocked()
-    with poisoned(connection, POISONOUS):
+    with poison(connection, POISONOUS):
         found = claim_unknown(pipeline, check, blocked)
         assert [task.task_name for task in found] == ["unknown", "unknown"]
         assert claim_unknown(pipeline, check, blocked) == [], "without another refusal"
@@ -373,14 +395,14 @@ def test_an_unknown_task_that_cannot_be_changed_does_not_keep_others_from_failin
 
 
 def test_a_search_for_unknown_tasks_one_by_one_leaves_out_those_within_the_grace_period(
-    connection: Connection[Any], pipeline: Pipeline
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison
 ) -> None:
     for name in ("poison", "unknown"):
         add_task(connection, task_name=name, enqueued_at=ago(60))
     for _ in range(2):
         add_task(connection, task_name="unknown", priority=1, enqueued_at=ago(5))
     check = ClaimUnresolvable("me", "host", ["default"], ["poison", "unknown"], 30.0, 2)
-    with poisoned(connection, POISONOUS):
+    with poison(connection, POISONOUS):
         found = claim_unknown(pipeline, check, Blocked())
     assert [(task.task_name, task.priority) for task in found] == [("unknown", 100)]
 

@@ -129,7 +129,7 @@ class Pipeline:
 
     def _exchange(self, pgconn: PGconn, steps: Sequence[Step]) -> list[PGresult]:
         """Send the statements and return their results, between those of BEGIN and COMMIT if there
-        is a pooler: its sessions keep no settings.
+        is a pooler: its sessions keep no settings. An error at the commit is one more result.
         """
         before, after = self._frame
         texts = [statement.texts(params) for statement, params in steps]
@@ -145,7 +145,7 @@ class Pipeline:
             self._flush(pgconn)
             for count in expected:
                 results.append(self._take_result(pgconn, count))
-            self._take_result(pgconn, 1)
+            self._take_sync(pgconn, results)
             pgconn.exit_pipeline_mode()
         except OperationalError as error:
             raise _transient_failure(results) or error from None
@@ -188,6 +188,21 @@ class Pipeline:
                 self._next_result(pgconn)  # the None that ends this statement's results
         assert result is not None
         return result
+
+    def _take_sync(self, pgconn: PGconn, results: list[PGresult]) -> None:
+        """Read up to the end of the group and add the errors that came at its commit to the results.
+
+        The server commits at the Sync message, behind the results of all statements: a deferred
+        constraint, a serialization failure or a full notification queue is reported only now.
+        """
+        while True:
+            found = self._next_result(pgconn)
+            if found is None or pgconn.status != ConnStatus.OK:
+                raise self._loss(pgconn, found)
+            if found.status == ExecStatus.PIPELINE_SYNC:
+                return
+            results.append(found)
+            self._next_result(pgconn)  # the None that ends this error
 
     def _next_result(self, pgconn: PGconn) -> PGresult | None:
         # get_result() would wait by itself, but without handling signals and holding the GIL.
