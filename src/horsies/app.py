@@ -40,6 +40,7 @@ from horsies.tasks.definition import (
     TaskDefinition,
     choose_queue,
     define,
+    is_decorated,
     name_used_twice,
 )
 from horsies.tasks.handle import TaskHandle
@@ -51,6 +52,7 @@ from horsies.tasks.hooks import (
     refuse_bad_around,
     refuse_bad_hook,
     refuse_bad_send_hook,
+    registers,
 )
 from horsies.tasks.options import SendHook, SendKeywords
 from horsies.tasks.request import TaskSendError, TaskSendResult
@@ -201,7 +203,7 @@ class Horsies(Operations):
         def decorate(function: Any, name: str | None = None) -> AnyTask:
             return self._register(define(self.config, function, name, options))
 
-        return decorate(task_name) if callable(task_name) else partial(decorate, name=task_name)
+        return decorate(task_name) if is_decorated(task_name) else partial(decorate, name=task_name)
 
     def _register(self, definition: TaskDefinition) -> AnyTask:
         known = self._tasks.get(definition.name)
@@ -233,19 +235,20 @@ class Horsies(Operations):
         """Make a handle for a run that was started elsewhere: ``app.workflow_handle(workflow_id)``."""
         return handles.WorkflowHandles(self.get_broker, self.get_task)
 
-    def workflow_builder(self, cases: Sequence[Case] | None = None) -> Callable[[Builder], Builder]:
+    @overload
+    def workflow_builder(self, cases: Builder, /) -> Builder: ...
+    @overload
+    def workflow_builder(
+        self, cases: Sequence[Case] | None = None
+    ) -> Callable[[Builder], Builder]: ...
+    def workflow_builder(self, cases: Any = None) -> Any:
         """Let ``check`` call a function that builds a WorkflowSpec, once per case of parameters.
 
         Example:
             @app.workflow_builder(cases=[{"order_id": 7}])
             def fulfil(order_id: int) -> WorkflowSpec[str]: ...
         """
-
-        def register(function: Builder) -> Builder:
-            self._builders.append(checks.RegisteredBuilder(function, cases))
-            return function
-
-        return register
+        return checks.register_builder(self._builders, cases)
 
     def definitions(self) -> dict[str, TaskDefinition]:
         """Return the definitions of the registered tasks by name."""
@@ -310,6 +313,7 @@ class Horsies(Operations):
         """``retry_send`` without blocking the event loop."""
         return await store_prepared_async(*prepare_retry(self._producer, self.get_task, error))
 
+    @registers(refuse_bad_send_hook)
     def on_send(self, fn: SendHookType) -> SendHookType:
         """Call this function before every send of this application, with an ``OutgoingTask``.
 
@@ -320,7 +324,6 @@ class Horsies(Operations):
             def add_tenant(outgoing: OutgoingTask) -> None:
                 outgoing.headers["tenant"] = current_tenant()
         """
-        refuse_bad_send_hook(fn)
         self._producer.hooks.append(fn)
         return fn
 
@@ -372,6 +375,7 @@ class Horsies(Operations):
 
     # Child process hooks
 
+    @registers(refuse_bad_hook)
     def on_child_process_start(self, fn: Hook) -> Hook:
         """Run this function once in every worker child, after task imports, before the first task.
 
@@ -380,18 +384,18 @@ class Horsies(Operations):
             def reset_engine() -> None:
                 engine.dispose(close=False)
         """
-        refuse_bad_hook(fn)
         add_once(self.hooks.start, fn)
         return fn
 
+    @registers(refuse_bad_hook)
     def on_child_process_stop(self, fn: Hook) -> Hook:
         """Run this function in every worker child that ends in order, after its last task; the last one
         registered runs first. An exception is logged.
         """
-        refuse_bad_hook(fn)
         add_once(self.hooks.stop, fn)
         return fn
 
+    @registers(refuse_bad_around)
     def around_task(self, fn: Around) -> Around:
         """Run this generator around every task in worker children, the first one registered outermost.
 
@@ -403,7 +407,6 @@ class Horsies(Operations):
                 with Session.begin():
                     yield
         """
-        refuse_bad_around(fn)
         add_once(self.hooks.around, fn)
         return fn
 
@@ -440,9 +443,7 @@ class Horsies(Operations):
     @role.setter
     def role(self, role: str) -> None:
         self._role = role
-        if (
-            self._broker is not None
-        ):  # the application's modules have asked for it while they loaded
+        if self._broker is not None:  # a module of the application used it while it loaded
             self._broker.database.role = role
 
     def set_role(self, role: str) -> None:

@@ -203,12 +203,18 @@ def build(order_id: int) -> WorkflowSpec[str]:
     return Parametric.build_with(app, order_id=order_id)
 
 
+@app.workflow_builder
+def build_bare() -> WorkflowSpec[int]:
+    return Counting.build(app)
+
+
 @app.workflow_builder()  # type: ignore[type-var]
 def build_nothing() -> None: ...
 
 
 def builders() -> None:
     assert_type(build(7), WorkflowSpec[str])
+    assert_type(build_bare(), WorkflowSpec[int])
 
 
 def contexts(ctx: WorkflowContext, first: TaskNode[int], mapped: MapNode[int]) -> None:

@@ -113,6 +113,14 @@ def define(
     )
 
 
+def is_decorated(given: object) -> bool:
+    """Tell whether a decorator without parentheses got this, rather than its first argument.
+
+    A classmethod or property cannot be called, but can be bound to an object.
+    """
+    return callable(given) or hasattr(given, "__get__")
+
+
 class _Problem(NamedTuple):
     message: str
     help_text: str | None = None
@@ -157,7 +165,7 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
             "move @app.task directly above `def`, or call the other wrapper inside the function",
             ErrorCode.TASK_PREDECORATED_NOT_SUPPORTED,
         )
-    if _is_method(function):
+    if is_method(function):
         yield _Problem(
             f"A method cannot be a task: {function.__qualname__!r} takes an object.",
             "make it a function of the module that takes the values it needs",
@@ -233,7 +241,7 @@ def _wraps_another(function: FunctionType) -> bool:
     )
 
 
-def _is_method(function: FunctionType) -> bool:
+def is_method(function: FunctionType) -> bool:
     """Recognise a function of a class body that takes the object or the class first."""
     *_, owner, _name = ("<locals>", *function.__qualname__.split("."))
     first = next(iter(inspect.signature(function).parameters), None)

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 from horsies.current_task import CurrentTask, current_task
 from horsies.errors import ConfigurationError, ErrorCode
@@ -19,6 +19,8 @@ from horsies.tasks.invoke import run_coroutine
 
 ChildProcessHook = Callable[[], None] | Callable[[], Awaitable[None]]
 AroundTask = Callable[[CurrentTask], Iterator[None]] | Callable[[CurrentTask], AsyncIterator[None]]
+
+Register = TypeVar("Register", bound=Callable[..., Any])
 
 
 @dataclass(slots=True)
@@ -34,6 +36,27 @@ def add_once(hooks: list[Any], hook: object) -> None:
     """Append a hook that is not there yet; a module may be imported twice."""
     if not any(hook is known for known in hooks):
         hooks.append(hook)
+
+
+def registers(refuse: Callable[[object], None]) -> Callable[[Register], Register]:
+    """Let a decorator that takes a function refuse parentheses, options and bad functions."""
+
+    def decorate(register: Register) -> Register:
+        @functools.wraps(register)
+        def checked(app: object, *functions: object, **options: Any) -> Any:
+            given = [*functions, *options.values()]
+            if len(given) != 1 or not options.keys() <= {"fn"}:
+                raise ConfigurationError(
+                    f"@app.{register.__name__} takes the function alone, without parentheses and options.",
+                    code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
+                    help_text=f"write @app.{register.__name__} above `def`",
+                )
+            refuse(given[0])
+            return register(app, given[0])
+
+        return cast("Register", checked)
+
+    return decorate
 
 
 def refuse_bad_hook(hook: object) -> None:
@@ -60,12 +83,12 @@ def refuse_bad_around(hook: object) -> None:
 
 def refuse_bad_send_hook(hook: object) -> None:
     """Refuse an ``on_send`` hook that cannot simply be called."""
-    is_plain = callable(hook) and not inspect.iscoroutinefunction(hook)
-    if not is_plain or not _takes(hook, "the outgoing task"):
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
+    if not callable(hook) or _is(hook, *kinds) or not _takes(hook, "the outgoing task"):
         raise ConfigurationError(
             "An on_send hook must be a plain function that takes the outgoing task.",
             code=ErrorCode.CONFIG_INVALID_CHILD_HOOK,
-            help_text="def hook(outgoing: OutgoingTask) -> None: ...; without `async`, because "
+            help_text="def hook(outgoing: OutgoingTask) -> None: ...; without `async` and `yield`, because "
             "synchronous sends call it too",
         )
 
@@ -93,16 +116,17 @@ def as_plain_calls(hooks: Sequence[ChildProcessHook]) -> list[Callable[[], objec
     """Return the hooks as functions that return when they are done; coroutines run on the loop that
     asynchronous tasks use later.
     """
-    return [
-        _on_the_loop(hook) if _is(hook, inspect.iscoroutinefunction) else hook for hook in hooks
-    ]
+    return [_to_its_end(hook) for hook in hooks]
 
 
-def _on_the_loop(hook: Callable[[], Any]) -> Callable[[], object]:
+def _to_its_end(hook: Callable[[], Any]) -> Callable[[], object]:
     def call() -> object:
-        return run_coroutine(hook())
+        returned = hook()  # decides, because a wrapped coroutine function does not show its kind
+        return run_coroutine(returned) if inspect.iscoroutine(returned) else returned
 
-    return functools.update_wrapper(call, hook)
+    functools.update_wrapper(call, hook)
+    call.__qualname__ = getattr(hook, "__qualname__", repr(hook))
+    return call
 
 
 def surround(definition: TaskDefinition, hooks: Sequence[AroundTask]) -> TaskDefinition:

@@ -7,6 +7,7 @@ fingerprint. Without I/O, ``send`` and ``send_async`` share all of it.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -217,7 +218,7 @@ def run_hooks(
     outgoing = OutgoingTask(definition.name, queue_name, options, headers, count)
     for hook in hooks:
         try:
-            hook(outgoing)
+            _refuse_coroutine(hook(outgoing))
         except Exception as error:  # the application's code may raise anything
             name = getattr(hook, "__name__", type(hook).__name__)
             first_line = next(iter(mask_url(exception_text(error)).strip().splitlines()), "")
@@ -227,6 +228,12 @@ def run_hooks(
     if problem_text := headers_problem(outgoing.headers):
         return Err(refused(definition, problem_text))
     return Ok(replace(options, headers=outgoing.headers))
+
+
+def _refuse_coroutine(returned: object) -> None:
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise TypeError("it returned a coroutine, and synchronous sends cannot wait for one")
 
 
 def encode(

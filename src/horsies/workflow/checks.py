@@ -23,6 +23,7 @@ from horsies.errors import (
     WorkflowValidationError,
 )
 from horsies.task_result import exception_text
+from horsies.tasks.definition import is_decorated, is_method
 from horsies.workflow.build.graph import key_problem, no_key
 from horsies.workflow.build.shape import NESTING_DEPTH_MAX
 from horsies.workflow.definition import AnyDefinition, BuildsSpecs, WorkflowDefinition
@@ -54,6 +55,45 @@ class RegisteredBuilder:
 
     def __str__(self) -> str:
         return f"workflow builder {own_name(self.function)!r}"
+
+
+def register_builder(builders: list[RegisteredBuilder], given: Any) -> Any:
+    """Register a function, from ``@app.workflow_builder``, or return the decorator for its cases."""
+    if is_decorated(given):
+        return register_builder(builders, None)(given)
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    if given is not None and not is_list:
+        raise WorkflowValidationError(
+            f"The cases of a workflow builder must be a list, not {type(given).__name__}.",
+            code=ErrorCode.WORKFLOW_CHECK_CASE_INVALID,
+            help_text='@app.workflow_builder(cases=[{"order_id": 7}])',
+        )
+
+    def register(function: Any) -> Any:
+        _refuse_bad_builder(function)
+        builders.append(RegisteredBuilder(function, given))
+        return function
+
+    return register
+
+
+def _refuse_bad_builder(function: object) -> None:
+    """Refuse what cannot return a specification when ``check`` calls it with its cases alone."""
+    kind = "coroutine" if inspect.iscoroutinefunction(function) else None
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        kind = "generator"
+    if isinstance(function, FunctionType) and is_method(function):
+        kind = "method"
+    if isinstance(function, type):
+        kind = "class"
+    if kind or not callable(function):
+        raise _located(
+            "A workflow builder must be a plain function that returns a WorkflowSpec, "
+            f"not a {kind or type(function).__name__}.",
+            ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION,
+            SourceLocation.from_function(function) if callable(function) else None,
+            "decorate a function of the module, made with `def` and without `yield`",
+        )
 
 
 class HasTasks(BuildsSpecs, Protocol):
