@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / "horsies"
 
 LIMITS = {
-    "files in the root": 20,
+    "files in the root": 21,
     "floors": 13,
     "modules that import each other in a circle": 0,
     "longest function": 60,

@@ -68,17 +68,17 @@ BLOCKED = BlockedRow(ID, "task", None, "record", "value too long", "w", NOW, 60.
 LINES = [
     (
         of(queue(**PAUSED, due=1_204), paused_by={"mail": "anna"}),
-        "queue mail: paused for 41m00s by anna; 1,204 tasks due, the oldest for 38m00s",
+        "queue mail: paused for 41 min by anna; 1,204 tasks due, the oldest for 38 min",
         ("/queues/mail", "pause_queue"),
     ),
     (
         of(queue(due=10_000, waiting_at_least=True, **PAUSED)),
-        "queue mail: paused for 41m00s; 10,000+ tasks due, the oldest for 38m00s",
+        "queue mail: paused for 41 min; 10,000+ tasks due, the oldest for 38 min",
         ("/queues/mail", "pause_queue"),
     ),
     (
         of(queue(name="a/b", workers=0, due=1)),
-        "queue a/b: 1 task due for up to 2s, and no live worker serves the queue",
+        "queue a/b: 1 task due for up to 2 s, and no live worker serves the queue",
         ("/queues/a%2Fb", None),
     ),
     (
@@ -88,7 +88,7 @@ LINES = [
     ),
     (
         of(queue(oldest_waiting_seconds=301.0), worker(tasks_running=3)),
-        "queue mail: the oldest task is due for 5m01s, and 1 child of its workers idle",
+        "queue mail: the oldest task is due for 5 min, and 1 child of its workers idle",
         ("/queues/mail/explain", None),
     ),
     (
@@ -96,7 +96,7 @@ LINES = [
             queue(oldest_waiting_seconds=301.0),
             worker(processes=10, async_places=8, tasks_running=1),
         ),
-        "queue mail: the oldest task is due for 5m01s, and 9 children of its workers idle",
+        "queue mail: the oldest task is due for 5 min, and 9 children of its workers idle",
         ("/queues/mail/explain", None),
     ),
     (
@@ -106,17 +106,17 @@ LINES = [
     ),
     (
         of(worker(seen_seconds_ago=25.0, holds_lock=False, tasks_running=4)),
-        "worker vm-3 pid 412: lost, seen 25s ago with 4 tasks that another worker has to take over",
+        "worker vm-3 pid 412: lost, seen 25 s ago with 4 tasks that another worker has to take over",
         ("/workers/w%2F1", None),
     ),
     (
         of(worker(seen_seconds_ago=25.0, holds_lock=False)),
-        "worker vm-3 pid 412: lost, seen 25s ago",
+        "worker vm-3 pid 412: lost, seen 25 s ago",
         ("/workers/w%2F1", None),
     ),
     (
         of(worker(seen_seconds_ago=25.0, tasks_claimed=1, name="pay-1")),
-        "worker pay-1: connected, but without a sign of life for 25s; it holds 1 task",
+        "worker pay-1: connected, but without a sign of life for 25 s; it holds 1 task",
         ("/workers/w%2F1", None),
     ),
     (
@@ -131,27 +131,27 @@ LINES = [
     ),
     (
         of(overdue=[OverdueSchedule("nightly", NOW, 360.0, False)]),
-        "schedule nightly: overdue for 6m00s: no scheduler has taken its slot",
+        "schedule nightly: overdue for 6 min: no scheduler has taken its slot",
         ("/schedules/nightly", None),
     ),
     (
         of(overdue=[OverdueSchedule("nightly", NOW, 360.0, True)]),
-        "schedule nightly: overdue for 6m00s: its last task or run has not ended",
+        "schedule nightly: overdue for 6 min: its last task or run has not ended",
         ("/schedules/nightly", None),
     ),
     (
         of(failed_pauses=[FailedPause(ID, "orders", NOW, 90.0)]),
-        "run orders: paused by a failure 1m30s ago",
+        "run orders: paused by a failure 1 min ago",
         (f"/workflows/{ID}", None),
     ),
     (
         of(overlong=[OverlongTask(ID, "report", 400.0, 60_000, 3.0)]),
-        "task report: runs for 6m40s, past its time limit of 1m00s",
+        "task report: runs for 6 min, past its time limit of 1 min",
         (f"/tasks/{ID}", None),
     ),
     (
         of(overlong=[OverlongTask(ID, "report", 400.0, None, 390.0)]),
-        "task report: runs for 6m40s, without a heartbeat for 6m30s",
+        "task report: runs for 6 min, without a heartbeat for 6 min",
         (f"/tasks/{ID}", None),
     ),
     (

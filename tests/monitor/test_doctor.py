@@ -298,7 +298,7 @@ TROUBLES = {
         "workers",
         lambda c: add_worker(c, seen_at=ago(3600)),
         empty,
-        says="has been gone for 60 min",
+        says="has been gone for 1 h",
     ),
     "polling worker": Trouble(
         "workers", lambda c: add_worker(c, hears=False), empty, YELLOW, "receives no notifications"

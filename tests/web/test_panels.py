@@ -111,9 +111,9 @@ def test_problems_come_first_with_their_buttons(ask: Ask, connection: Database) 
     run = add_run(connection, status="PAUSED", error="{}", paused_at=ago(90))
     page = ask("/", actions=True).text
     text = plain(page)
-    assert "‖ paused queue mail : paused for 41m0" in text
-    assert " by anna; 3 tasks due, the oldest for 1m3" in text
-    assert "✗ stopped queue legacy : 1 task due for up to 10m0" in text
+    assert "‖ paused queue mail : paused for 41 min" in text
+    assert " by anna; 3 tasks due, the oldest for 1 min" in text
+    assert "✗ stopped queue legacy : 1 task due for up to 10 min" in text
     assert f'href="/workflows/{run}"' in page
     assert 'action="/queues/mail/resume"' in page
     for limited in (ask("/").text, ask("/", actions=True, policy=ViewOnly()).text):

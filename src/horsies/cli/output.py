@@ -15,10 +15,10 @@ import typer
 
 from horsies.cli.layout import Align, Table, Text
 from horsies.logs import colors_wanted
-from horsies.logs import duration as duration
-from horsies.logs import memory as memory
-from horsies.logs import timestamp as timestamp
 from horsies.modules import Deferred
+from horsies.words import age as age
+from horsies.words import memory as memory
+from horsies.words import timestamp as timestamp
 
 if TYPE_CHECKING:
     from horsies.monitor import documents, paging

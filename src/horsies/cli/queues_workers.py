@@ -197,7 +197,7 @@ def _print_workers(workers: Sequence[WorkerSummary], pongs: dict[str, WorkerPong
             Text(health, _HEALTH_STYLES[health]),
             f"{worker.tasks_running}/{worker.processes}",
             output.memory(worker.memory_mb),
-            output.duration(worker.seen_seconds_ago),
+            output.age(worker.seen_seconds_ago),
         ]
         if pongs is not None:
             pong = pongs.get(worker.worker_id)

@@ -111,7 +111,7 @@ def _print_blocked(blocked: Sequence[BlockedRow], count: int) -> None:
     lines = [f"{count} blocked task(s) or run(s): the database refuses their next change."]
     for row in blocked:
         run = f" of run {row.workflow_id}" if row.kind == "task" and row.workflow_id else ""
-        since = output.duration(row.blocked_seconds)
+        since = output.age(row.blocked_seconds)
         lines.append(f"  {row.kind} {row.id}{run}, {row.action}, for {since}: {row.error}")
     if count > len(blocked):
         lines.append(f"  and {count - len(blocked)} more")
@@ -135,7 +135,7 @@ def print_queues(queues: Sequence[QueueOverview]) -> None:
             _waiting_text(queue, queue.delayed),
             f"{queue.claimed:,}",
             f"{queue.running:,}",
-            output.duration(queue.oldest_waiting_seconds),
+            output.age(queue.oldest_waiting_seconds),
             *(f"{rate:,.0f}" for rate in rates),
         )
     output.print_parts(table if queues else nothing)

@@ -104,9 +104,7 @@ def _print_tasks(tasks: Sequence[TaskSummary]) -> None:
             name.append_text(output.safe_text(f"\n{task.error_code}", "red"))
         if due := _due(task):
             name.append(f"\ndue {due}")
-        table.add_row(
-            task.id, output.status_text(task.status), output.duration(task.age_seconds), name
-        )
+        table.add_row(task.id, output.status_text(task.status), output.age(task.age_seconds), name)
     output.print_parts(table if tasks else "No task matches.")
 
 
@@ -116,7 +114,7 @@ def _due(task: TaskSummary | TaskDetail) -> str | None:
     if task.status != TaskStatus.PENDING.value or seconds <= 0:
         return None
     is_parked = task.enqueued_at.astimezone(UTC).year >= _PARKED_YEAR
-    return "after an event" if is_parked else f"in {output.duration(seconds)}"
+    return "after an event" if is_parked else f"in {output.age(seconds)}"
 
 
 def show(

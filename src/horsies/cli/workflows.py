@@ -30,11 +30,11 @@ from horsies.cli.session import (
 )
 from horsies.db.statements.workflows import BrokenRun, RunSummary
 from horsies.error_codes import error_code_text
-from horsies.logs import elapsed
 from horsies.monitor.documents import page_document
 from horsies.monitor.queries import RunFilters, list_runs
 from horsies.result import Err
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
+from horsies.words import elapsed
 from horsies.workflow.run import listing
 from horsies.workflow.run.draw import ASCII_SYMBOLS, SYMBOLS, Line, Symbols, draw
 from horsies.workflow.run.handle import WorkflowHandle
@@ -356,7 +356,7 @@ def _print_runs(runs: Sequence[RunSummary]) -> None:
             name.append_text(output.safe_text(f"\n{run.error_code}", "red"))
         done = f"{run.total_nodes - run.open_nodes:,}/{run.total_nodes:,}"
         status = Text(run.status, _STYLES.get(run.status, ""))
-        table.add_row(run.id, status, done, output.duration(run.age_seconds), name)
+        table.add_row(run.id, status, done, output.age(run.age_seconds), name)
     output.print_parts(table if runs else "No workflow matches.")
 
 

@@ -30,7 +30,6 @@ from horsies.db.statements.dashboard import (
 )
 from horsies.db.statements.measures import FailingTask
 from horsies.db.statements.monitor import CountMost, WorkerSummary
-from horsies.logs import duration
 from horsies.monitor.action_log import last_action_script
 from horsies.monitor.defaults import OVERDUE_SECONDS
 from horsies.monitor.overview import (
@@ -42,6 +41,7 @@ from horsies.monitor.overview import (
     misses_notifications,
     overview_script,
 )
+from horsies.words import lasting
 
 SHOWN_MAX = 12
 RUNS_MOST = 1_000
@@ -167,13 +167,11 @@ def _stopped_queue(queue: QueueOverview, facts: Facts) -> Attention | None:
         return None
     if queue.paused_at is not None:
         by = f" by {name}" if (name := facts.paused_by.get(queue.name)) else ""
-        paused = duration((facts.now - queue.paused_at).total_seconds())
-        sentence = f"paused for {paused}{by}; {waiting} due, the oldest for {duration(oldest)}"
+        paused = lasting((facts.now - queue.paused_at).total_seconds())
+        sentence = f"paused for {paused}{by}; {waiting} due, the oldest for {lasting(oldest)}"
         return _queue(queue, "QUEUE_PAUSED", sentence, verb="pause_queue")
     if not queue.workers:
-        sentence = (
-            f"{waiting} due for up to {duration(oldest)}, and no live worker serves the queue"
-        )
+        sentence = f"{waiting} due for up to {lasting(oldest)}, and no live worker serves the queue"
         return _queue(queue, "QUEUE_UNSERVED", sentence)
     if set(queue.caps) == {0}:
         return _queue(queue, "QUEUE_CAPPED", f"{waiting} due, and the cap of the queue is 0")
@@ -193,7 +191,7 @@ def _suspicious_queue(queue: QueueOverview, idle: int) -> Attention | None:
     ):
         children = _counted(idle, "child", "children")
         sentence = (
-            f"the oldest task is due for {duration(oldest)}, and {children} of its workers idle"
+            f"the oldest task is due for {lasting(oldest)}, and {children} of its workers idle"
         )
         stuck = _queue(queue, "QUEUE_STUCK", sentence, urgency=Urgency.SUSPICIOUS)
         return replace(stuck, link=f"{stuck.link}/explain")
@@ -234,14 +232,9 @@ def _idle_children(workers: Iterable[WorkerSummary]) -> dict[str, int]:
     return idle
 
 
-def worker_label(worker: WorkerSummary) -> str:
-    """Return the name of a worker, or its host and process."""
-    return worker.name or f"{worker.hostname} pid {worker.pid}"
-
-
 def _workers(workers: Iterable[WorkerSummary]) -> Iterator[Attention]:
     for worker in workers:
-        health, seen = health_of(worker), duration(worker.seen_seconds_ago)
+        health, seen = health_of(worker), lasting(worker.seen_seconds_ago)
         count = worker.tasks_running + worker.tasks_claimed
         held = _counted(count, "task")
         if health is WorkerHealth.LOST:
@@ -258,7 +251,7 @@ def _workers(workers: Iterable[WorkerSummary]) -> Iterator[Attention]:
 
 def _worker(worker: WorkerSummary, code: str, urgency: Urgency, sentence: str) -> Attention:
     link = f"/workers/{quote(worker.worker_id, safe='')}"
-    subject, seen = f"worker {worker_label(worker)}", worker.seen_seconds_ago
+    subject, seen = f"worker {worker.label}", worker.seen_seconds_ago
     return Attention(urgency, code, subject, sentence, link, None, seen)
 
 
@@ -273,7 +266,7 @@ def _failing(tasks: Iterable[FailingTask]) -> Iterator[Attention]:
 
 def _schedules(overdue: Iterable[OverdueSchedule]) -> Iterator[Attention]:
     for schedule in overdue:
-        late = duration(schedule.overdue_seconds)
+        late = lasting(schedule.overdue_seconds)
         urgency, reason = Urgency.FAILING, "no scheduler has taken its slot"
         if schedule.is_unfinished:
             urgency, reason = Urgency.SUSPICIOUS, "its last task or run has not ended"
@@ -290,23 +283,24 @@ def _schedules(overdue: Iterable[OverdueSchedule]) -> Iterator[Attention]:
 
 def _runs(pauses: Iterable[FailedPause]) -> Iterator[Attention]:
     for run in pauses:
-        sentence = f"paused by a failure {duration(run.paused_seconds)} ago"
+        paused_seconds = run.paused_seconds or 0.0
+        sentence = f"paused by a failure {lasting(paused_seconds)} ago"
         yield Attention(
             urgency=Urgency.FAILING,
             code="RUN_PAUSED",
             subject=f"run {run.name}",
             sentence=sentence,
             link=f"/workflows/{run.id}",
-            seconds=run.paused_seconds or 0.0,
+            seconds=paused_seconds,
         )
 
 
 def _overlong(tasks: Iterable[OverlongTask]) -> Iterator[Attention]:
     for task in tasks:
-        running = duration(task.running_seconds)
-        reason = f"without a heartbeat for {duration(task.silent_seconds)}"
+        running = lasting(task.running_seconds)
+        reason = f"without a heartbeat for {lasting(task.silent_seconds)}"
         if task.timeout_ms is not None and task.running_seconds * 1000 > task.timeout_ms:
-            reason = f"past its time limit of {duration(task.timeout_ms / 1000)}"
+            reason = f"past its time limit of {lasting(task.timeout_ms / 1000)}"
         yield Attention(
             urgency=Urgency.SUSPICIOUS,
             code="TASK_OVERLONG",

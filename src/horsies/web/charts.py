@@ -18,7 +18,8 @@ from math import ceil, floor, isfinite, log10
 
 from markupsafe import Markup, escape
 
-from horsies.web.words import NOTHING, duration, number
+from horsies.web.words import duration, number
+from horsies.words import NOTHING
 
 WIDTH, HEIGHT = 640, 160
 SPARK_WIDTH, SPARK_HEIGHT = 96, 20

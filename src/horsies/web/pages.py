@@ -20,7 +20,6 @@ from horsies.monitor.attention import (
     facts_script,
     needs_attention,
     seconds_to_empty,
-    worker_label,
 )
 from horsies.monitor.doctor.doctor import doctor_script
 from horsies.monitor.doctor.findings import Facts as DoctorFacts
@@ -173,7 +172,7 @@ async def worker(view: View) -> Page:
         "others": _tasks_without_child(panel),
         "history": _history(panel.history),
     }
-    return Page("worker.html", f"Worker {worker_label(panel.worker)}", context)
+    return Page("worker.html", f"Worker {panel.worker.label}", context)
 
 
 def _range(view: View) -> tuple[str, timedelta, timedelta]:
@@ -305,7 +304,7 @@ def _worker_row(worker: WorkerSummary) -> WorkerRow:
         note = f"{held:,} of its tasks will be taken over"
     elif health is WorkerHealth.SILENT:
         note = "connected, but without a sign of life"
-    return WorkerRow(worker, worker_label(worker), status, note)
+    return WorkerRow(worker, worker.label, status, note)
 
 
 def _queue_links(view: View, names: Iterable[str]) -> Markup:

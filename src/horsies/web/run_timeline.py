@@ -14,9 +14,9 @@ from datetime import datetime
 
 from markupsafe import Markup
 
-from horsies.logs import elapsed
 from horsies.web.run_graph import STATUS_CLASSES
 from horsies.web.words import cut
+from horsies.words import elapsed
 from horsies.workflow.run.draw import SYMBOLS
 
 # An idle stretch is folded if it is longer than this, and than this share of the drawing.

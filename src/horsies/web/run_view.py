@@ -15,12 +15,12 @@ from functools import cached_property
 from markupsafe import Markup
 
 from horsies.db.statements.workflows import RunRow, TreeNode
-from horsies.logs import elapsed
 from horsies.states import WORKFLOW_TASK_TERMINAL_STATES, WorkflowStatus
 from horsies.web.folding import FOLD_ABOVE, Groups, fold, folded_graph
 from horsies.web.layout import Graph, lay_out
 from horsies.web.run_graph import Node, Shares, draw_graph
 from horsies.web.run_timeline import Span, critical_path, draw_timeline, seconds_since
+from horsies.words import elapsed
 from horsies.workflow.run.draw import SYMBOLS, draw, node_label, shown_status
 from horsies.workflow.run.listing import CloseUp, RunReport
 

@@ -13,11 +13,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from horsies.logs import duration as age_text
-from horsies.logs import elapsed, memory
+from horsies.words import NOTHING, age, elapsed, memory
 from horsies.workflow.run.draw import SYMBOLS
 
-NOTHING = "-"
 _STATUS = Markup(
     '<span class="status {kind}"><span class="sign" aria-hidden="true">{sign}</span> {word}</span>'
 )
@@ -73,8 +71,8 @@ def ago(value: datetime | float | None, now: datetime | None = None) -> str:
         return NOTHING
     if isinstance(value, datetime):
         seconds = ((now or datetime.now(UTC)) - value).total_seconds()
-        return _time(value, f"{age_text(seconds)} ago", " data-ago")
-    return f"{age_text(value)} ago"
+        return _time(value, f"{age(seconds)} ago", " data-ago")
+    return f"{age(value)} ago"
 
 
 def when(value: datetime | None) -> str:

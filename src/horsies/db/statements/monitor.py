@@ -100,6 +100,11 @@ class WorkerSummary(NamedTuple):
     async_places: int = 0
     async_running: int = 0
 
+    @property
+    def label(self) -> str:
+        """The name of the worker, or its host and process."""
+        return self.name or f"{self.hostname} pid {self.pid}"
+
     def places(self, is_async: bool) -> int:
         """How many tasks of this kind may run at a time. Without async children, places are for both."""
         if not self.async_places:

@@ -111,18 +111,3 @@ def level_of(value: float, limits: tuple[float, float]) -> Level:
     if value < yellow:
         return Level.GREEN
     return Level.RED if value >= red else Level.YELLOW
-
-
-def span(seconds: float) -> str:
-    """Format a duration for a sentence: 40 s, 12 min, 3 h, 5 d."""
-    for size, unit in ((DAY, "d"), (HOUR, "h"), (MINUTE, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def size(count: float) -> str:
-    """Format a number of bytes: 412 MB, 1.3 GB."""
-    if count < 1024 * MEGABYTE:
-        return f"{count / MEGABYTE:.0f} MB" if count >= MEGABYTE else f"{count / 1024:.0f} KB"
-    return f"{count / MEGABYTE / 1024:.1f} GB"

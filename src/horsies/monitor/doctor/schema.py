@@ -30,7 +30,8 @@ from horsies.db.statements.doctor import (
     read_server_state,
 )
 from horsies.db.statements.monitor import Rights, SchemaName, read_rights
-from horsies.monitor.doctor.findings import Check, Facts, Finding, Level, Limits, size
+from horsies.monitor.doctor.findings import Check, Facts, Finding, Level, Limits
+from horsies.words import size
 
 _FORGET_FUNCTIONS = "DELETE FROM {} WHERE kind = 'function'; -- then: horsies migrate"
 _TRIGGER = re.compile(r"^CREATE OR REPLACE TRIGGER (horsies_\w+).*?;", re.MULTILINE | re.DOTALL)

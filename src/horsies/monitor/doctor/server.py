@@ -15,7 +15,8 @@ from horsies.db.statements.doctor import (
     find_xmin_holders,
     read_server_state,
 )
-from horsies.monitor.doctor.findings import Check, Facts, Finding, Level, Limits, level_of, span
+from horsies.monitor.doctor.findings import Check, Facts, Finding, Level, Limits, level_of
+from horsies.words import lasting
 
 OLDEST_SERVER = 150_000
 
@@ -91,11 +92,11 @@ def _xmin_finding(holder: XminHolder, level: Level) -> Finding:
             remedy = f"SELECT pg_drop_replication_slot('{holder.name}');"
         case "prepared":
             sentence = f"The prepared transaction {holder.name}{detail} keeps dead rows from vacuum"
-            sentence += f" for {span(holder.seconds or 0)}."
+            sentence += f" for {lasting(holder.seconds or 0)}."
             remedy = f"ROLLBACK PREPARED '{holder.name}';"
         case _:
             sentence = f"The transaction of pid {holder.name}{detail} keeps dead rows from vacuum"
-            sentence += f" for {span(holder.seconds or 0)}."
+            sentence += f" for {lasting(holder.seconds or 0)}."
             remedy = f"SELECT pg_terminate_backend({holder.name});"
     return Finding(level, sentence, evidence, remedy, True)
 
@@ -149,7 +150,7 @@ def judge_clock(
     if level is Level.GREEN:
         return []
     word = "behind" if difference > 0 else "ahead of"
-    sentence = f"The clock of this machine is {span(abs(difference))} {word} the server's."
+    sentence = f"The clock of this machine is {lasting(abs(difference))} {word} the server's."
     return [Finding(level, sentence, remedy="synchronise both clocks by NTP")]
 
 

@@ -38,8 +38,9 @@ from horsies.db.statements.monitor import (
     newest_worker_states,
 )
 from horsies.db.statements.workflows import BrokenRun, RunLimit, find_broken_runs
-from horsies.monitor.doctor.findings import HOUR, Check, Facts, Finding, Level, Limits, span
+from horsies.monitor.doctor.findings import HOUR, Check, Facts, Finding, Level, Limits
 from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
+from horsies.words import lasting
 
 # Due tasks that are read per queue: enough to find the names among them.
 DUE_WINDOW = 1_000
@@ -57,10 +58,6 @@ def _living(workers: Iterable[WorkerSummary]) -> list[WorkerSummary]:
     return [worker for worker in workers if health_of(worker) in _LIVING]
 
 
-def _title(worker: WorkerSummary) -> str:
-    return worker.name or f"{worker.hostname} pid {worker.pid}"
-
-
 def _workers(facts: Facts) -> Script[list[Finding]]:
     return judge_workers((yield from _read_workers(facts)))
 
@@ -68,20 +65,20 @@ def _workers(facts: Facts) -> Script[list[Finding]]:
 def judge_workers(workers: Iterable[WorkerSummary]) -> list[Finding]:
     findings = []
     for worker in workers:
-        seen = span(worker.seen_seconds_ago)
+        seen = lasting(worker.seen_seconds_ago)
         match health_of(worker):
             case WorkerHealth.LOST:
-                sentence = f"Worker {_title(worker)} has been gone for {seen} without a shutdown."
+                sentence = f"Worker {worker.label} has been gone for {seen} without a shutdown."
                 count = worker.tasks_running + worker.tasks_claimed
                 evidence = (f"{count} of its tasks wait for recovery",)
                 advice = "start a worker: it recovers the tasks of lost workers"
                 findings.append(Finding(Level.RED, sentence, evidence, advice))
             case WorkerHealth.SILENT:
-                sentence = f"Worker {_title(worker)} is connected but has been silent for {seen}."
+                sentence = f"Worker {worker.label} is connected but has been silent for {seen}."
                 advice = f"look at the log of pid {worker.pid} on {worker.hostname}"
                 findings.append(Finding(Level.YELLOW, sentence, remedy=advice))
             case _ if misses_notifications(worker):
-                sentence = f"Worker {_title(worker)} receives no notifications and polls."
+                sentence = f"Worker {worker.label} receives no notifications and polls."
                 advice = "set session_database_url to an address that bypasses the pooler"
                 findings.append(Finding(Level.YELLOW, sentence, remedy=advice))
     return findings
@@ -95,12 +92,12 @@ def judge_caps(workers: Iterable[WorkerSummary]) -> list[Finding]:
     """Compare the caps in the newest snapshots; every worker obeys its own."""
     reported = [worker for worker in _living(workers) if worker.queue_caps is not None]
     findings = []
-    cluster = {_title(worker): worker.cluster_wide_cap for worker in reported}
+    cluster = {worker.label: worker.cluster_wide_cap for worker in reported}
     if finding := _differing("cluster_wide_cap", cluster):
         findings.append(finding)
     for queue in sorted({name for worker in reported for name in worker.queues}):
         caps = {
-            _title(worker): (worker.queue_caps or {}).get(queue)
+            worker.label: (worker.queue_caps or {}).get(queue)
             for worker in reported
             if queue in worker.queues
         }
@@ -133,7 +130,7 @@ def judge_versions(
         return []
     findings = []
     if len({release.version for _, release in known}) > 1:
-        evidence = tuple(f"{_title(one)}: {release.version or 'older'}" for one, release in known)
+        evidence = tuple(f"{one.label}: {release.version or 'older'}" for one, release in known)
         sentence = "Workers run different releases of horsies."
         findings.append(Finding(Level.YELLOW, sentence, evidence, "finish the rollout"))
     for queue in sorted({name for worker in workers for name in worker.queues}):
@@ -170,7 +167,7 @@ def judge_unserved(due: Iterable[DueQueue], workers: Sequence[WorkerSummary]) ->
         Finding(
             Level.RED,
             f"No running worker serves queue {queue.name}, which has {_count(queue)}.",
-            (f"the oldest for {span(queue.oldest_seconds)}",),
+            (f"the oldest for {lasting(queue.oldest_seconds)}",),
             f"horsies worker APP --queues {queue.name}",
         )
         for queue in due
@@ -213,7 +210,7 @@ def judge_paused_queues(due: Iterable[DueQueue], limits: Limits) -> list[Finding
     for queue in due:
         if queue.paused_seconds is not None:
             is_long = queue.paused_seconds >= limits.paused_queue_seconds
-            sentence = f"Queue {queue.name} has been paused for {span(queue.paused_seconds)}."
+            sentence = f"Queue {queue.name} has been paused for {lasting(queue.paused_seconds)}."
             evidence = (_count(queue),)
             level = Level.RED if is_long else Level.YELLOW
             remedy = f"horsies queues resume {queue.name}"
@@ -282,7 +279,7 @@ def judge_long_running(tasks: Iterable[LongRunning]) -> list[Finding]:
     return [
         Finding(
             Level.YELLOW,
-            f"Task {task.task_name} has been running for {span(task.seconds)} without a limit.",
+            f"Task {task.task_name} has been running for {lasting(task.seconds)} without a limit.",
             (f"task {task.id}",),
             f"horsies cancel {task.id}",
         )
@@ -311,7 +308,7 @@ def judge_paused_runs(runs: Iterable[LongPaused]) -> list[Finding]:
     return [
         Finding(
             Level.YELLOW,
-            f"Run {run.id} of {run.name} has been paused for {span(run.seconds)}.",
+            f"Run {run.id} of {run.name} has been paused for {lasting(run.seconds)}.",
             (),
             f"horsies workflow resume {run.id}",
         )
@@ -329,7 +326,7 @@ def judge_schedules(overdue: Sequence[OverdueSchedule]) -> list[Finding]:
         return []
     schedulers = overdue[0].schedulers
     sentence = f"{len(overdue)} schedule(s) overdue, {schedulers} scheduler(s) connected."
-    evidence = tuple(f"{one.name} for {span(one.seconds)}" for one in overdue)
+    evidence = tuple(f"{one.name} for {lasting(one.seconds)}" for one in overdue)
     advice = "start `horsies scheduler` with the application that defines the schedules"
     return [Finding(Level.RED, sentence, evidence, advice)]
 
@@ -357,7 +354,7 @@ def judge_retention(
     if not hours or oldest_seconds is None or oldest_seconds <= kept:
         return []
     sentence = (
-        f"The oldest finished task is {span(oldest_seconds)} old, the retention is {hours} h."
+        f"The oldest finished task is {lasting(oldest_seconds)} old, the retention is {hours} h."
     )
     advice = "start a worker: it deletes old rows once an hour"
     return [Finding(Level.YELLOW, sentence, (), advice)]

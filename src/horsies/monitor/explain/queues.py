@@ -16,13 +16,11 @@ from horsies.monitor.explain.reasons import (
     Reason,
     between,
     command,
-    counted,
-    lasting,
     reason,
     session_label,
-    worker_label,
 )
 from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
+from horsies.words import counted, lasting
 
 # The most entries of the claim index that a count reads.
 COUNT_MAX = 10_000
@@ -127,7 +125,7 @@ def capacity_reasons(
             "CHILDREN_BUSY",
             _busy_sentence(queue.name, servers, kinds),
             since=since,
-            subjects=[worker_label(worker) for worker in servers],
+            subjects=[worker.label for worker in servers],
             remedy="start another worker, or this one with more --processes",
         )
 
@@ -156,13 +154,13 @@ def _cap_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Ite
         yield from _reached(queue, caps, cluster_caps)
     if len(set(caps)) > 1 or len(set(cluster_caps)) > 1:
         shown = [
-            f"{worker_label(worker)}: queue {_cap(cap)}, cluster {_cap(worker.cluster_wide_cap)}"
+            f"{worker.label}: queue {_cap(cap)}, cluster {_cap(worker.cluster_wide_cap)}"
             for worker, cap in zip(known, caps, strict=True)
         ]
         yield reason(
             "CAPS_DISAGREE",
             f"The workers of queue {queue.name!r} obey different caps ({'; '.join(shown[:5])}).",
-            subjects=[worker_label(worker) for worker in known],
+            subjects=[worker.label for worker in known],
             remedy="deploy the same configuration to every worker",
         )
 
@@ -227,11 +225,11 @@ def order_reasons(queue: QueueSituation) -> Iterator[Reason]:
         )
     polling = [worker for worker in queue.servers if misses_notifications(worker)]
     if polling:
-        shown = ", ".join(worker_label(worker) for worker in polling)
+        shown = ", ".join(worker.label for worker in polling)
         yield reason(
             "WORKERS_POLL",
             f"Notifications do not reach {shown}; tasks are found by polling.",
-            subjects=[worker_label(worker) for worker in polling],
+            subjects=[worker.label for worker in polling],
             remedy="set session_database_url to an address that bypasses the pooler",
         )
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from horsies.db.statements.explain import OpenTransaction
-from horsies.db.statements.monitor import WorkerSummary
+from horsies.words import lasting
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,21 +390,6 @@ def obstacles_first(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     return tuple(sorted(reasons, key=lambda one: not one.blocks))
 
 
-def lasting(seconds: float) -> str:
-    """Format a duration for a sentence: 0.2 s, 12 s, 4 min, 3 h 05 min, 5 d 4 h."""
-    seconds = max(seconds, 0.0)
-    if seconds < 1:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3_600:
-        return f"{whole // 60} min"
-    if whole < 86_400:
-        return f"{whole // 3_600} h {whole % 3_600 // 60:02d} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3_600} h"
-
-
 def between(start: datetime, end: datetime) -> str:
     return lasting((end - start).total_seconds())
 
@@ -414,16 +399,6 @@ def at_and_ago(time: datetime | None, looked_at: datetime) -> str:
     if time is None:
         return ""
     return f" at {time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {between(time, looked_at)} ago"
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 task, 1,187 tasks."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def worker_label(worker: WorkerSummary) -> str:
-    """Return the name of a worker or else its host and process."""
-    return worker.name or f"{worker.hostname}:{worker.pid}"
 
 
 def session_label(holder: OpenTransaction, looked_at: datetime) -> str:

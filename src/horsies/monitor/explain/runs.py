@@ -12,12 +12,11 @@ from horsies.monitor.explain.reasons import (
     at_and_ago,
     between,
     command,
-    counted,
-    lasting,
     reason,
 )
 from horsies.monitor.explain.tasks import blocked_reason
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
+from horsies.words import counted, lasting
 
 
 def run_reasons(

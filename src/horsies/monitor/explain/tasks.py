@@ -23,16 +23,14 @@ from horsies.monitor.explain.reasons import (
     at_and_ago,
     between,
     command,
-    counted,
-    lasting,
     reason,
     session_label,
-    worker_label,
 )
 from horsies.monitor.overview import WorkerHealth, health_of
 from horsies.retry import LIMIT_REACHED, NOT_LISTED
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
+from horsies.words import counted, lasting
 
 # How long an operator wants to read that a worker was lost.
 LOSS_SHOWN_SECONDS = 600.0
@@ -223,7 +221,7 @@ def _worker_reasons(situation: TaskSituation) -> Iterator[Reason]:
             "PARAMETERS_DIFFER",
             f"The workers of queue {queue.name!r} have different parameters for "
             f"{_wanted(task)}; each leaves calls that do not fit to the others.",
-            subjects=[worker_label(worker) for worker in takers],
+            subjects=[worker.label for worker in takers],
             remedy="deploy the same release to every worker of the queue",
         )
 
@@ -241,7 +239,7 @@ def _unknown(situation: TaskSituation) -> Reason:
         f"{counted(len(servers), 'live worker')} {serve} queue {queue.name!r}, but {know} "
         f"{_wanted(task)}; it fails with WORKER_RESOLUTION_ERROR{fails}.",
         since=task.enqueued_at,
-        subjects=[worker_label(worker) for worker in servers],
+        subjects=[worker.label for worker in servers],
         remedy=f"deploy a worker of queue {queue.name} that has {_wanted(task)}",
     )
 
@@ -348,13 +346,13 @@ def _claimed(situation: TaskSituation) -> Iterator[Reason]:
         )
     else:
         owner = _owner(situation)
-        label = "" if owner is None else f" by worker {worker_label(owner)}"
+        label = "" if owner is None else f" by worker {owner.label}"
         left = "" if lease is None else f", lease for another {between(task.looked_at, lease)}"
         yield reason(
             "PREFETCHED",
             f"It was claimed ahead{label} and waits for a free child{left}.",
             since=task.claimed_at,
-            subjects=[] if owner is None else [worker_label(owner)],
+            subjects=[] if owner is None else [owner.label],
         )
 
 
@@ -383,10 +381,10 @@ def _silent(owner: WorkerSummary | None) -> Iterator[Reason]:
     if owner is not None and health_of(owner) is WorkerHealth.SILENT:
         yield reason(
             "SILENT",
-            f"Worker {worker_label(owner)} has sent no sign of life for "
+            f"Worker {owner.label} has sent no sign of life for "
             f"{lasting(owner.seen_seconds_ago)}, but is still connected.",
             since=owner.seen_at,
-            subjects=[worker_label(owner)],
+            subjects=[owner.label],
             remedy=command("workers", "--ping"),
         )
 
@@ -400,7 +398,7 @@ def _limit(task: TaskFacts) -> datetime | None:
 def _runs(task: TaskFacts, owner: WorkerSummary, limit: datetime | None) -> Reason:
     started = task.started_at or task.looked_at
     parts = [f"It has run for {between(started, task.looked_at)} in pid {task.worker_pid}"]
-    parts.append(f" of worker {worker_label(owner)}")
+    parts.append(f" of worker {owner.label}")
     if task.progress_done is not None:
         total = "" if task.progress_total is None else f" of {task.progress_total:g}"
         parts.append(f", progress {task.progress_done:g}{total}")
@@ -408,7 +406,7 @@ def _runs(task: TaskFacts, owner: WorkerSummary, limit: datetime | None) -> Reas
         parts.append(f", heartbeat {between(task.heartbeat_at, task.looked_at)} ago")
     if limit is not None and limit >= task.looked_at:
         parts.append(f", time limit in {between(task.looked_at, limit)}")
-    return reason("RUNS", f"{''.join(parts)}.", since=started, subjects=[worker_label(owner)])
+    return reason("RUNS", f"{''.join(parts)}.", since=started, subjects=[owner.label])
 
 
 def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Reason:

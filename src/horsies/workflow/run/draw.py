@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 from typing import TypeVar
 
 from horsies.db.statements.workflows import RunRow, TreeNode
-from horsies.logs import elapsed
 from horsies.states import WORKFLOW_TASK_TERMINAL_STATES, WorkflowStatus
+from horsies.words import elapsed
 from horsies.workflow.run.listing import RunReport
 
 # More branches of one node, or more steps in a row, than this are folded to the notable ones.
