@@ -99,7 +99,7 @@ if TYPE_CHECKING:
         TaskHandle,
         TaskInfo,
     )
-    from horsies.tasks.options import OutgoingTask
+    from horsies.tasks.options import OutgoingTask, TaskOptions
     from horsies.tasks.request import (
         TaskSendError,
         TaskSendErrorCode,
@@ -134,6 +134,7 @@ if TYPE_CHECKING:
         Month,
         Weekday,
     )
+    from horsies.worker.config import WorkerConfig
     from horsies.workflow.build.shape import slugify
     from horsies.workflow.definition import WorkflowDefinition
     from horsies.workflow.nodes.context import WorkflowContext, WorkflowMeta
@@ -206,6 +207,7 @@ __all__ = [
     "WorkerResilienceConfig",
     "PayloadConfig",
     "TracingConfig",
+    "WorkerConfig",
     "PayloadPolicy",
     "RetryPolicy",
     "ExceptionMapper",
@@ -258,6 +260,7 @@ __all__ = [
     "TaskSendFailed",
     "TaskSendPayload",
     "OutgoingTask",
+    "TaskOptions",
     # workflows
     "WorkflowSpec",
     "WorkflowDefinition",
@@ -371,7 +374,7 @@ _NAMES_BY_MODULE = {
     "task_result": "SubWorkflowError SubWorkflowSummary TaskError TaskResult",
     "tasks.broker": "BrokerErrorCode BrokerOperationError BrokerResult PostgresBroker",
     "tasks.handle": "TaskActionError TaskActionErrorCode TaskCancelled TaskHandle TaskInfo",
-    "tasks.options": "OutgoingTask",
+    "tasks.options": "OutgoingTask TaskOptions",
     "tasks.request": "TaskSendError TaskSendErrorCode TaskSendPayload TaskSendResult",
     "tasks.send": "TaskCall",
     "timetable.next_run": "calculate_next_run",
@@ -402,6 +405,7 @@ _NAMES_BY_MODULE = {
     "workflow.run.start": "start_workflow start_workflow_async",
     "workflow.run.start_many": "start_many start_many_async",
     "workflow.spec": "WorkflowSpec WorkflowTerminalResults",
+    "worker.config": "WorkerConfig",
 }
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 

@@ -27,7 +27,7 @@ from horsies.tasks.blocked import Blocked
 from horsies.tasks.recovery import recover_stale
 from horsies.worker.config import WorkerConfig, describe_concurrency
 from horsies.worker.reaper import recover_ownerless, sweep
-from tests.support.doc_pages import blocks, page
+from tests.support.doc_pages import blocks, code_of, page, rows
 from tests.support.rows import add_task, ago, attempts_of, row_of
 
 LOWERED = "to the most that the worker can hold"
@@ -108,7 +108,18 @@ def test_the_start_up_line_is_that_of_the_documentation() -> None:
     config = WorkerConfig("shop:app", 8, ["mail"])
     assert shown == f"{describe_concurrency(app, config)}\n"
     lowered = describe_concurrency(app, replace(config, max_claim_per_worker=20, window=0))
-    assert f"`{lowered.split(', ')[-2]}`" in text
+    assert f"`{lowered.split(', ')[2]}`" in text
+
+
+def test_the_reference_lists_the_settings_of_a_worker() -> None:
+    reference = page("api.md").partition("### WorkerConfig")[2].partition("\n### ")[0]
+    meanings = {code_of(name): meaning for name, _, meaning in rows(reference)}
+    thirteen = """
+        dsn session_dsn pgbouncer_transaction_mode queues processes parent_pool_size
+        parent_max_overflow child_pool_min_size child_pool_max_size max_claim_batch
+        max_claim_per_worker app_locator imports
+    """
+    assert all(meanings[name] for name in thirteen.split())
 
 
 @pytest.mark.parametrize(("role", "sizes"), [("worker", (2, 3)), ("child", (0, 4))])

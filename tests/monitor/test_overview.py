@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -211,7 +212,11 @@ def test_a_worker_is_shown_with_its_work_its_lock_and_its_newest_snapshot(
     (worker,) = overview.read_workers(app.get_broker()).unwrap()
     connection.execute("SELECT pg_advisory_unlock(%s)", (key,))
     assert overview.health_of(worker) is WorkerHealth.SILENT
-    assert worker.memory_mb == 400.0
+    assert (worker.memory_mb, worker.children_private_mb) == (400.0, None)
+    children = json.dumps([{"rss_mb": 160, "private_mb": 12.5}, {"rss_mb": 160, "private_mb": 7.5}])
+    connection.execute("UPDATE horsies_workers SET children = %s::jsonb", (children,))
+    (worker,) = overview.read_workers(app.get_broker()).unwrap()
+    assert (worker.memory_mb, worker.children_private_mb) == (100.0, 20.0)
     assert (worker.tasks_running, worker.tasks_claimed) == (2, 1)
     assert worker.queues == ["a", "b"]
 

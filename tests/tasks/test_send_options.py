@@ -20,6 +20,7 @@ from horsies import (
     QueueMode,
     RetryPolicy,
     TaskDefinitionError,
+    TaskOptions,
     TaskSendError,
     TaskSendErrorCode,
     TaskSendFailed,
@@ -436,3 +437,20 @@ def test_a_member_of_an_enumeration_counts_as_its_value(
     assert again.task_id == keyed.task_id
     row = row_of(connection, keyed.task_id)
     assert (row["queue_name"], row["idempotency_key"]) == ("reports", "reports")
+
+
+def test_the_stored_options_are_read_back(app: Horsies, connection: Database) -> None:
+    policy = RetryPolicy.fixed([1, 5], auto_retry_for=["DOWN"])
+    deadline = datetime(2100, 1, 1, tzinfo=UTC)
+
+    @app.task("fetch", retry_policy=policy, burst=True)
+    async def fetch() -> None: ...
+
+    fetch.with_options(good_until=deadline, headers={"tenant": "blue"}).send().unwrap()
+    ((stored,),) = connection.execute(b"SELECT task_options FROM horsies_tasks").fetchall()
+    options = TaskOptions(policy, deadline, {"tenant": "blue"}, is_async=True, burst=True)
+    assert TaskOptions.from_json(stored) == options
+    assert options.to_json() == stored
+    assert TaskOptions.from_json(None) == TaskOptions()
+    with pytest.raises(ValueError, match="task_options is a JSON object, not list"):
+        TaskOptions.from_json("[]")

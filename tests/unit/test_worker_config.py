@@ -13,6 +13,7 @@ from horsies.worker.config import (
     describe_concurrency,
     refuse_bad_limits,
     served_queues,
+    with_connections,
 )
 
 BROKER = PostgresConfig(database_url="postgresql://nobody@localhost/nothing")
@@ -75,17 +76,43 @@ def test_a_worker_holds_one_task_per_child_or_fewer(limit: int, held: int) -> No
 def test_the_contract_line_names_the_limits_in_force() -> None:
     app = make_app(cluster_wide_cap=20)
     assert describe_concurrency(app, make_config()) == (
-        "Concurrency config: processes=4, cluster_wide_cap=20, queue_caps=none, max_claim_per_worker=4, "
-        "max_claim_batch=0"
+        "Concurrency config: processes=4, cluster_wide_cap=20, max_claim_per_worker=4, "
+        "max_claim_batch=0, queue_caps=none"
     )
 
 
 def test_the_contract_line_says_unlimited_without_a_cap() -> None:
     line = describe_concurrency(make_app(), make_config(max_claim_per_worker=2, max_claim_batch=8))
     assert line == (
-        "Concurrency config: processes=4, cluster_wide_cap=unlimited, queue_caps=none, "
-        "max_claim_per_worker=2, max_claim_batch=8"
+        "Concurrency config: processes=4, cluster_wide_cap=unlimited, "
+        "max_claim_per_worker=2, max_claim_batch=8, queue_caps=none"
     )
+
+
+def test_the_contract_line_begins_alike_with_async_children() -> None:
+    line = describe_concurrency(make_app(), make_config(async_children=1, async_slots=9))
+    assert line.startswith("Concurrency config: processes=4, cluster_wide_cap=unlimited, max_claim")
+    assert line.endswith("max_claim_batch=0, queue_caps=none, async_children=1, async_slots=9")
+
+
+def test_the_connections_are_those_of_the_application() -> None:
+    secret = "postgresql://app:secret@db/shop"
+    broker = PostgresConfig(
+        database_url=secret,
+        session_database_url=f"{secret}2",
+        pgbouncer_transaction_mode=True,
+        worker_pool_size=4,
+        worker_max_overflow=None,
+        max_overflow=7,
+        worker_child_pool_min_size=1,
+        worker_child_pool_max_size=5,
+    )
+    config = with_connections(make_config(), broker)
+    assert (config.dsn, config.session_dsn) == (secret, f"{secret}2")
+    assert config.pgbouncer_transaction_mode
+    assert (config.parent_pool_size, config.parent_max_overflow) == (4, 7)
+    assert (config.child_pool_min_size, config.child_pool_max_size) == (1, 5)
+    assert "secret" not in repr(config)
 
 
 def test_queues_are_served_in_the_order_of_their_priority() -> None:

@@ -116,16 +116,19 @@ def test_a_snapshot_without_free_descriptors_leaves_the_use_unknown(
     assert (state.memory_usage_mb, state.cpu_percent, state.memory_percent) == (None, None, None)
     assert state.tasks_running == 1
     (child,) = json.loads(state.children)
+    assert child.pop("private_mb") >= 0
     assert child == {"pid": 7, "rss_mb": 3.0, "done": 5, "since": None, "task_id": None}
     assert "Too many open files" in caplog.text
 
 
 @pytest.mark.skipif(not os_process.IS_LINUX, reason="reads /proc")
-def test_the_memory_of_children_is_that_which_they_do_not_share() -> None:
+def test_the_memory_of_children_is_resident_and_the_part_they_do_not_share_is_beside_it() -> None:
     with forked(lambda: bytearray(os.urandom(1 << 20) * 8)) as pid:
         summary = ChildSummary(pid, os_process.rss_megabytes([pid]), 5, None, None)
-        _, state = make_liveness().snapshot(1, 2, [summary])
-    assert summary.rss_mb / 2 > state.children_memory_mb > 8
+        _, state = make_liveness().snapshot(1, 2, [summary, summary])
+    assert state.children_memory_mb == 2 * summary.rss_mb
+    for child in json.loads(state.children):
+        assert child["rss_mb"] / 2 > child["private_mb"] > 8
 
 
 @contextmanager

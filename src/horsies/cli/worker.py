@@ -57,6 +57,7 @@ from horsies.worker.config import (
     describe_concurrency,
     refuse_bad_limits,
     served_queues,
+    with_connections,
 )
 from horsies.worker.connection import DatabaseGivenUpError, NotificationsLostError
 from horsies.worker.cpus import usable_cpus
@@ -261,7 +262,9 @@ def _serve(
 ) -> ExitCode:
     app.set_role("worker")
     modules, prefetch = app.get_discovered_task_modules(), app.config.prefetch_buffer
-    config = replace(config, imports=modules, prefetch_buffer=prefetch)
+    config = with_connections(
+        replace(config, imports=modules, prefetch_buffer=prefetch), app.config.broker
+    )
     _check(app, config)
     config = replace(config, start_method=start_method or _start_method())
     config = _for_debugger(config) if config.debug else config

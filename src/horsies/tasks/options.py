@@ -93,6 +93,57 @@ def send_options(keywords: Mapping[str, Any]) -> SendOptions:
         ) from None
 
 
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """The options that a task is stored with, in its column ``task_options``.
+
+    They alone decide its retries, also after a deployment that changed the policy of its function.
+
+    Example:
+        TaskOptions.from_json(row["task_options"]).headers
+    """
+
+    retry_policy: RetryPolicy | None = None
+    """The policy of its retries."""
+    good_until: datetime | None = None
+    """Its deadline."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Its headers."""
+    is_async: bool = False
+    """Whether its function is ``async def``, so that async children may run it."""
+    burst: bool = False
+    """Whether a child may hold it together with others."""
+
+    def to_json(self) -> str:
+        """Return the text that the column holds."""
+        # "async" comes first: by these characters the database finds the tasks for async children.
+        stored: dict[str, Any] = {
+            **({"async": True} if self.is_async else {}),
+            "retry_policy": self.retry_policy.to_json() if self.retry_policy else None,
+            "good_until": self.good_until.isoformat() if self.good_until else None,
+        }
+        if self.headers:
+            stored["headers"] = dict(self.headers)
+        if self.burst:
+            stored["burst"] = True
+        return json.dumps(stored, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | None) -> TaskOptions:
+        """Read the column of a task; ValueError for a text that is not a JSON object."""
+        stored = json.loads(text or "{}")
+        if not isinstance(stored, dict):
+            raise ValueError(f"task_options is a JSON object, not {type(stored).__name__}")
+        deadline = stored.get("good_until")
+        return cls(
+            RetryPolicy.from_json(stored.get("retry_policy")),
+            datetime.fromisoformat(deadline) if deadline else None,
+            stored.get("headers") or {},
+            bool(stored.get("async")),
+            bool(stored.get("burst")),
+        )
+
+
 # The options of a plain ``task.send``; known by identity, they need no checks.
 NO_OPTIONS = SendOptions()
 
@@ -158,17 +209,8 @@ def encode_options(
     policy = definition.retry_policy
     if policy is None and good_until is None and not headers and not definition.burst:
         return _EMPTY_ASYNC if definition.is_async else _EMPTY
-    # "async" comes first: by these characters the database finds the tasks for async children.
-    stored: dict[str, Any] = {
-        **({"async": True} if definition.is_async else {}),
-        "retry_policy": policy.to_json() if policy else None,
-        "good_until": good_until.isoformat() if good_until else None,
-    }
-    if headers:
-        stored["headers"] = dict(headers)
-    if definition.burst:
-        stored["burst"] = True
-    return json.dumps(stored, separators=(",", ":"))
+    kept = headers or {}
+    return TaskOptions(policy, good_until, kept, definition.is_async, definition.burst).to_json()
 
 
 def option_problem(

@@ -341,10 +341,11 @@ def _history(points: Sequence[HistoryPoint]) -> list[tuple[str, str, Markup]]:
     if not points:
         return []
     last, busy = points[-1], [one.busy for one in points]
+    resident = [one.memory_mb for one in points]
     memory = "-" if last.memory_mb is None else f"{last.memory_mb:,.0f} MB"
     cpu = "-" if last.cpu_percent is None else f"{last.cpu_percent:.0f} %"
     return [
-        ("memory", memory, sparkline("memory", "Memory in MB", [one.memory_mb for one in points])),
+        ("resident memory", memory, sparkline("memory", "Resident memory in MB", resident)),
         ("tasks running", f"{last.busy:.1f}", sparkline("busy", "Tasks running", busy)),
         ("cpu", cpu, sparkline("cpu", "CPU in percent", [one.cpu_percent for one in points])),
     ]

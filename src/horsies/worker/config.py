@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from horsies.app import Horsies
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import pool_sizes
 from horsies.modules import failure_at
 from horsies.worker.pool.launcher import StartMethod, default_start_method
 from horsies.worker.pool.window import WIDTH_MAX
@@ -18,34 +20,68 @@ DEFAULT_HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """One worker's settings; zero means "as much as fits" for the two claim limits."""
+    """The settings of one worker: the flags of `horsies worker`, and the connections of its application.
+
+    Zero means "as much as fits" for the two claim limits. The seven fields of connections are copies:
+    ``PostgresConfig`` is the place to set them.
+    """
 
     app_locator: str
+    """The path to the application, as given to the command; empty if it was found by itself."""
     processes: int
+    """The number of child processes."""
     queues: Sequence[str]
+    """The names of the queues to serve, in their order."""
     imports: Sequence[str] = ()
+    """The task modules, as given to ``discover_tasks``."""
     max_claim_batch: int = 0
+    """How many tasks to claim at most from a queue at a time; 0 fills all children."""
     max_claim_per_worker: int = 0
-    # How many short tasks a child may hold at most; 0 for one at a time.
+    """How many tasks to hold at most; 0 for as many as fit."""
+    dsn: str | None = field(default=None, repr=False)
+    """The address of the database: ``database_url``."""
+    session_dsn: str | None = field(default=None, repr=False)
+    """The address for LISTEN and migrations: ``session_database_url``; None for ``dsn``."""
+    pgbouncer_transaction_mode: bool = False
+    """Whether prepared statements are off, for PgBouncer in transaction mode."""
+    parent_pool_size: int | None = None
+    """Connections that the parent process keeps for code of the application: ``worker_pool_size``."""
+    parent_max_overflow: int | None = None
+    """Connections that it may open beyond them: ``worker_max_overflow``."""
+    child_pool_min_size: int | None = None
+    """Connections that a child keeps once it has sent a task: ``worker_child_pool_min_size``."""
+    child_pool_max_size: int | None = None
+    """Connections that a child may have open: ``worker_child_pool_max_size``."""
     window: int = WIDTH_MAX
+    """How many short tasks a child may hold at most; 0 for one at a time."""
     max_tasks_per_child: int = DEFAULT_MAX_TASKS_PER_CHILD
+    """After how many tasks a child is replaced; 0 for never."""
     max_memory_per_child_mb: int | None = None
+    """At which resident memory a child is replaced after its task."""
     start_method: StartMethod = field(default_factory=default_start_method)
+    """How children are started."""
     shutdown_grace_seconds: float | None = None
+    """How long a stopping worker waits for running tasks."""
     loglevel: str = "INFO"
+    """The lowest level of log lines."""
     log_format: str = "text"
+    """Log lines as text or as JSON."""
     prefetch_buffer: int = 0
+    """How many tasks to claim beyond the running ones, from ``AppConfig``."""
     name: str | None = None
+    """The name of the worker, shown to operators."""
     metrics_host: str = DEFAULT_HOST
-    # None serves no metrics.
+    """The address on which metrics are served."""
     metrics_port: int | None = None
-    # Children for `async def` tasks, and how many tasks each of them runs at a time.
+    """Its port; None serves no metrics."""
     async_children: int = 0
+    """Children for ``async def`` tasks."""
     async_slots: int = DEFAULT_ASYNC_SLOTS
-    # Stop when nothing is due.
+    """How many tasks each of them runs at a time."""
     burst: bool = False
-    # One task at a time, in a child that shares the terminal of the worker.
+    """Stop when nothing is due."""
     debug: bool = False
+    """One task at a time, in a child that shares the terminal of the worker."""
 
     @property
     def places(self) -> int:
@@ -70,6 +106,21 @@ class WorkerConfig:
         behind = self.processes * (max(1, self.window_width) - 1)
         most = self.places + behind + self.prefetch_buffer
         return min(self.max_claim_per_worker or most, most)
+
+
+def with_connections(config: WorkerConfig, broker: PostgresConfig) -> WorkerConfig:
+    """Return the settings with the connections that this worker and its children make."""
+    size, most = pool_sizes(broker, "worker")
+    return replace(
+        config,
+        dsn=broker.database_url,
+        session_dsn=broker.session_database_url,
+        pgbouncer_transaction_mode=broker.pgbouncer_transaction_mode,
+        parent_pool_size=size,
+        parent_max_overflow=most - size,
+        child_pool_min_size=broker.worker_child_pool_min_size,
+        child_pool_max_size=broker.worker_child_pool_max_size,
+    )
 
 
 def refuse_bad_limits(config: WorkerConfig) -> None:
@@ -148,12 +199,12 @@ def _queue_caps(app: Horsies) -> list[tuple[str, int]]:
 def describe_concurrency(app: Horsies, config: WorkerConfig) -> str:
     cap, claims = app.config.cluster_wide_cap, config.effective_claims
     lowered = f" (lowered from {config.max_claim_per_worker} to the most that the worker can hold)"
-    shared = f"async_children={config.async_children}, async_slots={config.async_slots}, "
+    shared = f", async_children={config.async_children}, async_slots={config.async_slots}"
     return (
         f"Concurrency config: processes={config.processes}, "
-        f"{shared if config.async_children else ''}"
         f"cluster_wide_cap={'unlimited' if cap is None else cap}, "
-        f"queue_caps={','.join(f'{name}:{cap}' for name, cap in _queue_caps(app)) or 'none'}, "
         f"max_claim_per_worker={claims}{lowered if config.max_claim_per_worker > claims else ''}, "
-        f"max_claim_batch={config.max_claim_batch}"
+        f"max_claim_batch={config.max_claim_batch}, "
+        f"queue_caps={','.join(f'{name}:{cap}' for name, cap in _queue_caps(app)) or 'none'}"
+        f"{shared if config.async_children else ''}"
     )

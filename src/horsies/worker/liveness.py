@@ -54,7 +54,11 @@ def lock_key(worker_id: str) -> int:
 
 def _child_document(child: ChildSummary) -> dict[str, object]:
     since = None if child.since is None else child.since.isoformat(timespec="milliseconds")
-    document = {**child._asdict(), "rss_mb": round(child.rss_mb, 1), "since": since}
+    memory = {
+        "rss_mb": round(child.rss_mb, 1),
+        "private_mb": round(os_process.private_megabytes([child.pid]), 1),
+    }
+    document = {**child._asdict(), **memory, "since": since}
     if child.tasks is None:
         del document["tasks"]
     return document
@@ -137,7 +141,7 @@ class Liveness:
         self._is_registered = False
 
     def snapshot(self, running: int, waiting: int, children: Sequence[ChildSummary]) -> Step:
-        """The statement that stores this worker's load; memory that children share is not theirs."""
+        """The statement that stores this worker's load and that of its children."""
         config = self._app_config
         queues = config.queues()
         caps = {queue.name: queue.max_concurrency for queue in queues}
@@ -149,7 +153,7 @@ class Liveness:
             memory_usage_mb=memory_mb,
             cpu_percent=cpu_percent,
             memory_percent=memory_percent,
-            children_memory_mb=os_process.private_megabytes([child.pid for child in children]),
+            children_memory_mb=sum(child.rss_mb for child in children),
             max_claim_batch=self._config.max_claim_batch,
             max_claim_per_worker=self._config.effective_claims,
             cluster_wide_cap=config.cluster_wide_cap,

@@ -99,6 +99,8 @@ class WorkerSummary(NamedTuple):
     # How many of its places are for `async def` tasks alone, and how many of its running tasks are there.
     async_places: int = 0
     async_running: int = 0
+    # The memory that each child shares with no other process; None for workers that do not report it.
+    children_private_mb: float | None = None
 
     @property
     def label(self) -> str:
@@ -120,8 +122,13 @@ class WorkerSummary(NamedTuple):
 
     @property
     def memory_mb(self) -> float | None:
-        """The memory of the parent and its children, None before the first snapshot."""
-        known = [mb for mb in (self.memory_usage_mb, self.children_memory_mb) if mb is not None]
+        """The memory of the parent and that of its children; pages that they share count once, if known.
+
+        None before the first snapshot.
+        """
+        private = self.children_private_mb
+        children = self.children_memory_mb if private is None else private
+        known = [mb for mb in (self.memory_usage_mb, children) if mb is not None]
         return sum(known) if known else None
 
 
@@ -258,8 +265,8 @@ class Rights(NamedTuple):
 class WorkerStateSnapshot:
     """The state of a worker at ``snapshot_at``, as the worker reported it.
 
-    ``memory_usage_mb`` is the parent process alone, ``children_memory_mb`` the sum of the memory that its
-    children do not share.
+    ``memory_usage_mb`` is the resident memory of the parent process alone, ``children_memory_mb`` the sum of
+    that of its children, in which a page that they share counts once for each.
     ``hears`` is False while no notifications reach the worker and it finds work by polling.
     """
 

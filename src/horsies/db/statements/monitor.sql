@@ -116,7 +116,9 @@ SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.q
     CASE WHEN worker.children @? '$[*].tasks' THEN (
         SELECT count(*) FROM horsies_tasks AS task
         WHERE task.claimed_by_worker_id = worker.worker_id AND task.status IN ('CLAIMED', 'RUNNING')
-          AND task.status = 'RUNNING' AND task.task_options LIKE '{"async":true%%') ELSE 0 END AS async_running
+          AND task.status = 'RUNNING' AND task.task_options LIKE '{"async":true%%') ELSE 0 END AS async_running,
+    (SELECT sum((child ->> 'private_mb')::float8) FROM jsonb_array_elements(worker.children) AS child)
+        AS children_private_mb
 FROM horsies_workers AS worker LEFT JOIN LATERAL (
     SELECT state.memory_usage_mb, state.children_memory_mb, state.cpu_percent, state.cluster_wide_cap,
         state.queue_max_concurrency

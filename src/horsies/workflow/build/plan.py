@@ -21,7 +21,7 @@ from horsies.error_codes import OperationalErrorCode
 from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
 from horsies.ids import stored_form
 from horsies.retry import RetryPolicy
-from horsies.tasks.options import encode_options
+from horsies.tasks.options import TaskOptions, encode_options
 from horsies.tasks.request import max_retries
 from horsies.tracing import with_carrier
 from horsies.workflow.build.graph import Graph, key_problem, no_key
@@ -325,16 +325,14 @@ def _task_values(
 def _internal_values(graph: Graph, task_name: str) -> dict[str, Any]:
     route = graph.internal_route
     assert route is not None
-    # In the form that encode_options gives the options of tasks. The headers are for the sub-workflow.
-    stored: dict[str, Any] = {"retry_policy": INTERNAL_POLICY.to_json(), "good_until": None}
-    if task_name == EXPAND_TASK and (headers := inherited_headers()):
-        stored["headers"] = dict(headers)
+    # The headers are for the sub-workflow.
+    headers = inherited_headers() if task_name == EXPAND_TASK else None
     return {
         "task_name": task_name,
         "queue_name": route.queue_name,
         "priority": route.priority,
         "task_kwargs": "{}",
-        "task_options": json.dumps(stored, separators=(",", ":")),
+        "task_options": TaskOptions(INTERNAL_POLICY, headers=headers or {}).to_json(),
         "max_retries": INTERNAL_POLICY.max_retries,
     }
 
