@@ -101,7 +101,7 @@ class WorkerKey(NamedTuple):
 
 
 class WorkerDetail(NamedTuple):
-    """``children``: pid, rss_mb, private_mb, done, since and task_id of each; None before the first snapshot."""
+    """``children``: pid, rss_mb, private_mb, done, since, task_id of each; None before the first snapshot."""
 
     children: list[dict[str, Any]] | None
     tasks_known: int | None
