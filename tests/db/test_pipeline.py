@@ -18,7 +18,7 @@ from horsies.db.errors import ErrorKind, is_transient, kind_of
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement
 from horsies.db.statements.tasks import TaskId, TaskIds, read_outcomes
-from tests.support.database import database_on
+from tests.support.database import database_on, framed_config
 from tests.support.poison import DEFERRED, poisoned
 from tests.support.rows import add_task, row_of
 from tests.support.statements import ECHO, FINISH, Text
@@ -84,7 +84,7 @@ def test_an_error_at_commit_undoes_the_whole_group_and_nothing_else(
 ) -> None:
     good, bad = add_task(connection), add_task(connection, task_name="poison")
     with poisoned(connection, "NEW.task_name = 'poison'", state="23514", trigger=DEFERRED):
-        pipeline = Pipeline.open(Database(configured(process_url, is_pooled=is_pooled)), "turn")
+        pipeline = Pipeline.open(Database(framed_config(process_url, is_pooled=is_pooled)), "turn")
         with pipeline.connection:
             if warm:
                 pipeline.run([(FINISH, TaskId(add_task(connection))), (ECHO, Text("x"))])
@@ -196,16 +196,6 @@ def assert_text_survives(url: str) -> None:
         pipeline = Pipeline(connection)
         assert pipeline.run([(ECHO, Text("Grüße"))]) == [[Text("Grüße")]]
         assert pipeline.run([(MEASURE, Text("Grüße"))]) == [[Number(5)]]
-
-
-def configured(url: str, *, is_pooled: bool) -> PostgresConfig:
-    """With or without the BEGIN and COMMIT that a transaction pooler needs."""
-    if not is_pooled:
-        return PostgresConfig(database_url=url)
-    session_url = f"{url}&application_name=session"
-    return PostgresConfig(
-        database_url=url, session_database_url=session_url, pgbouncer_transaction_mode=True
-    )
 
 
 def opened(url: str, session_settings: str | None = None) -> Pipeline:

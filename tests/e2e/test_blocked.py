@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 
 from tests.support.database import Database
-from tests.support.poison import SECRET, poisoned
+from tests.support.poison import DEFERRED, IMMEDIATE, SECRET, poisoned
 from tests.support.tables import attempts, task, wait_for_status
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet
@@ -38,12 +38,16 @@ def status(fleet: Fleet, *command: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("state", ["54000", "XX000"])
+@pytest.mark.parametrize(("state", "trigger"), [("54000", IMMEDIATE), ("XX000", DEFERRED)])
 def test_an_outcome_that_cannot_be_recorded_blocks_its_task_alone(
-    fleet: Fleet, programs: ModuleType, connection: Database, state: str
+    fleet: Fleet,
+    programs: ModuleType,
+    connection: Database,
+    state: str,
+    trigger: LiteralString,
 ) -> None:
     poison = programs.sleep.send(0.0).unwrap()
-    with poisoned(connection, ENDS, poison.task_id, state=state):
+    with poisoned(connection, ENDS, poison.task_id, state=state, trigger=trigger):
         workers = [fleet.start(processes=1) for _ in range(2)]
         wait_until(lambda: any(worker.events("blocked") for worker in workers))
         others = [programs.add.send(n, 1).unwrap() for n in range(30)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime, timedelta
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -36,6 +37,7 @@ from tests.scheduler.conftest import (
     tick_at_once,
 )
 from tests.support.database import Database
+from tests.support.poison import DEFERRED, IMMEDIATE, poisoned
 from tests.support.statements import count_statements
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
@@ -410,6 +412,46 @@ def test_a_schedule_the_database_refuses_does_not_keep_the_others_back(
     assert (bad["next_run_at"], bad["skip_reason"]) == (due_at + HOUR, "REFUSED")
     assert (bad["run_count"], bad["last_task_id"]) == (0, None)
     assert "schedule 'bad' cannot be stored" in caplog.text
+
+
+@pytest.mark.parametrize("trigger", [IMMEDIATE, DEFERRED], ids=["immediate", "deferred"])
+@pytest.mark.parametrize("state_of_error", ["23514", "42P01", "08001"])
+def test_a_trigger_that_refuses_one_schedule_does_not_keep_the_others_back(
+    connection: Database, make_app: MakeApp, trigger: LiteralString, state_of_error: str
+) -> None:
+    names = ["a", "b", "c", "d"]
+    registry = enter(connection, make_app(schedule("bad"), *map(schedule, names)))
+    due_at = ago(connection, 1)
+    make_due(connection, due_at)
+    refused = "NEW.schedule_name = 'bad'"
+    with poisoned(connection, refused, state=state_of_error, event="INSERT", trigger=trigger):
+        tick(connection, registry)
+    for name in names:
+        assert slots(connection, name) == [due_at]
+    assert slots(connection, "bad") == []
+    bad = state(connection, "bad")
+    assert (bad["next_run_at"], bad["skip_reason"]) == (due_at + HOUR, "REFUSED")
+    assert (bad["run_count"], bad["last_task_id"]) == (0, None)
+
+
+@pytest.mark.parametrize("trigger", [IMMEDIATE, DEFERRED], ids=["immediate", "deferred"])
+def test_a_schedule_whose_state_cannot_be_stored_stays_due_and_the_others_fire(
+    connection: Database,
+    make_app: MakeApp,
+    trigger: LiteralString,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = enter(connection, make_app(schedule("bad"), schedule()))
+    due_at = ago(connection, 1)
+    make_due(connection, due_at)
+    refused, table = "NEW.schedule_name = 'bad'", "horsies_schedule_state"
+    with poisoned(connection, refused, table=table, trigger=trigger):
+        tick(connection, registry)
+    assert (slots(connection), slots(connection, "bad")) == ([due_at], [])
+    assert state(connection, "bad")["next_run_at"] == due_at
+    assert "schedule 'bad' cannot be stored and stays due" in caplog.text
+    tick(connection, registry)
+    assert (slots(connection), slots(connection, "bad")) == ([due_at], [due_at])
 
 
 def test_a_failure_that_may_pass_leaves_the_slot_due(

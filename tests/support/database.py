@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg import sql
 
+from horsies.config.postgres import PostgresConfig
 from horsies.db.migrate import apply_migrations, known_migrations
 from horsies.testing.database import created_database as created_database
 from horsies.testing.database import database_on as database_on
@@ -126,3 +127,13 @@ def changed_defaults(url: str) -> Iterator[None]:
             yield
         finally:
             connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(name))
+
+
+def framed_config(url: str, *, is_pooled: bool) -> PostgresConfig:
+    """With ``is_pooled`` every transaction has the BEGIN and COMMIT that a pooler needs; there is none."""
+    if not is_pooled:
+        return PostgresConfig(database_url=url)
+    session_url = f"{url}&application_name=session"
+    return PostgresConfig(
+        database_url=url, session_database_url=session_url, pgbouncer_transaction_mode=True
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -32,7 +32,7 @@ from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
 from horsies.worker.reaper import EXPIRE_BATCH, RETENTION_RUNS, expire_paused, sweep
 from tests.support.database import Database
-from tests.support.poison import poisoned
+from tests.support.poison import DEFERRED, IMMEDIATE, poisoned
 from tests.support.runs import problems
 from tests.support.turns import Hands, Tasks
 
@@ -111,15 +111,17 @@ def test_a_run_paused_for_too_long_expires(
     assert expire_paused(pipeline, HOUR, Blocked()) == 0
 
 
+@pytest.mark.parametrize("trigger", [IMMEDIATE, DEFERRED], ids=["immediate", "deferred"])
 def test_a_run_that_cannot_expire_does_not_keep_others_from_it(
-    app: Horsies, tasks: Tasks, connection: Database, pipeline: Pipeline
+    app: Horsies, tasks: Tasks, connection: Database, pipeline: Pipeline, trigger: LiteralString
 ) -> None:
     bad, *others = start_many([chain(app, tasks)] * 3).unwrap()
     for handle in (bad, *others):
         handle.pause().unwrap()
     make_older(connection, "paused_at", 2, *(one.workflow_id for one in (bad, *others)))
     blocked = Blocked()
-    with poisoned(connection, "NEW.id = {}", bad.workflow_id, table="horsies_workflows"):
+    table = "horsies_workflows"
+    with poisoned(connection, "NEW.id = {}", bad.workflow_id, table=table, trigger=trigger):
         assert expire_paused(pipeline, HOUR, blocked) == 2
         (row,) = list_blocked.run(connection, BlockedLimit(5))
         assert (row.id, row.kind, row.action) == (bad.workflow_id, "run", "expire")

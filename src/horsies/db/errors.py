@@ -28,6 +28,10 @@ _TRANSIENT_STATES = {
     "25006",  # read-only: a server before or after its time as the primary
     *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
 }
+# A general limit was exceeded. Only that of the notification queue is not one of the statement.
+_LIMIT_EXCEEDED = "54000"
+# The server's function that adds notifications to the queue; its messages may be translated.
+_QUEUES_NOTIFICATIONS = "PreCommit_Notify"
 _INSTALLATION_CLASSES = ("28", "3D", "3F")  # the login, the database, the schema
 _INSTALLATION_STATES = {
     "42501",  # a right is missing
@@ -49,6 +53,10 @@ _NO_FREE_SLOT = "PostgreSQL has no free connection slot; lower the pool sizes or
 _READS_ONLY = (
     "PostgreSQL takes only reads here, as a standby does; wait for its failover or correct the host"
 )
+_QUEUE_FULL = (
+    "PostgreSQL's notification queue is full; end the session that listens and stays in a transaction, "
+    "see pg_stat_activity"
+)
 _UNKNOWN_HOST = "The host name is unknown; correct the host in database_url"
 _NO_ANSWER = "The server did not answer in time; check host, port and the network"
 
@@ -62,7 +70,20 @@ def is_transient(error: BaseException) -> bool:
     state = getattr(error, "sqlstate", None)
     if state is None:
         return isinstance(error, _CONNECTION_ERRORS) and not _is_permanent(str(error).lower())
-    return _is_transient_state(state)
+    return _is_transient_state(state) or is_notification_queue_full(error)
+
+
+def is_notification_queue_full(error: BaseException) -> bool:
+    """Whether a transaction could not commit because the server's queue of notifications is full.
+
+    The queue is one for the whole server. A session that has executed LISTEN and then stays in a
+    transaction keeps everything behind its position in the queue.
+    """
+    return (
+        isinstance(error, psycopg.Error)
+        and error.sqlstate == _LIMIT_EXCEEDED
+        and error.diag.source_function == _QUEUES_NOTIFICATIONS
+    )
 
 
 def _is_transient_state(state: str) -> bool:
@@ -196,6 +217,8 @@ def describe(error: BaseException) -> str:
         return f"The database user does not exist; create it or correct database_url ({text})."
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return f"{_NO_RIGHT} ({text})."
+    if is_notification_queue_full(error):
+        return f"{_QUEUE_FULL} ({text})."
     for mark, remedy in _REMEDIES:
         if mark in lowered:
             return f"{remedy} ({text})."

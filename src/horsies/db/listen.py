@@ -181,6 +181,15 @@ def is_connection_alive(connection: Connection[Any], inbox: Inbox) -> bool:
     return False
 
 
+def free_notification_queue(connection: Connection[Any]) -> None:
+    """Make room in the server's notification queue, as far as every listening session has read it.
+
+    A full queue stays full when the session that blocked it has ended: the server moves the end of the
+    queue only after a commit with a notification, which a full queue refuses, and in this function.
+    """
+    connection.execute("SELECT pg_catalog.pg_notification_queue_usage()", prepare=False)
+
+
 def receives_own_notification(
     connect: Callable[[], Connection[Any]], timeout_seconds: float = 5.0
 ) -> bool:
@@ -193,6 +202,7 @@ def receives_own_notification(
     channel = f"horsies_echo_{new_id().replace('-', '')}"
     with connect() as connection, connect() as sender:
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        free_notification_queue(sender)
         sender.execute("SELECT pg_notify(%s, 'echo')", (channel,))
         received = any(connection.notifies(timeout=timeout_seconds, stop_after=1))
         connection.execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))

@@ -27,7 +27,8 @@ from horsies.db.database import (
     Database,
     installation_of,
 )
-from horsies.db.errors import is_transient
+from horsies.db.errors import is_notification_queue_full, is_transient
+from horsies.db.listen import free_notification_queue
 from horsies.db.statement import UNLOGGED, Script, Statement, Step, drive, log_statements
 
 Answer = TypeVar("Answer")
@@ -266,7 +267,11 @@ class Pipeline:
                         raise OperationalError(f"the session is in doubt: {error}") from error
                     self._prepared = set()
                 self.connection.rollback()  # one that BEGIN opened; without one it sends nothing
-                raise error_from_result(result)
+                failure = error_from_result(result)
+                if is_notification_queue_full(failure):
+                    with suppress(Error):  # the next group meets the same error
+                        free_notification_queue(self.connection)
+                raise failure
 
 
 def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]) -> None:

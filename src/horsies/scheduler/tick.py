@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import psycopg
 
-from horsies.db.errors import describe, is_transient
+from horsies.db.errors import describe, is_of_data
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Script
 from horsies.db.statements.schedules import (
@@ -71,7 +71,7 @@ def tick(pipeline: Pipeline, registry: Registry) -> TickResult:
     try:
         ticked = pipeline.run_script(_tick_script(registry))
     except psycopg.Error as error:
-        if is_transient(error):
+        if not is_of_data(error):
             raise
         logger.error("the tick failed; trying the due schedules one by one: %s", describe(error))
         ticked = _tick_one_by_one(pipeline, registry)
@@ -193,13 +193,25 @@ def _tick_one_by_one(pipeline: Pipeline, registry: Registry) -> TickResult:
         try:
             (taken,) = pipeline.run([(fire_slots, columns([decided]))])
         except psycopg.Error as error:
-            if is_transient(error):
+            if not is_of_data(error):
                 raise
-            logger.error("schedule %r cannot be stored: %s", decided.due.name, describe(error))
-            pipeline.run([(fire_slots, columns([_without_work(decided)]))])
+            _drop_work(pipeline, decided, error)
             continue
         fired += [decided] if taken else []
     return TickResult(fired, None)
+
+
+def _drop_work(pipeline: Pipeline, decided: Decided, error: psycopg.Error) -> None:
+    """Move a schedule on without the work that the database refuses; log both refusals."""
+    name = decided.due.name
+    try:
+        pipeline.run([(fire_slots, columns([_without_work(decided)]))])
+    except psycopg.Error as again:
+        if not is_of_data(again):
+            raise
+        logger.error("schedule %r cannot be stored and stays due: %s", name, describe(again))
+    else:
+        logger.error("schedule %r cannot be stored: %s", name, describe(error))
 
 
 def _without_work(decided: Decided) -> Decided:

@@ -66,7 +66,7 @@ STEADY_SECONDS = 0.2
 RECONNECT_TIMEOUT_SECONDS = 4
 # Errors of one transaction, by the beginning of their SQLSTATE: conflicts, resources, locks, a cancel.
 # A standby's refusal to write is not among them: another connection may find the new primary.
-_SURVIVED = ("40", "53", "55", "57014")
+_SURVIVED = ("40", "53", "54", "55", "57014")
 
 
 class DatabaseGivenUpError(Exception):
