@@ -8,14 +8,23 @@ from typing import Any
 import pytest
 from psycopg import Connection, sql
 
+from horsies.db.statement import Nothing
+from horsies.db.statements.refusals import (
+    FindTakers,
+    RefuseTasks,
+    Taker,
+    delete_refusals,
+    find_takers,
+    forget_refusals,
+    refuse_tasks,
+)
+from horsies.db.statements.tasks import TaskIds
 from horsies.db.statements.turn import (
     ClaimSomeTasks,
     ClaimTasks,
     ClaimUnresolvable,
-    FindTakers,
     claim_some_tasks,
     claim_unresolvable,
-    find_takers,
 )
 from horsies.ids import new_id
 from horsies.states import TaskStatus
@@ -120,6 +129,27 @@ def test_a_task_of_a_paused_queue_is_not_claimed_to_fail(connection: Database) -
     assert claim_unknown(connection) == []
 
 
+def refuse(connection: Database, task_id: str, fingerprint: str) -> float:
+    """Refuse a call; for how many seconds the fingerprint leaves the task out."""
+    refusal = RefuseTasks("me", GRACE_SECONDS, 5.0, [task_id], [fingerprint], ["does not fit"])
+    (row,) = refuse_tasks.run(connection, refusal)
+    assert (row.id, row.fingerprint) == (task_id, fingerprint)
+    return row.seconds
+
+
+def age_refusals(connection: Database) -> None:
+    connection.execute(
+        "UPDATE horsies_refusals SET since = now() - interval '1 hour', until = now()"
+    )
+
+
+def taker_of(connection: Database, task_id: str, kind: str = "tasks", name: str = "new") -> Taker:
+    asked = FindTakers(GRACE_SECONDS, [task_id], [kind], [name], ["default"])
+    (taker,) = find_takers.run(connection, asked)
+    assert taker.id == task_id
+    return taker
+
+
 @pytest.mark.parametrize(
     ("worker", "expected"),
     [
@@ -133,20 +163,79 @@ def test_a_task_of_a_paused_queue_is_not_claimed_to_fail(connection: Database) -
     ],
 )
 @pytest.mark.parametrize(("kind", "name"), [("tasks", "new"), ("workflows", "flow")])
-def test_a_taker_is_another_worker_with_other_parameters(
+def test_a_taker_is_a_worker_whose_parameters_have_not_refused_the_task(
     connection: Database, worker: dict[str, Any], expected: tuple[bool, bool], kind: str, name: str
 ) -> None:
-    me = add_worker(connection, {"tasks": {"new": "0"}, "workflows": {"flow": "0"}})
+    add_worker(connection, {"tasks": {"new": "0"}, "workflows": {"flow": "0"}})
     add_worker(connection, **worker)
-    task_id, due_at = new_id(), "2020-01-01 00:00+00"
-    asked = FindTakers(me, GRACE_SECONDS, [task_id], [kind], [name], ["1"], ["default"], [due_at])
-    (taker,) = find_takers.run(connection, asked)
-    assert (taker.id, taker.is_known, taker.is_recent) == (task_id, *expected)
+    task_id = add_task(connection)
+    refuse(connection, task_id, "0"), refuse(connection, task_id, "1")
+    age_refusals(connection)
+    taker = taker_of(connection, task_id, kind, name)
+    assert (taker.is_known, taker.is_recent) == expected
 
 
-def test_a_task_that_has_just_become_due_is_recent(connection: Database) -> None:
-    asked = FindTakers(
-        "me", GRACE_SECONDS, [new_id()], ["tasks"], ["new"], [""], ["default"], ["now"]
+def test_a_task_that_every_worker_has_refused_is_recent_until_the_first_refusal_is_old(
+    connection: Database,
+) -> None:
+    add_worker(connection, NEW_TASK)
+    task_id = add_task(connection)
+    refuse(connection, task_id, "2")
+    assert taker_of(connection, task_id)[1:] == (False, True)
+    age_refusals(connection)
+    refuse(connection, task_id, "1")
+    assert taker_of(connection, task_id)[1:] == (False, False)
+
+
+def test_a_refusal_lasts_for_the_grace_period_and_then_for_a_pause(connection: Database) -> None:
+    task_id = add_task(connection)
+    assert GRACE_SECONDS - 10 < refuse(connection, task_id, "1") <= GRACE_SECONDS
+    assert GRACE_SECONDS - 10 < refuse(connection, task_id, "1") <= GRACE_SECONDS
+    age_refusals(connection)
+    assert 0 < refuse(connection, task_id, "1") <= 5
+
+
+def claim_without(
+    connection: Database, refused_by: list[str], *, is_async: bool | None = None, idle: int = 3
+) -> list[str]:
+    claim = ClaimTasks("me", "host", [1, 2, 3], ["default"], [3], idle=idle, short_names=["new"])
+    with connection.transaction(force_rollback=True):
+        rows = claim_some_tasks.run(
+            connection, ClaimSomeTasks(*claim[:-2], [], [], *claim[-2:], is_async, refused_by)
+        )
+    return [row.id for row in rows]
+
+
+@pytest.mark.parametrize("how", [{}, {"is_async": False}, {"is_async": True}, {"idle": 0}])
+def test_a_claim_leaves_out_the_tasks_that_a_fingerprint_refused_until_their_time_is_over(
+    connection: Database, how: dict[str, Any]
+) -> None:
+    options = '{"async":true}' if how.get("is_async") else None
+    refused, wanted = (
+        add_task(connection, task_name="new", burst=True, task_options=options) for _ in range(2)
     )
-    (taker,) = find_takers.run(connection, asked)
-    assert (taker.is_known, taker.is_recent) == (False, True)
+    refuse(connection, refused, "1")
+    assert claim_without(connection, ["1"], **how) == [wanted]
+    assert claim_without(connection, ["2"], **how) == [refused, wanted]
+    age_refusals(connection)
+    assert claim_without(connection, ["1"], **how) == [refused, wanted]
+
+
+@pytest.mark.parametrize("status", TaskStatus)
+def test_refusals_are_kept_while_their_task_has_not_ended(
+    connection: Database, status: TaskStatus
+) -> None:
+    task_id, gone = add_task(connection, status=status.value), new_id()
+    refuse(connection, task_id, "1"), refuse(connection, gone, "1")
+    is_kept = status.value in ("PENDING", "CLAIMED", "RUNNING")
+    deleted = {row.id for row in delete_refusals.run(connection, Nothing())}
+    assert deleted == {gone} | (set() if is_kept else {task_id})
+
+
+def test_a_task_that_fails_has_no_refusals_any_more(connection: Database) -> None:
+    failing, kept = (add_task(connection) for _ in range(2))
+    for task_id in (failing, kept):
+        refuse(connection, task_id, "1")
+    assert [row.id for row in forget_refusals.run(connection, TaskIds([failing]))] == [failing]
+    left = connection.execute("SELECT task_id::text FROM horsies_refusals").fetchall()
+    assert left == [(kept,)]

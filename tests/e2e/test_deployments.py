@@ -219,3 +219,96 @@ def test_a_task_waits_longer_than_the_grace_period_for_a_busy_worker_that_knows_
     assert sent.get(timeout_ms=30_000).ok_value == 1
     waited = "SELECT started_at - enqueued_at > interval '2 s' FROM horsies_tasks WHERE id = %s"
     assert connection.execute(waited, (sent.task_id,)).fetchone() == (True,)
+
+
+@pytest.mark.pooled
+def test_calls_with_a_new_parameter_wait_for_the_release_that_has_it(
+    fleet: Fleet, releases: ModuleType, first: Any, connection: Database, journal: Journal
+) -> None:
+    old = start(fleet, 1)
+    calls = [releases.tasks.extended.send(number, note="x").unwrap() for number in range(3)]
+    calls.append(releases.tasks.extended.send(number=3, note="x").unwrap())
+    old.wait_for("unknown_task")
+    # Calls that fit are not held up by those that do not.
+    fitting = [first.extended.send(number).unwrap() for number in range(4, 8)]
+    assert [one.get(timeout_ms=30_000).ok_value for one in fitting] == [4, 5, 6, 7]
+    wait_until(lambda: {task(connection, one.task_id).status for one in calls} == {"PENDING"})
+    assert [attempts(connection, one.task_id) for one in calls] == [[]] * 4
+    start(fleet, 2)
+    assert [one.get(timeout_ms=30_000).ok_value for one in calls] == [0, 1, 2, 3]
+    assert journal_of(journal) == {("extended", f"{number} x by 2"): 1 for number in range(4)} | {
+        ("extended", f"{number}  by 1"): 1 for number in range(4, 8)
+    }
+
+
+def test_a_call_that_fits_no_worker_fails_after_the_grace_period(
+    fleet: Fleet, releases: ModuleType, connection: Database
+) -> None:
+    start(fleet, 1, config=QUICK_GRACE), start(fleet, 2, config=QUICK_GRACE)
+    sent = releases.app.send_by_name("extended", {"number": 1, "other": 2}).unwrap()
+    error = sent.get(timeout_ms=30_000).err_value
+    assert error.error_code == "WORKER_SERIALIZATION_ERROR"
+    assert "there is no parameter 'other'" in (error.message or "")
+    (attempt,) = attempts(connection, sent.task_id)
+    assert (attempt.outcome, attempt.error_code) == ("FAILED", "WORKER_SERIALIZATION_ERROR")
+    waited = "SELECT failed_at - enqueued_at > interval '2 s' FROM horsies_tasks WHERE id = %s"
+    assert connection.execute(waited, (sent.task_id,)).fetchone() == (True,)
+    # Its next attempt would have a grace period of its own.
+    assert connection.execute("SELECT FROM horsies_refusals").fetchall() == []
+    # Each release has claimed it, and one of them again at the end: no worker claims it over and over.
+    assert task(connection, sent.task_id).generation <= 5
+
+
+def test_workers_of_one_release_refuse_a_call_once_together(
+    fleet: Fleet, releases: ModuleType, first: Any, connection: Database
+) -> None:
+    workers = [start(fleet, 1), start(fleet, 1)]
+    calls = [releases.tasks.extended.send(number, note="x").unwrap() for number in range(300)]
+    fitting = [first.extended.send(number).unwrap() for number in range(100)]
+    assert [one.get(timeout_ms=30_000).ok_value for one in fitting] == list(range(100))
+    wait_until(
+        lambda: (
+            connection.execute(
+                "SELECT count(*) FROM horsies_tasks WHERE status <> 'COMPLETED'"
+            ).fetchone()
+            == connection.execute("SELECT count(*) FROM horsies_refusals").fetchone()
+        )
+    )
+    assert {task(connection, one.task_id).status for one in calls} == {"PENDING"}
+    claims = connection.execute(
+        "SELECT max(generation), avg(generation)::float8 FROM horsies_tasks WHERE kwargs LIKE '%note%'"
+    ).fetchone()
+    assert claims is not None
+    assert claims[0] <= 2
+    assert claims[1] < 1.2, "each of the two workers claims every call"
+    assert all(worker.stop() == 0 for worker in workers)
+
+
+def test_a_node_with_a_new_parameter_waits_for_the_release_that_has_it(
+    fleet: Fleet, releases: ModuleType, connection: Database, journal: Journal
+) -> None:
+    old = start(fleet, 1)
+    (run_id,) = runs.start(connection, releases.new_workflow(5))
+    old.wait_for("unknown_task")
+    start(fleet, 2)
+    runs.wait_for(connection, run_id, "COMPLETED")
+    assert ("extended", "5 n by 2") in journal_of(journal)
+
+
+@pytest.mark.parametrize("options", [(), ("--async-children", "1")])
+def test_burst_and_async_calls_wait_for_the_release_that_has_their_parameter(
+    fleet: Fleet, releases: ModuleType, first: Any, connection: Database, options: tuple[str, ...]
+) -> None:
+    old = start(fleet, 1, *options)
+    names = ["burst_extended"] + (["async_extended"] if options else [])
+    calls = [
+        getattr(releases.tasks, name).send(number, note="x").unwrap()
+        for name in names
+        for number in range(20)
+    ]
+    fitting = [getattr(first, name).send(1).unwrap() for name in names]
+    assert {one.get(timeout_ms=30_000).ok_value for one in fitting} == {1}
+    old.wait_for("unknown_task", times=len(names))
+    start(fleet, 2, *options)
+    assert [one.get(timeout_ms=30_000).ok_value for one in calls] == [*range(20)] * len(names)
+    assert statuses(connection) == {"COMPLETED": len(calls) + len(fitting)}

@@ -66,6 +66,14 @@ def test_real_obstacles_are_named(
     assert codes(unknown) == ["TASK_UNKNOWN"]
     assert the(unknown, "TASK_UNKNOWN").subjects == ("shop-1",)
     assert "after 10 min" in the(unknown, "TASK_UNKNOWN").sentence
+    unfit = sleeping(connection, "mail", kwargs=json.dumps({"seconds": 0, "note": 1}))
+    worker.wait_for("unknown_task", times=2)
+    explained = doors.task(unfit)
+    assert codes(explained) == ["CALL_DOES_NOT_FIT", "BEHIND"]
+    fit = the(explained, "CALL_DOES_NOT_FIT")
+    assert fit.subjects == ("shop-1",)
+    assert "there is no parameter 'note'" in fit.sentence
+    assert "after 10 min" in fit.sentence
     unserved = doors.task(sleeping(connection, "letters"))
     assert codes(unserved) == ["QUEUE_UNSERVED"]
     assert "served are: capped, first, mail, zero" in the(unserved, "QUEUE_UNSERVED").sentence

@@ -181,6 +181,25 @@ WAITING = [
         waits(queue([worker(), worker("w2")], known=[knowing(), knowing("w2", fingerprint="b")])),
         ["PARAMETERS_DIFFER", "SHOULD_START_NOW"],
     ),
+    (waits(queue(known=[knowing(refusal="no")])), ["CALL_DOES_NOT_FIT"]),
+    (
+        waits(
+            queue(
+                [worker(), worker("w2")],
+                known=[knowing(refusal="no"), knowing("w2", fingerprint="b")],
+            )
+        ),
+        ["PARAMETERS_DIFFER", "SHOULD_START_NOW"],
+    ),
+    (
+        waits(
+            queue(
+                [worker(), worker("w2")],
+                known=[knowing(refusal="no"), knowing("w2", fingerprint="b", refusal="no")],
+            )
+        ),
+        ["CALL_DOES_NOT_FIT", "PARAMETERS_DIFFER"],
+    ),
     (waits(queue([worker(queue_caps={"mail": 0})])), ["QUEUE_CAP_ZERO"]),
     (waits(queue([worker(queue_caps={"mail": 0})]), **HELD), ["HELD_BY_RUN", "QUEUE_CAP_ZERO"]),
     (
@@ -342,6 +361,11 @@ def test_sentences_name_those_in_the_way_and_the_numbers() -> None:
         "WORKER_RESOLUTION_ERROR after 10 min."
     )
     assert "workflow 'sub'" in sentence(waits(queue(**grace), definition_key="sub"), "TASK_UNKNOWN")
+    grace["known"] = [knowing(refusal="There is no parameter 'note'. Correct the call.")]
+    assert sentence(waits(queue(**grace)), "CALL_DOES_NOT_FIT") == (
+        "1 live worker of queue 'mail' cannot run it: There is no parameter 'note'. The task waits for a "
+        "worker of another release and fails with WORKER_SERIALIZATION_ERROR after 10 min."
+    )
     item = waits(enqueued_at=LATER, **ITEM, node_id="m", map_places=[MapPlace("i1", "RUNNING")])
     assert sentence(item, "PARKED_MAP") == (
         "It is item 31 of 50 of map m, which runs at most 10 at a time; all places are taken: "

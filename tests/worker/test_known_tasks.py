@@ -10,19 +10,14 @@ from pydantic_core import core_schema
 
 from horsies import RetryPolicy, TaskError, TaskResult
 from horsies.codec.calls import CallSignature
-from horsies.db.statements.turn import ClaimedTask, Taker
+from horsies.db.statements.refusals import RefusedTask, Taker
+from horsies.db.statements.turn import ClaimedTask
+from horsies.tasks.outcome import Outcome, outcome_of_error
 from horsies.worker.agenda import NEVER
-from horsies.worker.known_tasks import (
-    REFUSAL_SECONDS,
-    REFUSED_MAX,
-    KnownTasks,
-    UnknownTasks,
-    fingerprint,
-)
+from horsies.worker.known_tasks import PAUSE_SECONDS, KnownTasks, UnknownTasks, fingerprint
 
 GRACE_SECONDS = 600.0
-NO_TAKER = Taker("", is_known=False, is_recent=False)
-TAKER = Taker("", is_known=True, is_recent=True)
+CHECK_SECONDS = 30.0
 
 
 class Order(BaseModel):
@@ -83,7 +78,9 @@ def test_a_fingerprint_does_not_depend_on_where_an_object_is_in_memory() -> None
 
 
 def unknown_tasks() -> UnknownTasks:
-    return UnknownTasks(KnownTasks({"old": "1", "horsies.expand": "2"}), GRACE_SECONDS, 30.0)
+    return UnknownTasks(
+        KnownTasks({"old": "1", "horsies.expand": "2"}), GRACE_SECONDS, CHECK_SECONDS
+    )
 
 
 def claimed(name: str, task_id: str = "id", kwargs: str = "{}") -> ClaimedTask:
@@ -113,32 +110,67 @@ def test_an_unknown_name_is_left_out_for_good_and_looked_after_once_the_grace_pe
     assert unknown.next_at() == 100.0 + GRACE_SECONDS + 30.0
 
 
-def test_a_call_that_does_not_fit_is_left_to_a_worker_with_other_parameters_for_a_while() -> None:
+def uncalled(task: ClaimedTask, message: str = "no") -> tuple[ClaimedTask, Outcome]:
+    code = "WORKER_SERIALIZATION_ERROR"
+    return task, outcome_of_error(task, result_json="{}", error_code=code, error_message=message)
+
+
+def left(
+    unknown: UnknownTasks, task: ClaimedTask, *, known: bool, recent: bool, seconds: float
+) -> bool:
+    refused = RefusedTask(task.id, unknown.known.wanted_by(task).fingerprint, seconds)
+    return task.id in unknown.left(
+        [uncalled(task)], [refused], [Taker(task.id, known, recent)], 100.0
+    )
+
+
+@pytest.mark.parametrize(("known", "recent"), [(True, True), (True, False), (False, True)])
+def test_a_call_that_does_not_fit_is_left_to_others_and_looked_at_again(
+    known: bool, recent: bool
+) -> None:
     unknown = unknown_tasks()
-    assert unknown.is_left(claimed("old"), TAKER, 100.0)
-    assert unknown.exclusions() == ([], ["id"])
-    assert unknown.next_at() == 100.0 + REFUSAL_SECONDS
-    assert unknown.forget_old(100.0 + REFUSAL_SECONDS)
+    assert left(unknown, claimed("old"), known=known, recent=recent, seconds=GRACE_SECONDS)
+    assert unknown.exclusions() == ([], ["1"])
+    assert unknown.next_at() == 100.0 + GRACE_SECONDS
+    assert not unknown.forget_old(100.0 + GRACE_SECONDS - 1)
+    assert unknown.forget_old(100.0 + GRACE_SECONDS)
     assert unknown.exclusions() == ((), ())
 
 
-def test_a_call_that_does_not_fit_fails_when_no_worker_has_other_parameters() -> None:
+def test_a_call_that_does_not_fit_fails_when_no_worker_could_take_it_for_the_grace_period() -> None:
     unknown = unknown_tasks()
-    recent = Taker("", is_known=False, is_recent=True)
-    assert not unknown.is_left(claimed("old"), recent, 100.0)
+    assert not left(unknown, claimed("old"), known=False, recent=False, seconds=PAUSE_SECONDS)
+    assert unknown.exclusions() == ((), ())
+    assert unknown.next_at() == NEVER
+
+
+def test_a_prefetched_task_is_left_to_others_because_only_a_started_one_can_fail() -> None:
+    unknown, task = unknown_tasks(), claimed("old")._replace(worker_pid=None)
+    assert left(unknown, task, known=False, recent=False, seconds=PAUSE_SECONDS)
+    assert unknown.next_at() == 100.0 + PAUSE_SECONDS
+
+
+def test_refusals_of_one_fingerprint_are_looked_at_from_the_first_to_the_last() -> None:
+    unknown = unknown_tasks()
+    for number, seconds in enumerate((50.0, 10.0, 90.0)):
+        task = claimed("old", f"id {number}")
+        assert left(unknown, task, known=True, recent=True, seconds=seconds)
+    assert unknown.next_at() == 110.0
+    looks = [110.0]
+    while unknown.forget_old(unknown.next_at()) and unknown.next_at() != NEVER:
+        looks.append(unknown.next_at())
+    assert looks == [110.0, 140.0, 170.0, 190.0]
     assert unknown.exclusions() == ((), ())
 
 
-def test_many_calls_that_do_not_fit_are_left_out_by_their_name() -> None:
-    unknown = unknown_tasks()
-    for number in range(REFUSED_MAX + 1):
-        assert unknown.is_left(claimed("old", f"id {number}"), TAKER, 100.0)
-    assert unknown.exclusions().names == ["old"]
-    assert unknown.forget_old(100.0 + REFUSAL_SECONDS)
-    assert unknown.exclusions().names == ()
+def test_a_refusal_is_stored_once_per_task_in_a_text_that_every_encoding_takes() -> None:
+    given = [uncalled(claimed("old"), "größe"), uncalled(claimed("old"), "größe")]
+    refuse, ask = unknown_tasks().refusal("me", given)
+    assert (refuse.ids, refuse.fingerprints, refuse.messages) == (["id"], ["1"], ["gr\\xf6\\xdfe"])
+    assert (ask.ids, ask.kinds, ask.names, ask.queues) == (["id"], ["tasks"], ["old"], ["mail"])
 
 
-def test_an_unknown_sub_workflow_waits_for_the_grace_period_and_then_fails() -> None:
+def test_an_unknown_sub_workflow_is_refused_without_a_fingerprint() -> None:
     unknown = unknown_tasks()
     task = claimed("horsies.expand", kwargs='{"definition_key":"new","kwargs":{}}')
     assert not unknown.knows_all([task])
@@ -146,9 +178,9 @@ def test_an_unknown_sub_workflow_waits_for_the_grace_period_and_then_fails() -> 
     outcome = unknown.note_unknown(task, 100.0)
     assert outcome is not None
     assert outcome.error_code == "SUBWORKFLOW_LOAD_FAILED"
-    assert unknown.is_left(task, NO_TAKER, 100.0 + GRACE_SECONDS - 1)
-    assert not unknown.is_left(task, NO_TAKER, 100.0 + GRACE_SECONDS)
-    assert unknown.is_left(task, TAKER, 100.0 + GRACE_SECONDS)
+    assert left(unknown, task, known=False, recent=True, seconds=GRACE_SECONDS)
+    assert unknown.exclusions() == ([], [""])
+    assert not left(unknown, task, known=False, recent=False, seconds=PAUSE_SECONDS)
 
 
 @pytest.mark.parametrize("key", ["5", "[1]", '"a\\u0000b"', '"\\ud800"', "[" * 100_000])

@@ -157,9 +157,10 @@ class RecoveryConfig(FrozenModel):
     keeps them forever. Decided when a task is sent. Defaults to {}."""
 
     unknown_task_grace_ms: int = Field(default=600_000, ge=1_000, le=86_400_000)
-    """Milliseconds that a task waits for a worker that knows its name, from 1,000 to 86,400,000 (a
-    day). After that time without such a worker it fails with WORKER_RESOLUTION_ERROR, a sub-workflow
-    with SUBWORKFLOW_LOAD_FAILED. Defaults to 600,000 (ten minutes)."""
+    """Milliseconds that a task waits for a worker that can run it, from 1,000 to 86,400,000 (a day).
+    After that time a task whose name no worker knows fails with WORKER_RESOLUTION_ERROR, a sub-workflow
+    with SUBWORKFLOW_LOAD_FAILED, and a call that fits the parameters of no worker with
+    WORKER_SERIALIZATION_ERROR. Defaults to 600,000 (ten minutes)."""
 
     paused_workflow_auto_cancel_after: timedelta | None = None
     """The longest time a workflow may stay paused before it ends as EXPIRED, above 0 and at most 100

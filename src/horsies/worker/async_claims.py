@@ -55,7 +55,7 @@ class AsyncClaims:
             pids=self._pool.next_pids(count),
             positions=self.bookmarks.positions(now),
             unknown_names=exclusions.names,
-            refused_ids=exclusions.ids,
+            refused_by=exclusions.refused_by,
             is_async=True,
         )
 

@@ -398,7 +398,7 @@ class InFlight:
                 known.append(task)
                 continue
             outcome = unknown.note_unknown(task, time.monotonic())
-            if outcome is None or task.worker_pid is None:
+            if outcome is None:
                 self._doubt.may_own_more = True
             else:
                 self._hold(task)

@@ -3,8 +3,9 @@
 During a deployment two releases of an application share the queues. A worker registers the names of its
 tasks and sub-workflows, each with a fingerprint of its parameters. A claimed task that it does not know,
 or whose stored call does not fit, is released without counting an attempt, and this worker's claims leave
-it out from then on: by its name if that is unknown, else by its id for a minute, because another call of
-the same name may fit.
+it out from then on: by its name if that is unknown, else alone, because another call of the same name may
+fit. Such a refusal is stored with the fingerprint, so that workers with the same parameters leave the task
+out without claiming it. It fails when no worker has taken it for the grace period.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import json
 import logging
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import psycopg
 from pydantic import TypeAdapter
@@ -29,13 +29,8 @@ from horsies.codec.calls import CallSignature
 from horsies.codec.results import encode_task_error
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.blocked import FindDue, find_due
-from horsies.db.statements.turn import (
-    ClaimedTask,
-    ClaimUnresolvable,
-    FindTakers,
-    Taker,
-    claim_unresolvable,
-)
+from horsies.db.statements.refusals import FindTakers, RefusedTask, RefuseTasks, Taker
+from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, claim_unresolvable
 from horsies.error_codes import OperationalErrorCode
 from horsies.logs import as_event
 from horsies.task_result import TaskError
@@ -49,10 +44,8 @@ from horsies.workflow.expand import missing_definition
 
 logger = logging.getLogger("horsies.worker")
 
-# How long claims leave out a task whose call does not fit, at most.
-REFUSAL_SECONDS = 60.0
-# With so many refused tasks of one name, claims leave out the name for as long.
-REFUSED_MAX = 100
+# How long claims leave out a refused task that is older than the grace period, at most.
+PAUSE_SECONDS = 60.0
 UNRESOLVABLE_BATCH = 100
 
 _FINGERPRINT_CHARACTERS = 12
@@ -142,13 +135,15 @@ def _type_text(annotation: Any) -> str:
 
 
 class Exclusions(NamedTuple):
-    """Tasks that a claim leaves out, by name and by id."""
+    """Tasks that a claim leaves out: by name, and refused ones by the fingerprints that refused them."""
 
     names: Sequence[str] = ()
-    ids: Sequence[str] = ()
+    refused_by: Sequence[str] = ()
 
 
 NO_EXCLUSIONS = Exclusions()
+# Claimed tasks that were not called, each with the outcome that it has if it is not left to others.
+Uncalled: TypeAlias = Sequence[tuple[ClaimedTask, Outcome]]
 
 
 class UnknownTasks:
@@ -158,20 +153,19 @@ class UnknownTasks:
         self.known = known
         self._grace_seconds = grace_seconds
         self._check_seconds = min(check_seconds, grace_seconds)
-        self._refusal_seconds = min(REFUSAL_SECONDS, grace_seconds)
+        self._pause_seconds = min(PAUSE_SECONDS, grace_seconds)
         self._check_at = NEVER
-        # When this worker first met a name or a definition key that it does not know.
-        self._met_at: dict[Wanted, float] = {}
-        # Until when claims leave out a name or an id.
-        self._names: dict[str, float] = {}
-        self._ids: dict[str, tuple[str, float]] = {}
+        # When this worker first met a name that it does not know; claims leave it out for good.
+        self._met_at: dict[str, float] = {}
+        # By fingerprint, until when the last refused task is left out, and when to look for others.
+        self._refused: dict[str, tuple[float, float]] = {}
         self._warned: set[Wanted] = set()
         # The names that need no second look.
         self._plain = known.tasks.keys() - {EXPAND_TASK}
 
     def exclusions(self) -> Exclusions:
-        has_any = self._names or self._ids
-        return Exclusions(list(self._names), list(self._ids)) if has_any else NO_EXCLUSIONS
+        has_any = self._met_at or self._refused
+        return Exclusions(list(self._met_at), list(self._refused)) if has_any else NO_EXCLUSIONS
 
     def knows_all(self, tasks: Iterable[ClaimedTask]) -> bool:
         """Whether all tasks are known by their names alone; cheap, because every claim asks."""
@@ -189,59 +183,71 @@ class UnknownTasks:
         has unless another worker knows the sub-workflow.
         """
         wanted = self.known.wanted_by(task)
-        self._warn(wanted, task.queue_name)
-        self._met_at.setdefault(wanted, now)
         if wanted.kind == "workflows":
             code = OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED
             return _failure(task, code, missing_definition(wanted.name))
-        self._names[wanted.name] = NEVER
+        self._warn(wanted, task.queue_name)
+        self._met_at.setdefault(wanted.name, now)
         self._check_at = min(self._check_at, now + self._grace_seconds)
         return None
 
-    def question(self, worker_id: str, tasks: Iterable[ClaimedTask]) -> FindTakers:
-        """The parameters of the statement that looks for workers which can run these tasks."""
-        asked = [(task, self.known.wanted_by(task)) for task in tasks]
-        return FindTakers(
+    def refusal(self, worker_id: str, uncalled: Uncalled) -> tuple[RefuseTasks, FindTakers]:
+        """The parameters of the statements that store the refusal of these tasks and look for workers that
+        may run them.
+        """
+        tasks = list({task.id: (task, outcome) for task, outcome in uncalled}.values())
+        wanted = [self.known.wanted_by(task) for task, _ in tasks]
+        ids = [task.id for task, _ in tasks]
+        refuse = RefuseTasks(
             worker_id,
             self._grace_seconds,
-            [task.id for task, _ in asked],
-            [wanted.kind for _, wanted in asked],
-            [wanted.name for _, wanted in asked],
-            [wanted.fingerprint for _, wanted in asked],
-            [task.queue_name for task, _ in asked],
-            [task.enqueued_at for task, _ in asked],
+            self._pause_seconds,
+            ids,
+            [one.fingerprint for one in wanted],
+            [_storable(outcome.error_message or "") for _, outcome in tasks],
         )
+        kinds, names = [one.kind for one in wanted], [one.name for one in wanted]
+        queues = [task.queue_name for task, _ in tasks]
+        return refuse, FindTakers(self._grace_seconds, ids, kinds, names, queues)
 
-    def is_left(self, task: ClaimedTask, taker: Taker, now: float) -> bool:
-        """Whether to leave a task to other workers, now that these are known; False if it fails.
+    def left(
+        self,
+        uncalled: Uncalled,
+        refused: Iterable[RefusedTask],
+        takers: Iterable[Taker],
+        now: float,
+    ) -> set[str]:
+        """The tasks to leave to other workers, now that these are known; the others fail.
 
-        A call that does not fit fails at once if every worker has the same parameters: waiting would
-        not help. An unknown sub-workflow waits for the grace period, as an unknown task does.
+        A task is left while a worker may take it, and until none could have for the grace period. A
+        prefetched one is left in any case: only a started one can fail.
         """
-        wanted = self.known.wanted_by(task)
-        is_early = now - self._met_at.get(wanted, -NEVER) < self._grace_seconds
-        is_waiting = not wanted.fingerprint and (taker.is_recent or is_early)
-        if not (taker.is_known or is_waiting):
-            return False
-        self._warn(wanted, task.queue_name)
-        self._ids[task.id] = (task.task_name, now + self._refusal_seconds)
-        if Counter(name for name, _ in self._ids.values())[task.task_name] > REFUSED_MAX:
-            self._names.setdefault(task.task_name, now + self._refusal_seconds)
-        return True
+        left = {one.id for one in takers if one.is_known or one.is_recent}
+        left |= {task.id for task, _ in uncalled if task.worker_pid is None}
+        for task, _ in uncalled:
+            if task.id in left:
+                self._warn(self.known.wanted_by(task), task.queue_name)
+        for one in refused:
+            if one.id in left:
+                until, look_at = self._refused.get(one.fingerprint, (0.0, NEVER))
+                ends_at = now + one.seconds
+                self._refused[one.fingerprint] = max(until, ends_at), min(look_at, ends_at)
+        return left
 
     def next_at(self) -> float:
-        """When to forget refusals, or to look for tasks that no worker knows."""
+        """When to look at refused tasks again, or for tasks that no worker knows."""
         if not self._warned:
             return NEVER
-        ends = (until for _, until in self._ids.values())
-        return min(self._check_at, *self._names.values(), *ends, NEVER)
+        return min([self._check_at, *(look_at for _, look_at in self._refused.values())])
 
     def forget_old(self, now: float) -> bool:
-        """Let claims see refused tasks again; True if there were any."""
-        before = len(self._names) + len(self._ids)
-        self._names = {name: until for name, until in self._names.items() if until > now}
-        self._ids = {id_: entry for id_, entry in self._ids.items() if entry[1] > now}
-        return len(self._names) + len(self._ids) < before
+        """Whether claims may see refused tasks again, because their time is over."""
+        looks = [one for one, (_, look_at) in self._refused.items() if look_at <= now]
+        for one in looks:
+            until, _ = self._refused.pop(one)
+            if until > now:
+                self._refused[one] = until, min(until, now + self._check_seconds)
+        return bool(looks)
 
     def check(
         self, worker_id: str, hostname: str, queues: Sequence[str], now: float
@@ -251,9 +257,7 @@ class UnknownTasks:
             return None
         self._check_at = now + self._check_seconds
         names = [
-            wanted.name
-            for wanted, met_at in self._met_at.items()
-            if wanted.kind == "tasks" and now - met_at >= self._grace_seconds
+            name for name, met_at in self._met_at.items() if now - met_at >= self._grace_seconds
         ]
         if not names:
             return None
@@ -321,3 +325,8 @@ def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Out
         error_code=code.value,
         error_message=message,
     )
+
+
+def _storable(text: str) -> str:
+    """A message as every database encoding takes it; it may contain names that users chose."""
+    return text.encode("ascii", "backslashreplace").decode()

@@ -21,6 +21,7 @@ from horsies.db.statement import Nothing, Statement, Step
 from horsies.db.statements.actions import delete_old_actions
 from horsies.db.statements.blocked import delete_unblocked
 from horsies.db.statements.measures import compact_measures, delete_old_measures
+from horsies.db.statements.refusals import delete_refusals
 from horsies.db.statements.workers import (
     Batch,
     CloseLostWorkers,
@@ -217,6 +218,7 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
     if (hours := recovery.terminal_record_retention_hours) is not None:
         runs = _delete(pipeline, (delete_old_workflows, DeleteOldRuns(hours, RETENTION_RUNS)))
     _delete(pipeline, (delete_unblocked, Nothing()))
+    _delete(pipeline, (delete_refusals, Nothing()))
     if total := sum(counts) + runs:
         logger.info("retention: %d old row(s) deleted", total)
     return max(counts) >= RETENTION_BATCH or runs >= RETENTION_RUNS

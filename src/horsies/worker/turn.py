@@ -162,9 +162,9 @@ class TurnRequest(NamedTuple):
     ``starting`` are prefetched tasks with the idle children that take them, ``pids`` the idle children
     to claim for, ``ahead`` the children that may take short tasks behind others, with the names of such
     tasks, ``prefetch`` how many tasks to claim ahead, ``freed`` the places that the outcomes
-    free in each queue, ``positions`` where the claim looks first, ``unknown_names`` and ``refused_ids``
-    the tasks that it leaves out. ``is_async`` restricts the claim to tasks of ``async def`` functions, or
-    to the others; None takes both.
+    free in each queue, ``positions`` where the claim looks first, ``unknown_names``, ``refused_ids`` and
+    ``refused_by``, as fingerprints, the tasks that it leaves out. ``is_async`` restricts the claim to tasks
+    of ``async def`` functions, or to the others; None takes both.
     """
 
     starting: Sequence[tuple[ClaimedTask, int]] = ()
@@ -177,6 +177,7 @@ class TurnRequest(NamedTuple):
     ahead: Sequence[int] = ()
     short_names: Sequence[str] = ()
     is_async: bool | None = None
+    refused_by: Sequence[str] = ()
 
     @property
     def claims(self) -> int:
@@ -269,9 +270,9 @@ class Claimer:
     def claim_step(self, request: TurnRequest) -> Step:
         """The statement that claims: another one if some tasks are left out, or only one kind is wanted."""
         claim, names, ids = self.claim(request), request.unknown_names, request.refused_ids
-        if names or ids or request.is_async is not None:
+        if names or ids or request.refused_by or request.is_async is not None:
             fields = (*claim[:-2], names, ids, *claim[-2:], request.is_async)
-            return claim_some_tasks, ClaimSomeTasks(*fields)
+            return claim_some_tasks, ClaimSomeTasks(*fields, list(request.refused_by))
         return claim_tasks, claim
 
 
@@ -426,7 +427,8 @@ def _claim_one_by_one(
     request = request._replace(ahead=())
     limit = request.claims + REFUSALS_MAX
     left_out = [*request.refused_ids, *blocked.excluded()]
-    find = FindDue(claimer.queues, left_out, request.unknown_names, limit)
+    refused_by = list(request.refused_by)
+    find = FindDue(claimer.queues, left_out, request.unknown_names, limit, refused_by=refused_by)
     (found,) = pipeline.run([(find_due, find)])
     claimed: list[ClaimedTask] = []
     refusals = 0
@@ -441,6 +443,7 @@ def _claim_one_by_one(
             unknown_names=request.unknown_names,
             refused_ids=[*request.refused_ids, *blocked.excluded()],
             is_async=request.is_async,
+            refused_by=refused_by,
         )
         step = claimer.only(due.queue_name).claim_step(one)
         answers = blocked.attempt(pipeline, Change("claim", due.id, due.workflow_id), [step])

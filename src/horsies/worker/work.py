@@ -16,6 +16,8 @@ import psycopg
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
+from horsies.db.statements.refusals import find_takers, forget_refusals, refuse_tasks
+from horsies.db.statements.tasks import TaskIds
 from horsies.db.statements.turn import (
     NOTHING,
     ClaimedTask,
@@ -23,7 +25,6 @@ from horsies.db.statements.turn import (
     LookAhead,
     ReleaseLapsed,
     expire_tasks,
-    find_takers,
     release_lapsed,
     seconds_until_due,
 )
@@ -40,7 +41,7 @@ from horsies.worker.agenda import NEVER, Agenda, Shutdown
 from horsies.worker.async_claims import AsyncClaims
 from horsies.worker.config import WorkerConfig
 from horsies.worker.in_flight import NO_PARTS, InFlight, Parts
-from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
+from horsies.worker.known_tasks import KnownTasks, Uncalled, UnknownTasks, claim_unknown
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.pool.mixed_pool import AnyPool
@@ -195,12 +196,7 @@ class Work:
         """Leave tasks that this worker cannot run to other workers, or fail them if there are none."""
         in_flight, unknown = self._in_flight, self._unknown
         if in_flight.uncalled:
-            tasks = {task.id: task for task, _ in in_flight.uncalled}
-            asked = unknown.question(self._claimer.worker_id, tasks.values())
-            (takers,) = pipeline.run([(find_takers, asked)])
-            now = time.monotonic()
-            left = {one.id for one in takers if unknown.is_left(tasks[one.id], one, now)}
-            in_flight.close_uncalled(left)
+            self._refuse(pipeline, in_flight.uncalled)
         now = time.monotonic()
         if unknown.forget_old(now):
             self.note_news()
@@ -213,6 +209,16 @@ class Work:
                 in_flight.fail(task, unknown.outcome(task))
             if len(claimed) == check.limit:
                 unknown.check_again()
+
+    def _refuse(self, pipeline: Pipeline, uncalled: Uncalled) -> None:
+        """Return tasks that this worker cannot call to their queues, or fail them if no other can."""
+        unknown = self._unknown
+        refuse, ask = unknown.refusal(self._claimer.worker_id, uncalled)
+        refused, takers = pipeline.run([(refuse_tasks, refuse), (find_takers, ask)])
+        left = unknown.left(uncalled, refused, takers, time.monotonic())
+        if failing := [one.id for one in takers if one.id not in left]:
+            pipeline.run([(forget_refusals, TaskIds(failing))])
+        self._in_flight.close_uncalled(left)
 
     def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
         """Record outcomes and claim: for async children in a turn of their own if others want tasks too."""
@@ -240,11 +246,12 @@ class Work:
         free_pids = pids[len(starting) :][:room]
         prefetch = min(self._app_config.prefetch_buffer - prefetched, room - len(free_pids))
         positions = self._bookmarks.positions(time.monotonic())
-        names, ids = self._unknown.exclusions()
-        request = TurnRequest(starting, free_pids, max(0, prefetch), freed, positions, names, ids)
+        names, refused_by = self._unknown.exclusions()
+        request = TurnRequest(starting, free_pids, max(0, prefetch), freed, positions, names)
+        request = request._replace(refused_by=refused_by)
         if self._async is not None:
             request = request._replace(is_async=False)
-        if names or ids or not ahead:
+        if not ahead:
             return request
         ahead = ahead[: room - len(free_pids)]
         return request._replace(ahead=ahead, short_names=in_flight.windows.short_names())

@@ -54,7 +54,22 @@ def first_tasks(app: Horsies) -> dict[str, Any]:
     def renamed(old: int) -> Done:
         return done("renamed", 1, old)
 
-    return {"dropped": dropped, "extended": extended, "loosened": loosened, "renamed": renamed}
+    @app.task("burst_extended", burst=True)
+    def burst_extended(number: int) -> Done:
+        return TaskResult(ok=number)
+
+    @app.task("async_extended")
+    async def async_extended(number: int) -> Done:
+        return TaskResult(ok=number)
+
+    return {
+        "dropped": dropped,
+        "extended": extended,
+        "loosened": loosened,
+        "renamed": renamed,
+        "burst_extended": burst_extended,
+        "async_extended": async_extended,
+    }
 
 
 def second_tasks(app: Horsies) -> dict[str, Any]:
@@ -78,12 +93,22 @@ def second_tasks(app: Horsies) -> dict[str, Any]:
     def renamed(new: int) -> Done:
         return done("renamed", 2, new)
 
+    @app.task("burst_extended", burst=True)
+    def burst_extended(number: int, note: str = "new") -> Done:
+        return TaskResult(ok=number)
+
+    @app.task("async_extended")
+    async def async_extended(number: int, note: str = "new") -> Done:
+        return TaskResult(ok=number)
+
     return {
         "added": added,
         "occupy": occupy,
         "extended": extended,
         "loosened": loosened,
         "renamed": renamed,
+        "burst_extended": burst_extended,
+        "async_extended": async_extended,
     }
 
 

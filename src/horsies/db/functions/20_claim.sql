@@ -51,12 +51,22 @@ BEGIN
 END
 $$;
 
+-- Whether workers with these parameters leave a task out, because its call does not fit them.
+CREATE OR REPLACE FUNCTION horsies_is_refused(p_id uuid, p_fingerprints text[], p_now timestamptz)
+RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT FROM horsies_refusals AS refusal
+        WHERE refusal.task_id = p_id AND refusal.fingerprint = ANY(p_fingerprints) AND refusal.until > p_now);
+END
+$$;
+
 -- The next due tasks of "async def" functions, or of all others, for the claim of a worker with async children:
 -- locked, in order. The index horsies_tasks_claim_async has the first ones only; the others are found in the
 -- claim index, where the walk over a task of the wrong kind costs about 1 us, as over left-out tasks.
 CREATE OR REPLACE FUNCTION horsies_due_of_kind(
     p_is_async boolean, p_queue text, p_level integer, p_look_at timestamptz, p_after_at timestamptz,
-    p_after_id uuid, p_wanted integer, p_unknown_names text[], p_refused_ids uuid[])
+    p_after_id uuid, p_wanted integer, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[])
 RETURNS uuid[] LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (
@@ -72,6 +82,7 @@ BEGIN
               AND (task.enqueued_at, task.id) > (p_after_at, p_after_id)
               AND (task.good_until IS NULL OR task.good_until > p_look_at)
               AND task.task_name <> ALL(p_unknown_names) AND task.id <> ALL(p_refused_ids)
+              AND (p_refused_by = '{}' OR NOT horsies_is_refused(task.id, p_refused_by, p_look_at))
             ORDER BY task.enqueued_at, task.id LIMIT p_wanted FOR UPDATE SKIP LOCKED);
     END IF;
     RETURN ARRAY(
@@ -82,6 +93,7 @@ BEGIN
           AND (task.good_until IS NULL OR task.good_until > p_look_at)
           AND (task.task_options LIKE '{"async":true%') IS NOT TRUE
           AND task.task_name <> ALL(p_unknown_names) AND task.id <> ALL(p_refused_ids)
+          AND (p_refused_by = '{}' OR NOT horsies_is_refused(task.id, p_refused_by, p_look_at))
         ORDER BY task.enqueued_at, task.id LIMIT p_wanted FOR UPDATE SKIP LOCKED);
 END
 $$;
@@ -93,7 +105,8 @@ $$;
 -- than it asks for.
 CREATE OR REPLACE FUNCTION horsies_leading_run(
     p_queue text, p_priority integer, p_after_at timestamptz, p_after_id uuid, p_look_at timestamptz,
-    p_wanted integer, p_any integer, p_short_names text[], p_is_async boolean)
+    p_wanted integer, p_any integer, p_short_names text[], p_is_async boolean, p_leaves_out boolean,
+    p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[])
 RETURNS uuid[] LANGUAGE plpgsql AS $$
 DECLARE
     ids uuid[];
@@ -111,6 +124,9 @@ BEGIN
               AND (task.enqueued_at, task.id) > (p_after_at, p_after_id)
               AND (task.good_until IS NULL OR task.good_until > p_look_at)
               AND (p_is_async IS NULL OR (task.task_options LIKE '{"async":true%') IS NOT TRUE)
+              AND CASE WHEN p_leaves_out THEN task.task_name <> ALL(p_unknown_names)
+                      AND task.id <> ALL(p_refused_ids) AND (p_refused_by = '{}'
+                          OR NOT horsies_is_refused(task.id, p_refused_by, p_look_at)) ELSE true END
               AND NOT EXISTS (
                   SELECT FROM horsies_queues AS stored
                   WHERE stored.queue_name = p_queue AND stored.paused_at IS NOT NULL)
@@ -143,9 +159,10 @@ $$;
 --   left, looks at the marked queues from the front. Behind a mark the order is exact. The worker decides how
 --   often to look without marks, so that a task before them does not wait for long.
 -- * Whether a queue is paused is checked in the statement that chooses the rows: a separate one cost 0.02 ms.
--- * A worker that has met tasks it cannot run leaves out their names, or the tasks ("p_unknown_names",
---   "p_refused_ids"). CASE keeps the planner from estimating how many are left, and costs other workers some
---   10 ns per task. The walk over left-out tasks costs about 1 us each; bookmarks start behind them.
+-- * A worker that has met tasks it cannot run leaves out their names ("p_unknown_names"), the tasks
+--   ("p_refused_ids"), or the tasks that its parameters do not fit ("p_refused_by", see horsies_refusals). CASE
+--   keeps the planner from estimating how many are left, and costs other workers some 10 ns per task. The walk
+--   over left-out tasks costs about 1 us each, over refused calls about 3; bookmarks start behind them.
 -- * "p_freed" counts the places of each queue that this transaction has given back. If the claim does not
 --   take them again, the workers that a cap may have turned away are notified.
 -- * Windows: the first "p_idle" places are those of idle children, and the claim fills them as it always did.
@@ -161,7 +178,7 @@ CREATE OR REPLACE FUNCTION horsies_claim_v3(
     p_marked_moments timestamptz[] DEFAULT '{}', p_marked_ids uuid[] DEFAULT '{}',
     p_looks_everywhere boolean DEFAULT true, p_unknown_names text[] DEFAULT '{}',
     p_refused_ids uuid[] DEFAULT '{}', p_idle integer DEFAULT NULL, p_short_names text[] DEFAULT '{}',
-    p_is_async boolean DEFAULT NULL)
+    p_is_async boolean DEFAULT NULL, p_refused_by text[] DEFAULT '{}')
 RETURNS TABLE (
     id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
     max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
@@ -182,7 +199,7 @@ DECLARE
     after_at timestamptz;
     after_id uuid;
     look_at timestamptz;
-    leaves_out boolean := p_unknown_names <> '{}' OR p_refused_ids <> '{}';
+    leaves_out boolean := p_unknown_names <> '{}' OR p_refused_ids <> '{}' OR p_refused_by <> '{}';
 BEGIN
     IF p_cluster_cap IS NOT NULL OR array_remove(p_queue_caps, NULL) <> '{}' THEN
         PERFORM horsies_lock_caps(p_queues, p_queue_caps, p_cluster_cap);
@@ -224,10 +241,10 @@ BEGIN
                 WITH due AS MATERIALIZED (
                     SELECT CASE WHEN has_run THEN horsies_leading_run(
                         queue, level, after_at, after_id, look_at, wanted, idle - taken, p_short_names,
-                        p_is_async)
+                        p_is_async, leaves_out, p_unknown_names, p_refused_ids, p_refused_by)
                     WHEN p_is_async IS NOT NULL THEN horsies_due_of_kind(
                         p_is_async, queue, level, look_at, after_at, after_id, wanted, p_unknown_names,
-                        p_refused_ids)
+                        p_refused_ids, p_refused_by)
                     ELSE ARRAY(
                         SELECT task.id FROM horsies_tasks AS task
                         WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue
@@ -235,7 +252,8 @@ BEGIN
                           AND (task.enqueued_at, task.id) > (after_at, after_id)
                           AND (task.good_until IS NULL OR task.good_until > look_at)
                           AND CASE WHEN leaves_out THEN task.task_name <> ALL(p_unknown_names)
-                                  AND task.id <> ALL(p_refused_ids) ELSE true END
+                                  AND task.id <> ALL(p_refused_ids) AND (p_refused_by = '{}'
+                                      OR NOT horsies_is_refused(task.id, p_refused_by, look_at)) ELSE true END
                           AND NOT EXISTS (
                               SELECT FROM horsies_queues AS stored
                               WHERE stored.queue_name = queue AND stored.paused_at IS NOT NULL)

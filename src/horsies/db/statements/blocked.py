@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
+from horsies.db.statements.turn import NOTHING
 
 BLOCKED = StatementFile("blocked.sql")
 
@@ -89,6 +90,7 @@ class FindDue(NamedTuple):
     limit: int
     names: Sequence[str] | None = None
     grace_seconds: float = 0.0
+    refused_by: Sequence[str] = NOTHING
 
 
 class DueTask(NamedTuple):

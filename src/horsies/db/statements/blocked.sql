@@ -66,6 +66,7 @@ CROSS JOIN LATERAL (
       AND task.enqueued_at <= clock_timestamp() - %(grace_seconds)s::float8 * interval '1 second'
       AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
       AND task.id <> ALL(%(excluded)s::uuid[]) AND task.task_name <> ALL(%(unknown_names)s::text[])
+      AND NOT horsies_is_refused(task.id, %(refused_by)s::text[], clock_timestamp())
       AND (%(names)s::text[] IS NULL OR task.task_name = ANY(%(names)s::text[]))
     ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s) AS due
 WHERE NOT EXISTS (

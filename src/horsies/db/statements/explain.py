@@ -70,18 +70,21 @@ class TaskFacts(NamedTuple):
 
 
 class WantedTask(NamedTuple):
-    """A task name or, for the expansion of a sub-workflow, its definition key."""
+    """A task name or, for the expansion of a sub-workflow, its definition key; and the task, if it is one."""
 
     task_name: str | None
     definition_key: str | None
+    task_id: str | None = None
 
 
 class Knowledge(NamedTuple):
-    """Whether an open worker knows a task, and with which parameters."""
+    """Whether an open worker knows a task, with which parameters, and why the call does not fit them."""
 
     worker_id: str
     knows_task: bool
     fingerprint: str | None
+    refusal: str | None = None
+    refused_since: datetime | None = None
 
 
 class RecoverySettings(NamedTuple):

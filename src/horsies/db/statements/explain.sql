@@ -43,15 +43,18 @@ LEFT JOIN LATERAL (
 WHERE task.id = %(id)s::uuid
 
 -- name: list_knowledge
--- Of every open worker: whether it registered this task or sub-workflow, and with which parameters. A worker
--- that registered no names may know any.
-SELECT worker.worker_id,
-    worker.known_tasks IS NULL OR coalesce(CASE WHEN %(definition_key)s::text IS NULL
-        THEN worker.known_tasks -> 'tasks' ? %(task_name)s::text
-        ELSE worker.known_tasks -> 'workflows' ? %(definition_key)s::text END, false) AS knows_task,
-    CASE WHEN %(definition_key)s::text IS NULL THEN worker.known_tasks -> 'tasks' ->> %(task_name)s::text
-        ELSE worker.known_tasks -> 'workflows' ->> %(definition_key)s::text END AS fingerprint
-FROM horsies_workers AS worker WHERE worker.stopped_at IS NULL
+-- Of every open worker: whether it registered this task or sub-workflow, with which parameters, and why its
+-- parameters refused this call. A worker that registered no names may know any.
+SELECT worker.worker_id, worker.known_tasks IS NULL OR known.fingerprint IS NOT NULL AS knows_task,
+    known.fingerprint, refusal.message AS refusal, refusal.since AS refused_since
+FROM horsies_workers AS worker
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN %(definition_key)s::text IS NULL
+        THEN worker.known_tasks -> 'tasks' ->> %(task_name)s::text
+        ELSE worker.known_tasks -> 'workflows' ->> %(definition_key)s::text END AS fingerprint) AS known
+LEFT JOIN horsies_refusals AS refusal
+    ON refusal.task_id = %(task_id)s::uuid AND refusal.fingerprint = known.fingerprint
+WHERE worker.stopped_at IS NULL
 ORDER BY worker.seen_at DESC LIMIT 1000
 
 -- name: list_recovery_settings

@@ -46,6 +46,7 @@ class ClaimSomeTasks(NamedTuple):
     """The fields of ``ClaimTasks``, the names and ids of tasks to leave out, and one kind of tasks.
 
     ``is_async`` is True for tasks of ``async def`` functions only, False for all others, None for both.
+    ``refused_by`` are fingerprints of parameters: tasks that they have refused are left out, too.
     """
 
     worker_id: str
@@ -68,6 +69,7 @@ class ClaimSomeTasks(NamedTuple):
     idle: int | None
     short_names: Sequence[str]
     is_async: bool | None
+    refused_by: Sequence[str] = NOTHING
 
 
 class ClaimUnresolvable(NamedTuple):
@@ -83,27 +85,6 @@ class ClaimUnresolvable(NamedTuple):
     limit: int
     excluded: Sequence[str] = NOTHING
     only: Sequence[str] | None = None
-
-
-class FindTakers(NamedTuple):
-    """Tasks that this worker cannot run, as columns: ``kinds`` are "tasks" or "workflows"."""
-
-    worker_id: str
-    grace_seconds: float
-    ids: Sequence[str]
-    kinds: Sequence[str]
-    names: Sequence[str]
-    fingerprints: Sequence[str]
-    queues: Sequence[str]
-    due_at: Sequence[str]
-
-
-class Taker(NamedTuple):
-    """Whether another worker can run a task, and whether it is too early to give up on it."""
-
-    id: str
-    is_known: bool
-    is_recent: bool
 
 
 class ClaimedTask(NamedTuple):
@@ -280,7 +261,6 @@ class WorkerId(NamedTuple):
 claim_tasks = TURN.declare("claim_tasks", ClaimTasks, ClaimedTask)
 claim_some_tasks = TURN.declare("claim_some_tasks", ClaimSomeTasks, ClaimedTask)
 claim_unresolvable = TURN.declare("claim_unresolvable", ClaimUnresolvable, ClaimedTask)
-find_takers = TURN.declare("find_takers", FindTakers, Taker)
 start_tasks = TURN.declare("start_tasks", StartTasks, StartedTask)
 renew_claims = TURN.declare("renew_claims", RenewClaims, TaskId)
 release_claimed = TURN.declare("release_claimed", ReleaseClaimed, TaskId)

@@ -133,7 +133,7 @@ FROM horsies_claim_v3(
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
     %(marked_ids)s::uuid[], %(looks_everywhere)s, %(unknown_names)s::text[], %(refused_ids)s::uuid[],
-    %(idle)s, %(short_names)s::text[], %(is_async)s::boolean)
+    %(idle)s, %(short_names)s::text[], %(is_async)s::boolean, %(refused_by)s::text[])
 
 -- name: claim_unresolvable
 -- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the
@@ -172,23 +172,6 @@ RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.
     task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
     task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs,
     task.priority, task.enqueued_at::text AS enqueued_at, '' AS details, task.burst
-
--- name: find_takers
--- For each of these claimed tasks: whether another worker of its queue can run it ("is_known"), and whether
--- one could within the grace period, or the task has not been due for as long ("is_recent"). A worker can if
--- it registered the task or sub-workflow with other parameters than these, or registered no names at all.
-SELECT asked.id::text, count(worker.worker_id) FILTER (WHERE worker.stopped_at IS NULL) > 0 AS is_known,
-    count(worker.worker_id) > 0
-        OR asked.due_at > now() - %(grace_seconds)s::float8 * interval '1 second' AS is_recent
-FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(names)s::text[], %(fingerprints)s::text[],
-            %(queues)s::text[], %(due_at)s::text[]::timestamptz[])
-    AS asked (id, kind, name, fingerprint, queue_name, due_at)
-LEFT JOIN horsies_workers AS worker
-    ON worker.worker_id <> %(worker_id)s AND asked.queue_name = ANY(worker.queues)
-    AND (worker.stopped_at IS NULL
-         OR worker.stopped_at > now() - %(grace_seconds)s::float8 * interval '1 second')
-    AND (worker.known_tasks IS NULL OR worker.known_tasks -> asked.kind ->> asked.name <> asked.fingerprint)
-GROUP BY asked.id, asked.due_at
 
 -- name: release_unstarted
 -- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in

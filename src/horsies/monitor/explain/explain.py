@@ -153,7 +153,7 @@ def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
     status = TaskStatus(task.status)
     if status.is_terminal:
         return TaskSituation(task, QueueSituation(task.queue_name, task.looked_at))
-    wanted = WantedTask(task.task_name, task.definition_key)
+    wanted = WantedTask(task.task_name, task.definition_key, task.id)
     queue = yield from _queue_situation(
         task.queue_name, task.looked_at, task.queue_paused_at, wanted
     )

@@ -138,6 +138,14 @@ CATALOGUE: dict[str, Entry] = {
         "`unknown_task_grace_ms` the task fails with `WORKER_RESOLUTION_ERROR`.",
         "Deploy workers with the module of the task, or add it to `discover_tasks`.",
     ),
+    "CALL_DOES_NOT_FIT": Entry(
+        WAITING,
+        True,
+        "The stored call does not fit the parameters of any live worker of the queue; after "
+        "`unknown_task_grace_ms` the task fails with `WORKER_SERIALIZATION_ERROR`.",
+        "Deploy workers of the release that sent the call, or cancel it and send it with the parameters "
+        "that the workers have.",
+    ),
     "PARAMETERS_DIFFER": Entry(
         WAITING,
         False,

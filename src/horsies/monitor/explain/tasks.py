@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from horsies.db.statements.explain import Ahead, MapPlace, OpenTransaction, TaskFacts
+from horsies.db.statements.explain import Ahead, Knowledge, MapPlace, OpenTransaction, TaskFacts
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.monitor.explain.queues import (
@@ -53,13 +53,22 @@ class TaskSituation:
 
 
 def takers_of(queue: QueueSituation) -> list[WorkerSummary]:
-    """Return the live workers of a queue that know the wanted task."""
+    """Return the live workers of a queue that know the wanted task and have not refused its call."""
+    return [worker for worker in _knowing(queue) if _refusal(queue, worker) is None]
+
+
+def _knowing(queue: QueueSituation) -> list[WorkerSummary]:
     known = queue.knowledge
     return [
         worker
         for worker in queue.servers
         if worker.worker_id not in known or known[worker.worker_id].knows_task
     ]
+
+
+def _refusal(queue: QueueSituation, worker: WorkerSummary) -> Knowledge | None:
+    known = queue.knowledge.get(worker.worker_id)
+    return None if known is None or known.refusal is None else known
 
 
 def task_reasons(situation: TaskSituation) -> list[Reason]:
@@ -206,14 +215,16 @@ def _parked_item(situation: TaskSituation) -> Reason:
 
 def _worker_reasons(situation: TaskSituation) -> Iterator[Reason]:
     task, queue = situation.task, situation.queue
-    servers, takers = queue.servers, situation.takers
+    servers, knowing = queue.servers, _knowing(queue)
     if not servers:
         yield unserved_reason(queue)
-    elif not takers:
+    elif not knowing:
         yield _unknown(situation)
+    elif not situation.takers:
+        yield _unfit(situation, knowing)
     versions = {
         queue.knowledge[worker.worker_id].fingerprint
-        for worker in takers
+        for worker in knowing
         if worker.worker_id in queue.knowledge
     }
     if len(versions - {None}) > 1:
@@ -221,7 +232,7 @@ def _worker_reasons(situation: TaskSituation) -> Iterator[Reason]:
             "PARAMETERS_DIFFER",
             f"The workers of queue {queue.name!r} have different parameters for "
             f"{_wanted(task)}; each leaves calls that do not fit to the others.",
-            subjects=[worker.label for worker in takers],
+            subjects=[worker.label for worker in knowing],
             remedy="deploy the same release to every worker of the queue",
         )
 
@@ -229,9 +240,8 @@ def _worker_reasons(situation: TaskSituation) -> Iterator[Reason]:
 def _unknown(situation: TaskSituation) -> Reason:
     task, queue = situation.task, situation.queue
     servers = queue.servers
-    graces = [_setting(queue, worker, "unknown_task_grace_ms") for worker in servers]
-    known = [grace for grace in graces if isinstance(grace, int)]
-    fails = f" after {lasting(max(known) / 1000)}" if known else ""
+    grace = _grace_seconds(queue)
+    fails = "" if grace is None else f" after {lasting(grace)}"
     know = "it does not know" if len(servers) == 1 else "none of them knows"
     serve = "serves" if len(servers) == 1 else "serve"
     return reason(
@@ -242,6 +252,31 @@ def _unknown(situation: TaskSituation) -> Reason:
         subjects=[worker.label for worker in servers],
         remedy=f"deploy a worker of queue {queue.name} that has {_wanted(task)}",
     )
+
+
+def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Reason:
+    """No worker has parameters that take the call; the message of a refusal names the one at fault."""
+    queue = situation.queue
+    refusals = [one for worker in knowing if (one := _refusal(queue, worker)) is not None]
+    since = min((one.refused_since for one in refusals if one.refused_since), default=None)
+    fault = (refusals[0].refusal or "").partition(". ")[0].rstrip(".")
+    workers = counted(len(knowing), "live worker")
+    grace = _grace_seconds(queue)
+    fails = "" if grace is None else f" after {lasting(grace)}"
+    return reason(
+        "CALL_DOES_NOT_FIT",
+        f"{workers} of queue {queue.name!r} cannot run it: {fault}. "
+        f"The task waits for a worker of another release and fails with WORKER_SERIALIZATION_ERROR{fails}.",
+        since=since,
+        subjects=[worker.label for worker in knowing],
+        remedy=f"deploy a worker of queue {queue.name} with the release that sent the call",
+    )
+
+
+def _grace_seconds(queue: QueueSituation) -> float | None:
+    graces = [_setting(queue, worker, "unknown_task_grace_ms") for worker in queue.servers]
+    known = [grace for grace in graces if isinstance(grace, int)]
+    return max(known) / 1000 if known else None
 
 
 def _wanted(task: TaskFacts) -> str:

@@ -1,0 +1,54 @@
+"""Statements for tasks that a worker cannot call, and that wait for one that can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from horsies.db.statement import Nothing, StatementFile
+from horsies.db.statements.tasks import TaskId, TaskIds
+
+REFUSALS = StatementFile("refusals.sql")
+
+
+class RefuseTasks(NamedTuple):
+    """Tasks that this worker cannot call, as columns, with the fingerprints of its own parameters."""
+
+    worker_id: str
+    grace_seconds: float
+    pause_seconds: float
+    ids: Sequence[str]
+    fingerprints: Sequence[str]
+    messages: Sequence[str]
+
+
+class RefusedTask(NamedTuple):
+    """A task and for how many seconds workers with this fingerprint leave it out."""
+
+    id: str
+    fingerprint: str
+    seconds: float
+
+
+class FindTakers(NamedTuple):
+    """Refused tasks, as columns: ``kinds`` are "tasks" or "workflows"."""
+
+    grace_seconds: float
+    ids: Sequence[str]
+    kinds: Sequence[str]
+    names: Sequence[str]
+    queues: Sequence[str]
+
+
+class Taker(NamedTuple):
+    """Whether another worker may run a task, and whether it is too early to give up on it."""
+
+    id: str
+    is_known: bool
+    is_recent: bool
+
+
+refuse_tasks = REFUSALS.declare("refuse_tasks", RefuseTasks, RefusedTask)
+find_takers = REFUSALS.declare("find_takers", FindTakers, Taker)
+forget_refusals = REFUSALS.declare("forget_refusals", TaskIds, TaskId)
+delete_refusals = REFUSALS.declare("delete_refusals", Nothing, TaskId)
