@@ -7,6 +7,7 @@ overlaps another execution of itself; the number of its slot is how many tasks r
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import time
@@ -34,7 +35,13 @@ from horsies import (
 )
 from horsies.current_task import current_task
 from tests.soak import journal
-from tests.soak.limits import CLUSTER_CAP, QUEUE_CAPS, SCHEDULES, recovery_settings
+from tests.soak.limits import (
+    CLUSTER_CAP,
+    POOLED_PATIENCE_MS,
+    QUEUE_CAPS,
+    SCHEDULES,
+    recovery_settings,
+)
 from tests.support.workers import DATABASE_VARIABLE
 
 Value = TypeVar("Value")
@@ -44,9 +51,23 @@ AGAIN = RetryPolicy.fixed([1] * 20, auto_retry_for=[CRASHED], jitter=False)
 FLAKY_AGAIN = RetryPolicy.fixed([1] * 20, auto_retry_for=[CRASHED, "FLAKY"], jitter=False)
 
 
+def read_broker() -> PostgresConfig:
+    """The way to the database; for a pooled worker also the one past the pooler."""
+    database_url = os.environ[DATABASE_VARIABLE]
+    session_url = os.environ.get(journal.SESSION_VARIABLE)
+    if session_url is None:
+        return PostgresConfig(database_url=database_url)
+    return PostgresConfig(
+        database_url=database_url,
+        session_database_url=session_url,
+        pgbouncer_transaction_mode=True,
+        tcp_user_timeout_ms=POOLED_PATIENCE_MS,
+    )
+
+
 def read_config() -> AppConfig:
     return AppConfig(
-        broker=PostgresConfig(database_url=os.environ[DATABASE_VARIABLE]),
+        broker=read_broker(),
         queue_mode=QueueMode.CUSTOM,
         custom_queues=[
             CustomQueueConfig(name=name, priority=number, max_concurrency=cap)
@@ -163,6 +184,25 @@ def work_wide(number: int, seconds: float) -> Number:
 @app.task("work_narrow", queue_name="narrow", retry_policy=AGAIN)
 def work_narrow(number: int, seconds: float) -> Number:
     return work("narrow", number, seconds)
+
+
+@app.task("blink", queue_name="quick", burst=True)
+def blink(number: int, seconds: float) -> Number:
+    """Very short, and handed to children in windows; not retried."""
+    return work("quick", number, seconds)
+
+
+@app.task("blink_again", queue_name="quick", retry_policy=AGAIN)
+def blink_again(number: int, seconds: float) -> Number:
+    return work("quick", number, seconds)
+
+
+@app.task("nap", queue_name="quick", retry_policy=AGAIN)
+async def nap(number: int, seconds: float) -> Number:
+    """A coroutine, for async children."""
+    with accounted("quick", number=number):
+        await asyncio.sleep(seconds)
+        return finish(answer_to(number))
 
 
 @app.task("fail_first", queue_name="open", retry_policy=FLAKY_AGAIN)

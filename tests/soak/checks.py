@@ -6,15 +6,17 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, timedelta
+from itertools import pairwise
 from typing import Any
 
-from tests.soak.evidence import Evidence, Row
-from tests.soak.limits import SCHEDULES
+from tests.soak.evidence import Evidence, Row, quiet_spans
+from tests.soak.limits import FROZEN_SECONDS, SCHEDULES, STILL_SECONDS
+from tests.soak.plan import Kind
 
 TERMINAL = {"COMPLETED", "FAILED", "CANCELLED", "EXPIRED"}
 CRASHED = "WORKER_CRASHED"
-# Only this task has no retries after a crash.
-MAY_FAIL = "work_once"
+# Only these tasks have no retries after a crash.
+MAY_FAIL = ("work_once", "blink")
 
 
 def value_of(result: str | None) -> Any:
@@ -61,7 +63,7 @@ def wrong_results(evidence: Evidence) -> Iterator[str]:
     for row in evidence.tasks.values():
         if row.status == "COMPLETED":
             yield from _wrong_completed(evidence, row, answers.get(row.id))
-        elif row.task_name != MAY_FAIL or row.error_code != CRASHED:
+        elif row.task_name not in MAY_FAIL or row.error_code != CRASHED:
             yield f"task {row.id} ({row.task_name}) is {row.status} with {row.error_code}"
     for entry in evidence.started:
         run = evidence.runs.get(entry["run_id"])
@@ -90,6 +92,8 @@ def unexcused_crashes(evidence: Evidence) -> Iterator[str]:
             worker = evidence.worker_names.get(row.worker_id, str(row.worker_id))
             began, recorded = map(evidence.monotonic, (row.started_at, row.finished_at))
             if evidence.may_have_crashed(worker, began, recorded):
+                continue
+            if row.task_id in evidence.given_up:
                 continue
             end = evidence.ends.get((row.task_id, row.attempt))
             what = "the finished result" if end else "an attempt"
@@ -171,6 +175,34 @@ def wrongly_condemned(evidence: Evidence) -> Iterator[str]:
             yield f"{one.observer} declared {one.worker} lost at {one.at:.1f}, which lived; {near}"
 
 
+def frozen(evidence: Evidence) -> Iterator[str]:
+    """A worker that lives and is not hit by a fault writes that it lives."""
+    for worker, signs in evidence.signs.items():
+        ends = (evidence.killed_at.get(worker), evidence.stopped_at.get(worker))
+        end = min((one for one in ends if one is not None), default=evidence.watched_until)
+        for began, until in pairwise([*(one for one in signs if one < end), end]):
+            quiet = evidence.quiet_seconds(worker, began, until)
+            if quiet > FROZEN_SECONDS:
+                span = f"from {began:.1f} to {until:.1f}, {quiet:.1f} s of it without a fault"
+                yield f"{worker} gave no sign of life {span}"
+
+
+def stood_still(evidence: Evidence) -> Iterator[str]:
+    """While the database refuses some tasks, others end."""
+    ends = [
+        evidence.monotonic(row.finished_at)
+        for attempts in evidence.attempts.values()
+        for row in attempts
+    ]
+    for refusal in evidence.common:
+        if refusal.kind is not Kind.REFUSE_TASKS:
+            continue
+        others = [one for one in evidence.common if one is not refusal]
+        for began, until in quiet_spans(refusal.began, refusal.until, others):
+            if until - began > STILL_SECONDS and not any(began <= one <= until for one in ends):
+                yield f"no task ended from {began:.1f} to {until:.1f}, while some were refused"
+
+
 CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "tasks and runs lost": lost,
     "recorded or run twice": recorded_twice,
@@ -182,6 +214,8 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "idempotency keys": split_keys,
     "early starts": early_starts,
     "living workers declared lost": wrongly_condemned,
+    "workers frozen": frozen,
+    "tasks held up by refused ones": stood_still,
 }
 
 

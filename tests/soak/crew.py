@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,15 @@ from typing import Literal, Self
 import psutil
 
 from tests.soak import journal
-from tests.soak.limits import PROCESSES, SCHEDULERS, WORKERS
+from tests.soak.limits import (
+    ASYNC_CHILDREN,
+    POOLED_WORKER,
+    PROCESSES,
+    SCHEDULERS,
+    STOP_SECONDS,
+    WORKERS,
+)
+from tests.support.pgbouncer import PgBouncer, find_pgbouncer
 from tests.support.proxy import Proxy
 from tests.support.replicated_server import ReplicatedServer, two_host_url
 from tests.support.workers import DATABASE_VARIABLE, Fleet, RunningWorker
@@ -33,17 +42,46 @@ Role = Literal["worker", "scheduler"]
 class Sidecar:
     """The way of one process to both servers, which can break without harm to the other processes.
 
+    A PgBouncer in transaction mode may be part of the way; only the session that listens goes past it.
     Faults may overlap: the way is open again when the last of them is over.
     """
 
-    def __init__(self, servers: ReplicatedServer) -> None:
-        self._proxies = [Proxy(server.url) for server in servers.servers]
+    def __init__(self, servers: ReplicatedServer, *, is_pooled: bool = False) -> None:
+        direct = [Proxy(server.url) for server in servers.servers]
+        self._proxies = list(direct)
+        self._direct_url = two_host_url(proxy.port for proxy in direct)
+        self.pooler: PgBouncer | None = None
+        self._settings: tempfile.TemporaryDirectory[str] | None = None
+        if is_pooled:
+            # PgBouncer knows one address, so this proxy leads to whichever server is the primary.
+            to_primary = Proxy(lambda: servers.primary.url)
+            self._proxies.append(to_primary)
+            self._settings = tempfile.TemporaryDirectory(prefix="horsies-pgbouncer-")
+            self.pooler = PgBouncer(to_primary.url, Path(self._settings.name))
         self._lock = threading.Lock()
         self._cuts = self._pauses = 0
 
     @property
-    def url(self) -> str:
-        return two_host_url(proxy.port for proxy in self._proxies)
+    def environment(self) -> dict[str, str]:
+        """The variables that lead a process this way."""
+        if self.pooler is None:
+            return {DATABASE_VARIABLE: self._direct_url}
+        return {DATABASE_VARIABLE: self.pooler.url, journal.SESSION_VARIABLE: self._direct_url}
+
+    def start(self) -> None:
+        """Open the way for the first time."""
+        self.open()
+        if self.pooler is not None:
+            self.pooler.start()
+            self.pooler.wait_until_ready()
+
+    def stop(self) -> None:
+        """Close the way for good."""
+        if self.pooler is not None:
+            self.pooler.stop()
+        if self._settings is not None:
+            self._settings.cleanup()
+        self.close()
 
     def open(self) -> None:
         for proxy in self._proxies:
@@ -92,6 +130,8 @@ class Member:
     crew: Crew = field(repr=False)
     incarnation: int = -1
     running: RunningWorker | None = None
+    # One fault at a time: an orderly stop takes as long as the tasks do.
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def name(self) -> str:
@@ -108,8 +148,8 @@ class Member:
         self.incarnation += 1
         command = [sys.executable, "-m", "horsies", self.role, APPLICATION]
         if self.role == "worker":
-            command += ["--processes", str(PROCESSES)]
-        self.running = self.crew.launch(self.name, command, self.sidecar.url)
+            command += ["--processes", str(PROCESSES), "--async-children", str(ASYNC_CHILDREN)]
+        self.running = self.crew.launch(self.name, command, self.sidecar.environment)
 
     def wait_until_ready(self) -> None:
         """Wait until the current incarnation serves."""
@@ -129,6 +169,17 @@ class Member:
         journal.write("process", event="killed", worker=self.name)
         self.process.process.wait()
 
+    def stop(self) -> None:
+        """Ask for an orderly end; fail when it does not come in time, or is not in order."""
+        # A process that is starting does not handle signals yet.
+        self.wait_until_ready()
+        self.check_alive()
+        exit_code = self.process.stop(STOP_SECONDS)
+        journal.write("process", event="stopped", worker=self.name, exit_code=exit_code)
+        has_given_up = exit_code == 3 and self.process.events("outcomes_lost")
+        if exit_code != 0 and not has_given_up:
+            raise RuntimeError(f"{self.name} stopped with exit code {exit_code}")
+
 
 class Crew:
     """All processes; use as a context manager that leaves none behind."""
@@ -146,25 +197,32 @@ class Crew:
         self._stack = ExitStack()
 
     def _members(self, role: Role, count: int) -> list[Member]:
-        return [Member(role, number, Sidecar(self.servers), self) for number in range(count)]
+        return [Member(role, number, self._sidecar(role, number), self) for number in range(count)]
+
+    def _sidecar(self, role: Role, number: int) -> Sidecar:
+        is_pooled = role == "worker" and number == POOLED_WORKER and find_pgbouncer() is not None
+        return Sidecar(self.servers, is_pooled=is_pooled)
 
     @property
     def members(self) -> list[Member]:
         return [*self.workers, *self.schedulers]
 
     def __enter__(self) -> Self:
-        self._stack.callback(self.fleet.destroy)
-        for member in self.members:
-            member.sidecar.open()
-            self._stack.callback(member.sidecar.close)
+        with ExitStack() as stack:
+            stack.callback(self.fleet.destroy)
+            for member in self.members:
+                stack.callback(member.sidecar.stop)
+                member.sidecar.start()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def launch(self, name: str, command: list[str], database_url: str) -> RunningWorker:
-        environment = os.environ | {
-            DATABASE_VARIABLE: database_url,
+    def launch(self, name: str, command: list[str], way: Mapping[str, str]) -> RunningWorker:
+        environment = {
+            **os.environ,
+            **way,
             journal.WORKER_VARIABLE: name,
             journal.RUN_VARIABLE: self.run_id,
         }
@@ -174,7 +232,7 @@ class Crew:
 
     def launch_producer(self, seed: int) -> None:
         command = [sys.executable, "-m", "tests.soak.producer", str(seed)]
-        self.producer = self.launch("producer", command, self.servers.url)
+        self.producer = self.launch("producer", command, {DATABASE_VARIABLE: self.servers.url})
 
     def remains(self) -> list[str]:
         """Processes of this run that are still there."""

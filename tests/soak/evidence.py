@@ -16,7 +16,8 @@ from tests.soak import journal
 from tests.soak.crew import Crew
 from tests.soak.journal import Entry
 from tests.soak.limits import LOST_AFTER_SECONDS, RETURN_SECONDS, SLACK_SECONDS
-from tests.soak.plan import LASTING, Kind
+from tests.soak.plan import LASTING, REST_SECONDS, Kind
+from tests.soak.watch import Watch
 
 Row: TypeAlias = Any  # a named tuple of the columns of its query
 
@@ -74,7 +75,11 @@ class Evidence:
     begins: list[Entry] = field(default_factory=list)
     ends: dict[tuple[str, int], Entry] = field(default_factory=dict)
     crowded: list[Entry] = field(default_factory=list)
+    launched_at: dict[str, float] = field(default_factory=dict)
     killed_at: dict[str, float] = field(default_factory=dict)
+    stopped_at: dict[str, float] = field(default_factory=dict)
+    # Faults of the server and of all workers.
+    common: list[Window] = field(default_factory=list)
     faults: dict[str, list[Window]] = field(default_factory=lambda: defaultdict(list))
     tasks: dict[str, Row] = field(default_factory=dict)
     attempts: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
@@ -83,6 +88,11 @@ class Evidence:
     next_slots: dict[str, datetime] = field(default_factory=dict)
     worker_names: dict[str, str] = field(default_factory=dict)
     condemned: list[Condemned] = field(default_factory=list)
+    # When each worker has written that it lives, and when the last look was.
+    signs: dict[str, list[float]] = field(default_factory=dict)
+    watched_until: float = 0.0
+    # Tasks whose outcome a worker that was stopped could not record.
+    given_up: set[str] = field(default_factory=set)
     clock_offset: float = 0.0
 
     def monotonic(self, moment: datetime) -> float:
@@ -97,6 +107,11 @@ class Evidence:
             if window.began - NEAR_SECONDS <= at <= window.until + NEAR_SECONDS
         ]
         return f"faults of {worker}: {', '.join(near) or 'none'}"
+
+    def quiet_seconds(self, worker: str, began: float, until: float) -> float:
+        """The part of this time in which no fault hit the worker, nor all of them."""
+        spans = quiet_spans(began, until, [*self.faults.get(worker, ()), *self.common])
+        return sum(end - start for start, end in spans)
 
     def may_be_lost(self, worker: str, at: float) -> bool:
         """Whether a worker was out of touch for so long that it could count as lost at this time."""
@@ -120,13 +135,31 @@ class Evidence:
         )
 
 
-def gather(crew: Crew) -> Evidence:
+def quiet_spans(
+    began: float, until: float, faults: Iterable[Window]
+) -> Iterator[tuple[float, float]]:
+    """The parts of this time that are outside of these faults, and of the rest after each."""
+    at = began
+    for fault in sorted(faults, key=lambda one: one.began):
+        if at < min(fault.began, until):
+            yield at, min(fault.began, until)
+        at = max(at, fault.until + REST_SECONDS)
+    if at < until:
+        yield at, until
+
+
+def gather(crew: Crew, watch: Watch) -> Evidence:
     """Read everything once the processes have settled."""
-    evidence = Evidence(clock_offset=time.time() - time.monotonic())
+    evidence = Evidence(clock_offset=time.time() - time.monotonic(), watched_until=time.monotonic())
     pids = _read_journal(evidence, journal.read(crew.journal_path))
     with psycopg.connect(crew.servers.url, autocommit=True) as connection:
         _read_tables(evidence, connection, pids)
     evidence.condemned = list(_condemned(evidence, crew))
+    for pid, signs in watch.signs.items():
+        evidence.signs[pids[pid]] = sorted(map(evidence.monotonic, signs))
+    for process in crew.fleet.workers:
+        for event in process.events("outcomes_lost"):
+            evidence.given_up.update(event["task_ids"])
     return evidence
 
 
@@ -145,14 +178,25 @@ def _read_journal(evidence: Evidence, entries: Iterable[Entry]) -> dict[int, str
                 evidence.ends[entry["task_id"], entry["attempt"]] = entry
             case "crowded":
                 evidence.crowded.append(entry)
-            case "fault" if entry["worker"] is not None:
+            case "fault":
                 window = Window(Kind(entry["kind"]), entry["began"], entry["until"])
-                evidence.faults[entry["worker"]].append(window)
-            case "process" if entry["event"] == "launched":
-                pids[entry["pid"]] = entry["worker"]
+                worker = entry["worker"]
+                (evidence.common if worker is None else evidence.faults[worker]).append(window)
             case "process":
-                evidence.killed_at[entry["worker"]] = entry["at"]
+                _note_process(evidence, pids, entry)
     return pids
+
+
+def _note_process(evidence: Evidence, pids: dict[int, str], entry: Entry) -> None:
+    name = entry["worker"]
+    match entry["event"]:
+        case "launched":
+            pids[entry["pid"]] = name
+            evidence.launched_at[name] = entry["at"]
+        case "killed":
+            evidence.killed_at[name] = entry["at"]
+        case "stopped":
+            evidence.stopped_at[name] = entry["at"]
 
 
 def _read_tables(

@@ -8,25 +8,28 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 
 import psutil
 
-from tests.soak import journal
+from tests.soak import journal, refusals
 from tests.soak.crew import Crew, Member
-from tests.soak.plan import ONE_SCHEDULER, Fault, Kind
+from tests.soak.limits import SCHEDULES
+from tests.soak.plan import ONE_SCHEDULER, POOLER, Fault, Kind
+from tests.support.pgbouncer import find_pgbouncer
 
 
 class Saboteur:
     """Carries out the faults of a plan and counts them."""
 
-    def __init__(self, crew: Crew, seed: int) -> None:
+    def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self._dice = random.Random(seed)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self.done: Counter[Kind] = Counter()
         self.problems: list[str] = []
+        # Faults that this machine has no program for.
+        self.left_out: Counter[Kind] = Counter()
 
     def follow(self, plan: list[Fault], seconds: float) -> None:
         """Begin every fault at its time and return when all are over and the seconds have passed.
@@ -56,6 +59,9 @@ class Saboteur:
         self._stopping.wait(max(0.0, seconds))
 
     def _carry_out(self, fault: Fault) -> None:
+        if fault.kind in POOLER and find_pgbouncer() is None:
+            self.left_out[fault.kind] += 1
+            return
         try:
             self._begin_and_end(fault)
             self.done[fault.kind] += 1
@@ -63,33 +69,65 @@ class Saboteur:
             self.problems.append(f"the fault {fault} could not be carried out: {error!r}")
 
     def _begin_and_end(self, fault: Fault) -> None:
-        crew = self._crew
-        began = time.monotonic()
         member = self._member(fault)
-        # Taken now: a restart gives the member a new name.
-        name = None if member is None else member.name
+        with nullcontext() if member is None else member.lock:
+            began = time.monotonic()
+            # Taken now: a restart gives the member a new name.
+            name = None if member is None else member.name
+            if member is None:
+                self._trouble_all(fault)
+            else:
+                self._trouble_one(fault, member)
+            until = time.monotonic()
+            journal.write("fault", kind=fault.kind, worker=name, began=began, until=until)
+
+    def _trouble_one(self, fault: Fault, member: Member) -> None:
         match fault.kind:
             case Kind.KILL_WORKER | Kind.KILL_SCHEDULER:
-                assert member is not None
-                self._kill_and_restart(member)
+                member.kill()
+                self._restart(member, fault)
+            case Kind.STOP_WORKER:
+                member.stop()
+                self._restart(member, fault)
             case Kind.KILL_CHILD:
-                assert member is not None
-                self._kill_child(member)
+                self._kill_child(member, fault)
             case Kind.FREEZE_WORKER | Kind.FREEZE_SCHEDULER | Kind.FREEZE_HOST:
-                assert member is not None
                 member.check_alive()
                 with frozen(member, with_children=fault.kind is Kind.FREEZE_HOST):
                     self._hold(fault.seconds)
-            case Kind.RESTART_FAST:
-                crew.servers.restart("fast")
-            case Kind.RESTART_IMMEDIATE:
-                crew.servers.restart("immediate")
-            case Kind.FAIL_OVER:
-                crew.servers.fail_over(self._dice.choice(("fast", "immediate")))
+            case Kind.KILL_POOLER | Kind.FREEZE_POOLER:
+                self._trouble_pooler(fault, member)
             case _:
-                self._disturb(fault, crew.workers if member is None else [member])
-        until = time.monotonic()
-        journal.write("fault", kind=fault.kind, worker=name, began=began, until=until)
+                self._disturb(fault, [member])
+
+    def _trouble_all(self, fault: Fault) -> None:
+        servers, dice = self._crew.servers, _dice(fault)
+        match fault.kind:
+            case Kind.RESTART_FAST:
+                servers.restart("fast")
+            case Kind.RESTART_IMMEDIATE:
+                servers.restart("immediate")
+            case Kind.FAIL_OVER:
+                servers.fail_over(dice.choice(("fast", "immediate")))
+            case Kind.KILL_BACKEND:
+                pids = refusals.backend_pids(servers.url)
+                _send([dice.choice(pids)] if pids else [], signal.SIGKILL)
+            case Kind.END_SESSIONS:
+                refusals.end_sessions(servers.url, dice)
+            case Kind.REFUSE_TASKS | Kind.FAIL_COMMITS | Kind.SET_TIMEOUTS:
+                with self._refusal(fault):
+                    self._hold(fault.seconds)
+            case _:
+                self._disturb(fault, self._crew.workers)
+
+    def _refusal(self, fault: Fault) -> AbstractContextManager[None]:
+        url, dice = self._crew.servers.url, _dice(fault)
+        if fault.kind is Kind.SET_TIMEOUTS:
+            return refusals.timed_out(url, dice.choice(list(refusals.TIMEOUTS)))
+        if fault.kind is Kind.FAIL_COMMITS:
+            return refusals.refused(url, refusals.passing(dice))
+        catching_up = [name for name, (_, catches_up) in SCHEDULES.items() if catches_up]
+        return refusals.refused(url, refusals.lasting(dice, dice.choice(catching_up)))
 
     def _member(self, fault: Fault) -> Member | None:
         if fault.target is None:
@@ -97,12 +135,11 @@ class Saboteur:
         crew = self._crew
         return (crew.schedulers if fault.kind in ONE_SCHEDULER else crew.workers)[fault.target]
 
-    def _kill_and_restart(self, member: Member) -> None:
-        member.kill()
-        self._hold(self._dice.uniform(0.0, 1.5))
+    def _restart(self, member: Member, fault: Fault) -> None:
+        self._hold(_dice(fault).uniform(0.0, 1.5))
         member.launch()
 
-    def _kill_child(self, member: Member) -> None:
+    def _kill_child(self, member: Member, fault: Fault) -> None:
         """Kill one of the processes that the worker has started, its fork server included.
 
         A worker whose first children do not start ends by itself, so it must have started.
@@ -111,7 +148,19 @@ class Saboteur:
         family = member.process.family()
         if family:
             with suppress(psutil.NoSuchProcess):
-                psutil.Process(self._dice.choice(family)).kill()
+                psutil.Process(_dice(fault).choice(family)).kill()
+
+    def _trouble_pooler(self, fault: Fault, member: Member) -> None:
+        pooler = member.sidecar.pooler
+        assert pooler is not None
+        if fault.kind is Kind.KILL_POOLER:
+            pooler.kill()
+            self._hold(_dice(fault).uniform(0.0, 1.5))
+            pooler.start()
+            return
+        pooler.process.send_signal(signal.SIGSTOP)
+        self._hold(fault.seconds)
+        pooler.process.send_signal(signal.SIGCONT)
 
     def _disturb(self, fault: Fault, members: list[Member]) -> None:
         """Break the way of these members to the database for a while."""
@@ -134,6 +183,11 @@ def frozen(member: Member, *, with_children: bool) -> Iterator[None]:
         yield
     finally:
         _send(pids, signal.SIGCONT)
+
+
+def _dice(fault: Fault) -> random.Random:
+    """The details of a fault; the same ones for the same fault."""
+    return random.Random(fault.at)
 
 
 def _send(pids: list[int], number: signal.Signals) -> None:

@@ -16,6 +16,8 @@ from typing import Any, Literal, TypeAlias
 JOURNAL_VARIABLE = "HORSIES_SOAK_JOURNAL"
 # Names the incarnation of the worker that a process belongs to; children inherit it.
 WORKER_VARIABLE = "HORSIES_SOAK_WORKER"
+# The way of a pooled worker past its pooler.
+SESSION_VARIABLE = "HORSIES_SOAK_SESSION_URL"
 # Identifies every process that a run has started.
 RUN_VARIABLE = "HORSIES_SOAK_RUN"
 

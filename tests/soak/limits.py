@@ -5,7 +5,7 @@ from __future__ import annotations
 from horsies import RecoveryConfig
 
 CLUSTER_CAP = 8
-QUEUE_CAPS: dict[str, int | None] = {"narrow": 1, "wide": 3, "open": None}
+QUEUE_CAPS: dict[str, int | None] = {"narrow": 1, "wide": 3, "open": None, "quick": None}
 # Seconds between two slots, and whether slots missed during an interruption are sent later.
 SCHEDULES: dict[str, tuple[int, bool]] = {
     "every second": (1, True),
@@ -15,6 +15,11 @@ SCHEDULES: dict[str, tuple[int, bool]] = {
 
 WORKERS = 3
 PROCESSES = 3
+ASYNC_CHILDREN = 1
+# This worker goes through PgBouncer in transaction mode, where that is installed.
+POOLED_WORKER = 2
+# How long it waits for an answer: PgBouncer itself would wait two minutes for a server.
+POOLED_PATIENCE_MS = 3_000
 SCHEDULERS = 2
 
 # A living worker that is out of touch for less than this must keep its tasks.
@@ -23,6 +28,12 @@ LOST_AFTER_SECONDS = 5.0
 SLACK_SECONDS = 2.0
 # A worker that comes back learns that it was declared lost, and ends its children, within this time.
 RETURN_SECONDS = 6.0
+# A process that lives and that no fault hit in the meantime shows a new sign of life within this time.
+FROZEN_SECONDS = 15.0
+# The load never pauses for as long as this while workers can work.
+STILL_SECONDS = 4.0
+# A process ends within this time after SIGTERM: its longest task runs for seven seconds.
+STOP_SECONDS = 60.0
 
 
 def recovery_settings() -> dict[str, int]:

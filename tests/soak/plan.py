@@ -6,7 +6,13 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.soak.limits import LOST_AFTER_SECONDS, SCHEDULERS, SLACK_SECONDS, WORKERS
+from tests.soak.limits import (
+    LOST_AFTER_SECONDS,
+    POOLED_WORKER,
+    SCHEDULERS,
+    SLACK_SECONDS,
+    WORKERS,
+)
 
 
 class Kind(StrEnum):
@@ -14,6 +20,7 @@ class Kind(StrEnum):
 
     KILL_WORKER = "kill a worker"
     KILL_CHILD = "kill a child"
+    STOP_WORKER = "stop a worker with SIGTERM"
     FREEZE_WORKER = "freeze a worker"
     FREEZE_HOST = "freeze a worker with its children"
     CUT_WORKER = "cut a worker off"
@@ -28,19 +35,37 @@ class Kind(StrEnum):
     RESTART_FAST = "restart PostgreSQL, fast"
     RESTART_IMMEDIATE = "restart PostgreSQL, immediate"
     FAIL_OVER = "promote the standby"
+    KILL_BACKEND = "kill a process of PostgreSQL"
+    END_SESSIONS = "end half of the sessions"
+    KILL_POOLER = "kill PgBouncer"
+    FREEZE_POOLER = "freeze PgBouncer"
+    REFUSE_TASKS = "refuse some tasks at COMMIT"
+    FAIL_COMMITS = "fail commits at random"
+    SET_TIMEOUTS = "set short timeouts on the database"
 
 
+POOLER = (Kind.KILL_POOLER, Kind.FREEZE_POOLER)
 ONE_WORKER = (
-    *(Kind.KILL_WORKER, Kind.KILL_CHILD, Kind.FREEZE_WORKER, Kind.FREEZE_HOST),
+    *(Kind.KILL_WORKER, Kind.KILL_CHILD, Kind.STOP_WORKER),
+    *(Kind.FREEZE_WORKER, Kind.FREEZE_HOST),
     *(Kind.CUT_WORKER, Kind.PAUSE_WORKER, Kind.LOSE_WORKER),
+    *POOLER,
 )
 ALL_WORKERS = (Kind.CUT_ALL, Kind.PAUSE_ALL, Kind.LOSE_ALL)
 ONE_SCHEDULER = (Kind.KILL_SCHEDULER, Kind.FREEZE_SCHEDULER, Kind.CUT_SCHEDULER)
-SERVER = (Kind.RESTART_FAST, Kind.RESTART_IMMEDIATE, Kind.FAIL_OVER)
-# These last for a while; the others are over at once.
-LASTING = (*ONE_WORKER[2:], *ALL_WORKERS, *ONE_SCHEDULER[1:])
+SERVER = (
+    *(Kind.RESTART_FAST, Kind.RESTART_IMMEDIATE, Kind.FAIL_OVER),
+    *(Kind.KILL_BACKEND, Kind.END_SESSIONS),
+)
+# The database refuses something for a while; other faults happen meanwhile.
+DATABASE = (Kind.REFUSE_TASKS, Kind.FAIL_COMMITS, Kind.SET_TIMEOUTS)
+OVER_AT_ONCE = (
+    *(Kind.KILL_WORKER, Kind.KILL_CHILD, Kind.STOP_WORKER, Kind.KILL_POOLER, Kind.KILL_SCHEDULER),
+    *SERVER,
+)
+LASTING = tuple(kind for kind in Kind if kind not in OVER_AT_ONCE)
 WEIGHTS = dict.fromkeys(ONE_WORKER, 4) | {Kind.KILL_WORKER: 8, Kind.KILL_CHILD: 6}
-WEIGHTS |= dict.fromkeys((*ALL_WORKERS, *ONE_SCHEDULER, *SERVER), 2)
+WEIGHTS |= dict.fromkeys((*ALL_WORKERS, *ONE_SCHEDULER, *SERVER, *DATABASE, *POOLER), 2)
 
 SHORT_SECONDS = (0.1, LOST_AFTER_SECONDS - SLACK_SECONDS - 1.0)
 LONG_SECONDS = (LOST_AFTER_SECONDS + 1.0, LOST_AFTER_SECONDS + 4.0)
@@ -85,7 +110,8 @@ def make_plan(seed: int, seconds: float) -> list[Fault]:
 
 def _draw(dice: random.Random, kind: Kind, at: float) -> Fault:
     count = SCHEDULERS if kind in ONE_SCHEDULER else WORKERS
-    target = dice.randrange(count)
+    drawn = dice.randrange(count)
+    target = POOLED_WORKER if kind in POOLER else drawn
     is_long = dice.random() < 0.35
     seconds = dice.uniform(*LONG_SECONDS if is_long else SHORT_SECONDS)
     is_single = kind in ONE_WORKER or kind in ONE_SCHEDULER
@@ -103,6 +129,8 @@ def _is_possible(faults: list[Fault], new: Fault) -> bool:
 
 def _target(fault: Fault) -> tuple[str, int | None]:
     """The part that a fault breaks; faults of the server and of all workers exclude each other."""
+    if fault.kind in DATABASE:
+        return "database", None
     if fault.target is None:
         return "all", None
     return ("scheduler" if fault.kind in ONE_SCHEDULER else "worker"), fault.target

@@ -19,7 +19,10 @@ from tests.soak import journal
 from tests.soak.application import (
     answer_to,
     app,
+    blink,
+    blink_again,
     fail_first,
+    nap,
     work_again,
     work_narrow,
     work_once,
@@ -87,7 +90,20 @@ def start_run(dice: random.Random, number: int) -> None:
         )
 
 
-ACTIONS = {send_task: 12, send_delayed: 2, send_idempotent: 1, start_run: 2}
+def send_burst(dice: random.Random, number: int) -> None:
+    """Many very short tasks in one transaction. One that is in doubt is neither repeated nor expected."""
+    task = dice.choice((blink, blink_again, nap))
+    count, longest = (8, 0.4) if task is nap else (dice.randint(20, 60), 0.01)
+    numbers = [1000 * number + place for place in range(count)]
+    sent = task.send_many([task.bind(one, dice.uniform(0.0, longest)) for one in numbers])
+    if sent.is_err() and not sent.err_value.retryable:
+        raise RuntimeError(f"a send was refused: {sent.err_value}")
+    for one, handle in zip(numbers, sent.unwrap() if sent.is_ok() else (), strict=False):
+        answer = answer_to(one)
+        journal.write("sent", kind=task.task_name, task_id=handle.task_id, answer=answer)
+
+
+ACTIONS = {send_task: 12, send_delayed: 2, send_idempotent: 1, start_run: 2, send_burst: 2}
 
 
 def main(seed: int) -> None:

@@ -12,17 +12,20 @@ from pathlib import Path
 import psycopg
 
 from horsies.db.migrate import apply_migrations
+from tests.soak import journal
 from tests.soak.checks import violations
 from tests.soak.crew import Crew
 from tests.soak.evidence import Evidence, gather
 from tests.soak.faults import Saboteur
-from tests.soak.plan import Kind, make_plan
+from tests.soak.limits import STOP_SECONDS
+from tests.soak.plan import make_plan
+from tests.soak.refusals import SETUP
+from tests.soak.watch import Watch
 from tests.support.replicated_server import ReplicatedServer
 from tests.support.tables import WITNESS
 from tests.support.workers import RunningWorker
 
 SETTLE_SECONDS = 120.0
-STOP_SECONDS = 60.0
 SHOWN = 10
 OPEN = """
 SELECT (SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')),
@@ -36,7 +39,7 @@ class Report:
 
     seed: int
     seconds: float
-    faults: Counter[Kind]
+    saboteur: Saboteur
     evidence: Evidence
     violations: dict[str, list[str]]
     settled_seconds: float
@@ -49,8 +52,11 @@ class Report:
         """The summary, with the evidence of violations."""
         yield f"soak: seed {self.seed}, {self.seconds:.0f} s of faults"
         yield f"settled after {self.settled_seconds:.1f} s"
-        yield f"faults: {sum(self.faults.values())}"
-        yield from (f"  {count:4} {kind}" for kind, count in sorted(self.faults.items()))
+        done, left_out = self.saboteur.done, self.saboteur.left_out
+        yield f"faults: {sum(done.values())}"
+        yield from (f"  {count:4} {kind}" for kind, count in sorted(done.items()))
+        for kind, count in sorted(left_out.items()):
+            yield f"  {count:4} LEFT OUT, pgbouncer is not installed: {kind}"
         yield from self._load()
         yield "checks:"
         for name, found in self.violations.items():
@@ -78,18 +84,19 @@ def soak(seconds: float, seed: int, directory: Path) -> Report:
         with psycopg.connect(servers.url, autocommit=True) as connection:
             apply_migrations(connection)
             connection.execute(WITNESS.encode())
-        with Crew(servers, directory) as crew:
+            connection.execute(SETUP.encode())
+        with Crew(servers, directory) as crew, Watch(servers.url) as watch:
             _start(crew, seed)
-            saboteur = Saboteur(crew, seed)
+            saboteur = Saboteur(crew)
             try:
                 saboteur.follow(make_plan(seed, seconds), seconds)
                 settled_seconds, endings = _settle(crew)
             finally:
                 saboteur.stop()
-            evidence = gather(crew)
+            evidence = gather(crew, watch)
     found = violations(evidence) | endings
     found["faults that could not be carried out"] = saboteur.problems
-    return Report(seed, seconds, saboteur.done, evidence, found, settled_seconds)
+    return Report(seed, seconds, saboteur, evidence, found, settled_seconds)
 
 
 def _start(crew: Crew, seed: int) -> None:
@@ -133,6 +140,7 @@ def _stop(name: str, process: RunningWorker) -> Iterator[str]:
     except AssertionError as error:
         yield f"{name}: {error}: {process.log()[-1000:]}"
         return
+    journal.write("process", event="stopped", worker=name, exit_code=code)
     if code != 0:
         yield f"{name} stopped with exit code {code}: {process.log()[-1000:]}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -39,29 +40,69 @@ def find_pgbouncer() -> str | None:
     return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
 
 
+class PgBouncer:
+    """A PgBouncer before one database, on a port that stays the same when it is started again."""
+
+    def __init__(self, database_url: str, directory: Path, pool_mode: str = "transaction") -> None:
+        program = find_pgbouncer()
+        assert program is not None, "pgbouncer is not installed"
+        self._server = conninfo_to_dict(database_url)
+        database, port = str(self._server["dbname"]), free_port()
+        directory.chmod(0o755)  # the program reads its settings as another user than root
+        settings = directory / "pgbouncer.ini"
+        settings.write_text(
+            SETTINGS.format(
+                database=database, server=_server(self._server), port=port, pool_mode=pool_mode
+            )
+        )
+        self._command = [program, str(settings)]
+        user = quote(str(self._server["user"]))
+        self.url = f"postgresql://{user}@127.0.0.1:{port}/{quote(database)}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def start(self) -> None:
+        """Start the program without waiting for it."""
+        self._process = _start(self._command, self._server)
+
+    def wait_until_ready(self) -> None:
+        wait_until(lambda: _answers(self.url, self.process))
+
+    def kill(self) -> None:
+        """End the program with SIGKILL: its clients lose their connections without a word."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End the program, if it was started; one that is frozen as well."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+            self._process.wait()
+
+
+@contextmanager
+def started_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iterator[PgBouncer]:
+    """Start PgBouncer before this database, and stop it afterwards."""
+    with tempfile.TemporaryDirectory(prefix="horsies-pgbouncer-") as directory:
+        pooler = PgBouncer(database_url, Path(directory), pool_mode)
+        pooler.start()
+        try:
+            pooler.wait_until_ready()
+            yield pooler
+        finally:
+            pooler.stop()
+
+
 @contextmanager
 def running_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iterator[str]:
     """Start PgBouncer before this database and yield the URL that leads through it."""
-    program = find_pgbouncer()
-    assert program is not None, "pgbouncer is not installed"
-    server = conninfo_to_dict(database_url)
-    database, port = str(server["dbname"]), free_port()
-    with tempfile.TemporaryDirectory(prefix="horsies-pgbouncer-") as directory:
-        Path(directory).chmod(0o755)  # the program reads its settings as another user than root
-        settings = Path(directory) / "pgbouncer.ini"
-        settings.write_text(
-            SETTINGS.format(
-                database=database, server=_server(server), port=port, pool_mode=pool_mode
-            )
-        )
-        url = f"postgresql://{quote(str(server['user']))}@127.0.0.1:{port}/{quote(database)}"
-        process = _start([program, str(settings)], server)
-        try:
-            wait_until(lambda: _answers(url, process))
-            yield url
-        finally:
-            process.terminate()
-            process.wait()
+    with started_pgbouncer(database_url, pool_mode) as pooler:
+        yield pooler.url
 
 
 def client_names(pooled_url: str) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Self
 from urllib.parse import quote
@@ -30,8 +30,10 @@ WRONG_PASSWORD = 'password authentication failed for user "app"'
 class Proxy:
     """Forwards connections to one server; use as a context manager."""
 
-    def __init__(self, server_url: str) -> None:
-        self._server = conninfo_to_dict(server_url)
+    def __init__(self, server_url: str | Callable[[], str]) -> None:
+        # Where the server may move, every new connection asks for its address.
+        self._find_server = server_url if callable(server_url) else lambda: server_url
+        self._server = conninfo_to_dict(self._find_server())
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -123,8 +125,9 @@ class Proxy:
             self._spawn(self._forward_answers, server, client)
 
     def _connect(self) -> socket.socket:
-        host = str(self._server.get("host") or "127.0.0.1")
-        port = int(self._server.get("port") or 5432)
+        target = conninfo_to_dict(self._find_server())
+        host = str(target.get("host") or "127.0.0.1")
+        port = int(target.get("port") or 5432)
         if not host.startswith("/"):
             return socket.create_connection((host, port))
         server = socket.socket(socket.AF_UNIX)
