@@ -13,7 +13,7 @@ import pytest
 from benchmarks import async_children
 
 from tests.support.database import Database
-from tests.support.tables import attempts, count, task
+from tests.support.tables import assert_each_ended_once, attempts, count, task, witnessed
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet, Journal, RunningWorker
 
@@ -25,8 +25,10 @@ def coroutines(programs: ModuleType) -> ModuleType:
     return importlib.import_module("tests.support.apps.coroutines")
 
 
-def start(fleet: Fleet, *options: str, children: int = 1, processes: int = 0) -> RunningWorker:
-    flags = ("--async-children", str(children), "--async-slots", "50", *options)
+def start(
+    fleet: Fleet, *options: str, children: int = 1, processes: int = 0, slots: int = 50
+) -> RunningWorker:
+    flags = ("--async-children", str(children), "--async-slots", str(slots), *options)
     return fleet.start(*flags, application=APPLICATION, processes=processes)
 
 
@@ -143,6 +145,30 @@ def test_a_worker_killed_with_its_coroutines_is_recovered(
     os.kill(worker.pid, signal.SIGKILL)
     start(fleet)
     assert [one.get(30_000).ok_value for one in retried] == [2] * 5
+
+
+@pytest.mark.parametrize("victim", ["child", "worker"])
+def test_five_hundred_coroutines_killed_at_once_have_an_outcome_each(
+    fleet: Fleet, journal: Journal, coroutines: ModuleType, connection: Database, victim: str
+) -> None:
+    worker = start(fleet, slots=500)
+    with witnessed(connection):
+        calls = [coroutines.nap.bind(600)] * 250
+        failing = coroutines.nap.send_many(calls).unwrap()
+        retried = coroutines.retried_nap.send_many([coroutines.retried_nap.bind(600)] * 250)
+        wait_until(lambda: len(journal.lines("start")) == 500)
+        (child,) = {line.pid for line in journal.lines("start")}
+        os.kill(child if victim == "child" else worker.pid, signal.SIGKILL)
+        if victim == "worker":
+            start(fleet, slots=500)
+        wait_until(lambda: count(connection, "FAILED") == 250)
+        wait_until(lambda: count(connection, "COMPLETED") == 250)
+        assert failing[0].get(30_000).err_value.error_code == "WORKER_CRASHED"
+        assert {one.get(30_000).ok_value for one in retried.unwrap()} == {2}
+        assert_each_ended_once(connection)
+    # No coroutine of either kind began more often than its attempts say.
+    assert len(journal.lines("start")) == len(attempts(connection)) == 750
+    assert coroutines.wrapped.send(7).unwrap().get(30_000).ok_value == 7
 
 
 def test_the_benchmark_measures_sleepers_and_finds_the_blocking_task_named(

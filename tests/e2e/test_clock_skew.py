@@ -7,13 +7,25 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from tests.support.database import Database
+from tests.support.schedulers import APPLICATION as SCHEDULED
+from tests.support.schedulers import check_books, config_of, enter, every
 from tests.support.tables import TaskRow, attempts, count, leases, task, wait_for_status
 from tests.support.wait import wait_until
-from tests.support.workers import AHEAD, BEHIND, REPOSITORY, Fleet, Journal, RunningWorker, skew
+from tests.support.workers import (
+    AHEAD,
+    BEHIND,
+    QUICK_RECOVERY,
+    REPOSITORY,
+    Fleet,
+    Journal,
+    RunningWorker,
+    skew,
+)
 
 LEASES = {"prefetch_buffer": 2, "claim_lease_ms": 4_000}
 # Clocks are wrong by ten minutes; what takes less than half of that depends on none of them.
@@ -103,6 +115,54 @@ def test_leases_hold_between_workers_with_different_clocks(
     assert owners == {worker_id_of(connection, holder)}
     assert {task(connection, one.task_id).generation for one in held} == {1}
     assert not ahead.events("workers_lost") + holder.events("workers_lost")
+
+
+def test_a_clock_that_jumps_while_worker_and_scheduler_run_changes_nothing(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    offset = fleet.directory / "offset"
+    offset.write_text("+0")
+    config = config_of(every(1, "often")) | QUICK_RECOVERY
+    first = enter(connection, programs.app, config)
+    other = fleet.start(config=config)
+    jumping = fleet.start(
+        "--with-scheduler",
+        application=SCHEDULED,
+        config=config,
+        environment=skew(fleet, offset),
+    )
+    for hours in (3, -3, 0):
+        long = programs.sleep.send(3).unwrap()
+        delayed = programs.noop.schedule(1).unwrap()
+        retried = programs.fail_then_work.send().unwrap()
+        limited = programs.limited.send(600).unwrap()
+        wait_for_status(connection, long.task_id, "RUNNING")
+        offset.write_text(f"{hours:+}h")
+        for one in (long, delayed, retried):
+            assert one.get(30_000).is_ok()
+        assert limited.get(30_000).err_value.error_code == "TASK_TIMEOUT"
+        waited = waited_seconds(task(connection, delayed.task_id), sent_at(connection, delayed))
+        assert 1.0 <= waited < LIMIT_SECONDS
+        assert len(attempts(connection, long.task_id)) == 1
+    for worker in (jumping, other):
+        assert not worker.events("workers_lost") + worker.events("worker_declared_lost")
+    assert wrong_hours(jumping) == {3, -3, 0}, "the clock did not jump: this proves nothing"
+    assert [jumping.stop(), other.stop()] == [0, 0]
+    assert check_books(connection, first, {"often": 1}) >= 3
+
+
+def wrong_hours(worker: RunningWorker) -> set[int]:
+    """By how many hours the clock of a process was wrong when it sent slots, this minute or so."""
+    times = [datetime.fromisoformat(event["time"]) for event in worker.events("slots_sent")]
+    return {round((moment - datetime.now(UTC)).total_seconds() / 3_600) for moment in times}
+
+
+def sent_at(connection: Database, handle: Any) -> datetime:
+    (moment,) = connection.execute(
+        "SELECT created_at FROM horsies_tasks WHERE id = %s", (handle.task_id,)
+    ).fetchone() or (None,)
+    assert isinstance(moment, datetime)
+    return moment
 
 
 def worker_id_of(connection: Database, worker: RunningWorker) -> str:

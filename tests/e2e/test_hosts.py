@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -66,9 +67,21 @@ def pid_of_owner(connection: Database, task_id: str) -> int:
     return int(row[0])
 
 
-@pytest.mark.parametrize("config", [QUICK_THRESHOLDS, QUICK_PROBES], ids=["thresholds", "probes"])
+@pytest.mark.parametrize(
+    ("config", "lose", "restore"),
+    [
+        pytest.param(QUICK_THRESHOLDS, Hosts.cut, Hosts.mend, id="thresholds"),
+        pytest.param(QUICK_PROBES, Hosts.cut, Hosts.mend, id="probes"),
+        pytest.param(QUICK_PROBES, Hosts.swallow, Hosts.deliver, id="packets-dropped"),
+    ],
+)
 def test_a_host_cut_off_from_the_database_loses_its_task_to_another(
-    hosts: Hosts, own_server: PrivateServer, own_fleet: Fleet, config: dict[str, Any]
+    hosts: Hosts,
+    own_server: PrivateServer,
+    own_fleet: Fleet,
+    config: dict[str, Any],
+    lose: Callable[[Hosts, int], None],
+    restore: Callable[[Hosts, int], None],
 ) -> None:
     own_server.stop()
     own_server.start_through(hosts.through("db"), PORT)
@@ -90,10 +103,10 @@ def test_a_host_cut_off_from_the_database_loses_its_task_to_another(
         task_id = send_long(own_server.url)
         (started,) = wait_until(lambda: journal.lines("start", task_id))
         number = 1 + [worker.pid for worker in workers].index(pid_of_owner(connection, task_id))
-        hosts.cut(number)
+        lose(hosts, number)
         wait_until(lambda: len(attempts(connection, task_id)) == 1)
         wait_until(lambda: len(journal.lines("start", task_id)) == 2)
-        hosts.mend(number)
+        restore(hosts, number)
         wait_until(lambda: is_gone(started.pid), 60, "the attempt that was lost still runs")
         wait_for_status(connection, task_id, "COMPLETED", 30)
         crashed, done = attempts(connection, task_id)

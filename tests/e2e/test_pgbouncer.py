@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from types import ModuleType
 
-from tests.support.database import Database, backends
-from tests.support.pooled_workers import pooled
+from tests.support.database import Database, backends, terminate
+from tests.support.pooled_workers import pooled, pooler_before
 from tests.support.proxy import outage
 from tests.support.tables import (
     assert_each_ended_once,
@@ -107,4 +108,34 @@ def test_a_killed_pooled_worker_is_found_by_its_session_lock(
         victim.signal(signal.SIGKILL)
         assert left.get(30_000).err_value.error_code == "WORKER_CRASHED"
         assert [one.outcome for one in attempts(connection)] == ["WORKER_FAILURE"]
+        fleet.destroy()
+
+
+def test_kills_of_workers_of_the_pooler_and_of_its_sessions_lose_and_repeat_nothing(
+    fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database
+) -> None:
+    with pooler_before(fleet.database_url) as (pooler, broker), witnessed(connection):
+        resilience = {"db_retry_initial_ms": 100, "db_retry_max_ms": 500}
+        config = {"broker": broker, "resilience": resilience}
+        workers = [fleet.start(database_url=pooler.url, config=config) for _ in range(2)]
+        programs.sleep_again.send_many([programs.sleep_again.bind(0.02)] * 300).unwrap()
+        for number in range(1, 5):
+            goal = number * 50
+            wait_until(lambda goal=goal: count(connection, "COMPLETED") >= goal)  # type: ignore[misc]
+            if number % 2:
+                pooler.kill()
+                pooler.start()
+            else:
+                terminate(connection, "horsies:turn")
+        victim, survivor = workers
+        victim.signal(signal.SIGKILL)
+        wait_until_empty(connection)
+        assert count(connection, "COMPLETED") == 300
+        assert_each_ended_once(connection)
+        starts = Counter((line.task_id, line.attempt) for line in journal.lines("start"))
+        assert set(starts.values()) == {1}, "an attempt began twice"
+        lost = [one for one in attempts(connection) if one.outcome != "COMPLETED"]
+        # One per child of the killed worker, and none for the pooler or its sessions.
+        assert len(lost) <= 2
+        assert survivor.stop() == 0
         fleet.destroy()

@@ -59,6 +59,25 @@ class Hosts:
         """Plug the cable in again."""
         run("ip", "-n", f"{self.mark}w{number}", "link", "set", "up0", "up")
 
+    def swallow(self, number: int) -> None:
+        """Drop every packet between this host and the database, in silence: both sides stay up."""
+        for name, device, peer in self._ends(number):
+            nobody = ["lladdr", "02:00:00:00:00:99", "nud", "permanent"]
+            run("ip", "-n", name, "neigh", "replace", peer, *nobody, "dev", device)
+
+    def deliver(self, number: int) -> None:
+        """Deliver packets again."""
+        for name, device, peer in self._ends(number):
+            run("ip", "-n", name, "neigh", "del", peer, "dev", device)
+
+    def _ends(self, number: int) -> list[tuple[str, str, str]]:
+        """Both ends of a cable: the namespace, the device, and the address of the other end."""
+        network = f"10.201.{number}"
+        return [
+            (f"{self.mark}w{number}", "up0", f"{network}.1"),
+            (f"{self.mark}db", f"c{number}", f"{network}.2"),
+        ]
+
 
 @contextmanager
 def namespaces() -> Iterator[Hosts]:

@@ -8,23 +8,30 @@ from typing import Any
 
 import pytest
 
-from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
+from tests.support.pgbouncer import PgBouncer, find_pgbouncer, started_pgbouncer
 
 # How long workers wait for an answer; PgBouncer itself would wait two minutes for a server.
 PATIENCE_MS = 3_000
 
 
 @contextmanager
-def pooled(database_url: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The URL through the pooler, and the broker settings that go with it."""
+def pooler_before(database_url: str) -> Iterator[tuple[PgBouncer, dict[str, Any]]]:
+    """A pooler that the test may kill, and the broker settings that go with it."""
     if find_pgbouncer() is None:
         pytest.skip("pgbouncer is not installed: apt-get install pgbouncer")
-    with running_pgbouncer(database_url) as pooled_url:
+    with started_pgbouncer(database_url) as pooler:
         yield (
-            pooled_url,
+            pooler,
             {
                 "pgbouncer_transaction_mode": True,
                 "session_database_url": database_url,
                 "tcp_user_timeout_ms": PATIENCE_MS,
             },
         )
+
+
+@contextmanager
+def pooled(database_url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The URL through the pooler, and the broker settings that go with it."""
+    with pooler_before(database_url) as (pooler, broker):
+        yield pooler.url, broker

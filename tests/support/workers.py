@@ -278,13 +278,16 @@ def faketime_library() -> Path:
     return found[0]
 
 
-def skew(fleet: Fleet, offset: str) -> dict[str, str]:
-    """The environment of a process whose clock is off by that much."""
+def skew(fleet: Fleet, offset: str | Path) -> dict[str, str]:
+    """The environment of a process whose clock is off by that much, or by what a file says at the time."""
     library = faketime_library()
     (fleet.directory / "sitecustomize.py").write_text(SLEEP_OTHERWISE)
+    wrong = {"FAKETIME": str(offset)}
+    if isinstance(offset, Path):
+        wrong = {"FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_NO_CACHE": "1"}
     return {
         "LD_PRELOAD": str(library),
-        "FAKETIME": offset,
+        **wrong,
         # A wrong clock goes on at the right pace: what measures spans is not touched.
         "DONT_FAKE_MONOTONIC": "1",
         "PYTHONPATH": os.pathsep.join([str(fleet.directory), os.environ.get("PYTHONPATH", "")]),
