@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,12 +15,22 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
-from horsies import AppConfig, Horsies, PostgresConfig, SignalNode, TaskError, TaskResult
+from horsies import (
+    AppConfig,
+    Horsies,
+    OnError,
+    PostgresConfig,
+    SignalNode,
+    TaskError,
+    TaskResult,
+)
 from horsies.cli import main
 from horsies.db.database import Database as Connections
 from horsies.db.migrate import prepare_schema
 from tests.e2e.conftest import FLEETS
-from tests.support.workers import REPOSITORY, Fleet
+from tests.support.schedulers import every, slots
+from tests.support.wait import wait_until
+from tests.support.workers import QUICK_RECOVERY, REPOSITORY, Fleet, RunningWorker
 
 PAGE = REPOSITORY / "docs" / "security.md"
 OWNER, WORKER, PRODUCER, VIEWER = (
@@ -37,6 +48,8 @@ OF_PRODUCERS = {
     "horsies_actions": {"INSERT"},
 }
 COMMANDS = (
+    ("health",),
+    ("history",),
     ("status",),
     ("workers",),
     ("queues",),
@@ -184,6 +197,144 @@ def test_producers_workers_and_viewers_do_their_work(
     finally:
         app.close()
         fleet.destroy()
+
+
+@pytest.fixture
+def fleet_of_roles(
+    installed: Installed, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Fleet]:
+    """Workers that act as the role for them, in the schema of the installation."""
+    fleet = Fleet(installed.url_of(WORKER), tmp_path)
+    request.node.stash.setdefault(FLEETS, []).append(fleet)
+    yield fleet
+    fleet.destroy()
+
+
+def start_worker(fleet: Fleet, *options: str, ready: bool = True, **config: Any) -> RunningWorker:
+    settings = {"broker": {"schema": "horsies"}, **QUICK_RECOVERY, **config}
+    environment = {"HORSIES_MIGRATE": "0"}
+    return fleet.start(*options, config=settings, environment=environment, ready=ready)
+
+
+OLD = """
+UPDATE horsies_tasks SET completed_at = now() - interval '2 years' WHERE id = %(id)s;
+UPDATE horsies_workflows SET completed_at = now() - interval '2 years' WHERE id = %(run_id)s;
+INSERT INTO horsies_heartbeats (task_id, sender_id, role, sent_at)
+    VALUES (%(id)s, 'w', 'runner', now() - interval '2 years');
+UPDATE horsies_worker_states SET snapshot_at = now() - interval '2 years';
+UPDATE horsies_workers SET stopped_at = now() - interval '2 years' WHERE stopped_at IS NOT NULL;
+UPDATE horsies_tasks SET id = (repeat('0', 12) || '7000' || right(replace(id::text, '-', ''), 16))::uuid
+    WHERE id = %(id)s;
+"""
+LEFT = """
+SELECT (SELECT count(*) FROM horsies_tasks WHERE completed_at < now() - interval '1 year'),
+    (SELECT count(*) FROM horsies_workflows WHERE completed_at < now() - interval '1 year'),
+    (SELECT count(*) FROM horsies_heartbeats WHERE sent_at < now() - interval '1 year'),
+    (SELECT count(*) FROM horsies_worker_states WHERE snapshot_at < now() - interval '1 year'),
+    (SELECT count(*) FROM horsies_workers WHERE stopped_at < now() - interval '1 year')
+"""
+
+
+def test_the_role_of_workers_is_enough_for_recovery_retention_and_schedules(
+    installed: Installed, fleet_of_roles: Fleet
+) -> None:
+    fleet = fleet_of_roles
+    app, add = producer_of(installed)
+    try:
+        first = start_worker(fleet)
+        old = add.send(1, 2).unwrap()
+        run = app.workflow("w", [add.node()(a=1, b=2)], definition_key="w").start().unwrap()
+        assert old.get(30_000).ok_value == 3
+        assert run.get(30_000).is_ok()
+        assert first.stop() == 0
+        with psycopg.connect(
+            installed.url, autocommit=True, options="-c search_path=horsies"
+        ) as admin:
+            for statement in OLD.split(";")[:-1]:
+                values = {"id": old.task_id, "run_id": run.workflow_id}
+                admin.execute(statement.encode(), values)
+            doomed = start_worker(fleet)
+            left = long_one(app).send(600).unwrap()
+            wait_until(lambda: fleet.journal.lines("start", left.task_id))
+            doomed.signal(signal.SIGKILL)
+            schedule = {"schedules": [every(1, "often")], "check_interval_seconds": 1}
+            heir = start_worker(fleet, "--with-scheduler", schedule=schedule)
+            assert left.get(30_000).err_value.error_code == "WORKER_CRASHED"
+            wait_until(lambda: admin.execute(LEFT.encode()).fetchone() == (0,) * 5)
+            wait_until(lambda: len(slots(admin, "often")) >= 2)
+        assert heir.stop() == 0
+        for worker in (first, heir):
+            assert "permission denied" not in worker.log()
+    finally:
+        app.close()
+
+
+def long_one(app: Horsies) -> Any:
+    @app.task("sleep")
+    def sleep(seconds: float) -> TaskResult[str, TaskError]:
+        raise NotImplementedError
+
+    return sleep
+
+
+def test_producers_retry_failed_tasks_and_runs(
+    installed: Installed, fleet_of_roles: Fleet, command: Command
+) -> None:
+    app, add = producer_of(installed)
+    try:
+
+        @app.task("refuse")
+        def refuse(code: str = "X") -> TaskResult[int, TaskError]:
+            raise NotImplementedError
+
+        failing = refuse.node(node_id="failing")(code="NO")
+        last = add.node(waits_for=[failing], node_id="last")(a=1, b=2)
+        spec = app.workflow("w", [failing, last], definition_key="w", on_error=OnError.PAUSE)
+        worker = start_worker(fleet_of_roles)
+        run = spec.start().unwrap()
+        failed = refuse.send().unwrap()
+        assert failed.get(30_000).is_err()
+        wait_until(lambda: run.status().unwrap().name == "PAUSED")
+        assert run.resume(retry_failed=True).is_ok()
+        wait_until(lambda: run.status().unwrap().name == "PAUSED")
+        assert run.retry("failing").is_ok()
+        wait_until(lambda: run.status().unwrap().name == "PAUSED")
+        for arguments in (
+            ("retry", failed.task_id),
+            ("workflow", "retry", run.workflow_id),
+            ("workflow", "cancel", run.workflow_id),
+        ):
+            code, complaint = command(PRODUCER, *arguments)
+            assert code == 0, (arguments, complaint)
+        assert worker.stop() == 0
+    finally:
+        app.close()
+
+
+def test_row_level_security_needs_policies_that_show_all_rows(
+    installed: Installed, fleet_of_roles: Fleet
+) -> None:
+    app, add = producer_of(installed)
+    tables = [table for table in installed.tables() if table != "horsies_migrations"]
+    try:
+        with psycopg.connect(installed.url, autocommit=True) as admin:
+            for table in tables:
+                admin.execute(f"ALTER TABLE horsies.{table} ENABLE ROW LEVEL SECURITY".encode())
+            refused = add.send(1, 2).unwrap_err()
+            assert not refused.retryable
+            assert "row-level security" in refused.message
+            worker = start_worker(fleet_of_roles, ready=False)
+            assert worker.wait(30) == 1
+            assert "row-level security" in worker.log()
+            for table in tables:
+                admin.execute(f"CREATE POLICY everybody ON horsies.{table} USING (true)".encode())
+            worker = start_worker(fleet_of_roles)
+            assert add.send(1, 2).unwrap().get(30_000).ok_value == 3
+            run = app.workflow("w", [add.node()(a=1, b=2)], definition_key="w").start().unwrap()
+            assert run.get(30_000).is_ok()
+        assert worker.stop() == 0
+    finally:
+        app.close()
 
 
 @pytest.mark.parametrize("role", [WORKER, PRODUCER])

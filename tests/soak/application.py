@@ -42,12 +42,16 @@ from tests.soak.limits import (
     SCHEDULES,
     recovery_settings,
 )
+from tests.support.apps import hostile
 from tests.support.workers import DATABASE_VARIABLE
 
 Value = TypeVar("Value")
 Number = TaskResult[int, TaskError]
 CRASHED = "WORKER_CRASHED"
 AGAIN = RetryPolicy.fixed([1] * 20, auto_retry_for=[CRASHED], jitter=False)
+SPOILT_AGAIN = RetryPolicy.fixed(
+    [1] * 20, auto_retry_for=[CRASHED, "TASK_TIMEOUT", "UNHANDLED_EXCEPTION"], jitter=False
+)
 FLAKY_AGAIN = RetryPolicy.fixed([1] * 20, auto_retry_for=[CRASHED, "FLAKY"], jitter=False)
 
 
@@ -203,6 +207,26 @@ async def nap(number: int, seconds: float) -> Number:
     with accounted("quick", number=number):
         await asyncio.sleep(seconds)
         return finish(answer_to(number))
+
+
+@app.task("misbehave", queue_name="quick", retry_policy=SPOILT_AGAIN, timeout_ms=3_000)
+def misbehave(number: int, how: str) -> Number:
+    """Harm its own process in the first attempt."""
+    with accounted("quick", number=number, how=how) as attempt:
+        pass
+    if attempt == 1:
+        hostile.KINDS[how]()
+    return finish(answer_to(number))
+
+
+@app.task("misbehave_async", queue_name="quick", retry_policy=SPOILT_AGAIN, timeout_ms=3_000)
+async def misbehave_async(number: int, how: str) -> Number:
+    """Harm the event loop in the first attempt."""
+    with accounted("quick", number=number, how=how) as attempt:
+        await asyncio.sleep(0)
+    if attempt == 1:
+        await hostile.LOOP_KINDS[how]()
+    return finish(answer_to(number))
 
 
 @app.task("fail_first", queue_name="open", retry_policy=FLAKY_AGAIN)

@@ -93,7 +93,7 @@ def unexcused_crashes(evidence: Evidence) -> Iterator[str]:
             began, recorded = map(evidence.monotonic, (row.started_at, row.finished_at))
             if evidence.may_have_crashed(worker, began, recorded):
                 continue
-            if row.task_id in evidence.given_up:
+            if row.task_id in evidence.given_up or evidence.was_harmed(row.task_id, row.attempt):
                 continue
             end = evidence.ends.get((row.task_id, row.attempt))
             what = "the finished result" if end else "an attempt"

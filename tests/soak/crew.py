@@ -46,18 +46,20 @@ class Sidecar:
     Faults may overlap: the way is open again when the last of them is over.
     """
 
-    def __init__(self, servers: ReplicatedServer, *, is_pooled: bool = False) -> None:
+    def __init__(self, servers: ReplicatedServer, pooler_log: Path | None = None) -> None:
         direct = [Proxy(server.url) for server in servers.servers]
         self._proxies = list(direct)
         self._direct_url = two_host_url(proxy.port for proxy in direct)
         self.pooler: PgBouncer | None = None
         self._settings: tempfile.TemporaryDirectory[str] | None = None
-        if is_pooled:
+        if pooler_log is not None:
             # PgBouncer knows one address, so this proxy leads to whichever server is the primary.
             to_primary = Proxy(lambda: servers.primary.url)
             self._proxies.append(to_primary)
             self._settings = tempfile.TemporaryDirectory(prefix="horsies-pgbouncer-")
-            self.pooler = PgBouncer(to_primary.url, Path(self._settings.name))
+            self.pooler = PgBouncer(to_primary.url, Path(self._settings.name), log=pooler_log)
+        self._is_over = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise)
         self._lock = threading.Lock()
         self._cuts = self._pauses = 0
 
@@ -74,9 +76,20 @@ class Sidecar:
         if self.pooler is not None:
             self.pooler.start()
             self.pooler.wait_until_ready()
+            self._supervisor.start()
+
+    def _supervise(self) -> None:
+        """Start the pooler again a second after its end, as a service manager does."""
+        assert self.pooler is not None
+        while not self._is_over.wait(0.1):
+            if self.pooler.process.poll() is not None and not self._is_over.wait(1.0):
+                self.pooler.start()
 
     def stop(self) -> None:
         """Close the way for good."""
+        self._is_over.set()
+        if self._supervisor.is_alive():
+            self._supervisor.join()
         if self.pooler is not None:
             self.pooler.stop()
         if self._settings is not None:
@@ -174,7 +187,10 @@ class Member:
         # A process that is starting does not handle signals yet.
         self.wait_until_ready()
         self.check_alive()
-        exit_code = self.process.stop(STOP_SECONDS)
+        try:
+            exit_code = self.process.stop(STOP_SECONDS)
+        except AssertionError:
+            raise RuntimeError(f"{self.name} did not end within {STOP_SECONDS} s") from None
         journal.write("process", event="stopped", worker=self.name, exit_code=exit_code)
         has_given_up = exit_code == 3 and self.process.events("outcomes_lost")
         if exit_code != 0 and not has_given_up:
@@ -190,6 +206,7 @@ class Crew:
         self.fleet = Fleet(servers.url, directory)
         self.journal_path = directory / "journal"
         (directory / "locks").mkdir()
+        self._directory = directory
         os.environ[journal.JOURNAL_VARIABLE] = str(self.journal_path)
         self.workers = self._members("worker", WORKERS)
         self.schedulers = self._members("scheduler", SCHEDULERS)
@@ -201,7 +218,7 @@ class Crew:
 
     def _sidecar(self, role: Role, number: int) -> Sidecar:
         is_pooled = role == "worker" and number == POOLED_WORKER and find_pgbouncer() is not None
-        return Sidecar(self.servers, is_pooled=is_pooled)
+        return Sidecar(self.servers, self._directory / "pgbouncer.log" if is_pooled else None)
 
     @property
     def members(self) -> list[Member]:

@@ -91,6 +91,8 @@ class Evidence:
     # When each worker has written that it lives, and when the last look was.
     signs: dict[str, list[float]] = field(default_factory=dict)
     watched_until: float = 0.0
+    # Processes in which a hostile task ran: the worker and the process number.
+    harmed: set[tuple[str, int]] = field(default_factory=set)
     # Tasks whose outcome a worker that was stopped could not record.
     given_up: set[str] = field(default_factory=set)
     clock_offset: float = 0.0
@@ -119,6 +121,15 @@ class Evidence:
         return any(
             window.is_long and window.began + enough <= at <= window.until + RETURN_SECONDS
             for window in self.faults.get(worker, ())
+        )
+
+    def was_harmed(self, task_id: str, attempt: int) -> bool:
+        """Whether a hostile task ran in the same process as this attempt, at its time or before."""
+        return any(
+            entry["task_id"] == task_id
+            and entry["attempt"] == attempt
+            and (entry["worker"], entry["pid"]) in self.harmed
+            for entry in self.begins
         )
 
     def may_have_crashed(self, worker: str, began: float, recorded: float) -> bool:
@@ -174,6 +185,8 @@ def _read_journal(evidence: Evidence, entries: Iterable[Entry]) -> dict[int, str
                 evidence.started.append(entry)
             case "begin":
                 evidence.begins.append(entry)
+                if "how" in entry:
+                    evidence.harmed.add((entry["worker"], entry["pid"]))
             case "end":
                 evidence.ends[entry["task_id"], entry["attempt"]] = entry
             case "crowded":

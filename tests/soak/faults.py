@@ -17,6 +17,7 @@ from tests.soak.crew import Crew, Member
 from tests.soak.limits import SCHEDULES
 from tests.soak.plan import ONE_SCHEDULER, POOLER, Fault, Kind
 from tests.support.pgbouncer import find_pgbouncer
+from tests.support.wait import wait_until
 
 
 class Saboteur:
@@ -66,7 +67,7 @@ class Saboteur:
             self._begin_and_end(fault)
             self.done[fault.kind] += 1
         except Exception as error:
-            self.problems.append(f"the fault {fault} could not be carried out: {error!r}")
+            self.problems.append(f"the fault {fault} could not be carried out: {error!r:.300}")
 
     def _begin_and_end(self, fault: Fault) -> None:
         member = self._member(fault)
@@ -154,13 +155,14 @@ class Saboteur:
         pooler = member.sidecar.pooler
         assert pooler is not None
         if fault.kind is Kind.KILL_POOLER:
-            pooler.kill()
-            self._hold(_dice(fault).uniform(0.0, 1.5))
-            pooler.start()
+            before = pooler.process
+            before.kill()
+            wait_until(lambda: pooler.process is not before, 30, "PgBouncer is started again")
             return
-        pooler.process.send_signal(signal.SIGSTOP)
+        frozen_one = pooler.process
+        frozen_one.send_signal(signal.SIGSTOP)
         self._hold(fault.seconds)
-        pooler.process.send_signal(signal.SIGCONT)
+        frozen_one.send_signal(signal.SIGCONT)
 
     def _disturb(self, fault: Fault, members: list[Member]) -> None:
         """Break the way of these members to the database for a while."""

@@ -22,6 +22,8 @@ from tests.soak.application import (
     blink,
     blink_again,
     fail_first,
+    misbehave,
+    misbehave_async,
     nap,
     work_again,
     work_narrow,
@@ -103,7 +105,35 @@ def send_burst(dice: random.Random, number: int) -> None:
         journal.write("sent", kind=task.task_name, task_id=handle.task_id, answer=answer)
 
 
-ACTIONS = {send_task: 12, send_delayed: 2, send_idempotent: 1, start_run: 2, send_burst: 2}
+# Those after which innocent code of later tasks can still work in the same process.
+HOSTILE = (
+    *("make_blocking", "make_nonblocking", "ask_for_signals", "shrink_buffers"),
+    *("set_socket_timeouts", "shut_reading", "shut_writing", "shut_sockets", "close_descriptors"),
+    *("copy_descriptors", "replace_descriptors", "write_garbage", "write_zeros"),
+    *("write_half_header", "write_half_frame", "write_foreign_frame"),
+    *("read_a_part", "read_a_number", "read_two_numbers", "read_everything"),
+    *("exit_at_once", "kill_itself", "become_another_program", "stop_itself"),
+)
+HOSTILE_TO_LOOPS = ("remove_readers", "remove_readers_later", "remove_writers", "stop_loop")
+
+
+def send_hostile(dice: random.Random, number: int) -> None:
+    """A task that harms its process, among short ones that share the windows of its child."""
+    is_async = dice.random() < 0.25
+    task = misbehave_async if is_async else misbehave
+    how = dice.choice(HOSTILE_TO_LOOPS if is_async else HOSTILE)
+    handle = acknowledged(task.send(number, how), task.retry_send)
+    journal.write("sent", kind=task.task_name, task_id=handle.task_id, answer=answer_to(number))
+    send_burst(dice, number)
+
+
+ACTIONS = {
+    send_task: 12,
+    send_delayed: 2,
+    send_idempotent: 1,
+    start_run: 2,
+    send_burst: 2,
+}
 
 
 def main(seed: int) -> None:

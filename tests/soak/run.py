@@ -137,8 +137,8 @@ def _stop(name: str, process: RunningWorker) -> Iterator[str]:
         return
     try:
         code = process.stop(STOP_SECONDS)
-    except AssertionError as error:
-        yield f"{name}: {error}: {process.log()[-1000:]}"
+    except AssertionError:
+        yield f"{name} did not end within {STOP_SECONDS:.0f} s of SIGTERM: {process.log()[-1000:]}"
         return
     journal.write("process", event="stopped", worker=name, exit_code=code)
     if code != 0:

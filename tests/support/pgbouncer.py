@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TextIO
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import psycopg
@@ -43,7 +43,13 @@ def find_pgbouncer() -> str | None:
 class PgBouncer:
     """A PgBouncer before one database, on a port that stays the same when it is started again."""
 
-    def __init__(self, database_url: str, directory: Path, pool_mode: str = "transaction") -> None:
+    def __init__(
+        self,
+        database_url: str,
+        directory: Path,
+        pool_mode: str = "transaction",
+        log: Path = Path(os.devnull),
+    ) -> None:
         program = find_pgbouncer()
         assert program is not None, "pgbouncer is not installed"
         self._server = conninfo_to_dict(database_url)
@@ -56,6 +62,7 @@ class PgBouncer:
             )
         )
         self._command = [program, str(settings)]
+        self._log = log
         user = quote(str(self._server["user"]))
         self.url = f"postgresql://{user}@127.0.0.1:{port}/{quote(database)}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,7 +74,8 @@ class PgBouncer:
 
     def start(self) -> None:
         """Start the program without waiting for it."""
-        self._process = _start(self._command, self._server)
+        with self._log.open("a") as log:
+            self._process = _start(self._command, self._server, log)
 
     def wait_until_ready(self) -> None:
         wait_until(lambda: _answers(self.url, self.process))
@@ -122,7 +130,9 @@ def _show(pooled_url: str, what: LiteralString) -> list[tuple[Any, ...]]:
         return connection.execute("SHOW " + what).fetchall()
 
 
-def _start(command: list[str], server: Mapping[str, object]) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], server: Mapping[str, object], log: TextIO
+) -> subprocess.Popen[bytes]:
     # PgBouncer refuses to run as root. Whoever owns the directory of the server's socket can enter
     # it; over TCP anybody will do.
     user = None
@@ -130,7 +140,7 @@ def _start(command: list[str], server: Mapping[str, object]) -> subprocess.Popen
         host = str(server.get("host") or "")
         user = Path(host).stat().st_uid if host.startswith("/") else 0
         user = user or pwd.getpwnam("nobody").pw_uid
-    return subprocess.Popen(command, user=user, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, user=user, stderr=log)
 
 
 def _server(server: Mapping[str, object]) -> str:
