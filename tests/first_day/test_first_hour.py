@@ -39,12 +39,12 @@ from horsies import (
     WorkflowContext,
     WorkflowSpec,
 )
-from horsies.db.migrate import apply_migrations
+from horsies.db.migrate import apply_migrations, schema_version
 from horsies.db.statements.turn import ClaimTasks, claim_tasks
 from horsies.error_codes import resolve_exception_code
 from horsies.ids import new_id
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError
-from horsies.tasks.check import live_errors
+from horsies.tasks.check import live_errors, live_notes
 from horsies.tasks.handle import TaskHandle
 from horsies.worker.child.execute import execute
 from horsies.worker.cpus import usable_cpus
@@ -442,6 +442,23 @@ def test_a_live_check_says_who_cannot_run_workers(database_url: str, role: str) 
         connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {role}".encode())
         connection.execute(f"REVOKE INSERT ON horsies_migrations FROM {role}".encode())
     assert live_errors(config, role="worker") == []
+    assert live_notes(config) == []
+
+
+def test_a_live_check_says_that_migrations_are_missing(
+    database_url: str, horsies: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / f"live_{uuid.uuid4().hex}.py"
+    path.write_text(f"from horsies import Horsies\n\napp = Horsies({database_url!r})\n")
+    yet = "note: The schema public of this database has no tables of horsies yet; `horsies migrate`"
+    assert yet in horsies("check", f"{path}:app", "--live").out
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        apply_migrations(connection)
+        assert live_notes(PostgresConfig(database_url=database_url)) == []
+        newest = schema_version()
+        connection.execute("DELETE FROM horsies_migrations WHERE version = %s", (newest,))
+    (note,) = live_notes(PostgresConfig(database_url=database_url))
+    assert f"lacks 1 migration(s), beginning with {newest:04d} " in note
 
 
 @pytest.mark.parametrize(

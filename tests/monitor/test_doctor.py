@@ -15,6 +15,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from horsies.config.postgres import PostgresConfig
+from horsies.db.migrate import UnusableSchemaError, apply_migrations
 from horsies.db.statements.doctor import (
     AppliedFile,
     ServerState,
@@ -552,6 +553,18 @@ def test_versions_of_the_schema_are_judged(broker: PostgresBroker, patient: Data
     changed = [one._replace(sha="x") if one.kind == "function" else one for one in applied]
     found = [judge_schema(files, "public")[0].level for files in (newer, older, changed)]
     assert found == [YELLOW, RED, YELLOW]
+
+
+def test_tables_of_another_program_are_not_to_be_migrated(server_url: str) -> None:
+    with created_database(server_url) as url, psycopg.connect(url, autocommit=True) as other:
+        other.execute("CREATE TABLE horsies_tasks (id varchar(36) PRIMARY KEY)")
+        broker = PostgresBroker(PostgresConfig(database_url=url))
+        (report,) = run_doctor(broker, {"schema"}).unwrap()
+        with pytest.raises(UnusableSchemaError) as refused:
+            apply_migrations(other)
+    (finding,) = report.findings
+    assert finding.level is RED
+    assert f"{finding.sentence.removesuffix('.')}; {finding.remedy}." == str(refused.value)
 
 
 def test_the_shipped_objects_are_those_of_a_fresh_schema(patient: Database) -> None:

@@ -77,6 +77,4 @@ def test_an_ended_task_is_explained_by_its_end(horsies: Run, database: Database)
     task_id = add_task(database, status="COMPLETED", completed_at=ago(7_200))
     subject, end = horsies("explain", task_id).out.splitlines()
     assert subject == f"task {task_id}: COMPLETED"
-    assert re.fullmatch(
-        r"-   ENDED: It completed at \d{4}-\d\d-\d\d [\d:]{8} UTC, 2 h ago\.", end
-    )
+    assert re.fullmatch(r"-   ENDED: It completed at \d{4}-\d\d-\d\d [\d:]{8} UTC, 2 h ago\.", end)

@@ -12,9 +12,10 @@ import asyncpg
 import psycopg
 import pytest
 from django.db import connection as django_connection
-from sqlalchemy import create_engine
+from django.db import transaction as django_transaction
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from horsies.app import Horsies
@@ -399,6 +400,112 @@ def test_a_closed_connection_is_an_error_value(
         pass
     message = unusable(add.with_options(transaction=other).send(1).unwrap_err())
     assert message.startswith("This connection is closed; send while it is open")
+
+
+def test_a_session_that_was_closed_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    engine = create_engine(alchemy_url(process_url), poolclass=NullPool)
+    makes: list[Callable[[], Any]] = [
+        lambda: Session(engine),
+        lambda: Session(psycopg2_engine(process_url)),
+        scoped_session(sessionmaker(engine)),
+    ]
+    for make in makes:
+        for statements in (0, 1):
+            with make() as session:
+                for _ in range(statements):
+                    session.execute(text("SELECT 1"))
+            message = unusable(add.with_options(transaction=session).send(1).unwrap_err())
+            assert message.startswith(
+                "This Session has no open transaction: it is closed, or its last"
+            )
+            assert not session.in_transaction()
+    assert stored(connection) == []
+
+
+def test_an_asynchronous_session_that_was_closed_is_refused(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    async def main() -> None:
+        engines = [
+            create_async_engine(alchemy_url(process_url), poolclass=NullPool),
+            asyncpg_engine(process_url),
+        ]
+        for engine in engines:
+            for statements in (0, 1):
+                async with AsyncSession(engine) as session:
+                    for _ in range(statements):
+                        await session.execute(text("SELECT 1"))
+                sent = await add.with_options(transaction=session).send_async(1)
+                message = unusable(sent.unwrap_err())
+                assert message.startswith("This AsyncSession has no open transaction: it is closed")
+                assert not session.in_transaction()
+            async with engine.connect() as lent:
+                pass
+            sent = await add.with_options(transaction=lent).send_async(1)
+            assert unusable(sent.unwrap_err()).startswith("This connection is closed")
+
+    run_closing(app, main())
+    assert stored(connection) == []
+
+
+def test_a_session_whose_transaction_has_ended_is_refused_until_the_next(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    with Session(create_engine(alchemy_url(process_url), poolclass=NullPool)) as session:
+        add.with_options(transaction=session).send(1).unwrap()
+        session.commit()
+        error = add.with_options(transaction=session).send(2).unwrap_err()
+        assert "no open transaction" in unusable(error)
+        with session.begin():
+            add.with_options(transaction=session).send(3).unwrap()
+    assert len(stored(connection)) == 2
+
+
+@pytest.mark.parametrize(
+    "engine_of",
+    [lambda url: create_engine(alchemy_url(url), poolclass=NullPool), psycopg2_engine],
+    ids=["psycopg", "psycopg2"],
+)
+def test_a_transaction_that_cannot_go_on_is_an_error_value(
+    app: Horsies,
+    add: Task,
+    connection: Database,
+    process_url: str,
+    engine_of: Callable[[str], Engine],
+) -> None:
+    """After a lost connection or a failed flush, SQLAlchemy wants a rollback first."""
+    engine = engine_of(process_url)
+    with engine.connect() as lost, Session(engine) as session:
+        lost.execute(text("SELECT 1"))
+        lost.invalidate()
+        session.connection().invalidate()
+        for transaction in (lost, session):
+            error = add.with_options(transaction=transaction).send(1).unwrap_err()
+            assert error.code is TaskSendErrorCode.ENQUEUE_FAILED
+            assert "rolled back" in error.message
+        lost.rollback()
+        session.rollback()
+    with Session(engine) as session, session.begin(), session.begin_nested() as nested:
+        nested.rollback()
+        error = add.with_options(transaction=session).send(1).unwrap_err()
+        assert "Can't operate on closed transaction" in error.message
+    assert stored(connection) == []
+
+
+def test_a_closed_connection_of_django_is_an_error_value(
+    app: Horsies, add: Task, connection: Database, process_url: str
+) -> None:
+    configure_django(process_url)
+    sender = add.with_options(transaction=django_connection)
+    django_connection.close()
+    assert unusable(sender.send(1).unwrap_err()) == COMMITS_ALONE
+    with django_transaction.atomic():
+        django_connection.close()
+        assert sender.send(1).unwrap_err().code is TaskSendErrorCode.ENQUEUE_FAILED
+    django_connection.close()
+    assert stored(connection) == []
 
 
 COMMITS_ALONE = (

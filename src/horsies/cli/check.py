@@ -16,7 +16,7 @@ from horsies.cli.options import (
 )
 from horsies.errors import ValidationReport
 from horsies.logs import LogFormat, LogLevel, attach_handler
-from horsies.tasks.check import live_errors
+from horsies.tasks.check import live_notes
 
 
 def check(
@@ -50,5 +50,5 @@ def check(
     typer.echo("ok: all validations passed")
     typer.echo(f"{len(app.list_tasks())} task(s) registered")
     if live:
-        for error in live_errors(app.config.broker, role="worker", migrates=app.migrates):
-            typer.echo(f"note: {error.message}")
+        for note in live_notes(app.config.broker, migrates=app.migrates):
+            typer.echo(f"note: {note}")

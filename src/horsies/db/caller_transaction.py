@@ -114,6 +114,7 @@ def _find(transaction: object) -> Any:
         _refuse_if(_commits_alone(found.connection), _NO_TRANSACTION)
         return found.connection
     if hasattr(found, "get_bind"):  # a SQLAlchemy Session
+        _refuse_ended(found, found() if hasattr(found, "registry") else found)
         found = found.connection()
     if not _is_sqlalchemy(found):
         return found
@@ -136,6 +137,7 @@ def _synchronous_kind(transaction: object) -> str:
 async def _find_async(transaction: object) -> Any:
     found: Any = None if isinstance(transaction, type) else transaction
     if hasattr(found, "sync_session"):  # a SQLAlchemy AsyncSession
+        _refuse_ended(found, found.sync_session)
         found = await found.connection()
     if not _is_sqlalchemy_async(found):
         _refuse_synchronous(found)
@@ -147,6 +149,19 @@ async def _find_async(transaction: object) -> Any:
         await found.begin()
     driver = raw.driver_connection
     return driver if isinstance(driver, AsyncConnection) else found
+
+
+def _refuse_ended(given: object, session: Any) -> None:
+    """Refuse a SQLAlchemy session that was closed: it would begin a transaction that nobody commits.
+
+    A closed session looks like one after a commit, but not like a new one, which has dispatched no event.
+    """
+    if "dispatch" in vars(session) and not session.in_transaction():
+        name = type(given).__name__
+        raise UnusableTransactionError(
+            f"This {name} has no open transaction: it is closed, or its last transaction has ended; "
+            "begin one first, with `session.begin()`."
+        )
 
 
 def _refuse_synchronous(found: Any) -> None:

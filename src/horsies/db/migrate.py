@@ -339,7 +339,7 @@ def _read_record(connection: Connection[Any]) -> _Record:
             # Another process may have migrated between the two statements; the record comes with the tables.
             found = _recorded(connection, schema)
             if not found:
-                raise _foreign(relation)
+                raise foreign_table(relation)
     versions = {version: oldest for kind, version, _, oldest in found if kind == "migration"}
     newest = max(versions, default=0)
     digests = {(kind, version): sha for kind, version, sha, _ in found}
@@ -351,14 +351,15 @@ def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]
     table = in_schema(MIGRATIONS_TABLE, schema)
     columns = {name for (name,) in connection.execute(_RECORD_COLUMNS, (table,))}
     if columns and not columns >= {"kind", "version", "sha"}:
-        raise _foreign(MIGRATIONS_TABLE)
+        raise foreign_table(MIGRATIONS_TABLE)
     rows = (
         connection.execute(in_schema(_READ_RECORD, schema).encode()).fetchall() if columns else []
     )
     return rows if any(kind == "migration" for kind, *_ in rows) else []
 
 
-def _foreign(table: str) -> UnusableSchemaError:
+def foreign_table(table: str) -> UnusableSchemaError:
+    """Return the refusal of a table that has a name of ours, but no record of our migrations."""
     return UnusableSchemaError(
         f"The table {table} in this database was made by another program or by a development version of "
         "horsies; use another database or schema, or drop its horsies_* tables."

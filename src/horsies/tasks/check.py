@@ -256,6 +256,25 @@ def live_errors(
     return [] if delivered else [_live_error(_NO_DELIVERY, _DIRECT_ADDRESS)]
 
 
+def live_notes(config: PostgresConfig, *, migrates: bool = True) -> list[str]:
+    """Return what a live check without errors shows: migrations that the next process will apply, and
+    obstacles for workers alone.
+    """
+    notes = [error.message for error in live_errors(config, role="worker", migrates=migrates)]
+    with Database(config, "check").connect("check") as connection:
+        pending = [one for one in pending_migrations(connection) if one.kind == "migration"]
+    if pending:
+        is_empty = pending[0].version == 1
+        lacks = "has no tables of horsies yet"
+        if not is_empty:
+            lacks = f"lacks {len(pending)} migration(s), beginning with {pending[0].title}"
+        notes.append(
+            f"The schema {config.schema_name} of this database {lacks}; `horsies migrate` applies them, "
+            "and so does the next process that uses it."
+        )
+    return notes
+
+
 def _table_problem(
     connection: Connection[Any], schema: str, role: str, migrates: bool
 ) -> tuple[str, str] | None:

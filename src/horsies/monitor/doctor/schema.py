@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from horsies.db.migrate import known_migrations, schema_version
-from horsies.db.schema import MIGRATIONS_TABLE, in_schema
+from horsies.db.migrate import foreign_table, known_migrations, schema_version
+from horsies.db.schema import MIGRATIONS_TABLE, in_schema, object_names
 from horsies.db.statement import Nothing, Script
 from horsies.db.statements.doctor import (
     AppliedFile,
@@ -86,10 +86,18 @@ def read_applied(facts: Facts) -> Script[list[AppliedFile]]:
 
 
 def _schema(facts: Facts) -> Script[list[Finding]]:
-    return judge_schema((yield from read_applied(facts)), facts.schema)
+    applied = yield from read_applied(facts)
+    tables = [] if applied else (yield from facts.read(list_tables, SchemaName(facts.schema)))
+    ours = object_names() - {MIGRATIONS_TABLE}
+    return judge_schema(applied, facts.schema, [one.name for one in tables if one.name in ours])
 
 
-def judge_schema(applied: Sequence[AppliedFile], schema: str) -> list[Finding]:
+def judge_schema(
+    applied: Sequence[AppliedFile], schema: str, foreign: Sequence[str] = ()
+) -> list[Finding]:
+    if foreign:
+        sentence, _, remedy = str(foreign_table(foreign[0])).partition("; ")
+        return [Finding(Level.RED, f"{sentence}.", remedy=remedy.removesuffix("."))]
     if not applied:
         sentence = f"The schema {schema} of this database has no tables of horsies."
         return [Finding(Level.RED, sentence, remedy="horsies migrate")]
