@@ -96,16 +96,6 @@ def test_a_capped_queue_has_no_windows(connection: Connection[Any]) -> None:
     assert len(claim(connection, 1, 3, caps=[100])) == 1
 
 
-def test_windows_take_from_one_queue_and_idle_children_from_all(
-    connection: Connection[Any],
-) -> None:
-    for queue in ("default", "second"):
-        for _ in range(2):
-            add_task(connection, queue_name=queue, burst=True)
-    claimed = claim(connection, 3, 3, queues=("default", "second"))
-    assert sorted(task.queue_name for task in claimed) == ["default", "default", "second"]
-
-
 @pytest.mark.parametrize(
     ("options", "is_burst"),
     [

@@ -196,7 +196,7 @@ def busy_tally(names: int) -> Tally:
         task = claimed(f"{number}", 1)._replace(
             task_name=f"task{number}", enqueued_at="2026-01-31 12:00:00+00"
         )
-        tally.note_starts([task])
+        tally.note_starts([task], behind=number % 2)
         tally.note_ends([(Outcome.completed(task, "1"), task, 0.3)])
     tally.note_turn(0.002, 7)
     return tally
@@ -209,6 +209,8 @@ def test_a_worker_serves_its_part_of_the_catalogue() -> None:
         assert_in_catalogue(text, WORKER)
         attempts = families(text)["horsies_attempts"].samples
         assert sum(one.value for one in attempts if one.labels["outcome"] == "completed") == 3
+        handed = families(text)["horsies_tasks_handed_out"].samples
+        assert {one.labels["way"]: one.value for one in handed} == {"alone": 2, "window": 1}
         ran = families(text)["horsies_attempt_duration_seconds"].samples
         bounds = {one.labels["le"] for one in ran if "le" in one.labels}
         assert bounds == {*map(str, BOUNDS), "+Inf"}

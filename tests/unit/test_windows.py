@@ -70,29 +70,67 @@ def test_one_very_long_run_does_not_close_the_windows_for_long() -> None:
     assert windows.width("work") > 8
 
 
-def test_windows_grow_with_full_claims_and_close_with_short_ones() -> None:
+def depths(windows: Windows, claims: int) -> list[int]:
+    """The depths after that many claims which came back full of short tasks."""
+    found = []
+    for _ in range(claims):
+        windows.note_claim(4, ["work"] * 4, is_drained=False)
+        found.append(windows.depth)
+    return found
+
+
+def test_windows_grow_with_full_claims_and_begin_again_when_the_queues_are_drained() -> None:
     windows = measured(0.0001)
-    depths = []
-    for _ in range(6):
-        windows.note_claim(4, ["work"] * 4)
-        depths.append(windows.depth)
-    assert depths == [2, 4, 8, 16, 32, 32]
-    windows.note_claim(4, ["work"] * 3)
+    assert depths(windows, 6) == [2, 4, 8, 16, 32, 32]
+    windows.note_claim(4, ["work"] * 3, is_drained=True)
     assert windows.depth == 1
+    assert depths(windows, 2) == [2, 4]
+
+
+def test_a_task_that_needs_a_child_closes_the_windows_until_one_has_taken_it() -> None:
+    windows = measured(0.0001)
+    depths(windows, 5)
+    windows.note_claim(40, ["work"] * 3, is_drained=False)
+    assert windows.depth == 1
+    windows.note_claim(1, [], is_drained=False)
+    assert windows.depth == 1, "a child took the task, the windows were not tried"
+    assert depths(windows, 2) == [16, 32]
+
+
+def test_many_tasks_that_need_a_child_let_windows_grow_slowly() -> None:
+    windows = measured(0.0001)
+    depths(windows, 5)
+    tried = []
+    for _ in range(5):
+        windows.note_claim(40, ["work"] * 3, is_drained=False)
+        tried += depths(windows, 1)
+    assert tried == [16, 8, 4, 2, 2]
 
 
 @pytest.mark.parametrize("names", [["work"], ["work", "unknown"]])
 def test_another_kind_of_task_closes_the_windows(names: list[str]) -> None:
     windows = measured(0.0001)
-    windows.note_claim(2, ["work"] * 2)
+    windows.note_claim(2, ["work"] * 2, is_drained=False)
     assert windows.depth == 2
-    windows.note_claim(2, names)
+    windows.note_claim(2, names, is_drained=False)
     assert windows.depth == 1
+
+
+def test_deep_windows_are_for_the_shortest_tasks_only() -> None:
+    windows = measured(0.0001)
+    for _ in range(ENDS_MIN):
+        windows.note_end("slower", 0.002)
+    assert (windows.depth, windows.short_names()) == (1, ["work", "slower"])
+    assert depths(windows, 2) == [2, 4]
+    assert windows.width("slower") == 4
+    assert windows.short_names() == ["work", "slower"]
+    depths(windows, 1)
+    assert windows.short_names() == ["work"]
 
 
 def test_windows_that_are_off_stay_closed() -> None:
     windows = measured(0.0001, widest=0)
-    windows.note_claim(2, ["work"] * 2)
+    windows.note_claim(2, ["work"] * 2, is_drained=False)
     assert (windows.is_on, windows.depth) == (False, 1)
 
 

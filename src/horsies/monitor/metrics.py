@@ -150,6 +150,11 @@ WORKER = _metrics(
         *("horsies_wait_seconds", "histogram", ("queue",)),
         "How long tasks waited from the time they were due until they started.",
     ),
+    (
+        *("horsies_tasks_handed_out_total", "counter", ("way",)),
+        "Tasks given to children: alone, or in a window behind another task of the same child.",
+        ("alone", "window"),
+    ),
     (*("horsies_turns_total", "counter", ()), "Transactions that record and claim tasks."),
     (*("horsies_turn_tasks_total", "counter", ()), "Tasks that turns recorded or claimed."),
     (*("horsies_turn_duration_seconds", "histogram", ()), "How long a turn took."),

@@ -441,11 +441,10 @@ class InFlight:
                 windows.setdefault(task.worker_pid, []).append(task)
             else:
                 self._give(task, task.worker_pid, parts.get(task.id))
-        for pid, window in windows.items():
-            self._give_window(window, pid, parts)
+        behind = sum(self._give_window(window, pid, parts) for pid, window in windows.items())
         if handed:
             self.pace.note_hand_out([task.id for task in handed], time.monotonic())
-            self.tally.note_starts(handed)
+            self.tally.note_starts(handed, behind)
 
     def _give(self, task: ClaimedTask, pid: int, node: NodePart | None) -> None:
         try:
@@ -455,15 +454,17 @@ class InFlight:
         else:
             self._running[task.id] = task
 
-    def _give_window(self, tasks: Sequence[ClaimedTask], pid: int, parts: Parts) -> None:
+    def _give_window(self, tasks: Sequence[ClaimedTask], pid: int, parts: Parts) -> int:
+        """Return how many of the tasks wait in the child behind another one."""
         assignments = [self._assignment(task, parts.get(task.id)) for task in tasks]
         patience = [self.windows.patience_seconds(task.task_name) for task in tasks]
         try:
-            self._pool.dispatch_window(pid, list(zip(assignments, patience, strict=True)))
+            behind = self._pool.dispatch_window(pid, list(zip(assignments, patience, strict=True)))
         except NoIdleChildError:
             self._doubt.may_own_more = True
-        else:
-            self._running.update((task.id, task) for task in tasks)
+            return 0
+        self._running.update((task.id, task) for task in tasks)
+        return behind
 
     def _assignment(self, task: ClaimedTask, node: NodePart | None) -> Assignment:
         if task.id in self._running:

@@ -105,6 +105,8 @@ def worker_values(vitals: Vitals, tally: Tally) -> Iterator[Value]:
     totals = tally.totals()
     yield from _attempt_values(totals)
     yield from _wait_values(totals)
+    yield Sample("horsies_tasks_handed_out_total", ("alone",), tally.handed_alone)
+    yield Sample("horsies_tasks_handed_out_total", ("window",), tally.handed_behind)
     yield Sample("horsies_turns_total", (), tally.turns)
     yield Sample("horsies_turn_tasks_total", (), tally.turn_tasks)
     name = "horsies_turn_duration_seconds"

@@ -94,6 +94,9 @@ class Tally:
         # What to add to this host's clock for the database's.
         self._ahead_seconds = 0.0
         self.flush_at = NEVER
+        # Tasks that went to children: to idle ones, and behind another task.
+        self.handed_alone = 0
+        self.handed_behind = 0
         self.turns = 0
         self.turn_tasks = 0
         self.turn_seconds = 0.0
@@ -103,9 +106,11 @@ class Tally:
         """The database's clock, asked for ``taken_seconds`` ago: on average it was read in between."""
         self._ahead_seconds = database_now.timestamp() - (time.time() - taken_seconds / 2)
 
-    def note_starts(self, tasks: Iterable[ClaimedTask]) -> None:
-        """These tasks have gone to children."""
+    def note_starts(self, tasks: Sequence[ClaimedTask], behind: int = 0) -> None:
+        """These tasks have gone to children, so many of them behind another one."""
         now, find = self._now(), self._counts.get
+        self.handed_alone += len(tasks) - behind
+        self.handed_behind += behind
         for task in tasks:
             try:
                 waited = now - _parse(task.enqueued_at).timestamp()

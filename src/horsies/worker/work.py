@@ -312,12 +312,12 @@ class Work:
         batch = self._config.max_claim_batch or claims
         if request.is_async and self._async is not None:
             agenda, bookmarks = self._async.agenda, self._async.bookmarks
-        elif windows.is_on:
-            names = [task.task_name for task in claimed if task.burst]
-            windows.note_claim(min(claims, batch), names)
         # A claim that only did not fill the windows says nothing: a task that cannot wait in one is next.
         possible = min(len(request.pids) + request.prefetch, batch)
         was_short = len(claimed) < possible
+        if windows.is_on and not request.is_async:
+            names = [task.task_name for task in claimed if task.burst]
+            windows.note_claim(min(claims, batch), names, is_drained=was_short)
         agenda.note_claim(possible, len(claimed))
         if was_short and not request.positions.looks_everywhere:
             agenda.wake_at(bookmarks.rested_at)

@@ -98,23 +98,27 @@ BEGIN
 END
 $$;
 
--- The next due tasks of one queue and priority for children that hold tasks already: up to "p_any" tasks of
--- any kind, and behind them the leading run of short tasks that may wait in a child. The run ends at the first
--- other task, so nothing overtakes it. The rows behind it stay locked until the commit, and the claims of other
--- workers pass over them, so the commit notifies these workers. A worker asks for few tasks while it gets less
--- than it asks for.
+-- The next due tasks of one queue and priority while children that hold tasks already may take more: up to
+-- "p_any" tasks of any kind for idle children, and behind them the leading run of short tasks that may wait in a
+-- child, none of them from a queue with a cap. The run ends at the first other task, so nothing overtakes it.
+-- The rows behind it stay locked until the commit, and the claims of other workers pass over them, so the
+-- commit notifies these workers. A worker asks for fewer tasks while it gets less than it asks for.
+--
+-- "is_open" says whether tasks of later priorities and queues may wait in children too: all due tasks of this
+-- one are short and taken. A queue without due tasks is open, whatever waits in it for later.
 CREATE OR REPLACE FUNCTION horsies_leading_run(
     p_queue text, p_priority integer, p_after_at timestamptz, p_after_id uuid, p_look_at timestamptz,
-    p_wanted integer, p_any integer, p_short_names text[], p_is_async boolean, p_leaves_out boolean,
-    p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[])
-RETURNS uuid[] LANGUAGE plpgsql AS $$
+    p_wanted integer, p_any integer, p_is_capped boolean, p_short_names text[], p_is_async boolean,
+    p_leaves_out boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[], OUT ids uuid[],
+    OUT is_open boolean)
+LANGUAGE plpgsql AS $$
 DECLARE
-    ids uuid[];
     locked bigint;
 BEGIN
     SELECT coalesce(array_agg(line.id ORDER BY line.place) FILTER (
-            WHERE line.place <= p_any OR line.is_run), '{}'), count(*)
-    INTO ids, locked FROM (
+            WHERE line.place <= p_any OR (line.is_run AND NOT p_is_capped)), '{}'),
+        count(*), coalesce(bool_and(line.is_run), true)
+    INTO ids, locked, is_open FROM (
         SELECT due.id, row_number() OVER line AS place,
             bool_and(due.burst AND due.task_name = ANY(p_short_names)) OVER line AS is_run
         FROM (
@@ -133,9 +137,9 @@ BEGIN
             ORDER BY task.enqueued_at, task.id LIMIT p_wanted FOR UPDATE SKIP LOCKED) AS due
         WINDOW line AS (ORDER BY due.enqueued_at, due.id)) AS line;
     IF locked > cardinality(ids) THEN
+        is_open := false;
         PERFORM pg_notify('task_queue_' || p_queue, '');
     END IF;
-    RETURN ids;
 END
 $$;
 
@@ -167,7 +171,9 @@ $$;
 --   take them again, the workers that a cap may have turned away are notified.
 -- * Windows: the first "p_idle" places are those of idle children, and the claim fills them as it always did.
 --   The places behind them belong to children that hold other tasks: short ones may take them
---   (horsies_leading_run), from one queue and priority per claim, and never from a queue with a cap.
+--   (horsies_leading_run), never from a queue with a cap. The claim goes through the queues and priorities in
+--   order, and fills these places until it meets a due task that it may take and that may not wait in a child.
+--   What was claimed earlier, waits for later, or is paused has no influence.
 -- * "p_is_async" restricts the claim to tasks of "async def" functions, or to the others; NULL takes both.
 -- * "details" has the columns that only the code of the task may ask for, one per line in one text: more
 --   columns would cost the worker 0.1 us each, and nearly no task asks.
@@ -189,6 +195,8 @@ DECLARE
     places integer := cardinality(p_pids) + p_prefetch;
     idle integer := coalesce(p_idle, places);
     has_run boolean;
+    run record;
+    run_ids uuid[];
     taken integer := 0;
     taken_here integer[] := array_fill(0, ARRAY[cardinality(p_queues)]);
     queue text;
@@ -217,8 +225,10 @@ BEGIN
             queue := p_queues[position];
             wanted := least(places - taken, p_queue_limits[position] - taken_here[position]);
             IF wanted > 0 AND p_queue_caps[position] IS NOT NULL THEN
+                -- One more than it may take shows whether a due task is left, which nothing may overtake.
                 wanted := least(wanted,
-                    p_queue_caps[position] - horsies_in_flight(queue, p_counts_claimed, look_at), idle - taken);
+                    p_queue_caps[position] - horsies_in_flight(queue, p_counts_claimed, look_at),
+                    greatest(idle - taken, 0) + (places > idle)::integer);
             END IF;
             level := 0;
             after_at := '-infinity';
@@ -236,12 +246,23 @@ BEGIN
                     ORDER BY task.priority LIMIT 1;
                     EXIT WHEN NOT FOUND;
                 END IF;
-                has_run := taken + wanted > idle;
+                has_run := places > idle;
+                IF has_run THEN
+                    run := horsies_leading_run(
+                        queue, level, after_at, after_id, look_at, wanted, idle - taken,
+                        p_queue_caps[position] IS NOT NULL, p_short_names, p_is_async, leaves_out,
+                        p_unknown_names, p_refused_ids, p_refused_by);
+                    run_ids := run.ids;
+                    IF NOT run.is_open THEN
+                        places := idle;
+                        wanted := least(wanted, greatest(idle - taken, cardinality(run_ids)));
+                    END IF;
+                    EXIT WHEN is_marked AND run_ids = '{}';
+                    CONTINUE WHEN run_ids = '{}';
+                END IF;
                 RETURN QUERY
                 WITH due AS MATERIALIZED (
-                    SELECT CASE WHEN has_run THEN horsies_leading_run(
-                        queue, level, after_at, after_id, look_at, wanted, idle - taken, p_short_names,
-                        p_is_async, leaves_out, p_unknown_names, p_refused_ids, p_refused_by)
+                    SELECT CASE WHEN has_run THEN run_ids
                     WHEN p_is_async IS NOT NULL THEN horsies_due_of_kind(
                         p_is_async, queue, level, look_at, after_at, after_id, wanted, p_unknown_names,
                         p_refused_ids, p_refused_by)
@@ -290,10 +311,6 @@ BEGIN
                 GET DIAGNOSTICS changed = ROW_COUNT;
                 taken := taken + changed;
                 taken_here[position] := taken_here[position] + changed;
-                IF has_run AND changed < wanted THEN
-                    places := idle;
-                    wanted := least(wanted, idle - taken + changed);
-                END IF;
                 wanted := wanted - changed;
                 EXIT WHEN is_marked;
             END LOOP;

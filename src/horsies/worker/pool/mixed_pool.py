@@ -105,12 +105,12 @@ class MixedPool:
         self._dispatch_async(pid, [assignment])
         return pid
 
-    def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> None:
+    def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> int:
         """Give all of these assignments to the child `pid`, or none; an async child runs them at once."""
         if self._shared.free_places(pid) is None:
-            self._ordinary.dispatch_window(pid, given)
-        else:
-            self._dispatch_async(pid, [assignment for assignment, _ in given])
+            return self._ordinary.dispatch_window(pid, given)
+        self._dispatch_async(pid, [assignment for assignment, _ in given])
+        return 0
 
     def _dispatch_async(self, pid: int, assignments: Sequence[Assignment]) -> None:
         if (self._shared.free_places(pid) or 0) < len(assignments):

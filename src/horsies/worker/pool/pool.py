@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -182,20 +182,22 @@ class ChildPool:
         child.send(protocol.encode_assignment(assignment), self._selector)
         return child.known_pid
 
-    def dispatch_window(self, pid: int, given: Iterable[tuple[Assignment, float]]) -> None:
-        """Give assignments to the child `pid`, which runs them in order behind those that it holds.
+    def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> int:
+        """Give assignments to the child `pid`, which runs them in order behind those that it holds; return
+        how many of them wait behind another one.
 
         Each comes with its patience: those behind it are taken back when it runs for longer.
         """
         for child in self._children.children:
             if child.pid != pid or child.permits is None:
                 continue
-            if child.state is ChildState.IDLE:
+            is_idle = child.state is ChildState.IDLE
+            if is_idle:
                 self._children.idle.remove(child)
             elif not child.window_room(1):
                 break
             self._children.hold(child, given)
-            return
+            return len(given) - is_idle
         raise NoIdleChildError(f"Child {pid} takes no more assignments; it has ended or is busy.")
 
     def places(self, depth: int) -> tuple[list[int], list[int]]:

@@ -66,13 +66,15 @@ class Windows:
     `widest` is the limit of the configuration; below 2 there are no windows.
     """
 
-    __slots__ = ("_ends", "_typical", "depth", "is_on", "widest")
+    __slots__ = ("_ends", "_next_depth", "_typical", "depth", "is_on", "widest")
 
     def __init__(self, widest: int = 0) -> None:
         self.widest = widest
         self.is_on = widest > 1
         # How many tasks the next claim may give to each child, the first one included.
         self.depth = 1
+        # The depth after the next full claim, unless twice the present one is more.
+        self._next_depth = 1
         self._ends: dict[str, int] = {}
         self._typical: dict[str, float] = {}
 
@@ -94,8 +96,9 @@ class Windows:
         return width(self._typical[task_name], self.widest)
 
     def short_names(self) -> list[str]:
-        """The tasks that may be in a window behind another one."""
-        return [name for name in self._typical if self.width(name) > 1]
+        """The tasks that may be in windows as deep as the next claim fills them."""
+        least = max(2, self.depth)
+        return [name for name in self._typical if self.width(name) >= least]
 
     def patience_seconds(self, task_name: str) -> float:
         """How long others may wait behind a task of that name; 0 if none may."""
@@ -103,13 +106,21 @@ class Windows:
             return 0.0
         return max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._typical[task_name])
 
-    def note_claim(self, asked: int, names: Sequence[str]) -> None:
+    def note_claim(self, asked: int, names: Sequence[str], *, is_drained: bool) -> None:
         """A claim of up to `asked` tasks got tasks of these names that may be in a window.
 
-        Windows grow while claims come back full of short tasks. Fewer names mean that the queue is
-        empty, or that another task is next: it goes to a child of its own, and so does the one after it.
+        Windows grow while claims come back full of short tasks. When the queues are drained they begin
+        again, so that other workers get a share of few tasks. Otherwise a task is next that needs a child
+        of its own, or windows that are less deep. The claim locked the rows behind it in vain: no window
+        is filled until a child takes that task, and then to half the depth.
         """
-        if not self.is_on or len(names) < asked:
+        if not self.is_on or is_drained:
+            self.depth = self._next_depth = 1
+        elif len(names) < asked:
+            if self.depth > 1:
+                self._next_depth = self.depth // 2
             self.depth = 1
-            return
-        self.depth = min(2 * self.depth, *map(self.width, set(names)))
+        else:
+            grown = max(2 * self.depth, self._next_depth)
+            self.depth = min(grown, *map(self.width, set(names)))
+            self._next_depth = 1
