@@ -11,6 +11,7 @@ import pytest
 from horsies._version import __version__
 from horsies.db.migrate import known_migrations, schema_version
 from tests.support.commands import UNREACHABLE, Finished, horsies
+from tests.support.migrations import apply_all_but
 
 LATEST = f"the schema is at version {schema_version()}"
 APP = """
@@ -225,6 +226,26 @@ def test_migrate_check_tells_whether_something_is_missing(
     horsies(tmp_path, "migrate", DATABASE_URL=database_url)
     current = horsies(tmp_path, "migrate", "--check", DATABASE_URL=database_url)
     assert (current.returncode, current.stdout) == (0, f"{LATEST}\n")
+
+
+def test_commands_notice_a_migration_that_is_missing_below_the_highest(
+    project: Path, database_url: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        apply_all_but(connection, 14)
+    given = {"DATABASE_URL": database_url, "SHOP_URL": database_url}
+    assert_report(status := horsies(project, "status", "--database-url", database_url), "HRS-211")
+    assert "lacks migration 0014 measures" in status.stderr
+    doctor = horsies(project, "doctor", "--database-url", database_url)
+    assert "lacks 1 of its migrations" in doctor.stdout
+    assert "0014 measures" in doctor.stdout
+    behind = horsies(project, "migrate", "--check", **given)
+    assert (behind.returncode, behind.stderr.split("\n")[0]) == (1, "missing 0014 measures")
+    mended = horsies(project, "migrate", **given)
+    assert mended.stdout.startswith("applied 0014 measures\n")
+    assert mended.stdout.endswith(f"{LATEST}\n")
+    assert horsies(project, "migrate", "--check", **given).returncode == 0
+    assert horsies(project, "status", "--database-url", database_url).returncode == 0
 
 
 def test_the_printed_sql_brings_a_database_up_to_date(tmp_path: Path, database_url: str) -> None:

@@ -37,6 +37,7 @@ from horsies.db.migrate import (
     schema_version,
 )
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
+from tests.support.migrations import additions, apply_all_but, misplaced
 from tests.support.wait import wait_until
 
 # Twenty processes that have imported everything and stand before the same gate: a pipe that opens
@@ -94,6 +95,9 @@ def expected_record() -> list[tuple[str, int, str, str]]:
 # Schema version of every release, and the digest of its function files. Add a line with each
 # release; a function file that changes afterwards needs a new migration, if only with a comment.
 RELEASED: dict[int, str] = {}
+
+# Branches were merged with numbers out of order up to this one.
+NUMBERED_IN_ORDER = 20
 
 FUNCTION = "CREATE OR REPLACE FUNCTION public.horsies_answer() RETURNS integer LANGUAGE sql AS 'SELECT {}';"
 
@@ -162,6 +166,31 @@ def test_the_migrations_are_numbered_without_gaps() -> None:
     versions = [file.version for file in known_migrations() if file.kind == "migration"]
     assert versions == list(range(1, len(versions) + 1))
     assert schema_version() == len(versions)
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (["0001_a.sql", "0002_b.sql"], []),
+        (["0001_a.sql", "0002_b.sql", "0003_c.sql", "0004_d.sql"], []),
+        (["0001_a.sql", "0002_b.sql", "0002_c.sql"], ["0002_c.sql"]),
+        (["0001_a.sql", "0001_c.sql", "0002_b.sql", "0003_d.sql"], ["0001_c.sql"]),
+    ],
+)
+def test_a_migration_is_misplaced_unless_it_comes_after_all_others(
+    after: list[str], expected: list[str]
+) -> None:
+    assert misplaced(["0001_a.sql", "0002_b.sql"], after) == expected
+
+
+def test_no_commit_adds_a_migration_below_the_highest_number() -> None:
+    # A database that was migrated before the commit has later migrations already.
+    found = {
+        commit: names
+        for commit, before, after in additions()
+        if (names := [one for one in misplaced(before, after) if int(one[:4]) > NUMBERED_IN_ORDER])
+    }
+    assert found == {}, "give them the next free numbers"
 
 
 def test_function_files_have_numbers_of_their_own_and_only_replace() -> None:
@@ -383,6 +412,89 @@ def test_the_broker_reports_a_newer_schema_as_a_lasting_error(
     assert not error.retryable
     assert "version 999" in error.message
     assert "upgrade horsies" in error.message
+
+
+HOLE = 14
+
+
+@pytest.fixture
+def holed(empty: Connection[Any]) -> Connection[Any]:
+    """A database with the newest migrations, but without one below them."""
+    apply_all_but(empty, HOLE)
+    return empty
+
+
+def test_a_migration_that_is_missing_below_the_highest_is_applied(
+    holed: Connection[Any], process_url: str
+) -> None:
+    hole = migrate._MIGRATIONS[HOLE - 1]
+    assert list(pending_migrations(holed)) == [hole, *functions()]
+    assert list(apply_migrations(holed)) == [hole, *functions()]
+    assert recorded(holed) == expected_record()
+    assert list(apply_migrations(holed)) == []
+    with psycopg.connect(process_url) as migrated:
+        assert {name for _, name, _ in catalogue(holed)} == {
+            name for _, name, _ in catalogue(migrated)
+        }
+
+
+def test_a_process_that_does_not_migrate_names_the_missing_migration(
+    holed: Connection[Any], database_url: str
+) -> None:
+    with pytest.raises(SchemaMissingError, match="lacks migration 0014 measures; apply it with"):
+        require_current_schema(holed)
+    config = PostgresConfig(database_url=database_url)
+    with pytest.raises(SchemaMissingError, match="0014 measures"):
+        prepare_schema(Database(config, migrates=False))
+    prepare_schema(Database(config))
+    assert recorded(holed) == expected_record()
+
+
+def test_a_missing_migration_that_cannot_follow_the_later_ones_is_refused_in_one_sentence(
+    holed: Connection[Any],
+) -> None:
+    holed.execute("CREATE TABLE horsies_measures (id integer)")
+    before = catalogue(holed)
+    with pytest.raises(UnusableSchemaError) as caught:
+        apply_migrations(holed)
+    assert str(caught.value).startswith(
+        f"Migration 0014 measures is missing below version {schema_version()} of this database and cannot"
+    )
+    assert catalogue(holed) == before
+
+
+def test_an_older_release_refuses_a_newer_schema_that_lacks_one_of_its_own_migrations(
+    empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with release(monkeypatch, more=[later()]):
+        apply_all_but(empty, HOLE)
+    for attempt in (apply_migrations, pending_migrations, require_current_schema):
+        with pytest.raises(UnusableSchemaError, match=r"0014 measures.*of the newer release"):
+            attempt(empty)
+
+
+def test_a_newer_release_may_lack_numbers_that_this_one_does_not_have(
+    empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = replace(later(), version=schema_version() + 5)
+    with release(monkeypatch, more=[far]):
+        apply_migrations(empty)
+    require_current_schema(empty)
+    assert list(pending_migrations(empty, replaces=True)) == []
+
+
+def test_a_number_that_names_another_migration_is_refused_in_one_sentence(
+    empty: Connection[Any],
+) -> None:
+    apply_migrations(empty)
+    empty.execute("UPDATE horsies_migrations SET name = 'other' WHERE version = 14")
+    for attempt in (apply_migrations, pending_migrations, require_current_schema):
+        with pytest.raises(UnusableSchemaError) as caught:
+            attempt(empty)
+        assert str(caught.value).startswith(
+            "Migration 0014 of this database is 'other', but 'measures' in this release: the tables "
+            "were made by a development version of horsies;"
+        )
 
 
 @pytest.mark.parametrize("lags_behind", [False, True])

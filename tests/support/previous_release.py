@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.migrations import MIGRATIONS, files_at, git
 from tests.support.workers import REPOSITORY
 
-MIGRATIONS = "src/horsies/db/migrations"
 # For code that refuses every newer schema: its statements must work there all the same.
 ACCEPTS_ANY_SCHEMA = """
 
@@ -45,17 +45,8 @@ def _older_commits() -> Iterator[str]:
     Their migrations are the first of this code: numbers given on a branch may change when it is merged.
     """
     own = sorted(path.name for path in (REPOSITORY / MIGRATIONS).glob("*.sql"))
-    added = _git("log", "--diff-filter=A", "--no-renames", "--format=%H", "--", MIGRATIONS)
+    added = git("log", "--diff-filter=A", "--no-renames", "--format=%H", "--", MIGRATIONS)
     for commit in ["HEAD", *(f"{one}^" for one in added)]:
-        names = _git("ls-tree", "--name-only", commit, f"{MIGRATIONS}/")
-        known = sorted(Path(name).name for name in names if name.endswith(".sql"))
+        known = files_at(commit)
         if known and known != own and known == own[: len(known)]:
             yield commit
-
-
-def _git(*arguments: str) -> list[str]:
-    try:
-        found = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True)
-    except OSError:
-        return []
-    return found.stdout.split()

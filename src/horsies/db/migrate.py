@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal, TypeAlias
@@ -32,6 +32,7 @@ from psycopg.pq import TransactionStatus
 
 from horsies.database_url import DEFAULT_SCHEMA
 from horsies.db.database import Database, installation_of
+from horsies.db.errors import describe
 from horsies.db.schema import (
     MIGRATIONS_TABLE,
     QUALIFYING_RULES,
@@ -78,7 +79,7 @@ WHERE attrelid = pg_catalog.to_regclass(%s) AND attnum > 0 AND NOT attisdropped
 
 # By way of JSON, because a schema of version 1 lacks the last column.
 _READ_RECORD = """
-SELECT kind, version, sha, (to_jsonb(record) ->> 'oldest_compatible')::integer
+SELECT kind, version, name, sha, (to_jsonb(record) ->> 'oldest_compatible')::integer
 FROM horsies_migrations AS record
 """
 
@@ -184,8 +185,13 @@ class _Record:
     """The applied files of a schema, and its compatibility with older releases."""
 
     digests: Mapping[tuple[str, int], str]
-    version: int = 0
+    # The applied migrations by their versions.
+    names: Mapping[int, str]
     oldest_compatible: int | None = None
+
+    @property
+    def version(self) -> int:
+        return max(self.names, default=0)
 
 
 def prepare_schema(database: Database) -> None:
@@ -212,11 +218,23 @@ def pending_migrations(
     return _pending(_read_record(connection), replaces=replaces)
 
 
+def missing_migrations(applied: Iterable[int]) -> tuple[Migration, ...]:
+    """Return the migrations of this release that are not among the applied versions.
+
+    A version may be missing below the highest one: a branch of development can apply its migrations out
+    of order. The highest number alone says nothing about the others.
+    """
+    versions = set(applied)
+    return tuple(one for one in _MIGRATIONS if one.version not in versions)
+
+
 def _pending(record: _Record, *, replaces: bool = False) -> Sequence[Migration]:
+    _refuse_renamed(record)
+    missing = missing_migrations(record.names)
     if record.version > schema_version():
         _refuse_incompatible(record)
+        _refuse_holes(record, missing)
         return ()
-    missing = tuple(migration for migration in _MIGRATIONS if migration.version > record.version)
     functions = (
         function
         for function in _FUNCTIONS
@@ -225,6 +243,33 @@ def _pending(record: _Record, *, replaces: bool = False) -> Sequence[Migration]:
         or (replaces and record.digests[function.kind, function.version] != function.sha)
     )
     return (*missing, *functions)
+
+
+def _refuse_renamed(record: _Record) -> None:
+    """A number that names another migration comes from a branch whose numbers changed when it was merged."""
+    for one in _MIGRATIONS:
+        name = record.names.get(one.version, one.name)
+        if name != one.name:
+            raise UnusableSchemaError(
+                f"Migration {one.version:04d} of this database is {name!r}, but {one.name!r} in this "
+                "release: the tables were made by a development version of horsies; use another "
+                "database or schema, or drop its horsies_* tables."
+            )
+
+
+def _refuse_holes(record: _Record, missing: Sequence[Migration]) -> None:
+    """An older release must not apply its migrations: their functions would replace newer ones."""
+    if missing:
+        raise SchemaMissingError(
+            f"The database schema is version {record.version}, newer than this release of horsies, but "
+            f"lacks {_titles(missing)}; apply it with `horsies migrate` of the newer release."
+        )
+
+
+def _titles(missing: Sequence[Migration]) -> str:
+    """The migrations as a message names them, the first five."""
+    names = ", ".join(one.title for one in missing[:5])
+    return f"migration {names}" + (", ..." if len(missing) > 5 else "")
 
 
 def _refuse_incompatible(record: _Record) -> None:
@@ -238,11 +283,17 @@ def _refuse_incompatible(record: _Record) -> None:
 
 def require_current_schema(connection: Connection[Any]) -> None:
     """Raise unless the tables are those of this release; for processes that change no schema."""
-    missing = pending_migrations(connection)
+    record = _read_record(connection)
+    missing = _pending(record)
     if len(missing) == len(known_migrations()):
         raise SchemaMissingError(
             f"The schema {installation_of(connection).schema} of this database has no tables of horsies; "
             "create them with `horsies migrate`."
+        )
+    if holes := [one for one in missing_migrations(record.names) if one.version < record.version]:
+        raise SchemaMissingError(
+            f"The schema of this database is version {record.version}, but lacks {_titles(holes)}; "
+            "apply it with `horsies migrate`."
         )
     if missing:
         raise SchemaMissingError(
@@ -276,15 +327,29 @@ def _apply_pending(connection: Connection[Any], replaces: bool) -> Sequence[Migr
     schema = installation_of(connection).schema
     connection.execute(_PATH.encode())
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (_migration_lock(schema),))
-    pending = pending_migrations(connection, replaces=replaces)
+    record = _read_record(connection)
+    pending = _pending(record, replaces=replaces)
     if pending:
         _create_schema(connection, schema)
-        for text in (
-            _CREATE_RECORD,
-            *(part for file in pending for part in (file.sql, file.record)),
-        ):
-            connection.execute(in_schema(text, schema).encode(), prepare=False)
+        _execute(connection, _CREATE_RECORD, schema)
+    for file in pending:
+        try:
+            _execute(connection, file.sql, schema)
+        except psycopg.Error as error:
+            is_hole = file.kind == "migration" and file.version < record.version
+            if isinstance(error, LockNotAvailable) or not is_hole:
+                raise
+            raise UnusableSchemaError(
+                f"Migration {file.title} is missing below version {record.version} of this database and "
+                f"cannot be applied after the later ones. {describe(error)} Restore a backup, or use another "
+                "database or schema."
+            ) from error
+        _execute(connection, file.record, schema)
     return pending
+
+
+def _execute(connection: Connection[Any], text: str, schema: str) -> None:
+    connection.execute(in_schema(text, schema).encode(), prepare=False)
 
 
 def _migration_lock(schema: str) -> int:
@@ -334,23 +399,23 @@ def _read_record(connection: Connection[Any]) -> _Record:
     schema = installation_of(connection).schema
     found = _recorded(connection, schema)
     if not found:
-        names = sorted(object_names() - {MIGRATIONS_TABLE})
-        for (relation,) in connection.execute(_FIND_TABLE, (schema, names)):
+        tables = sorted(object_names() - {MIGRATIONS_TABLE})
+        for (relation,) in connection.execute(_FIND_TABLE, (schema, tables)):
             # Another process may have migrated between the two statements; the record comes with the tables.
             found = _recorded(connection, schema)
             if not found:
                 raise foreign_table(relation)
-    versions = {version: oldest for kind, version, _, oldest in found if kind == "migration"}
-    newest = max(versions, default=0)
-    digests = {(kind, version): sha for kind, version, sha, _ in found}
-    return _Record(digests, newest, versions.get(newest))
+    migrations = {version: row for kind, version, *row in found if kind == "migration"}
+    names: dict[int, str] = {version: name for version, (name, _, _) in migrations.items()}
+    oldest = migrations[max(names)][2] if names else None
+    return _Record({(kind, version): sha for kind, version, _, sha, _ in found}, names, oldest)
 
 
 def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]:
     """The rows of the record; none when it does not exist or names no migration."""
     table = in_schema(MIGRATIONS_TABLE, schema)
     columns = {name for (name,) in connection.execute(_RECORD_COLUMNS, (table,))}
-    if columns and not columns >= {"kind", "version", "sha"}:
+    if columns and not columns >= {"kind", "version", "name", "sha"}:
         raise foreign_table(MIGRATIONS_TABLE)
     rows = (
         connection.execute(in_schema(_READ_RECORD, schema).encode()).fetchall() if columns else []

@@ -8,7 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from horsies.db.migrate import foreign_table, known_migrations, schema_version
+from horsies.db.migrate import (
+    foreign_table,
+    known_migrations,
+    missing_migrations,
+    schema_version,
+)
 from horsies.db.schema import MIGRATIONS_TABLE, in_schema, object_names
 from horsies.db.statement import Nothing, Script
 from horsies.db.statements.doctor import (
@@ -70,11 +75,11 @@ def shipped_options() -> dict[str, set[str]]:
 
 def has_current_schema(applied: Sequence[AppliedFile]) -> bool:
     """Tell whether the statements of this release can work on these tables."""
-    return _version(applied) >= schema_version()
+    return not missing_migrations(_versions(applied))
 
 
-def _version(applied: Iterable[AppliedFile]) -> int:
-    return max((file.version for file in applied if file.kind == "migration"), default=0)
+def _versions(applied: Iterable[AppliedFile]) -> set[int]:
+    return {file.version for file in applied if file.kind == "migration"}
 
 
 def read_applied(facts: Facts) -> Script[list[AppliedFile]]:
@@ -101,7 +106,11 @@ def judge_schema(
     if not applied:
         sentence = f"The schema {schema} of this database has no tables of horsies."
         return [Finding(Level.RED, sentence, remedy="horsies migrate")]
-    version, own = _version(applied), schema_version()
+    versions = _versions(applied)
+    version, own, missing = max(versions, default=0), schema_version(), missing_migrations(versions)
+    if holes := [file.title for file in missing if file.version < version]:
+        sentence = f"The schema is version {version}, but lacks {len(holes)} of its migrations."
+        return [Finding(Level.RED, sentence, tuple(holes), "horsies migrate")]
     if version < own:
         sentence = f"The schema is version {version}, this release of horsies needs version {own}."
         return [Finding(Level.RED, sentence, remedy="horsies migrate")]
