@@ -26,7 +26,7 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from benchmarks.peers.processes import last_line, running
-from horsies.db.embedded import start_or_join
+from horsies.db.embedded import start_or_join, url_of
 
 RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 START_SECONDS = 60.0
@@ -129,7 +129,7 @@ def _postgres(place: Path) -> Iterator[str]:
         return
     data = place / "postgres"
     try:
-        yield start_or_join(f"embedded://{data}", keep_data=False)
+        yield start_or_join(url_of(data), keep_data=False)
     finally:
         with suppress(FileNotFoundError, psutil.Error):
             server = psutil.Process(int((data / "postmaster.pid").read_text().split()[0]))

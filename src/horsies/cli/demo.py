@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -36,7 +37,7 @@ from horsies.cli.supervise import PART_ENTRY
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import SCHEMA_VARIABLE, URL_VARIABLES, mask_url
 from horsies.db.database import resolve_url
-from horsies.db.embedded import start_or_join
+from horsies.db.embedded import start_or_join, temporary_parent, url_of
 from horsies.db.errors import describe
 from horsies.errors import ConfigurationError
 from horsies.states import WorkflowTaskStatus
@@ -142,10 +143,10 @@ def _database(console: Console, url: str | None) -> Iterator[None]:
             yield
         return
     console.print("PostgreSQL   a private one, deleted at the end")
-    data = Path(tempfile.gettempdir()) / f"horsies-demo-{os.getpid()}"
     try:
+        data = temporary_parent() / f"horsies-demo-{secrets.token_hex(8)}"
         # The server stops, and its data is deleted, when this process ends.
-        os.environ[URL_VARIABLES[0]] = start_or_join(f"embedded://{data}", keep_data=False)
+        os.environ[URL_VARIABLES[0]] = start_or_join(url_of(data), keep_data=False)
     except ConfigurationError as error:
         exit_with(describe(error), 1)
     yield

