@@ -109,9 +109,11 @@ $(PEERS_READY): $(wildcard benchmarks/peers/requirements*.txt)
 demo: $(READY) ## show a worker at work, on a private PostgreSQL; KEEP=1 keeps the dashboard up
 	$(BIN)/horsies demo $(if $(KEEP),--keep)
 
-dist: $(READY) ## build the wheel in dist/
+dist: ## build the wheel in dist/, in a throw-away environment
 	rm -rf dist
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && $(PYTHON) -m venv "$$place" \
+		&& "$$place/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

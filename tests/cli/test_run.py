@@ -109,7 +109,7 @@ def test_tasks_that_cannot_run_here_get_one_sentence(
     [
         (("--burst", "--reload"), "--burst and --reload exclude each other."),
         (("--debug", "--processes", "2"), "--debug and --processes exclude each other."),
-        (("--reload",), "pip install 'horsies[dev]'"),
+        (("--reload",), "pip install '/path/to/horsies[dev]'"),
     ],
 )
 def test_flags_that_cannot_work_are_refused(

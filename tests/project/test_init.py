@@ -18,6 +18,7 @@ from tests.support.wait import wait_until
 
 FILES = {
     *("README.md", "pyproject.toml", "Dockerfile", ".gitignore"),
+    *("requirements.txt", "requirements-dev.txt"),
     *("my_shop/__init__.py", "my_shop/__main__.py", "my_shop/app.py", "my_shop/tasks.py"),
     *("my_shop/workflows.py", "tests/conftest.py", "tests/test_tasks.py"),
 }
@@ -51,7 +52,9 @@ def test_all_files_carry_the_name_of_the_project(project: Path) -> None:
     assert not [path for path in files if "project_name" in path.read_text()]
     described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     assert described["name"] == "my_shop"
-    assert described["dependencies"] == [f"horsies[binary] ~= {__version__}"]
+    wheel = f"./wheels/horsies-{__version__}-py3-none-any.whl"
+    assert f"{wheel}[binary]" in (project / "requirements.txt").read_text().splitlines()
+    assert f"{wheel}[dev]" in (project / "requirements-dev.txt").read_text().splitlines()
 
 
 def test_its_tests_pass_without_any_setting(project: Path) -> None:

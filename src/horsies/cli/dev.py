@@ -120,13 +120,17 @@ def _prepare_database(locator: str | None) -> None:
 def _has_dashboard() -> bool:
     missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
-        logger.warning("no dashboard: %s is missing; pip install 'horsies[web]'", missing[0])
+        logger.warning(
+            "no dashboard: %s is missing; pip install '/path/to/horsies[web]'", missing[0]
+        )
     return not missing
 
 
 def _can_reload() -> bool:
     if not can_watch():
-        logger.warning("no restart on changes: watchfiles is missing; pip install 'horsies[dev]'")
+        logger.warning(
+            "no restart on changes: watchfiles is missing; pip install '/path/to/horsies[dev]'"
+        )
         return False
     return True
 

@@ -17,7 +17,9 @@ from horsies.cli.options import exit_with
 
 TEMPLATE = Path(__file__).with_name("template")
 # A directory with nothing but these counts as empty.
-ALLOWED = {".git", ".venv"}
+ALLOWED = {".git", ".venv", "wheels"}
+# Where a project finds the wheel of this release; by its name alone, pip would install another project.
+WHEEL = f"horsies-{__version__}-py3-none-any.whl"
 # Git would obey a file of that name in this repository as well.
 RENAMED = {"gitignore": ".gitignore"}
 
@@ -92,6 +94,6 @@ def project_files(name: str) -> dict[Path, str]:
             continue
         target = source.relative_to(TEMPLATE)
         renamed = target.with_name(RENAMED.get(target.name, target.name))
-        text = source.read_text("utf-8").replace("[binary]", f"[binary] ~= {__version__}")
+        text = source.read_text("utf-8").replace("HORSIES_WHEEL", WHEEL)
         files[Path(str(renamed).replace("project_name", name))] = text.replace("project_name", name)
     return files

@@ -246,4 +246,4 @@ def _require_watchfiles() -> ModuleType:
         return import_module("watchfiles")
     except ImportError:
         message = "Restarting on changes needs the package watchfiles, which is not installed."
-        raise failure_at(None, message, help_text="pip install 'horsies[dev]'") from None
+        raise failure_at(None, message, help_text="pip install '/path/to/horsies[dev]'") from None

@@ -160,7 +160,7 @@ def _require_extra() -> None:
         try:
             import_module(name)
         except ImportError as error:
-            exit_with(f"horsies web needs {error.name}; pip install 'horsies[web]'.", 1)
+            exit_with(f"horsies web needs {error.name}; pip install '/path/to/horsies[web]'.", 1)
 
 
 def _refuse_open_address(host: str, auth: Auth) -> None:

@@ -34,6 +34,6 @@ class TracingConfig(FrozenModel):
             raise ConfigurationError(
                 "TracingConfig needs the package opentelemetry-api, which is not installed.",
                 code=ErrorCode.CONFIG_MISSING_EXTRA,
-                help_text="pip install 'horsies[otel]'",
+                help_text="pip install '/path/to/horsies[otel]'",
             )
         return self

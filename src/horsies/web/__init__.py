@@ -1,7 +1,7 @@
 """The dashboard: pages, their live updates, and a JSON API over the same facts.
 
 ``create_app`` returns an ASGI application that runs alone or mounted below any path; ``horsies web``
-serves one. It needs the extra ``horsies[web]``.
+serves one. It needs the extra ``web``.
 """
 
 from horsies.web.access import (
