@@ -107,7 +107,7 @@ $(PEERS_READY): $(wildcard benchmarks/peers/requirements*.txt)
 	@touch $(PEERS_READY)
 
 demo: $(READY) ## show a worker at work, on a private PostgreSQL; KEEP=1 keeps the dashboard up
-	$(BIN)/horsies demo $(if $(KEEP),--keep)
+	$(BIN)/python -m horsies demo $(if $(KEEP),--keep)
 
 dist: ## build the wheel in dist/, in a throw-away environment
 	rm -rf dist
