@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from horsies.db.embedded import url_of
+from horsies.db.embedded import temporary_parent, url_of
 from tests.support.embedded_places import ORDINARY_USER, install, start
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -91,6 +92,42 @@ def test_a_short_path_with_odd_characters_holds_the_socket_as_well(place: Path) 
     done = start(url_of(data), packages=install(place), directory=place)
     assert done.stdout.splitlines()[0] == str(data), done.stderr
     assert "host=/tmp/horsies-place-" in done.stdout
+
+
+# Runs the rest of its arguments with an own /tmp, mounted with the first one.
+OWN_TMP = """
+mount --make-rprivate / && mount -t tmpfs -o "$0" tmpfs /tmp || exit 99
+cat /dev/zero 2>/dev/null | head -c 16384 > /tmp/filled 2>/dev/null
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    "options", ["mode=1777,size=4k", "mode=1777,noexec"], ids=["full", "noexec"]
+)
+def test_tmp_may_be_full_or_run_no_programs(options: str) -> None:
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("this root may not create mount namespaces")
+    with tempfile.TemporaryDirectory(prefix="horsies-place-", dir="/var/tmp") as directory:
+        closed = Path(directory)
+        data = Path("/tmp/data") if "noexec" in options else Path(f"{directory}-data")
+        done = start(
+            url_of(data),
+            packages=install(closed),
+            directory=closed,
+            variables={"TMPDIR": None},
+            through=["unshare", "-m", "sh", "-c", OWN_TMP, options],
+        )
+    assert done.stdout.splitlines()[:1] == [str(data)], done.stderr
+
+
+def test_temporary_data_of_root_are_where_the_server_can_enter(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    assert temporary_parent() == place
+    place.chmod(0o700)
+    assert temporary_parent() == Path("/tmp")
 
 
 def test_an_ordinary_user_keeps_the_data_at_home(place: Path, ordinary: Path) -> None:

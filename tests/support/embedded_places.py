@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,12 +60,13 @@ def start(
     user: int = 0,
     umask: int = 0o022,
     variables: Mapping[str, str | None] | None = None,
+    through: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Start and stop the server of this URL in a working directory; a variable of None is unset."""
     changed = {"PYTHONPATH": str(packages), **(variables or {})}
     kept = {name: text for name, text in os.environ.items() if name not in changed}
     return subprocess.run(
-        [sys.executable, "-c", START, url, str(user)],
+        [*through, sys.executable, "-c", START, url, str(user)],
         cwd=directory,
         env=kept | {name: text for name, text in changed.items() if text is not None},
         umask=umask,
