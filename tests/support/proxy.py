@@ -42,6 +42,8 @@ class Proxy:
         self._doomed: bytes | None = None
         self._is_flowing = threading.Event()
         self._is_flowing.set()
+        # Changes every whole message of the server on its way.
+        self.rewrite: Callable[[bytes], bytes] = bytes
         # While set, every notification is lost; everything else passes.
         self.is_silent = False
         self.swallowed = threading.Event()
@@ -148,7 +150,8 @@ class Proxy:
             is_whole = True
             while data := server.recv(65536):
                 messages, rest = whole_messages(rest + data)
-                answer += b"".join(message for message in messages if self._lets_pass(message))
+                passed = [message for message in messages if self._lets_pass(message)]
+                answer += b"".join(map(self.rewrite, passed))
                 # A notification may come behind the end of an answer, and between two of them.
                 for message in messages:
                     if not message.startswith(NOTIFICATION):
@@ -186,7 +189,8 @@ def whole_messages(data: bytes) -> tuple[list[bytes], bytes]:
 class RefusingServer:
     """A server that lets nobody in: it answers every start-up with a wrong-password error."""
 
-    def __init__(self) -> None:
+    def __init__(self, message: str = WRONG_PASSWORD) -> None:
+        self._message = message
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -208,7 +212,7 @@ class RefusingServer:
                     self._refuse(client)
 
     def _refuse(self, client: socket.socket) -> None:
-        fields = f"SFATAL\0VFATAL\0C28P01\0M{WRONG_PASSWORD}\0\0".encode()
+        fields = f"SFATAL\0VFATAL\0C28P01\0M{self._message}\0\0".encode()
         while (size := client.recv(4)) and struct.unpack("!i", size)[0] == 8:
             client.recv(4)  # a request for encryption
             client.sendall(b"N")
