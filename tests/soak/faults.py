@@ -15,7 +15,7 @@ import psutil
 from tests.soak import journal, refusals
 from tests.soak.crew import Crew, Member
 from tests.soak.limits import SCHEDULES
-from tests.soak.plan import ONE_SCHEDULER, POOLER, Fault, Kind
+from tests.soak.plan import ONE_SCHEDULER, POOLER, SERVER, Fault, Kind
 from tests.support.pgbouncer import find_pgbouncer
 from tests.support.wait import wait_until
 
@@ -28,6 +28,8 @@ class Saboteur:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self.done: Counter[Kind] = Counter()
+        # A failover may take longer than planned, and copying the server does not survive a kill.
+        self._server_lock = threading.Lock()
         self.problems: list[str] = []
         # Faults that this machine has no program for.
         self.left_out: Counter[Kind] = Counter()
@@ -71,7 +73,7 @@ class Saboteur:
 
     def _begin_and_end(self, fault: Fault) -> None:
         member = self._member(fault)
-        with nullcontext() if member is None else member.lock:
+        with self._exclusion(fault, member):
             began = time.monotonic()
             # Taken now: a restart gives the member a new name.
             name = None if member is None else member.name
@@ -81,6 +83,12 @@ class Saboteur:
                 self._trouble_one(fault, member)
             until = time.monotonic()
             journal.write("fault", kind=fault.kind, worker=name, began=began, until=until)
+
+    def _exclusion(self, fault: Fault, member: Member | None) -> AbstractContextManager[object]:
+        """Faults of one process, and faults of the server, follow each other."""
+        if member is not None:
+            return member.lock
+        return self._server_lock if fault.kind in SERVER else nullcontext()
 
     def _trouble_one(self, fault: Fault, member: Member) -> None:
         match fault.kind:

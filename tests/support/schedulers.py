@@ -6,6 +6,7 @@ them is known beforehand: each must be there once.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from tests.support.workers import Fleet, RunningWorker
 APPLICATION = "tests.support.apps.scheduled:app"
 # Names a file; while it is there, the slow workflow is not built.
 GATE_VARIABLE = "HORSIES_TEST_BUILD_GATE"
+
+# The schedules of the application with many, and their interval: ten thousand take seconds to be sent once.
+MANY = int(os.environ.get("HORSIES_TEST_SCHEDULES", "300"))
+MANY_SECONDS = 2 if MANY <= 1_000 else 30
 
 
 def every(seconds: int, name: str, **fields: Any) -> dict[str, Any]:
