@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import Counter
+from collections.abc import Callable, Iterable
 from random import Random
 from types import ModuleType
 
 import pytest
 
-from horsies.db.statements.workflows import SignalRun, signal_run
+from horsies.db.statements.workflows import RetryRun, SignalRun, retry_run, signal_run
 from tests.support import runs
 from tests.support.database import Database, steps_of
 from tests.support.oracle.random_runs import SIGNAL, Mixed, mixed
@@ -35,15 +37,19 @@ def start_everything(connection: Database, flows: ModuleType, chance: Random) ->
     return dict(zip(started, drawn, strict=True))
 
 
-def kill_now_and_then(fleet: Fleet, connection: Database, chance: Random) -> None:
+def kill_now_and_then(
+    fleet: Fleet, connection: Database, chance: Random, steer: Callable[[], None]
+) -> None:
     """Kill a worker as soon as there was some progress since the last one, and start another."""
     for _ in range(KILLS):
         wanted = progress(connection) + chance.randint(1, 10)
+        steer()
         while progress(connection) < wanted and is_anything_open(connection):
             connection.execute("SELECT pg_sleep(%s)", (chance.random() * 0.05,))
         victim = chance.choice([one for one in fleet.workers if one.process.poll() is None])
         victim.signal(signal.SIGKILL)
         victim.wait()
+        steer()
         fleet.start(application=APPLICATION)
 
 
@@ -60,12 +66,13 @@ def is_anything_open(connection: Database) -> bool:
 
 
 def recorded_ends(connection: Database) -> dict[tuple[str, int, int | None], End]:
-    """How every task of a node ended, as the database recorded it."""
+    """How the last task of every node and item ended, as the database recorded it."""
     rows = connection.execute(
         "SELECT task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.status, "
         "task.result, node.sub_workflow_id::text FROM horsies_tasks AS task "
         "JOIN horsies_workflow_tasks AS node "
-        "ON node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index"
+        "ON node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index "
+        "ORDER BY task.id"
     )
     return {
         (run, index, item): End(
@@ -100,10 +107,25 @@ def stored(connection: Database) -> dict[str, tuple[str, list[str]]]:
     return {run: (status, statuses) for run, status, statuses in rows}
 
 
+class Retries:
+    """Retries runs at any moment: while they run, when a node has failed, when they have ended."""
+
+    def __init__(self, connection: Database, started: Iterable[str]) -> None:
+        self._connection = connection
+        self._run_ids = list(started)
+        self.answers: Counter[str | None] = Counter()
+
+    def __call__(self) -> None:
+        for run_id in self._run_ids:
+            (row,) = retry_run.run(self._connection, RetryRun(run_id, None))
+            self.answers[row.answer] += 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_retried", [False, True], ids=["", "retried"])
 def test_killed_workers_leave_no_run_in_another_state_than_its_outcomes_say(
-    fleet: Fleet, connection: Database, flows: ModuleType
+    fleet: Fleet, connection: Database, flows: ModuleType, is_retried: bool
 ) -> None:
     chance = Random(os.environ.get("HORSIES_CRASH_SEED", "workflows"))
     before = runs.deadlocks(connection)
@@ -111,12 +133,14 @@ def test_killed_workers_leave_no_run_in_another_state_than_its_outcomes_say(
         fleet.start(application=APPLICATION)
     with steps_of(connection, 1):  # maps grow between the kills
         started = start_everything(connection, flows, chance)
-        kill_now_and_then(fleet, connection, chance)
+        retries = Retries(connection, started)
+        kill_now_and_then(fleet, connection, chance, retries if is_retried else lambda: None)
         runs.wait_for_ends(connection, 300)
     wait_until_empty(connection, 60)
     oracle = replayed(connection, started)
     assert stored(connection) == {
         run.id: (run.status, [node.status for node in run.nodes]) for run in oracle.runs.values()
     }
+    assert (retries.answers["retried"] > 0) == is_retried, retries.answers
     assert runs.problems(connection) == []
     assert runs.deadlocks(connection) == before

@@ -128,6 +128,8 @@ class Saboteur:
                     self._hold(fault.seconds)
             case _:
                 self._disturb(fault, self._crew.workers)
+        if fault.kind in SERVER:
+            servers.wait_until_whole()
 
     def _refusal(self, fault: Fault) -> AbstractContextManager[None]:
         url, dice = self._crew.servers.url, _dice(fault)

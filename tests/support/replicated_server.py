@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,6 +158,10 @@ class ReplicatedServer:
             shutil.rmtree(self.standby.directory)
             self._attach_standby()
 
+    def wait_until_whole(self) -> None:
+        """Wait until the primary serves and the standby follows it, as after a crash of the primary."""
+        wait_until(lambda: _is_whole(self.primary), 60, "the standby follows the primary again")
+
     def _attach_standby(self) -> None:
         """Make the other server a copy that follows the primary, and wait for it from now on."""
         primary, standby = self.primary, self.standby
@@ -178,6 +183,12 @@ def two_host_url(ports: Iterable[int]) -> str:
         f"postgresql://postgres@{hosts}/postgres"
         "?target_session_attrs=read-write&sslmode=disable&gssencmode=disable"
     )
+
+
+def _is_whole(primary: Server) -> bool:
+    with suppress(psycopg.OperationalError):
+        return _is_followed(primary)
+    return False
 
 
 def _is_followed(primary: Server) -> bool:
