@@ -338,6 +338,19 @@ def test_row_level_security_needs_policies_that_show_all_rows(
 
 
 @pytest.mark.parametrize("role", [WORKER, PRODUCER])
+def test_a_record_of_migrations_that_is_hidden_is_not_taken_for_a_foreign_table(
+    installed: Installed, role: str
+) -> None:
+    with psycopg.connect(installed.url, autocommit=True) as admin:
+        admin.execute("ALTER TABLE horsies.horsies_migrations ENABLE ROW LEVEL SECURITY")
+    app = Horsies(AppConfig(broker=installed.config(role)), migrate=False)
+    error = app.get_broker().ensure_schema_initialized().unwrap_err()
+    app.close()
+    assert "Row-level security hides" in error.message
+    assert "drop" not in error.message
+
+
+@pytest.mark.parametrize("role", [WORKER, PRODUCER])
 def test_a_role_that_may_not_migrate_names_the_command(installed: Installed, role: str) -> None:
     with psycopg.connect(installed.url, autocommit=True) as admin:
         admin.execute(

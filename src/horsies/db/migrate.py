@@ -89,6 +89,8 @@ WHERE relnamespace = pg_catalog.to_regnamespace(%s) AND relname = ANY(%s)
 ORDER BY relname LIMIT 1
 """
 
+_IS_HIDDEN = "SELECT pg_catalog.row_security_active(pg_catalog.to_regclass(%s)::oid)"
+
 _FIND_BLOCKERS = """
 SELECT DISTINCT held.pid, activity.application_name, activity.state, activity.xact_start
 FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = held.pid
@@ -420,6 +422,11 @@ def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]
     rows = (
         connection.execute(in_schema(_READ_RECORD, schema).encode()).fetchall() if columns else []
     )
+    if columns and not rows and connection.execute(_IS_HIDDEN, (table,)).fetchone() == (True,):
+        raise UnusableSchemaError(
+            f"Row-level security hides the rows of {MIGRATIONS_TABLE} from this role; create a policy that "
+            "shows them, on every table of Horsies."
+        )
     return rows if any(kind == "migration" for kind, *_ in rows) else []
 
 
