@@ -8,12 +8,14 @@ import functools
 import importlib
 import sys
 import threading
+import typing
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from typing_extensions import TypedDict
 
 from horsies.app import Horsies
 from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
@@ -33,6 +35,14 @@ from horsies.task_result import TaskError, TaskResult
 
 BROKER = PostgresConfig(database_url="postgresql://app:hunter2@127.0.0.1:1/shop")
 IntResult = TaskResult[int, TaskError]
+
+
+class OldShelf(typing.TypedDict):
+    books: int
+
+
+class Shelf(TypedDict):
+    books: int
 
 
 class PaymentError(TaskError):
@@ -762,3 +772,24 @@ def test_the_list_of_hooks_is_a_copy() -> None:
 
 def test_a_definition_error_is_a_task_definition_error() -> None:
     assert isinstance(refusal(wrong_bare), TaskDefinitionError)
+
+
+def test_a_typed_dict_of_typing_is_refused_before_python_3_12_with_its_successor() -> None:
+    app = Horsies(AppConfig(broker=BROKER))
+
+    def takes(shelf: OldShelf) -> None: ...
+
+    def returns() -> list[OldShelf]:
+        return []
+
+    def newer(shelf: Shelf) -> Shelf:
+        return shelf
+
+    app.task("newer")(newer)
+    for function in (takes, returns):
+        if sys.version_info >= (3, 12):
+            app.task(function.__name__)(function)
+            continue
+        with pytest.raises(TaskDefinitionError, match=r"a typing\.TypedDict, .* 3\.12") as caught:
+            app.task(function.__name__)(function)
+        assert caught.value.help_text == "write `from typing_extensions import TypedDict`"

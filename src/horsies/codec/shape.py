@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter
-from pydantic.errors import PydanticSchemaGenerationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import CoreSchema, core_schema
 
 from horsies.codec.faults import Step, path_text
@@ -157,6 +157,13 @@ class ObjectShape:
 Shape: TypeAlias = ValueShape | ListShape | ObjectShape
 
 
+# Before Python 3.12, a class does not remember which of its keys were inherited.
+OLD_TYPED_DICT = (
+    "a typing.TypedDict, which pydantic can read only on Python 3.12 and newer; use "
+    "typing_extensions.TypedDict"
+)
+
+
 class AnnotationProblem(ValueError):
     """An annotation has no JSON form."""
 
@@ -244,6 +251,8 @@ def _part_schema(part: Part, handler: GetCoreSchemaHandler) -> CoreSchema:
     try:
         schema = handler.generate_schema(part.annotation)
     except Exception as error:
+        if isinstance(error, PydanticUserError) and error.code == "typed-dict-version":
+            raise AnnotationProblem(f"{shown}, {OLD_TYPED_DICT}") from error
         raise AnnotationProblem(
             f"{shown}, which cannot be stored{_reason(error)}; use a type that pydantic can write to "
             "JSON, such as a dataclass or a BaseModel"

@@ -24,7 +24,7 @@ from typing import (
 
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import ResultCodec
-from horsies.codec.shape import bare
+from horsies.codec.shape import OLD_TYPED_DICT, bare
 from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
 from horsies.error_codes import validate_error_code_name, validate_exception_mapper
 from horsies.errors import (
@@ -278,7 +278,10 @@ def _read_signature(function: FunctionType, location: SourceLocation | None) -> 
             f"The parameters of task function {function.__name__!r} cannot be sent: {error}",
             code=ErrorCode.TASK_INVALID_OPTIONS,
             location=location,
-            help_text="annotate parameters with types that pydantic can write to JSON and read back",
+            help_text=_types_help(
+                error,
+                "annotate parameters with types that pydantic can write to JSON and read back",
+            ),
         ) from error
 
 
@@ -290,7 +293,7 @@ def _read_results(
     """
     help_text = f"def {function.__name__}(...) -> int: or -> TaskResult[int, TaskError]:"
 
-    def unusable(problem: str) -> TaskDefinitionError:
+    def unusable(problem: str, help_text: str = help_text) -> TaskDefinitionError:
         return TaskDefinitionError(
             f"The return annotation of task function {function.__name__!r} cannot be used: {problem}.",
             code=ErrorCode.TASK_INVALID_RETURN_TYPE,
@@ -327,7 +330,13 @@ def _read_results(
         problem = str(error).replace(
             "In the result type, 'ok' is annotated with", "the value is of type"
         )
-        raise unusable(problem) from error
+        raise unusable(problem, _types_help(error, help_text)) from error
+
+
+def _types_help(error: ValueError, usual: str) -> str:
+    """Return the remedy for a type that cannot be stored."""
+    is_old = OLD_TYPED_DICT in str(error)
+    return "write `from typing_extensions import TypedDict`" if is_old else usual
 
 
 def _mentions_result(declared: Any) -> bool:
