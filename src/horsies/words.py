@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
@@ -69,6 +70,12 @@ def memory(megabytes: float | None) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: 1 task, 1,187 tasks."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Return names for a sentence, the first ones of many: a, b, c, and 7 more."""
+    rest = f", and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
 
 
 def timestamp(value: datetime | None) -> str | None:

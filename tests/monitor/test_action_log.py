@@ -112,7 +112,8 @@ def test_changes_of_schedules_are_recorded(connection: Database, horsies: Run) -
         (PROCESS, "cli", "resume_schedule", "schedule nightly", "done", None),
         (
             *(PROCESS, "cli", "resume_schedule", "schedule hourly", "refused"),
-            "There is no schedule 'hourly'; run `horsies schedules` to see all of them.",
+            "There is no schedule 'hourly'; the known ones are nightly; run `horsies schedules` to see "
+            "all of them.",
         ),
     ]
 

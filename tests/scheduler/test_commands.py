@@ -177,6 +177,12 @@ def test_an_unknown_schedule_is_not_found(horsies: Run, connection: Database, ac
     assert (finished.code, finished.out) == (4, "")
     fix = "run `horsies schedules` to see all of them"
     assert finished.err == f"error: There is no schedule 'nothing'; {fix}.\n"
+    row = "INSERT INTO horsies_schedule_state (schedule_name, config_hash) VALUES (%s, 'h')"
+    for number in range(12):
+        connection.execute(row, (f"s{number:02d}",))
+    known = ", ".join(f"s{number:02d}" for number in range(10))
+    finished = horsies("schedules", action, "nothing")
+    assert f"schedule 'nothing'; the known ones are {known}, and 2 more; run" in finished.err
 
 
 def test_running_an_unknown_schedule_is_not_found(

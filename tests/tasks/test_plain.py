@@ -70,6 +70,22 @@ async def async_refuse(code: str) -> int:
 
 
 @shop.task
+def refuse_because() -> int:
+    try:
+        raise ConnectionError("port 443")
+    except ConnectionError as error:
+        raise TaskFailed("BANK_DOWN", "try later") from error
+
+
+@shop.task
+def refuse_meanwhile() -> int:
+    try:
+        raise ConnectionError("port 443")
+    except ConnectionError:
+        raise TaskFailed("BANK_DOWN", "try later")  # noqa: B904
+
+
+@shop.task
 def odd_refuse(code: str | int) -> int:
     failure = TaskFailed("A")
     failure.code = cast("str", code)
@@ -406,3 +422,18 @@ def test_a_result_behind_another_name_is_no_value_of_a_plain_function(declared: 
     result = cast(Any, task())
     assert result.err_value.error_code == "EMPTY"
     assert not task.definition.is_plain
+
+
+def test_the_cause_of_a_failure_is_stored_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    error = run(f"{MODULE}.refuse_because").err_value
+    assert (error.error_code, error.message) == ("BANK_DOWN", "try later")
+    assert isinstance(error.exception, dict)
+    assert (error.exception["type"], error.exception["message"]) == ("ConnectionError", "port 443")
+    assert 'raise ConnectionError("port 443")' in error.exception["traceback"]
+    assert run(f"{MODULE}.refuse_meanwhile").err_value.exception is None
+    assert caplog.text == ""
+
+
+def test_a_failure_is_not_retried_for_the_class_of_its_cause() -> None:
+    report = execute(shop, Assignment("id", 1, f"{MODULE}.refuse_because", 1, "[]", "{}", None))
+    assert report.exception_names == ()

@@ -591,6 +591,17 @@ def test_nan_is_refused_whatever_a_model_makes_of_it() -> None:
     assert is_refused(Lenient, Lenient(x=NAN)).path == "value.x"
 
 
+def test_a_time_keeps_a_fixed_offset_and_is_refused_in_a_named_zone() -> None:
+    for zone in (None, dt.UTC, dt.timezone(dt.timedelta(hours=5, minutes=30)), ZoneInfo("UTC")):
+        given = dt.time(7, 30, tzinfo=zone)
+        back = comes_back(dt.time, given)
+        assert (back, back.utcoffset()) == (given, given.utcoffset())
+    berlin = dt.time(7, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    assert "a zone whose offset depends on the date" in is_refused(dt.time, berlin).message
+    assert is_refused(list[dt.time | None], [None, berlin]).path == "value[1]"
+    assert is_refused(Holder, Holder(content=berlin)).path == "value.content"
+
+
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "sNaN"])
 def test_decimals_that_are_not_finite_are_refused(text: str) -> None:
     assert is_refused(Decimal, Decimal(text)).path == "value"

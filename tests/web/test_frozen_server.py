@@ -79,5 +79,29 @@ def test_a_change_on_a_frozen_session_is_refused_and_not_made(
     asyncio.run(main())
 
 
+def test_a_change_whose_session_freezes_after_its_first_read_ends(
+    app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session is as good as frozen: its change waits for a lock that is held."""
+    monkeypatch.setattr(reading, "CHANGE_SECONDS", SILENCE_SECONDS)
+    path = "/api/queues/default/pause"
+
+    async def main() -> None:
+        dashboard: Any = create_app(app, policy=AllowAll("anna"), actions=True)
+        transport = httpx.ASGITransport(dashboard, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            with connection.transaction():
+                connection.execute("LOCK TABLE horsies_queues IN SHARE MODE")
+                answer = await asyncio.wait_for(client.post(path, headers=INTENT), 30)
+            assert answer.status_code == 504, answer.text
+            assert "look at the page again before you repeat" in answer.json()["title"]
+            assert connection.execute("SELECT 1 FROM horsies_actions").fetchall() == []
+            again = await asyncio.wait_for(client.post(path, headers=INTENT), 30)
+            assert again.json()["paused"] is True
+        await dashboard.site.broker.close_async()
+
+    asyncio.run(main())
+
+
 def test_the_limit_of_a_silence_is_above_that_of_a_statement() -> None:
     assert reading.STATEMENT_TIMEOUT_MS / 1000 < reading.SILENCE_SECONDS < 10

@@ -378,6 +378,7 @@ def test_a_signal_nobody_can_take_is_refused(
     assert nan.code is HandleErrorCode.VALIDATION_FAILED
     unknown = call(app, handle, "signal", "stop", True).unwrap_err()
     assert unknown.code is HandleErrorCode.SIGNAL_NOT_FOUND
+    assert unknown.message.endswith("waits for a signal 'stop'; its signals are go.")
     handle.cancel().unwrap()
     late = call(app, handle, "signal", "go", True).unwrap_err()
     assert late.code is HandleErrorCode.WORKFLOW_ENDED
@@ -515,7 +516,8 @@ def test_steering_a_thousand_nodes_takes_one_statement(
         with counted() as statements:
             call(app, handle, method, **options)
         own = [text for text in statements if "horsies_" in text and "horsies_actions" not in text]
-        assert len(own) == 1, method
+        # The refusal of an unknown signal reads the names of those there are.
+        assert len(own) == (2 if method == "signal" else 1), method
     held = connection.execute(
         "SELECT status, count(*) FROM horsies_tasks GROUP BY status ORDER BY status"
     ).fetchall()

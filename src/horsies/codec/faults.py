@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
 def find_unstorable(
     value: object, steps: tuple[Step, ...] = (), seen: set[int] | None = None
 ) -> Finding | None:
-    """Find the first number or text inside the value that JSON in PostgreSQL cannot hold.
+    """Find the first number, time or text inside the value that JSON in PostgreSQL cannot hold.
 
     `seen` holds the ids of the containers already searched, so that shared ones cost nothing.
     """
@@ -204,6 +204,11 @@ def _leaf_clause(value: object) -> str | None:
             return "holds a NUL character, which PostgreSQL cannot store; remove it"
         case str() if not succeeds(str.encode, value):
             return "holds a lone surrogate, which UTF-8 cannot store; replace that character"
+        case time() if value.tzinfo is not None and value.utcoffset() is None:
+            return (
+                "is a time in a zone whose offset depends on the date, which JSON cannot keep; give a "
+                "datetime, or the time and the name of its zone"
+            )
         case int() if not -_INTEGER_BOUND < value < _INTEGER_BOUND:
             return f"is an integer of more than {INTEGER_DIGITS_MAX} digits; give it as text"
         case _:

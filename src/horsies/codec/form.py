@@ -84,7 +84,7 @@ class JsonForm:
     The constructor raises AnnotationProblem, a ValueError, when an annotation has no JSON form.
     """
 
-    __slots__ = ("_check", "_converts", "_dump", "_open", "_read", "_shape")
+    __slots__ = ("_check", "_converts", "_dump", "_holds_times", "_open", "_read", "_shape")
 
     def __init__(self, shape: Shape) -> None:
         adapter = adapter_of(shape)
@@ -98,6 +98,8 @@ class JsonForm:
         self._dump: Callable[[Any], bytes] = functools.partial(
             adapter.serializer.to_json, by_alias=False, round_trip=True, warnings=False
         )
+        # A time in a named zone equals the time without it, by definition of `==`.
+        self._holds_times = may_hold(adapter.core_schema, ("time",))
         # The elements of sets are written in any order.
         if may_hold(adapter.core_schema, ("set", "frozenset")):
             self._dump = functools.partial(_dump_in_order, self._dump)
@@ -172,7 +174,7 @@ class JsonForm:
     def _change(self, checked: Any, text: str) -> CodecError | None:
         """Return the error when the text would not come back as the value."""
         try:
-            if any(token in text for token in _SUSPECT_TOKENS):
+            if self._holds_times or any(token in text for token in _SUSPECT_TOKENS):
                 # The same letters may be harmless text.
                 finding = find_unstorable(checked) or find_unstorable(from_json(text))
                 if finding is not None:

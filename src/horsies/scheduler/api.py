@@ -6,7 +6,7 @@ database errors and refusals are returned as Err.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypeVar
@@ -51,6 +51,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.recording import Action, Switched, perform_action, perform_action_async
 from horsies.tasks.send import Producer
+from horsies.words import listed
 from horsies.workflow.definition import BuildsSpecs
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.results import DeclaredTypes
@@ -203,7 +204,7 @@ class Schedules:
             reason = problem.message if isinstance(problem, HorsiesError) else str(problem)
             return Err(BrokerOperationError(_WORKING, reason, exception=problem))
         if entry is None:
-            return _unknown(name)
+            return (yield from _unknown_script(name, self._configured()))
         match work_for_now(entry.target, record.looked_at.astimezone(UTC)):
             case Err(reason):
                 return Err(BrokerOperationError(_WORKING, reason))
@@ -260,7 +261,7 @@ def list_script() -> Script[BrokerResult[list[ScheduleState]]]:
 
 def _state_script(name: str) -> Script[BrokerResult[ScheduleState]]:
     states: list[ScheduleState] = yield list_schedules, ScheduleFilter(str(name))  # None: all
-    return Ok(states[0]) if states else _unknown(name)
+    return Ok(states[0]) if states else (yield from _unknown_script(name))
 
 
 def switch_script(name: str, switch: Switch) -> Script[BrokerResult[Switched[ScheduleState]]]:
@@ -337,8 +338,12 @@ def _add_script(
     return Err(BrokerOperationError(BrokerErrorCode.SCHEDULE_EXISTS, message))
 
 
-def _unknown(name: str) -> Err[BrokerOperationError]:
-    message = f"There is no schedule {name!r}; run `horsies schedules` to see all of them."
+def _unknown_script(name: str, configured: Iterable[str] = ()) -> Script[Err[BrokerOperationError]]:
+    """Refuse a name, and list the first of the known ones."""
+    stored: list[ScheduleState] = yield list_schedules, ScheduleFilter(None)
+    names = sorted({*configured, *(state.name for state in stored)})
+    known = f"the known ones are {listed(names)}; " if names else ""
+    message = f"There is no schedule {name!r}; {known}run `horsies schedules` to see all of them."
     return Err(BrokerOperationError(BrokerErrorCode.UNKNOWN_SCHEDULE, message))
 
 

@@ -29,7 +29,7 @@ from horsies.error_codes import (
 )
 from horsies.errors import RetryLater, TaskFailed, TaskStopped, WorkflowContextMissingIdError
 from horsies.result import Err
-from horsies.task_result import TaskError, TaskResult, exception_text
+from horsies.task_result import TaskError, TaskResult, describe_exception, exception_text
 from horsies.tasks.definition import TaskDefinition
 
 logger = logging.getLogger("horsies.task")
@@ -297,8 +297,12 @@ def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskF
             "raise a code of your own, such as CARD_REFUSED"
         ).with_traceback(failure.__traceback__)
         return _exception_error(config, definition, problem)
+    # Described here: a live exception would be logged, and retried by its class.
+    cause = None if failure.__cause__ is None else describe_exception(failure.__cause__)
     try:
-        error = TaskError(error_code=failure.code, message=failure.message, data=failure.data)
+        error = TaskError(
+            error_code=failure.code, message=failure.message, data=failure.data, exception=cause
+        )
     except ValidationError as refused:  # a reserved code, or one that is not a text
         reason = refused.errors()[0]["msg"].removeprefix("Value error, ")
         mistake = ValueError(f"the TaskFailed cannot be stored: {reason}")

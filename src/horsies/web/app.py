@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -55,6 +56,7 @@ from horsies.web.reading import (
     NotFound,
     Problem,
     Unauthenticated,
+    bounded_change,
     web_broker,
 )
 from horsies.web.rendering import (
@@ -199,7 +201,8 @@ class Dashboard:
         if isinstance(view, Response):
             return view
         try:
-            answer = await route.handler(view)
+            with bounded_change() if route.method == "POST" else nullcontext():
+                answer = await route.handler(view)
             return render(view, answer) if isinstance(answer, Page) else answer
         except RefusedForm as refusal:
             return refusal.response

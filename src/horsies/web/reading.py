@@ -9,15 +9,23 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, OperationalError
 
 from horsies.config.postgres import PostgresConfig
-from horsies.db.database import TRANSACTION_SETTINGS, Installation, PoolTimeout, installation_of
+from horsies.db.database import (
+    TRANSACTION_SETTINGS,
+    AsyncOwnConnection,
+    Database,
+    Installation,
+    PoolTimeout,
+    installation_of,
+)
 from horsies.db.errors import describe, is_transient
 from horsies.db.statement import Script, Statement, drive_async
 from horsies.result import Err
@@ -31,6 +39,8 @@ LOCK_TIMEOUT_MS = 500
 POOL_WAIT_SECONDS = 5.0
 # The server ends a statement earlier than this, so one that stays silent for longer is frozen or cut off.
 SILENCE_SECONDS = 8.0
+# A change may wait for locks, but not for ever: its connection is closed then, which undoes it.
+CHANGE_SECONDS = 30.0
 
 # One snapshot for all facts of a page, so that its numbers agree.
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -106,7 +116,48 @@ class Unavailable(Problem):
 def web_broker(config: PostgresConfig) -> PostgresBroker:
     """Return a broker of the dashboard's own: few connections, and never a migration."""
     pool = {"pool_size": 1, "max_overflow": CONNECTIONS_MAX - 1, "pool_timeout": POOL_WAIT_SECONDS}
-    return PostgresBroker(config.model_copy(update=pool), role="web", migrates=False)
+    broker = PostgresBroker(config.model_copy(update=pool), role="web", migrates=False)
+    broker.database = _WatchedDatabase(broker.config, "web", migrates=False)
+    return broker
+
+
+class _WatchedDatabase(Database):
+    """Closes the connections of a change that takes too long, see ``bounded_change``."""
+
+    @asynccontextmanager
+    async def connection_async(self) -> AsyncIterator[AsyncOwnConnection]:
+        async with super().connection_async() as connection:
+            if (deadline := _change_deadline.get()) is None:
+                yield connection
+                return
+            timer = asyncio.get_running_loop().call_at(deadline, _hang_up, connection)
+            try:
+                yield connection
+            finally:
+                timer.cancel()
+
+
+# The time of the loop at which the change of this request has to be made.
+_change_deadline: ContextVar[float | None] = ContextVar("change_deadline", default=None)
+
+
+@contextmanager
+def bounded_change() -> Iterator[None]:
+    """Give the changes inside a time limit; raise TookTooLong when one was cut off."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + CHANGE_SECONDS
+    before = _change_deadline.set(deadline)
+    try:
+        yield
+    except Unavailable as problem:
+        if loop.time() < deadline:
+            raise
+        raise TookTooLong(
+            f"The database did not answer for {CHANGE_SECONDS:g} s, and the connection was closed; look at "
+            "the page again before you repeat the change."
+        ) from problem
+    finally:
+        _change_deadline.reset(before)
 
 
 class Reader:

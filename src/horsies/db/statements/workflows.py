@@ -74,6 +74,10 @@ class RetryRun(NamedTuple):
     node_ids: Sequence[str] | None
 
 
+class SignalName(NamedTuple):
+    name: str
+
+
 class SignalRun(NamedTuple):
     """``value`` is JSON text."""
 
@@ -434,6 +438,7 @@ resume_retrying_run = WORKFLOWS.declare("resume_retrying_run", RunId, ControlAns
 cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, ControlAnswer)
 retry_run = WORKFLOWS.declare("retry_run", RetryRun, ControlAnswer)
 signal_run = WORKFLOWS.declare("signal_run", SignalRun, ControlAnswer)
+list_signal_names = WORKFLOWS.declare("list_signal_names", RunId, SignalName)
 read_run_status = WORKFLOWS.declare("read_run_status", RunId, RunStatus)
 read_runs = WORKFLOWS.declare("read_runs", ReadRuns, RunOutcome)
 read_result_nodes = WORKFLOWS.declare("read_result_nodes", RunId, ResultNode)

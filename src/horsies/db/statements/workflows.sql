@@ -40,6 +40,11 @@ SELECT horsies_retry_v1(%(id)s::uuid, %(node_ids)s::text[]) AS answer
 -- A value for a signal node that waits or will wait; see horsies_signal_v1.
 SELECT horsies_signal_v1(%(id)s::uuid, %(name)s, %(value)s) AS answer
 
+-- name: list_signal_names
+-- The signals that nodes of a run wait for or have received, by the primary key.
+SELECT DISTINCT signal_name AS name FROM horsies_workflow_tasks
+WHERE workflow_id = %(id)s::uuid AND kind = 'signal' ORDER BY signal_name
+
 -- name: read_run_status
 -- The status alone, by primary key.
 SELECT status FROM horsies_workflows WHERE id = %(id)s::uuid

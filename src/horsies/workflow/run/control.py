@@ -27,6 +27,7 @@ from horsies.db.statements.workflows import (
     RunRow,
     SignalRun,
     cancel_run,
+    list_signal_names,
     pause_run,
     read_node,
     read_nodes,
@@ -51,6 +52,7 @@ from horsies.tasks.broker import (
 )
 from horsies.tasks.recording import Action, perform_action, perform_action_async
 from horsies.tasks.waiters import is_loop_running, seconds_to_wait, timeout_problem, wait_for
+from horsies.words import listed
 from horsies.workflow.nodes.type_compat import cached_by_annotation
 from horsies.workflow.run.info import (
     HandleErrorCode,
@@ -267,7 +269,10 @@ def signal_script(
         case "delivered" | "stored":
             return Ok(SignalDelivery(row.answer))
         case "UNKNOWN_SIGNAL":
-            message = f"No node of workflow {run_id} waits for a signal {name!r}."
+            signals = yield list_signal_names, RunId(run_id)
+            known = listed([one.name for one in signals])
+            has = f"its signals are {known}" if signals else "it has no signal nodes"
+            message = f"No node of workflow {run_id} waits for a signal {name!r}; {has}."
             return refused(run_id, HandleErrorCode.SIGNAL_NOT_FOUND, message)
         case status:
             message = f"Workflow {run_id} is {status}; it takes no more signals."
