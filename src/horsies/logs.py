@@ -52,6 +52,7 @@ EventName: TypeAlias = Literal[
     "outcome_dropped",
     "claim_lost",
     "blocked",
+    "database_refuses",
     "outcomes_lost",
     "unknown_task",
     "scheduler_ready",

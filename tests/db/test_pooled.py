@@ -15,7 +15,7 @@ from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
 from horsies.db.migrate import apply_migrations
-from horsies.db.pipeline import Pipeline, _pooled_frame
+from horsies.db.pipeline import NO_LIMITS, Pipeline, _pooled_frame
 from horsies.db.statements.tasks import TaskId
 from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
 from tests.support.private_server import PrivateServer
@@ -73,7 +73,9 @@ def waiting_pids(connection: Connection[Any]) -> list[int]:
 def failure_of(database: Database, task_id: str) -> psycopg.Error:
     """What comes of finishing the task, beside another statement before and after."""
     with opened(database) as pipeline:
-        pipeline._frame = _pooled_frame(None)  # locks may take longer than the whole group
+        pipeline._frame = _pooled_frame(
+            None, NO_LIMITS, 150_000
+        )  # locks may take longer than the whole group
         with pytest.raises(psycopg.Error) as caught:
             pipeline.run([(ECHO, Text("x")), (FINISH, TaskId(task_id)), (ECHO, Text("y"))])
     return caught.value

@@ -13,7 +13,7 @@ from psycopg import Connection
 
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
-from horsies.db.pipeline import Pipeline
+from horsies.db.pipeline import Limits, Pipeline
 from horsies.db.statement import Nothing, Statement
 from horsies.db.statements.tasks import ReadTask, TaskId, read_task
 from horsies.db.statements.turn import ClaimTasks, claim_tasks
@@ -27,6 +27,7 @@ PINNED = {
     "datestyle": "ISO, DMY",
     "intervalstyle": "postgres",
     "standard_conforming_strings": "on",
+    "array_nulls": "on",
     "transaction_isolation": "read committed",
     "search_path": "pg_catalog, pg_temp",
 }
@@ -85,6 +86,31 @@ def test_a_turn_finds_its_settings(database: Database) -> None:
 def test_a_session_finds_its_settings(database: Database) -> None:
     with database.connect("listener", session=True) as connection:
         assert SHOW.run(connection, Nothing()) == [TaskId(EXPECTED)]
+
+
+def test_a_turn_has_time_limits_of_its_own(database: Database) -> None:
+    names = ["statement_timeout", "idle_in_transaction_session_timeout"]
+    expected = ["1s", "0"]
+    pipeline = Pipeline.open(database, "turn", limits=Limits(statement_ms=1_000))
+    with pipeline.connection as connection:
+        if connection.info.server_version >= 170_000:
+            names.append("transaction_timeout")
+            expected.append("0")
+        show = Statement(
+            "show_limits",
+            "SELECT string_agg(current_setting(name), '; ' ORDER BY place) AS id "
+            f"FROM unnest(ARRAY[{', '.join(map(repr, names))}]) WITH ORDINALITY AS one (name, place)",
+            Nothing,
+            TaskId,
+        )
+        assert pipeline.run([(show, Nothing())]) == [[TaskId("; ".join(expected))]]
+
+
+def test_an_empty_value_in_a_list_is_one_whatever_the_settings(database: Database) -> None:
+    pipeline = Pipeline.open(database, "turn")
+    with pipeline.connection:
+        order = ClaimTasks("worker-1", "host", [1], ["default"], [1], queue_caps=[None])
+        assert pipeline.run([(claim_tasks, order)]) == [[]]
 
 
 def test_the_settings_of_other_clients_of_a_pooler_stay(hostile_url: str) -> None:

@@ -8,10 +8,15 @@ from types import ModuleType
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from horsies.logs import EventName
-from tests.support.database import Database, backends, terminate, terminate_others
+from tests.support.database import (
+    Database,
+    backends,
+    new_sessions_with,
+    terminate,
+    terminate_others,
+)
 from tests.support.proxy import Proxy, outage
 from tests.support.tables import (
     assert_each_ended_once,
@@ -83,16 +88,15 @@ def test_a_task_sent_while_the_worker_was_deaf_is_found_without_the_poll(
 def test_a_transaction_that_fails_costs_no_session_and_no_running_task(
     fleet: Fleet, journal: Journal, programs: ModuleType, connection: Database, sessions: int
 ) -> None:
-    with new_sessions_with(connection, "statement_timeout", "500ms"):
-        terminate_others(connection)  # a pooler keeps sessions from before
-        worker = fleet.start(config=QUICK_RETRIES | fleet.sessions(sessions))
-        sent = programs.sleep.send(1.5).unwrap()
-        wait_until(lambda: journal.lines("start"))
-        before = backends(connection, fleet.listening(sessions))
-        with connection.transaction():
-            connection.execute("LOCK TABLE horsies_tasks")
-            wait_until(lambda: worker.log().count("statement timeout") >= 3, 30, worker.log)
-        assert sent.get(30_000).is_ok()
+    resilience = {**QUICK_RETRIES["resilience"], "statement_timeout_ms": 1_000}
+    worker = fleet.start(config={"resilience": resilience} | fleet.sessions(sessions))
+    sent = programs.sleep.send(1.5).unwrap()
+    wait_until(lambda: journal.lines("start"))
+    before = backends(connection, fleet.listening(sessions))
+    with connection.transaction():
+        connection.execute("LOCK TABLE horsies_tasks")
+        wait_until(lambda: worker.log().count("statement timeout") >= 3, 30, worker.log)
+    assert sent.get(30_000).is_ok()
     assert backends(connection, fleet.listening(sessions)) == before
     assert len(attempts(connection, sent.task_id)) == 1
     assert worker.stop() == 0
@@ -113,17 +117,6 @@ def test_a_worker_waits_for_a_server_that_is_read_only(
     programs.app.close()  # its own connection was cut twice within a moment, which it tells
     assert programs.noop.send().unwrap().get(30_000).is_ok()
     assert worker.stop() == 0
-
-
-@contextmanager
-def new_sessions_with(connection: Database, setting: str, value: str) -> Iterator[None]:
-    """Give every new session of the database a setting."""
-    names = sql.Identifier(connection.info.dbname), sql.Identifier(setting)
-    connection.execute(sql.SQL("ALTER DATABASE {} SET {} = {}").format(*names, sql.Literal(value)))
-    try:
-        yield
-    finally:
-        connection.execute(sql.SQL("ALTER DATABASE {} RESET {}").format(*names))
 
 
 @pytest.mark.pooled

@@ -535,6 +535,18 @@ def test_clocks_are_compared_within_the_round_trip(
     assert [one.level for one in found] == ([] if level is None else [level])
 
 
+def test_tasks_that_are_blocked_alike_point_to_the_database(
+    broker: PostgresBroker, patient: Database
+) -> None:
+    block(patient)
+    (alone,) = findings(broker, "blocked")
+    block(patient)
+    (alike,) = findings(broker, "blocked")
+    assert "same error" not in alone.sentence
+    assert "2 task(s) or run(s) with the same error" in alike.sentence
+    assert "settings" in (alike.remedy or "")
+
+
 def test_slots_and_prepared_transactions_hold_xmin_too() -> None:
     slot = XminHolder("slot", "standby_2", "inactive", None, 60_000_000)
     prepared = XminHolder("prepared", "tx-1", "app", 400.0, 10)

@@ -162,9 +162,11 @@ def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Regis
     return registry
 
 
-def tick(connection: Database, registry: Registry) -> TickResult:
+def tick(
+    connection: Database, registry: Registry, refused: tick_module.Refused | None = None
+) -> TickResult:
     """Do what a scheduler does when it looks at the clock, on a connection of the test."""
-    return tick_module.tick(Pipeline(connection, prepared=False), registry)
+    return tick_module.tick(Pipeline(connection, prepared=False), registry, refused)
 
 
 def tick_at_once(url: str, registry: Registry, schedulers: int, times: int) -> None:

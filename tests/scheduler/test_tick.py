@@ -20,7 +20,8 @@ from horsies.db.statements.schedules import (
 from horsies.scheduler import tick as tick_module
 from horsies.scheduler.api import switch_script
 from horsies.scheduler.targets import jitter_share, run_id
-from horsies.scheduler.tick import columns, decide_all
+from horsies.scheduler.tick import Refused, columns, decide_all
+from horsies.tasks.blocked import PATIENCE
 from horsies.timetable.patterns import DailySchedule, HourlySchedule, IntervalSchedule
 from tests.scheduler.conftest import (
     LONG_AGO,
@@ -467,3 +468,27 @@ def test_a_failure_that_may_pass_leaves_the_slot_due(
     assert state(connection)["next_run_at"] == LONG_AGO
     tick(connection, registry)
     assert len(tasks(connection)) == 1
+
+
+def test_a_schedule_that_fails_again_and_again_with_an_error_that_may_pass_stays_due_alone(
+    connection: Database,
+    make_app: MakeApp,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = enter(connection, make_app(schedule("bad"), schedule()))
+    due_at = ago(connection, 1)
+    make_due(connection, due_at)
+    refused = Refused()
+    condition = "NEW.schedule_name = 'bad'"
+    with poisoned(connection, condition, state="57014", event="INSERT"):
+        for _ in range(PATIENCE - 1):
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                tick(connection, registry, refused)
+        for _ in range(2):
+            tick(connection, registry, refused)
+    assert (slots(connection), slots(connection, "bad")) == ([due_at], [])
+    assert state(connection, "bad")["next_run_at"] == due_at
+    assert caplog.text.count("schedule 'bad' cannot be stored and stays due") == 1
+    refused.resting["bad"] = 0.0
+    tick(connection, registry, refused)
+    assert slots(connection, "bad") == [due_at]

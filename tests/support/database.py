@@ -21,6 +21,7 @@ HOSTILE_SETTINGS = {
     "datestyle": "SQL, DMY",
     "intervalstyle": "iso_8601",
     "standard_conforming_strings": "off",
+    "array_nulls": "off",
     "default_transaction_isolation": "serializable",
     "search_path": "public",
 }
@@ -112,6 +113,17 @@ def steps_of(connection: Database, items: int, size: int = 16_777_216) -> Iterat
     )
     with function_replaced(connection, "horsies_step", step):
         yield
+
+
+@contextmanager
+def new_sessions_with(connection: Database, setting: str, value: str) -> Iterator[None]:
+    """Give every new session of the database a setting."""
+    names = sql.Identifier(connection.info.dbname), sql.Identifier(setting)
+    connection.execute(sql.SQL("ALTER DATABASE {} SET {} = {}").format(*names, sql.Literal(value)))
+    try:
+        yield
+    finally:
+        connection.execute(sql.SQL("ALTER DATABASE {} RESET {}").format(*names))
 
 
 @contextmanager

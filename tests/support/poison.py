@@ -56,3 +56,44 @@ def poisoned(
         yield
     finally:
         connection.execute("DROP FUNCTION test_refuse() CASCADE")
+
+
+WAIT = """
+CREATE FUNCTION test_wait() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_sleep(TG_ARGV[0]::float8);
+    RETURN NEW;
+END
+$$
+"""
+SLOW_TRIGGER = """
+CREATE {kind} test_slow AFTER UPDATE ON horsies_tasks {timing} FOR EACH ROW WHEN ({condition})
+EXECUTE FUNCTION test_wait({seconds})
+"""
+
+
+@contextmanager
+def slowed(
+    connection: Database,
+    condition: LiteralString,
+    *values: object,
+    seconds: float,
+    deferred: bool = False,
+) -> Iterator[None]:
+    """Let every update of a task for which the condition holds take long, or the COMMIT after it."""
+    kind = sql.SQL("CONSTRAINT TRIGGER" if deferred else "TRIGGER")
+    timing = sql.SQL("DEFERRABLE INITIALLY DEFERRED" if deferred else "")
+    literals = [sql.Literal(value) for value in values]
+    connection.execute(WAIT)
+    try:
+        connection.execute(
+            sql.SQL(SLOW_TRIGGER).format(
+                kind=kind,
+                timing=timing,
+                condition=sql.SQL(condition).format(*literals),
+                seconds=sql.Literal(str(seconds)),
+            )
+        )
+        yield
+    finally:
+        connection.execute("DROP FUNCTION test_wait() CASCADE")

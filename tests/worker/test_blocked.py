@@ -21,7 +21,14 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statements.blocked import BlockedLimit, list_blocked
 from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable
 from horsies.db.statements.workers import FindAbandoned, find_abandoned
-from horsies.tasks.blocked import Blocked, Change
+from horsies.tasks.blocked import (
+    ALIKE,
+    LONGEST_LOCK_SECONDS,
+    PATIENCE,
+    Blocked,
+    Change,
+    Failures,
+)
 from horsies.tasks.outcome import Outcome
 from horsies.tasks.recovery import (
     EXPIRY_BATCH,
@@ -355,6 +362,7 @@ def test_many_locked_rows_do_not_keep_a_worker_waiting(
         assert turned.refused == set(ids)
         clock.now += 1.5
         assert record_alone(pipeline, CLAIMER, outcomes[0], blocked) is None
+    clock.now += 10
     again = take_turn(pipeline, CLAIMER, outcomes[:-1], TurnRequest(), blocked)
     assert again.recorded == set(ids)
 
@@ -435,6 +443,165 @@ def test_rows_that_retention_cannot_delete_do_not_end_the_sweep(
         connection.execute("DROP TABLE test_orders")
     assert "delete_old_tasks" in caplog.text
     assert kept not in caplog.text
+
+
+# Errors that usually pass
+
+
+def turn_outcomes(pipeline: Pipeline, count: int) -> list[Outcome]:
+    return [Outcome.completed(task, '{"ok":1}') for task in claim(pipeline, count)]
+
+
+@pytest.mark.parametrize("state", ["57014", "53200", "53400", "25P04", "40001"])
+def test_the_third_failure_in_a_row_with_an_error_that_may_pass_is_isolated(
+    connection: Connection[Any], pipeline: Pipeline, state: str
+) -> None:
+    add_task(connection, task_name="poison")
+    add_task(connection)
+    outcomes, blocked = turn_outcomes(pipeline, 2), Blocked("me")
+    with poisoned(connection, POISONOUS, state=state):
+        for _ in range(PATIENCE - 1):
+            with pytest.raises(psycopg.Error):
+                take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+        turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+    assert len(turned.recorded) == len(turned.refused) == 1
+    assert statuses(connection, "work") == {"COMPLETED"}
+    (row,) = list_blocked.run(connection, BlockedLimit(5))
+    assert {row.id} == turned.refused
+    assert row.error.startswith(state)
+
+
+@pytest.mark.parametrize("state", ["53100", "53300"])
+def test_an_error_of_the_whole_server_is_never_isolated(
+    connection: Connection[Any], pipeline: Pipeline, state: str
+) -> None:
+    add_task(connection, task_name="poison")
+    outcomes, blocked = turn_outcomes(pipeline, 1), Blocked("me")
+    with poisoned(connection, POISONOUS, state=state):
+        for _ in range(2 * PATIENCE):
+            with pytest.raises(psycopg.Error):
+                take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+    assert list_blocked.run(connection, BlockedLimit(5)) == []
+
+
+def test_failures_of_another_kind_of_batch_or_before_a_success_do_not_count() -> None:
+    failures, error = Failures(), lookup("57014")("x")
+    for _ in range(PATIENCE - 1):
+        assert not failures.is_isolated("turn", error)
+        assert not failures.is_isolated("expire", error)
+    failures.forget("turn")
+    assert not failures.is_isolated("turn", error)
+    assert failures.is_isolated("expire", error)
+
+
+def test_a_search_that_costs_the_session_goes_on_with_the_next(
+    connection: Connection[Any], pipeline: Pipeline, process_url: str
+) -> None:
+    for name in ("poison", "work", "work"):
+        add_task(connection, task_name=name)
+    outcomes, blocked = turn_outcomes(pipeline, 3), Blocked("me")
+    with (
+        poisoned(connection, POISONOUS, state="53200"),
+        psycopg.connect(process_url, autocommit=True) as first,
+    ):
+        for _ in range(PATIENCE - 1):
+            with pytest.raises(psycopg.Error):
+                take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+        breaking = Pipeline(first)
+        run = breaking.run
+        cut: list[int] = []
+
+        def run_and_cut(steps: Any, timeout_seconds: float | None = None) -> Any:
+            if cut:
+                first.close()
+            try:
+                return run(steps, timeout_seconds)
+            finally:
+                if timeout_seconds is not None:  # the first task alone has had its turn
+                    cut.append(1)
+
+        breaking.run = run_and_cut  # type: ignore[method-assign]
+        with pytest.raises(psycopg.OperationalError):
+            take_turn(breaking, CLAIMER, outcomes, TurnRequest(), blocked)
+        assert list_blocked.run(connection, BlockedLimit(5)) == []
+        with psycopg.connect(process_url, autocommit=True) as second:
+            turned = take_turn(Pipeline(second), CLAIMER, outcomes, TurnRequest(), blocked)
+    assert turned.refused == {outcomes[0].task_id}
+    assert statuses(connection, "work") == {"COMPLETED"}
+    (row,) = list_blocked.run(connection, BlockedLimit(5))
+    assert row.id == outcomes[0].task_id
+
+
+def test_a_change_that_takes_too_long_rests_for_longer_and_leaves_others_less_time(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    task_id, clock = add_task(connection), Clock()
+    blocked = Blocked("me", clock)
+    patient_seconds = blocked.seconds_alone()
+    blocked.note(pipeline, Change("record", task_id), lookup("57014")("x"), taken_seconds=2.0)
+    assert blocked.seconds_alone() < patient_seconds
+    clock.now += 19.5
+    assert blocked.is_waiting(task_id)
+    clock.now += 1
+    assert not blocked.is_waiting(task_id)
+    assert blocked.seconds_alone() == patient_seconds
+
+
+# The same error for every task
+
+
+def test_the_database_is_named_when_it_refuses_every_task_of_a_batch_alike(
+    connection: Connection[Any], pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        add_task(connection)
+    outcomes, clock = turn_outcomes(pipeline, 5), Clock()
+    blocked = Blocked("me", clock)
+    with poisoned(connection, "NEW.status = 'COMPLETED'"):
+        turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+        assert turned.refused == {one.task_id for one in outcomes}
+        for _ in range(12):
+            clock.now += 400
+            for one in outcomes:
+                assert record_alone(pipeline, CLAIMER, one, blocked) is None
+        assert "is blocked" not in caplog.text
+        assert caplog.text.count("refuses to record every task with the same error: 54000") == 1
+        assert len(list_blocked.run(connection, BlockedLimit(9))) == 5, "explain has the reason"
+    # The first is tried again soon, and its success brings the others.
+    assert len(blocked.excluded()) == 5
+    clock.now += LONGEST_LOCK_SECONDS
+    assert len(blocked.excluded()) == 4
+    assert record_alone(pipeline, CLAIMER, outcomes[0], blocked)
+    assert blocked.excluded() == []
+    for one in outcomes[1:]:
+        assert record_alone(pipeline, CLAIMER, one, blocked)
+    assert list_blocked.run(connection, BlockedLimit(9)) == []
+    blocked.delete_old(pipeline)
+    assert connection.execute("SELECT FROM horsies_blocked").fetchall() == []
+
+
+def test_the_database_is_named_when_it_refuses_one_task_after_the_other_alike(
+    connection: Connection[Any], pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = Blocked("me")
+    with poisoned(connection, "NEW.status = 'COMPLETED'"):
+        for _ in range(6):
+            add_task(connection)
+            take_turn(pipeline, CLAIMER, turn_outcomes(pipeline, 1), TurnRequest(), blocked)
+    assert caplog.text.count("is blocked") == ALIKE - 1
+    assert caplog.text.count("every task with the same error") == 1
+
+
+def test_a_success_in_between_clears_the_database(
+    connection: Connection[Any], pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = Blocked("me")
+    with poisoned(connection, "NEW.status = 'COMPLETED' AND NEW.task_name = 'poison'"):
+        for name in ["poison", "poison", "work", "poison", "poison"]:
+            add_task(connection, task_name=name)
+            take_turn(pipeline, CLAIMER, turn_outcomes(pipeline, 1), TurnRequest(), blocked)
+    assert caplog.text.count("is blocked") == 4
+    assert "every task" not in caplog.text
 
 
 # Waits and records

@@ -16,7 +16,7 @@ from psycopg import Connection, sql
 from horsies.config.app import WorkerResilienceConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
-from horsies.db.pipeline import Pipeline
+from horsies.db.pipeline import Limits, Pipeline
 from horsies.db.statements.tasks import TaskId
 from horsies.ids import new_id
 from horsies.retry import Backoff
@@ -355,7 +355,7 @@ def test_a_turn_waits_for_a_lock_no_longer_than_it_may(
         pgbouncer_transaction_mode=is_pooled,
     )
     task_id = add_task(connection)
-    pipeline = open_turns(Database(config, "worker"), 100)
+    pipeline = open_turns(Database(config, "worker"), Limits(100))
     with pipeline.connection, connection.transaction():
         connection.execute("SELECT FROM horsies_tasks WHERE id = %s FOR UPDATE", (task_id,))
         started = time.monotonic()

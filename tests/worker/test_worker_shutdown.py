@@ -12,10 +12,14 @@ import pytest
 from psycopg import Connection
 
 from horsies.app import Horsies
+from horsies.tasks.outcome import Outcome
+from horsies.worker import agenda
 from horsies.worker.config import WorkerConfig
 from horsies.worker.loop import ExitCode, Worker
+from horsies.worker.turn import Claimer, TurnRequest, take_turn
+from tests.support.poison import poisoned
 from tests.support.pool import MakePool
-from tests.support.rows import add_task, ago
+from tests.support.rows import add_task, ago, row_of
 
 
 def recorded_stops(connection: Connection[Any]) -> list[bool]:
@@ -95,6 +99,31 @@ def test_a_stop_that_cannot_be_recorded_neither_delays_nor_breaks_the_end(
         assert recorded_stops(connection) == [False]
     finally:
         connection.execute("ROLLBACK")
+
+
+def test_a_stop_ends_although_a_reachable_database_refuses_every_turn(
+    worker: Worker,
+    connection: Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(agenda, "REFUSED_PATIENCE_SECONDS", 0.5)
+    claimer = Claimer(worker.worker_id, "host", ["elsewhere"], [None])
+    task_id = add_task(connection, queue_name="elsewhere")
+
+    def hold_an_outcome_and_stop() -> None:
+        pipeline = worker._connection.pipeline
+        if worker._in_flight.is_empty and pipeline is not None:
+            (task,) = take_turn(pipeline, claimer, [], TurnRequest(pids=[1])).claimed
+            worker._in_flight.fail(task, Outcome.completed(task, '{"ok":1}'))
+            worker.request_stop()
+
+    once_registered(worker, connection, monkeypatch, hold_an_outcome_and_stop)
+    with poisoned(connection, "NEW.status = 'COMPLETED'", state="53100"):
+        assert worker.run() is ExitCode.FORCED
+    assert f"the outcome(s) of task(s) {task_id}; they are lost" in caplog.text
+    assert row_of(connection, task_id)["status"] == "RUNNING"
+    assert recorded_stops(connection) == [False]
 
 
 def test_a_burst_reports_the_due_tasks_of_paused_queues(

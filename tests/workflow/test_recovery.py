@@ -167,8 +167,8 @@ def test_a_resume_that_comes_first_wins(
     make_older(connection, "paused_at", 2, handle.workflow_id)
     found = pipeline.run
 
-    def resumed_in_between(steps: Any) -> Any:
-        answers = found(steps)
+    def resumed_in_between(steps: Any, timeout_seconds: float | None = None) -> Any:
+        answers = found(steps, timeout_seconds)
         if steps[0][0] is try_lead:  # the look is over, nothing has ended yet
             assert handle.resume().unwrap() is True
         return answers

@@ -59,7 +59,7 @@ def scheduler(
 def run_scheduler(app: Horsies, owner: str) -> int:
     """Serve the schedules of an application until a stop signal; return the exit code."""
     database = Database(app.config.broker, "scheduler", migrates=app.migrates)
-    connect = migrating_connector(database)
+    connect = migrating_connector(database, app.config.resilience.statement_timeout_ms)
     service = Scheduler(app.config, app.definitions(), owner, connect, app)
     listener = Listener(lambda: database.connect("listener", session=True), [SCHEDULES_CHANNEL])
     try:

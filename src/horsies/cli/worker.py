@@ -315,7 +315,8 @@ def _start_method() -> StartMethod:
 
 
 def _scheduler(app: Horsies, owner: str) -> Scheduler:
-    connect = migrating_connector(Database(app.config.broker, "scheduler", migrates=app.migrates))
+    database = Database(app.config.broker, "scheduler", migrates=app.migrates)
+    connect = migrating_connector(database, app.config.resilience.statement_timeout_ms)
     return Scheduler(app.config, app.definitions(), owner, connect, app, is_in_worker=True)
 
 

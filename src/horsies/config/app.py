@@ -227,6 +227,12 @@ class WorkerResilienceConfig(FrozenModel):
     """Milliseconds between two polls for tasks while no notification arrives, from 1,000 to 300,000.
     Defaults to 5,000."""
 
+    statement_timeout_ms: int = Field(default=60_000, ge=1_000, le=3_600_000)
+    """Milliseconds that a statement of a worker or scheduler may take, from 1,000 to 3,600,000. It
+    replaces statement_timeout, transaction_timeout and idle_in_transaction_session_timeout of the database
+    and the role in their sessions. Behind PgBouncer at most 0.8 of tcp_user_timeout_ms, with
+    recovery.stop_tasks_after_silence_ms at most half of that. Defaults to 60,000."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         initial, largest = self.db_retry_initial_ms, self.db_retry_max_ms

@@ -51,6 +51,7 @@ _SETTINGS = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
     "standard_conforming_strings": "on",
+    "array_nulls": "on",
     "search_path": SAFE_SEARCH_PATH,
 }
 _SESSION_SETTINGS = (
@@ -67,6 +68,22 @@ TRANSACTION_SETTINGS = (
         f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in _SETTINGS.items()
     )
 ).encode()
+# The first release of PostgreSQL with a time limit for transactions.
+_TRANSACTION_TIMEOUT_SINCE = 170_000
+
+
+def time_limits(statement_ms: int, server_version: int) -> dict[str, str]:
+    """The settings that replace the time limits which a database or role has for all of its sessions.
+
+    A limit for statements alone: one for transactions would end the session.
+    """
+    settings = {
+        "statement_timeout": str(statement_ms),
+        "idle_in_transaction_session_timeout": "0",
+    }
+    if server_version >= _TRANSACTION_TIMEOUT_SINCE:
+        settings["transaction_timeout"] = "0"
+    return settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,11 +384,17 @@ class Database:
         return options
 
     def connect(
-        self, role: str, *, session: bool = False, options: str | None = None
+        self,
+        role: str,
+        *,
+        session: bool = False,
+        options: str | None = None,
+        statement_ms: int | None = None,
     ) -> OwnConnection:
         """Open a dedicated autocommit connection; ``session`` bypasses a pooler.
 
-        ``options`` are those of the startup packet.
+        ``options`` are those of the startup packet. ``statement_ms`` replaces the time limits of the
+        database and the role, where no pooler is in between.
         """
         parameters = self.options(role) | ({} if options is None else {"options": options})
         connection = OwnConnection.connect(self.urls()[session], **parameters)
@@ -381,7 +404,7 @@ class Database:
                 connection.adapters.register_loader("timestamptz", IsoTimestamptzLoader)
                 connection.isolation_level = IsolationLevel.READ_COMMITTED
             else:
-                connection.execute(_SESSION_SETTINGS)
+                connection.execute(_SESSION_SETTINGS + _limit_settings(connection, statement_ms))
         except BaseException:
             connection.close()
             raise
@@ -455,6 +478,13 @@ class Database:
         pool = self._async_pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
             pool.close()
+
+
+def _limit_settings(connection: Connection[Any], statement_ms: int | None) -> bytes:
+    if statement_ms is None:
+        return b""
+    limits = time_limits(statement_ms, connection.info.server_version)
+    return "".join(f"; SET {name} = {value}" for name, value in limits.items()).encode()
 
 
 # Weak: an instance ends with its broker.

@@ -2,7 +2,9 @@
 
 Three kinds, and every database error is of one of them:
 
-* transient: the connection, a conflict or the state of the server; the same statement can succeed later;
+* transient: the connection, a conflict or the state of the server; the same statement can succeed later.
+  Some of these, see ``may_last``, can come from a single row as well: after several in a row, a worker
+  looks for that row;
 * of the installation: tables or functions are missing, a right is missing, the login is refused; nothing
   succeeds before an operator acts, so a worker stops;
 * of the data: everything else, and an object, a right or a connection that is missing inside a trigger
@@ -32,6 +34,14 @@ _TRANSIENT_STATES = {
 _LIMIT_EXCEEDED = "54000"
 # The server's function that adds notifications to the queue; its messages may be translated.
 _QUEUES_NOTIFICATIONS = "PreCommit_Notify"
+# Of these, the ones that a single row can cause every time: its size, or a trigger that takes long, needs
+# much memory or raises such an error itself. A full disk, the number of connections and a lost connection
+# concern the whole server.
+_LASTING_STATES = {
+    *("57014", "25P04"),  # a cancelled statement or its time limit, the time limit of a transaction
+    *("53000", "53200", "53400"),  # resources: memory, a configured limit
+    *("40001", "40P01"),
+}
 _INSTALLATION_CLASSES = ("28", "3D", "3F")  # the login, the database, the schema
 _INSTALLATION_STATES = {
     "42501",  # a right is missing
@@ -141,6 +151,16 @@ def is_lock_timeout(error: psycopg.Error) -> bool:
     Transient, but a session that is idle in a transaction can hold one row for hours.
     """
     return error.sqlstate == "55P03"
+
+
+def may_last(error: psycopg.Error) -> bool:
+    """Whether the error usually passes, but may come from one row each time that this row is changed."""
+    return error.sqlstate in _LASTING_STATES
+
+
+def is_time_limit(error: psycopg.Error) -> bool:
+    """Whether a statement or a transaction took longer than it may."""
+    return error.sqlstate in ("57014", "25P04")
 
 
 def is_raised_by_trigger(error: psycopg.Error) -> bool:

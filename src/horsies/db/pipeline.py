@@ -8,16 +8,17 @@ use it as well, one statement at a time.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from psycopg import Connection, Error
 from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.errors import DataError, OperationalError, error_from_result
+from psycopg.errors import DataError, OperationalError, QueryCanceled, error_from_result
 from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
@@ -26,6 +27,7 @@ from horsies.db.database import (
     TRANSACTION_SETTINGS,
     Database,
     installation_of,
+    time_limits,
 )
 from horsies.db.errors import is_notification_queue_full, is_transient
 from horsies.db.listen import free_notification_queue
@@ -42,8 +44,26 @@ _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_
 CANCEL_SECONDS = 2.0
 # The server takes messages of up to a gigabyte; the rest is for the lengths and formats of parameters.
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024 - 64 * 1024
+# The time limit of a statement does not end a COMMIT: a group without an answer for so much longer than
+# its limit is cancelled.
+COMMIT_SECONDS = 5.0
+# Behind a pooler, the share of the wait for an answer after which the server ends a statement, and so
+# gives a reason.
+_STATEMENT_SHARE = 0.8
 # How long to wait for an answer between two calls of ``meanwhile``.
 WAIT_SECONDS = 0.1
+
+
+class Limits(NamedTuple):
+    """How many milliseconds a statement waits for a lock, and how many it may take in all; without the
+    second, the time limits of the database and the role apply.
+    """
+
+    lock_ms: int = LOCK_TIMEOUT_MS
+    statement_ms: int | None = None
+
+
+NO_LIMITS = Limits()
 
 
 class Pipeline:
@@ -61,13 +81,16 @@ class Pipeline:
         prepared: bool = True,
         timeout_seconds: float | None = None,
         logged: bool = False,
-        lock_timeout_ms: int = LOCK_TIMEOUT_MS,
+        limits: Limits = NO_LIMITS,
     ) -> None:
         self.connection = connection
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds = self._patience_seconds = timeout_seconds
+        # Whether the current group took too long and was cancelled.
+        self._has_cancelled = False
         self._installation = installation_of(connection)
         is_pooled = self._installation.is_pooled
-        self._frame = _pooled_frame(timeout_seconds, lock_timeout_ms) if is_pooled else _NO_FRAME
+        version = connection.info.server_version
+        self._frame = _pooled_frame(timeout_seconds, limits, version) if is_pooled else _NO_FRAME
         self._logged = logged
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
@@ -86,10 +109,10 @@ class Pipeline:
         database: Database,
         role: str,
         session_settings: str | None = None,
-        lock_timeout_ms: int = LOCK_TIMEOUT_MS,
+        limits: Limits = NO_LIMITS,
     ) -> Pipeline:
         """Connect; ``session_settings`` apply only without a pooler, where the session is ours alone, and
-        ``lock_timeout_ms`` only behind one.
+        the limit for locks only behind one.
 
         A pooler accepts every statement at once and keeps it while the database is down, two minutes
         by default, so TCP never reports the dead server: ``tcp_user_timeout_ms`` limits the wait here.
@@ -99,11 +122,11 @@ class Pipeline:
         if session_settings is not None and not is_pooled:
             options = f"{_given_options(database.urls()[0])} {session_settings}"
         return cls(
-            database.connect(role, options=options),
+            database.connect(role, options=options, statement_ms=limits.statement_ms),
             prepared=not is_pooled,
-            timeout_seconds=config.tcp_user_timeout_ms / 1000 or None if is_pooled else None,
+            timeout_seconds=_answer_seconds(config.tcp_user_timeout_ms, limits, is_pooled),
             logged=config.echo,
-            lock_timeout_ms=lock_timeout_ms,
+            limits=limits,
         )
 
     @property
@@ -111,8 +134,14 @@ class Pipeline:
         """The server process that sends our notifications; unknown behind a pooler."""
         return None if self._prepared is None else self.connection.pgconn.backend_pid
 
-    def run(self, steps: Sequence[Step]) -> list[list[Any]]:
-        """Execute the statements in order and return the rows of each; all of them or none apply."""
+    def run(self, steps: Sequence[Step], timeout_seconds: float | None = None) -> list[list[Any]]:
+        """Execute the statements in order and return the rows of each; all of them or none apply.
+
+        ``timeout_seconds`` is a shorter wait for an answer than that of other groups.
+        """
+        waits = [one for one in (timeout_seconds, self.timeout_seconds) if one is not None]
+        self._patience_seconds = min(waits, default=None)
+        self._has_cancelled = False
         self.round_trips += 1
         self.statements += len(steps)
         with log_statements(steps) if self._logged else UNLOGGED:
@@ -215,12 +244,16 @@ class Pipeline:
     def _wait(self, pgconn: PGconn, events: int) -> bool:
         """Wait for the socket; False when it is closed and only buffered input is left."""
         self._poller.register(pgconn.socket, events)
-        ready = self._first_event(self.timeout_seconds)
+        ready = self._first_event(self._patience_seconds)
         if not ready:
-            # Without a cancel the abandoned group could still be applied much later.
+            # Without a cancel the abandoned group could still be applied much later. A server that is
+            # there answers it with an error, and the session goes on.
+            self._has_cancelled = True
             with suppress(Error):
                 self.connection.cancel_safe(timeout=CANCEL_SECONDS)
-            raise OperationalError(f"no answer for {self.timeout_seconds:g} s")
+            ready = self._first_event(CANCEL_SECONDS)
+        if not ready:
+            raise OperationalError(self._silence())
         ((_, event),) = ready
         if event & ~select.POLLOUT:
             try:
@@ -271,7 +304,12 @@ class Pipeline:
                 if is_notification_queue_full(failure):
                     with suppress(Error):  # the next group meets the same error
                         free_notification_queue(self.connection)
+                if self._has_cancelled and isinstance(failure, QueryCanceled):
+                    raise QueryCanceled(self._silence())
                 raise failure
+
+    def _silence(self) -> str:
+        return f"no answer for {self._patience_seconds:g} s"
 
 
 def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]) -> None:
@@ -285,13 +323,28 @@ def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]
             )
 
 
+def _answer_seconds(tcp_timeout_ms: int, limits: Limits, is_pooled: bool) -> float | None:
+    """How long to wait for an answer; a connection without a pooler notices by itself that it is lost."""
+    if is_pooled and tcp_timeout_ms:
+        return tcp_timeout_ms / 1000
+    return None if limits.statement_ms is None else limits.statement_ms / 1000 + COMMIT_SECONDS
+
+
 def _pooled_frame(
-    timeout_seconds: float | None, lock_timeout_ms: int = LOCK_TIMEOUT_MS
+    timeout_seconds: float | None, limits: Limits, server_version: int
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """The commands around a group of statements; a lock must time out before the whole group does."""
-    lock_ms = lock_timeout_ms if timeout_seconds is None else round(500 * timeout_seconds)
-    lock = f", pg_catalog.set_config('lock_timeout', '{min(lock_ms, lock_timeout_ms)}', true)"
-    return (TRANSACTION_BEGIN, TRANSACTION_SETTINGS + lock.encode()), (b"COMMIT",)
+    """The commands around a group of statements; a lock or a statement must time out before the whole
+    group does.
+    """
+    answer_ms = math.inf if timeout_seconds is None else 1000 * timeout_seconds
+    settings = {"lock_timeout": str(round(min(limits.lock_ms, answer_ms / 2)))}
+    if limits.statement_ms is not None:
+        statement_ms = round(min(limits.statement_ms, _STATEMENT_SHARE * answer_ms))
+        settings |= time_limits(statement_ms, server_version)
+    more = "".join(
+        f", pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items()
+    )
+    return (TRANSACTION_BEGIN, TRANSACTION_SETTINGS + more.encode()), (b"COMMIT",)
 
 
 def _send_plain(pgconn: PGconn, command: bytes) -> int:

@@ -22,12 +22,12 @@ from horsies.db.database import Database
 from horsies.db.errors import describe, is_refusal, is_transient
 from horsies.db.listen import Listener
 from horsies.db.migrate import prepare_schema
-from horsies.db.pipeline import Pipeline
+from horsies.db.pipeline import Limits, Pipeline
 from horsies.logs import as_event
 from horsies.retry import Backoff
 from horsies.scheduler.entry import Definitions
 from horsies.scheduler.registry import Registry, store_configured
-from horsies.scheduler.tick import tick
+from horsies.scheduler.tick import Refused, tick
 from horsies.workflow.definition import BuildsSpecs
 
 logger = logging.getLogger("horsies.scheduler")
@@ -74,6 +74,7 @@ class Scheduler:
         self._connect = connect
         self._is_in_worker = is_in_worker
         self._pipeline: Pipeline | None = None
+        self._refused = Refused()
         self._has_started = False
         self._is_lost = False
         # Whether this connection has been there for the last refresh.
@@ -151,7 +152,7 @@ class Scheduler:
                 )
             self._has_started = True
             self._refresh_at = time.monotonic() + REFRESH_SECONDS
-        seconds = tick(pipeline, self._registry).seconds_until_next
+        seconds = tick(pipeline, self._registry, self._refused).seconds_until_next
         self._ticked_at = time.monotonic()
         if seconds is None:
             return self._interval_seconds
@@ -211,16 +212,22 @@ def _sleep(service: Scheduler, stop: socket.socket, listener: Listener | None) -
     return stop.fileno() in dict(poll.poll(max(0.0, seconds) * 1000))
 
 
-def migrating_connector(database: Database) -> Callable[[], Pipeline]:
-    """Return a function that opens the scheduler's connection; its first call updates the schema."""
+def migrating_connector(
+    database: Database, statement_ms: int | None = None
+) -> Callable[[], Pipeline]:
+    """Return a function that opens the scheduler's connection; its first call updates the schema.
+
+    A statement may take ``statement_ms``, or as long as the database allows.
+    """
     is_current = False
+    limits = Limits(statement_ms=statement_ms)
 
     def connect() -> Pipeline:
         nonlocal is_current
         if not is_current:
             prepare_schema(database)
             is_current = True
-        return Pipeline.open(database, "scheduler")
+        return Pipeline.open(database, "scheduler", limits=limits)
 
     return connect
 

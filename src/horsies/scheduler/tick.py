@@ -8,13 +8,14 @@ otherwise inserts all of its tasks and runs. Schedulers that make the same decis
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import psycopg
 
-from horsies.db.errors import describe, is_of_data
+from horsies.db.errors import describe, is_lock_timeout, is_of_data, may_last
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Script
 from horsies.db.statements.schedules import (
@@ -32,6 +33,7 @@ from horsies.scheduler.decide import Decision, Dropped, DueState, SkipReason, de
 from horsies.scheduler.entry import Entry
 from horsies.scheduler.registry import DUE_MAX, Registry
 from horsies.scheduler.targets import RunPlan, Work, traced_work, work_for_slot
+from horsies.tasks.blocked import REST_FACTOR, Failures
 from horsies.tracing import Sending
 
 logger = logging.getLogger("horsies.scheduler")
@@ -39,6 +41,11 @@ logger = logging.getLogger("horsies.scheduler")
 # The most tasks and workflow nodes per tick, unless a single slot has more: a long catch-up continues in
 # the next tick instead of one huge statement.
 RUNS_MAX = 10_000
+# The kind of batch that fails when the database refuses a tick.
+TICK = "tick"
+# How long the slots of one schedule may take, and how long it is left alone after an error that may pass.
+ALONE_SECONDS = 10.0
+REST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +73,42 @@ class TickResult:
     seconds_until_next: float | None
 
 
-def tick(pipeline: Pipeline, registry: Registry) -> TickResult:
+@dataclass(slots=True)
+class Refused:
+    """What a scheduler remembers of refused ticks: their failures in a row, and until when it leaves
+    schedules alone whose slots fail again and again with an error that usually passes.
+    """
+
+    failures: Failures = field(default_factory=Failures)
+    resting: dict[str, float] = field(default_factory=dict)
+
+    def rest(self, name: str, seconds: float) -> None:
+        self.resting[name] = time.monotonic() + seconds
+
+    def awake(self, due: Iterable[DueSchedule]) -> list[DueSchedule]:
+        """The due schedules that are not left alone."""
+        now = time.monotonic()
+        self.resting = {name: ends_at for name, ends_at in self.resting.items() if now < ends_at}
+        return [one for one in due if one.name not in self.resting]
+
+
+def tick(pipeline: Pipeline, registry: Registry, refused: Refused | None = None) -> TickResult:
     """Send the tasks and start the runs that are due; psycopg.Error when the database is unavailable."""
-    try:
-        ticked = pipeline.run_script(_tick_script(registry))
-    except psycopg.Error as error:
-        if not is_of_data(error):
-            raise
-        logger.error("the tick failed; trying the due schedules one by one: %s", describe(error))
-        ticked = _tick_one_by_one(pipeline, registry)
+    refused = refused or Refused()
+    ticked = None
+    if not refused.failures.is_suspect(TICK):
+        try:
+            ticked = pipeline.run_script(_tick_script(registry, refused))
+        except psycopg.Error as error:
+            if is_lock_timeout(error) or not refused.failures.is_isolated(TICK, error):
+                raise
+            reason = describe(error)
+            logger.error("the tick failed; trying the due schedules one by one: %s", reason)
+        else:
+            refused.failures.forget(TICK)
+    if ticked is None:
+        ticked = _tick_one_by_one(pipeline, registry, refused)
+        refused.failures.note_search(TICK)
     for decided in ticked.fired:
         _log(decided)
         for sending in decided.sendings:
@@ -82,9 +116,9 @@ def tick(pipeline: Pipeline, registry: Registry) -> TickResult:
     return ticked
 
 
-def _tick_script(registry: Registry) -> Script[TickResult]:
+def _tick_script(registry: Registry, refused: Refused) -> Script[TickResult]:
     due: list[DueSchedule] = yield find_due_schedules, registry.find_due()
-    batch = decide_all(registry, due)
+    batch = decide_all(registry, refused.awake(due))
     taken: list[ScheduleName] = []
     if batch:
         taken = yield fire_slots, columns(batch)
@@ -185,17 +219,24 @@ def columns(batch: Sequence[Decided]) -> FireSlots:
     )
 
 
-def _tick_one_by_one(pipeline: Pipeline, registry: Registry) -> TickResult:
+def _tick_one_by_one(pipeline: Pipeline, registry: Registry, refused: Refused) -> TickResult:
     """Isolate a schedule that the database refuses, and fire the others."""
     (due,) = pipeline.run([(find_due_schedules, registry.find_due())])
     fired = []
-    for decided in decide_all(registry, due):
+    for decided in decide_all(registry, refused.awake(due)):
+        started = time.monotonic()
         try:
-            (taken,) = pipeline.run([(fire_slots, columns([decided]))])
+            (taken,) = pipeline.run([(fire_slots, columns([decided]))], ALONE_SECONDS)
         except psycopg.Error as error:
-            if not is_of_data(error):
+            if may_last(error):
+                name, reason = decided.due.name, describe(error)
+                logger.error("schedule %r cannot be stored and stays due: %s", name, reason)
+                taken_seconds = time.monotonic() - started
+                refused.rest(name, max(REST_SECONDS, REST_FACTOR * taken_seconds))
+            elif is_of_data(error):
+                _drop_work(pipeline, decided, error)
+            else:
                 raise
-            _drop_work(pipeline, decided, error)
             continue
         fired += [decided] if taken else []
     return TickResult(fired, None)

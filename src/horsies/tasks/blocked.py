@@ -1,25 +1,43 @@
-"""Blocked tasks and runs: those whose next change the database refuses with an error of the data, or whose
-rows another session has locked.
+"""Blocked tasks and runs: those whose next change the database refuses, and the search for them.
 
-Such an error concerns single rows, see ``db/errors.py``. After such an error of a batch every task
-or run gets a transaction of its own. The one that causes the error is logged once, recorded for operators,
-left alone, and tried again after a delay that doubles from a second to five minutes.
+An error of the data concerns single rows, see ``db/errors.py``, and so does a row that another session has
+locked. After such an error of a batch every task or run gets a transaction of its own. An error that
+usually passes, such as a time limit, has this effect when the same kind of batch fails several times in a row
+with it. The task or run that causes the error is logged once, recorded for operators, left alone, and
+tried again after a delay that doubles from a second to five minutes.
+
+If the database refuses every task with one and the same error, the cause is not the tasks: one line in the
+log names the database.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 
-from horsies.db.errors import describe_refusal, is_lock_timeout, is_of_data, is_transient
+from horsies.db.errors import (
+    describe_refusal,
+    is_lock_timeout,
+    is_of_data,
+    is_time_limit,
+    is_transient,
+    may_last,
+)
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Step
-from horsies.db.statements.blocked import LockWait, NoteBlocked, limit_lock_wait, note_blocked
+from horsies.db.statement import Nothing, Step
+from horsies.db.statements.blocked import (
+    LockWait,
+    NoteBlocked,
+    delete_unblocked,
+    limit_lock_wait,
+    note_blocked,
+)
 from horsies.logs import as_event
 
 logger = logging.getLogger("horsies.blocked")
@@ -31,20 +49,56 @@ LONGEST_LOCK_SECONDS = 5.0
 # An attempt that is overdue for this long will not come: the task was changed elsewhere.
 FORGET_SECONDS = 60.0
 
+# How often batches of one kind may fail in a row with an error that usually passes.
+PATIENCE = 3
+# How many of the tasks are named when the database refuses every one.
+SHOWN = 3
+# So many tasks in a row, each refused with the same error, are not the cause of it.
+ALIKE = 3
+# A change alone that took too long is followed by a rest of this many times its duration.
+REST_FACTOR = 10
+
 Task = TypeVar("Task")
+Answer = TypeVar("Answer")
 Action: TypeAlias = Literal["record", "recover", "expire", "release", "start", "renew", "claim"]
 
 
 # How long a change that is tried again anyway waits for a lock, and how many seconds this uses up. One second
 # comes back per second; without patience a change hardly waits, so that a thousand of them silence no worker.
 _PATIENT, _IMPATIENT = LockWait(200), LockWait(1)
+# How long such a change may take in all, its COMMIT included.
+_PATIENT_SECONDS, _IMPATIENT_SECONDS = 10.0, 1.0
 _WAIT_COST_SECONDS = 1.0
 _PATIENCE_SECONDS = 3.0
 
 
-def is_isolated(error: psycopg.Error) -> bool:
-    """Whether the error concerns single tasks or runs, so that each gets a transaction of its own."""
-    return is_of_data(error) or is_lock_timeout(error)
+class Failures:
+    """How often jobs failed in a row with errors that usually pass; ``patience`` is how often they may."""
+
+    def __init__(self) -> None:
+        self.patience = PATIENCE
+        self._counts: dict[str, int] = {}
+
+    def is_isolated(self, job: str, error: psycopg.Error) -> bool:
+        """Count a failed batch; whether single tasks or runs are the cause, as far as can be told."""
+        if is_of_data(error) or is_lock_timeout(error):
+            return True
+        if may_last(error):
+            self._counts[job] = self._counts.get(job, 0) + 1
+        return may_last(error) and self.is_suspect(job)
+
+    def is_suspect(self, job: str) -> bool:
+        """Whether this job has failed so often that each task gets a transaction of its own."""
+        return self._counts.get(job, 0) >= self.patience
+
+    def note_search(self, job: str) -> None:
+        """Every task had its own transaction: batches are possible again until one fails."""
+        if job in self._counts:
+            self._counts[job] = self.patience - 1
+
+    def forget(self, job: str) -> None:
+        """A batch succeeded."""
+        self._counts.pop(job, None)
 
 
 class Change(NamedTuple):
@@ -62,11 +116,38 @@ class Change(NamedTuple):
         return f"task {self.id}{run}"
 
 
+class Refusal(NamedTuple):
+    """The first refusal of a change, and the error in one line."""
+
+    change: Change
+    reason: str
+
+
 @dataclass(slots=True)
 class _Delay:
     action: Action
+    reason: str
     seconds: float
     ends_at: float
+    is_locked: bool
+
+
+@dataclass(slots=True)
+class _Alike:
+    """The tasks that were refused one after the other with the same error; `first` stands for all."""
+
+    reason: str
+    first: str
+    count: int = 0
+    is_logged: bool = False
+
+
+@dataclass(slots=True)
+class _Search:
+    """One transaction per task, to find the one that causes an error."""
+
+    refused: list[Refusal] = field(default_factory=list)
+    succeeded: set[Action] = field(default_factory=set)
 
 
 class Blocked:
@@ -77,20 +158,29 @@ class Blocked:
     ) -> None:
         self._worker_id = worker_id
         self._clock = clock
+        self.failures = Failures()
         # Empty most of the time; callers on the way of every task look here first.
         self.delays: dict[str, _Delay] = {}
         # When all patience that waits for locks have used up is back.
         self._patient_at = 0.0
+        self._alike: dict[Action, _Alike] = {}
+        self._search: _Search | None = None
+        # Refusals that could not be recorded, because the connection was lost.
+        self._unreported: list[Refusal] = []
+        # Whether rows of tasks that moved on may be left.
+        self.has_recorded = False
 
     def excluded(self) -> list[str]:
         """The tasks and runs whose next attempt has not come."""
         now = self._clock()
         return [one for one, delay in self.delays.items() if now < delay.ends_at]
 
-    def is_waiting(self, task_id: str) -> bool:
-        """Whether the next attempt of this task has not come."""
+    def is_waiting(self, task_id: str, action: Action | None = None) -> bool:
+        """Whether the next attempt of this task, after that refused action, has not come."""
         delay = self.delays.get(task_id)
-        return delay is not None and self._clock() < delay.ends_at
+        if delay is None or action not in (None, delay.action):
+            return False
+        return self._clock() < delay.ends_at
 
     def includes(self, action: Action) -> bool:
         """Whether a change of this kind was refused recently."""
@@ -102,26 +192,89 @@ class Blocked:
 
     def lock_wait(self) -> Step:
         """The first step of a transaction that is tried again anyway: it waits briefly for locks."""
-        is_patient = self._patient_at - self._clock() < _PATIENCE_SECONDS
-        return limit_lock_wait, _PATIENT if is_patient else _IMPATIENT
+        return limit_lock_wait, _PATIENT if self._is_patient() else _IMPATIENT
+
+    def seconds_alone(self) -> float:
+        """How long a transaction that is tried again anyway may take."""
+        return _PATIENT_SECONDS if self._is_patient() else _IMPATIENT_SECONDS
+
+    def _is_patient(self) -> bool:
+        return self._patient_at - self._clock() < _PATIENCE_SECONDS
+
+    def isolated(
+        self,
+        pipeline: Pipeline,
+        action: Action,
+        batch: Callable[[], Answer],
+        one_by_one: Callable[[], Answer],
+        job: str = "",
+        *,
+        waits: bool = True,
+    ) -> Answer:
+        """Change tasks as one ``batch``, in one transaction; if single ones cause an error, ``one_by_one``.
+
+        `job` tells batches of the same action apart: only failures of one kind, in a row, count. Without
+        `waits` the batch waits for no row of a task, so a lock that it waited for concerns all of them.
+        """
+        job = job or action
+        if not self.failures.is_suspect(job):
+            try:
+                answer = batch()
+            except psycopg.Error as error:
+                is_of_all = is_lock_timeout(error) and not waits
+                if is_of_all or not self.failures.is_isolated(job, error):
+                    raise
+                reason = describe_refusal(error)
+                logger.warning("%s: a batch failed, one task at a time now: %s", job, reason)
+            else:
+                self.failures.forget(job)
+                self._alike.pop(action, None)
+                return answer
+        with self.search(pipeline):
+            answer = one_by_one()
+        self.failures.note_search(job)
+        return answer
+
+    @contextmanager
+    def search(self, pipeline: Pipeline) -> Iterator[None]:
+        """One transaction per task; the refused ones are reported at the end, when all are known."""
+        search, outer = _Search(), self._search
+        self._search = search
+        try:
+            yield
+        except BaseException:
+            self._unreported += search.refused
+            raise
+        finally:
+            self._search = outer
+        self._report(pipeline, search.refused, search.succeeded)
 
     def attempt(
         self, pipeline: Pipeline, change: Change, steps: Sequence[Step]
     ) -> list[list[Any]] | None:
         """Run the steps of one change in a transaction; None if the database refuses it."""
+        started = self._clock()
         try:
-            _, *answers = pipeline.run([self.lock_wait(), *steps])
+            _, *answers = pipeline.run([self.lock_wait(), *steps], self.seconds_alone())
         except psycopg.Error as error:
-            if not is_isolated(error):
+            if not is_of_one(error):
                 raise
-            self.note(pipeline, change, error)
+            self.note(pipeline, change, error, self._clock() - started)
             return None
-        self.forget(change.id)
+        self.forget(change)
         return answers
 
-    def forget(self, changed_id: str) -> None:
-        """The task or run was changed."""
-        self.delays.pop(changed_id, None)
+    def forget(self, change: Change) -> None:
+        """The task or run was changed. Others that were refused for the same reason are tried again now."""
+        self._alike.pop(change.action, None)
+        if self._search is not None:
+            self._search.succeeded.add(change.action)
+        ended = self.delays.pop(change.id, None)
+        if ended is not None and not ended.is_locked:
+            now = self._clock()
+            for delay in self.delays.values():
+                if (delay.action, delay.reason) == (ended.action, ended.reason):
+                    delay.ends_at = min(delay.ends_at, now)
 
     def run_each(
         self,
@@ -130,54 +283,130 @@ class Blocked:
         change_of: Callable[[Task], Change],
         steps_of: Callable[[Sequence[Task]], list[Step]],
     ) -> list[list[list[Any]]]:
-        """Change all tasks in one transaction, or after an error of the data each in its own.
+        """Change all tasks in one transaction, or if single ones cause an error each in its own.
 
         Tasks whose next attempt has not come are left out. Returns the answers by transaction.
         """
         wanted = [task for task in tasks if not self.is_waiting(change_of(task).id)]
         if not wanted:
             return []
-        try:
-            return [pipeline.run(steps_of(wanted))]
-        except psycopg.Error as error:
-            if not is_isolated(error):
-                raise
-        attempts = [self.attempt(pipeline, change_of(task), steps_of([task])) for task in wanted]
-        return [answers for answers in attempts if answers is not None]
 
-    def note(self, pipeline: Pipeline, change: Change, error: psycopg.Error) -> None:
+        def apart() -> list[list[list[Any]]]:
+            each = [self.attempt(pipeline, change_of(task), steps_of([task])) for task in wanted]
+            return [answers for answers in each if answers is not None]
+
+        return self.isolated(
+            pipeline, change_of(wanted[0]).action, lambda: [pipeline.run(steps_of(wanted))], apart
+        )
+
+    def note(
+        self, pipeline: Pipeline, change: Change, error: psycopg.Error, taken_seconds: float = 0.0
+    ) -> None:
         """Leave a task or run alone for longer than last time; log and record it the first time."""
-        known = self.delays.get(change.id)
-        longest = LONGEST_LOCK_SECONDS if is_lock_timeout(error) else LONGEST_DELAY_SECONDS
-        seconds = min(2 * known.seconds, longest) if known else FIRST_DELAY_SECONDS
-        now = self._clock()
-        self.delays[change.id] = _Delay(change.action, seconds, now + seconds)
-        if is_lock_timeout(error):
-            spent_at = max(self._patient_at, now) + _WAIT_COST_SECONDS
-            self._patient_at = min(spent_at, now + _PATIENCE_SECONDS)
+        known, now = self.delays.get(change.id), self._clock()
         reason = describe_refusal(error)
-        if known is None and self._is_new(pipeline, change, reason):
-            logger.error(
-                "%s is blocked, others go on: the database refuses to %s it: %s",
-                change,
-                change.action,
-                reason,
-                extra=as_event(
-                    "blocked",
-                    id=change.id,
-                    workflow_id=change.workflow_id,
-                    action=change.action,
-                    error=reason,
-                ),
-            )
+        alike = self._note_alike(change, reason, is_new=known is None)
+        is_brief = is_lock_timeout(error) or (alike.is_logged and alike.first == change.id)
+        longest = LONGEST_LOCK_SECONDS if is_brief else LONGEST_DELAY_SECONDS
+        seconds = min(2 * known.seconds, longest) if known else FIRST_DELAY_SECONDS
+        if is_time_limit(error):
+            rest_seconds = REST_FACTOR * taken_seconds
+            seconds = max(seconds, rest_seconds)
+            self._patient_at = now + _PATIENCE_SECONDS + rest_seconds
+        elif is_lock_timeout(error):
+            spent_at = max(self._patient_at, now) + _WAIT_COST_SECONDS
+            self._patient_at = max(self._patient_at, min(spent_at, now + _PATIENCE_SECONDS))
+        self.delays[change.id] = _Delay(
+            change.action, reason, seconds, now + seconds, is_lock_timeout(error)
+        )
+        refused = [] if known else [Refusal(change, reason)]
+        if self._search is not None:
+            self._search.refused += refused
+        elif refused or self._unreported:
+            self._report(pipeline, refused, set())
 
-    def _is_new(self, pipeline: Pipeline, change: Change, reason: str) -> bool:
-        """Record the change for operators; False if it was recorded before, by any worker."""
-        row = NoteBlocked(change.id, change.is_run, change.action, reason, self._worker_id)
+    def _note_alike(self, change: Change, reason: str, *, is_new: bool) -> _Alike:
+        alike = self._alike.get(change.action)
+        if alike is None or alike.reason != reason:
+            alike = self._alike[change.action] = _Alike(reason, change.id)
+        alike.count += is_new
+        return alike
+
+    def _report(
+        self, pipeline: Pipeline, refused: Sequence[Refusal], succeeded: Set[Action]
+    ) -> None:
+        """Record refused changes for operators. Log each, or the database if it refuses every task."""
+        self._unreported += refused  # until they are recorded: the connection may be lost
+        new = [one for one in self._unreported if self._is_new(pipeline, one)]
+        self._unreported = []
+        for action in dict.fromkeys(one.change.action for one in new):
+            found = [one for one in new if one.change.action == action]
+            alike = self._alike.get(action)
+            if alike is None or not is_of_database(found, alike.count, action in succeeded):
+                for one in found:
+                    _log_blocked(one)
+            elif not alike.is_logged:
+                alike.is_logged = True
+                _log_database(action, found)
+
+    def _is_new(self, pipeline: Pipeline, refusal: Refusal) -> bool:
+        """Record a refusal; False if it was recorded before, by any worker."""
+        change = refusal.change
+        row = NoteBlocked(change.id, change.is_run, change.action, refusal.reason, self._worker_id)
         try:
-            return bool(pipeline.run([(note_blocked, row)])[0])
+            is_new = bool(pipeline.run([(note_blocked, row)])[0])
         except psycopg.Error as error:
             if is_transient(error):
                 raise
             logger.warning("a blocked task cannot be recorded: %s", describe_refusal(error))
             return True
+        self.has_recorded = True
+        return is_new
+
+    def delete_old(self, pipeline: Pipeline) -> None:
+        """Delete the rows of tasks and runs that have moved on, once none is known to be blocked."""
+        if self.has_recorded and not self.delays:
+            pipeline.run([(delete_unblocked, Nothing())])
+            self.has_recorded = False
+
+
+def is_of_one(error: psycopg.Error) -> bool:
+    """Whether a change alone in its transaction can be the cause of its error."""
+    return is_of_data(error) or is_lock_timeout(error) or may_last(error)
+
+
+def is_of_database(found: Sequence[Refusal], alike_count: int, has_success: bool) -> bool:
+    """Whether every task is refused with one error: those of a batch, or several in a row."""
+    is_same = len({one.reason for one in found}) == 1
+    return is_same and not has_success and (len(found) > 1 or alike_count >= ALIKE)
+
+
+def _log_blocked(refusal: Refusal) -> None:
+    change, reason = refusal
+    logger.error(
+        "%s is blocked, others go on: the database refuses to %s it: %s",
+        change,
+        change.action,
+        reason,
+        extra=as_event(
+            "blocked",
+            id=change.id,
+            workflow_id=change.workflow_id,
+            action=change.action,
+            error=reason,
+        ),
+    )
+
+
+def _log_database(action: Action, found: Sequence[Refusal]) -> None:
+    shown = ", ".join(str(one.change) for one in found[:SHOWN])
+    logger.error(
+        "the database refuses to %s every task with the same error: %s; look at the triggers on its "
+        "tables, at locks of other sessions, at the settings of the database and the role, and at memory "
+        "and disk, rather than at the tasks (%s%s); each is tried again",
+        action,
+        found[0].reason,
+        shown,
+        ", ..." if len(found) > SHOWN else "",
+        extra=as_event("database_refuses", action=action, error=found[0].reason),
+    )

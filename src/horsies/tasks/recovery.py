@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-import psycopg
-
 from horsies.codec.results import encode_task_error
-from horsies.db.errors import is_of_data
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, Step
 from horsies.db.statements.blocked import FindOthers, FoundTask, find_lapsed, find_late
@@ -71,15 +69,20 @@ def expire_pending(pipeline: Pipeline) -> int:
     total = 0
     while True:
         before = blocked.excluded()
-        try:
-            expired = len(pipeline.run([_expiry_step(before)])[0])
-        except psycopg.Error as error:
-            if not is_of_data(error):
-                raise
-            expired = expire_one_by_one(pipeline, blocked)
+        expired = blocked.isolated(
+            pipeline,
+            "expire",
+            partial(_expire_batch, pipeline, before),
+            lambda: expire_one_by_one(pipeline, blocked),
+            waits=False,
+        )
         total += expired
         if not expired and set(blocked.excluded()) <= set(before):
             return total
+
+
+def _expire_batch(pipeline: Pipeline, excluded: Sequence[str]) -> int:
+    return len(pipeline.run([_expiry_step(excluded)])[0])
 
 
 def expire_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:

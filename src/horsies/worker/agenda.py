@@ -33,6 +33,8 @@ _LONG_SECONDS = 0.05
 
 # How long a stopping worker waits for a lost database to take back a claim that is in doubt.
 RELEASE_PATIENCE_SECONDS = 5.0
+# How long a stopping worker without running tasks repeats turns that a reachable database refuses.
+REFUSED_PATIENCE_SECONDS = 30.0
 
 
 BurstStep = Literal["go_on", "look_again", "stop"]
@@ -206,6 +208,7 @@ class Shutdown:
         self._began_at: float | None = None
         self._grace_ends_at = NEVER
         self._is_over = False
+        self._refused_since: float | None = None
         self.has_interrupted = False
 
     def request(self) -> None:
@@ -250,3 +253,15 @@ class Shutdown:
         if self._began_at is None:
             return NEVER
         return self._began_at + (0.0 if self._requests >= 2 else RELEASE_PATIENCE_SECONDS)
+
+    def note_turn(self) -> None:
+        """The database accepted a turn."""
+        self._refused_since = None
+
+    def note_refusal(self, now: float) -> bool:
+        """A reachable database refused a turn; True if it did so for too long since the request."""
+        if self._began_at is None:
+            return False
+        if self._refused_since is None:
+            self._refused_since = now
+        return now >= self._refused_since + REFUSED_PATIENCE_SECONDS

@@ -20,7 +20,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from horsies.config.app import WorkerResilienceConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
-from horsies.db.errors import ErrorKind, describe, is_of_data, is_refusal, kind_of
+from horsies.db.errors import ErrorKind, describe, is_of_data, is_refusal, kind_of, may_last
 from horsies.db.listen import (
     Inbox,
     Listener,
@@ -29,7 +29,7 @@ from horsies.db.listen import (
     receives_own_notification,
 )
 from horsies.db.migrate import prepare_schema
-from horsies.db.pipeline import LOCK_TIMEOUT_MS, Pipeline
+from horsies.db.pipeline import NO_LIMITS, Limits, Pipeline
 from horsies.db.statements.workers import (
     ClientProbes,
     LockKey,
@@ -77,10 +77,10 @@ class NotificationsLostError(Exception):
     """LISTEN is accepted but delivers nothing, as behind a pooler in transaction mode."""
 
 
-def open_turns(database: Database, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> Pipeline:
+def open_turns(database: Database, limits: Limits = NO_LIMITS) -> Pipeline:
     """Open a connection tuned for turns: every statement prepared, generic plans."""
-    settings = f"{TURN_SETTINGS} -c lock_timeout={lock_timeout_ms}"
-    return Pipeline.open(database, TURN_ROLE, settings, lock_timeout_ms)
+    settings = f"{TURN_SETTINGS} -c lock_timeout={limits.lock_ms}"
+    return Pipeline.open(database, TURN_ROLE, settings, limits)
 
 
 class SessionLock:
@@ -130,7 +130,7 @@ class WorkerConnection:
         *,
         holds_tasks: Callable[[], bool] = lambda: False,
         retry_seconds: float = 1.0,
-        lock_timeout_ms: int = LOCK_TIMEOUT_MS,
+        limits: Limits = NO_LIMITS,
     ) -> None:
         self.pipeline: Pipeline | None = None
         self.retry_at = 0.0
@@ -163,7 +163,7 @@ class WorkerConnection:
         self._has_been_open = False
         self._holds_tasks = holds_tasks
         self._retry_seconds = retry_seconds
-        self._lock_timeout_ms = lock_timeout_ms
+        self._limits = limits
         # Attempts to reconnect before this time are not counted by the backoff.
         self._counted_at = 0.0
         # How often the session that holds the lock was lost or opened.
@@ -212,7 +212,7 @@ class WorkerConnection:
 
     def _open_turns(self) -> Pipeline:
         if self.pipeline is None:
-            pipeline = open_turns(self._database, self._lock_timeout_ms)
+            pipeline = open_turns(self._database, self._limits)
             if self._listener is None:
                 self._prepare_session(pipeline.connection)
             self.pipeline = pipeline
@@ -294,7 +294,7 @@ class WorkerConnection:
         self._counted_at = now + delay_seconds
         logger.error(
             "%s, next attempt in %.1f s (%s/%s): %s",
-            "statement refused" if is_of_data(error) else "database unavailable",
+            "statement refused" if is_of_data(error) or may_last(error) else "database unavailable",
             delay_seconds,
             self._backoff.attempts,
             self._resilience.db_retry_max_attempts or "inf",

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
-import psycopg
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
@@ -34,7 +33,7 @@ from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, claim_unr
 from horsies.error_codes import OperationalErrorCode
 from horsies.logs import as_event
 from horsies.task_result import TaskError
-from horsies.tasks.blocked import Blocked, Change, is_isolated
+from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import Outcome, outcome_of_error
 from horsies.worker.agenda import NEVER
 from horsies.worker.child.builtin_tasks import BUILTIN_TASKS, expansion_request
@@ -301,11 +300,18 @@ def claim_unknown(
 ) -> list[ClaimedTask]:
     """Claim tasks that no worker knows, in one transaction, or after a refusal each in its own."""
     claim = claim._replace(excluded=blocked.excluded())
-    try:
-        return pipeline.run([(claim_unresolvable, claim)])[0]
-    except psycopg.Error as error:
-        if not is_isolated(error):
-            raise
+    return blocked.isolated(
+        pipeline,
+        "start",
+        lambda: pipeline.run([(claim_unresolvable, claim)])[0],
+        lambda: _claim_unknown_one_by_one(pipeline, claim, blocked),
+        "unknown tasks",
+    )
+
+
+def _claim_unknown_one_by_one(
+    pipeline: Pipeline, claim: ClaimUnresolvable, blocked: Blocked
+) -> list[ClaimedTask]:
     find = FindDue(claim.queues, claim.excluded, (), claim.limit, claim.names, claim.grace_seconds)
     (found,) = pipeline.run([(find_due, find)])
     claimed: list[ClaimedTask] = []

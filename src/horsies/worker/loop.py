@@ -16,8 +16,9 @@ from enum import IntEnum
 import psycopg
 
 from horsies.app import Horsies
+from horsies.config.app import WorkerResilienceConfig
 from horsies.db.database import Database
-from horsies.db.pipeline import LOCK_TIMEOUT_MS, Pipeline
+from horsies.db.pipeline import LOCK_TIMEOUT_MS, Limits, Pipeline
 from horsies.ids import new_id
 from horsies.logs import as_event
 from horsies.tasks.blocked import Blocked
@@ -61,6 +62,14 @@ class ImmediateShutdown(BaseException):
     """The third shutdown request came during a statement; no handler on the way may catch it."""
 
 
+def turn_limits(resilience: WorkerResilienceConfig, watched: WatchLimits) -> Limits:
+    """How long a statement of a worker may wait for a lock and take: it sends no heartbeat meanwhile."""
+    return Limits(
+        round(min(LOCK_TIMEOUT_MS, watched.lock_seconds * 1000)),
+        round(min(resilience.statement_timeout_ms, watched.statement_seconds * 1000)),
+    )
+
+
 class Worker:
     """One worker process; ``run`` returns its exit code.
 
@@ -95,7 +104,7 @@ class Worker:
             selector,
             holds_tasks=lambda: not self._in_flight.is_empty,
             retry_seconds=self._limits.suspicion_seconds,
-            lock_timeout_ms=round(min(LOCK_TIMEOUT_MS, self._limits.lock_seconds * 1000)),
+            limits=turn_limits(app.config.resilience, self._limits),
         )
         blocked = Blocked(identity.worker_id)
         self._maintenance = Maintenance(
@@ -245,9 +254,13 @@ class Worker:
                 self._end_burst(pipeline)
         except psycopg.Error as error:
             connection.lose(error)
+            is_refused = connection.pipeline is not None  # the session goes on
+            if is_refused and self._shutdown.note_refusal(time.monotonic()):
+                self._work.give_up()
         else:
             if pipeline.round_trips > round_trips:
                 connection.confirm()
+                self._shutdown.note_turn()
             connection.watch_socket()  # an ignored error may have closed the connection
 
     def _end_burst(self, pipeline: Pipeline) -> None:

@@ -32,7 +32,7 @@ from horsies.db.statements.turn import (
     store_progress,
 )
 from horsies.db.statements.workers import FindOwned, find_owned, watch_workers
-from horsies.tasks.blocked import Blocked, Change, is_isolated
+from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import locking_steps
 from horsies.worker.agenda import NEVER, Timer, lifetime_clock
 from horsies.worker.config import WorkerConfig
@@ -208,10 +208,11 @@ class Maintenance:
             with self._isolated("the recovery of tasks without a worker"):
                 recover_ownerless(pipeline, recovery, self._blocked)
                 self._find_forgotten(pipeline)
+                self._blocked.delete_old(pipeline)
             with self._isolated("the expiry of paused runs"):
                 expire_paused(pipeline, recovery, self._blocked)
         if self._sweep.is_due(now):
-            has_more = sweep(pipeline, recovery)
+            has_more = sweep(pipeline, recovery, self._blocked.failures)
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
 
     def store_last_progress(self, pipeline: Pipeline, ended_ids: Iterable[str]) -> None:
@@ -290,16 +291,18 @@ class Maintenance:
     @contextmanager
     def _isolated(self, job: str) -> Iterator[None]:
         """Leave a job for its next time when the database refuses it; log each reason once."""
+        failures = self._blocked.failures
         try:
             yield
         except psycopg.Error as error:
-            if not is_isolated(error):
+            if not failures.is_isolated(job, error):
                 raise
             reason = describe_refusal(error)
             if self._refused_jobs.get(job) != reason:
                 logger.error("%s failed, others go on: %s", job, reason)
             self._refused_jobs[job] = reason
         else:
+            failures.forget(job)
             self._refused_jobs.pop(job, None)
 
     def _beat(self, pipeline: Pipeline, now: float) -> None:
@@ -377,12 +380,13 @@ class Maintenance:
 
     def _flush_tally(self, pipeline: Pipeline) -> None:
         """Store the counts of attempts, or lose them: they are no reason to stop a worker."""
-        steps = self._in_flight.tally.take_flush()
+        steps, failures = self._in_flight.tally.take_flush(), self._blocked.failures
         try:
             if steps:
                 pipeline.run(steps)
+                failures.forget("tally")
         except psycopg.Error as error:
-            if is_transient(error) and not is_isolated(error):
+            if is_transient(error) and not failures.is_isolated("tally", error):
                 raise
             logger.warning("the counts of attempts could not be stored: %s", describe(error))
 

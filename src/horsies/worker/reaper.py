@@ -54,7 +54,7 @@ from horsies.db.statements.workflows import (
 from horsies.error_codes import OutcomeCode
 from horsies.logs import as_event
 from horsies.task_result import TaskError
-from horsies.tasks.blocked import Blocked, Change, is_isolated
+from horsies.tasks.blocked import Blocked, Change, Failures, is_of_one
 from horsies.tasks.recovery import RECOVERY_BATCH, recover_found, recover_tasks
 from horsies.worker.watch import Verdict, WatchLimits
 from horsies.workflow.run.results import write_error
@@ -67,6 +67,8 @@ ACTION_RETENTION_HOURS = 90 * 24
 # Whole trees of runs, with all of their nodes and tasks.
 RETENTION_RUNS = 50
 EXPIRE_BATCH = 50
+# The kind of batch that closes the rows of lost workers.
+CLOSING = "close lost workers"
 RECOVERY = LeadershipKey(1)
 RETENTION = LeadershipKey(2)
 
@@ -92,7 +94,7 @@ def recover_lost_workers(
     verdicts = _without_active(pipeline, verdicts, WatchLimits.of(config).held)
     if not verdicts:
         return Recovered()
-    worker_ids, refusal = _close(pipeline, verdicts)
+    worker_ids, refusal = _close(pipeline, verdicts, blocked)
     recovered = Recovered()
     if worker_ids:
         reason_of = {verdict.worker_id: verdict.reason for verdict in verdicts}
@@ -108,25 +110,36 @@ def recover_lost_workers(
 
 
 def _close(
-    pipeline: Pipeline, verdicts: Sequence[Verdict]
+    pipeline: Pipeline, verdicts: Sequence[Verdict], blocked: Blocked
 ) -> tuple[list[str], psycopg.Error | None]:
     """Close the rows of lost workers, one by one if the database refuses them together; return the closed
     ones, and the refusal of another.
     """
+    if not blocked.failures.is_suspect(CLOSING):
+        try:
+            closed = _close_rows(pipeline, verdicts)
+        except psycopg.Error as error:
+            if not blocked.failures.is_isolated(CLOSING, error):
+                raise
+        else:
+            blocked.failures.forget(CLOSING)
+            return closed, None
+    closed, refusal = [], None
+    for verdict in verdicts:
+        try:
+            closed += _close_rows(pipeline, [verdict])
+        except psycopg.Error as error:
+            if not is_of_one(error):
+                raise
+            refusal = refusal or error
+    blocked.failures.note_search(CLOSING)
+    return closed, refusal
+
+
+def _close_rows(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> list[str]:
     ids, signs, needs_free_lock, needs_tasks, _ = zip(*verdicts, strict=True)
     close = CloseLostWorkers(ids, signs, needs_free_lock, needs_tasks)
-    try:
-        (closed,) = pipeline.run([(close_lost_workers, close)])
-    except psycopg.Error as error:
-        if not is_isolated(error):
-            raise
-        if len(verdicts) == 1:
-            return [], error
-    else:
-        return [row.worker_id for row in closed], None
-    each = [_close(pipeline, [verdict]) for verdict in verdicts]
-    refusals = [error for _, error in each if error is not None]
-    return [one for found, _ in each for one in found], refusals[0] if refusals else None
+    return [row.worker_id for row in pipeline.run([(close_lost_workers, close)])[0]]
 
 
 def _without_active(
@@ -193,8 +206,9 @@ def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked
     return expired
 
 
-def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
+def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | None = None) -> bool:
     """Delete one bounded batch of every kind of row past its retention; True when there may be more."""
+    failures = failures or Failures()
     statements: tuple[tuple[Statement[Retention, Deleted], int | None], ...] = (
         (delete_old_heartbeats, recovery.heartbeat_retention_hours),
         (delete_old_worker_states, recovery.worker_state_retention_hours),
@@ -213,25 +227,29 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig) -> bool:
     steps.append((compact_measures, Batch(RETENTION_BATCH)))
     if not pipeline.run([(try_lead, RETENTION)])[0][0].leads:
         return False
-    counts = [_delete(pipeline, step) for step in steps]
+    counts = [_delete(pipeline, step, failures) for step in steps]
     runs = 0
     if (hours := recovery.terminal_record_retention_hours) is not None:
-        runs = _delete(pipeline, (delete_old_workflows, DeleteOldRuns(hours, RETENTION_RUNS)))
-    _delete(pipeline, (delete_unblocked, Nothing()))
-    _delete(pipeline, (delete_refusals, Nothing()))
+        old = DeleteOldRuns(hours, RETENTION_RUNS)
+        runs = _delete(pipeline, (delete_old_workflows, old), failures)
+    _delete(pipeline, (delete_unblocked, Nothing()), failures)
+    _delete(pipeline, (delete_refusals, Nothing()), failures)
     if total := sum(counts) + runs:
         logger.info("retention: %d old row(s) deleted", total)
     return max(counts) >= RETENTION_BATCH or runs >= RETENTION_RUNS
 
 
-def _delete(pipeline: Pipeline, step: Step) -> int:
+def _delete(pipeline: Pipeline, step: Step, failures: Failures) -> int:
     """Delete a batch of rows; one that the database refuses, as a foreign key does, or that another session
     has locked is kept and logged.
     """
+    name = step[0].name
     try:
-        return len(pipeline.run([step])[0])
+        count = len(pipeline.run([step])[0])
     except psycopg.Error as error:
-        if not is_isolated(error):
+        if not failures.is_isolated(name, error):
             raise
-        logger.error("retention: %s fails: %s", step[0].name, describe_refusal(error))
+        logger.error("retention: %s fails: %s", name, describe_refusal(error))
         return 0
+    failures.forget(name)
+    return count

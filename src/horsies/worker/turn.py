@@ -7,6 +7,7 @@ fall; an idle worker still reacts within one round trip.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from uuid import UUID
 import psycopg
 
 from horsies.config.app import AppConfig
-from horsies.db.errors import describe_refusal, is_lock_timeout, is_of_data, is_raised_by_trigger
+from horsies.db.errors import describe_refusal, is_of_data, is_raised_by_trigger
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.blocked import DueTask, FindDue, FindUnheld, find_due, find_unheld
@@ -33,7 +34,7 @@ from horsies.db.statements.turn import (
     release_unstarted,
     start_tasks,
 )
-from horsies.tasks.blocked import Blocked, Change, is_isolated
+from horsies.tasks.blocked import Action, Blocked, Change, is_of_one
 from horsies.tasks.outcome import Outcome, locking_steps, recording_steps, without_result
 from horsies.worker.agenda import REST_FACTOR
 from horsies.worker.config import WorkerConfig
@@ -286,20 +287,42 @@ def take_turn(
     """Record the outcomes, start prefetched tasks and claim new ones, in one transaction.
 
     Raises transient errors and those of the installation, with nothing assumed about the COMMIT:
-    recording again is harmless. After an error of the data every task has a transaction of its own, and
+    recording again is harmless. If single tasks cause an error, every task has a transaction of its own, and
     a task whose change the database refuses is left to ``blocked``.
     """
     blocked = blocked or Blocked(claimer.worker_id)
     if request.claims and blocked.delays and blocked.includes("claim"):
         turned = take_turn(pipeline, claimer, outcomes, request.without_claims(), blocked)
         return turned._replace(claimed=_claim_one_by_one(pipeline, claimer, request, blocked))
-    try:
-        return _one_transaction(pipeline, claimer, outcomes, request)
-    except psycopg.Error as error:
-        if not is_isolated(error):
-            raise
-        logger.warning("turn failed, one task at a time now: %s", describe_refusal(error))
-    recorded = {one.task_id: record_alone(pipeline, claimer, one, blocked) for one in outcomes}
+    wanted = outcomes
+    if blocked.delays:  # a search for the cause of an error was interrupted
+        wanted = [one for one in outcomes if not blocked.is_waiting(one.task_id, "record")]
+    action: Action = "record" if wanted else "start" if request.starting else "claim"
+    turned = blocked.isolated(
+        pipeline,
+        action,
+        lambda: _one_transaction(pipeline, claimer, wanted, request),
+        lambda: _one_by_one(pipeline, claimer, wanted, request, blocked),
+        "turn" if wanted else action,
+    )
+    if len(wanted) < len(outcomes):
+        left = {one.task_id for one in outcomes}.difference(one.task_id for one in wanted)
+        turned = turned._replace(refused=turned.refused | left, as_decided=False)
+    return turned
+
+
+def _one_by_one(
+    pipeline: Pipeline,
+    claimer: Claimer,
+    outcomes: Sequence[Outcome],
+    request: TurnRequest,
+    blocked: Blocked,
+) -> TurnResult:
+    """A turn with one transaction per task. Blocked outcomes keep no place under a cap, so they are
+    reported before the claim.
+    """
+    with blocked.search(pipeline):
+        recorded = {one.task_id: record_alone(pipeline, claimer, one, blocked) for one in outcomes}
     started = _start_one_by_one(pipeline, claimer, request, blocked)
     claimed = _claim_apart(pipeline, claimer, request._replace(starting=()), blocked)
     return TurnResult(
@@ -317,6 +340,7 @@ def _one_transaction(
     outcomes: Sequence[Outcome],
     request: TurnRequest,
     first: Sequence[Step] = (),
+    timeout_seconds: float | None = None,
 ) -> TurnResult:
     starting = request.starting
     runs = [one.workflow_id for one in outcomes]
@@ -336,7 +360,7 @@ def _one_transaction(
     claims = request.claims > 0 or (claimer.is_capped and bool(request.freed))
     if claims:
         steps.append(claimer.claim_step(request))
-    answers = pipeline.run(steps)
+    answers = pipeline.run(steps, timeout_seconds)
     claimed = answers.pop() if claims else ()
     started = {row.id: row.worker_pid for row in answers.pop()} if starting else {}
     recorded = {row.task_id for rows in answers[locking:recording] for row in rows}
@@ -361,24 +385,27 @@ def record_alone(
     """Record one outcome in a transaction; None if the database refuses it.
 
     An outcome whose own texts the database refuses is recorded as a failure without them. The refusal of
-    a trigger, such as the progress of a run, says nothing about the texts, nor does a lock of another
-    session: the outcome is kept as it is. The last attempt waits longer for a lock.
+    a trigger, such as the progress of a run, says nothing about the texts, nor does an error that may
+    pass, such as a lock of another session: the outcome is kept as it is. The last attempt waits longer
+    for a lock.
     """
+    change = Change("record", outcome.task_id, outcome.workflow_id)
     request, first = TurnRequest(freed=freed), [] if is_last else [blocked.lock_wait()]
+    started, seconds = time.monotonic(), blocked.seconds_alone()
     try:
-        recorded = _one_transaction(pipeline, claimer, [outcome], request, first).recorded
+        recorded = _one_transaction(pipeline, claimer, [outcome], request, first, seconds).recorded
     except psycopg.Error as error:
-        if not is_isolated(error):
+        if not is_of_one(error):
             raise
         recorded = None
-        if not (is_raised_by_trigger(error) or is_lock_timeout(error)):
+        if is_of_data(error) and not is_raised_by_trigger(error):
             recorded = _record_without_result(pipeline, claimer, outcome, request)
         if recorded is None:
-            blocked.note(pipeline, Change("record", outcome.task_id, outcome.workflow_id), error)
+            blocked.note(pipeline, change, error, time.monotonic() - started)
             return None
         reason = describe_refusal(error)
         logger.error("the result of task %s cannot be stored: %s", outcome.task_id, reason)
-    blocked.forget(outcome.task_id)
+    blocked.forget(change)
     return recorded
 
 
@@ -388,7 +415,7 @@ def _record_without_result(
     try:
         return _one_transaction(pipeline, claimer, [without_result(outcome)], request).recorded
     except psycopg.Error as error:
-        if not is_isolated(error):
+        if not is_of_one(error):
             raise
         return None
 
@@ -408,12 +435,13 @@ def _start_one_by_one(
 def _claim_apart(
     pipeline: Pipeline, claimer: Claimer, request: TurnRequest, blocked: Blocked
 ) -> Sequence[ClaimedTask]:
-    try:
-        return _one_transaction(pipeline, claimer, (), request).claimed
-    except psycopg.Error as error:
-        if not is_of_data(error):
-            raise
-    return _claim_one_by_one(pipeline, claimer, request, blocked)
+    return blocked.isolated(
+        pipeline,
+        "claim",
+        lambda: _one_transaction(pipeline, claimer, (), request).claimed,
+        lambda: _claim_one_by_one(pipeline, claimer, request, blocked),
+        waits=False,
+    )
 
 
 def _claim_one_by_one(
@@ -471,27 +499,30 @@ def release_unheld(
 
     A retry of a held task may be among them: only the generation tells the two apart.
     """
-    ids, generations = [task.id for task in held], [task.generation for task in held]
-    try:
-        (released,) = pipeline.run(
-            [(release_unstarted, ReleaseUnstarted(worker_id, ids, generations))]
-        )
-        return len(released)
-    except psycopg.Error as error:
-        if not is_isolated(error):
-            raise
     blocked = blocked or Blocked(worker_id)
+    ids, generations = [task.id for task in held], [task.generation for task in held]
+    release = ReleaseUnstarted(worker_id, ids, generations)
+    return blocked.isolated(
+        pipeline,
+        "release",
+        lambda: len(pipeline.run([(release_unstarted, release)])[0]),
+        lambda: _release_one_by_one(pipeline, release, blocked),
+    )
+
+
+def _release_one_by_one(pipeline: Pipeline, release: ReleaseUnstarted, blocked: Blocked) -> int:
+    worker_id, ids, generations = release
     (unheld,) = pipeline.run([(find_unheld, FindUnheld(worker_id, ids, generations))])
     count = 0
     for task in unheld:
         others = [other for other in unheld if other is not task]
-        release = ReleaseUnstarted(
+        alone = ReleaseUnstarted(
             worker_id,
             [*ids, *(other.id for other in others)],
             [*generations, *(other.generation for other in others)],
         )
         change = Change("release", task.id, task.workflow_id)
         if not blocked.is_waiting(task.id):
-            answers = blocked.attempt(pipeline, change, [(release_unstarted, release)])
+            answers = blocked.attempt(pipeline, change, [(release_unstarted, alone)])
             count += len(answers[0]) if answers else 0
     return count

@@ -62,6 +62,11 @@ class WatchLimits(NamedTuple):
         return min(self.held / 3, self.own / LOOKS_PER_LIMIT)
 
     @property
+    def statement_seconds(self) -> float:
+        """How long a statement of a worker may take at most: the worker is silent meanwhile."""
+        return self.own / 2
+
+    @property
     def suspicion_seconds(self) -> float:
         """The time between two looks while a worker is suspected."""
         return min(SUSPICION_SECONDS, self.look_seconds)

@@ -10,8 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-
-import psycopg
+from typing import Any
 
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
@@ -29,7 +28,7 @@ from horsies.db.statements.turn import (
     seconds_until_due,
 )
 from horsies.logs import as_event
-from horsies.tasks.blocked import Blocked, is_isolated
+from horsies.tasks.blocked import Blocked
 from horsies.tasks.outcome import Outcome
 from horsies.tasks.recovery import (
     EXPIRED_RESULT,
@@ -58,7 +57,21 @@ logger = logging.getLogger("horsies.worker")
 
 # How long the last attempts to record refused outcomes wait for locks, all together.
 LAST_WAIT_SECONDS = 5.0
+# How long all last attempts may take.
+LAST_PASS_SECONDS = 30.0
 _NO_CLAIM = nullcontext()
+
+
+def _expire_batch(pipeline: Pipeline, steps: Sequence[Step]) -> tuple[Any, ...]:
+    """The numbers of expired tasks and of freed claims, and the answers to the other steps."""
+    expired, lapsed, *others = pipeline.run(steps)
+    return len(expired), len(lapsed), *others
+
+
+def _expire_each(pipeline: Pipeline, steps: Sequence[Step], blocked: Blocked) -> tuple[Any, ...]:
+    expired = expire_one_by_one(pipeline, blocked)
+    lapsed = release_one_by_one(pipeline, blocked)
+    return expired, lapsed, *pipeline.run(steps[2:])
 
 
 class Work:
@@ -161,6 +174,8 @@ class Work:
     def perform(self, pipeline: Pipeline) -> None:
         """Do all work that is due, heartbeats before turns when they are late."""
         in_flight = self._in_flight
+        if self._shutdown.is_requested:
+            self._blocked.failures.patience = 1
         self._notice_freeze()
         if self._maintenance.must_show_first:
             self.claimed_last = False
@@ -349,8 +364,11 @@ class Work:
         """Try again to record outcomes that the database refused; a worker that stops then gives up."""
         in_flight = self._in_flight
         is_last = self._shutdown.is_requested and in_flight.has_only_blocked
-        patient_until = time.monotonic() + LAST_WAIT_SECONDS
+        started = time.monotonic()
+        patient_until = started + LAST_WAIT_SECONDS
         for outcome in list(in_flight.blocked.values()):
+            if is_last and time.monotonic() > started + LAST_PASS_SECONDS:
+                break
             if is_last or not self._blocked.is_waiting(outcome.task_id):
                 freed = in_flight.freed_by_queue([outcome])
                 waits = is_last and time.monotonic() < patient_until
@@ -361,13 +379,20 @@ class Work:
                     self.claimed_last = False
                     in_flight.close_blocked(outcome, recorded)
         if is_last and in_flight.blocked:
-            self.has_given_up = True
-            event = as_event("outcomes_lost", task_ids=list(in_flight.blocked))
-            logger.error(
-                "shutdown: the database still refuses the outcome(s) of task(s) %s; they are lost",
-                ", ".join(in_flight.blocked),
-                extra=event,
-            )
+            self.give_up()
+
+    def give_up(self) -> None:
+        """End a shutdown although the database refuses the outcomes of tasks; not while any task runs."""
+        in_flight = self._in_flight
+        lost = [*in_flight.blocked, *(one.task_id for one in in_flight.outcomes)]
+        if not lost or in_flight.running_count:
+            return
+        self.has_given_up = True
+        logger.error(
+            "shutdown: the database still refuses the outcome(s) of task(s) %s; they are lost",
+            ", ".join(lost),
+            extra=as_event("outcomes_lost", task_ids=lost),
+        )
 
     def _wants_look_ahead(self, now: float) -> bool:
         if self._agenda.wants_look_ahead(now):
@@ -387,15 +412,12 @@ class Work:
             (seconds_until_due, LookAhead(self._config.queues, last_look)),
             *signs,
         ]
-        try:
-            expired_rows, lapsed_rows, (due,), *answers = pipeline.run(steps)
-            expired, lapsed = len(expired_rows), len(lapsed_rows)
-        except psycopg.Error as error:
-            if not is_isolated(error):
-                raise
-            expired = expire_one_by_one(pipeline, self._blocked)
-            lapsed = release_one_by_one(pipeline, self._blocked)
-            (due,), *answers = pipeline.run(steps[2:])
+        expired, lapsed, (due,), *answers = self._blocked.isolated(
+            pipeline,
+            "expire",
+            lambda: _expire_batch(pipeline, steps),
+            lambda: _expire_each(pipeline, steps, self._blocked),
+        )
         if expired or lapsed:
             self.claimed_last = False
             logger.info("%d task(s) expired, %d lapsed claim(s) freed", expired, lapsed)

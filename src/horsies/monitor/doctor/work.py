@@ -228,6 +228,12 @@ def judge_blocked(blocked: Sequence[BlockedRow]) -> list[Finding]:
     evidence = tuple(f"{row.kind} {row.id}, {row.action}: {row.error}" for row in blocked)
     sentence = f"The database refuses the next change of {blocked[0].total} task(s) or run(s)."
     advice = "remove the constraint or trigger that the errors name; workers try again"
+    if len(blocked) > 1 and len({row.error for row in blocked}) == 1:
+        sentence = f"{sentence.removesuffix('.')} with the same error: it is hardly caused by them."
+        advice = (
+            "look at the triggers on the tables of Horsies, at locks of other sessions, at the settings of "
+            "the database and the role, and at memory and disk; workers try again"
+        )
     return [Finding(Level.RED, sentence, evidence, advice)]
 
 
