@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from tests.support.rows import insert_raw
 from tests.support.schedulers import every
 from tests.support.tables import attempts, task
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, RunningWorker, faketime_library
+from tests.support.workers import Fleet, RunningWorker, faketime_library, is_gone
 
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 
@@ -124,6 +125,17 @@ class Load:
             assert worker.process.poll() is None, worker.log()
 
 
+@contextmanager
+def stopped(worker: RunningWorker) -> Iterator[None]:
+    """Stop a worker and all its processes as a suspended host does, and let them go on."""
+    pids = [worker.pid, *worker.family()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
 def has_ended(connection: Database, task_id: str) -> bool:
     return task(connection, task_id).status in ("COMPLETED", "FAILED")
 
@@ -197,6 +209,32 @@ def test_a_locked_row_costs_no_other_task(fleet: Fleet, connection: Database) ->
         let_pass(ROW_LOCK_SECONDS)
         other.rollback()
     load.check(connection)
+
+
+def test_a_worker_stopped_beyond_all_thresholds_takes_up_its_work_again(
+    fleet: Fleet, connection: Database
+) -> None:
+    """Others recover its tasks; when it goes on, it ends their processes and records nothing for them."""
+    frozen, *others = start_all(fleet, [None] * 2)
+    lost = insert_raw(connection, "sleep", f"[{OUTAGE_SECONDS + 600}]")
+    (begun,) = wait_until(lambda: fleet.journal.lines("start", lost))
+    if begun.pid not in frozen.family():
+        frozen, *others = others[0], frozen
+    with stopped(frozen):
+        wait_until(lambda: attempts(connection, lost), OUTAGE_SECONDS + 30)
+        let_pass(OUTAGE_SECONDS)
+        assert not is_gone(begun.pid)
+    wait_until(lambda: is_gone(begun.pid), 60, "the attempt that was lost still runs")
+    frozen.wait_for("worker_declared_lost")
+    (crashed,) = attempts(connection, lost)
+    assert (crashed.outcome, crashed.error_code) == ("WORKER_FAILURE", "WORKER_CRASHED")
+    short = [insert_raw(connection, "sleep", "[0.3]") for _ in range(8)]
+    wait_until(lambda: all(has_ended(connection, one) for one in short))
+    workers = {attempts(connection, one)[0].worker_id for one in short}
+    assert len(workers) == 2, "the worker that was stopped works again"
+    assert task(connection, lost).status == "FAILED"
+    assert len(fleet.journal.lines("start", lost)) == 1
+    assert all(one.process.poll() is None for one in (frozen, *others))
 
 
 @contextmanager
