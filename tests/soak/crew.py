@@ -191,10 +191,19 @@ class Member:
             exit_code = self.process.stop(STOP_SECONDS)
         except AssertionError:
             raise RuntimeError(f"{self.name} did not end within {STOP_SECONDS} s") from None
-        journal.write("process", event="stopped", worker=self.name, exit_code=exit_code)
+        # One that abandons tasks, as it may while it has no database, is to others like one that was killed.
+        has_abandoned = exit_code == 3 and self._has_no_database()
+        event = "killed" if has_abandoned else "stopped"
+        journal.write("process", event=event, worker=self.name, exit_code=exit_code)
         has_given_up = exit_code == 3 and self.process.events("outcomes_lost")
-        if exit_code != 0 and not has_given_up:
+        if exit_code != 0 and not has_given_up and not has_abandoned:
             raise RuntimeError(f"{self.name} stopped with exit code {exit_code}")
+
+    def _has_no_database(self) -> bool:
+        """Whether its last word about the database was that it is lost."""
+        names = ("database_lost", "database_back")
+        told = [one["event"] for one in self.process.events() if one["event"] in names]
+        return told[-1:] == ["database_lost"]
 
 
 class Crew:
