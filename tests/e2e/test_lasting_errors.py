@@ -59,7 +59,7 @@ def test_a_task_whose_end_takes_for_ever_is_blocked_alone(
     assert not lines(worker, "database unavailable")
 
 
-def test_a_task_that_takes_for_ever_to_recover_or_to_expire_holds_up_no_other(
+def test_a_task_that_lastingly_cannot_expire_holds_up_no_other(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
     late = [programs.add.send(n, 1).unwrap().task_id for n in range(3)]
@@ -104,3 +104,18 @@ def test_a_time_limit_of_the_database_does_not_apply_to_workers(
             wait_for_status(connection, sent.task_id, "COMPLETED")
         assert not worker.events("database_lost")
         assert worker.stop() == 0
+
+
+def test_a_database_that_refuses_every_task_is_named_and_the_tasks_are_recorded_later(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    with poisoned(connection, "NEW.status = 'COMPLETED'"):
+        worker = fleet.start(config=QUICK)
+        sent = [programs.add.send(n, 1).unwrap() for n in range(8)]
+        event = worker.wait_for("database_refuses")
+        assert event["action"] == "record"
+        assert "54000" in event["error"]
+    assert [one.get(30_000).unwrap() for one in sent] == list(range(1, 9))
+    assert len(worker.events("database_refuses")) == 1
+    assert len(worker.events("blocked")) < 3
+    assert worker.stop() == 0

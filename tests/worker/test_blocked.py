@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, LiteralString, Protocol
 
@@ -469,6 +469,56 @@ def test_the_third_failure_in_a_row_with_an_error_that_may_pass_is_isolated(
     (row,) = list_blocked.run(connection, BlockedLimit(5))
     assert {row.id} == turned.refused
     assert row.error.startswith(state)
+
+
+def recover(pipeline: Pipeline, blocked: Blocked) -> object:
+    find = FindAbandoned(["dead"], ["RUNNING"], RECOVERY_BATCH)
+    return recover_found(pipeline, find_abandoned, find, blocked)
+
+
+def release(pipeline: Pipeline, blocked: Blocked) -> object:
+    return release_unheld(pipeline, "dead", [], blocked)
+
+
+def claim_two(pipeline: Pipeline, blocked: Blocked) -> object:
+    return take_turn(pipeline, CLAIMER, [], TurnRequest(pids=[1, 2]), blocked)
+
+
+def fail_unknown(pipeline: Pipeline, blocked: Blocked) -> object:
+    check = ClaimUnresolvable("me", "host", ["default"], ["poison", "work"], 30.0, 10)
+    return claim_unknown(pipeline, check, blocked)
+
+
+@pytest.mark.parametrize(
+    ("job", "before", "after"),
+    [
+        (recover, "RUNNING", "FAILED"),
+        (release, "RUNNING", "PENDING"),
+        (claim_two, "PENDING", "RUNNING"),
+        (fail_unknown, "PENDING", "RUNNING"),
+    ],
+)
+def test_every_kind_of_batch_finds_the_task_that_lastingly_fails(
+    connection: Connection[Any],
+    pipeline: Pipeline,
+    job: Callable[[Pipeline, Blocked], object],
+    before: str,
+    after: str,
+) -> None:
+    for name in ("poison", "work"):
+        if before == "RUNNING":
+            abandoned(connection, name)
+        else:
+            add_task(connection, task_name=name, enqueued_at=ago(60))
+    blocked = Blocked("me")
+    with poisoned(connection, POISONOUS, state="57014"):
+        for _ in range(PATIENCE - 1):
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                job(pipeline, blocked)
+        job(pipeline, blocked)
+    assert (statuses(connection, "work"), statuses(connection, "poison")) == ({after}, {before})
+    (row,) = list_blocked.run(connection, BlockedLimit(5))
+    assert row.error.startswith("57014")
 
 
 @pytest.mark.parametrize("state", ["53100", "53300"])
