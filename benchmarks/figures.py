@@ -37,7 +37,10 @@ SELECT pg_snapshot_xmax(pg_current_snapshot())::text::float8,
 TURN_PID = """
 SELECT pid FROM pg_stat_activity WHERE application_name = 'horsies:turn' AND datname = current_database()
 """
-OPEN_TASKS = "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
+OPEN_TASKS = """
+SELECT count(*) FROM horsies_tasks
+WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING') AND NOT held AND enqueued_at <= now()
+"""
 # The naps return when they began, by the same clock: everything runs on one machine.
 NAP_DELAYS = """
 SELECT (result::jsonb ->> 'ok')::float8 - extract(epoch FROM claimed_at)::float8
@@ -74,6 +77,33 @@ def mixed(children: int = 8, count: int = 10_000, flags: Sequence[str] = ()) -> 
         "nap_delay_p50_ms": percentile(delays, 50) * 1000,
         "nap_delay_p99_ms": percentile(delays, 99) * 1000,
     }
+
+
+def queues(
+    situation: str, children: int = 4, count: int = 10_000, flags: Sequence[str] = ()
+) -> dict[str, float]:
+    """Drain very short tasks of the last of five queues: with the first one in this situation, by a worker
+    of the last one alone (``"one queue"``), or with the tasks spread over all of them (``"five queues"``).
+    """
+    app = _application("benchmarks.queues_app")
+    served = ("--queues", "last") if situation == "one queue" else ()
+    worker = running_worker(children, *served, *flags, application="benchmarks.queues_app:app")
+    names = app.QUEUES if situation == "five queues" else ("last",)
+    with _connection() as connection, worker as process:
+        _warm_up(connection, app.burst, 4 * children)
+        if situation in ("a task has run", "five queues"):
+            for name in app.QUEUES:
+                assert app.plain.with_options(queue_name=name).send().unwrap().get(20_000).is_ok()
+            time.sleep(0.3)
+        with _preloading(connection):
+            if situation == "a delayed task":
+                app.plain.schedule(3_600).unwrap()
+            elif situation == "a run that waits":
+                app.start_waiting_run()
+            for name in names:
+                calls = [app.burst.bind() for _ in range(count // len(names))]
+                app.burst.with_options(queue_name=name).send_many(calls).unwrap()
+        return _drained(connection, process, count, "last")
 
 
 def latency(
@@ -191,9 +221,11 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 @contextmanager
-def running_worker(children: int, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+def running_worker(
+    children: int, *flags: str, application: str = "benchmarks.noop_app:app"
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a worker of the benchmarks' application until the block ends."""
-    command = [sys.executable, "-m", "horsies", "worker", "benchmarks.noop_app:app"]
+    command = [sys.executable, "-m", "horsies", "worker", application]
     process = subprocess.Popen(
         [*command, "--processes", str(children), "--loglevel", "ERROR", *flags]
     )
@@ -216,9 +248,9 @@ def wait_for(connection: Connection[Any], finished: int, worker: subprocess.Pope
     raise TimeoutError("the worker did not finish the tasks")
 
 
-def _application() -> Any:
+def _application(name: str = "benchmarks.noop_app") -> Any:
     """Import the tasks only here: the module reads the database's URL from the environment."""
-    module = importlib.import_module("benchmarks.noop_app")
+    module = importlib.import_module(name)
     module.app.get_broker().ensure_schema_initialized().unwrap()
     return module
 
@@ -246,10 +278,13 @@ def _preloading(connection: Connection[Any]) -> Iterator[None]:
 
 
 def _drained(
-    connection: Connection[Any], worker: subprocess.Popen[bytes], count: int
+    connection: Connection[Any],
+    worker: subprocess.Popen[bytes],
+    count: int,
+    queue: str = "default",
 ) -> dict[str, float]:
     before = _counters(connection) | _processor_seconds(connection, worker.pid)
-    connection.execute("SELECT pg_notify('task_queue_default', '')")
+    connection.execute("SELECT pg_notify(%s, '')", (f"task_queue_{queue}",))
     wait_for(connection, count, worker)
     after = _counters(connection) | _processor_seconds(connection, worker.pid)
     spent = {name: (after[name] - before[name]) / count for name in before}
@@ -300,6 +335,7 @@ FIGURES: dict[str, Callable[..., dict[str, float]]] = {
     for figure in (
         drain,
         mixed,
+        queues,
         latency,
         send,
         send_async,

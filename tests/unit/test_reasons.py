@@ -586,6 +586,21 @@ def test_the_state_of_a_schedule_has_these_reasons(
         (queue(), QueueBacklog(due(delayed=2, first_at=ago(-9))), ["ALL_DELAYED"]),
         (queue(), QueueBacklog(due(due=2, first_at=ago(9))), ["TASKS_DUE"]),
         (queue(), QueueBacklog(due(due=2), ["charge"]), ["TASK_UNKNOWN", "TASKS_DUE"]),
+        (
+            queue([worker(queue_caps={"mail": 9})]),
+            QueueBacklog(due(due=2)),
+            ["TASKS_DUE", "NO_WINDOWS"],
+        ),
+        (
+            queue([worker(queue_caps={}, cluster_wide_cap=9)]),
+            QueueBacklog(due(due=2)),
+            ["TASKS_DUE", "NO_WINDOWS"],
+        ),
+        (
+            queue([worker(queue_caps={"mail": 9}), worker(queue_caps={})]),
+            QueueBacklog(due(due=2)),
+            ["CAPS_DISAGREE", "TASKS_DUE"],
+        ),
         (queue([]), QueueBacklog(due(due=2), ["charge"]), ["QUEUE_UNSERVED", "TASKS_DUE"]),
         (
             queue([worker(tasks_running=2)], paused_at=ago(9)),

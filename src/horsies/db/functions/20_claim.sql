@@ -217,6 +217,7 @@ BEGIN
         places := least(places, p_cluster_cap - horsies_in_flight(NULL, true, look_at));
     END IF;
     FOR pass IN 1 .. 2 LOOP
+        <<queues>>
         FOR position IN 1 .. cardinality(p_queues) LOOP
             EXIT WHEN taken >= places;
             is_marked := p_marked_ids[position] IS NOT NULL;
@@ -248,6 +249,12 @@ BEGIN
                 END IF;
                 has_run := places > idle;
                 IF has_run THEN
+                    -- A queue without due tasks costs this probe, a third of a call.
+                    CONTINUE queues WHEN is_marked AND NOT EXISTS (
+                        SELECT FROM horsies_tasks AS task
+                        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue
+                          AND task.priority = level AND task.enqueued_at <= look_at
+                          AND (task.enqueued_at, task.id) > (after_at, after_id));
                     run := horsies_leading_run(
                         queue, level, after_at, after_id, look_at, wanted, idle - taken,
                         p_queue_caps[position] IS NOT NULL, p_short_names, p_is_async, leaves_out,

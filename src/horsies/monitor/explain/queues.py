@@ -269,7 +269,24 @@ def queue_reasons(queue: QueueSituation, backlog: QueueBacklog) -> list[Reason]:
     found += capacity_reasons(queue, servers)
     found += order_reasons(queue)
     found.append(_backlog_reason(queue, waiting, bool(found)))
+    if waiting.due:
+        found += _window_reasons(queue, servers)
     return found
+
+
+def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Reason]:
+    """Yield the cap because of which no worker gives very short tasks of the queue out in windows."""
+    causes = {
+        "max_concurrency": all(queue.name in (one.queue_caps or {}) for one in servers),
+        "cluster_wide_cap": all(one.cluster_wide_cap is not None for one in servers),
+    }
+    if servers and (names := [name for name, holds in causes.items() if holds]):
+        yield reason(
+            "NO_WINDOWS",
+            f"Tasks of queue {queue.name!r} go to children one at a time, very short ones too, because of "
+            f"{' and '.join(names)}.",
+            subjects=[queue.name],
+        )
 
 
 def _backlog_reason(queue: QueueSituation, waiting: DueCount, is_hindered: bool) -> Reason:

@@ -322,6 +322,12 @@ CATALOGUE: dict[str, Entry] = {
         "The node was skipped and does not run: its dependencies failed, or the run ended before.",
         "`horsies workflow retry RUN`.",
     ),
+    "NO_WINDOWS": Entry(
+        QUEUE,
+        False,
+        "Tasks of the queue go to children one at a time, very short ones too, because of a cap.",
+        "See [Windows](concurrency.md#windows): send very short tasks to a queue without a cap.",
+    ),
     "QUEUE_EMPTY": Entry(QUEUE, False, "No task waits in the queue.", "None is needed."),
     "ALL_DELAYED": Entry(
         QUEUE, False, "Tasks wait in the queue, but none of them is due yet.", "Wait."
