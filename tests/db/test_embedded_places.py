@@ -151,14 +151,15 @@ def test_an_ordinary_user_keeps_the_data_at_home(place: Path, ordinary: Path) ->
         ("embedded://{place}/x", 54321, {}, "the user 54321 has none on this machine"),
         ("embedded://{place}/closed/x", 0, {}, "{place}/closed is closed to that user"),
         ("embedded://{place}/used", 0, {}, "holds other files than a database"),
+        ("embedded://{place}/old", 0, {}, "found version 16"),
         ("embedded://{place}/ordinary", 0, {}, "the owner is the user 65534"),
         ("embedded://{place}/a%0Ab", 0, {}, "has a line break in its name"),
         ("embedded://{place}/a#b", 0, {}, "write %3F for a question mark"),
         ("embedded:///proc/horsies/x", 0, {}, "No such file or directory"),
     ],
     ids=[
-        *("read-only home", "no home", "no name", "closed data", "used", "owned by another"),
-        *("line break", "fragment", "no such place"),
+        *("read-only home", "no home", "no name", "closed data", "used", "another version"),
+        *("owned by another", "line break", "fragment", "no such place"),
     ],
 )
 def test_one_sentence_says_what_to_do(
@@ -172,6 +173,8 @@ def test_one_sentence_says_what_to_do(
     (place / "closed").mkdir(mode=0o700)
     (place / "used").mkdir()
     (place / "used" / "thesis.txt").touch()
+    (place / "old").mkdir()
+    (place / "old" / "PG_VERSION").write_text("16\n")
     before = modes_below(place)
     filled = {name: text and text.format(place=place) for name, text in variables.items()}
     done = start(

@@ -138,7 +138,11 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
             code=ErrorCode.BROKER_INVALID_URL,
             help_text="name a directory of your own: embedded:///some/directory",
         ) from error
-    except (OSError, subprocess.SubprocessError) as error:
+    except (
+        OSError,
+        subprocess.SubprocessError,
+        RuntimeError,
+    ) as error:  # the last: another version's data
         log = directory / "log"
         seen = f"see {log}, " if os.path.exists(log) else ""
         raise ConfigurationError(
@@ -158,7 +162,7 @@ def _announce_creation(directory: Path) -> None:
         sys.stderr.write(f"{text}\n")
 
 
-def _reason(error: OSError | subprocess.SubprocessError) -> str:
+def _reason(error: OSError | subprocess.SubprocessError | RuntimeError) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         found = re.findall(r"(?:error|FATAL|PANIC):\s*(.+)", error.output or "")
         return f"{Path(error.cmd[0]).name} failed{': ' if found else ''}{found[0] if found else ''}"
