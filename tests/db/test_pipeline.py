@@ -99,6 +99,19 @@ def test_an_error_at_commit_undoes_the_whole_group_and_nothing_else(
     assert row_of(connection, bad)["status"] == "PENDING"
 
 
+def test_a_commit_that_the_server_answers_with_a_rollback_is_not_taken_for_success(
+    connection: Connection[Any], process_url: str
+) -> None:
+    """As COMMIT in a failed transaction, which is no error to the server."""
+    task_id = add_task(connection)
+    pipeline = Pipeline.open(Database(framed_config(process_url, is_pooled=True)), "turn")
+    pipeline._frame = pipeline._frame[0], (b"ROLLBACK",)
+    with pipeline.connection, pytest.raises(psycopg.OperationalError, match="rollback") as caught:
+        pipeline.run([(FINISH, TaskId(task_id))])
+    assert is_transient(caught.value)
+    assert row_of(connection, task_id)["status"] == "PENDING"
+
+
 def test_a_parameter_that_cannot_be_sent_is_refused_before_anything_is(
     connection: Connection[Any], pipeline: Pipeline
 ) -> None:

@@ -1,5 +1,5 @@
 """A proxy in front of PostgreSQL that can lose an answer, keep notifications back, cut its connections,
-hold or lose all traffic, or vanish for a while.
+hold or lose all traffic, vanish for a while, or cause a fault at any boundary of messages.
 
 Understands just enough of the protocol to know when the server is done with a request: an answer
 that is swallowed belongs to a statement that has been committed.
@@ -20,6 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.database import terminate_others
+from tests.support.faults import Cut, Direction, Faults
 from tests.support.ports import free_port
 
 READY_FOR_QUERY = b"Z\x00\x00\x00\x05"
@@ -30,10 +31,11 @@ WRONG_PASSWORD = 'password authentication failed for user "app"'
 class Proxy:
     """Forwards connections to one server; use as a context manager."""
 
-    def __init__(self, server_url: str | Callable[[], str]) -> None:
+    def __init__(self, server_url: str | Callable[[], str], faults: Faults | None = None) -> None:
         # Where the server may move, every new connection asks for its address.
         self._find_server = server_url if callable(server_url) else lambda: server_url
         self._server = conninfo_to_dict(self._find_server())
+        self._faults = faults
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
@@ -123,6 +125,11 @@ class Proxy:
                 continue
             with self._lock:
                 self._sockets |= {client, server}
+            if (faults := self._faults) is not None:
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._spawn(_forward_with_faults, faults, Direction.QUESTION, client, server)
+                self._spawn(_forward_with_faults, faults, Direction.ANSWER, server, client)
+                continue
             self._spawn(self._forward_questions, client, server)
             self._spawn(self._forward_answers, server, client)
 
@@ -175,6 +182,35 @@ class Proxy:
         thread = threading.Thread(target=target, args=args, daemon=True)  # type: ignore[arg-type]
         self._threads.append(thread)
         thread.start()
+
+
+def _forward_with_faults(
+    faults: Faults, direction: Direction, source: socket.socket, target: socket.socket
+) -> None:
+    client = source if direction is Direction.QUESTION else target
+    rest, held = b"", bytearray()
+
+    def flush() -> None:
+        for packet in faults.packets(bytes(held)):
+            target.sendall(packet)
+        held.clear()
+
+    with suppress(OSError), source:
+        if direction is Direction.QUESTION:
+            # The start of a session has no type, nor has a request to cancel.
+            target.sendall(source.recv(65536))
+        try:
+            while data := source.recv(65536):
+                messages, rest = whole_messages(rest + data)
+                for message in messages:
+                    held += faults.passed(direction, message, flush)
+                if direction is Direction.ANSWER or not faults.is_held(bytes(held)):
+                    flush()
+        except Cut as cut:
+            client.sendall(cut.farewell)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
 
 def whole_messages(data: bytes) -> tuple[list[bytes], bytes]:

@@ -147,6 +147,7 @@ class Pipeline:
         with log_statements(steps) if self._logged else UNLOGGED:
             results = self._exchange(self.connection.pgconn, steps)
             self._raise_first_failure(results)
+            self._raise_undone(results)
         answers = results[2:-1] if self._installation.is_pooled else results
         return [
             self._rows(statement, result)
@@ -287,6 +288,11 @@ class Pipeline:
         transformer = self._transformer
         transformer.set_pgresult(result)
         return transformer.load_rows(0, result.ntuples, statement.make_row)
+
+    def _raise_undone(self, results: Sequence[PGresult]) -> None:
+        """Raise if COMMIT ended a failed transaction, which the server reports as success."""
+        if self._installation.is_pooled and results[-1].command_status != b"COMMIT":
+            raise OperationalError("the server answered COMMIT with a rollback")
 
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
         for result in results:

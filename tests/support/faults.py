@@ -1,0 +1,155 @@
+"""Faults at the boundaries of protocol messages: an error in place of a message, a cut, silence, odd packets.
+
+A fault is numbered by the messages of its direction since it was armed. Messages that come at any time, such
+as notifications, and those that open or close a session do not count, so a repeated conversation has the
+same numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Direction(Enum):
+    """Questions go to the server, answers to the client."""
+
+    QUESTION = "question"
+    ANSWER = "answer"
+
+
+class Action(Enum):
+    """What happens in place of a message."""
+
+    # The server refuses a question; everything before it in the transaction is rolled back.
+    ERROR = "error"
+    # The server ends the session in place of an answer, which may confirm a commit.
+    FATAL = "fatal"
+    CLOSE = "close"
+    # Nothing of this direction passes any more.
+    STALL = "stall"
+    # The message comes later.
+    DELAY = "delay"
+
+
+@dataclass(frozen=True)
+class Fault:
+    direction: Direction
+    at: int
+    action: Action
+    state: str = "40001"
+
+
+class Cut(Exception):
+    """Close both sides; the client gets these last bytes."""
+
+    def __init__(self, farewell: bytes = b"") -> None:
+        self.farewell = farewell
+
+
+_UNCOUNTED = {Direction.QUESTION: b"Xp", Direction.ANSWER: b"ASN"}
+_DELAY_SECONDS = 0.01
+
+
+@dataclass
+class Faults:
+    """The fault that a proxy causes next; it happens once."""
+
+    # How many bytes a packet has; 0 collects messages until the other side must answer.
+    packet_bytes: int | None = None
+    counts: dict[Direction, int] = field(default_factory=dict)
+    has_happened: bool = False
+    _fault: Fault | None = None
+    # The SQLSTATE of the next error that passes.
+    _rewritten: str | None = None
+    # Whether the last statement that was parsed is COMMIT.
+    _has_committed: bool = False
+    _released: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def arm(self, fault: Fault | None = None) -> None:
+        """Count from here; cause this fault when its message comes."""
+        with self._lock:
+            self._released = threading.Event()
+            self.counts = dict.fromkeys(Direction, 0)
+            self._fault, self._rewritten, self.has_happened = fault, None, False
+
+    def disarm(self) -> None:
+        """Let everything pass, and cut what was stalled."""
+        with self._lock:
+            self._fault = None
+            self._released.set()
+
+    def passed(self, direction: Direction, message: bytes, flush: Callable[[], None]) -> bytes:
+        """Return the bytes that pass in place of the message; ``flush`` sends those before it."""
+        with self._lock:
+            fault = self._due(direction, message)
+            if fault is not None:
+                self._rewritten = fault.state if fault.action is Action.ERROR else None
+            elif self._rewritten and direction is Direction.ANSWER and message[:1] == b"E":
+                state, self._rewritten = self._rewritten, None
+                return error_response("ERROR", state)
+            released = self._released
+        if fault is None:
+            return message
+        flush()
+        return _in_place_of(message, fault, released)
+
+    def _due(self, direction: Direction, message: bytes) -> Fault | None:
+        if message[:1] in _UNCOUNTED[direction] or not self.counts:
+            return None
+        number, self.counts[direction] = self.counts[direction], self.counts[direction] + 1
+        if direction is Direction.QUESTION and message[:1] == b"P":
+            self._has_committed = b"\0COMMIT\0" in message
+        fault = self._fault
+        if fault is None or (fault.direction, fault.at) != (direction, number):
+            return None
+        if fault.action is Action.ERROR and message[:1] in b"SH" and self._has_committed:
+            return None  # there is nothing left that a server could refuse
+        self._fault, self.has_happened = None, True
+        return fault
+
+    def packets(self, data: bytes) -> Iterator[bytes]:
+        """Cut bytes that follow each other into packets."""
+        size = self.packet_bytes or len(data) or 1
+        for start in range(0, len(data), size):
+            yield data[start : start + size]
+
+    def is_held(self, data: bytes) -> bool:
+        """Whether to wait for more before sending: the last message asks for no answer."""
+        return self.packet_bytes == 0 and data[-5:] not in (b"S\0\0\0\4", b"H\0\0\0\4")
+
+
+def _in_place_of(message: bytes, fault: Fault, released: threading.Event) -> bytes:
+    match fault.action:
+        case Action.ERROR:
+            return _refused(message)
+        case Action.FATAL:
+            raise Cut(error_response("FATAL", fault.state))
+        case Action.CLOSE:
+            raise Cut
+        case Action.STALL:
+            released.wait()
+            raise Cut
+        case Action.DELAY:
+            released.wait(_DELAY_SECONDS)
+            return message
+
+
+def _refused(message: bytes) -> bytes:
+    """Return a message that fails in the server; it skips the rest of the group by itself."""
+    if message[:1] == b"Q":
+        return _framed(b"Q", b"a syntax error\0")
+    unknown_portal = _framed(b"E", b"test_unknown\0" + bytes(4))
+    return unknown_portal + (message if message[:1] == b"S" else b"")
+
+
+def error_response(severity: str, state: str) -> bytes:
+    fields = f"S{severity}\0V{severity}\0C{state}\0Minjected by the test\0\0"
+    return _framed(b"E", fields.encode())
+
+
+def _framed(kind: bytes, body: bytes) -> bytes:
+    return kind + (len(body) + 4).to_bytes(4, "big") + body
