@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
@@ -29,6 +30,11 @@ SECONDS_MAX = 100 * 366 * 86_400
 Problem: TypeAlias = tuple[ErrorCode, str]
 # A condition that must not hold, and the problem when it does: a sentence that starts with a field.
 Check: TypeAlias = tuple[bool, ErrorCode, str]
+
+
+def repeated_names(names: Iterable[str]) -> list[str]:
+    """Return the names that occur more than once, in order; in one pass, because there may be thousands."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 class FrozenModel(BaseModel):

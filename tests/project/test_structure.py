@@ -40,6 +40,39 @@ def test_a_module_is_documented_and_made_of_small_functions(path: Path) -> None:
     assert not too_long
 
 
+COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+
+
+def quadratic(tree: ast.AST) -> list[str]:
+    """The comprehensions that search the sequence they go through for each of its elements."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, COMPREHENSIONS):
+            continue
+        walked = {ast.unparse(one.iter) for one in node.generators}
+        found += [
+            f"line {call.lineno}: {ast.unparse(call)}"
+            for call in ast.walk(node)
+            if isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in ("count", "index")
+            and ast.unparse(call.func.value) in walked
+        ]
+    return found
+
+
+def test_no_comprehension_searches_the_sequence_that_it_goes_through() -> None:
+    # With ten thousand schedules, a count per name takes seconds of every start.
+    assert quadratic(ast.parse("{name for name in names if names.count(name) > 1}"))
+    assert not quadratic(ast.parse("[name for name in names if others.count(name) > 1]"))
+    found = {
+        str(path.relative_to(SOURCE)): places
+        for path in MODULES
+        if (places := quadratic(ast.parse(path.read_text("utf-8"))))
+    }
+    assert found == {}
+
+
 def test_sql_is_written_in_sql_files_only() -> None:
     allowed = {"migrate.py", "listen.py", "caller_transaction.py", "check.py"}
     words = ("INSERT INTO horsies", "UPDATE horsies", "DELETE FROM horsies", "FROM horsies_")

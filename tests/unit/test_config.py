@@ -28,6 +28,7 @@ from horsies.errors import (
     InvalidFieldError,
     MultipleValidationErrors,
 )
+from horsies.validation import repeated_names
 
 SECRET = "hunter2"
 URL = f"postgresql://app:{SECRET}@db.example:5432/shop"
@@ -726,3 +727,21 @@ def test_the_quick_configuration_of_commands_has_the_same_defaults(
     assert default_config("") is None
     monkeypatch.setenv("HORSIES_SCHEMA", "pg_shop")
     assert default_config(url) is None
+
+
+def test_repeated_names_are_found_in_one_pass() -> None:
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, str(other))
+
+        __hash__ = str.__hash__
+
+    names = [Name(number) for number in range(1_000)]
+    assert repeated_names([*names, "7", "5"]) == ["5", "7"]
+    assert compared < 2_000

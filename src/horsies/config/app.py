@@ -22,7 +22,14 @@ from horsies.database_url import channel_prefix, mask_url
 from horsies.error_codes import validate_error_code_name, validate_exception_mapper
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.retry import ExceptionMapper
-from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed, raise_problems
+from horsies.validation import (
+    SECONDS_MAX,
+    Check,
+    FrozenModel,
+    raise_failed,
+    raise_problems,
+    repeated_names,
+)
 
 if TYPE_CHECKING:
     from horsies.config.schedules import ScheduleConfig
@@ -424,7 +431,7 @@ class AppConfig(FrozenModel):
         )
         for name in self.recovery.queue_retention.keys() - {queue.name for queue in self.queues()}:
             yield True, mode, f"recovery.queue_retention names {name!r}, which is not a queue"
-        for name in sorted({name for name in names if names.count(name) > 1}):
+        for name in repeated_names(names):
             yield is_custom, mode, f"custom_queues names the queue {name!r} more than once"
         longest = MAX_QUEUE_NAME_BYTES - len(channel_prefix(self.broker.schema_name))
         for name in (name for name in names if len(name) > longest):

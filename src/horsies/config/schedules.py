@@ -14,7 +14,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, model_validator
 
 from horsies.timetable.next_run import GapRule
 from horsies.timetable.patterns import SchedulePattern, refuse
-from horsies.validation import SECONDS_MAX, FrozenModel
+from horsies.validation import SECONDS_MAX, FrozenModel, repeated_names
 
 NAME_LENGTH_MAX = 255
 
@@ -216,7 +216,6 @@ class ScheduleConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = [schedule.name for schedule in self.schedules]
-        repeated = sorted({name for name in names if names.count(name) > 1})
+        repeated = repeated_names(schedule.name for schedule in self.schedules)
         refuse("ScheduleConfig", (f"the name {name!r} is used twice" for name in repeated))
         return self

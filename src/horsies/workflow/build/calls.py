@@ -5,6 +5,7 @@ The arguments of a call are encoded as JSON here and never change afterwards.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -174,7 +175,7 @@ def _check_names(call: _Call, each: str | None) -> None:
             f"the parameters are {call.signature.names.shown}",
         )
         missing = None
-    for name in dict.fromkeys(name for name in given if given.count(name) > 1):
+    for name in (name for name, count in Counter(given).items() if count > 1):
         call.mistakes.add(
             ErrorCode.WORKFLOW_KWARGS_ARGS_FROM_OVERLAP,
             f"gives the parameter {name!r} of {call.callee} in two ways",
