@@ -16,6 +16,11 @@ DEFAULT_SCHEMA = "public"
 # Names that need no quotes in psql; PostgreSQL keeps those that begin with pg_ for itself.
 SCHEMA_NAME = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 
+# The value of `options` in a query string, and its words: a backslash keeps the character behind it.
+_OPTIONS = re.compile(r"[?&]options=([^&#]*)")
+_OPTION_WORD = re.compile(r"(?:\\.|[^\s\\])+", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
 _ACCEPTED_SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://", EMBEDDED_SCHEME)
 _RENAMED_SCHEMES = ("postgresql+psycopg://", "postgres://")
 
@@ -91,6 +96,36 @@ def url_problem(url: str) -> str | None:
         "the URL must start with postgresql:// or postgresql+psycopg://, "
         "or be embedded:// for a private development server"
     )
+
+
+def search_path_in_url(url: str) -> str | None:
+    """Return the search_path that the `options` of a URL set, or None.
+
+    >>> search_path_in_url("postgresql://db/shop?options=-csearch_path%3Djobs")
+    'jobs'
+    """
+    given = _OPTIONS.search(url)
+    if given is None:
+        return None
+    from urllib.parse import unquote  # few URLs have options
+
+    return search_path_in_options(unquote(given[1]))
+
+
+def search_path_in_options(options: str) -> str | None:
+    """Return the search_path that command-line options of a session set, as in PGOPTIONS, or None.
+
+    PostgreSQL accepts `-c name=value`, `-cname=value` and `--name=value`; the last one counts.
+    """
+    words = [_ESCAPED.sub(r"\1", word) for word in _OPTION_WORD.findall(options)]
+    found = None
+    for before, word in zip(["", *words], words, strict=False):
+        setting = word if before == "-c" else word.removeprefix("-c").removeprefix("--")
+        name, equals, value = setting.partition("=")
+        is_setting = before == "-c" or setting != word
+        if is_setting and equals and name.replace("-", "_").casefold() == "search_path":
+            found = value
+    return found
 
 
 def channel_prefix(schema: str) -> str:

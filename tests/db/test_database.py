@@ -347,3 +347,18 @@ def test_nothing_is_opened_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) 
     database = Database(PostgresConfig(database_url="postgresql://nowhere/shop"))
     database.pool()
     database.close()
+
+
+@pytest.mark.parametrize("schema", [None, "jobs"])
+def test_a_search_path_in_the_environment_is_answered_with_a_warning(
+    process_url: str,
+    schema: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("PGOPTIONS", "-c search_path=jobs")
+    given: dict[str, Any] = {} if schema is None else {"schema": schema}
+    database = Database(PostgresConfig(database_url=process_url, **given))
+    for _ in range(2):
+        database.urls()
+    assert caplog.text.count("PGOPTIONS sets a search_path") == (1 if schema is None else 0)

@@ -745,3 +745,22 @@ def test_repeated_names_are_found_in_one_pass() -> None:
     names = [Name(number) for number in range(1_000)]
     assert repeated_names([*names, "7", "5"]) == ["5", "7"]
     assert compared < 2_000
+
+
+@pytest.mark.parametrize(
+    "option", ["-csearch_path%3Djobs", "-c%20search_path=jobs", "--search_path=jobs"]
+)
+@pytest.mark.parametrize("field", ["database_url", "session_database_url"])
+def test_a_search_path_in_a_url_is_refused_unless_the_schema_is_given(
+    field: str, option: str
+) -> None:
+    address = f"postgresql://app:hunter2@db/shop?options={option}"
+    given: dict[str, Any] = {"database_url": "postgresql://app@db/shop", field: address}
+    with pytest.raises(HorsiesError) as caught:
+        PostgresConfig(**given)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID_SCHEMA
+    assert f"{field} sets a search_path in its options" in str(caught.value)
+    assert "use PostgresConfig(schema='jobs')" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    for schema in ("jobs", "public"):
+        assert PostgresConfig(**given, schema=schema).schema_name == schema

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horsies.database_url import is_embedded, libpq_url, mask_url, url_problem
+from horsies.database_url import (
+    is_embedded,
+    libpq_url,
+    mask_url,
+    search_path_in_options,
+    search_path_in_url,
+    url_problem,
+)
 from tests.support.examples import examples
 
 SECRET = "hunter2"
@@ -230,3 +237,29 @@ def test_other_addresses_are_refused_with_the_fix_and_without_the_password(url: 
     assert "postgresql://" in problem
     assert "embedded://" in problem
     assert SECRET not in problem
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("-csearch_path=jobs", "jobs"),
+        ("-c search_path=jobs,public", "jobs,public"),
+        ("--search_path=jobs", "jobs"),
+        ("--search-path=jobs", "jobs"),
+        ("-c  Search_Path=jobs -c work_mem=9MB", "jobs"),
+        ("-c search_path=jobs -c search_path=other", "other"),
+        ("-c search_path=jobs,\\ public", "jobs, public"),
+        ("-c work_mem=9MB", None),
+        ("-c role=search_path=x", None),
+        ("search_path=jobs", None),
+        ("-c search_path", None),
+        ("", None),
+    ],
+)
+def test_a_search_path_in_options_is_found_as_postgresql_reads_it(
+    options: str, expected: str | None
+) -> None:
+    assert search_path_in_options(options) == expected
+    url = f"postgresql://app@db/shop?sslmode=require&options={quote(options)}&connect_timeout=3"
+    assert search_path_in_url(url) == expected
+    assert search_path_in_url("postgresql://app@db/shop?application_name=options") is None

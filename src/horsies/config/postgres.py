@@ -19,6 +19,7 @@ from horsies.database_url import (
     URL_VARIABLES,
     is_embedded,
     libpq_url,
+    search_path_in_url,
     url_problem,
 )
 from horsies.errors import ConfigurationError, ErrorCode
@@ -38,6 +39,12 @@ def _schema_rule(given: str) -> str:
         "must be 1 to 63 lower-case letters, digits and '_', must not begin with a digit "
         f"or pg_, and must not be information_schema; not {given[:100]!r}"
     )
+
+
+def _first_schema(search_path: str) -> str:
+    """The schema that a search_path most likely means, for a message; "..." if there is none."""
+    first = search_path.split(",")[0].strip().strip('"')
+    return first if SCHEMA_NAME.fullmatch(first) else "..."
 
 
 class PostgresConfig(FrozenModel):
@@ -180,6 +187,14 @@ class PostgresConfig(FrozenModel):
         for name, given in {"database_url": url, "session_database_url": session}.items():
             problem = None if given is None else url_problem(given)
             yield problem is not None, code, f"{name} is not usable: {problem}"
+            path = None if given is None else search_path_in_url(given)
+            yield (
+                path is not None and "schema_name" not in self.model_fields_set,
+                ErrorCode.CONFIG_INVALID_SCHEMA,
+                f"{name} sets a search_path in its options, which does not choose the schema of the tables: "
+                f"use PostgresConfig(schema={_first_schema(path or '')!r}) or {SCHEMA_VARIABLE}, or "
+                f"schema={DEFAULT_SCHEMA!r} if the tables are there",
+            )
         yield (
             session is not None and is_embedded(session) != is_embedded(url),
             code,

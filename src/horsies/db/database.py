@@ -9,6 +9,7 @@ event loop from ending, and no delay between the return of a server and the firs
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import select
 import threading
@@ -33,12 +34,20 @@ from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 from psycopg.types.datetime import TimestamptzLoader
 
-from horsies.database_url import DEFAULT_SCHEMA, is_embedded, libpq_url
+from horsies.database_url import (
+    DEFAULT_SCHEMA,
+    SCHEMA_VARIABLE,
+    is_embedded,
+    libpq_url,
+    search_path_in_options,
+)
 from horsies.db import embedded
 from horsies.db.schema import SAFE_SEARCH_PATH
 
 if TYPE_CHECKING:  # it would load pydantic
     from horsies.config.postgres import PostgresConfig
+
+logger = logging.getLogger("horsies.schema")
 
 # How long a connection above the number to keep may stay idle before it is closed.
 SPARE_SECONDS = 60.0
@@ -327,6 +336,18 @@ def is_readable(pgconn: Any) -> bool:
 _inherited: list[object] = []
 
 
+def _warn_of_search_path(config: PostgresConfig) -> None:
+    """Warn of a schema that the environment chooses for other programs, and not for these tables."""
+    path = search_path_in_options(os.environ.get("PGOPTIONS", ""))
+    if path is not None and "schema_name" not in config.model_fields_set:
+        logger.warning(
+            "PGOPTIONS sets a search_path, which does not choose the schema of the tables of horsies: "
+            "they are in the schema %s; use PostgresConfig(schema=...) or %s for another one",
+            config.schema_name,
+            SCHEMA_VARIABLE,
+        )
+
+
 class Database:
     """All connections of one process to one database."""
 
@@ -357,6 +378,7 @@ class Database:
         """Return the URL for ordinary work and the one for LISTEN and schema work."""
         with self._lock:
             if self._urls is None:
+                _warn_of_search_path(self.config)
                 url = resolve_url(self.config.database_url)
                 session = self.config.session_database_url
                 self._urls = url, resolve_url(session) if session else url
