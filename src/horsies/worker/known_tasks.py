@@ -312,7 +312,9 @@ def claim_unknown(
 def _claim_unknown_one_by_one(
     pipeline: Pipeline, claim: ClaimUnresolvable, blocked: Blocked
 ) -> list[ClaimedTask]:
-    find = FindDue(claim.queues, claim.excluded, (), claim.limit, claim.names, claim.grace_seconds)
+    find = FindDue(
+        claim.queues, claim.excluded, (), claim.limit, (), claim.names, claim.grace_seconds
+    )
     (found,) = pipeline.run([(find_due, find)])
     claimed: list[ClaimedTask] = []
     for due in found:

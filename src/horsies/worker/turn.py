@@ -456,7 +456,7 @@ def _claim_one_by_one(
     limit = request.claims + REFUSALS_MAX
     left_out = [*request.refused_ids, *blocked.excluded()]
     refused_by = list(request.refused_by)
-    find = FindDue(claimer.queues, left_out, request.unknown_names, limit, refused_by=refused_by)
+    find = FindDue(claimer.queues, left_out, request.unknown_names, limit, refused_by)
     (found,) = pipeline.run([(find_due, find)])
     claimed: list[ClaimedTask] = []
     refusals = 0

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
-from horsies.db.statements.turn import NOTHING
 
 BLOCKED = StatementFile("blocked.sql")
 
@@ -88,9 +87,9 @@ class FindDue(NamedTuple):
     excluded: Sequence[str]
     unknown_names: Sequence[str]
     limit: int
+    refused_by: Sequence[str]
     names: Sequence[str] | None = None
     grace_seconds: float = 0.0
-    refused_by: Sequence[str] = NOTHING
 
 
 class DueTask(NamedTuple):
