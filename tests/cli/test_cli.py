@@ -239,6 +239,8 @@ def test_commands_notice_a_migration_that_is_missing_below_the_highest(
     doctor = horsies(project, "doctor", "--database-url", database_url)
     assert "lacks 1 of its migrations" in doctor.stdout
     assert "0014 measures" in doctor.stdout
+    live = horsies(project, "check", "shop:app", "--live", **given)
+    assert "0014 measures" in live.stdout + live.stderr
     behind = horsies(project, "migrate", "--check", **given)
     assert (behind.returncode, behind.stderr.split("\n")[0]) == (1, "missing 0014 measures")
     mended = horsies(project, "migrate", **given)
