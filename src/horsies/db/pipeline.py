@@ -45,7 +45,7 @@ CANCEL_SECONDS = 2.0
 # The server takes messages of up to a gigabyte; the rest is for the lengths and formats of parameters.
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024 - 64 * 1024
 # The time limit of a statement does not end a COMMIT: a group without an answer for so much longer than
-# its limit is cancelled.
+# its limit, or for twice the limit, is cancelled.
 COMMIT_SECONDS = 5.0
 # Behind a pooler, the share of the wait for an answer after which the server ends a statement, and so
 # gives a reason.
@@ -333,7 +333,10 @@ def _answer_seconds(tcp_timeout_ms: int, limits: Limits, is_pooled: bool) -> flo
     """How long to wait for an answer; a connection without a pooler notices by itself that it is lost."""
     if is_pooled and tcp_timeout_ms:
         return tcp_timeout_ms / 1000
-    return None if limits.statement_ms is None else limits.statement_ms / 1000 + COMMIT_SECONDS
+    if limits.statement_ms is None:
+        return None
+    seconds = limits.statement_ms / 1000
+    return seconds + min(COMMIT_SECONDS, seconds)
 
 
 def _pooled_frame(
