@@ -342,6 +342,28 @@ def test_tasks_behind_many_that_cannot_be_claimed_are_claimed(
     assert statuses(connection, "poison") == {"PENDING"}
 
 
+def test_others_are_claimed_together_until_a_refused_claim_is_tried_again(
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison
+) -> None:
+    bad = add_task(connection, task_name="poison")
+    for _ in range(9):
+        add_task(connection, enqueued_at=ago(1))
+    clock = Clock()
+    blocked = Blocked("me", clock)
+    with poison(connection, POISONOUS):
+        for transactions in (3, 1, 3):
+            taken = take_turn(pipeline, CLAIMER, [], TurnRequest(pids=[1, 2, 3]), blocked).claimed
+            ids = [task.id for task in taken]
+            query = (
+                "SELECT count(DISTINCT xmin::text) FROM horsies_tasks WHERE id = ANY(%s::uuid[])"
+            )
+            found = connection.execute(query, (ids,)).fetchone()
+            assert (len(ids), found) == (3, (transactions,))
+            assert blocked.is_waiting(bad)
+            clock.now += 1.5 if transactions == 1 else 0.0
+    assert statuses(connection, "poison") == {"PENDING"}
+
+
 def test_many_locked_rows_do_not_keep_a_worker_waiting(
     connection: Connection[Any], pipeline: Pipeline, process_url: str
 ) -> None:

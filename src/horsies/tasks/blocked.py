@@ -190,6 +190,13 @@ class Blocked:
         }
         return any(delay.action == action for delay in self.delays.values())
 
+    def has_next(self, action: Action) -> bool:
+        """Whether the next attempt of a change of this kind, which was refused, has come."""
+        if not self.includes(action):
+            return False
+        now, delays = self._clock(), self.delays.values()
+        return any(delay.action == action and delay.ends_at <= now for delay in delays)
+
     def lock_wait(self) -> Step:
         """The first step of a transaction that is tried again anyway: it waits briefly for locks."""
         return limit_lock_wait, _PATIENT if self._is_patient() else _IMPATIENT

@@ -291,9 +291,11 @@ def take_turn(
     a task whose change the database refuses is left to ``blocked``.
     """
     blocked = blocked or Blocked(claimer.worker_id)
-    if request.claims and blocked.delays and blocked.includes("claim"):
-        turned = take_turn(pipeline, claimer, outcomes, request.without_claims(), blocked)
-        return turned._replace(claimed=_claim_one_by_one(pipeline, claimer, request, blocked))
+    if request.claims and blocked.delays:
+        if blocked.has_next("claim"):
+            turned = take_turn(pipeline, claimer, outcomes, request.without_claims(), blocked)
+            return turned._replace(claimed=_claim_one_by_one(pipeline, claimer, request, blocked))
+        request = request._replace(refused_ids=[*request.refused_ids, *blocked.excluded()])
     wanted = outcomes
     if blocked.delays:  # a search for the cause of an error was interrupted
         wanted = [one for one in outcomes if not blocked.is_waiting(one.task_id, "record")]
