@@ -180,3 +180,41 @@ def test_boot_values_cross_into_a_fresh_interpreter() -> None:
     boot = ChildBoot("shop:app", ("shop.tasks",), ("/srv",), "DEBUG", "json", hook_budget_seconds=2)
     assert protocol.decode_boot(protocol.encode_boot(boot, 42)) == (boot, 42)
     assert json.dumps(boot.app_locator) == '"shop:app"'
+
+
+MARK = bytes(range(1, 9))
+
+
+@given(
+    st.lists(st.binary(max_size=40).filter(lambda noise: MARK[:1] not in noise), max_size=4),
+    st.integers(1, 50),
+)
+def test_bytes_between_marked_frames_are_passed_over(noise: list[bytes], step: int) -> None:
+    frame = protocol.encode_numbers(FrameKind.READY, 1, 2)
+    stream = b"".join(one + MARK + frame for one in noise)
+    frames = FrameBuffer(MARK)
+    found = [
+        one for at in range(0, len(stream), step) for one in frames.feed(stream[at : at + step])
+    ]
+    assert found == [frame] * len(noise)
+    assert frames.has_foreign_bytes == any(noise)
+    assert frames.pending_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "header", [(1 << 20, FrameKind.READY), (1 << 27, FrameKind.PROGRESS), (10, 99), (0, 6)]
+)
+def test_the_header_of_an_impossible_frame_is_refused_before_its_body(
+    header: tuple[int, int],
+) -> None:
+    with pytest.raises(ProtocolError, match="claims a length"):
+        FrameBuffer(MARK).feed(MARK + header[0].to_bytes(4, "big") + bytes([header[1]]))
+
+
+def test_the_beginning_of_a_frame_is_counted_until_it_is_whole() -> None:
+    frames = FrameBuffer(MARK)
+    frame = protocol.encode_numbers(FrameKind.READY, 1, 2)
+    assert frames.feed(b"noise" + MARK + frame[:7]) == []
+    assert frames.pending_bytes == 7
+    assert frames.feed(frame[7:]) == [frame]
+    assert frames.pending_bytes == 0

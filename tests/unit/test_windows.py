@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import socket
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -171,12 +174,22 @@ def test_a_turn_waits_until_half_the_room_is_free_or_a_report_is_old() -> None:
 
 
 @pytest.fixture
-def pipe() -> PermitPipe:
-    return PermitPipe()
+def pipe() -> Iterator[PermitPipe]:
+    pipe = PermitPipe()
+    yield pipe
+    pipe.close()
 
 
-def test_a_permit_goes_to_the_child_or_back_to_the_worker(pipe: PermitPipe) -> None:
-    permits = Permits(pipe.read_fd)
+@pytest.fixture
+def permits(pipe: PermitPipe) -> Iterator[Permits]:
+    permits = Permits(os.dup(pipe.read_fd))
+    yield permits
+    permits.close()
+
+
+def test_a_permit_goes_to_the_child_or_back_to_the_worker(
+    pipe: PermitPipe, permits: Permits
+) -> None:
     assert list(pipe.grant(3)) == [1, 2, 3]
     assert permits.allows(1)
     assert list(pipe.take_back()) == [2, 3]
@@ -184,36 +197,69 @@ def test_a_permit_goes_to_the_child_or_back_to_the_worker(pipe: PermitPipe) -> N
     assert list(pipe.grant(1)) == [4]
     assert permits.allows(4)
     assert list(pipe.take_back()) == []
-    pipe.close()
 
 
-def test_a_later_permit_skips_the_assignments_before_it(pipe: PermitPipe) -> None:
-    permits = Permits(pipe.read_fd)
+def test_a_later_permit_skips_the_assignments_before_it(pipe: PermitPipe, permits: Permits) -> None:
     pipe.grant(2)
     pipe.take_back()
     pipe.grant(1)
     assert [permits.allows(number) for number in (1, 2, 3)] == [False, False, True]
-    pipe.close()
 
 
-def test_permits_do_not_run_out_after_four_thousand_million_tasks(pipe: PermitPipe) -> None:
-    permits = Permits(pipe.read_fd)
+def test_permits_do_not_run_out_after_four_thousand_million_tasks(
+    pipe: PermitPipe, permits: Permits
+) -> None:
     pipe._last = 2**32 - 1
     (number,) = pipe.grant(1)
     assert permits.allows(assignment_number(encode_assignment(TASK, number)))
-    pipe.close()
 
 
-def test_a_pipe_that_was_replaced_ends_the_child(pipe: PermitPipe) -> None:
-    permits = Permits(pipe.read_fd)
+def test_permits_that_are_not_those_of_the_child_end_it(pipe: PermitPipe, permits: Permits) -> None:
     pipe.grant(1)
     with pytest.raises(PermitError, match="permit 1 came where 2"):
         permits.allows(2)
-    reader, writer = os.pipe()
-    os.close(writer)
-    with pytest.raises(PermitError, match="ends within a number"):
-        Permits(reader).allows(1)
-    os.close(reader)
+    ours, theirs = socket.socketpair()
+    replaced = Permits(theirs.detach())
+    ours.close()
+    with pytest.raises(PermitError, match="end within a number"):
+        replaced.allows(1)
+    replaced.close()
     with pytest.raises(PermitError, match="cannot be read"):
-        Permits(reader).allows(1)
-    pipe.close()
+        replaced.allows(1)
+
+
+@pytest.mark.parametrize("stolen", range(1, 24))
+def test_a_number_that_was_read_in_parts_is_taken_for_no_other(
+    pipe: PermitPipe, permits: Permits, stolen: int
+) -> None:
+    """Neither by the child, nor by the worker when it takes the rest back."""
+    pipe._last = 164  # its last byte is the first one of a permit
+    pipe.grant(40)
+    assert len(os.read(pipe.read_fd, stolen)) == stolen
+    if stolen % 8:
+        with pytest.raises(PermitError):
+            permits.allows(165)
+    else:
+        assert not permits.allows(165)
+    unread = list(pipe.take_back())
+    assert unread == list(range(165 + 1 + math.ceil(stolen / 8), 205))
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_nobody_waits_for_permits_whatever_their_socket_is_set_to(
+    pipe: PermitPipe, permits: Permits, is_blocking: bool
+) -> None:
+    os.set_blocking(pipe.read_fd, is_blocking)
+    assert list(pipe.take_back()) == []
+    assert not permits.allows(1)
+
+
+def test_a_socket_of_permits_that_was_shut_down_permits_nothing(
+    pipe: PermitPipe, permits: Permits
+) -> None:
+    with socket.socket(fileno=os.dup(pipe.read_fd)) as shared:
+        shared.shutdown(socket.SHUT_RDWR)
+    assert list(pipe.grant(2)) == [1, 2]
+    with pytest.raises(PermitError):
+        permits.allows(1)
+    assert list(pipe.take_back()) == []

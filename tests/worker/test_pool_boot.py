@@ -6,6 +6,7 @@ import errno
 import itertools
 import math
 import os
+import resource
 import signal
 import socket
 import time
@@ -281,3 +282,13 @@ def test_tasks_of_other_children_do_not_hasten_starts_that_fail(
     # The first two follow each other, then come 0.1 s and waits that double.
     waits = (time.monotonic() - refusals[0]) / 0.1
     assert len(refusals) <= 2 + math.log2(1 + waits)
+
+
+def test_a_worker_that_may_write_no_files_says_so_at_its_start(make_pool: MakePool) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(ChildBootError, match=r"`ulimit -f`\) is 0 bytes, .* needs 4096; raise"):
+            make_pool(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -92,13 +92,13 @@ def test_a_child_that_closes_its_socket_is_killed_and_replaced(make_pool: MakePo
     collect_until(pool, lambda: pool.idle_count == 1)
 
 
-def test_a_child_that_writes_garbage_is_killed_and_nobody_else(
+def test_a_child_that_sends_half_a_frame_is_killed_and_nobody_else(
     make_pool: MakePool, tmp_path: Path
 ) -> None:
     pool = make_pool(2)
     sibling = assignment("wait_forever", str(tmp_path / "sibling"))
     pool.dispatch(sibling)
-    given = assignment("write_garbage")
+    given = assignment("send_half_a_report")
     pid = pool.dispatch(given)
     event = next_event(pool)
     assert isinstance(event, Died)

@@ -391,19 +391,3 @@ def test_large_results_and_forks_disturb_no_window(make_pool: MakePool, journal:
     events = collect_events(pool, 6, Reported)
     assert reported(events) == ids(tasks)
     assert begun(journal) == ["0", "1", "2", "3", "4", "5"]
-
-
-def test_stolen_permits_cost_the_child_and_no_task_runs_twice(
-    make_pool: MakePool, journal: Path
-) -> None:
-    pool = make_pool(1, has_windows=True)
-    (pid,) = pool.pids()
-    tasks = [assignment("read_permits", str(journal), "thief"), *notes(journal, 5)]
-    give(pool, tasks)
-    events = collect_until(pool, lambda: pool.idle_count == 1 and pid not in pool.pids())
-    assert reported(events) == ids(tasks[:1])
-    crashed = [event.assignment for event in events if isinstance(event, Died)]
-    lost = [*returned(events), *(one.task_id for one in crashed if one)]
-    assert sorted(lost) == sorted(ids(tasks[1:]))
-    ran = {tasks[1 + int(label)].task_id for label in begun(journal) if label != "thief"}
-    assert ran.isdisjoint(returned(events))

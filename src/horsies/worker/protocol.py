@@ -3,7 +3,8 @@
 A frame is a four-byte length, a kind byte, fixed numbers (the lengths of the texts in characters
 among them) and the texts in UTF-8, one behind the other. Decoding never builds objects from names: from
 any bytes that a child writes the parent either reads one of the values below or raises
-``ProtocolError``, and then only that child is lost.
+``ProtocolError``, and then only that child is lost. Every frame of a child follows a mark, random bytes
+that only this child has: other bytes, which the code of a task wrote to the socket, are passed over.
 """
 
 from __future__ import annotations
@@ -156,6 +157,12 @@ _NO_TEXT = 0xFFFFFFFF
 _NO_TIMEOUT = -1
 # Ten years: the start of an attempt is computed from its run time.
 _RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
+
+# The longest frame of each kind: one that claims to be longer is not waited for.
+_LONGEST: dict[int, int] = dict.fromkeys(FrameKind, 1 << 26)
+_LONGEST |= dict.fromkeys((FrameKind.BOOT, FrameKind.ASSIGN, FrameKind.REPORT), MAX_FRAME_BYTES)
+for _kind in (FrameKind.STOP, FrameKind.HELLO, FrameKind.READY, FrameKind.STOPPED, FrameKind.SHARE):
+    _LONGEST[_kind] = _NUMBERS.size - 4
 
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_REPORT = int(FrameKind.REPORT)
@@ -405,46 +412,80 @@ def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
 
 
 class FrameBuffer:
-    """Cuts a stream of bytes into frames, wherever the socket split it."""
+    """Cuts a stream of bytes into frames, wherever the socket split it; each frame follows `mark`."""
 
-    __slots__ = ("_pending",)
+    __slots__ = ("_mark", "_pending", "has_foreign_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, mark: bytes = b"") -> None:
+        self._mark = mark
         self._pending = bytearray()
+        # Whether there were bytes outside of frames.
+        self.has_foreign_bytes = False
 
     def feed(self, data: bytes) -> list[bytes]:
         """The frames that `data` completes, in order; the rest is kept."""
-        is_alone = not self._pending and len(data) >= 5
-        if is_alone and int.from_bytes(data[:4], "big") + 4 == len(data):
-            # Nearly every frame arrives alone and whole: it needs no copy.
-            return [data]
+        mark = self._mark
+        start = len(mark)
+        if (
+            not self._pending
+            and len(data) >= start + 5
+            and int.from_bytes(data[start : start + 4], "big") + start + 4 == len(data)
+            and data.startswith(mark)
+        ):
+            # Nearly every frame arrives alone and whole.
+            return [data[start:]]
         if self._pending:
             self._pending += data
-            frames, end = _cut(self._pending)
+            frames, end = self._cut(self._pending)
             del self._pending[:end]
             return frames
-        frames, end = _cut(data)
+        frames, end = self._cut(data)
         self._pending += data[end:]
         return frames
 
+    def _cut(self, data: bytes | bytearray) -> tuple[list[bytes], int]:
+        """The whole frames in `data`, and where the frame begins that is not whole."""
+        frames = []
+        mark, end = self._mark, 0
+        while (start := self._next_mark(data, end)) + len(mark) <= len(data) - 5:
+            head = start + len(mark)
+            size = checked_size(data[head : head + 5])
+            if head + 4 + size > len(data):
+                break
+            end = head + 4 + size
+            frames.append(bytes(data[head:end]))
+        return frames, start
+
+    def _next_mark(self, data: bytes | bytearray, start: int) -> int:
+        """Where the next frame begins, or may begin once more bytes arrive."""
+        mark = self._mark
+        if data.startswith(mark, start):
+            return start
+        found = data.find(mark, start)
+        if found < 0:
+            found = max(start, len(data) - len(mark) + 1)
+            while not mark.startswith(data[found:]):
+                found += 1
+        self.has_foreign_bytes |= found > start
+        return found
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes of a frame have arrived that is not whole."""
+        return max(0, len(self._pending) - len(self._mark))
+
     def wanted_bytes(self) -> int:
         """How many bytes the frame in progress still needs; 0 when its length is unknown."""
-        if len(self._pending) < 4:
+        start = len(self._mark)
+        if len(self._pending) < start + 4:
             return 0
-        return int.from_bytes(self._pending[:4], "big") + 4 - len(self._pending)
+        size = int.from_bytes(self._pending[start : start + 4], "big")
+        return start + 4 + size - len(self._pending)
 
 
-def _cut(data: bytes | bytearray) -> tuple[list[bytes], int]:
-    """The whole frames at the start of `data`, and where they end."""
-    frames = []
-    start, length = 0, len(data)
-    while length - start >= 4:
-        size = int.from_bytes(data[start : start + 4], "big")
-        if not 1 <= size <= MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame claims a length of {size} bytes")
-        end = start + 4 + size
-        if end > length:
-            break
-        frames.append(bytes(data[start:end]))
-        start = end
-    return frames, start
+def checked_size(header: bytes | bytearray) -> int:
+    """The length in the first five bytes of a frame, if one of its kind can be that long."""
+    size, kind = _HEADER.unpack(header)
+    if not 1 <= size <= _LONGEST.get(kind, 0):
+        raise ProtocolError(f"a frame of kind {kind} claims a length of {size} bytes")
+    return int(size)

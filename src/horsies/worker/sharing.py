@@ -1,10 +1,14 @@
-"""The page and the pipe that a child shares with its worker, beside the socket between them.
+"""The page and the permits that a child shares with its worker, beside the socket between them.
 
-The page is memory: a stop request, the progress of the running task, and how far an async child has come
-with its assignments. The pipe decides which of its
-assignments a child has begun: the parent writes one number, a permit, per assignment, and the child reads one
-before it begins a task. Both have the reading end, and the kernel gives each number to one of them: a
-number that the parent reads back belongs to a task that has not begun and never will.
+The page is memory: a stop request, the progress of the running task, and how far the child has come with
+its assignments. Permits decide which of its assignments a child may begin: the parent writes one number
+per assignment into a socket pair, and the child reads one before it begins a task. Both have the reading
+end, and the kernel gives each number to one of them: a number that the parent reads back belongs to a task
+that has not begun and never will.
+
+The code of a task reaches every descriptor of its process. Worker and child share the reading end, flags
+included, so neither reads it in a way that could wait. A number that a task has read is missed by the
+child, which reports the task as not begun.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from struct import Struct
 
 from horsies.current_task import NOTE_CHARACTERS_MAX, attempt_token
@@ -23,10 +28,15 @@ from horsies.worker.protocol import Assignment, ProgressReport
 
 # 64 bits: a child without max_tasks_per_child can run more than 2**32 tasks within weeks.
 _NUMBER = Struct("!Q")
-# More than a pipe holds.
+# The first byte of a permit: one that was read in parts does not look like another one.
+_PERMIT = 0xA5 << 56
+# How far ahead of an assignment the next permit may be, when those between were taken back.
+_AHEAD_MAX = 1 << 32
+# More than a socket holds.
 _EVERYTHING = 1 << 20
 _PROGRESS = Struct("=IIddI")
-_PROGRESS_START, _BEGUN_START, _NOTE_START, _PAGE_BYTES = 8, 48, 64, 4096
+_PROGRESS_START, _BEGUN_START, _NOTE_START, PAGE_BYTES = 8, 48, 64, 4096
+_MARK_START, _MARK_BYTES = PAGE_BYTES - 8, 8
 _PROGRESS_END = _PROGRESS_START + _PROGRESS.size
 _BEGUN_END = _BEGUN_START + _NUMBER.size
 _HAS_MEMFD = hasattr(os, "memfd_create")
@@ -34,8 +44,8 @@ _PAGE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if _HA
 
 
 class SharedPage:
-    """The memory that a child shares with its worker: a stop request, the progress of its task, and the
-    number of the last assignment that an async child has begun.
+    """The memory that a child shares with its worker: a stop request, the progress of its task, how many
+    assignments it has begun, and the mark with which its frames begin.
 
     Not frames: a task may report progress ten thousand times a second, from several threads and from
     processes it forks, and the worker reads the latest report whenever it has time. The worker takes no
@@ -46,7 +56,7 @@ class SharedPage:
     __slots__ = ("_count", "_memory")
 
     def __init__(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, _PAGE_BYTES)
+        self._memory = mmap.mmap(descriptor, PAGE_BYTES)
         self._count = 0
         os.close(descriptor)
 
@@ -55,10 +65,33 @@ class SharedPage:
         """A new page, and a descriptor of it for the child."""
         made = _new_page_file()
         try:
-            return cls(os.dup(made)), made
+            page = cls(os.dup(made))
         except OSError:
             os.close(made)
             raise
+        page._memory[_MARK_START:] = os.urandom(_MARK_BYTES)
+        return page, made
+
+    @classmethod
+    def open_unseen(cls, descriptor: int) -> SharedPage:
+        """The page in a child, where it stays open without a descriptor that a task could write to.
+
+        ``mmap`` keeps a copy of the descriptor, under the lowest free number, which it only closes.
+        """
+        os.close(lowest := os.dup(descriptor))
+        inode = os.fstat(descriptor).st_ino
+        page = cls(descriptor)
+        with suppress(OSError):
+            if os.fstat(lowest).st_ino == inode:
+                null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                os.dup2(null_fd, lowest, inheritable=False)
+                os.close(null_fd)
+        return page
+
+    @property
+    def mark(self) -> bytes:
+        """The random bytes before every frame of the child, which tell it from what a task has written."""
+        return self._memory[_MARK_START:]
 
     @property
     def stop_requested(self) -> bool:
@@ -73,7 +106,9 @@ class SharedPage:
         return number
 
     def note_begun(self, number: int) -> None:
-        """An async child begins the assignment with this number; it has begun all before it."""
+        """A child begins a task: so many so far, or in an async child the one with this number, after all
+        before it.
+        """
         self._memory[_BEGUN_START:_BEGUN_END] = _NUMBER.pack(number)
 
     def write_progress(self, token: int, done: float, total: float, note: bytes) -> None:
@@ -107,11 +142,11 @@ def _new_page_file() -> int:
     """A descriptor of memory that no task can shorten: reading behind its end would kill the worker."""
     if not _HAS_MEMFD:
         with tempfile.TemporaryFile() as file:
-            os.ftruncate(file.fileno(), _PAGE_BYTES)
+            os.ftruncate(file.fileno(), PAGE_BYTES)
             return os.dup(file.fileno())
     made = os.memfd_create("horsies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(made, _PAGE_BYTES)
+        os.ftruncate(made, PAGE_BYTES)
         fcntl.fcntl(made, fcntl.F_ADD_SEALS, _PAGE_SEALS)
     except OSError:
         os.close(made)
@@ -120,79 +155,90 @@ def _new_page_file() -> int:
 
 
 class PermitError(Exception):
-    """The pipe of a child's permits was closed or replaced by the code of a task."""
+    """The permits of a child were closed, replaced or read in part by the code of a task."""
 
 
 class PermitPipe:
-    """The parent's side: both ends of the pipe."""
+    """The parent's side: both ends of the socket pair."""
 
-    __slots__ = ("_last", "_write_fd", "read_fd")
+    __slots__ = ("_last", "_reading", "_writing")
 
     def __init__(self) -> None:
-        self.read_fd, self._write_fd = os.pipe()
-        os.set_blocking(self.read_fd, False)
-        os.set_blocking(self._write_fd, False)
+        self._writing, self._reading = socket.socketpair()
         self._last = 0
 
+    @property
+    def read_fd(self) -> int:
+        return self._reading.fileno()
+
     def grant(self, count: int) -> range:
-        """Permit `count` more assignments; returns their numbers."""
+        """Permit `count` more assignments; returns their numbers.
+
+        Where a task has shut the socket down, the child finds no permit and says so.
+        """
         numbers = range(self._last + 1, self._last + 1 + count)
         self._last += count
-        os.write(self._write_fd, b"".join(map(_NUMBER.pack, numbers)))
+        permits = b"".join([_NUMBER.pack(_PERMIT + number) for number in numbers])
+        with suppress(OSError):
+            self._writing.send(permits, socket.MSG_DONTWAIT)
         return numbers
 
     def take_back(self) -> Iterable[int]:
         """Empty the pipe; returns the numbers of assignments that have not begun and never will."""
         try:
-            data = os.read(self.read_fd, _EVERYTHING)
-        except BlockingIOError:
+            data = self._reading.recv(_EVERYTHING, socket.MSG_DONTWAIT)
+        except OSError:
             return ()
-        whole = len(data) - len(data) % _NUMBER.size  # a task may have read a part of a number
-        return [number for (number,) in _NUMBER.iter_unpack(data[:whole])]
+        # A task may have read a part of the first number.
+        whole = _NUMBER.iter_unpack(data[len(data) % _NUMBER.size :])
+        return [permit - _PERMIT for (permit,) in whole]
 
     def close(self) -> None:
-        os.close(self.read_fd)
-        os.close(self._write_fd)
+        self._reading.close()
+        self._writing.close()
 
 
 class Permits:
     """The child's side: reads one number before each task."""
 
-    __slots__ = ("_ahead", "fd")
+    __slots__ = ("_ahead", "_reading")
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self._reading = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
         # The number of a later assignment: those before it were taken back.
         self._ahead: int | None = None
 
     def allows(self, number: int) -> bool:
-        """Whether the task with this number may begin; False when the parent has taken it back."""
+        """Whether the task with this number may begin; False when its permit is gone."""
         held = self._ahead
         if held is None:
             try:
-                data = os.read(self.fd, _NUMBER.size)
+                data = self._reading.recv(_NUMBER.size, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             except OSError as error:
-                raise PermitError(f"the pipe of permits cannot be read ({error})") from error
+                raise PermitError(f"the permits cannot be read ({error})") from error
             if len(data) != _NUMBER.size:
-                raise PermitError("the pipe of permits ends within a number")
-            held = _NUMBER.unpack(data)[0]
-        if held < number:
+                raise PermitError("the permits end within a number")
+            held = _NUMBER.unpack(data)[0] - _PERMIT
+        if not number <= held < number + _AHEAD_MAX:
             raise PermitError(f"permit {held} came where {number} or a later one was expected")
         self._ahead = None if held == number else held
         return held == number
 
+    def close(self) -> None:
+        self._reading.close()
+
 
 def send_descriptors(connected: socket.socket, page: int, permits: int | None) -> None:
-    """Give a new child the page that it shares with the worker, and the pipe of its permits if it has one:
-    the first byte it reads.
+    """Give a new child the page that it shares with the worker, and its permits if it has any: the first
+    byte it reads.
     """
     socket.send_fds(connected, [b"P"], [page] if permits is None else [page, permits])
 
 
 def receive_descriptors(connected: socket.socket) -> tuple[SharedPage | None, int | None]:
-    """Wait for the page and the pipe; no page when the worker is gone."""
+    """Wait for the page and the permits; no page when the worker is gone."""
     _, descriptors, _, _ = socket.recv_fds(connected, 1, 2)
-    page = SharedPage(descriptors[0]) if descriptors else None
+    page = SharedPage.open_unseen(descriptors[0]) if descriptors else None
     return page, descriptors[1] if len(descriptors) > 1 else None

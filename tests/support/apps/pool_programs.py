@@ -22,7 +22,9 @@ import psutil
 
 from horsies.errors import TaskStopped
 from horsies.worker import protocol
+from horsies.worker.child.parent_socket import ParentSocket
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
+from tests.support.apps.hostile import KINDS, LOOP_KINDS
 
 
 class FunctionProgram:
@@ -313,13 +315,16 @@ def note_and_return_much(journal: str, label: str) -> str:
     return note(journal, label).ljust(20_000_000)
 
 
-def read_permits(journal: str, label: str) -> str:
-    """Read permits that belong to the child."""
+def attack(journal: str, label: str, kind: str) -> str:
+    """One of the acts of ``hostile.py``."""
     note(journal, label)
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("pipe:") and int(name) > 2:
-                os.read(int(name), 8)
+    KINDS[kind]()
+    return label
+
+
+async def attack_loop(journal: str, label: str, kind: str) -> str:
+    note(journal, label)
+    await LOOP_KINDS[kind]()
     return label
 
 
@@ -382,22 +387,29 @@ def flood_stdout(byte_count: int) -> int:
     return byte_count
 
 
-def write_garbage() -> None:
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:") and int(name) > 2:
-                os.write(int(name), b"\xff" * 64)
-        except OSError:
-            continue
-    while True:
-        time.sleep(60)
-
-
 def write_forgery(kind: str) -> None:
-    own = max(list_sockets())
-    os.write(own, FORGERIES[kind])
+    """Send a frame in the name of the child, behind its mark."""
+    own_parent().send(FORGERIES[kind])
     while True:
         time.sleep(60)
+
+
+def send_half_a_report() -> None:
+    """Behind the mark: the child that sent it sends nothing more."""
+    parent = own_parent()
+    parent.socket.send(parent.marked(FORGERIES["other task"])[:-3])
+    while True:
+        time.sleep(60)
+
+
+def own_parent() -> ParentSocket:
+    """The object with which this child reaches its worker, from a frame further up."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("parent"), ParentSocket):
+            return found
+        frame = frame.f_back
+    raise LookupError("no frame of this thread has it")
 
 
 def terminate_forked_process() -> int:
@@ -492,20 +504,26 @@ def raise_task_stopped() -> None:
 def shorten_shared_memory() -> list[str]:
     """Try to make the worker read behind the end of the memory it shares with this child."""
     refused = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if "memfd:horsies" in os.readlink(f"/proc/self/fd/{name}"):
-                try:
-                    os.ftruncate(int(name), 0)
-                except PermissionError:
-                    refused.append(name)
+    found = [one for one in os.listdir("/proc/self/map_files") if _is_shared_memory(one)]
+    for name in found:
+        try:
+            os.truncate(f"/proc/self/map_files/{name}", 0)
+        except PermissionError as error:
+            refused.append(str(error))
     return refused
 
 
+def _is_shared_memory(name: str) -> bool:
+    with suppress(OSError):
+        return "memfd:horsies" in os.readlink(f"/proc/self/map_files/{name}")
+    return False
+
+
 def flood_with_hellos() -> None:
-    own = max(list_sockets())
+    parent = own_parent()
+    hello = parent.marked(protocol.encode_numbers(FrameKind.HELLO, os.getpid(), 0))
     while True:
-        os.write(own, protocol.encode_numbers(FrameKind.HELLO, os.getpid(), 0) * 1_000)
+        parent.socket.sendall(hello * 1_000)
 
 
 def allocate(megabytes: int) -> int:
@@ -584,7 +602,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         note_and_close,
         note_and_block,
         note_and_return_much,
-        read_permits,
+        attack,
+        attack_loop,
         exit_with,
         segfault,
         ignore_stop,
@@ -595,7 +614,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         close_all_descriptors,
         close_low_descriptors,
         flood_stdout,
-        write_garbage,
+        send_half_a_report,
         change_process_state,
         describe_process_state,
         change_user,

@@ -15,16 +15,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from socket import socket
 from typing import Any, Protocol
 
 from horsies.codec.results import encode_task_error
-from horsies.current_task import CurrentTask, set_running_task_here
+from horsies.current_task import CurrentTask, running_task, set_running_task_here
 from horsies.error_codes import OperationalErrorCode
 from horsies.task_result import TaskError, exception_text
 from horsies.tasks.invoke import kept_event_loop
 from horsies.worker import os_process, protocol
-from horsies.worker.child.loop_watch import Blockage, LoopWatch
+from horsies.worker.child.loop_watch import Blockage, LoopWatch, keep_awake
 from horsies.worker.child.process_state import ProcessState, log_safely
 from horsies.worker.protocol import Assignment, ChildReport, FrameKind
 
@@ -32,6 +33,9 @@ from horsies.worker.protocol import Assignment, ChildReport, FrameKind
 PROGRESS_SECONDS = 0.3
 
 _RECEIVE_BYTES = 1 << 18
+_ATTEND_SECONDS = 0.25
+# What the loops of asyncio wake themselves with, when another thread has something for them.
+_WAKE_UP = ("_ssock", "_read_from_self")
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP_TASK = int(FrameKind.STOP_TASK)
 
@@ -55,6 +59,8 @@ class _Parent(Protocol):
 
     @property
     def page(self) -> _Page | None: ...
+
+    def marked(self, frame: bytes) -> bytes: ...
 
     def waiting_frames(self) -> list[bytes]: ...
 
@@ -146,6 +152,24 @@ class _Running:
             self.task.cancel()
 
 
+class _AssignmentTask(asyncio.Task[ChildReport]):
+    """The coroutine of an assignment: code of another assignment, as one that cancels all tasks of its
+    event loop, does not cancel it.
+    """
+
+    running: _Running | None = None
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        running, caller = self.running, running_task()
+        if running is None or caller is None or running.is_stopped:
+            return super().cancel(msg)
+        if caller.id == running.assignment.task_id:
+            return super().cancel(msg)
+        text = "Task %r tried to cancel task %r, which shares its event loop; the latter goes on."
+        log_safely(logger, logging.WARNING, text, caller.name, running.assignment.task_name)
+        return False
+
+
 class _Server:
     """The assignments that run in this process."""
 
@@ -167,6 +191,7 @@ class _Server:
         self._running: dict[str, _Running] = {}
         self._last_begun = 0
         self._is_closed = False
+        self._has_timer = False
 
     @property
     def is_done(self) -> bool:
@@ -176,7 +201,7 @@ class _Server:
 
     def begin(self) -> None:
         self._parent.socket.setblocking(False)
-        self._loop.add_reader(self._parent.socket, self._receive)
+        self._listen()
         for frame in self._parent.waiting_frames():
             self._take(frame)
 
@@ -184,6 +209,25 @@ class _Server:
         self._loop.remove_reader(self._parent.socket)
         self._watch.close()
         self._parent.socket.setblocking(True)
+
+    def _listen(self) -> None:
+        """Have the loop call ``_receive``, again if a coroutine has removed that, and its own wake-ups."""
+        if self._is_closed:
+            return
+        with suppress(OSError):
+            self._loop.add_reader(self._parent.socket, self._receive)
+        keep_awake(self._loop)
+        own_end, read = (getattr(self._loop, name, None) for name in _WAKE_UP)
+        if own_end is not None and read is not None:
+            with suppress(OSError):
+                self._loop.add_reader(own_end, read)
+
+    def _attend(self) -> None:
+        """While there are tasks: undo a few times a second what one of them may have done to the loop."""
+        self._has_timer = bool(self._running)
+        if self._has_timer:
+            self._listen()
+            self._loop.call_later(_ATTEND_SECONDS, self._attend)
 
     def _receive(self) -> None:
         try:
@@ -193,12 +237,16 @@ class _Server:
         except OSError:
             data = b""
         if not data:
-            self._loop.remove_reader(self._parent.socket)
-            self._is_closed = True
+            self._close()
             self._loop.stop()
             return
         for frame in self._parent.feed(data):
             self._take(frame)
+
+    def _close(self) -> None:
+        """Take no more assignments, and end after those that have begun."""
+        self._loop.remove_reader(self._parent.socket)
+        self._is_closed = True
 
     def _take(self, frame: bytes) -> None:
         if frame[4] == _KIND_ASSIGN:
@@ -213,12 +261,16 @@ class _Server:
         running = _Running(assignment, number, self._outbox, self._parent.page)
         self._running[assignment.task_id] = running
         self._watch.resume()
+        if not self._has_timer:
+            self._has_timer = True
+            self._loop.call_later(_ATTEND_SECONDS, self._attend)
         current = CurrentTask(assignment, time.time(), running)
         running.context.run(set_running_task_here, current)
         # Not loop.create_task(): a task factory of the application may take no context, or begin at once.
-        running.task = task = asyncio.Task(
+        running.task = task = _AssignmentTask(
             self._run(running), loop=self._loop, name=assignment.task_name, context=running.context
         )
+        task.running = running
         task.add_done_callback(functools.partial(self._finish, running))
 
     async def _run(self, running: _Running) -> ChildReport:
@@ -246,10 +298,13 @@ class _Server:
             problem = f"could not report its end: {type(error).__name__}: {exception_text(error)}"
             frame = protocol.encode_report(_unreported(assignment, problem))
         self._outbox.send(frame)
+        if not (self._process_state.restore_limits() or self._is_closed):
+            self._close()
         if not self._running:
-            # Tasks share the state of the process, so it is restored when there are none.
+            # Tasks share the rest of the state of the process, so it is restored when there are none.
             self._process_state.restore()
             self._watch.pause()
+            self._listen()
             if self._is_closed:
                 self._loop.stop()
 
@@ -291,6 +346,7 @@ class _Outbox:
     def __init__(self, loop: asyncio.AbstractEventLoop, parent: _Parent) -> None:
         self._loop = loop
         self._socket = parent.socket
+        self._marked = parent.marked
         self._owner_pid = parent.owner_pid
         self._lock = threading.Lock()
         self._rest = bytearray()
@@ -305,7 +361,7 @@ class _Outbox:
             os._exit(0)
         with self._lock:
             is_waiting = bool(self._rest)
-            self._rest += frame
+            self._rest += self._marked(frame)
             if is_waiting:
                 return
             self._write()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import os
 import sys
 import threading
 import time
@@ -71,14 +72,20 @@ class LoopWatch:
         stuck: asyncio.Task[object] | None = None
         while self._has_tasks.wait() and not self._is_closed:
             asked_at = time.monotonic()
-            self._loop.call_soon_threadsafe(self._note_run)
+            self._ask()
             time.sleep(_LOOK_SECONDS)
             while self._ran_at < asked_at and not self._is_closed:
                 # Many short steps of many tasks also hold up the loop: only a task that is there at two
                 # looks in a row is at fault.
                 found, stuck = stuck, asyncio.current_task(self._loop)
                 self._look(time.monotonic() - asked_at, stuck if stuck is found else None)
+                self._ask()
                 time.sleep(_LOOK_SECONDS)
+
+    def _ask(self) -> None:
+        # A loop that waits in its own wake-up, which a task has made blocking, goes on with the next one.
+        keep_awake(self._loop)
+        self._loop.call_soon_threadsafe(self._note_run)
 
     def _note_run(self) -> None:
         self._ran_at = time.monotonic()
@@ -94,6 +101,14 @@ class LoopWatch:
             return
         self._reported_at[name] = now
         self._report(Blockage(task, seconds, _line_of(frame)))
+
+
+def keep_awake(loop: asyncio.AbstractEventLoop) -> None:
+    """Repair the socket with which a loop of asyncio wakes itself, if a task has made it blocking."""
+    wake_up = getattr(loop, "_ssock", None)
+    if wake_up is not None:
+        with suppress(OSError):
+            os.set_blocking(wake_up.fileno(), False)
 
 
 def _owner_of(stuck: asyncio.Task[object]) -> CurrentTask | None:

@@ -34,6 +34,7 @@ from horsies.task_result import TaskError
 from horsies.tasks.invoke import stop_coroutine
 from horsies.worker import os_process, protocol
 from horsies.worker.child.async_main import serve_coroutines
+from horsies.worker.child.parent_socket import ParentSocket
 from horsies.worker.child.process_state import (
     ProcessState,
     configure_logging,
@@ -48,10 +49,9 @@ EXIT_BOOT_FAILED = 172
 EXIT_HOOK_FAILED = 173
 EXIT_BROKEN = 174
 
-_RECEIVE_BYTES = 1 << 16
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
-_KIND_STOP = int(FrameKind.STOP)
 _KIND_SHARE = int(FrameKind.SHARE)
+_LIMITED = "Task %r lowered a limit of its process for good; the process ends."
 _WARM_UPS = 32
 _WARM_UP = Assignment("0" * 36, 1, "warm_up", 1, "[]", "{}", None)
 
@@ -110,11 +110,12 @@ def run_child(
             with suppress(PermissionError):
                 os.setsid()
         os_process.die_with_parent(worker_pid)
-        parent = ParentSocket(_as_socket(_move_to_high_number(socket_fd)))
-        parent.send(protocol.encode_numbers(FrameKind.HELLO, parent.owner_pid))
-        parent.page, permits_fd = receive_descriptors(parent.socket)
+        connected = _as_socket(_move_to_high_number(socket_fd))
+        page, permits_fd = receive_descriptors(connected)
+        parent = ParentSocket(connected, page)
         if permits_fd is not None:
             parent.permits = Permits(_move_to_high_number(permits_fd))
+        parent.send(protocol.encode_numbers(FrameKind.HELLO, parent.owner_pid))
         exit_code = _boot_and_serve(parent, boot, worker_pid, program)
     except (BrokenPipeError, ConnectionResetError):
         exit_code = EXIT_CLEAN
@@ -153,73 +154,6 @@ def exit_child(exit_code: int) -> NoReturn:
         with suppress(Exception):
             stream.flush()
     os._exit(exit_code)
-
-
-class ParentSocket:
-    """The child's end of its socket; only the process that opened it may use it."""
-
-    __slots__ = ("_frames", "_poll", "_waiting", "owner_pid", "page", "permits", "socket")
-
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        self.page: SharedPage | None = None
-        self.permits: Permits | None = None
-        self.owner_pid = os.getpid()
-        self._frames = protocol.FrameBuffer()
-        self._waiting: list[bytes] = []
-        self._poll = select.poll()
-        self._poll.register(connected, select.POLLIN)
-
-    def send(self, frame: bytes) -> None:
-        """Write one frame. A process forked by a task ends here instead of reporting for it."""
-        if os.getpid() != self.owner_pid:
-            os._exit(EXIT_CLEAN)
-        self.socket.sendall(frame)
-
-    def next_frame(self) -> bytes | None:
-        """Wait for the next frame; None when the parent has closed its end."""
-        while not self._waiting:
-            # A process that sleeps in recv() is also woken when its peer reads its last frame: a
-            # second, useless wake-up per task. One that sleeps in poll() is not.
-            self._poll.poll()
-            data = self.socket.recv(_RECEIVE_BYTES)
-            if not data:
-                return None
-            self._waiting = self._frames.feed(data)
-        return self._waiting.pop(0)
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The frames that `data` from the socket completes."""
-        return self._frames.feed(data)
-
-    def waiting_frames(self) -> list[bytes]:
-        """Take the frames that were received with the last one."""
-        waiting, self._waiting = self._waiting, []
-        return waiting
-
-    def may_begin(self, frame: bytes) -> bool:
-        """Whether the assignment in `frame` may begin; False when the parent has taken it back."""
-        number = protocol.assignment_number(frame)
-        return number == 0 or (self.permits is not None and self.permits.allows(number))
-
-    def has_stop_request(self) -> bool:
-        """Whether the parent's stop frame, or its end, is on the socket, behind any assignments."""
-        try:
-            while data := self.socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT):
-                self._waiting += self._frames.feed(data)
-        except BlockingIOError:
-            return any(frame[4] == _KIND_STOP for frame in self._waiting)
-        except OSError:
-            pass
-        return True
-
-    def close(self) -> None:
-        """Close this process's copies of the descriptors."""
-        with suppress(OSError):
-            self.socket.close()
-        if self.permits is not None:
-            with suppress(OSError):
-                os.close(self.permits.fd)
 
 
 class StopSwitch:
@@ -438,7 +372,9 @@ def _serve(
         rss_bytes = os_process.own_rss_bytes() if samples_memory else 0
         run_microseconds = (time.perf_counter_ns() - started) // 1_000
         parent.send(protocol.encode_report(report, rss_bytes, run_microseconds))
-        process_state.restore()
+        if not process_state.restore():
+            log_safely(logger, logging.WARNING, _LIMITED, assignment.task_name)
+            return None
 
 
 def _run(

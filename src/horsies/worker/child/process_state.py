@@ -1,7 +1,8 @@
 """The process-wide state of a child: its logging, and everything that user code may change in it.
 
-Signal handlers, timers, the working directory and the file mode mask are again as the start hooks left
-them when the next task comes, and the child again dies with its parent. A child writes log records to
+Signal handlers, timers, the working directory, the file mode mask and the limits of the process are again
+as the start hooks left them when the next task comes, and the child again dies with its parent; where a
+limit cannot be raised again, the child ends. A child writes log records to
 the standard error it inherited; every record of a running task names the task. A record that cannot be
 written is lost without effect on the task.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +35,10 @@ _TIMERS = (int(signal.ITIMER_REAL), int(signal.ITIMER_VIRTUAL), int(signal.ITIME
 _COMMON_SIGNALS = tuple(
     int(getattr(signal, f"SIG{name}")) for name in ("ALRM", "CHLD", "HUP", "PIPE", "USR1", "USR2")
 )
+# Those that make the next task fail. Reading each takes some 0.2 µs.
+_LIMITS = tuple(
+    getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE")
+)
 
 # Global, as the timers are; empty until the process serves as a child.
 _cleared_timers: tuple[int, ...] = ()
@@ -51,7 +57,15 @@ def disregard(_signal_number: int, _frame: FrameType | None) -> None:
 class ProcessState:
     """Remembers the state that user code may change, to restore it after each task."""
 
-    __slots__ = ("_directory", "_guards", "_handlers", "_parent_pid", "_set_death_signal", "_umask")
+    __slots__ = (
+        "_directory",
+        "_guards",
+        "_handlers",
+        "_limits",
+        "_parent_pid",
+        "_set_death_signal",
+        "_umask",
+    )
 
     def __init__(self, stop: Callable[[int, FrameType | None], None], parent_pid: int) -> None:
         self._parent_pid = parent_pid
@@ -59,6 +73,8 @@ class ProcessState:
         self._guards: tuple[tuple[int, Any], ...] = (
             (int(signal.SIGTERM), stop),
             (int(signal.SIGINT), disregard),
+            # Sent when something arrives on a descriptor for which a task asked for it.
+            (int(signal.SIGIO), disregard),
         )
         self.adopt()
         self.restore()
@@ -73,11 +89,13 @@ class ProcessState:
         _cleared_timers = tuple(
             timer for timer in _TIMERS if _plain_signal.getitimer(timer)[1] == 0.0
         )
+        self._limits = [(limit, resource.getrlimit(limit)) for limit in _LIMITS]
         self._directory = _working_directory()
         self._umask = os.umask(0o022)
         os.umask(self._umask)
 
-    def restore(self) -> None:
+    def restore(self) -> bool:
+        """Undo the changes of a task; False when that is not possible, so that no other may follow."""
         # The kernel forgets the death signal when a task or a hook changes its effective user or group.
         # Setting it and looking for the parent take about 1 µs.
         self._set_death_signal()
@@ -91,6 +109,17 @@ class ProcessState:
         os.umask(self._umask)
         with suppress(OSError):
             os.chdir(self._directory)
+        return self.restore_limits()
+
+    def restore_limits(self) -> bool:
+        """Undo changes of the limits; False when one cannot be raised again."""
+        for limit, before in self._limits:
+            if resource.getrlimit(limit) != before:
+                try:
+                    resource.setrlimit(limit, before)
+                except (OSError, ValueError):  # only root may raise a hard limit
+                    return False
+        return True
 
 
 def _working_directory() -> str:

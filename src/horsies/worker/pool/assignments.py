@@ -6,6 +6,7 @@ front, each with a permit that the worker can take back until the child begins t
 
 from __future__ import annotations
 
+import logging
 import selectors
 import time
 from collections import deque
@@ -17,6 +18,8 @@ from horsies.worker import protocol
 from horsies.worker.pool.child_process import ChildProcess, ChildState, Held
 from horsies.worker.pool.window import split_unstarted
 from horsies.worker.protocol import Assignment, ChildReport, ProgressReport
+
+logger = logging.getLogger("horsies.pool")
 
 
 class Reported(NamedTuple):
@@ -179,6 +182,43 @@ class Assignments:
     def _return(self, taken: Sequence[Held]) -> None:
         if taken:
             self.events.append(TakenBack(tuple(one.assignment for one in taken)))
+
+    def note_unstarted(self, child: ChildProcess, first: int, last: int) -> None:
+        """A child found no permits for the assignments of these numbers, and has passed them over.
+
+        Mostly the worker has taken them back. Those that it has not go to another child: a task has read
+        the permits, or shut down the socket that they come through.
+        """
+        held = child.line if child.front is None else (child.front, *child.line)
+        if not any(first <= one.number <= last for one in held):
+            return
+        self.taint(child, "read or cut off the permits of other tasks")
+        held = child.line if child.front is None else (child.front, *child.line)
+        missed = [one for one in held if first <= one.number <= last]
+        self._return(missed)
+        child.line = deque(one for one in child.line if one not in missed)
+        for one in missed:
+            self.lined.pop(one.assignment.task_id, None)
+        if child.front in missed:
+            self.release(child)
+        if child.assignment is None and child.line:
+            self.advance(child, time.monotonic())
+        elif child.assignment is None and child.state is ChildState.BUSY:
+            self.note_free(child)
+
+    def taint(self, child: ChildProcess, act: str) -> None:
+        """The code of a task has meddled with the way to this child: it is replaced after its task."""
+        if child.is_tainted:
+            return
+        child.is_tainted = True
+        task = child.assignment
+        logger.warning(
+            "A task in child %s %s; the child is replaced. It runs %s now, the task may be an earlier one.",
+            child.pid,
+            act,
+            "no task" if task is None else f"task {task.task_name!r} ({task.task_id})",
+        )
+        self.return_unstarted(child)
 
     def withdraw(self, task_id: str) -> bool:
         """Take back one task behind the front of a window; False when it has begun meanwhile.

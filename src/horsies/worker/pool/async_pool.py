@@ -11,8 +11,9 @@ import heapq
 import logging
 import selectors
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from horsies.logs import as_event
 from horsies.worker import os_process, protocol
@@ -20,6 +21,7 @@ from horsies.worker.pool.assignments import Died, PoolEvent, Reported, Stopped, 
 from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, RecycleLimits
 from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
 from horsies.worker.pool.launcher import Launcher
+from horsies.worker.pool.stuck import STUCK_SECONDS, Sign, StuckWatch
 from horsies.worker.protocol import Assignment, FrameKind, ProgressReport, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
@@ -57,11 +59,15 @@ class AsyncChild:
     stopping: int = 0
     # How many assignments it was given.
     given: int = 0
+    # Whether it has not begun its latest tasks for seconds: its event loop is blocked or receives nothing.
+    is_deaf: bool = False
 
     def free_places(self, slots: int) -> int:
         """How many tasks it may take; none while it stops one, which may end in its death."""
         process = self.process
         if process.state is not ChildState.IDLE or process.is_draining or self.stopping:
+            return 0
+        if process.is_tainted or self.is_deaf:
             return 0
         free = slots - len(self.tasks)
         if self.task_limit:
@@ -94,6 +100,7 @@ class AsyncPool:
         self._children = Children(self._settings, launcher, self._selector, *take_frames)
         # By the pid of a child that has been ready.
         self._by_pid: dict[int, AsyncChild] = {}
+        self._stuck = StuckWatch(self._children, partial(_see_child, self._by_pid))
         self._progress = progress
         self._events: list[PoolEvent] = []
         # When to stop a task, or to kill the child of one that does not stop; ended tasks stay inside.
@@ -193,6 +200,8 @@ class AsyncPool:
             times.append(children.delay.not_before)
         if children.unwatched:
             times.append(time.monotonic() + _EXIT_POLL_SECONDS)
+        if (look_at := self._stuck.next_look) is not None:
+            times.append(look_at)
         return min(times, default=None)
 
     def collect(self) -> list[PoolEvent]:
@@ -212,7 +221,10 @@ class AsyncPool:
         ended += [one for one in unwatched if os_process.has_ended(one.known_pid)]
         for process in ended:
             self._reap(process)
-        self._enforce_deadlines(time.monotonic())
+        self._enforce_deadlines(now := time.monotonic())
+        self._stuck.attend(now)
+        for child in self._by_pid.values():
+            child.is_deaf = self._stuck.is_suspected(child.process)
         if children.needs_children:
             children.refill()
         events = [*self._events, *children.events]
@@ -355,7 +367,7 @@ class AsyncPool:
         child = self._by_pid[process.known_pid]
         memory, tasks = self._limits.max_rss_bytes, child.task_limit
         if not process.is_draining:
-            is_spent = 0 < tasks <= process.tasks_done + len(child.tasks)
+            is_spent = 0 < tasks <= process.tasks_done + len(child.tasks) or process.is_tainted
             process.is_draining = is_spent or 0 < memory <= process.rss_bytes
             self._children.needs_children |= process.is_draining
         if process.is_draining and not child.tasks and process.state is ChildState.IDLE:
@@ -403,6 +415,27 @@ class AsyncPool:
                 yield Died(task.assignment, process.known_pid, description, True, seconds)
         if unstarted:
             yield TakenBack(unstarted)
+
+
+def _see_child(known: Mapping[int, AsyncChild], process: ChildProcess) -> Sign | None:
+    """What is wrong with an async child, if anything.
+
+    One that does not begin its latest tasks is killed only when it runs no others: a coroutine may be
+    blocking its event loop.
+    """
+    child = known.get(process.pid or 0)
+    if child is None:
+        return None
+    if (size := process.frames.pending_bytes) > 0:
+        problem = f"sent a malformed frame (incomplete, and nothing more for {STUCK_SECONDS:g} s)"
+        return ("frame", process.tasks_done, size), problem
+    begun = process.page.begun
+    waiting = sum(task.number > begun for task in child.tasks.values())
+    if not waiting:
+        return None
+    is_idle = waiting == len(child.tasks)
+    problem = f"did not begin a task within {STUCK_SECONDS:g} s" if is_idle else ""
+    return ("begin", begun, is_idle), problem
 
 
 def _log_blockage(

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
-from horsies.worker import os_process, protocol
-from horsies.worker.protocol import Assignment
+from horsies.worker import os_process
+from horsies.worker.protocol import Assignment, FrameBuffer
 from horsies.worker.sharing import PermitPipe, SharedPage
 
 _SMALL_RECEIVE_BYTES = 1 << 16
@@ -110,7 +110,7 @@ class ChildProcess:
     page: SharedPage
     permits: PermitPipe | None = None
     socket_is_open: bool = True
-    frames: protocol.FrameBuffer = field(default_factory=protocol.FrameBuffer)
+    frames: FrameBuffer = field(init=False)
     has_limits: bool = False
     soft_task_limit: int = 0
     state: ChildState = ChildState.BOOTING
@@ -137,12 +137,14 @@ class ChildProcess:
     was_retired: bool = False
     # A child of several tasks that takes no more: it is replaced now and exits after the last one.
     is_draining: bool = False
-    unread_at_end: bool = False
+    # Whether a task has meddled with the socket or the permits: the child takes no more and is replaced.
+    is_tainted: bool = False
     verdict: str | None = None
     failed_hook: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         self.socket.setblocking(False)
+        self.frames = FrameBuffer(self.page.mark)
         self.has_limits = self.limits.max_tasks > 0 or self.limits.max_rss_bytes > 0
         self.soft_task_limit = self.limits.early_task_limit()
 
@@ -166,7 +168,6 @@ class ChildProcess:
             return None
         except OSError:
             # The kernel reports it when the child ended with unread bytes in its socket.
-            self.unread_at_end = True
             return b""
 
     def send(self, frame: bytes, selector: selectors.BaseSelector) -> None:
@@ -193,7 +194,6 @@ class ChildProcess:
         except BlockingIOError:
             return 0
         except OSError:
-            self.unread_at_end = True
             return len(data)
 
     def watch_exit(self, pid: int, selector: selectors.BaseSelector) -> bool:
@@ -232,10 +232,16 @@ class ChildProcess:
 
     def must_retire(self) -> bool:
         limits = self.limits
-        return 0 < limits.max_tasks <= self.tasks_done or 0 < limits.max_rss_bytes <= self.rss_bytes
+        return (
+            self.is_tainted
+            or 0 < limits.max_tasks <= self.tasks_done
+            or 0 < limits.max_rss_bytes <= self.rss_bytes
+        )
 
     def is_near_limit(self) -> bool:
         """Whether a spare should be ready to replace the child."""
+        if self.is_tainted:
+            return True
         return self.has_limits and (
             self.may_retire()
             or self.must_retire()
@@ -244,7 +250,7 @@ class ChildProcess:
 
     def window_room(self, depth: int) -> int:
         """How many assignments the child may hold at the same time, at most `depth`; 0 if no more now."""
-        if self.permits is None or self.is_slow or self.state not in _WITH_ROOM:
+        if self.permits is None or self.is_slow or self.is_tainted or self.state not in _WITH_ROOM:
             return 0
         if self.assignment is not None and not self._may_be_followed():
             return 0
@@ -266,8 +272,11 @@ class ChildProcess:
     def held_count(self) -> int:
         return len(self.line) + (self.assignment is not None)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the child has begun its assignment: it notes that in the shared page beforehand."""
+        return self.page.begun > self.tasks_done
+
     def may_have_started(self) -> bool:
-        """Whether the child may have begun its assignment; False only when that is ruled out."""
-        if self.front is not None:
-            return True  # its permit was used
-        return self.stop_reason is not None or not (self.outgoing or self.unread_at_end)
+        """Whether a child that has ended may have begun its assignment."""
+        return self.stop_reason is not None or self.has_begun

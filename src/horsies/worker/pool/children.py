@@ -187,6 +187,8 @@ class Children(Assignments):
         try:
             for frame in child.frames.feed(data):
                 (self._take_report if frame[4] == _KIND_REPORT else self._take_notice)(child, frame)
+            if child.frames.has_foreign_bytes:
+                self.taint(child, "wrote to the socket between the child and its worker")
         except ProtocolError as error:
             child.verdict = f"killed because it sent a malformed frame ({error})"
             child.close_socket(self._selector)
@@ -313,7 +315,6 @@ class Children(Assignments):
         """Forget children that even SIGKILL does not end, so that the worker can exit."""
         for child in list(self.children):
             logger.error("Child %s does not end even after SIGKILL; abandoning it.", child.pid)
-            child.close(self._selector)
             self._remove(child)
 
     def enforce_deadlines(self, now: float) -> None:
@@ -332,7 +333,6 @@ class Children(Assignments):
                     self.kill(child)
                 case ChildState.KILLED:
                     if child.pid is None:
-                        child.close_socket(self._selector)
                         self._remove(child)
                 case ChildState.IDLE | ChildState.SPARE:
                     pass
@@ -370,16 +370,14 @@ class Children(Assignments):
         if exit_code is None:
             return
         self._return(self.take_back(child))
-        # The front was begun. More than one only if the code of a task read the permits.
-        suspects = [one.assignment for one in child.line]
-        child.close(self._selector)
+        # Only the front can have begun. There are others if a task read their permits.
+        self._return(child.line)
+        for one in child.line:
+            self.lined.pop(one.assignment.task_id, None)
         started = child.may_have_started()
         assignment = self.release(child)
         self._remove(child)
         self._note_death(child, assignment, exit_code, started=started)
-        for suspect in suspects:
-            self.lined.pop(suspect.task_id, None)
-            self.events.append(Died(suspect, child.known_pid, os_process.describe_exit(exit_code)))
 
     def _note_death(
         self,
@@ -430,5 +428,6 @@ class Children(Assignments):
 
     def _remove(self, child: ChildProcess) -> None:
         self._take_out(child, ChildState.KILLED, None)
+        child.close(self._selector)
         self.children.pop(child, None)
         self.unwatched.discard(child)

@@ -18,7 +18,7 @@ from horsies.worker import os_process, protocol
 from horsies.worker.child import guard
 from horsies.worker.child.fork_server import run_forked_fork_server
 from horsies.worker.pool.child_process import RestartDelay
-from horsies.worker.protocol import ChildBoot, FrameKind, ProtocolError
+from horsies.worker.protocol import ChildBoot, FrameBuffer, FrameKind, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
 
@@ -73,7 +73,7 @@ class ForkServerLauncher:
         self._forks_worker = forks_worker
         self._control: socket.socket | None = None
         self._exit_fd: int | None = None
-        self._frames = protocol.FrameBuffer()
+        self._frames = FrameBuffer()
         self._delay = RestartDelay()
 
     def start(self) -> None:
@@ -88,7 +88,7 @@ class ForkServerLauncher:
                 raise
         control.setblocking(False)
         self._control = control
-        self._frames = protocol.FrameBuffer()
+        self._frames = FrameBuffer()
         self._selector.register(control, selectors.EVENT_READ, self)
         self._exit_fd = os_process.open_process(self.pid)
         if self._exit_fd is not None:

@@ -7,6 +7,7 @@ and everything happens inside ``collect``: there are no threads and no other tim
 from __future__ import annotations
 
 import logging
+import resource
 import selectors
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,8 +20,10 @@ from horsies.worker.pool.assignments import Died, HookFailed, PoolEvent, Reporte
 from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch
 from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
 from horsies.worker.pool.launcher import Guard, Launcher, make_launcher
+from horsies.worker.pool.stuck import StuckWatch, see_child
 from horsies.worker.pool.window import fill_order
 from horsies.worker.protocol import Assignment, ChildBoot, FrameKind, ProgressReport, ProtocolError
+from horsies.worker.sharing import PAGE_BYTES
 
 logger = logging.getLogger("horsies.pool")
 
@@ -88,6 +91,7 @@ class ChildPool:
         self._launcher = make_launcher(settings.start_method, boot, selector)
         take_frames = (self._take_report, self._take_notice)
         self._children = Children(settings, self._launcher, selector, *take_frames)
+        self._stuck = StuckWatch(self._children, see_child)
         self._orphans_checked_at = 0.0
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
         # The children of another pool of this worker.
@@ -106,6 +110,7 @@ class ChildPool:
         already larger than the memory limit. No process is left behind in either case.
         """
         try:
+            _check_file_size_limit()
             self._guard.attend()
             self._launcher.start()
             self._children.refill()
@@ -341,6 +346,8 @@ class ChildPool:
         """When ``collect`` must act even if nothing happens, on the monotonic clock."""
         children = self._children
         deadline = min(children.deadlines.values()) if children.deadlines else None
+        if (look_at := self._stuck.next_look) is not None:
+            deadline = look_at if deadline is None else min(deadline, look_at)
         if not children.needs_children or children.is_closing:
             return deadline
         launch_at = children.delay.not_before
@@ -398,6 +405,8 @@ class ChildPool:
             self._children.note_ready(child, protocol.decode_numbers(frame)[1])
         elif kind == FrameKind.STOPPED:
             self._children.note_stopped(child)
+        elif kind == FrameKind.TASK_UNSTARTED:
+            self._children.note_unstarted(child, *protocol.decode_numbers(frame))
         elif kind == FrameKind.HOOK_FAILED:
             name, problem = protocol.decode_texts(frame, 2)
             child.failed_hook = (name, problem)
@@ -420,6 +429,7 @@ class ChildPool:
                 self._reap(child)
         if children.deadlines:
             children.enforce_deadlines(now)
+        self._stuck.attend(now)
         if children.needs_children:
             children.refill()
         if now - self._orphans_checked_at > _ORPHAN_CHECK_SECONDS:
@@ -455,3 +465,13 @@ class ChildPool:
                 baseline_mb,
                 limit_mb,
             )
+
+
+def _check_file_size_limit() -> None:
+    """The memory that a worker shares with a child counts as a file: without it no child ever starts."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and limit < PAGE_BYTES:
+        raise ChildBootError(
+            f"The limit on the size of files (RLIMIT_FSIZE, `ulimit -f`) is {limit} bytes, and the memory "
+            f"that a worker shares with each child needs {PAGE_BYTES}; raise the limit."
+        )

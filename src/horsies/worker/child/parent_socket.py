@@ -1,0 +1,145 @@
+"""A child's end of the socket to its worker: frames, permits, and the count of tasks that it has begun."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from contextlib import suppress
+
+from horsies.worker import protocol
+from horsies.worker.protocol import FrameBuffer, FrameKind
+from horsies.worker.sharing import Permits, SharedPage
+
+_RECEIVE_BYTES = 1 << 16
+_KIND_STOP = int(FrameKind.STOP)
+# Frames above this size need the send buffer that the socket had at first.
+_LARGE_FRAME_BYTES = 1 << 12
+
+
+class ParentSocket:
+    """The child's end of its socket; only the process that opened it may use it.
+
+    The code of a task may have made it blocking or not, or given it timeouts: it works either way.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_buffer_bytes",
+        "_frames",
+        "_mark",
+        "_poll",
+        "_unstarted",
+        "_waiting",
+        "owner_pid",
+        "page",
+        "permits",
+        "socket",
+    )
+
+    def __init__(self, connected: socket.socket, page: SharedPage | None = None) -> None:
+        self.socket = connected
+        self.page = page
+        self.permits: Permits | None = None
+        self.owner_pid = os.getpid()
+        self._mark = b"" if page is None else page.mark
+        self._begun = 0
+        # The kernel doubles the value that it is given.
+        self._buffer_bytes = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
+        # The first and the last of the latest assignments without a permit.
+        self._unstarted: tuple[int, int] | None = None
+        self._frames = FrameBuffer()
+        self._waiting: list[bytes] = []
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
+
+    def marked(self, frame: bytes) -> bytes:
+        """The bytes to send for `frame`."""
+        return self._mark + frame
+
+    def send(self, frame: bytes) -> None:
+        """Write one frame. A process forked by a task ends here instead of reporting for it."""
+        if os.getpid() != self.owner_pid:
+            os._exit(0)
+        data = self._mark + frame
+        if len(data) > _LARGE_FRAME_BYTES:
+            with suppress(OSError):
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer_bytes)
+        sent = self._send_some(data)
+        while sent < len(data):
+            sent += self._send_some(memoryview(data)[sent:])
+
+    def _send_some(self, data: bytes | memoryview) -> int:
+        try:
+            return self.socket.send(data)
+        except BlockingIOError:
+            room = select.poll()
+            room.register(self.socket, select.POLLOUT)
+            room.poll()
+            return 0
+
+    def next_frame(self) -> bytes | None:
+        """Wait for the next frame; None when the parent has closed its end."""
+        while not self._waiting:
+            self._send_unstarted()
+            # A process that sleeps in recv() is also woken when its peer reads its last frame: a
+            # second, useless wake-up per task. One that sleeps in poll() is not.
+            self._poll.poll()
+            try:
+                data = self.socket.recv(_RECEIVE_BYTES)
+            except BlockingIOError:  # a thread or a process that a task left was faster
+                continue
+            if not data:
+                return None
+            self._waiting = self._frames.feed(data)
+        return self._waiting.pop(0)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that `data` from the socket completes."""
+        return self._frames.feed(data)
+
+    def waiting_frames(self) -> list[bytes]:
+        """Take the frames that were received with the last one."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+    def may_begin(self, frame: bytes) -> bool:
+        """Whether the assignment in `frame` may begin; False when its permit is gone.
+
+        The parent has taken the permit back, or other code in this process has read it: only the parent
+        can tell, so it learns of every assignment that is passed over, before a later one begins.
+        """
+        number = protocol.assignment_number(frame)
+        if number and (self.permits is None or not self.permits.allows(number)):
+            first, _ = self._unstarted or (number, number)
+            self._unstarted = (first, number)
+            return False
+        self._send_unstarted()
+        self._begun += 1
+        if self.page is not None:
+            self.page.note_begun(self._begun)
+        return True
+
+    def _send_unstarted(self) -> None:
+        if self._unstarted is not None:
+            self.send(protocol.encode_numbers(FrameKind.TASK_UNSTARTED, *self._unstarted))
+            self._unstarted = None
+
+    def has_stop_request(self) -> bool:
+        """Whether the parent's stop frame, or its end, is on the socket, behind any assignments."""
+        try:
+            while data := self.socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT):
+                self._waiting += self._frames.feed(data)
+        except BlockingIOError:
+            return any(frame[4] == _KIND_STOP for frame in self._waiting)
+        except OSError:
+            pass
+        return True
+
+    def close(self) -> None:
+        """Close this process's copies of the descriptors."""
+        with suppress(OSError):
+            self.socket.close()
+        if self.permits is not None:
+            with suppress(OSError):
+                self.permits.close()
