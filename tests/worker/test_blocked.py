@@ -287,7 +287,7 @@ def test_a_batch_of_tasks_that_cannot_be_recovered_does_not_starve_those_behind_
         abandoned(connection)
     find = FindAbandoned(["dead"], ["RUNNING"], RECOVERY_BATCH)
     with poison(connection, POISONOUS):
-        assert recover_found(pipeline, find_abandoned, find, Blocked()) == 3
+        assert recover_found(pipeline, find_abandoned, find, Blocked(clock=Clock())) == 3
     assert (statuses(connection, "work"), statuses(connection, "poison")) == (
         {"FAILED"},
         {"RUNNING"},
