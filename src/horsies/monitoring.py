@@ -1,5 +1,5 @@
-"""Types of the queries of an application: ``app.tasks_where``, ``app.runs_where`` and their pages, and of
-``app.explain``.
+"""Statistics of tasks, and the types of the queries of an application: ``app.tasks_where``,
+``app.runs_where`` and their pages, and of ``app.explain``.
 
 They have a module of their own: programs that define and send tasks do not need them.
 
@@ -17,9 +17,19 @@ from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.workflows import RunSummary
 from horsies.monitor.defaults import LIMIT_MAX
 from horsies.monitor.explain.explain import Explanation, Reason
+from horsies.monitor.measures import Percentiles, Series, Slot
 from horsies.monitor.metrics import count_sends
 from horsies.monitor.paging import Page
 from horsies.monitor.queries import OneOrMore, RunPage, TaskPage
+from horsies.monitor.statistics import (
+    TaskFacets,
+    task_breakdown,
+    task_breakdown_async,
+    task_facets,
+    task_facets_async,
+    task_statistics,
+    task_statistics_async,
+)
 from horsies.tasks.recording import Actor, acting_as
 
 __all__ = [
@@ -29,11 +39,21 @@ __all__ = [
     "Explanation",
     "OneOrMore",
     "Page",
+    "Percentiles",
     "Reason",
     "RunPage",
     "RunSummary",
+    "Series",
+    "Slot",
+    "TaskFacets",
     "TaskPage",
     "TaskSummary",
     "acting_as",
     "count_sends",
+    "task_breakdown",
+    "task_breakdown_async",
+    "task_facets",
+    "task_facets_async",
+    "task_statistics",
+    "task_statistics_async",
 ]

@@ -23,8 +23,27 @@ E_co = TypeVar("E_co", covariant=True)
 # exist is a TypeError of super() instead of an AttributeError. Hence __reduce__ for copy and pickle.
 
 
+if TYPE_CHECKING:
+    _Side: TypeAlias = type  # checkers narrow a type only where isinstance is not overridden
+else:
+
+    class _Side(type):
+        """The class of Ok and Err: a TaskResult is neither, and would fall through both cases of a match."""
+
+        def __instancecheck__(cls, instance):
+            kind = type(instance)
+            if kind is Ok or kind is Err:
+                return kind is cls
+            if getattr(kind, "holds_outcome", False) is True:
+                raise TypeError(
+                    "a TaskResult is neither Ok nor Err, so that no such case can match it; write "
+                    "`if result.is_ok(): ... result.ok_value` and `else: ... result.err_value`"
+                )
+            return type.__instancecheck__(cls, instance)
+
+
 @dataclass(frozen=True)
-class Ok(Generic[T_co]):
+class Ok(Generic[T_co], metaclass=_Side):
     """The result of a call that succeeded.
 
     Example:
@@ -142,7 +161,7 @@ class Ok(Generic[T_co]):
 
 
 @dataclass(frozen=True)
-class Err(Generic[E_co]):
+class Err(Generic[E_co], metaclass=_Side):
     """The result of a call that failed."""
 
     __slots__ = ("value",)

@@ -10,7 +10,7 @@ import reprlib
 import traceback
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Annotated, Any, Generic, NoReturn, TypeVar, get_args, overload
+from typing import Annotated, Any, ClassVar, Generic, NoReturn, TypeVar, get_args, overload
 
 from pydantic import (
     BaseModel,
@@ -233,6 +233,9 @@ class TaskResult(Generic[T_co, E_co]):
     """
 
     __slots__ = ("_err", "_ok")
+
+    # Lets Ok and Err, whose module is below this one, tell it from other values.
+    holds_outcome: ClassVar[bool] = True
 
     _ok: T_co | _Missing
     _err: E_co | _Missing

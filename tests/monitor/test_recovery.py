@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -227,3 +228,21 @@ def test_a_database_that_is_away_is_a_value(call: Call, method: str) -> None:
     error = call(app, app.get_broker(), method).unwrap_err()
     assert (error.code, error.retryable) == (BrokerErrorCode.CLEANUP_FAILED, True)
     assert "hunter2" not in error.message
+
+
+def test_recovery_inside_an_event_loop_is_refused_before_it_changes_anything(
+    app: Horsies, connection: Database
+) -> None:
+    task_id = add_claimed(connection, new_id(), 1_000)
+
+    async def habit() -> Any:
+        return await app.get_broker().requeue_stale_claimed()  # type: ignore[misc]
+
+    with pytest.raises(RuntimeError, match=r"Nothing was changed.*requeue_stale_claimed_async"):
+        asyncio.run(habit())
+    assert row_of(connection, task_id)["status"] == "CLAIMED"
+
+    async def twin() -> Any:
+        return await app.get_broker().requeue_stale_claimed_async()
+
+    assert asyncio.run(twin()).unwrap() == 1

@@ -6,11 +6,12 @@ import asyncio
 import dataclasses
 import pickle
 from collections.abc import Callable
-from typing import assert_type
+from typing import Any, assert_type
 
 import pytest
 
 from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
+from horsies.task_result import TaskError, TaskResult
 
 
 def parsed(text: str) -> Result[int, str]:
@@ -193,3 +194,22 @@ def test_inspecting_sees_its_own_side_and_returns_the_result() -> None:
         assert result.inspect(seen.append) is result
         assert result.inspect_err(seen.append) is result
     assert seen == [2, "not a number: x"]
+
+
+def matched(value: Any) -> bool:
+    match value:
+        case Ok(_) | Err(_):
+            return True
+    return False
+
+
+def test_a_match_on_the_result_of_a_task_does_not_fall_through() -> None:
+    assert matched(GOOD)
+    assert matched(BAD)
+    results: list[Any] = [TaskResult(ok=1), TaskResult(err=TaskError(error_code="DOWN"))]
+    for result in results:
+        with pytest.raises(TypeError, match="a TaskResult is neither Ok nor Err, so that no such"):
+            matched(result)
+    values: list[Any] = [1, None, [], TaskResult]
+    for value in values:
+        assert not matched(value)

@@ -139,3 +139,25 @@ def test_users_of_a_file_log_in(process_url: str, tmp_path: Path) -> None:
         assert server.get("/help").status_code == 401
         assert server.get("/help", auth=("anna", "horse")).status_code == 200
         assert server.get("/readyz").text == "ready\n"
+
+
+def test_a_database_behind_a_pooler_is_named_by_flags(process_url: str) -> None:
+    direct = f"{process_url}{'&' if '?' in process_url else '?'}application_name=direct"
+    pooled = ("--session-database-url", direct, "--pgbouncer-transaction-mode")
+    with served("--database-url", process_url, *pooled) as web:
+        assert web.get("/queues").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "flags", [("--session-database-url", "postgresql:///b"), ("--pgbouncer-transaction-mode",)]
+)
+def test_an_application_names_its_pooler_itself(flags: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(command_line(), ["web", "shop:app", *flags])
+    assert done.exit_code == 1
+    assert f"LOCATOR and {flags[0]} exclude each other." in str(done.exception)
+
+
+def test_transaction_mode_needs_a_direct_address() -> None:
+    done = CliRunner().invoke(command_line(), ["web", *URL, "--pgbouncer-transaction-mode"])
+    assert done.exit_code == 1
+    assert "session_database_url" in str(done.exception)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Never
+from typing import TYPE_CHECKING, Annotated, Any, Never
 
 import typer
 
@@ -98,8 +98,8 @@ def exit_with(message: str, exit_code: int) -> Never:
     raise typer.Exit(exit_code)
 
 
-def named_database(database_url: str | None) -> PostgresConfig:
-    """Return the database of ``--database-url``, or else of the environment."""
+def named_database(database_url: str | None, **fields: Any) -> PostgresConfig:
+    """Return the database of ``--database-url``, or else of the environment, with these other fields."""
     if database_url is not None and not database_url.strip():
         raise failure_at(
             None,
@@ -109,7 +109,7 @@ def named_database(database_url: str | None) -> PostgresConfig:
         )
     try:
         named = {} if database_url is None else {"database_url": database_url}
-        return postgres.PostgresConfig.from_env(**named)
+        return postgres.PostgresConfig.from_env(**named, **fields)
     except HorsiesError as error:
         error.location = None  # the command line or the environment is wrong, not a line of code
         if error.code is ErrorCode.BROKER_INVALID_URL:

@@ -51,6 +51,21 @@ class Auth(StrEnum):
     TRUSTED_HEADER = "trusted-header"
 
 
+SessionUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="A direct address of the same database, where --database-url leads to a pooler.",
+        show_default=False,
+    ),
+]
+PoolerOption = Annotated[
+    bool,
+    typer.Option(
+        "--pgbouncer-transaction-mode",
+        help="--database-url leads to PgBouncer in transaction mode.",
+    ),
+]
 HostOption = Annotated[
     str, typer.Option(help="The address to listen on; others than loopback need --auth.")
 ]
@@ -105,6 +120,8 @@ def web(  # noqa: PLR0913, PLR0917
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
+    session_database_url: SessionUrlOption = None,
+    pgbouncer_transaction_mode: PoolerOption = False,
     host: HostOption = "127.0.0.1",
     port: PortOption = PORT,
     root_path: RootPathOption = "",
@@ -130,7 +147,12 @@ def web(  # noqa: PLR0913, PLR0917
     """
     attach_handler(loglevel, log_format)
     named = module or locator
-    refuse_both("LOCATOR", named, "--database-url", database_url)
+    pooled = {
+        "session_database_url": session_database_url,
+        "pgbouncer_transaction_mode": pgbouncer_transaction_mode,
+    }
+    for name, value in {"database_url": database_url, **pooled}.items():
+        refuse_both("LOCATOR", named, f"--{name.replace('_', '-')}", value or None)
     _refuse_open_address(host, auth)
     _require_extra()
     from horsies.web.access import LOOPBACK_NAMES, Signer
@@ -149,7 +171,7 @@ def web(  # noqa: PLR0913, PLR0917
         is_standalone=True,
         authentication=auth.value,
     )
-    database = app.config.broker if app else named_database(database_url)
+    database = app.config.broker if app else named_database(database_url, **pooled)
     if is_embedded(database.database_url) and not _is_loopback(host):
         exit_with(f"An embedded:// database serves this machine alone, not --host {host}.", 1)
     _serve(build(database, app, settings, policy, signer), host, port, root_path)

@@ -382,6 +382,7 @@ class PostgresBroker:
         return self._recover(lambda pipeline: recovery.recover_stale(pipeline, seconds, status))
 
     def _recover(self, recover: Callable[[Pipeline], int]) -> BrokerResult[int]:
+        recovery.refuse_running_loop()
         try:
             self._ensure_schema()
             with self.database.connection() as connection:

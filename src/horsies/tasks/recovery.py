@@ -7,6 +7,7 @@ the lost worker. Every batch is one transaction, and repeating one changes nothi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -53,6 +54,18 @@ EXPIRED_RESULT = encode_task_error(
 )
 
 Find: TypeAlias = FindAbandoned | FindOwnerless | FindStale
+
+
+def refuse_running_loop() -> None:
+    """Refuse recovery by hand inside an event loop: an `await` of its result fails after the change."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise RuntimeError(
+        "Nothing was changed: inside an event loop, await the twin of this method, such as "
+        "`await broker.requeue_stale_claimed_async()`."
+    )
 
 
 def recover_stale(pipeline: Pipeline, stale_seconds: float, status: str) -> int:
