@@ -133,6 +133,7 @@ ACTIONS = {
     send_idempotent: 1,
     start_run: 2,
     send_burst: 2,
+    send_hostile: 2,
 }
 
 
