@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -138,9 +138,17 @@ def broken_schedules(evidence: Evidence) -> Iterator[str]:
                 yield f"slot {slot} of {name!r} was sent {count} times"
         number = round((evidence.next_slots[name] - found[0]) / step)
         wanted = {found[0] + place * step for place in range(number)}
-        missing, unknown = sorted(wanted - set(found)), sorted(set(found) - wanted)
+        missing = [one for one in sorted(wanted - set(found)) if not _may_be_refused(evidence, one)]
+        unknown = sorted(set(found) - wanted)
         if unknown or (missing and catches_up):
             yield f"{name!r}: missing {missing[:5]}, not on its pattern {unknown[:5]}"
+
+
+def _may_be_refused(evidence: Evidence, slot: datetime) -> bool:
+    """Whether the database refused tasks when this slot was due: a scheduler drops a slot that it refuses."""
+    at = evidence.monotonic(slot)
+    windows = [one for one in evidence.common if one.kind is Kind.REFUSE_TASKS]
+    return any(one.began - 2.0 <= at <= one.until + 2.0 for one in windows)
 
 
 def split_keys(evidence: Evidence) -> Iterator[str]:
