@@ -82,6 +82,7 @@ def expire_pending(pipeline: Pipeline) -> int:
     total = 0
     while True:
         before = blocked.excluded()
+        known = {one: delay.seconds for one, delay in blocked.delays.items()}
         expired = blocked.isolated(
             pipeline,
             "expire",
@@ -90,7 +91,8 @@ def expire_pending(pipeline: Pipeline) -> int:
             waits=False,
         )
         total += expired
-        if not expired and set(blocked.excluded()) <= set(before):
+        # A delay may be over by now; it grows with every refusal.
+        if not expired and {one: delay.seconds for one, delay in blocked.delays.items()} == known:
             return total
 
 
@@ -143,7 +145,7 @@ def recover_found(
         recovered += changed
         # Without any change another process was first, unless the database refused some: those are left
         # out of the next batch.
-        if not changed and not any(blocked.is_waiting(task.id) for task in abandoned):
+        if not changed and not any(task.id in blocked.delays for task in abandoned):
             return recovered
 
 
