@@ -54,6 +54,7 @@ EventName: TypeAlias = Literal[
     "blocked",
     "database_refuses",
     "outcomes_lost",
+    "claims_left",
     "unknown_task",
     "scheduler_ready",
     "scheduler_database_lost",

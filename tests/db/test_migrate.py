@@ -387,8 +387,9 @@ def test_a_record_of_another_layout_is_refused_in_one_sentence(empty: Connection
     with pytest.raises(UnusableSchemaError) as caught:
         apply_migrations(empty)
     assert str(caught.value) == (
-        "The table horsies_migrations in this database was made by another program or by a development "
-        "version of horsies; use another database or schema, or drop its horsies_* tables."
+        "The table horsies_migrations in this database was made by another program, such as the horsies "
+        "0.5.4 of the public package index, or by a development version; use another database or schema, "
+        "or drop its horsies_* tables."
     )
 
 

@@ -276,6 +276,7 @@ def test_a_claim_in_doubt_is_not_waited_for_for_ever(
         worker = fleet.start(config=config, database_url=proxy.url)
         task_id = lose_the_answer_to_a_claim(proxy, programs)
         worker.signal(signal.SIGTERM)
+        worker.wait_for("claims_left")
         assert worker.wait() == FORCED
         assert task(connection, task_id).status == "RUNNING"
 

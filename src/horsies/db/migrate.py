@@ -433,6 +433,7 @@ def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]
 def foreign_table(table: str) -> UnusableSchemaError:
     """Return the refusal of a table that has a name of ours, but no record of our migrations."""
     return UnusableSchemaError(
-        f"The table {table} in this database was made by another program or by a development version of "
-        "horsies; use another database or schema, or drop its horsies_* tables."
+        f"The table {table} in this database was made by another program, such as the horsies 0.5.4 of the "
+        "public package index, or by a development version; use another database or schema, or drop its "
+        "horsies_* tables."
     )

@@ -217,6 +217,11 @@ class Worker:
 
     def _close(self) -> None:
         self._pool.shutdown()
+        if self._shutdown.is_requested and self._in_flight.needs_release:
+            logger.warning(
+                "shutdown: claimed tasks could not be released, other workers recover them",
+                extra=as_event("claims_left"),
+            )
         # A worker that may own tasks does not record its stop: the others then recover its tasks as
         # quickly as after a crash.
         if (pipeline := self._connection.pipeline) is not None and self._in_flight.is_cleared:
