@@ -66,7 +66,10 @@ def test_its_tests_pass_without_any_setting(project: Path) -> None:
 def test_the_commands_of_its_readme_run(project: Path, database_url: str) -> None:
     text = (project / "README.md").read_text()
     shown = "".join(block.text for block in blocks(text) if block.language == "console")
-    assert "$ horsies worker my_shop.app --with-scheduler\n$ python -m my_shop\n$ pytest\n" in shown
+    assert "$ horsies worker my_shop.app --with-scheduler\n" in shown
+    # A second terminal has neither the environment nor the variable of the first one.
+    second = "$ . .venv/bin/activate\n$ export HORSIES_DATABASE_URL=embedded://\n"
+    assert f"{second}$ python -m my_shop\n$ pytest\n" in shown
     checked = run(project, "horsies", "check", "my_shop.app", HORSIES_DATABASE_URL=database_url)
     assert checked.stdout.startswith("ok: "), checked.stderr
     log = project / "worker.log"

@@ -9,7 +9,7 @@ import typer
 
 from horsies.cli import output
 from horsies.cli.layout import Table, Text
-from horsies.cli.options import DatabaseUrlOption, ModuleOption
+from horsies.cli.options import ApplicationOption, DatabaseUrlOption
 from horsies.cli.session import EXIT_NOT_FOUND, JsonOption, open_session, unwrap_or_exit
 from horsies.db.statement import Script
 from horsies.monitor.explain.explain import (
@@ -37,7 +37,7 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    module: ModuleOption = None,
+    module: ApplicationOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -46,6 +46,18 @@ ModuleOption = Annotated[
         show_default=False,
     ),
 ]
+# For commands without LOCATOR, whose arguments are names and ids.
+ApplicationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        "-m",
+        metavar="LOCATOR",
+        help="The application: package.module:app or path/to/file.py:app; :app may be left out if the "
+        "module has exactly one application.",
+        show_default=False,
+    ),
+]
 DatabaseUrlOption = Annotated[
     str | None,
     typer.Option(

@@ -10,7 +10,7 @@ import typer
 
 from horsies.cli import output
 from horsies.cli.layout import Text
-from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.options import ApplicationOption, DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.orders import (
     DryRunOption,
     OrderOption,
@@ -64,7 +64,7 @@ def queues(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The queue to pause, resume or purge.")
     ] = None,
-    module: ModuleOption = None,
+    module: ApplicationOption = None,
     database_url: DatabaseUrlOption = None,
     reason: ReasonOption = None,
     dry_run: DryRunOption = False,

@@ -14,8 +14,8 @@ import typer
 
 from horsies.cli import output
 from horsies.cli.options import (
+    ApplicationOption,
     DatabaseUrlOption,
-    ModuleOption,
     refuse_both,
     refuse_broken_app,
 )
@@ -66,7 +66,7 @@ def schedules(
         str | None,
         typer.Argument(metavar="[NAME]", help="The schedule, for every action except list."),
     ] = None,
-    module: ModuleOption = None,
+    module: ApplicationOption = None,
     database_url: DatabaseUrlOption = None,
     count: Annotated[
         int, typer.Option(min=1, max=COUNT_MAX, help="How many slots or runs to show.")

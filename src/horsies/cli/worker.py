@@ -124,13 +124,17 @@ MaxClaimBatchOption = Annotated[
     typer.Option(help="Most tasks to claim per queue and turn; 0: one per free child."),
 ]
 MaxClaimsOption = Annotated[
-    int, typer.Option(help="Hold at most this many tasks; 0: one per child.")
+    int,
+    typer.Option(
+        help="Hold at most this many tasks, those in windows included; 0: one per child and async slot, plus "
+        "prefetch_buffer and the tasks in windows."
+    ),
 ]
 WindowOption = Annotated[
     int,
     typer.Option(
-        help="Most very short tasks that a child holds; only tasks that may be tried again after a crash; "
-        "0: one at a time."
+        help="Most very short tasks that a child holds; only tasks with burst=True, and tasks that are tried "
+        "again after a crash; 0: one at a time."
     ),
 ]
 StartMethodOption = Annotated[
@@ -166,7 +170,11 @@ WithSchedulerOption = Annotated[
     bool, typer.Option("--with-scheduler", help="Also run a scheduler in this process.")
 ]
 BurstOption = Annotated[
-    bool, typer.Option("--burst", help="Run all tasks that are due, then stop.")
+    bool,
+    typer.Option(
+        "--burst",
+        help="Run all tasks that are due, then stop; not related to burst=True of a task.",
+    ),
 ]
 ReloadOption = Annotated[
     bool, typer.Option("--reload", help="Restart when a Python file of the project changes.")

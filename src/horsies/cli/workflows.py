@@ -16,7 +16,7 @@ import typer
 
 from horsies.cli import output
 from horsies.cli.layout import Text
-from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.options import ApplicationOption, DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import (
     EXIT_FAILED,
     EXIT_NOT_FOUND,
@@ -263,7 +263,7 @@ def signal(
     value: Annotated[
         str, typer.Argument(metavar="[VALUE]", help="JSON; null without it.", show_default=False)
     ] = "null",
-    module: ModuleOption = None,
+    module: ApplicationOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:

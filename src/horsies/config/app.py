@@ -322,7 +322,9 @@ class AppConfig(FrozenModel):
     claim_lease_ms: int | None = None
     """Milliseconds a claimed task that has not started stays with its worker unless the lease is
     renewed, at least 2,000 and at least twice recovery.claimer_heartbeat_interval_ms where that is
-    set. None means 60,000. Defaults to None."""
+    set. Used only with a prefetch_buffer above 0, which requires it: other tasks start as they are
+    claimed. While it is None, max_claim_renew_age_ms and recovery.claimer_heartbeat_interval_ms are
+    checked against 60,000. Defaults to None."""
 
     max_claim_renew_age_ms: int = 180_000
     """Milliseconds after the claim during which the lease of a task that has not started is renewed,
