@@ -1,4 +1,4 @@
-"""Numbers as words: durations, sizes, counts and times, for logs, commands, pages and sentences."""
+"""Numbers as words: durations, sizes, counts and times, for logs, pages and sentences; parts of messages."""
 
 from __future__ import annotations
 
@@ -83,3 +83,8 @@ def timestamp(value: datetime | None) -> str | None:
     if value is None:
         return None
     return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a message, without its full stop, for use inside another one."""
+    return text.partition(". ")[0].rstrip(".")

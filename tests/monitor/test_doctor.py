@@ -218,6 +218,19 @@ def test_an_empty_database_needs_a_migration(
     assert horsies("doctor", "--only", "schema", "--only", "unserved").code == 0
 
 
+def test_checks_that_need_the_tables_are_summed_up_in_one_line(
+    horsies: Run, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    finished = horsies("doctor")
+    assert finished.code == 3
+    unread = sum(check.needs_tables for check in CHECKS)
+    assert finished.out.count("Not checked") == 1
+    assert f"unknown {unread} checks: Not checked, because the tables are missing" in finished.out
+    assert finished.out.count("remedy: horsies migrate") == 2
+    assert f", {unread} unknown." in finished.out
+
+
 Change = Callable[[Database], Any]
 
 
@@ -294,6 +307,20 @@ def ask_unknown(connection: Database) -> None:
     add_task(connection, queue_name="mail", task_name="charge")
 
 
+def refuse_call(connection: Database) -> None:
+    know("charge")(connection)
+    connection.execute(
+        "INSERT INTO horsies_refusals (task_id, fingerprint, message, until) VALUES "
+        "(%s, 'f', 'It does not fit: there is no parameter ''title''. Deploy.', now())",
+        (add_task(connection, queue_name="mail", task_name="charge"),),
+    )
+
+
+def deploy(connection: Database) -> None:
+    tasks = Jsonb({"tasks": {"charge": "g"}, "workflows": {}})
+    add_worker(connection, queues=["mail"], known_tasks=tasks)
+
+
 TROUBLES = {
     "lost worker": Trouble(
         "workers",
@@ -318,6 +345,12 @@ TROUBLES = {
         says="serves queue mail, which has 1 due task.",
     ),
     "unknown task": Trouble("unknown-tasks", ask_unknown, know("charge"), says="the task charge"),
+    "call that fits no worker": Trouble(
+        "unknown-tasks",
+        refuse_call,
+        deploy,
+        says="task charge: It does not fit: there is no parameter 'title'.",
+    ),
     "blocked": Trouble("blocked", block, empty, says="next change of 1 task(s)"),
     "abandoned": Trouble(
         "abandoned",

@@ -23,6 +23,7 @@ from horsies.db.statements.explain import (
     TaskFacts,
 )
 from horsies.db.statements.monitor import WorkerSummary
+from horsies.db.statements.refusals import RefusedCalls
 from horsies.monitor.explain.queues import (
     QueueBacklog,
     QueueSituation,
@@ -129,6 +130,11 @@ def due(name: str = "mail", **columns: Any) -> DueCount:
         "paused_at": None,
     }
     return DueCount(**{"name": name} | facts | columns)
+
+
+def refused(queue_name: str = "mail", **columns: Any) -> RefusedCalls:
+    facts: dict[str, Any] = {"is_known": True, "tasks": 1, "since": ago(9), "message": "No. Do."}
+    return RefusedCalls(queue_name, "charge", **facts | columns)
 
 
 def waits(place: QueueSituation | None = None, /, **columns: Any) -> TaskSituation:
@@ -586,6 +592,19 @@ def test_the_state_of_a_schedule_has_these_reasons(
         (queue(), QueueBacklog(due(delayed=2, first_at=ago(-9))), ["ALL_DELAYED"]),
         (queue(), QueueBacklog(due(due=2, first_at=ago(9))), ["TASKS_DUE"]),
         (queue(), QueueBacklog(due(due=2), ["charge"]), ["TASK_UNKNOWN", "TASKS_DUE"]),
+        (queue(refused=[refused()]), QueueBacklog(due(due=2)), ["CALL_DOES_NOT_FIT", "TASKS_DUE"]),
+        (
+            queue(refused=[refused(is_known=False)]),
+            QueueBacklog(due(due=2)),
+            ["TASK_UNKNOWN", "TASKS_DUE"],
+        ),
+        (queue(refused=[refused("pay")]), QueueBacklog(due(due=2)), ["TASKS_DUE"]),
+        (
+            queue(others=[due("pay", due=1)], refused=[refused("pay")]),
+            QueueBacklog(due(due=2)),
+            ["TASKS_DUE"],
+        ),
+        (queue([], refused=[refused()]), QueueBacklog(due(due=2)), ["QUEUE_UNSERVED", "TASKS_DUE"]),
         (
             queue([worker(queue_caps={"mail": 9})]),
             QueueBacklog(due(due=2)),

@@ -404,6 +404,60 @@ def test_a_node_waits_for_its_sub_run(
 # Queues and schedules
 
 
+UNFIT = "The stored call does not fit the function: there is no parameter 'title'. Deploy the same release."
+
+
+def refuse(
+    connection: Database, task_id: str, fingerprint: str = "1", message: str = UNFIT
+) -> None:
+    connection.execute(
+        "INSERT INTO horsies_refusals (task_id, fingerprint, message, until) VALUES (%s, %s, %s, now())",
+        (task_id, fingerprint, message),
+    )
+
+
+def test_a_queue_of_calls_that_fit_no_worker_is_explained(
+    doors: Doors, connection: Database
+) -> None:
+    serve(connection, queues=["first", "mail"], known_tasks='{"tasks": {"work": "1"}}')
+    refuse(connection, add_task(connection, queue_name="first"))
+    waiting = add_task(connection, queue_name="mail")
+    explanation = doors.queue("first")
+    assert codes(explanation) == ["CALL_DOES_NOT_FIT", "TASKS_DUE"]
+    found = the(explanation, "CALL_DOES_NOT_FIT")
+    assert found.subjects == ("work",)
+    assert "there is no parameter 'title'." in found.sentence
+    assert "Deploy" not in found.sentence
+    assert "no obstacle" not in the(explanation, "TASKS_DUE").sentence
+    # A call that no worker can run keeps no other queue waiting.
+    assert codes(doors.queue("mail")) == ["TASKS_DUE"]
+    assert codes(doors.task(waiting)) == ["SHOULD_START_NOW"]
+    add_task(connection, queue_name="first")
+    assert "first (1 due)" in the(doors.queue("mail"), "BETTER_QUEUES_FIRST").sentence
+    # A worker of another release may run it.
+    serve(connection, queues=["first"], known_tasks='{"tasks": {"work": "2"}}')
+    assert codes(doors.queue("first")) == ["TASKS_DUE"]
+
+
+def test_a_queue_names_a_sub_workflow_that_no_worker_has(
+    doors: Doors, connection: Database, app: Horsies
+) -> None:
+    serve(connection, queues=["mail"], known_tasks='{"tasks": {"expand": "1"}, "workflows": {}}')
+    run_id = start(app, TaskNode(number_task(app), kwargs={"n": 1})).workflow_id
+    connection.execute(
+        "UPDATE horsies_workflow_tasks SET kind = 'workflow', sub_definition_key = 'shop.sub' "
+        "WHERE workflow_id = %s",
+        (run_id,),
+    )
+    task = add_task(
+        connection, queue_name="mail", task_name="expand", workflow_id=run_id, workflow_node_index=0
+    )
+    refuse(connection, task, "", "There is no workflow 'shop.sub'.")
+    explanation = doors.queue("mail")
+    assert codes(explanation) == ["TASK_UNKNOWN", "TASKS_DUE"]
+    assert the(explanation, "TASK_UNKNOWN").subjects == ("shop.sub",)
+
+
 def test_a_queue_is_explained(doors: Doors, connection: Database) -> None:
     assert codes(doors.queue("mail")) == ["NOT_FOUND"]
     serve(connection, queues=["first", "mail"], known_tasks='{"tasks": {"work": "1"}}')

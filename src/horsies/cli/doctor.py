@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -11,7 +12,14 @@ from horsies.cli import output
 from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption, refuse_both
 from horsies.cli.session import EXIT_FAILED, JsonOption, open_session, unwrap_or_exit
-from horsies.monitor.doctor.doctor import CHECKS, CheckReport, doctor_document, run_doctor, worst
+from horsies.monitor.doctor.doctor import (
+    CHECKS,
+    NOT_READ,
+    CheckReport,
+    doctor_document,
+    run_doctor,
+    worst,
+)
 from horsies.monitor.doctor.findings import Finding, Level
 
 EXIT_RED = 3
@@ -77,7 +85,13 @@ def _print_statements(reports: Iterable[CheckReport]) -> None:
 
 
 def _print_reports(reports: Sequence[CheckReport]) -> None:
-    parts = [part for report in reports for part in _lines(report)]
+    unread = [report for report in reports if NOT_READ in report.findings]
+    parts = [part for report in reports if report not in unread for part in _lines(report)]
+    if unread:
+        ids = ", ".join(report.id for report in unread)
+        summary = replace(NOT_READ, evidence=(ids,) if len(unread) > 1 else ())
+        title = ids if len(unread) == 1 else f"{len(unread)} checks"
+        parts += _lines(CheckReport(title, "", (summary,)))
     counts = {level: sum(one.level is level for one in reports) for level in Level}
     green = counts.pop(Level.GREEN)
     rest = "".join(f", {count} {level.value}" for level, count in counts.items() if count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
@@ -48,7 +49,28 @@ class Taker(NamedTuple):
     is_recent: bool
 
 
+class RefusalLimit(NamedTuple):
+    """How many refusals to read."""
+
+    limit: int
+
+
+class RefusedCalls(NamedTuple):
+    """Due tasks of one name that no worker of their queue can call, and the newest message of one of them.
+
+    ``is_known`` says whether a worker of the queue has the task or sub-workflow.
+    """
+
+    queue_name: str
+    name: str
+    is_known: bool
+    tasks: int
+    since: datetime
+    message: str
+
+
 refuse_tasks = REFUSALS.declare("refuse_tasks", RefuseTasks, RefusedTask)
 find_takers = REFUSALS.declare("find_takers", FindTakers, Taker)
+list_refused = REFUSALS.declare("list_refused", RefusalLimit, RefusedCalls)
 forget_refusals = REFUSALS.declare("forget_refusals", TaskIds, TaskId)
 delete_refusals = REFUSALS.declare("delete_refusals", Nothing, TaskId)

@@ -36,6 +36,43 @@ LEFT JOIN horsies_workers AS worker
           AND refusal.fingerprint = worker.known_tasks -> asked.kind ->> asked.name)
 GROUP BY asked.id
 
+-- name: list_refused
+-- Due tasks that every open worker of their queue has refused, by queue and by the task or sub-workflow that they
+-- want. "is_known": a worker of the queue has that, with parameters that the call does not fit. Queues without a
+-- worker are left out. At most "limit" refusals are read, and one task by its key for each.
+WITH refused AS MATERIALIZED (
+    SELECT task_id, fingerprint, message, since FROM horsies_refusals
+    ORDER BY task_id, fingerprint LIMIT %(limit)s::integer),
+calls AS (
+    SELECT task_id, array_agg(fingerprint::text) AS fingerprints, min(since) AS since,
+        (array_agg(message ORDER BY since DESC))[1] AS message
+    FROM refused GROUP BY task_id),
+waiting AS (
+    SELECT task.queue_name, task.kind, task.name, calls.fingerprints, count(*) AS tasks,
+        min(calls.since) AS since, min(calls.message) AS message
+    FROM calls CROSS JOIN LATERAL (
+        SELECT found.queue_name::text, CASE node.kind WHEN 'workflow' THEN 'workflows' ELSE 'tasks' END AS kind,
+            CASE node.kind WHEN 'workflow' THEN node.sub_definition_key ELSE found.task_name END::text AS name
+        FROM horsies_tasks AS found
+        LEFT JOIN horsies_workflow_tasks AS node
+            ON node.workflow_id = found.workflow_id AND node.task_index = found.workflow_node_index
+        WHERE found.id = calls.task_id AND found.status = 'PENDING' AND NOT found.held
+          AND found.enqueued_at <= now()
+        LIMIT 1) AS task
+    GROUP BY task.queue_name, task.kind, task.name, calls.fingerprints)
+SELECT waiting.queue_name, waiting.name, bool_or(servers.is_known) AS is_known,
+    sum(waiting.tasks)::bigint AS tasks, min(waiting.since) AS since, min(waiting.message) AS message
+FROM waiting CROSS JOIN LATERAL (
+    SELECT bool_or(known.fingerprint IS NOT NULL) AS is_known,
+        bool_or(worker.known_tasks IS NULL OR known.fingerprint <> ALL(waiting.fingerprints)) AS is_runnable
+    FROM horsies_workers AS worker
+    CROSS JOIN LATERAL (
+        SELECT worker.known_tasks -> waiting.kind ->> waiting.name AS fingerprint) AS known
+    WHERE worker.stopped_at IS NULL AND waiting.queue_name = ANY(worker.queues)
+    HAVING count(*) > 0) AS servers
+WHERE servers.is_runnable IS NOT TRUE
+GROUP BY waiting.queue_name, waiting.name ORDER BY waiting.queue_name, waiting.name
+
 -- name: forget_refusals
 -- Of tasks that fail now: if one is retried, its grace period begins anew.
 DELETE FROM horsies_refusals WHERE task_id = ANY(%(ids)s::uuid[]) RETURNING task_id::text AS id

@@ -29,6 +29,12 @@ READING = ReadingLimits(statement_ms=10_000, lock_ms=1_000)
 ECHO_SECONDS = 2.0
 # Transactions held at once to find a pooler; most pools are smaller.
 POOLER_TRIES = 10
+# The finding of every check that needs the tables, while they cannot be read.
+NOT_READ = Finding(
+    Level.UNKNOWN,
+    "Not checked, because the tables are missing or outdated.",
+    remedy="horsies migrate",
+)
 _WORST_FIRST = (Level.RED, Level.UNKNOWN, Level.YELLOW, Level.GREEN)
 
 
@@ -136,8 +142,7 @@ def _chosen(ids: Collection[str] | None) -> list[Check]:
 def _check_script(check: Check, facts: Facts) -> Script[CheckReport]:
     assert check.find is not None
     if check.needs_tables and not has_current_schema((yield from read_applied(facts))):
-        sentence = "Not checked, because the tables are missing or outdated."
-        return _report(check, [Finding(Level.UNKNOWN, sentence, remedy="horsies migrate")])
+        return _report(check, [NOT_READ])
     return _report(check, (yield from check.find(facts)))
 
 

@@ -37,13 +37,16 @@ from horsies.db.statements.monitor import (
     list_workers,
     newest_worker_states,
 )
+from horsies.db.statements.refusals import RefusalLimit, RefusedCalls, list_refused
 from horsies.db.statements.workflows import BrokenRun, RunLimit, find_broken_runs
 from horsies.monitor.doctor.findings import HOUR, Check, Facts, Finding, Level, Limits
 from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
-from horsies.words import lasting
+from horsies.words import counted, first_sentence, lasting
 
 # Due tasks that are read per queue: enough to find the names among them.
 DUE_WINDOW = 1_000
+# Refused calls that are read, of all queues together.
+REFUSED_WINDOW = 10_000
 # Attempts among which crashes are counted.
 CRASH_WINDOW = 10_000
 BROKEN_SHOWN = BLOCKED_SHOWN = 20
@@ -179,7 +182,9 @@ def _unknown_tasks(facts: Facts) -> Script[list[Finding]]:
     due = yield from _read_due(facts)
     workers = yield from _read_workers(facts)
     releases = yield from facts.read(list_worker_releases, Nothing())
-    return judge_unknown_tasks(due, _living(workers), releases)
+    refused = yield from facts.read(list_refused, RefusalLimit(REFUSED_WINDOW))
+    living = _living(workers)
+    return [*judge_unknown_tasks(due, living, releases), *judge_refused(refused, living)]
 
 
 def judge_unknown_tasks(
@@ -199,6 +204,23 @@ def judge_unknown_tasks(
             advice = "start a worker of the release that defines it"
             findings.append(Finding(Level.RED, sentence, (), advice))
     return findings
+
+
+def judge_refused(
+    refused: Iterable[RefusedCalls], workers: Sequence[WorkerSummary]
+) -> list[Finding]:
+    served = {name for worker in workers for name in worker.queues}
+    return [
+        Finding(
+            Level.RED,
+            f"No running worker of queue {one.queue_name} can run {counted(one.tasks, 'due call')} of task "
+            f"{one.name}: {first_sentence(one.message)}.",
+            (),
+            "start a worker of the release that sent the calls",
+        )
+        for one in refused
+        if one.queue_name in served
+    ]
 
 
 def _paused_queues(facts: Facts) -> Script[list[Finding]]:
@@ -387,9 +409,9 @@ WORK_CHECKS = (
     Check("unserved", "queues with due tasks", "", "no running worker", _unserved, is_cheap=True),
     Check(
         "unknown-tasks",
-        "names of due tasks",
+        "names and calls of due tasks",
         "",
-        "no running worker of the queue has the task",
+        "no running worker of the queue has the task, or parameters that the call fits",
         _unknown_tasks,
         is_cheap=True,
     ),

@@ -53,6 +53,7 @@ from horsies.db.statements.monitor import (
     count_recent_attempts,
     list_workers,
 )
+from horsies.db.statements.refusals import RefusalLimit, RefusedCalls, list_refused
 from horsies.db.statements.schedules import ScheduleName
 from horsies.db.statements.tasks import TaskId
 from horsies.ids import stored_form
@@ -189,6 +190,7 @@ def _queue_situation(
     others: list[DueCount] = []
     if before := queues_before(name, workers):
         others = yield count_due, CountDue(before, COUNT_MAX + 1)
+    refused: list[RefusedCalls] = yield list_refused, RefusalLimit(COUNT_MAX)
     return QueueSituation(
         name=name,
         looked_at=looked_at,
@@ -199,6 +201,7 @@ def _queue_situation(
         last_server=last,
         places=places,
         others=others,
+        refused=refused,
     )
 
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from horsies.db.statements.explain import DueCount, Knowledge, LastServer, OpenTransaction, Place
 from horsies.db.statements.monitor import WorkerSummary
+from horsies.db.statements.refusals import RefusedCalls
 from horsies.monitor.explain.reasons import (
     Reason,
     between,
@@ -20,12 +21,14 @@ from horsies.monitor.explain.reasons import (
     session_label,
 )
 from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
-from horsies.words import counted, lasting
+from horsies.words import counted, first_sentence, lasting
 
 # The most entries of the claim index that a count reads.
 COUNT_MAX = 10_000
 # An id made this long ago is not that of a send that is still being committed.
 SENDING_SECONDS = 3_600.0
+# The most names of tasks that are shown.
+_NAMES_MAX = 5
 LIVE = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
 
 
@@ -34,8 +37,9 @@ class QueueSituation:
     """A queue, the open workers of the cluster, and the tasks in flight.
 
     ``workers`` are all workers without a shutdown, ``recovery`` their settings where they matter.
-    ``others`` are the due tasks of queues that all workers of this queue serve first. ``paused_by`` names
-    the operator, if the change is on record.
+    ``others`` are the due tasks of queues that all workers of this queue serve first, ``refused`` those of
+    any queue that none of its workers can call. ``paused_by`` names the operator, if the change is on
+    record.
     """
 
     name: str
@@ -48,10 +52,15 @@ class QueueSituation:
     last_server: LastServer | None = None
     places: Sequence[Place] = ()
     others: Sequence[DueCount] = ()
+    refused: Sequence[RefusedCalls] = ()
 
     @property
     def servers(self) -> list[WorkerSummary]:
         return servers_of(self.name, self.workers)
+
+    @property
+    def own_refused(self) -> list[RefusedCalls]:
+        return [one for one in self.refused if one.queue_name == self.name]
 
     @property
     def running(self) -> int:
@@ -214,9 +223,10 @@ def _cap(cap: int | None) -> str:
 
 def order_reasons(queue: QueueSituation) -> Iterator[Reason]:
     """Yield the queues that are served first, and the workers that poll."""
-    waiting = [other for other in queue.others if other.due and other.paused_at is None]
+    startable = {other.name: _startable(queue, other) for other in queue.others}
+    waiting = [other for other in queue.others if startable[other.name] and other.paused_at is None]
     if waiting:
-        shown = ", ".join(f"{other.name} ({at_least(other.due)} due)" for other in waiting)
+        shown = ", ".join(f"{one.name} ({at_least(startable[one.name])} due)" for one in waiting)
         yield reason(
             "BETTER_QUEUES_FIRST",
             f"Its workers serve other queues first: {shown}.",
@@ -232,6 +242,14 @@ def order_reasons(queue: QueueSituation) -> Iterator[Reason]:
             subjects=[worker.label for worker in polling],
             remedy="set session_database_url to an address that bypasses the pooler",
         )
+
+
+def _startable(queue: QueueSituation, other: DueCount) -> int:
+    """Return the due tasks of another queue without those that no worker can call: these delay nothing."""
+    if other.due > COUNT_MAX:
+        return other.due
+    refused = sum(one.tasks for one in queue.refused if one.queue_name == other.name)
+    return max(other.due - refused, 0)
 
 
 def at_least(count: int) -> str:
@@ -254,24 +272,39 @@ def queue_reasons(queue: QueueSituation, backlog: QueueBacklog) -> list[Reason]:
     servers = queue.servers
     if not servers:
         found.append(unserved_reason(queue))
-    elif backlog.unknown_names:
-        shown = ", ".join(repr(name) for name in backlog.unknown_names)
-        know = "does not know" if len(servers) == 1 else "do not know"
-        found.append(
-            reason(
-                "TASK_UNKNOWN",
-                f"{counted(len(servers), 'live worker')} of queue {queue.name!r} {know} these "
-                f"waiting tasks: {shown}.",
-                subjects=backlog.unknown_names,
-                remedy="deploy a worker that has these tasks",
-            )
-        )
+    else:
+        found += _misfit_reasons(queue, servers, backlog)
     found += capacity_reasons(queue, servers)
     found += order_reasons(queue)
     found.append(_backlog_reason(queue, waiting, bool(found)))
     if waiting.due:
         found += _window_reasons(queue, servers)
     return found
+
+
+def _misfit_reasons(
+    queue: QueueSituation, servers: Sequence[WorkerSummary], backlog: QueueBacklog
+) -> Iterator[Reason]:
+    """Yield the waiting tasks that no worker of the queue has, and the calls that fit none of them."""
+    workers = f"{counted(len(servers), 'live worker')} of queue {queue.name!r}"
+    lacking = {one.name for one in queue.own_refused if not one.is_known}
+    if names := sorted(lacking.union(backlog.unknown_names)):
+        know = "does not know" if len(servers) == 1 else "do not know"
+        yield reason(
+            "TASK_UNKNOWN",
+            f"{workers} {know} these waiting tasks: {', '.join(map(repr, names[:_NAMES_MAX]))}.",
+            subjects=names[:_NAMES_MAX],
+            remedy="deploy a worker that has these tasks",
+        )
+    for one in [one for one in queue.own_refused if one.is_known][:_NAMES_MAX]:
+        yield reason(
+            "CALL_DOES_NOT_FIT",
+            f"{workers} cannot run {counted(one.tasks, 'due task')} {one.name!r}: "
+            f"{first_sentence(one.message)}.",
+            since=one.since,
+            subjects=[one.name],
+            remedy=f"deploy a worker of queue {queue.name} with the release that sent the call",
+        )
 
 
 def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Reason]:

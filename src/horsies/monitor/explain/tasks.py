@@ -30,7 +30,7 @@ from horsies.monitor.overview import WorkerHealth, health_of
 from horsies.retry import LIMIT_REACHED, NOT_LISTED
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
-from horsies.words import counted, lasting
+from horsies.words import counted, first_sentence, lasting
 
 # How long an operator wants to read that a worker was lost.
 LOSS_SHOWN_SECONDS = 600.0
@@ -259,7 +259,7 @@ def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Reason
     queue = situation.queue
     refusals = [one for worker in knowing if (one := _refusal(queue, worker)) is not None]
     since = min((one.refused_since for one in refusals if one.refused_since), default=None)
-    fault = (refusals[0].refusal or "").partition(". ")[0].rstrip(".")
+    fault = first_sentence(refusals[0].refusal or "")
     workers = counted(len(knowing), "live worker")
     grace = _grace_seconds(queue)
     fails = "" if grace is None else f" after {lasting(grace)}"
