@@ -195,3 +195,18 @@ def test_a_failure_that_the_policy_lists_is_retried() -> None:
     task = claimed("new")._replace(task_options=options, max_retries=1)
     assert unknown_tasks().outcome(task).delay_seconds == 7
     assert unknown_tasks().outcome(claimed("new")).delay_seconds is None
+
+
+def test_a_call_that_does_not_fit_is_logged_with_its_parameter_and_a_remedy_that_helps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    unknown = unknown_tasks()
+    message = (
+        "The stored call does not fit the function: there is no parameter 'title'. Correct it."
+    )
+    unknown.left([uncalled(claimed("old"), message)], [], [Taker("id", True, True)], 100.0)
+    (line,) = caplog.messages
+    assert "cannot call task 'old' on queue 'mail'" in line
+    assert "there is no parameter 'title';" in line
+    assert "deploy the same release to every worker" in line
+    assert "discover_tasks" not in line

@@ -35,6 +35,7 @@ from horsies.logs import as_event
 from horsies.task_result import TaskError
 from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import Outcome, outcome_of_error
+from horsies.words import first_sentence
 from horsies.worker.agenda import NEVER
 from horsies.worker.child.builtin_tasks import BUILTIN_TASKS, expansion_request
 from horsies.workflow.build.plan import EXPAND_TASK
@@ -223,9 +224,10 @@ class UnknownTasks:
         """
         left = {one.id for one in takers if one.is_known or one.is_recent}
         left |= {task.id for task, _ in uncalled if task.worker_pid is None}
-        for task, _ in uncalled:
+        for task, outcome in uncalled:
             if task.id in left:
-                self._warn(self.known.wanted_by(task), task.queue_name)
+                message = outcome.error_message or ""
+                self._warn(self.known.wanted_by(task), task.queue_name, message)
         for one in refused:
             if one.id in left:
                 until, look_at = self._refused.get(one.fingerprint, (0.0, NEVER))
@@ -278,21 +280,25 @@ class UnknownTasks:
         logger.error("%s", text)
         return _failure(task, OperationalErrorCode.WORKER_RESOLUTION_ERROR, text)
 
-    def _warn(self, wanted: Wanted, queue_name: str) -> None:
+    def _warn(self, wanted: Wanted, queue_name: str, message: str = "") -> None:
+        """Log once that tasks are left to others; the message says why a call does not fit."""
         if wanted in self._warned:
             return
         self._warned.add(wanted)
         what = "workflow with the definition key" if wanted.kind == "workflows" else "task"
-        fault = "has other parameters for the" if wanted.fingerprint else "has no"
-        logger.warning(
-            "this worker %s %s %r on queue %r and leaves it to other workers; add its module to "
-            "discover_tasks, deploy the same release to every worker, or use a queue of its own",
-            fault,
-            what,
-            wanted.name,
-            queue_name,
-            extra=as_event("unknown_task", task_name=wanted.name, queue=queue_name),
-        )
+        one = f"{what} {wanted.name!r} on queue {queue_name!r}"
+        if wanted.fingerprint:
+            text = (
+                f"this worker cannot call {one} as it was sent and leaves it to other workers: "
+                f"{first_sentence(message)}; deploy the same release to every worker of the queue"
+            )
+        else:
+            text = (
+                f"this worker has no {one} and leaves it to other workers; add its module to "
+                "discover_tasks, deploy the same release to every worker, or use a queue of its own"
+            )
+        event = as_event("unknown_task", task_name=wanted.name, queue=queue_name)
+        logger.warning("%s", text, extra=event)
 
 
 def claim_unknown(
