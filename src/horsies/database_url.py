@@ -92,6 +92,8 @@ def url_problem(url: str) -> str | None:
     """
     if url.startswith(_ACCEPTED_SCHEMES):
         return None
+    if url.startswith("embedded:"):
+        return "write embedded:// alone, or embedded:///some/directory, with three slashes"
     return (
         "the URL must start with postgresql:// or postgresql+psycopg://, "
         "or be embedded:// for a private development server"

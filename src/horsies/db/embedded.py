@@ -66,7 +66,7 @@ def data_directory(url: str) -> Path:
         raise ConfigurationError(
             f"The embedded database URL must be embedded:// or embedded:///some/directory, not {url!r}.",
             code=ErrorCode.BROKER_INVALID_URL,
-            help_text=f"write embedded:///{parts.netloc}{parts.path}, with three slashes",
+            help_text=f"write {_with_three_slashes(parts.netloc + parts.path)}, with three slashes",
         )
     if parts.query or parts.fragment:
         raise ConfigurationError(
@@ -77,6 +77,12 @@ def data_directory(url: str) -> Path:
     if parts.path.strip("/"):
         return Path(unquote(parts.path, errors="surrogateescape"))
     return _home() / _directory_name(project_directory(_started_in.resolve()))
+
+
+def _with_three_slashes(path: str) -> str:
+    """Return the URL that was meant; only a shell expands the ~ of a home directory."""
+    home = Path(os.path.expanduser(unquote(path, errors="surrogateescape")))
+    return url_of(home) if path.startswith("~") and home.is_absolute() else f"embedded:///{path}"
 
 
 def url_of(directory: Path) -> str:
