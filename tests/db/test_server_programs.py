@@ -148,3 +148,12 @@ def test_where_no_copy_can_be_kept_the_sentence_names_the_places(
         usable_programs(installed)
     assert all(str(home) in refused.value.message for home in homes)
     assert refused.value.help_text is not None
+
+
+@needs_root
+def test_a_link_that_appears_during_the_creation_of_a_home_is_not_followed(place: Path) -> None:
+    private, link = place / "private", place / "home"
+    private.mkdir(mode=0o700)
+    link.symlink_to(private)
+    server_programs._make_directory(link)
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700

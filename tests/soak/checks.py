@@ -177,7 +177,8 @@ def early_starts(evidence: Evidence) -> Iterator[str]:
 def wrongly_condemned(evidence: Evidence) -> Iterator[str]:
     """A worker is declared lost only after its death, or when it was out of touch for too long."""
     for one in evidence.condemned:
-        is_dead = evidence.killed_at.get(one.worker, float("inf")) <= one.at + 0.1
+        ends = (evidence.killed_at.get(one.worker), evidence.ended_at.get(one.worker))
+        is_dead = any(end is not None and end <= one.at + 0.1 for end in ends)
         if not is_dead and not evidence.may_be_lost(one.worker, one.at):
             near = evidence.faults_near(one.worker, one.at)
             yield f"{one.observer} declared {one.worker} lost at {one.at:.1f}, which lived; {near}"

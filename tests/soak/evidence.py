@@ -78,6 +78,8 @@ class Evidence:
     launched_at: dict[str, float] = field(default_factory=dict)
     killed_at: dict[str, float] = field(default_factory=dict)
     stopped_at: dict[str, float] = field(default_factory=dict)
+    # When workers wrote their last event; one that leaves tasks behind does not record its stop.
+    ended_at: dict[str, float] = field(default_factory=dict)
     # Faults of the server and of all workers.
     common: list[Window] = field(default_factory=list)
     faults: dict[str, list[Window]] = field(default_factory=lambda: defaultdict(list))
@@ -171,6 +173,9 @@ def gather(crew: Crew, watch: Watch) -> Evidence:
     for process in crew.fleet.workers:
         for event in process.events("outcomes_lost"):
             evidence.given_up.update(event["task_ids"])
+        for event in process.events("worker_stopped"):
+            ended = evidence.monotonic(datetime.fromisoformat(event["time"]))
+            evidence.ended_at[pids[event["pid"]]] = ended
     return evidence
 
 

@@ -50,6 +50,8 @@ COMMIT_SECONDS = 5.0
 # Behind a pooler, the share of the wait for an answer after which the server ends a statement, and so
 # gives a reason.
 _STATEMENT_SHARE = 0.8
+# What a server process waits for.
+_WAIT_EVENT = "SELECT wait_event FROM pg_catalog.pg_stat_activity WHERE pid = %s"
 # How long to wait for an answer between two calls of ``meanwhile``.
 WAIT_SECONDS = 0.1
 
@@ -82,8 +84,11 @@ class Pipeline:
         timeout_seconds: float | None = None,
         logged: bool = False,
         limits: Limits = NO_LIMITS,
+        connect: Callable[[], Connection[Any]] | None = None,
     ) -> None:
         self.connection = connection
+        # Opens a second session, which asks why this one does not answer.
+        self._connect = connect
         self.timeout_seconds = self._patience_seconds = timeout_seconds
         # Whether the current group took too long and was cancelled.
         self._has_cancelled = False
@@ -127,6 +132,7 @@ class Pipeline:
             timeout_seconds=_answer_seconds(config.tcp_user_timeout_ms, limits, is_pooled),
             logged=config.echo,
             limits=limits,
+            connect=None if is_pooled else lambda: database.connect(role),
         )
 
     @property
@@ -148,6 +154,10 @@ class Pipeline:
             results = self._exchange(self.connection.pgconn, steps)
             self._raise_first_failure(results)
             self._raise_undone(results)
+            if self._has_cancelled:
+                raise OperationalError(
+                    "the commit is in doubt: its wait for a standby was cancelled"
+                )
         answers = results[2:-1] if self._installation.is_pooled else results
         return [
             self._rows(statement, result)
@@ -246,6 +256,8 @@ class Pipeline:
         """Wait for the socket; False when it is closed and only buffered input is left."""
         self._poller.register(pgconn.socket, events)
         ready = self._first_event(self._patience_seconds)
+        while not ready and self._waits_for_standby():
+            ready = self._first_event(self._patience_seconds)
         if not ready:
             # Without a cancel the abandoned group could still be applied much later. A server that is
             # there answers it with an error, and the session goes on.
@@ -263,6 +275,22 @@ class Pipeline:
                 self._break = error
                 return False
         return True
+
+    def _waits_for_standby(self) -> bool:
+        """Whether the server has committed the group and waits for a synchronous standby.
+
+        A cancel would end that wait, and a commit that no standby has would count as success. Behind a
+        pooler nobody knows which server process it is.
+        """
+        if self._connect is None:
+            return False
+        pid = self.connection.pgconn.backend_pid
+        try:
+            with self._connect() as session:
+                row = session.execute(_WAIT_EVENT, (pid,), prepare=False).fetchone()
+        except Error:
+            return False
+        return row is not None and tuple(row) == ("SyncRep",)
 
     def _first_event(self, remaining: float | None) -> list[tuple[int, int]]:
         """Wait for a socket event, empty after ``remaining`` seconds, and call ``meanwhile``."""

@@ -187,9 +187,7 @@ def _make_home(home: Path) -> None:
     """Create the directory; refuse one that another user could write to, or whose programs cannot run."""
     for directory in (*reversed(home.parents), home):
         if not directory.exists():
-            directory.mkdir(exist_ok=True)
-            if is_root():
-                directory.chmod(0o711)  # the server's own user must pass
+            _make_directory(directory)
     for directory in (home, *home.resolve().parents):
         if directory.is_symlink() or not _is_private(directory, is_last=directory == home):
             raise PermissionError(f"other users could write to {directory}")
@@ -199,6 +197,22 @@ def _make_home(home: Path) -> None:
         raise OSError("its name has a character that PostgreSQL's programs do not quote")
     if sys.platform != "win32" and os.statvfs(home).f_flag & getattr(os, "ST_NOEXEC", 0):
         raise OSError("programs cannot run there")
+
+
+def _make_directory(directory: Path) -> None:
+    """Create a directory that the server's user can pass. One that another process has made meanwhile stays
+    as it is: it may be a link of another user's.
+    """
+    try:
+        directory.mkdir()
+    except FileExistsError:
+        return
+    if is_root():
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            os.fchmod(descriptor, 0o711)
+        finally:
+            os.close(descriptor)
 
 
 def _is_private(directory: Path, *, is_last: bool) -> bool:
