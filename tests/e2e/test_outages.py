@@ -236,8 +236,10 @@ def test_a_claim_nobody_remembers_is_released_when_the_connection_comes_back(
     assert attempts(connection, stopped.task_id) == []
 
 
+# An index that cannot read the text.
 REFUSE_POISON = (
-    "ALTER TABLE horsies_tasks ADD CONSTRAINT e2e_refuse CHECK (result NOT LIKE '%poison%')"
+    "CREATE INDEX e2e_refuse ON horsies_tasks "
+    "((CASE WHEN result LIKE '%poison%' THEN result::integer END))"
 )
 
 
@@ -257,4 +259,4 @@ def test_an_outcome_the_database_refuses_costs_only_its_own_text(
         assert {row.status for row in tasks(connection)} == {"COMPLETED", "FAILED"}
         assert worker.stop() == 0
     finally:
-        connection.execute("ALTER TABLE horsies_tasks DROP CONSTRAINT e2e_refuse")
+        connection.execute("DROP INDEX e2e_refuse")

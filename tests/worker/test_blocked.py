@@ -21,6 +21,7 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statements.blocked import BlockedLimit, list_blocked
 from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable
 from horsies.db.statements.workers import FindAbandoned, find_abandoned
+from horsies.states import TaskStatus
 from horsies.tasks.blocked import (
     ALIKE,
     LONGEST_LOCK_SECONDS,
@@ -178,19 +179,56 @@ def test_a_text_the_database_refuses_fails_its_task_alone(
     for _ in range(3):
         add_task(connection)
     bad, *good = claim(pipeline, 3)
-    connection.execute(
-        "ALTER TABLE horsies_tasks ADD CONSTRAINT test_check CHECK (result NOT LIKE '%forbidden%')"
-    )
+    connection.execute("CREATE INDEX test_results ON horsies_tasks ((result::jsonb))")
     try:
-        outcomes = [Outcome.completed(bad, '{"ok":"forbidden"}')]
+        outcomes = [Outcome.completed(bad, '{"ok":"\\u0000"}')]  # jsonb cannot hold this character
         outcomes += [Outcome.completed(task, '{"ok":1}') for task in good]
         turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
     finally:
-        connection.execute("ALTER TABLE horsies_tasks DROP CONSTRAINT test_check")
+        connection.execute("DROP INDEX test_results")
     assert turned.recorded == {bad.id, *(task.id for task in good)}
     assert turned.refused == set()
     assert row_of(connection, bad.id)["error_code"] == "WORKER_SERIALIZATION_ERROR"
     assert {row_of(connection, task.id)["result"] for task in good} == {'{"ok":1}'}
+    assert {one.status for one in turned.instead.values()} == {TaskStatus.FAILED}
+    assert set(turned.instead) == {bad.id}, "the log names the outcome that is stored"
+
+
+@pytest.mark.parametrize(
+    ("rule", "ending"),
+    [
+        (
+            "CREATE UNIQUE INDEX test_rule ON horsies_tasks (task_name) WHERE status = 'COMPLETED'",
+            "DROP INDEX test_rule",
+        ),
+        (
+            "ALTER TABLE horsies_tasks ADD CONSTRAINT test_rule "
+            "CHECK (status <> 'COMPLETED' OR task_name <> 'poison')",
+            "ALTER TABLE horsies_tasks DROP CONSTRAINT test_rule",
+        ),
+    ],
+    ids=["unique", "check"],
+)
+def test_a_constraint_of_an_operator_blocks_an_outcome_and_costs_no_result(
+    connection: Connection[Any], pipeline: Pipeline, rule: LiteralString, ending: LiteralString
+) -> None:
+    for name in ("poison", "work"):
+        add_task(connection, task_name=name)
+    if "UNIQUE" in rule:
+        add_task(connection, task_name="poison", result='{"ok":0}', **ENDED)
+    outcomes = turn_outcomes(pipeline, 2)
+    bad, blocked = outcomes[0].task_id, Blocked("me")
+    connection.execute(rule)
+    try:
+        turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+    finally:
+        connection.execute(ending)
+    assert (turned.recorded, turned.refused) == ({outcomes[1].task_id}, {bad})
+    assert row_of(connection, bad)["status"] == "RUNNING"
+    (row,) = list_blocked.run(connection, BlockedLimit(5))
+    assert (row.id, row.error[:2]) == (bad, "23")
+    assert record_alone(pipeline, CLAIMER, outcomes[0], blocked) is not None
+    assert row_of(connection, bad)["status"] == "COMPLETED"
 
 
 def test_an_outcome_a_trigger_refuses_keeps_its_result(
@@ -619,6 +657,24 @@ def test_a_change_that_takes_too_long_rests_for_longer_and_leaves_others_less_ti
     assert blocked.seconds_alone() == patient_seconds
 
 
+def test_a_change_that_takes_too_long_may_take_longer_each_time(
+    connection: Connection[Any], pipeline: Pipeline
+) -> None:
+    task_id, clock = add_task(connection), Clock()
+    blocked = Blocked("me", clock)
+    change, limits = Change("record", task_id), []
+    for _ in range(3):
+        limits.append(blocked.seconds_alone(task_id))
+        blocked.note(pipeline, change, lookup("57014")("x"), taken_seconds=limits[-1])
+        # Another attempt, while the worker is impatient, is no reason to begin anew.
+        blocked.note(pipeline, change, lookup("57014")("x"), taken_seconds=1.0)
+        clock.now += 1000
+    assert limits == [10, 20, 40]
+    assert blocked.seconds_alone("another") == 10
+    blocked.forget(change)
+    assert blocked.seconds_alone(task_id) == 10
+
+
 # The same error for every task
 
 
@@ -643,10 +699,10 @@ def test_the_database_is_named_when_it_refuses_every_task_of_a_batch_alike(
     assert len(blocked.excluded()) == 5
     clock.now += LONGEST_LOCK_SECONDS
     assert len(blocked.excluded()) == 4
-    assert record_alone(pipeline, CLAIMER, outcomes[0], blocked)
+    assert record_alone(pipeline, CLAIMER, outcomes[0], blocked) is not None
     assert blocked.excluded() == []
     for one in outcomes[1:]:
-        assert record_alone(pipeline, CLAIMER, one, blocked)
+        assert record_alone(pipeline, CLAIMER, one, blocked) is not None
     assert list_blocked.run(connection, BlockedLimit(9)) == []
     blocked.delete_old(pipeline)
     assert connection.execute("SELECT FROM horsies_blocked").fetchall() == []

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from psycopg import Connection
+from psycopg.errors import QueryCanceled
 
 from horsies.app import Horsies
+from horsies.tasks.blocked import Change
 from horsies.tasks.outcome import Outcome
 from horsies.worker import agenda
 from horsies.worker.config import WorkerConfig
@@ -124,6 +126,41 @@ def test_a_stop_ends_although_a_reachable_database_refuses_every_turn(
     assert f"the outcome(s) of task(s) {task_id}; they are lost" in caplog.text
     assert row_of(connection, task_id)["status"] == "RUNNING"
     assert recorded_stops(connection) == [False]
+
+
+SLEEP = """
+CREATE FUNCTION test_sleep() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN PERFORM pg_sleep(1.5); RETURN NEW; END $$;
+CREATE TRIGGER test_sleep BEFORE UPDATE ON horsies_tasks FOR EACH ROW
+WHEN (NEW.status = 'COMPLETED' AND NEW.task_name = 'slow') EXECUTE FUNCTION test_sleep()
+"""
+
+
+def test_a_stop_records_refused_outcomes_that_take_long_to_store(
+    worker: Worker, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claimer = Claimer(worker.worker_id, "host", ["elsewhere"], [None])
+    ids = [add_task(connection, task_name=name, queue_name="elsewhere") for name in ("slow", "a")]
+
+    def hold_refused_outcomes_and_stop() -> None:
+        pipeline, in_flight = worker._connection.pipeline, worker._in_flight
+        if not in_flight.is_empty or pipeline is None:
+            return
+        for task in take_turn(pipeline, claimer, [], TurnRequest(pids=[1, 2])).claimed:
+            in_flight.fail(task, Outcome.completed(task, '{"ok":1}'))
+        in_flight.close_recorded(in_flight.outcomes, set(), set(ids))
+        # The worker has just waited for one of them in vain.
+        error = QueryCanceled("no answer for 10 s")
+        worker._work._blocked.note(pipeline, Change("record", ids[0]), error, taken_seconds=10.0)
+        worker.request_stop()
+
+    once_registered(worker, connection, monkeypatch, hold_refused_outcomes_and_stop)
+    connection.execute(SLEEP)
+    try:
+        assert worker.run() is ExitCode.CLEAN
+    finally:
+        connection.execute("DROP FUNCTION test_sleep() CASCADE")
+    assert {row_of(connection, one)["status"] for one in ids} == {"COMPLETED"}
 
 
 def test_a_burst_reports_the_due_tasks_of_paused_queues(

@@ -42,6 +42,10 @@ _LASTING_STATES = {
     *("53000", "53200", "53400"),  # resources: memory, a configured limit
     *("40001", "40P01"),
 }
+# The database cannot hold a text, whatever row it belongs to: its characters, its length, its syntax where an
+# index or a type of an operator reads it, or its size.
+_TEXT_STATES = {"22021", "22P05", "22001", "22P02", _LIMIT_EXCEEDED}
+_TOO_LARGE = "invalid memory alloc request size"  # not translated
 _INSTALLATION_CLASSES = ("28", "3D", "3F")  # the login, the database, the schema
 _INSTALLATION_STATES = {
     "42501",  # a right is missing
@@ -169,6 +173,18 @@ def is_raised_by_trigger(error: psycopg.Error) -> bool:
     Translations of the server's messages keep the name of the language.
     """
     return "PL/pgSQL" in (error.diag.context or "")
+
+
+def is_of_text(error: psycopg.Error) -> bool:
+    """Whether the database refuses to hold a text of the statement itself.
+
+    A constraint that an operator added refuses a row, not its text. An error without a SQLSTATE is that of
+    a statement too large to send.
+    """
+    if not is_of_data(error) or is_raised_by_trigger(error):
+        return False
+    state = error.sqlstate
+    return state is None or state in _TEXT_STATES or _text(error).startswith(_TOO_LARGE)
 
 
 def _is_permanent(lowered: str) -> bool:

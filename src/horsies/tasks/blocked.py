@@ -130,6 +130,8 @@ class _Delay:
     seconds: float
     ends_at: float
     is_locked: bool
+    # How long the slowest attempt took that a time limit ended.
+    taken_seconds: float
 
 
 @dataclass(slots=True)
@@ -201,9 +203,20 @@ class Blocked:
         """The first step of a transaction that is tried again anyway: it waits briefly for locks."""
         return limit_lock_wait, _PATIENT if self._is_patient() else _IMPATIENT
 
-    def seconds_alone(self) -> float:
-        """How long a transaction that is tried again anyway may take."""
-        return _PATIENT_SECONDS if self._is_patient() else _IMPATIENT_SECONDS
+    def seconds_alone(self, one: str = "") -> float:
+        """How long a transaction that is tried again anyway may take, the one of this task or run.
+
+        Twice as long as last time if it took too long, so that one which only takes long succeeds. The
+        limit of every transaction, ``statement_timeout_ms``, applies besides.
+        """
+        if not self._is_patient():
+            return _IMPATIENT_SECONDS
+        return max(_PATIENT_SECONDS, 2 * self.seconds_taken(one))
+
+    def seconds_taken(self, one: str) -> float:
+        """How long the slowest attempt of a refused change took that a time limit ended."""
+        delay = self.delays.get(one)
+        return 0.0 if delay is None else delay.taken_seconds
 
     def _is_patient(self) -> bool:
         return self._patient_at - self._clock() < _PATIENCE_SECONDS
@@ -262,7 +275,7 @@ class Blocked:
         """Run the steps of one change in a transaction; None if the database refuses it."""
         started = self._clock()
         try:
-            _, *answers = pipeline.run([self.lock_wait(), *steps], self.seconds_alone())
+            _, *answers = pipeline.run([self.lock_wait(), *steps], self.seconds_alone(change.id))
         except psycopg.Error as error:
             if not is_of_one(error):
                 raise
@@ -316,7 +329,9 @@ class Blocked:
         is_brief = is_lock_timeout(error) or (alike.is_logged and alike.first == change.id)
         longest = LONGEST_LOCK_SECONDS if is_brief else LONGEST_DELAY_SECONDS
         seconds = min(2 * known.seconds, longest) if known else FIRST_DELAY_SECONDS
+        slowest = self.seconds_taken(change.id)
         if is_time_limit(error):
+            slowest = max(slowest, taken_seconds)
             rest_seconds = REST_FACTOR * taken_seconds
             seconds = max(seconds, rest_seconds)
             self._patient_at = now + _PATIENCE_SECONDS + rest_seconds
@@ -324,7 +339,7 @@ class Blocked:
             spent_at = max(self._patient_at, now) + _WAIT_COST_SECONDS
             self._patient_at = max(self._patient_at, min(spent_at, now + _PATIENCE_SECONDS))
         self.delays[change.id] = _Delay(
-            change.action, reason, seconds, now + seconds, is_lock_timeout(error)
+            change.action, reason, seconds, now + seconds, is_lock_timeout(error), slowest
         )
         refused = [] if known else [Refusal(change, reason)]
         if self._search is not None:

@@ -361,11 +361,13 @@ class InFlight:
                 ends.append((outcome, task, None))  # it never reached a child
         return ends
 
-    def close_blocked(self, outcome: Outcome, recorded: Set[str]) -> None:
+    def close_blocked(
+        self, outcome: Outcome, recorded: Set[str], failed: Set[str], cancelled: Set[str]
+    ) -> None:
         """``close_recorded`` for an outcome that the database had refused."""
         del self.blocked[outcome.task_id]
         self.outcomes.insert(0, outcome)
-        self.close_recorded([outcome], recorded)
+        self.close_recorded([outcome], recorded, frozenset(), failed, cancelled)
 
     def take_started(
         self, requested: Iterable[ClaimedTask], pids: Mapping[str, int]

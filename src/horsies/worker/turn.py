@@ -18,7 +18,7 @@ from uuid import UUID
 import psycopg
 
 from horsies.config.app import AppConfig
-from horsies.db.errors import describe_refusal, is_of_data, is_raised_by_trigger
+from horsies.db.errors import describe_refusal, is_of_text
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.blocked import DueTask, FindDue, FindUnheld, find_due, find_unheld
@@ -194,7 +194,8 @@ class TurnResult(NamedTuple):
     `refused` are the outcomes that the database refused, which the worker keeps. `as_decided` is False
     when another outcome may have been recorded instead of a refused one. `failed` are the recorded ones
     that are final, although the worker may have decided to retry, `cancelled` those with their outcome
-    for an accepted cancel.
+    for an accepted cancel. `instead` are the outcomes recorded in place of those whose texts the database
+    refuses.
     """
 
     recorded: set[str]
@@ -204,6 +205,7 @@ class TurnResult(NamedTuple):
     as_decided: bool = True
     failed: Set[str] = frozenset()
     cancelled: Set[str] = frozenset()
+    instead: Mapping[str, Outcome] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -324,15 +326,19 @@ def _one_by_one(
     reported before the claim.
     """
     with blocked.search(pipeline):
-        recorded = {one.task_id: record_alone(pipeline, claimer, one, blocked) for one in outcomes}
+        each = {one.task_id: record_alone(pipeline, claimer, one, blocked) for one in outcomes}
     started = _start_one_by_one(pipeline, claimer, request, blocked)
     claimed = _claim_apart(pipeline, claimer, request._replace(starting=()), blocked)
+    turns = [turned for turned in each.values() if turned is not None]
     return TurnResult(
-        {task_id for ids in recorded.values() if ids for task_id in ids},
+        {task_id for turned in turns for task_id in turned.recorded},
         started,
         claimed,
-        {task_id for task_id, ids in recorded.items() if ids is None},
+        {task_id for task_id, turned in each.items() if turned is None},
         as_decided=False,
+        failed={task_id for turned in turns for task_id in turned.failed},
+        cancelled={task_id for turned in turns for task_id in turned.cancelled},
+        instead={task_id: one for turned in turns for task_id, one in turned.instead.items()},
     )
 
 
@@ -381,45 +387,49 @@ def record_alone(
     outcome: Outcome,
     blocked: Blocked,
     freed: Mapping[str, int] = MappingProxyType({}),
+    last_seconds: float | None = None,
     *,
-    is_last: bool = False,
-) -> set[str] | None:
+    waits: bool = False,
+) -> TurnResult | None:
     """Record one outcome in a transaction; None if the database refuses it.
 
     An outcome whose own texts the database refuses is recorded as a failure without them. The refusal of
-    a trigger, such as the progress of a run, says nothing about the texts, nor does an error that may
-    pass, such as a lock of another session: the outcome is kept as it is. The last attempt waits longer
-    for a lock.
+    a trigger, such as the progress of a run, or of a constraint says nothing about the texts, nor does an
+    error that may pass, such as a lock of another session: the outcome is kept as it is. The last attempt of
+    a worker that stops may take `last_seconds`; with `waits` it waits longer for a lock.
     """
     change = Change("record", outcome.task_id, outcome.workflow_id)
-    request, first = TurnRequest(freed=freed), [] if is_last else [blocked.lock_wait()]
-    started, seconds = time.monotonic(), blocked.seconds_alone()
+    request, first = TurnRequest(freed=freed), [] if waits else [blocked.lock_wait()]
+    started = time.monotonic()
+    seconds = blocked.seconds_alone(outcome.task_id) if last_seconds is None else last_seconds
     try:
-        recorded = _one_transaction(pipeline, claimer, [outcome], request, first, seconds).recorded
+        turned = _one_transaction(pipeline, claimer, [outcome], request, first, seconds)
     except psycopg.Error as error:
         if not is_of_one(error):
             raise
-        recorded = None
-        if is_of_data(error) and not is_raised_by_trigger(error):
-            recorded = _record_without_result(pipeline, claimer, outcome, request)
-        if recorded is None:
+        instead = None
+        if is_of_text(error):
+            instead = _record_without_result(pipeline, claimer, outcome, request, seconds)
+        if instead is None:
             blocked.note(pipeline, change, error, time.monotonic() - started)
             return None
-        reason = describe_refusal(error)
+        turned, reason = instead, describe_refusal(error)
         logger.error("the result of task %s cannot be stored: %s", outcome.task_id, reason)
     blocked.forget(change)
-    return recorded
+    return turned
 
 
 def _record_without_result(
-    pipeline: Pipeline, claimer: Claimer, outcome: Outcome, request: TurnRequest
-) -> set[str] | None:
+    pipeline: Pipeline, claimer: Claimer, outcome: Outcome, request: TurnRequest, seconds: float
+) -> TurnResult | None:
+    plain = without_result(outcome)
     try:
-        return _one_transaction(pipeline, claimer, [without_result(outcome)], request).recorded
+        turned = _one_transaction(pipeline, claimer, [plain], request, (), seconds)
     except psycopg.Error as error:
         if not is_of_one(error):
             raise
         return None
+    return turned._replace(instead={outcome.task_id: plain})
 
 
 def _start_one_by_one(

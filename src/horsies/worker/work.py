@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
@@ -59,6 +59,8 @@ logger = logging.getLogger("horsies.worker")
 LAST_WAIT_SECONDS = 5.0
 # How long all last attempts may take.
 LAST_PASS_SECONDS = 30.0
+# How long each of them may take at least, however many there are.
+LAST_SHARE_SECONDS = 3.0
 _NO_CLAIM = nullcontext()
 
 
@@ -72,6 +74,26 @@ def _expire_each(pipeline: Pipeline, steps: Sequence[Step], blocked: Blocked) ->
     expired = expire_one_by_one(pipeline, blocked)
     lapsed = release_one_by_one(pipeline, blocked)
     return expired, lapsed, *pipeline.run(steps[2:])
+
+
+# An outcome, how many seconds its attempt may take if it is the last, and whether it waits for locks.
+_Attempt: TypeAlias = tuple[Outcome, float | None, bool]
+
+
+def _attempts(refused: Sequence[Outcome]) -> Iterator[_Attempt]:
+    return ((outcome, None, False) for outcome in refused)
+
+
+def _last_attempts(refused: Sequence[Outcome]) -> Iterator[_Attempt]:
+    """The last attempts, as long as there is time: each may take its share of the time that is left."""
+    started = time.monotonic()
+    for count, outcome in zip(range(len(refused), 0, -1), refused, strict=True):
+        now = time.monotonic()
+        left_seconds = started + LAST_PASS_SECONDS - now
+        if left_seconds <= 0:
+            return
+        share_seconds = max(LAST_SHARE_SECONDS, left_seconds / count)
+        yield outcome, min(share_seconds, left_seconds), now < started + LAST_WAIT_SECONDS
 
 
 class Work:
@@ -303,6 +325,8 @@ class Work:
         ]
         if not nodes:  # children first: they work during the bookkeeping
             self._hand_out(pipeline, tasks, NO_PARTS)
+        if result.instead:
+            outcomes = [result.instead.get(one.task_id, one) for one in outcomes]
         in_flight.close_recorded(
             outcomes, result.recorded, result.refused, result.failed, result.cancelled
         )
@@ -362,22 +386,22 @@ class Work:
 
     def _retry_blocked(self, pipeline: Pipeline) -> None:
         """Try again to record outcomes that the database refused; a worker that stops then gives up."""
-        in_flight = self._in_flight
+        in_flight, blocked = self._in_flight, self._blocked
         is_last = self._shutdown.is_requested and in_flight.has_only_blocked
-        started = time.monotonic()
-        patient_until = started + LAST_WAIT_SECONDS
-        for outcome in list(in_flight.blocked.values()):
-            if is_last and time.monotonic() > started + LAST_PASS_SECONDS:
-                break
-            if is_last or not self._blocked.is_waiting(outcome.task_id):
-                freed = in_flight.freed_by_queue([outcome])
-                waits = is_last and time.monotonic() < patient_until
-                recorded = record_alone(
-                    pipeline, self._claimer, outcome, self._blocked, freed, is_last=waits
-                )
-                if recorded is not None:
-                    self.claimed_last = False
-                    in_flight.close_blocked(outcome, recorded)
+        refused = list(in_flight.blocked.values())
+        if is_last:
+            refused.sort(key=lambda one: blocked.seconds_taken(one.task_id))
+        for outcome, seconds, waits in _last_attempts(refused) if is_last else _attempts(refused):
+            if not is_last and blocked.is_waiting(outcome.task_id):
+                continue
+            freed = in_flight.freed_by_queue([outcome])
+            turned = record_alone(
+                pipeline, self._claimer, outcome, blocked, freed, seconds, waits=waits
+            )
+            if turned is not None:
+                self.claimed_last = False
+                stored = turned.instead.get(outcome.task_id, outcome)
+                in_flight.close_blocked(stored, turned.recorded, turned.failed, turned.cancelled)
         if is_last and in_flight.blocked:
             self.give_up()
 
