@@ -45,7 +45,14 @@ def add_task(evidence: Evidence, task_id: str, **columns: Any) -> None:
         "finished_at": moment(11),
         "worker_id": "id-of-worker",
     }
-    begin = {"task_id": task_id, "attempt": 1, "other": None, "at": 10.0, "worker": WORKER}
+    begin = {
+        "task_id": task_id,
+        "attempt": 1,
+        "other": None,
+        "at": 10.0,
+        "worker": WORKER,
+        "pid": 7,
+    }
     evidence.tasks[task_id] = SimpleNamespace(**row | columns)
     evidence.attempts[task_id].append(SimpleNamespace(**attempt))
     evidence.transitions[task_id] += ["RUNNING", "COMPLETED"]
@@ -87,6 +94,11 @@ def crowd(evidence: Evidence) -> None:
     )
 
 
+def freeze(evidence: Evidence) -> None:
+    evidence.signs[WORKER] = [0.0]
+    evidence.watched_until = 200.0
+
+
 DAMAGE: dict[str, list[Callable[[Evidence], object]]] = {
     "tasks and runs lost": [
         lambda evidence: evidence.tasks.pop("sent"),
@@ -125,6 +137,10 @@ DAMAGE: dict[str, list[Callable[[Evidence], object]]] = {
     "early starts": [lambda evidence: evidence.sent[0].update(delay=2)],
     "living workers declared lost": [
         lambda evidence: evidence.condemned.append(Condemned(WORKER, OTHER, 10.0))
+    ],
+    "workers frozen": [freeze],
+    "tasks held up by refused ones": [
+        lambda evidence: evidence.common.append(Window(Kind.REFUSE_TASKS, 100.0, 200.0))
     ],
 }
 
@@ -173,6 +189,13 @@ def test_a_lost_attempt_needs_a_death_or_a_long_absence(window: Window, is_excus
     assert bool(found) is not is_excused
 
 
+def test_a_worker_that_has_ended_may_be_declared_lost() -> None:
+    evidence = sound()
+    evidence.condemned.append(Condemned(WORKER, OTHER, 10.0))
+    evidence.ended_at[WORKER] = 9.5
+    assert not list(CHECKS["living workers declared lost"](evidence))
+
+
 def test_a_dead_worker_loses_its_claims() -> None:
     evidence = sound()
     crash(evidence)
@@ -182,9 +205,9 @@ def test_a_dead_worker_loses_its_claims() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_plan_has_every_kind_and_leaves_a_worker(seed: int) -> None:
-    plan = make_plan(seed, 60.0)
+    plan = make_plan(seed, 120.0)
     assert {fault.kind for fault in plan} == set(Kind)
-    assert plan == make_plan(seed, 60.0)
+    assert plan == make_plan(seed, 120.0)
     for fault in plan:
         hit = {
             one.target
