@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import importlib
 import sys
+import uuid
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from horsies.workflow.nodes.nodes import SubWorkflowNode
 from tests.support import runs
 from tests.support.apps import __name__ as APPS
 from tests.support.database import Database
+from tests.support.poison import poisoned
 from tests.support.schedulers import config_of, every, wait_until_serving
-from tests.support.tables import attempts, task
+from tests.support.tables import attempts, task, wait_for_status
 from tests.support.wait import wait_until
 from tests.support.workers import HARDLY_POLLS, Fleet, Journal, RunningWorker
 
@@ -312,3 +318,56 @@ def test_burst_and_async_calls_wait_for_the_release_that_has_their_parameter(
     start(fleet, 2, *options)
     assert [one.get(timeout_ms=30_000).ok_value for one in calls] == [*range(20)] * len(names)
     assert statuses(connection) == {"COMPLETED": len(calls) + len(fitting)}
+
+
+@contextmanager
+def trigger_refuses(connection: Database, url: str) -> Iterator[str]:
+    with poisoned(connection, "true", table="horsies_refusals", event="INSERT"):
+        yield url
+
+
+@contextmanager
+def table_is_locked(connection: Database, url: str) -> Iterator[str]:
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE horsies_refusals IN SHARE ROW EXCLUSIVE MODE")
+        yield url
+
+
+@contextmanager
+def right_is_missing(connection: Database, url: str) -> Iterator[str]:
+    """The URL of a role that may write every table except the one of refusals."""
+    role = sql.Identifier(name := f"horsies_test_{uuid.uuid4().hex}")
+    connection.execute(sql.SQL("CREATE ROLE {}").format(role))
+    try:
+        grants = "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {}"
+        connection.execute(sql.SQL(grants).format(role))
+        connection.execute(sql.SQL("REVOKE ALL ON horsies_refusals FROM {}").format(role))
+        yield f"{url}{'&' if '?' in url else '?'}options=-c%20role%3D{name}"
+    finally:
+        connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
+        connection.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+@pytest.mark.parametrize("unwritable", [trigger_refuses, table_is_locked, right_is_missing])
+def test_a_refusal_that_cannot_be_stored_holds_nothing_else_up(
+    fleet: Fleet,
+    releases: ModuleType,
+    connection: Database,
+    unwritable: Callable[[Database, str], AbstractContextManager[str]],
+) -> None:
+    with unwritable(connection, fleet.database_url) as url:
+        old = start(fleet, 1, processes=1, database_url=url)
+        call = releases.tasks.extended.send(1, note="x").unwrap()
+        old.wait_for("blocked")
+        others = [releases.tasks.shared.send(number).unwrap() for number in range(4)]
+        assert [one.get(timeout_ms=20_000).ok_value for one in others] == [0, 1, 2, 3]
+        wait_for_status(connection, call.task_id, "PENDING")
+        assert attempts(connection, call.task_id) == []
+        # Each claim adds one; the waits between them double.
+        assert task(connection, call.task_id).generation <= 6
+        assert "statement refused" not in old.log()
+        if unwritable is right_is_missing:
+            assert old.log().count("GRANT SELECT, INSERT, UPDATE, DELETE ON horsies_refusals") == 1
+        assert old.stop() == 0
+    start(fleet, 2)
+    assert call.get(timeout_ms=30_000).ok_value == 1

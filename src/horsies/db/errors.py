@@ -167,6 +167,12 @@ def is_time_limit(error: psycopg.Error) -> bool:
     return error.sqlstate in ("57014", "25P04")
 
 
+def lacks_right_on(error: psycopg.Error, table: str) -> bool:
+    """Whether the role lacks a right on this table; translations of the message keep its name."""
+    is_right = isinstance(error, psycopg.errors.InsufficientPrivilege)
+    return is_right and table in (error.diag.message_primary or "")
+
+
 def is_raised_by_trigger(error: psycopg.Error) -> bool:
     """Whether a trigger refused the change, and not the values of the statement itself.
 

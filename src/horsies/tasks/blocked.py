@@ -60,7 +60,9 @@ REST_FACTOR = 10
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
-Action: TypeAlias = Literal["record", "recover", "expire", "release", "start", "renew", "claim"]
+Action: TypeAlias = Literal[
+    "record", "recover", "expire", "release", "start", "renew", "claim", "reassign"
+]
 
 
 # How long a change that is tried again anyway waits for a lock, and how many seconds this uses up. One second

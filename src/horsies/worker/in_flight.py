@@ -407,10 +407,10 @@ class InFlight:
                 self.uncalled.append((task, outcome))
         return known
 
-    def close_uncalled(self, left: Collection[str]) -> None:
-        """Release the uncalled attempts of these tasks, which are left to other workers; fail the rest."""
+    def close_uncalled(self, left: Collection[str] | None = None) -> None:
+        """Release the uncalled attempts of these tasks, or all, to other workers; fail the rest."""
         for task, outcome in self.uncalled:
-            if task.id in left:
+            if left is None or task.id in left:
                 del self._running[task.id]
                 self._doubt.may_own_more = True
             else:

@@ -214,16 +214,18 @@ class UnknownTasks:
         self,
         uncalled: Uncalled,
         refused: Iterable[RefusedTask],
-        takers: Iterable[Taker],
+        takers: Sequence[Taker],
         now: float,
     ) -> set[str]:
         """The tasks to leave to other workers, now that these are known; the others fail.
 
         A task is left while a worker may take it, and until none could have for the grace period. A
-        prefetched one is left in any case: only a started one can fail.
+        prefetched one is left in any case: only a started one can fail. So is one without an answer, whose
+        refusal could not be stored.
         """
+        asked = {one.id for one in takers}
         left = {one.id for one in takers if one.is_known or one.is_recent}
-        left |= {task.id for task, _ in uncalled if task.worker_pid is None}
+        left |= {task.id for task, _ in uncalled if task.worker_pid is None or task.id not in asked}
         for task, outcome in uncalled:
             if task.id in left:
                 message = outcome.error_message or ""

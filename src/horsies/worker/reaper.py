@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import psycopg
 
 from horsies.config.app import AppConfig, RecoveryConfig
-from horsies.db.errors import describe_refusal
+from horsies.db.errors import describe_refusal, lacks_right_on
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Nothing, Statement, Step
 from horsies.db.statements.actions import delete_old_actions
 from horsies.db.statements.blocked import delete_unblocked
 from horsies.db.statements.measures import compact_measures, delete_old_measures
-from horsies.db.statements.refusals import delete_refusals
+from horsies.db.statements.refusals import REFUSALS_TABLE, delete_refusals
 from horsies.db.statements.workers import (
     Batch,
     CloseLostWorkers,
@@ -241,13 +241,14 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | Non
 
 def _delete(pipeline: Pipeline, step: Step, failures: Failures) -> int:
     """Delete a batch of rows; one that the database refuses, as a foreign key does, or that another session
-    has locked is kept and logged.
+    has locked is kept and logged. A worker works without the table of refusals, so a missing right on it
+    is logged, too.
     """
     name = step[0].name
     try:
         count = len(pipeline.run([step])[0])
     except psycopg.Error as error:
-        if not failures.is_isolated(name, error):
+        if not (failures.is_isolated(name, error) or lacks_right_on(error, REFUSALS_TABLE)):
             raise
         logger.error("retention: %s fails: %s", name, describe_refusal(error))
         return 0

@@ -15,8 +15,6 @@ from typing import Any, TypeAlias
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
-from horsies.db.statements.refusals import find_takers, forget_refusals, refuse_tasks
-from horsies.db.statements.tasks import TaskIds
 from horsies.db.statements.turn import (
     NOTHING,
     ClaimedTask,
@@ -40,10 +38,11 @@ from horsies.worker.agenda import NEVER, Agenda, Shutdown
 from horsies.worker.async_claims import AsyncClaims
 from horsies.worker.config import WorkerConfig
 from horsies.worker.in_flight import NO_PARTS, InFlight, Parts
-from horsies.worker.known_tasks import KnownTasks, Uncalled, UnknownTasks, claim_unknown
+from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.pool.mixed_pool import AnyPool
+from horsies.worker.refusals import Refusals
 from horsies.worker.turn import (
     Bookmarks,
     Claimer,
@@ -115,7 +114,6 @@ class Work:
         recovery = app.config.recovery
         self._app_config = app.config
         self._config = config
-        self._claims_max = config.held_max
         self._pool = pool
         self._in_flight = in_flight
         self._maintenance = maintenance
@@ -127,6 +125,7 @@ class Work:
         self._unknown = UnknownTasks(
             known, recovery.unknown_task_grace_ms / 1000, recovery.check_interval_ms / 1000
         )
+        self._refusals = Refusals(identity.worker_id, self._unknown, blocked)
         poll_seconds = app.config.resilience.notify_poll_interval_ms / 1000
         self._agenda = Agenda(poll_seconds)
         shared = pool.asynchronous
@@ -191,7 +190,7 @@ class Work:
     def _room(self) -> int:
         """How many tasks this worker may claim."""
         in_flight = self._in_flight
-        return 0 if in_flight.is_full else max(0, self._claims_max - in_flight.held_count)
+        return 0 if in_flight.is_full else max(0, self._config.held_max - in_flight.held_count)
 
     def perform(self, pipeline: Pipeline) -> None:
         """Do all work that is due, heartbeats before turns when they are late."""
@@ -232,8 +231,10 @@ class Work:
     def _serve_unknown(self, pipeline: Pipeline) -> None:
         """Leave tasks that this worker cannot run to other workers, or fail them if there are none."""
         in_flight, unknown = self._in_flight, self._unknown
-        if in_flight.uncalled:
-            self._refuse(pipeline, in_flight.uncalled)
+        if in_flight.uncalled and self._shutdown.is_requested:
+            in_flight.close_uncalled()  # a shutdown does not wait for a table: another worker meets them
+        elif in_flight.uncalled:
+            in_flight.close_uncalled(self._refusals.store(pipeline, in_flight.uncalled))
         now = time.monotonic()
         if unknown.forget_old(now):
             self.note_news()
@@ -246,16 +247,6 @@ class Work:
                 in_flight.fail(task, unknown.outcome(task))
             if len(claimed) == check.limit:
                 unknown.check_again()
-
-    def _refuse(self, pipeline: Pipeline, uncalled: Uncalled) -> None:
-        """Return tasks that this worker cannot call to their queues, or fail them if no other can."""
-        unknown = self._unknown
-        refuse, ask = unknown.refusal(self._claimer.worker_id, uncalled)
-        refused, takers = pipeline.run([(refuse_tasks, refuse), (find_takers, ask)])
-        left = unknown.left(uncalled, refused, takers, time.monotonic())
-        if failing := [one.id for one in takers if one.id not in left]:
-            pipeline.run([(forget_refusals, TaskIds(failing))])
-        self._in_flight.close_uncalled(left)
 
     def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
         """Record outcomes and claim: for async children in a turn of their own if others want tasks too."""
@@ -408,6 +399,7 @@ class Work:
     def give_up(self) -> None:
         """End a shutdown although the database refuses the outcomes of tasks; not while any task runs."""
         in_flight = self._in_flight
+        in_flight.close_uncalled()
         lost = [*in_flight.blocked, *(one.task_id for one in in_flight.outcomes)]
         if not lost or in_flight.running_count:
             return

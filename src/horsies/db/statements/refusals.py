@@ -10,6 +10,7 @@ from horsies.db.statement import Nothing, StatementFile
 from horsies.db.statements.tasks import TaskId, TaskIds
 
 REFUSALS = StatementFile("refusals.sql")
+REFUSALS_TABLE = "horsies_refusals"
 
 
 class RefuseTasks(NamedTuple):

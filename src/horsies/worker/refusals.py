@@ -1,0 +1,91 @@
+"""Refusals: store which claimed tasks this worker cannot call, so that workers with its parameters leave
+them out. The table may be locked, protected by a trigger, or closed to the role: other tasks go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from horsies.db.errors import lacks_right_on
+from horsies.db.pipeline import Pipeline
+from horsies.db.statement import Step
+from horsies.db.statements.refusals import (
+    REFUSALS_TABLE,
+    find_takers,
+    forget_refusals,
+    refuse_tasks,
+)
+from horsies.db.statements.tasks import TaskIds
+from horsies.db.statements.turn import ClaimedTask
+from horsies.tasks.blocked import Blocked, Change
+from horsies.tasks.outcome import Outcome
+from horsies.worker.known_tasks import Uncalled, UnknownTasks
+
+logger = logging.getLogger("horsies.worker")
+
+_NO_RIGHT = (
+    "this worker cannot note which calls do not fit its parameters: its role lacks a right; run as the owner "
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO its role, docs/security.md lists all rights"
+)
+
+
+class Refusals:
+    """Stores the refusals of one worker."""
+
+    def __init__(self, worker_id: str, unknown: UnknownTasks, blocked: Blocked) -> None:
+        self._worker_id = worker_id
+        self._unknown = unknown
+        self._blocked = blocked
+        self._has_named_right = False
+
+    def store(self, pipeline: Pipeline, uncalled: Uncalled) -> set[str]:
+        """Store the refusal of these tasks; return those to leave to other workers, the rest fails.
+
+        A task whose refusal cannot be stored is left as well, and this worker alone leaves it out of its
+        claims until the next attempt.
+        """
+        stored = self._run_each(pipeline, uncalled, self._refusing_steps)
+        refused = [one for answers in stored for one in answers[-2]]
+        takers = [one for answers in stored for one in answers[-1]]
+        left = self._unknown.left(uncalled, refused, takers, time.monotonic())
+        if failing := [one for one in uncalled if one[0].id not in left]:
+            self._run_each(pipeline, failing, self._forgetting_steps)
+            left |= {task.id for task, _ in failing if self._blocked.is_waiting(task.id)}
+        return left
+
+    def _refusing_steps(self, uncalled: Uncalled) -> list[Step]:
+        refuse, ask = self._unknown.refusal(self._worker_id, uncalled)
+        return [self._blocked.lock_wait(), (refuse_tasks, refuse), (find_takers, ask)]
+
+    def _forgetting_steps(self, failing: Uncalled) -> list[Step]:
+        ids = TaskIds([task.id for task, _ in failing])
+        return [self._blocked.lock_wait(), (forget_refusals, ids)]
+
+    def _run_each(
+        self, pipeline: Pipeline, uncalled: Uncalled, steps_of: Callable[[Uncalled], list[Step]]
+    ) -> list[list[list[Any]]]:
+        """Run these steps for the tasks; the answers by transaction, none if the role has no right."""
+        blocked = self._blocked
+        try:
+            return blocked.run_each(pipeline, uncalled, _reassignment, steps_of)
+        except psycopg.Error as error:
+            if not lacks_right_on(error, REFUSALS_TABLE):
+                raise
+            if not self._has_named_right:
+                self._has_named_right = True
+                logger.error(_NO_RIGHT, REFUSALS_TABLE)
+            with blocked.search(pipeline):
+                for one in uncalled:
+                    blocked.note(pipeline, _reassignment(one), error)
+            return []
+
+
+def _reassignment(uncalled: tuple[ClaimedTask, Outcome]) -> Change:
+    """The change that leaves a task to workers of another release."""
+    task, _ = uncalled
+    return Change("reassign", task.id, task.workflow_id)
