@@ -20,7 +20,8 @@ PURE_PYTHON = {"PSYCOPG_IMPL": "python"} if find_library("pq") else {}
 def test_a_worker_with_psycopg_in_pure_python_carries_out_the_options_of_a_send(
     fleet: Fleet, programs: ModuleType, connection: Database
 ) -> None:
-    fleet.start(environment=PURE_PYTHON)
+    quick_grace = {"recovery": {"unknown_task_grace_ms": 1_000}}
+    fleet.start(environment=PURE_PYTHON, config=quick_grace)
     by_name = programs.app.send_by_name
     assert by_name("add", {"a": 1, "b": 2}).unwrap().get(30_000).ok_value == 3
     refused = by_name("add", {"a": "one", "b": 2}).unwrap().get(30_000).err_value

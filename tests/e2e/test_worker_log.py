@@ -65,8 +65,8 @@ def test_a_worker_on_one_cpu_has_one_child_by_default(fleet: Fleet) -> None:
 def test_the_start_of_a_worker_is_told_in_a_few_lines(fleet: Fleet) -> None:
     worker = fleet.start(*FORKSERVER, "--max-claim-batch", "4")
     assert (
-        "Concurrency config: processes=2, cluster_wide_cap=unlimited, queue_caps=none, "
-        "max_claim_per_worker=2, max_claim_batch=4" in worker.log()
+        "Concurrency config: processes=2, cluster_wide_cap=unlimited, max_claim_per_worker=2, "
+        "max_claim_batch=4, queue_caps=none" in worker.log()
     )
     assert "children ready: 2 (forkserver)" in worker.log()
     assert len(worker.log().splitlines()) < 10

@@ -248,8 +248,10 @@ def test_a_scheduler_refuses_a_database_that_is_newer_than_itself(
     database_url: str, project: str
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE horsies_migrations (kind text, version integer, sha text)")
-        connection.execute("INSERT INTO horsies_migrations VALUES ('migration', 9999, '')")
+        connection.execute(
+            "CREATE TABLE horsies_migrations (kind text, version integer, name text, sha text)"
+        )
+        connection.execute("INSERT INTO horsies_migrations VALUES ('migration', 9999, 'later', '')")
     done = subprocess.run(
         [sys.executable, "-m", "horsies", "scheduler", project],
         env=dict(os.environ) | {"SHOP_URL": database_url},
