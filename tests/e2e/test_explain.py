@@ -110,7 +110,13 @@ def test_real_obstacles_are_named(
     assert codes(explained) == ["CHILDREN_BUSY", "BEHIND", "BETTER_QUEUES_FIRST"]
     assert the(explained, "CHILDREN_BUSY").subjects == ("shop-1",)
     queue = doors.queue("mail")
-    assert codes(queue) == ["TASK_UNKNOWN", "CHILDREN_BUSY", "BETTER_QUEUES_FIRST", "TASKS_DUE"]
+    assert codes(queue) == [
+        "TASK_UNKNOWN",
+        "CALL_DOES_NOT_FIT",
+        "CHILDREN_BUSY",
+        "BETTER_QUEUES_FIRST",
+        "TASKS_DUE",
+    ]
     with psycopg.connect(process_url) as other:
         other.execute("SELECT FROM horsies_tasks WHERE id = %s FOR UPDATE", (waiting,))
         assert "ROW_LOCKED" in codes(doors.task(waiting))

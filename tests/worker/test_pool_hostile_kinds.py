@@ -15,7 +15,7 @@ from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.mixed_pool import AnyPool, MixedPool
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import Assignment
-from tests.support.apps.hostile import KINDS, LOOP_KINDS
+from tests.support.apps.hostile import COSTS_THE_WINDOW, KINDS, LOOP_KINDS
 from tests.support.pool import BOOT, MakePool, assignment
 from tests.support.wait import wait_until
 
@@ -110,8 +110,11 @@ def test_a_hostile_act_costs_no_other_task(
     large = assignment("note_and_return_much", str(journal), "large")
     attack = assignment("attack", str(journal), "attack", kind, timeout_ms=1_000)
     outcomes.run([*notes[:INNOCENT], attack, *notes[INNOCENT:], large])
-    assert outcomes.harmed([*notes, large]) == []
+    harmed = outcomes.harmed([*notes, large])
     cancel_in_the_same_child(outcomes, journal)
+    if has_windows and kind in COSTS_THE_WINDOW:
+        return
+    assert harmed == []
     counts = Counter(begun(journal))
     assert set(counts.values()) == {1}, "a task ran twice"
     assert len(counts) == 2 * INNOCENT + 3
