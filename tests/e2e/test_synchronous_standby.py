@@ -21,7 +21,7 @@ from tests.support.wait import wait_until
 
 PATIENCE_SECONDS = 0.3
 
-pytestmark = pytest.mark.direct
+pytestmark = pytest.mark.direct("the server process behind a pooler is unknown")
 
 
 @pytest.fixture
