@@ -64,8 +64,8 @@ class Faults:
     _fault: Fault | None = None
     # The SQLSTATE of the next error that passes.
     _rewritten: str | None = None
-    # Whether the last statement that was parsed is COMMIT.
-    _has_committed: bool = False
+    # The last BEGIN or COMMIT, until a statement follows the COMMIT.
+    _bracket: bytes | None = None
     _released: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -101,13 +101,13 @@ class Faults:
         if message[:1] in _UNCOUNTED[direction] or not self.counts:
             return None
         number, self.counts[direction] = self.counts[direction], self.counts[direction] + 1
-        if direction is Direction.QUESTION and message[:1] == b"P":
-            self._has_committed = b"\0COMMIT\0" in message
+        if direction is Direction.QUESTION and message[:1] in b"PQ":
+            self._bracket = _bracket_after(message, self._bracket)
         fault = self._fault
         if fault is None or (fault.direction, fault.at) != (direction, number):
             return None
-        if fault.action is Action.ERROR and message[:1] in b"SH" and self._has_committed:
-            return None  # there is nothing left that a server could refuse
+        if fault.action is Action.ERROR and message[:1] in b"SH" and self._bracket:
+            return None  # only a Sync that commits by itself can fail
         self._fault, self.has_happened = None, True
         return fault
 
@@ -120,6 +120,13 @@ class Faults:
     def is_held(self, data: bytes) -> bool:
         """Whether to wait for more before sending: the last message asks for no answer."""
         return self.packet_bytes == 0 and data[-5:] not in (b"S\0\0\0\4", b"H\0\0\0\4")
+
+
+def _bracket_after(message: bytes, before: bytes | None) -> bytes | None:
+    query = message[5:].split(b"\0")[message[:1] == b"P"]
+    if query.startswith((b"BEGIN", b"COMMIT")):
+        return query
+    return None if before == b"COMMIT" else before
 
 
 def _in_place_of(message: bytes, fault: Fault, released: threading.Event) -> bytes:

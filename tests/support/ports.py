@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
+from itertools import cycle, islice
 from random import SystemRandom
 
 # Below the range of the ports that the system gives to clients: while a server is down, a client gets none
@@ -15,11 +18,18 @@ PROCESSES_MAX = 16
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on; each test process has a share of its own."""
+    """Return a port that nothing listens on; each test process has a share of its own, and a port that
+    was returned comes again only after all others.
+    """
+    for port in islice(_own_ports(), len(PORTS)):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
+
+
+@cache
+def _own_ports() -> Iterator[int]:
     number = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 0)
     share = PORTS[number % PROCESSES_MAX :: PROCESSES_MAX]
     # The shared seed of `random` would have two runs of the tests choose the same ones.
-    for port in SystemRandom().sample(share, len(share)):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError(f"no port of {share} is free")
+    return cycle(SystemRandom().sample(share, len(share)))
