@@ -7,7 +7,9 @@ to create databases). The migrated database is a copy of a template made once pe
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +18,7 @@ import psycopg
 import pytest
 
 from horsies.app import Horsies
+from horsies.cli import main
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import _databases
@@ -24,6 +27,7 @@ from horsies.tasks.waiters import _instances
 from horsies.testing import database as throw_away
 from tests.support import examples as examples
 from tests.support.applications import Call, app_at, run_closing
+from tests.support.command_line import Finished, Run
 from tests.support.database import (
     Database,
     created_database,
@@ -153,3 +157,26 @@ def distant_app(proxy: Proxy) -> Iterator[Horsies]:
     application = app_at(proxy.url)
     yield application
     application.close()
+
+
+@pytest.fixture
+def horsies(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], process_url: str
+) -> Run:
+    """Run a command on this process's database, 80 columns wide, without colours."""
+    for name in [name for name in os.environ if name.startswith(("HORSIES_", "FORCE_COLOR"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("DATABASE_URL", process_url)
+
+    def run(*arguments: str) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["horsies", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        written = capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return Finished(left.value.code, written.out, written.err)
+
+    return run

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
-import os
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,12 +13,11 @@ import pytest
 
 from horsies.db.migrate import apply_migrations
 from tests.support.hosts import Hosts, hosts_or_skip
-from tests.support.pooled_workers import pooled
 from tests.support.private_server import PrivateServer
-from tests.support.workers import CONFIG_VARIABLE, DATABASE_VARIABLE, Fleet, Journal, Route
-
-FLEETS = pytest.StashKey[list[Fleet]]()
-THROUGH_PGBOUNCER = os.environ.get("HORSIES_TEST_POOLER") == "1"
+from tests.support.routes import FLEETS, THROUGH_PGBOUNCER, routed
+from tests.support.routes import programs as programs
+from tests.support.routes import route as route
+from tests.support.workers import Fleet, Journal, Route
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,36 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("direct")
         if THROUGH_PGBOUNCER and marker is not None:
             item.add_marker(pytest.mark.skip(reason=f"not through PgBouncer: {marker.args[0]}"))
-
-
-def routed(database_url: str) -> AbstractContextManager[Route]:
-    """The way this run's producers and workers take: straight, or through a transaction pooler."""
-    return pooled_route(database_url) if THROUGH_PGBOUNCER else nullcontext(Route(database_url))
-
-
-@contextmanager
-def pooled_route(database_url: str) -> Iterator[Route]:
-    """Through a PgBouncer of our own; notifications come straight from the server."""
-    with pooled(database_url) as (pooled_url, broker):
-        # A pooler may hand a send to a server connection that has just died.
-        yield Route(pooled_url, broker, {"resend_on_transient_err": True})
-
-
-@pytest.fixture(scope="session")
-def route(process_url: str) -> Iterator[Route]:
-    """The way to this process's database."""
-    with routed(process_url) as route:
-        yield route
-
-
-@pytest.fixture(scope="session")
-def programs(route: Route) -> Iterator[ModuleType]:
-    """The application of the workers, for sending: imported once the database is known."""
-    os.environ[DATABASE_VARIABLE] = route.url
-    os.environ[CONFIG_VARIABLE] = json.dumps({"broker": route.broker, **route.producer})
-    module = importlib.import_module("tests.support.apps.programs")
-    yield module
-    module.app.close()
 
 
 @pytest.fixture(scope="session")

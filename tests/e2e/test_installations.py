@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
-from tests.e2e.conftest import FLEETS
 from tests.support.database import changed_defaults
+from tests.support.routes import FLEETS
 from tests.support.workers import HARDLY_POLLS, REPOSITORY, Fleet
 
 SCHEMAS = ("public", "second")

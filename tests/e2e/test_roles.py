@@ -27,7 +27,7 @@ from horsies import (
 from horsies.cli import main
 from horsies.db.database import Database as Connections
 from horsies.db.migrate import prepare_schema
-from tests.e2e.conftest import FLEETS
+from tests.support.routes import FLEETS
 from tests.support.schedulers import every, slots
 from tests.support.wait import wait_until
 from tests.support.workers import QUICK_RECOVERY, REPOSITORY, Fleet, RunningWorker

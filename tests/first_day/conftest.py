@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from horsies import Horsies
-from tests.monitor.conftest import database as database
-from tests.monitor.conftest import horsies as horsies
+from tests.support.database import Database
 
 HEADER = """
 from typing import Any
@@ -43,3 +42,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     yield write
     for name in names:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def database(connection: Database) -> Database:
+    """The database behind the commands, its tables empty."""
+    return connection

@@ -49,8 +49,8 @@ from horsies.tasks.handle import TaskHandle
 from horsies.worker.child.execute import execute
 from horsies.worker.cpus import usable_cpus
 from horsies.worker.protocol import Assignment
-from tests.monitor.conftest import Run
 from tests.support.applications import Call, app_at
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.doc_pages import REPOSITORY
 from tests.support.proxy import Proxy

@@ -53,9 +53,9 @@ from horsies.worker.child.execute import execute
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.protocol import Assignment
 from horsies.worker.reaper import sweep
-from tests.monitor.conftest import Run
 from tests.support.apps.shop import app as shop
 from tests.support.apps.shop import double, errors_of, number, square, word, workflow
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.rows import stored_ids
 from tests.support.runs import execute_node

@@ -27,8 +27,8 @@ from horsies.db.errors import describe
 from horsies.tasks import waiters
 from horsies.worker.child.execute import execute
 from horsies.worker.protocol import Assignment
-from tests.monitor.conftest import Run
 from tests.support.applications import app_at
+from tests.support.command_line import Run
 
 Write: TypeAlias = Callable[..., str]
 

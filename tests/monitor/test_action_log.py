@@ -14,8 +14,8 @@ from horsies.config.app import RecoveryConfig
 from horsies.db.pipeline import Pipeline
 from horsies.monitoring import acting_as
 from horsies.worker.reaper import sweep
-from tests.monitor.conftest import Run
 from tests.support.applications import Call
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.rows import add_run, add_task, ago
 

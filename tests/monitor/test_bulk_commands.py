@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from horsies.monitor import orders
-from tests.monitor.conftest import Run
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.rows import actions, add_failed, add_run, add_task, resent, row_of
 

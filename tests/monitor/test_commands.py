@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 
 from horsies.ids import new_id
 from horsies.retry import RetryPolicy
-from tests.monitor.conftest import Finished, Run
+from tests.support.command_line import Finished, Run
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago, picture, row_of
 

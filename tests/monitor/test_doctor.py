@@ -40,7 +40,7 @@ from horsies.monitor.doctor.server import (
     judge_xmin,
 )
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
-from tests.monitor.conftest import Run
+from tests.support.command_line import Run
 from tests.support.database import Database, created_database, template_database
 from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
 from tests.support.rows import (

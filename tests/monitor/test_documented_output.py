@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from tests.monitor.conftest import Run
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.doc_pages import blocks, page
 from tests.support.rows import add_attempt, add_task, add_worker, ago

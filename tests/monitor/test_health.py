@@ -16,8 +16,8 @@ from horsies import BrokerErrorCode, Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.monitor.health import read_pong
-from tests.monitor.conftest import Run
 from tests.support.applications import Call
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.rows import add_heartbeat, add_snapshot, add_task, add_worker, ago
 

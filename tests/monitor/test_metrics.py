@@ -47,7 +47,7 @@ from horsies.worker.probe import (
     worker_values,
 )
 from horsies.worker.tally import Tally
-from tests.monitor.conftest import Run
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.pool import claimed
 from tests.support.wait import wait_until

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.monitor.conftest import Run
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.doc_pages import blocks, documented, page, plain
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago

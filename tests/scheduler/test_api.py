@@ -16,7 +16,9 @@ from horsies.errors import ErrorCode, HorsiesError
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.handle import TaskHandle
 from horsies.timetable.patterns import CronSchedule, DailySchedule, IntervalSchedule
-from tests.scheduler.conftest import (
+from tests.support.applications import Call
+from tests.support.database import Database
+from tests.support.scheduling import (
     LONG_AGO,
     MakeApp,
     ago,
@@ -30,8 +32,6 @@ from tests.scheduler.conftest import (
     tasks,
     tick,
 )
-from tests.support.applications import Call
-from tests.support.database import Database
 
 
 def code_of(done: Any) -> BrokerErrorCode:

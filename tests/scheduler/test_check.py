@@ -12,7 +12,7 @@ from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.scheduler.registry import Registry
-from tests.scheduler.conftest import MakeApp, schedule
+from tests.support.scheduling import MakeApp, schedule
 
 INVALID = ErrorCode.CONFIG_INVALID_SCHEDULE
 MISSING = ErrorCode.TASK_NOT_REGISTERED

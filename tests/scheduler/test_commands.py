@@ -15,8 +15,9 @@ import pytest
 
 from horsies.tasks.handle import TaskHandle
 from horsies.timetable.patterns import DailySchedule
-from tests.monitor.conftest import Run
-from tests.scheduler.conftest import (
+from tests.support.command_line import Run
+from tests.support.database import Database
+from tests.support.scheduling import (
     LONG_AGO,
     MakeApp,
     enter,
@@ -26,7 +27,6 @@ from tests.scheduler.conftest import (
     tasks,
     tick,
 )
-from tests.support.database import Database
 
 APP = """
 import os

@@ -19,8 +19,8 @@ from horsies.scheduler.service import (
     SchedulerThread,
     migrating_connector,
 )
-from tests.scheduler.conftest import OWNER, MakeApp, ago, make_due, schedule, tasks
 from tests.support.database import Database
+from tests.support.scheduling import OWNER, MakeApp, ago, make_due, schedule, tasks
 from tests.support.wait import wait_until
 
 

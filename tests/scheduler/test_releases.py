@@ -13,7 +13,9 @@ import pytest
 from horsies.db.statement import run_script
 from horsies.scheduler.registry import Registry, store_configured
 from horsies.timetable.patterns import IntervalSchedule
-from tests.scheduler.conftest import (
+from tests.support.database import Database
+from tests.support.rows import add_task
+from tests.support.scheduling import (
     MakeApp,
     ago,
     database_now,
@@ -25,8 +27,6 @@ from tests.scheduler.conftest import (
     state,
     tick,
 )
-from tests.support.database import Database
-from tests.support.rows import add_task
 
 MONTH = timedelta(days=30)
 

@@ -19,7 +19,8 @@ from horsies.db.pipeline import Pipeline
 from horsies.scheduler import service as service_module
 from horsies.scheduler.service import Scheduler, SchedulerGaveUpError
 from horsies.timetable.patterns import IntervalSchedule
-from tests.scheduler.conftest import (
+from tests.support.database import Database
+from tests.support.scheduling import (
     OWNER,
     MakeApp,
     ago,
@@ -30,7 +31,6 @@ from tests.scheduler.conftest import (
     state,
     tasks,
 )
-from tests.support.database import Database
 from tests.support.wait import wait_until
 
 

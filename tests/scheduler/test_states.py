@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from horsies.timetable.patterns import CronSchedule, HourlySchedule, IntervalSchedule
-from tests.scheduler.conftest import (
+from tests.support.database import Database
+from tests.support.scheduling import (
     LONG_AGO,
     OWNER,
     MakeApp,
@@ -21,7 +22,6 @@ from tests.scheduler.conftest import (
     tasks,
     tick,
 )
-from tests.support.database import Database
 
 
 def test_the_first_start_of_a_schedule_fires_nothing(

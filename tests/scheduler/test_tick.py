@@ -23,7 +23,9 @@ from horsies.scheduler.targets import jitter_share, run_id
 from horsies.scheduler.tick import Refused, columns, decide_all
 from horsies.tasks.blocked import PATIENCE
 from horsies.timetable.patterns import DailySchedule, HourlySchedule, IntervalSchedule
-from tests.scheduler.conftest import (
+from tests.support.database import Database
+from tests.support.poison import DEFERRED, IMMEDIATE, poisoned
+from tests.support.scheduling import (
     LONG_AGO,
     MakeApp,
     ago,
@@ -37,8 +39,6 @@ from tests.scheduler.conftest import (
     tick,
     tick_at_once,
 )
-from tests.support.database import Database
-from tests.support.poison import DEFERRED, IMMEDIATE, poisoned
 from tests.support.statements import count_statements
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)

@@ -8,7 +8,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from horsies import TracingConfig
-from tests.scheduler.conftest import (
+from tests.support.database import Database
+from tests.support.scheduling import (
     MakeApp,
     ago,
     enter,
@@ -18,7 +19,6 @@ from tests.scheduler.conftest import (
     tick,
     workflow_schedule,
 )
-from tests.support.database import Database
 from tests.support.spans import provider as provider
 from tests.support.spans import spans as spans
 

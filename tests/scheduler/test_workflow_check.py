@@ -10,7 +10,7 @@ from horsies.config.schedules import ScheduleConfig, WorkflowSchedule
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.scheduler.registry import Registry
 from horsies.workflow.definition import WorkflowDefinition
-from tests.scheduler.conftest import MakeApp, schedule, workflow_schedule
+from tests.support.scheduling import MakeApp, schedule, workflow_schedule
 
 INVALID = ErrorCode.CONFIG_INVALID_SCHEDULE
 FITTING = {"label": "a", "days": [1]}

@@ -15,8 +15,11 @@ from horsies.scheduler.registry import Registry
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.workflow.definition import definition_by_key
 from horsies.workflow.run.handle import WorkflowHandle
-from tests.monitor.conftest import Run
-from tests.scheduler.conftest import (
+from tests.support.applications import Call
+from tests.support.command_line import Run
+from tests.support.database import Database
+from tests.support.runs import end_runs
+from tests.support.scheduling import (
     LONG_AGO,
     MakeApp,
     ago,
@@ -30,9 +33,6 @@ from tests.scheduler.conftest import (
     tick,
     workflow_schedule,
 )
-from tests.support.applications import Call
-from tests.support.database import Database
-from tests.support.runs import end_runs
 
 FITTING = {"label": "a", "days": [1, 2]}
 

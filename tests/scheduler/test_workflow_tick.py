@@ -14,7 +14,9 @@ from horsies.scheduler import tick as tick_module
 from horsies.scheduler.targets import jitter_share, run_id
 from horsies.scheduler.tick import columns, decide_all
 from horsies.timetable.patterns import IntervalSchedule
-from tests.scheduler.conftest import (
+from tests.support.database import Database
+from tests.support.runs import end_runs
+from tests.support.scheduling import (
     LONG_AGO,
     MakeApp,
     ago,
@@ -30,8 +32,6 @@ from tests.scheduler.conftest import (
     tick_at_once,
     workflow_schedule,
 )
-from tests.support.database import Database
-from tests.support.runs import end_runs
 from tests.support.statements import count_statements
 
 HOUR = timedelta(hours=1)

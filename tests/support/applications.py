@@ -9,9 +9,12 @@ from typing import Any, TypeAlias
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
+from horsies.task import TaskFunction
+from horsies.task_result import TaskError, TaskResult
 
 NOWHERE = "postgresql://127.0.0.1:1/nowhere"
 Call: TypeAlias = Callable[..., Any]
+Task: TypeAlias = TaskFunction[..., Any]
 
 
 def run_closing(app: Horsies, work: Coroutine[Any, Any, Any]) -> Any:
@@ -30,3 +33,23 @@ def app_at(url: str, **settings: Any) -> Horsies:
     """Return an application on this URL that does not wait long for connections."""
     broker = PostgresConfig(database_url=url, pool_size=1, max_overflow=4, pool_timeout=0.5)
     return Horsies(AppConfig(broker=broker, **settings))
+
+
+def add_task(app: Horsies, **options: Any) -> Task:
+    """Define the task most tests send."""
+
+    @app.task("add", **options)
+    def add(a: int, b: int = 0) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=a + b)
+
+    return add
+
+
+def store_task(app: Horsies) -> Task:
+    """Define a task that takes anything JSON can hold."""
+
+    @app.task("store")
+    def store(value: Any) -> TaskResult[None, TaskError]:
+        return TaskResult(ok=None)
+
+    return store

@@ -10,11 +10,10 @@ import psycopg
 import pytest
 
 from horsies.app import Horsies
-from tests.support.applications import Call
+from tests.support.applications import Call, Task, store_task
 from tests.support.database import Database
 from tests.support.rows import stored
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Task, store_task
 
 ODD_ZONE = timezone(timedelta(hours=-5, minutes=-45, seconds=-7))
 OPTIONS: list[dict[str, Any]] = [

@@ -14,11 +14,10 @@ from horsies.errors import ResultUnavailable, TaskWatchFailed
 from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
-from tests.support.applications import Call, app_at, run_closing
+from tests.support.applications import Call, Task, app_at, run_closing
 from tests.support.database import Database
 from tests.support.rows import add_worker, finish
 from tests.support.wait import interrupted_when
-from tests.tasks.conftest import Task
 
 BAD_IDS = ["x", "", None, 7, "0" * 31, "not-a-uuid-at-all", "01900000-0000-7000-8000-00000000000g"]
 

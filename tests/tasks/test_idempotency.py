@@ -31,12 +31,11 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.options import SendOptions
 from horsies.tasks.request import TaskSendErrorCode, TaskSendResult, prepare
 from horsies.tasks.send import insert_script
-from tests.support.applications import Call, run_closing
+from tests.support.applications import Call, Task, run_closing
 from tests.support.database import Database
 from tests.support.orders import printed_under_hash_seeds, reordered
 from tests.support.rows import finish, stored
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Task
 
 KEY = "order-1/é"
 CONFIG = AppConfig(broker=PostgresConfig(database_url="postgresql://nobody@127.0.0.1:1/none"))

@@ -24,10 +24,9 @@ from horsies.tasks.handle import (
     TaskInfo,
     info_script,
 )
-from tests.support.applications import Call, app_at
+from tests.support.applications import Call, Task, app_at
 from tests.support.database import Database
 from tests.support.rows import add_task, ago, finish, stored
-from tests.tasks.conftest import Task
 
 T = TypeVar("T")
 

@@ -27,10 +27,9 @@ from horsies import (
 )
 from horsies.app import Horsies
 from horsies.monitoring import TaskPage
-from tests.support.applications import Call
+from tests.support.applications import Call, Task
 from tests.support.database import Database
 from tests.support.rows import add_attempt, finish
-from tests.tasks.conftest import Task
 
 RESULT: TypeAdapter[TaskResult[Any, TaskError]] = TypeAdapter(TaskResult[Any, TaskError])
 INFO: TypeAdapter[TaskInfo] = TypeAdapter(TaskInfo)

@@ -13,11 +13,10 @@ import pytest
 from horsies.app import Horsies
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
-from tests.support.applications import run_closing
+from tests.support.applications import Task, run_closing
 from tests.support.database import Database, backends
 from tests.support.rows import finish
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Task
 
 WAITERS = 1_000
 BATCH = 100

@@ -20,11 +20,10 @@ from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode, TaskSendResult
-from tests.support.applications import Call, run_closing
+from tests.support.applications import Call, Task, add_task, run_closing, store_task
 from tests.support.database import Database, backends
 from tests.support.rows import stored, stored_ids
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Task, add_task, store_task
 
 SECRET = "open sesame"
 

@@ -25,12 +25,11 @@ from horsies.result import Err, Ok
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, PostgresBroker
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode
-from tests.support.applications import Call, app_at, run_closing
+from tests.support.applications import Call, Task, add_task, app_at, run_closing
 from tests.support.database import Database, backends, database_on, terminate
 from tests.support.proxy import Proxy, RefusingServer
 from tests.support.rows import stored, stored_ids
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Task, add_task
 
 PASSWORD = "hunter2"
 LOST = BrokerOperationError(BrokerErrorCode.ENQUEUE_FAILED, "The server is away.", retryable=True)

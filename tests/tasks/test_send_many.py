@@ -18,11 +18,10 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.bulk import CHUNK_CALLS
 from horsies.tasks.request import TaskSendErrorCode
 from horsies.tasks.send import TaskCall
-from tests.support.applications import Call, app_at
+from tests.support.applications import Call, Task, add_task, app_at, store_task
 from tests.support.database import Database
 from tests.support.proxy import Proxy
 from tests.support.rows import finish, stored, stored_ids
-from tests.tasks.conftest import Task, add_task, store_task
 
 FAULTY = TaskSendErrorCode.VALIDATION_FAILED
 

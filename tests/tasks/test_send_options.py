@@ -28,11 +28,10 @@ from horsies import (
 from horsies.tasks.options import SendOptions
 from horsies.tasks.request import Stamp, TaskSendResult, prepare, replay
 from horsies.testing import capture_sends
-from tests.support.applications import Call
+from tests.support.applications import Call, Task, add_task
 from tests.support.database import Database
 from tests.support.rows import row_of, stored
 from tests.support.running import running_with_headers
-from tests.tasks.conftest import Task, add_task
 
 POLICY = RetryPolicy.fixed([1, 2], auto_retry_for=["BUSY"])
 MANY: dict[str, Any] = {

@@ -18,8 +18,7 @@ from horsies.db.database import Database
 from horsies.db.statements.tasks import TaskIds, read_outcomes
 from horsies.ids import new_id
 from horsies.worker.connection import open_turns
-from tests.support.applications import run_closing
-from tests.tasks.conftest import add_task, store_task
+from tests.support.applications import add_task, run_closing, store_task
 
 LINE = re.compile(r"^[a-z_, ]+ (took|failed after) \d+\.\d ms$")
 

@@ -17,11 +17,11 @@ from horsies.current_task import CurrentTask
 from horsies.errors import ConfigurationError
 from horsies.worker.protocol import Assignment
 from horsies.workflow.build.plan import fingerprint, plan, with_trace
+from tests.support.applications import add_task
 from tests.support.database import Database
 from tests.support.rows import finish, row_of, stored
 from tests.support.spans import provider as provider
 from tests.support.spans import spans as spans
-from tests.tasks.conftest import add_task
 
 UNREACHABLE = "postgresql://app@127.0.0.1:1/shop"
 

@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool
 
 from horsies.app import Horsies
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode
-from tests.support.applications import run_closing
+from tests.support.applications import Task, run_closing
 from tests.support.callers import (
     CALLERS,
     Caller,
@@ -32,7 +32,6 @@ from tests.support.callers import (
 )
 from tests.support.database import Database
 from tests.support.rows import finish, stored
-from tests.tasks.conftest import Task
 
 NOTE = "INSERT INTO caller_notes VALUES (1)"
 

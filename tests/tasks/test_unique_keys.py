@@ -20,11 +20,10 @@ from horsies.db.statements.turn import (
 )
 from horsies.tasks.options import Uniqueness
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode, prepare
-from tests.support.applications import Call
+from tests.support.applications import Call, Task
 from tests.support.database import Database
 from tests.support.rows import finish, stored, stored_ids
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Task
 
 KEY = "shop-7"
 MODES: list[Uniqueness] = ["while_waiting", "while_open"]

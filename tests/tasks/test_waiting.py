@@ -23,12 +23,11 @@ from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.waiters import POLL_SECONDS, Subject, Waiters
-from tests.support.applications import Call, app_at, run_closing
+from tests.support.applications import Call, Task, add_task, app_at, run_closing
 from tests.support.database import Database, backends, terminate
 from tests.support.proxy import Proxy
 from tests.support.rows import finish
 from tests.support.wait import wait_until
-from tests.tasks.conftest import Task, add_task
 
 GetResult = TaskResult[Any, TaskError]
 

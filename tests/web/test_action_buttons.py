@@ -11,13 +11,13 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from horsies.testing.database import empty_tables
-from tests.e2e.conftest import programs as programs
-from tests.e2e.conftest import route as route
 from tests.support.database import Database
+from tests.support.routes import programs as programs
+from tests.support.routes import route as route
 from tests.support.rows import add_task, finish, row_of
 from tests.support.wait import wait_until
+from tests.support.web_server import WebServer, watched
 from tests.support.workers import Fleet, Route
-from tests.web.conftest import WebServer, watched
 
 pytestmark = pytest.mark.browser
 

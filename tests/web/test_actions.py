@@ -23,7 +23,7 @@ from horsies.web.app import ROUTES
 from tests.support.database import Database
 from tests.support.rows import actions, add_failed, add_run, add_task, ago, resent, row_of
 from tests.support.wait import wait_until
-from tests.web.conftest import WebServer, served
+from tests.support.web_server import WebServer, served
 
 INTENT = {"X-Horsies-Intent": "action"}
 # "orders" as a number: the lock of every batch.

@@ -9,11 +9,10 @@ import pytest
 
 from horsies.app import Horsies
 from horsies.web import Access, ViewOnly
-from tests.monitor.conftest import Run
-from tests.monitor.conftest import horsies as horsies
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_snapshot, add_task, add_worker, ago
-from tests.web.conftest import Ask
+from tests.support.web_server import Ask
 
 MISSING = "019a0000-0000-7000-8000-000000000000"
 LISTS = ("queues", "workers", "workflows", "schedules", "failures", "measures", "overview", "meta")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from horsies.cli.main import command_line
 from horsies.cli.web import bound
 from horsies.web import hash_password
-from tests.web.conftest import served
+from tests.support.web_server import served
 
 URL = ("--database-url", "postgresql://localhost/unused")
 

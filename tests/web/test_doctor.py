@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 from horsies.monitor.doctor.doctor import CHEAP_IDS, CHECKS
 from tests.support.database import Database
 from tests.support.rows import add_task
-from tests.web.conftest import Ask
+from tests.support.web_server import Ask
 
 
 def test_the_page_shows_cheap_checks_with_their_remedies(ask: Ask, connection: Database) -> None:

@@ -24,8 +24,8 @@ from horsies.web.rendering import Route, static_files
 from tests.support.applications import app_at
 from tests.support.database import Database
 from tests.support.web_rows import fill, path_of
+from tests.support.web_server import WebServer, client_of, watched
 from tests.support.web_site import Elements
-from tests.web.conftest import WebServer, client_of, watched
 
 HTML_BYTES_MAX = 60 * 1024
 STATIC_BYTES_MAX = 40 * 1024

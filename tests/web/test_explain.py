@@ -26,7 +26,7 @@ from tests.support.rows import (
     ago,
     finish,
 )
-from tests.web.conftest import Ask
+from tests.support.web_server import Ask
 
 RECOVERY = '{"terminal_record_retention_hours": 720, "unknown_task_grace_ms": 600000}'
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.web.conftest import Ask
+from tests.support.web_server import Ask
 
 
 def test_help_names_the_user_and_the_keys(ask: Ask) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from horsies.app import Horsies
 from horsies.monitor.metrics import ClusterGauges
-from tests.web.conftest import Ask, client_of
+from tests.support.web_server import Ask, client_of
 
 
 def test_scrapers_of_the_dashboard_share_one_collection(

@@ -16,8 +16,8 @@ from horsies.app import Horsies
 from horsies.web import create_monitoring_app
 from tests.support import doc_pages
 from tests.support.ports import free_port
+from tests.support.web_server import running, served
 from tests.support.web_site import Elements
-from tests.web.conftest import running, served
 
 PREFIX = "/ops/horsies"
 FILES = doc_pages.files(doc_pages.page("dashboard.md"))

@@ -24,7 +24,7 @@ from tests.support.rows import (
     add_worker,
     ago,
 )
-from tests.web.conftest import Ask
+from tests.support.web_server import Ask
 
 HOSTILE = '"><script>alert(1)</script>'
 PATHS = ("/", "/queues", "/queues/mail", "/workers")

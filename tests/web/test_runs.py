@@ -15,7 +15,7 @@ from horsies.web.folding import FOLD_ABOVE, fold
 from horsies.web.layout import lay_out
 from tests.support import runs
 from tests.support.database import Database
-from tests.web.conftest import Ask
+from tests.support.web_server import Ask
 
 BIG = "00000000-0000-7000-8000-000000000001"
 # A run of 5,000 nodes: one that splits, 2,498 chains of two, and three at the end.

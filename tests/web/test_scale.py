@@ -24,7 +24,7 @@ import pytest
 
 from tests.support.database import created_database, template_database
 from tests.support.wait import wait_until
-from tests.web.conftest import WebServer, served
+from tests.support.web_server import WebServer, served
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(1_800)]
 

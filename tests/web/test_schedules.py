@@ -19,11 +19,9 @@ from horsies.timetable.patterns import (
     IntervalSchedule,
     SchedulePattern,
 )
-from tests.monitor.conftest import Run, horsies
+from tests.support.command_line import Run
 from tests.support.database import Database
-from tests.web.conftest import Ask
-
-__all__ = ["horsies"]
+from tests.support.web_server import Ask
 
 PATTERNS: dict[str, tuple[SchedulePattern, str, str]] = {
     "nightly": (DailySchedule(time=time(3)), "Europe/Berlin", "every day at 03:00, Europe/Berlin"),

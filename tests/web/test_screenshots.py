@@ -25,7 +25,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.support.doc_pages import REPOSITORY
-from tests.web.conftest import WebServer, watched
+from tests.support.web_server import WebServer, watched
 
 pytestmark = pytest.mark.browser
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.support.ports import free_port
-from tests.web.conftest import WebServer, running, watched
+from tests.support.web_server import WebServer, running, watched
 
 pytestmark = pytest.mark.browser
 

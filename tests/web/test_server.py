@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, Request, expect
 from tests.support.database import Database, backends
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
-from tests.web.conftest import WebServer, served, watched
+from tests.support.web_server import WebServer, served, watched
 
 TOKEN = "0123456789abcdef" * 2
 ACTIVITY = (

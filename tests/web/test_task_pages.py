@@ -18,7 +18,7 @@ from horsies.monitor import paging, queries
 from horsies.web import ViewOnly
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_task, add_worker, ago
-from tests.web.conftest import Ask
+from tests.support.web_server import Ask
 
 HOSTILE = (
     "<script>alert(1)</script>",

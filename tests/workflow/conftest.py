@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from horsies.app import Horsies
-from tests.monitor.conftest import horsies as horsies
 from tests.support.database import Database
 from tests.support.turns import Hands, Tasks, define_tasks
 

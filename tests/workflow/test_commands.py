@@ -26,7 +26,7 @@ from horsies.monitor import paging
 from horsies.monitor.queries import RunFilters, list_runs
 from horsies.result import Ok
 from horsies.workflow.run import listing
-from tests.monitor.conftest import Finished, Run
+from tests.support.command_line import Finished, Run
 from tests.support.database import Database
 from tests.support.turns import Hands, Tasks
 

@@ -21,7 +21,7 @@ from horsies import (
     WorkflowSpec,
 )
 from horsies.task import TaskFunction
-from tests.monitor.conftest import Run
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.doc_pages import documented, plain
 from tests.support.turns import Hands

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 
 from horsies.testing.database import empty_tables
-from tests.e2e.conftest import FLEETS
 from tests.support.database import Database
+from tests.support.routes import FLEETS
 from tests.support.tables import wait_until_empty
 from tests.support.workers import Fleet, Journal, Route, RunningWorker
 

@@ -14,9 +14,9 @@ import pytest
 from horsies import TaskError, TaskHandle, TaskResult
 from horsies.ids import new_id
 from horsies.testing.database import empty_tables
-from tests.e2e.conftest import FLEETS
 from tests.support.database import Database
 from tests.support.pooled_workers import pooled
+from tests.support.routes import FLEETS
 from tests.support.rows import insert_raw
 from tests.support.tables import attempts, task
 from tests.support.wait import wait_until
