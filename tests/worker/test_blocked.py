@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any, LiteralString, Protocol
 
 import psycopg
@@ -155,6 +156,99 @@ def test_a_trigger_that_meets_a_busy_server_is_repeated_with_its_batch(
     with poison(connection, POISONOUS, state=state), pytest.raises(psycopg.Error) as raised:
         take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
     assert kind_of(raised.value) is ErrorKind.TRANSIENT
+
+
+# With SECURITY DEFINER the function is not inlined, so that it fails for the rows that call it alone.
+ASKS_A_TABLE = """
+CREATE FUNCTION test_asks(text) RETURNS boolean LANGUAGE sql SECURITY DEFINER AS $$
+    SELECT count(*) >= 0 FROM test_rules WHERE name = $1
+$$
+"""
+
+
+@pytest.mark.parametrize("lacking", ["table", "right"])
+def test_an_sql_function_of_an_operator_that_lacks_something_concerns_its_row_alone(
+    connection: Connection[Any], pipeline: Pipeline, lacking: str
+) -> None:
+    add_task(connection, task_name="poison")
+    add_task(connection)
+    outcomes = [Outcome.completed(task, '{"ok":1}') for task in claim(pipeline, 2)]
+    connection.execute("CREATE TABLE test_rules (name text)")
+    connection.execute(ASKS_A_TABLE)
+    connection.execute(
+        "ALTER TABLE horsies_tasks ADD CONSTRAINT test_rule "
+        "CHECK (task_name <> 'poison' OR test_asks(task_name)) NOT VALID"
+    )
+    blocked = Blocked()
+    try:
+        if lacking == "table":
+            connection.execute("DROP TABLE test_rules")
+        else:
+            connection.execute("CREATE ROLE test_nobody")
+            connection.execute("ALTER FUNCTION test_asks OWNER TO test_nobody")
+        take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
+    finally:
+        connection.execute("DROP FUNCTION test_asks CASCADE")
+        connection.execute("DROP TABLE IF EXISTS test_rules")
+        connection.execute("DROP ROLE IF EXISTS test_nobody")
+    assert statuses(connection, "work") == {"COMPLETED"}
+    assert blocked.includes("record")
+
+
+class Missing(psycopg.errors.UndefinedTable):
+    """A missing table, with the context that the server gave."""
+
+    def __init__(self, context: str) -> None:
+        super().__init__("relation does not exist")
+        self._context = context
+
+    @property
+    def diag(self) -> Any:
+        return SimpleNamespace(context=self._context)
+
+
+OWN = "PL/pgSQL function horsies_claim_v1(text) line 5 at SQL statement"
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        "PL/pgSQL function audit() line 3 at SQL statement",
+        "PL/pgSQL function audit(horsies_tasks) line 3 at SQL statement",
+        "PL/pgSQL-Funktion audit() Zeile 3 bei SQL-Anweisung",
+        '在SQL语句的第3行的PL/pgSQL函数audit()\nSQL 语句 "SELECT 1"',
+        'PL/pgSQL 함수 "audit()" 의 3번째 SQL 구문',
+        'SQL function "audit" during startup',
+        "SQL-Funktion »audit« Anweisung 1",
+        "fonction SQL « audit », instruction 1",
+        'SQL関数"audit"の行番号 1',
+        '"audit" SQL 함수를 인라인으로 바꾸는 중',
+        'PL/Python function "audit"',
+        "PL/Perl-Funktion »audit«",
+        f'SQL function "audit" statement 1\nSQL statement "INSERT INTO horsies_tasks"\n{OWN}',
+    ],
+)
+def test_functions_of_an_operator_are_recognised_in_any_language(context: str) -> None:
+    assert kind_of(Missing(context)) is ErrorKind.DATA
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        "",
+        OWN,
+        f"SQL statement \"UPDATE horsies_tasks\n    SET status = 'x'\"\n{OWN}",
+        f'PL/pgSQL assignment "found := (SELECT 1)"\n{OWN}',
+        f'SQL expression "test_no_function(p_id)"\n{OWN}',
+        "在SQL语句的第3行的PL/pgSQL函数horsies_claim_v1(text)",
+        'SQL function "horsies_recount" statement 1',
+        'SQL関数"horsies_recount"の行番号 1',
+        "unnamed portal with parameters: $1 = 'PL/SQL \"audit\"'",
+        'COPY horsies_tasks, line 1: "an SQL "',
+    ],
+)
+def test_statements_and_functions_of_our_own_are_the_installation(context: str) -> None:
+    assert kind_of(Missing(context)) is ErrorKind.INSTALLATION
 
 
 def test_a_missing_table_of_our_own_functions_concerns_the_installation(

@@ -7,9 +7,10 @@ Three kinds, and every database error is of one of them:
   looks for that row;
 * of the installation: tables or functions are missing, a right is missing, the login is refused; nothing
   succeeds before an operator acts, so a worker stops;
-* of the data: everything else, and an object, a right or a connection that is missing inside a trigger
-  which does not belong to Horsies. The rows that the statement writes or reads cause it, so other tasks
-  and runs are not affected, and a worker isolates it to the one that causes it.
+* of the data: everything else, and an object, a right or a connection that is missing inside a function
+  which does not belong to Horsies, called by a trigger or a constraint that an operator added. The rows
+  that the statement writes or reads cause it, so other tasks and runs are not affected, and a worker
+  isolates it to the one that causes it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ _INSTALLATION_STATES = {
     "57P04",  # the database was dropped
 }
 
-_OWN_FUNCTION = re.compile(r"\bhorsies_\w+\(")
+# The lines of an error's CONTEXT, in every translation of the server: they keep the name of the language and
+# that of the function. PL/pgSQL writes it with its arguments, SQL and the other languages in quotation marks.
+# Chinese and Japanese put no space before the name.
+_OWN_FUNCTION = re.compile(r"(?<![A-Za-z0-9_])horsies_\w+\(")
+_QUOTED_NAME = re.compile(r"""[^"'«»„“]*["«»„“]\s?([^\s"'«»„“”.()]+)\s?["«»“”]""")
 _NO_DATABASE = re.compile(r'database ".*" does not exist')
 _NO_ROLE = re.compile(r'role ".*" does not exist')
 _REFUSALS = ("password authentication failed", "no password supplied", "no pg_hba.conf entry")
@@ -131,9 +136,18 @@ def kind_of(error: psycopg.Error) -> ErrorKind:
 
 
 def _is_raised_elsewhere(error: psycopg.Error) -> bool:
-    """Whether a PL/pgSQL function outside Horsies failed, such as a trigger that an operator added."""
-    lines = (error.diag.context or "").splitlines()
-    return any("PL/pgSQL" in line and not _OWN_FUNCTION.search(line) for line in lines)
+    """Whether a function outside Horsies failed: of a trigger or of a constraint that an operator added."""
+    return any(_is_of_other_function(line) for line in (error.diag.context or "").splitlines())
+
+
+def _is_of_other_function(line: str) -> bool:
+    if "PL/pgSQL" in line:
+        is_assignment = (
+            "=" in line
+        )  # such a line quotes the code of the function, which the next line names
+        return not is_assignment and not _OWN_FUNCTION.search(line)
+    name = _QUOTED_NAME.match(line) if "SQL" in line or "PL/" in line else None
+    return name is not None and not name[1].startswith("horsies_")
 
 
 def _is_of_session(state: str) -> bool:
@@ -173,21 +187,14 @@ def lacks_right_on(error: psycopg.Error, table: str) -> bool:
     return is_right and table in (error.diag.message_primary or "")
 
 
-def is_raised_by_trigger(error: psycopg.Error) -> bool:
-    """Whether a trigger refused the change, and not the values of the statement itself.
-
-    Translations of the server's messages keep the name of the language.
-    """
-    return "PL/pgSQL" in (error.diag.context or "")
-
-
 def is_of_text(error: psycopg.Error) -> bool:
     """Whether the database refuses to hold a text of the statement itself.
 
-    A constraint that an operator added refuses a row, not its text. An error without a SQLSTATE is that of
-    a statement too large to send.
+    A trigger, or a constraint that an operator added, refuses a row, not its text. An error without a
+    SQLSTATE is that of a statement too large to send.
     """
-    if not is_of_data(error) or is_raised_by_trigger(error):
+    is_of_trigger = "PL/pgSQL" in (error.diag.context or "") or _is_raised_elsewhere(error)
+    if is_of_trigger or not is_of_data(error):
         return False
     state = error.sqlstate
     return state is None or state in _TEXT_STATES or _text(error).startswith(_TOO_LARGE)
