@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -213,3 +215,54 @@ def test_a_pooler_that_swallows_notifications_is_found_out(
     (error,) = live_errors(broker_config)
     assert error.code is ErrorCode.BROKER_INVALID_URL
     assert "session_database_url" in (error.help_text or "")
+
+
+CHARGE = """
+from enum import StrEnum
+
+from horsies import Horsies, RetryPolicy, TaskError, TaskResult
+
+app = Horsies("postgresql://nobody@127.0.0.1:1/nothing")
+BANK_AWAY = "THE_BANK_IS_AWAY"
+
+
+class Code(StrEnum):
+    SLOW = "BANK_SLOW"
+
+
+def bank_is_busy() -> TaskError:
+    return TaskError(error_code="BANK_BUSY", message="later")
+
+
+@app.task(
+    "charge",
+    exception_mapper={ConnectionError: "GATEWAY_DOWN"},
+    default_unhandled_error_code="CHARGE_FAILED",
+    retry_policy=RetryPolicy.exponential(1, max_retries=2, auto_retry_for=[
+        *("GATEWAY_DOWN", "CHARGE_FAILED", "WORKER_CRASHED", "TASK_TIMEOUT"),
+        *("BANK_BUSY", BANK_AWAY, Code.SLOW),
+        *(OSError, "builtins.OSError", "horsies.errors.RetryLater"),
+        *("GATEWY_DOWN", "NEVER_MENTIONED", "TASK_CANCELLED", "shop.Missing", "away.Missing"),
+    ]),
+)
+def charge() -> TaskResult[int, TaskError]:
+    return TaskResult(err=bank_is_busy())
+"""
+
+
+def test_check_warns_of_codes_that_nothing_produces(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(CHARGE)
+    command = [sys.executable, "-m", "horsies", "check", "shop:app"]
+    checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (checked.returncode, "ok: all validations passed" in checked.stdout) == (0, True)
+    warnings = [line.partition("auto_retry_for lists ")[2] for line in checked.stderr.splitlines()]
+    unproduced = "but no exception mapper, default code or function produces it"
+    unloaded = "but no loaded module has an exception class of that name"
+    assert warnings == [
+        f"GATEWY_DOWN, {unproduced}; did you mean GATEWAY_DOWN?",
+        f"NEVER_MENTIONED, {unproduced}; correct the code or remove it",
+        "TASK_CANCELLED, a built-in code that no failed attempt has; remove it",
+        f"shop.Missing, {unloaded}; list the class itself",
+        f"away.Missing, {unloaded}; list the class itself",
+    ]
+    assert f"In task 'charge' ({tmp_path / 'shop.py'}:" in checked.stderr

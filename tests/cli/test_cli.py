@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import psycopg
@@ -10,6 +11,7 @@ import pytest
 
 from horsies._version import __version__
 from horsies.db.migrate import known_migrations, schema_version
+from tests.support.command_line import Run
 from tests.support.commands import UNREACHABLE, Finished, horsies
 from tests.support.migrations import apply_all_but
 
@@ -282,3 +284,22 @@ def test_importing_horsies_loads_no_command_line() -> None:
     script = "import sys, horsies.app; print({'typer', 'rich', 'click'} & sys.modules.keys())"
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert finished.stdout == b"set()\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (("tasks", "--status", "faild"), "'faild' is not one of"),
+        (("worker",), "horsies worker needs an application."),
+        (("tasks", "--since", "yesterdayish"), "yesterdayish"),
+        (("retry", "A", str(uuid.uuid4())), "'A' is not a task id; no task was changed."),
+        (("retry", str(uuid.uuid4()), str(uuid.uuid4())), "There is no task"),
+        (("show", "01a1e508"), "01a1e508"),
+    ],
+)
+def test_a_typo_on_the_command_line_is_answered(
+    arguments: tuple[str, ...], answer: str, horsies: Run
+) -> None:
+    refused = horsies(*arguments)
+    assert refused.code != 0
+    assert answer in " ".join(refused.err.replace("│", " ").split())

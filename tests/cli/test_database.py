@@ -17,6 +17,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from horsies.cli.database import _without_password
+from horsies.db.errors import describe
+from tests.support.command_line import Run
 from tests.support.commands import Finished, horsies
 
 SECRET = "postgresql+psycopg://app:hunter2@db.example/shop"
@@ -142,3 +144,37 @@ def test_other_programs_reach_the_embedded_server_while_it_runs(
     stopping = address(tmp_path, embedded_url)
     assert stopping.stdout == plain.stdout
     assert "no other process uses the embedded server" in stopping.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "answer"),
+    [
+        ("postgresql://u:hunter2@127.0.0.1:1/x", "start PostgreSQL or correct host and port"),
+        (
+            "postgresql://u:hun@ter2@127.0.0.1/x",
+            "percent-encode its special characters, '@' as %40",
+        ),
+        ("mysql://u:hunter2@127.0.0.1/x", "must start with postgresql://"),
+    ],
+    ids=["wrong port", "@ in the password", "other database"],
+)
+def test_a_wrong_address_is_answered_without_its_password(
+    address: str, answer: str, horsies: Run
+) -> None:
+    shown = horsies("status", "--database-url", address)
+    assert shown.code != 0
+    assert answer in " ".join(shown.err.split())
+    assert "ter2" not in shown.err
+
+
+def test_a_missing_database_is_answered(horsies: Run, process_url: str) -> None:
+    address = psycopg.conninfo.conninfo_to_dict(process_url)
+    url = f"postgresql://{address['user']}@/no_such_database?host={address['host']}"
+    assert "create it or correct database_url" in " ".join(
+        horsies("status", "--database-url", url).err.split()
+    )
+
+
+def test_a_wrong_password_is_answered() -> None:
+    error = psycopg.OperationalError('FATAL:  password authentication failed for user "app"')
+    assert "PostgreSQL refused the user name or password; correct database_url" in describe(error)

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
+from horsies import Horsies, TaskError, TaskResult
 from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
@@ -22,6 +23,7 @@ from horsies.db.statements.turn import (
     retry_tasks,
     seconds_until_due,
 )
+from tests.support.database import Database
 from tests.support.rows import add_task, picture, row_of
 
 FUTURE = sql.SQL("now() + interval '1 hour'")
@@ -304,3 +306,26 @@ def test_a_deadline_ends_the_sleep_as_well(connection: Connection[Any]) -> None:
     assert sleep_seconds(connection, "default") == pytest.approx(600, abs=30)
     add_task(connection, good_until=PAST)
     assert sleep_seconds(connection, "default") == 0
+
+
+@pytest.mark.parametrize("way", ["send_many", "sends of one moment"])
+def test_tasks_run_in_the_order_of_their_sends(
+    app: Horsies, connection: Database, way: str
+) -> None:
+    @app.task("step")
+    def step(number: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=number)
+
+    if way == "send_many":
+        step.send_many(step.bind(number) for number in range(20)).unwrap()
+    else:
+        for number in range(20):
+            step.send(number).unwrap()
+        connection.execute("UPDATE horsies_tasks SET enqueued_at = now()")
+    claimed = [
+        claim_tasks.run(connection, ClaimTasks("worker", "host", [1], ["default"], [1]))[0].id
+        for _ in range(20)
+    ]
+    assert [row_of(connection, task_id)["args"] for task_id in claimed] == [
+        f"[{number}]" for number in range(20)
+    ]

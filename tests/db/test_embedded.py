@@ -19,6 +19,7 @@ import pytest
 from horsies.db import embedded
 from horsies.db.embedded import data_directory, project_directory
 from horsies.errors import ConfigurationError
+from tests.support.doc_pages import REPOSITORY
 from tests.support.embedded_places import install
 
 JOIN = "from horsies.db.embedded import start_or_join; start_or_join({url!r}, keep_data={keep}); "
@@ -298,3 +299,26 @@ def test_a_directory_with_two_slashes_is_answered_with_the_right_address(
 
 def test_a_named_directory_is_taken_as_it_is() -> None:
     assert data_directory("embedded:///some/where%20else") == Path("/some/where else")
+
+
+RUN_PAGE = """
+from tests.support.doc_pages import run_page
+app = run_page("sending.md")["app"]
+print(app.database_url)
+app.close()
+"""
+
+
+def test_the_examples_of_sends_run_with_the_embedded_database(directory: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_PAGE],
+        cwd=REPOSITORY,
+        env=os.environ | {"HORSIES_DATABASE_URL": f"embedded://{directory}"},
+        timeout=120,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    address = done.stdout.splitlines()[-1]
+    assert address.startswith("postgresql://")
+    assert str(directory) in address

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -654,3 +655,39 @@ def test_a_watched_status_is_printed_until_it_is_interrupted(
     assert "mail" not in before
     assert "mail" in after
     assert "\x1b" not in finished.out
+
+
+def test_a_ping_without_an_answer_ends_in_1(
+    horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horsies.cli.queues_workers.PING_TIMEOUT_SECONDS", 0.05)
+    sentence = "error: No worker responded to the ping.\n"
+    finished = horsies("workers", "--ping")
+    assert (finished.code, finished.out, finished.err) == (1, "No worker is running.\n", sentence)
+    worker_id = add_worker(database)
+    finished = horsies("workers", "--ping", "--json")
+    assert (finished.code, finished.err) == (1, sentence)
+    (worker,) = json.loads(finished.out)["workers"]
+    assert (worker["id"], worker["ping_ms"]) == (worker_id, None)
+    assert horsies("workers").code == 0
+
+
+CAPPED = """
+import os
+from horsies import *
+
+queues = [CustomQueueConfig(name="mail", max_concurrency=3), CustomQueueConfig(name="reports")]
+broker = PostgresConfig(database_url=os.environ["DATABASE_URL"])
+app = Horsies(AppConfig(
+    broker=broker, queue_mode=QueueMode.CUSTOM, custom_queues=queues, cluster_wide_cap=15
+))
+"""
+
+
+@pytest.mark.usefixtures("database")
+def test_status_shows_every_cap_before_a_worker_runs(horsies: Run, tmp_path: Path) -> None:
+    path = tmp_path / f"capped_{uuid.uuid4().hex}.py"
+    path.write_text(CAPPED)
+    shown = horsies("status", str(path)).out.splitlines()
+    assert [line.split()[:2] for line in shown[1:5:2]] == [["mail", "3"], ["reports", "-"]]
+    assert shown[5] == "No worker is running; cluster-wide cap 15."

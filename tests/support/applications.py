@@ -13,6 +13,7 @@ from horsies.task import TaskFunction
 from horsies.task_result import TaskError, TaskResult
 
 NOWHERE = "postgresql://127.0.0.1:1/nowhere"
+UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
 Call: TypeAlias = Callable[..., Any]
 Task: TypeAlias = TaskFunction[..., Any]
 

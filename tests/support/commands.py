@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.applications import UNREACHABLE as UNREACHABLE
 from tests.support.doc_pages import REPOSITORY, blocks
 from tests.support.wait import wait_until
 
-UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
 BINARIES = Path(sys.executable).parent
 EXAMPLES = REPOSITORY / "examples"
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from horsies.app import Horsies
-from horsies.config.app import AppConfig
-from horsies.config.postgres import PostgresConfig
-from horsies.errors import ConfigurationError, ErrorCode
+from horsies import (
+    AppConfig,
+    ConfigurationError,
+    ErrorCode,
+    Horsies,
+    PayloadPolicy,
+    PostgresConfig,
+    TaskError,
+    TaskResult,
+)
+from horsies.config.app import PayloadConfig
+from horsies.task import RegisteredTasks
+from tests.support.applications import UNREACHABLE
 
 BROKER = PostgresConfig(database_url="postgresql://app:hunter2@127.0.0.1:1/shop")
 
@@ -112,3 +121,66 @@ def test_the_role_is_logged(bare_app: Horsies, caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.INFO, "horsies"):
         bare_app.set_role("scheduler")
     assert "scheduler" in caplog.text
+
+
+def test_the_address_for_other_libraries_is_one_that_libpq_reads() -> None:
+    app = Horsies("postgresql+psycopg://app:hunter2@127.0.0.1:1/shop")
+    assert app.database_url == "postgresql://app:hunter2@127.0.0.1:1/shop"
+
+
+def test_an_application_takes_a_url() -> None:
+    assert Horsies(UNREACHABLE).config == AppConfig(broker=PostgresConfig(database_url=UNREACHABLE))
+
+
+@pytest.mark.parametrize("url", ["", "mysql://localhost/shop"])
+def test_a_wrong_url_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("HORSIES_DATABASE_URL", UNREACHABLE)
+    with pytest.raises(ConfigurationError) as refused:
+        Horsies(url)
+    assert refused.value.code is ErrorCode.BROKER_INVALID_URL
+
+
+@pytest.mark.parametrize(
+    "config", [PostgresConfig(database_url=UNREACHABLE), {"database_url": UNREACHABLE}, 7]
+)
+def test_other_configurations_are_refused_by_type(config: object) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Horsies(cast("Any", config))
+    kind = type(config).__name__
+    assert refused.value.message == f"Horsies takes an AppConfig or a database URL, not {kind}."
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["false", "no", ""])
+def test_a_switch_for_migrations_that_is_neither_0_nor_1_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("HORSIES_MIGRATE", value)
+    with pytest.raises(ConfigurationError) as refused:
+        Horsies("postgresql://localhost/unused")
+    assert refused.value.message == f"HORSIES_MIGRATE must be 0 or 1, not {value!r}."
+
+
+def test_the_tasks_of_an_application_are_a_mapping_and_a_call() -> None:
+    app = Horsies(UNREACHABLE)
+
+    @app.task("add")
+    def add(a: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=a)
+
+    assert isinstance(app.tasks, RegisteredTasks)
+    assert app.tasks["add"] is add
+    assert list(app.tasks.items()) == [("add", add)]
+    assert app.tasks() == {"add": add}
+    assert "sub" not in app.tasks
+
+
+def test_other_names_mean_the_same() -> None:
+    app = Horsies(UNREACHABLE, run_schema_migrations=False)
+    assert app.migrates is Horsies(UNREACHABLE, migrate=False).migrates is False
+    assert app.rerun_task == app.retry_task
+    assert app.rerun_task_async == app.retry_task_async
+    config = AppConfig(
+        broker=PostgresConfig(database_url=UNREACHABLE), payload=PayloadPolicy(warn_bytes=7)
+    )
+    assert config.payload == PayloadConfig(warn_bytes=7)

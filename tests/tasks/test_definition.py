@@ -17,21 +17,14 @@ from typing import Any
 import pytest
 from typing_extensions import TypedDict
 
-from horsies.app import Horsies
+from horsies import Horsies, TaskDefinitionError, TaskError, TaskResult
 from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
 from horsies.config.postgres import PostgresConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode
-from horsies.errors import (
-    ConfigurationError,
-    ErrorCode,
-    HorsiesError,
-    RegistryError,
-    TaskDefinitionError,
-    TaskStopped,
-)
+from horsies.errors import ConfigurationError, ErrorCode, HorsiesError, RegistryError, TaskStopped
 from horsies.result import Err
 from horsies.retry import RetryPolicy
-from horsies.task_result import TaskError, TaskResult
+from tests.support.applications import UNREACHABLE
 
 BROKER = PostgresConfig(database_url="postgresql://app:hunter2@127.0.0.1:1/shop")
 IntResult = TaskResult[int, TaskError]
@@ -793,3 +786,46 @@ def test_a_typed_dict_of_typing_is_refused_before_python_3_12_with_its_successor
         with pytest.raises(TaskDefinitionError, match=r"a typing\.TypedDict, .* 3\.12") as caught:
             app.task(function.__name__)(function)
         assert caught.value.help_text == "write `from typing_extensions import TypedDict`"
+
+
+def test_a_decorator_without_a_name_registers_the_function() -> None:
+    app = Horsies(UNREACHABLE)
+
+    @app.task
+    def send_invoice(number: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=number)
+
+    assert app.list_tasks() == [f"{__name__}.send_invoice"]
+    assert send_invoice(7).ok == 7
+
+
+@pytest.mark.parametrize("name", ["self", "cls"])
+def test_a_method_is_refused(name: str) -> None:
+    app, names = Horsies(UNREACHABLE), {"TaskResult": TaskResult, "TaskError": TaskError}
+    source = f"""
+class Mailer:
+    @app.task("greet")
+    def greet({name}, to: str) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=to)
+"""
+    with pytest.raises(TaskDefinitionError) as refused:
+        exec(source, {"app": app, "__name__": __name__, **names})
+    assert refused.value.message == "A method cannot be a task: 'Mailer.greet' takes an object."
+    assert app.list_tasks() == []
+
+
+def test_a_function_in_a_class_and_a_parameter_named_self_are_accepted() -> None:
+    app = Horsies(UNREACHABLE)
+
+    class Mailer:
+        @staticmethod
+        @app.task("greet")
+        def greet(to: str) -> TaskResult[str, TaskError]:
+            return TaskResult(ok=to)
+
+    @app.task("odd")
+    def odd(self: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=self)
+
+    assert Mailer.greet("ada").ok == "ada"
+    assert odd(1).ok == 1

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from horsies.app import Horsies
+from horsies import Horsies, RetrievalCode, TaskError, TaskResult
 from horsies.codec.results import encode_task_error
-from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
+from horsies.db.statements.tasks import OutcomeRow
+from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode
 from horsies.errors import ResultUnavailable, TaskWatchFailed
 from horsies.ids import new_id
-from horsies.task_result import TaskError, TaskResult
-from horsies.tasks.handle import TaskHandle
-from tests.support.applications import Call, Task, app_at, run_closing
+from horsies.tasks.handle import TaskHandle, result_of
+from horsies.tasks.recovery import EXPIRED_RESULT
+from tests.support.applications import UNREACHABLE, Call, Task, app_at, run_closing
 from tests.support.database import Database
 from tests.support.rows import add_worker, finish
 from tests.support.wait import interrupted_when
@@ -341,3 +343,36 @@ def test_what_a_signal_handler_raises_ends_the_wait_and_leaves_nothing_behind(
     with pytest.raises(raised), interrupted_when(is_seen, raised):
         handle.get(timeout_ms=30_000)
     assert watches == {}
+
+
+@pytest.mark.parametrize("kind", ["task", "workflow"])
+def test_get_in_a_running_event_loop_has_a_code_of_its_own(kind: str) -> None:
+    app = Horsies(UNREACHABLE)
+    handle: Any = app.handle(new_id()) if kind == "task" else app.workflow_handle(new_id())
+
+    async def main() -> TaskResult[Any, TaskError]:
+        result: TaskResult[Any, TaskError] = handle.get()
+        return result
+
+    error = asyncio.run(main()).err_value
+    assert error.error_code is RetrievalCode.EVENT_LOOP_RUNNING
+    assert "_async" in str(error.message)
+
+
+@pytest.mark.parametrize(
+    ("status", "stored", "code"),
+    [
+        ("CANCELLED", None, "TASK_CANCELLED"),
+        ("EXPIRED", EXPIRED_RESULT, "TASK_EXPIRED"),
+        ("EXPIRED", None, "TASK_EXPIRED"),
+        ("COMPLETED", None, "RESULT_NOT_AVAILABLE"),
+    ],
+)
+def test_an_error_in_place_of_a_result_carries_the_id_of_its_task(
+    status: str, stored: str | None, code: str
+) -> None:
+    task_id = new_id()
+    row = OutcomeRow(task_id, "work", status, stored, failed_reason=None, error_code=None)
+    error = result_of(row, None).err_value
+    assert error.error_code == code
+    assert error.data == {"task_id": task_id}

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from horsies import (
+    Horsies,
     OutcomeCode,
     RetrievalCode,
     SubWorkflowError,
@@ -25,9 +26,8 @@ from horsies import (
     TaskStatus,
     WorkflowStatus,
 )
-from horsies.app import Horsies
 from horsies.monitoring import TaskPage
-from tests.support.applications import Call, Task
+from tests.support.applications import NOWHERE, Call, Task
 from tests.support.database import Database
 from tests.support.rows import add_attempt, finish
 
@@ -226,3 +226,29 @@ def test_fastapi_returns_them_as_they_are(app: Horsies, add: Task, connection: D
     assert result == {"ok": 3}
     assert [row["id"] for row in page["rows"]] == [handle.task_id]
     assert "TaskInfo" in schema["components"]["schemas"]
+
+
+class Parcel(BaseModel):
+    content: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "parcel"),
+    [
+        ((1, 2), None),
+        ({"sizes": (1, 2)}, None),
+        ({1, 2}, None),
+        (None, Parcel(content=(1, 2))),
+        (None, Parcel(content=[{1, 2}])),
+    ],
+)
+def test_a_tuple_or_a_set_for_any_is_refused(value: Any, parcel: Parcel | None) -> None:
+    app = Horsies(NOWHERE)
+
+    @app.task("keep")
+    def keep(value: Any, parcel: Parcel | None) -> TaskResult[Any, TaskError]:
+        return TaskResult(ok=value)
+
+    refused = keep.send(value, parcel).unwrap_err()
+    assert refused.code == "VALIDATION_FAILED"
+    assert "would come back as list; annotate it with its type." in refused.message

@@ -11,21 +11,22 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 
+import horsies as horsies_package
+from horsies import TaskError, TaskResult, WorkflowSpec
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.statements.tasks import TaskId
 from horsies.ids import new_id
 from horsies.result import Err, Ok
-from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, PostgresBroker
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode
-from tests.support.applications import Call, Task, add_task, app_at, run_closing
+from tests.support.applications import UNREACHABLE, Call, Task, add_task, app_at, run_closing
 from tests.support.database import Database, backends, database_on, terminate
 from tests.support.proxy import Proxy, RefusingServer
 from tests.support.rows import stored, stored_ids
@@ -520,3 +521,85 @@ def test_inside_a_transaction_nothing_is_resent(
     error = call(eager_app, sender, "send", 1).unwrap_err()
     assert (len(broker.rows), broker.sleeps) == (1, [])
     assert error.payload is None
+
+
+def send_failures(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    records = [one for one in caplog.records if one.name == "horsies.send"]
+    return [(one.levelname, one.getMessage()) for one in records]
+
+
+@pytest.mark.parametrize(
+    ("secret", "transaction", "suppressed", "level", "code"),
+    [
+        ("s3cret", None, False, "WARNING", "ENQUEUE_FAILED"),
+        (b"s3cret", None, False, "WARNING", "VALIDATION_FAILED"),
+        ("s3cret", None, True, "WARNING", "SEND_SUPPRESSED"),
+        ("s3cret", object(), False, "ERROR", None),
+    ],
+    ids=["unreachable", "refused", "suppressed", "transaction"],
+)
+def test_a_failed_send_is_logged_once_without_arguments(
+    call: Call,
+    caplog: pytest.LogCaptureFixture,
+    secret: object,
+    transaction: object,
+    suppressed: bool,
+    level: str,
+    code: str | None,
+) -> None:
+    app = app_at(UNREACHABLE)
+    app.suppress_sends(suppressed)
+
+    @app.task("greet")
+    def greet(name: str) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=name)
+
+    sender = greet.with_options(transaction=transaction)
+    for method, argument in (("send", secret), ("send_many", [greet.bind(cast("Any", secret))])):
+        caplog.clear()
+        error = call(app, sender, method, argument).unwrap_err()
+        assert code in (None, error.code.value)
+        sentence = f"a send of task 'greet' failed with {error.code.value}"
+        assert send_failures(caplog) == [(level, sentence)]
+        assert "s3cret" not in caplog.text
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("transaction", "suppressed", "is_adopted", "level"),
+    [
+        (None, False, True, "WARNING"),
+        (None, True, True, "WARNING"),
+        (None, False, False, "WARNING"),
+        (object(), False, True, "ERROR"),
+    ],
+    ids=["unreachable", "suppressed", "without an application", "transaction"],
+)
+def test_a_failed_start_of_a_workflow_is_logged_once_without_arguments(
+    call: Call,
+    caplog: pytest.LogCaptureFixture,
+    transaction: object,
+    suppressed: bool,
+    is_adopted: bool,
+    level: str,
+) -> None:
+    app = app_at(UNREACHABLE)
+    app.suppress_sends(suppressed)
+
+    @app.task("greet")
+    def greet(name: str) -> TaskResult[str, TaskError]:
+        return TaskResult(ok=name)
+
+    nodes = [greet.node()(name="s3cret")]
+    make: Any = app.workflow if is_adopted else WorkflowSpec
+    spec = make("welcome", nodes, definition_key="first_hour.welcome")
+    for target, method, argument in (
+        (spec, "start", None),
+        (horsies_package, "start_many", [spec]),
+    ):
+        caplog.clear()
+        error = call(app, target, method, argument, transaction=transaction).unwrap_err()
+        sentence = f"a start of workflow 'welcome' failed with {error.code.value}"
+        assert send_failures(caplog) == [(level, sentence)]
+        assert "s3cret" not in caplog.text
+    app.close()

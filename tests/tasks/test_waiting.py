@@ -16,11 +16,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from horsies.app import Horsies
+from horsies import Horsies, TaskError, TaskResult
 from horsies.db.statements.tasks import OutcomeRow
 from horsies.error_codes import OperationalErrorCode, RetrievalCode
 from horsies.ids import new_id
-from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.waiters import POLL_SECONDS, Subject, Waiters
 from tests.support.applications import Call, Task, add_task, app_at, run_closing
@@ -390,3 +389,21 @@ def test_an_application_nobody_holds_any_more_goes_and_its_connection_with_it(
         return dropped() is None and not sessions() - others
 
     wait_until(is_gone)
+
+
+def test_a_get_after_an_outage_connects_by_itself(
+    proxy: Proxy, distant_app: Horsies, connection: Database, call: Call
+) -> None:
+    @distant_app.task("add")
+    def add(a: int) -> TaskResult[int, TaskError]:
+        return TaskResult(ok=a)
+
+    handle = add.send(1).unwrap()
+    finish(connection, handle.task_id)
+    proxy.stop()
+    # Failed reconnects: the next one by the clock alone is seconds away.
+    for _ in range(6):
+        assert distant_app.handle(handle.task_id).get(timeout_ms=0).is_err()
+    proxy.start()
+    for timeout_ms in (0, 20_000):
+        assert call(distant_app, distant_app.handle(handle.task_id), "get", timeout_ms).is_ok()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import pickle
 from collections.abc import Callable
@@ -10,8 +11,11 @@ from typing import Any, assert_type
 
 import pytest
 
-from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
+from horsies import Err, Ok
+from horsies.result import Result, UnwrapError, is_err, is_ok
 from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError
+from horsies.tasks.handle import TaskHandle
 
 
 def parsed(text: str) -> Result[int, str]:
@@ -213,3 +217,48 @@ def test_a_match_on_the_result_of_a_task_does_not_fall_through() -> None:
     values: list[Any] = [1, None, [], TaskResult]
     for value in values:
         assert not matched(value)
+
+
+FAILED = Err(BrokerOperationError(BrokerErrorCode.NO_BROKER, "no database"))
+
+
+@pytest.mark.parametrize("result", [Ok(1), Ok(False), FAILED])
+def test_ok_and_err_are_neither_true_nor_false(result: Any) -> None:
+    with pytest.raises(TypeError, match=r"is neither true nor false; call is_ok\(\) or is_err\(\)"):
+        bool(result)
+
+
+@pytest.mark.parametrize(
+    ("result", "name", "hint"),
+    [
+        (Ok(TaskHandle("x", None)), "get", "; call .unwrap() first"),
+        (Ok(TaskHandle("x", None)), "task_id", "; call .unwrap() first"),
+        (Ok(TaskHandle("x", None)), "result_of", ""),
+        (FAILED, "message", "; call .unwrap_err() first"),
+        (
+            FAILED,
+            "get",
+            "; it holds the error of a failed call: match it, or call .unwrap() to raise it",
+        ),
+    ],
+)
+def test_an_attribute_of_the_value_says_unwrap_first(result: Any, name: str, hint: str) -> None:
+    kind = type(result).__name__
+    with pytest.raises(AttributeError) as refused:
+        getattr(result, name)
+    assert str(refused.value) == f"'{kind}' object has no attribute '{name}'{hint}"
+
+
+@pytest.mark.parametrize("result", [Ok(1), Err("no")])
+@pytest.mark.parametrize("name", ["value", "x"])
+def test_a_result_cannot_be_changed(result: Any, name: str) -> None:
+    with pytest.raises(AttributeError, match=name):
+        setattr(result, name, 2)
+    with pytest.raises(AttributeError, match=name):
+        delattr(result, name)
+
+
+@pytest.mark.parametrize("result", [Ok([1]), Err("no"), Ok[int](1)])
+def test_a_result_can_be_copied_and_pickled(result: Any) -> None:
+    assert copy.copy(result) == copy.deepcopy(result) == result
+    assert pickle.loads(pickle.dumps(result)) == result

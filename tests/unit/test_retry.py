@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from horsies import RetryPolicy
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     OperationalErrorCode,
@@ -24,7 +25,6 @@ from horsies.error_codes import (
 from horsies.errors import InvalidFieldError, RetryLater, TaskFailed
 from horsies.retry import (
     Backoff,
-    RetryPolicy,
     decide_retry,
     delay_seconds,
     exception_names,
@@ -642,3 +642,64 @@ def test_retry_later_can_be_pickled_and_printed() -> None:
         "busy",
         "run again in 2.5 s",
     )
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])
+def test_db_retry_max_ms_is_the_longest_wait(draw: float) -> None:
+    backoff = Backoff(initial_ms=500, max_ms=3_000, random=lambda: draw)
+    waits = [backoff.next_delay_seconds() or 0.0 for _ in range(8)]
+    assert max(waits) <= 3.0
+
+
+def test_waits_at_the_maximum_still_vary() -> None:
+    draws = iter([0.6, 0.9])
+    backoff = Backoff(initial_ms=3_000, max_ms=3_000, random=lambda: next(draws))
+    assert backoff.next_delay_seconds() != backoff.next_delay_seconds()
+
+
+class Reset(ConnectionResetError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("task_mapper", "app_mapper", "code"),
+    [
+        ({ConnectionError: "AWAY"}, {}, "AWAY"),
+        ({}, {OSError: "SYSTEM"}, "SYSTEM"),
+        ({OSError: "SYSTEM", ConnectionError: "AWAY"}, {}, "AWAY"),
+        ({ConnectionError: "AWAY", OSError: "SYSTEM", Reset: "RESET"}, {}, "RESET"),
+        ({OSError: "SYSTEM"}, {Reset: "RESET"}, "SYSTEM"),
+        ({TimeoutError: "SLOW"}, {BaseException: "ANY"}, "ANY"),
+        ({TimeoutError: "SLOW"}, {}, "DEFAULT"),
+    ],
+)
+def test_a_mapped_exception_stands_for_its_subclasses(
+    task_mapper: dict[type[BaseException], str],
+    app_mapper: dict[type[BaseException], str],
+    code: str,
+) -> None:
+    assert resolve_exception_code(Reset(), task_mapper, app_mapper, "DEFAULT", None) == code
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        RetryPolicy.exponential(
+            5, max_retries=20, auto_retry_for=["DOWN"], max_delay_seconds=60, jitter=False
+        ),
+        RetryPolicy(
+            auto_retry_for=["DOWN"],
+            max_retries=20,
+            intervals=[5],
+            max_delay_seconds=60,
+            backoff_strategy="exponential",
+            jitter=False,
+        ),
+    ],
+    ids=["exponential", "constructor"],
+)
+def test_waits_grow_up_to_max_delay_seconds(policy: RetryPolicy) -> None:
+    stored = RetryPolicy.from_json(policy.to_json())
+    assert stored == policy
+    waits = [delay_seconds(policy, number) for number in (1, 2, 3, 4, 5, 20)]
+    assert waits == [5, 10, 20, 40, 60, 60]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,12 +17,14 @@ from horsies import (
     TaskNode,
     TaskResult,
     WorkflowSpec,
+    WorkflowValidationError,
     from_node,
 )
 from tests.support.apps.shop import (
     app,
     codes_of,
     double,
+    errors_of,
     number,
     numbers,
     queued_app,
@@ -244,3 +247,54 @@ def test_a_thousand_nodes_are_one_specification() -> None:
     spec = workflow([root, *leaves, last])
     assert len(spec.tasks[-1].waits_for) == 1_000
     assert spec.graph.dependencies[500] == (0,)
+
+
+def circle() -> list[Any]:
+    one, two = number.node()(), double.node(node_id="double")
+    second = two(value=from_node(one))
+    one.waits_for = [second]
+    return [one, second]
+
+
+def awaited_outside() -> list[Any]:
+    outside = number.node(node_id="outside")()
+    return [double.node(node_id=name)(value=from_node(outside)) for name in ("a", "b")]
+
+
+def join_of_no_kind() -> list[Any]:
+    first = number.node()()
+    kind: Any = "some"
+    return [first, double.node(join=kind)(value=from_node(first))]
+
+
+ONE_MISTAKE: dict[str, tuple[Callable[[], list[Any]], str]] = {
+    "circle": (circle, "shop:0 (number) waits for double waits for shop:0 (number)"),
+    "forgotten node": (
+        awaited_outside,
+        "Nodes 'a', 'b' of workflow 'shop' wait for node 'outside'",
+    ),
+    "misspelt parameter": (
+        lambda: [TaskNode(square, kwargs={"itme": 1})],
+        "gives a parameter 'itme', which task 'square' does not take, and does not give its 'item'",
+    ),
+    "unknown join": (join_of_no_kind, "has join='some'"),
+}
+
+
+@pytest.mark.parametrize("mistake", ONE_MISTAKE)
+def test_one_mistake_in_a_workflow_is_one_error(mistake: str) -> None:
+    make, words = ONE_MISTAKE[mistake]
+    with pytest.raises(WorkflowValidationError) as refused:
+        workflow(make())
+    assert words in refused.value.message
+
+
+def test_several_mistakes_are_all_in_the_message() -> None:
+    def build() -> object:
+        return workflow([TaskNode(square, node_id="a"), MapNode(square, over=number.node()())])
+
+    with pytest.raises(Exception) as refused:  # noqa: PT011
+        build()
+    message = getattr(refused.value, "message", "")
+    assert message.startswith("workflow 'shop': 2 errors found: (1) ")
+    assert all(error.message in message for error in errors_of(build))

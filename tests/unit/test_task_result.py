@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from horsies import TaskError, TaskResult
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     BuiltInTaskCode,
@@ -24,7 +25,7 @@ from horsies.error_codes import (
     error_code_text,
     resolve_code,
 )
-from horsies.task_result import SubWorkflowError, TaskError, TaskResult, describe_exception
+from horsies.task_result import SubWorkflowError, describe_exception
 from tests.support.examples import examples
 
 ALL_CODES = list(BUILTIN_CODE_REGISTRY.values())
@@ -386,3 +387,25 @@ def test_a_result_survives_copying_and_pickling(
 
 def test_a_result_type_can_be_called_with_its_arguments() -> None:
     assert TaskResult[int, TaskError](ok=4) == succeeded()
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (TaskResult(ok=3), "TaskResult(ok=3)"),
+        (TaskResult(ok=None), "TaskResult(ok=None)"),
+        (TaskResult(ok="x" * 1000), f"TaskResult(ok='{'x' * 97}...{'x' * 98}')"),
+        (
+            TaskResult(ok=list(range(1_000_000))),
+            "TaskResult(ok=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...])",
+        ),
+        (
+            TaskResult(err=TaskError(error_code="NO", message="it failed")),
+            "TaskResult(err=TaskError(error_code='NO', message='it failed'))",
+        ),
+    ],
+)
+def test_a_result_shows_its_value_shortened(
+    result: TaskResult[Any, TaskError], expected: str
+) -> None:
+    assert repr(result) == expected

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from horsies import AppConfig, ConfigurationError, ErrorCode, Horsies, PostgresConfig, QueueMode
-from horsies.config.app import CustomQueueConfig
+from horsies import (
+    AppConfig,
+    ConfigurationError,
+    CustomQueueConfig,
+    ErrorCode,
+    Horsies,
+    PostgresConfig,
+    QueueMode,
+)
+from horsies.cli.worker import _banner
 from horsies.worker.config import (
     WorkerConfig,
     describe_concurrency,
@@ -15,6 +24,7 @@ from horsies.worker.config import (
     served_queues,
     with_connections,
 )
+from tests.support.doc_pages import blocks, code_of, page, rows
 
 BROKER = PostgresConfig(database_url="postgresql://nobody@localhost/nothing")
 
@@ -183,3 +193,73 @@ def test_a_worker_holds_full_windows_unless_it_prefetches(
 ) -> None:
     config = make_config(processes=4, **changes)
     assert (config.window_width, config.held_max) == (width, held)
+
+
+LOWERED = "to the most that the worker can hold"
+
+
+@pytest.mark.parametrize(
+    ("typed", "others", "shown"),
+    [
+        (20, {"prefetch_buffer": 1}, f"5 (lowered from 20 {LOWERED}), "),
+        (20, {"window": 0}, f"4 (lowered from 20 {LOWERED}), "),
+        (20, {}, "20, "),  # with short tasks in the windows of the children
+        (200, {}, f"128 (lowered from 200 {LOWERED}), "),
+        (5, {"prefetch_buffer": 1}, "5, "),
+        (0, {"prefetch_buffer": 1}, "5, "),
+        (0, {}, "4, "),
+    ],
+)
+def test_the_start_up_line_names_a_lowered_limit(
+    typed: int, others: dict[str, Any], shown: str
+) -> None:
+    config = WorkerConfig("shop:app", 4, ["default"], max_claim_per_worker=typed, **others)
+    assert f"max_claim_per_worker={shown}" in describe_concurrency(make_app(), config)
+    # The number of tasks that the worker claims up to.
+    assert not typed or shown.startswith(f"{config.held_max}")
+
+
+def test_the_start_up_line_is_that_of_the_documentation() -> None:
+    text = page("workers.md")
+    (shown,) = [one.text for one in blocks(text) if one.text.startswith("Concurrency config:")]
+    mail = CustomQueueConfig(name="mail", max_concurrency=10)
+    app = make_app(queue_mode=QueueMode.CUSTOM, custom_queues=[mail])
+    config = WorkerConfig("shop:app", 8, ["mail"])
+    assert shown == f"{describe_concurrency(app, config)}\n"
+    lowered = describe_concurrency(app, replace(config, max_claim_per_worker=20, window=0))
+    assert f"`{lowered.split(', ')[2]}`" in text
+
+
+def test_the_reference_lists_the_settings_of_a_worker() -> None:
+    reference = page("api.md").partition("### WorkerConfig")[2].partition("\n### ")[0]
+    meanings = {code_of(name): meaning for name, _, meaning in rows(reference)}
+    thirteen = """
+        dsn session_dsn pgbouncer_transaction_mode queues processes parent_pool_size
+        parent_max_overflow child_pool_min_size child_pool_max_size max_claim_batch
+        max_claim_per_worker app_locator imports
+    """
+    assert all(meanings[name] for name in thirteen.split())
+
+
+@pytest.mark.parametrize(
+    ("max_concurrency", "cluster_wide_cap", "caps"),
+    [(None, None, "none"), (3, None, "mail 3"), (0, 15, "cluster 15, mail 0")],
+)
+def test_a_queue_has_no_cap_unless_it_sets_one_and_the_banner_shows_every_cap(
+    max_concurrency: int | None, cluster_wide_cap: int | None, caps: str
+) -> None:
+    assert CustomQueueConfig(name="reports").max_concurrency is None
+    mail = CustomQueueConfig(name="mail", max_concurrency=max_concurrency)
+    config = AppConfig(
+        broker=BROKER,
+        queue_mode=QueueMode.CUSTOM,
+        custom_queues=[mail, CustomQueueConfig(name="reports")],
+        cluster_wide_cap=cluster_wide_cap,
+    )
+    app = Horsies(config)
+    banner = _banner(app, WorkerConfig("shop:app", 2, served_queues(app)))
+    assert f"  caps       {caps}\n" in banner
+    assert "not served" not in banner
+    limited = WorkerConfig("shop:app", 2, served_queues(app, ["mail"]), name="post")
+    assert "  not served reports\n" in _banner(app, limited)
+    assert " worker post\n" in _banner(app, limited)

@@ -1,4 +1,4 @@
-"""Fixtures: pools of real child processes, all gone after the test."""
+"""Fixtures: the connection of a turn, and pools of real child processes, all gone after the test."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import selectors
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg import Connection
 
+from horsies.db.pipeline import Pipeline
+from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildPool
@@ -37,3 +41,10 @@ def make_pool(selector: selectors.BaseSelector) -> Iterator[MakePool]:
     for pool in pools:
         pool.kill_all()
         pool.shutdown()
+
+
+@pytest.fixture
+def pipeline(process_url: str, connection: Connection[Any]) -> Iterator[Pipeline]:
+    """A worker's connection for its turns, to this process's database with empty tables."""
+    with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as own:
+        yield Pipeline(own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any, LiteralString, Protocol
@@ -38,7 +38,6 @@ from horsies.tasks.recovery import (
     expire_pending,
     recover_found,
 )
-from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.in_flight import TURN_CHARACTERS_MAX, InFlight
 from horsies.worker.known_tasks import claim_unknown
 from horsies.worker.reaper import sweep
@@ -53,12 +52,6 @@ MEBIBYTES = 1024 * 1024
 LARGE_RESULTS = 66 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 12
 POISONOUS = "NEW.task_name = 'poison'"
 ENDED = {"status": "COMPLETED", "completed_at": ago(10 * 3600)}
-
-
-@pytest.fixture
-def pipeline(process_url: str, connection: Connection[Any]) -> Iterator[Pipeline]:
-    with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as own:
-        yield Pipeline(own)
 
 
 class Poison(Protocol):

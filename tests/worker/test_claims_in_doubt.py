@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import psycopg
 import pytest
 from psycopg import Connection
 
 from horsies.db.pipeline import Pipeline
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import Outcome
-from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.in_flight import InFlight
 from horsies.worker.pool import window
 from horsies.worker.pool.pool import ChildPool
@@ -26,12 +23,6 @@ from tests.support.rows import add_task
 from tests.support.wait import wait_until
 
 CLAIMER = Claimer("me", "host", ["default"], [None])
-
-
-@pytest.fixture
-def pipeline(process_url: str, connection: Connection[Any]) -> Iterator[Pipeline]:
-    with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as own:
-        yield Pipeline(own)
 
 
 @pytest.fixture

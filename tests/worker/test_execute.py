@@ -11,16 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from horsies.app import Horsies
-from horsies.config.app import AppConfig, PayloadConfig
-from horsies.config.postgres import PostgresConfig
+from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
+from horsies.config.app import PayloadConfig
 from horsies.error_codes import error_code_text
 from horsies.errors import RetryLater
-from horsies.task_result import TaskError, TaskResult
 from horsies.worker.child.execute import AppProgram, execute
 from horsies.worker.pool.assignments import Reported, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.protocol import Assignment, ChildReport
+from tests.support.applications import NOWHERE
 from tests.support.apps.pool_app import app
 from tests.support.pool import BOOT, MakePool, assignment, collect_until, next_event
 
@@ -334,3 +333,78 @@ def test_a_task_that_still_returns_a_result_when_it_is_stopped_has_finished(
     event = next_event(pool)
     assert isinstance(event, Reported)
     assert json.loads(event.report.result_json) == {"ok": "as far as it came"}
+
+
+@pytest.mark.parametrize(
+    ("data", "stored"),
+    [((1, 2), '"data":[1,2]'), ({1}, "err.data is of type set and would come back as list")],
+)
+def test_the_code_of_an_error_outlives_data_that_cannot_be_stored(data: Any, stored: str) -> None:
+    app = Horsies(NOWHERE)
+
+    @app.task("pay")
+    def pay() -> TaskResult[None, TaskError]:
+        return TaskResult(err=TaskError(error_code="NO_MONEY", message="empty", data=data))
+
+    report = execute(app, Assignment("id", 1, "pay", 1, "[]", "{}", None))
+    assert (report.error_code, report.error_message) == ("NO_MONEY", "empty")
+    assert stored in report.result_json
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (PayloadConfig(), None),
+        (PayloadConfig(warn_bytes=10, reject_bytes=10), None),
+        (PayloadConfig(max_result_bytes=1_000_000), "PAYLOAD_TOO_LARGE"),
+    ],
+    ids=["default", "limited sends", "limited results"],
+)
+def test_a_large_result_is_kept_unless_results_have_a_limit(
+    limits: PayloadConfig, code: str | None
+) -> None:
+    app = Horsies(AppConfig(broker=PostgresConfig(database_url=NOWHERE), payload=limits))
+
+    @app.task("export")
+    def export(size: int) -> TaskResult[str, TaskError]:
+        return TaskResult(ok="x" * size)
+
+    size = 17_000_000
+    report = execute(app, Assignment("task-1", 1, "export", 1, json.dumps([size]), "{}", None))
+    assert report.error_code == code
+    assert report.ok is (code is None)
+    assert (len(report.result_json) > size) is (code is None)
+
+
+RUN_WRONG: dict[str, tuple[str, str]] = {
+    "plain value for a TaskResult": (
+        "def run() -> TaskResult[int, TaskError]:\n    return 3\n",
+        "returned int instead of a TaskResult; return TaskResult(ok=...) or TaskResult(err=...).",
+    ),
+    "value of another type": (
+        "def run() -> int:\n    return 'x'\n",
+        "returned a value of type str, but is annotated int",
+    ),
+    "text for an error": (
+        "def run() -> TaskResult[int, TaskError]:\n    return TaskResult(err='text')\n",
+        "err must be TaskError",
+    ),
+    "exception": ("def run() -> int:\n    raise ValueError('no stock')\n", "ValueError: no stock"),
+    "exit": ("def run() -> int:\n    raise SystemExit(3)\n", "SystemExit: 3"),
+    "parameter added while calls wait": (
+        "def run(a: int) -> int:\n    return a\n",
+        "keep its old parameters and give new ones a default while calls are pending",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", RUN_WRONG)
+def test_a_mistake_in_a_running_task_is_its_error(mistake: str) -> None:
+    body, answer = RUN_WRONG[mistake]
+    names: dict[str, Any] = {}
+    exec("from horsies import *\n" + body, names)
+    app = Horsies("postgresql://localhost/unused")
+    app.task("run")(names["run"])
+    report = execute(app, Assignment("task-1", 1, "run", 1, "[]", "{}", None))
+    assert not report.ok
+    assert answer in f"{report.error_message} {json.loads(report.result_json)}"

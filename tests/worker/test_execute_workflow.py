@@ -8,12 +8,24 @@ from typing import Any
 
 import pytest
 
+from horsies import (
+    Horsies,
+    SubWorkflowNode,
+    TaskError,
+    TaskNode,
+    TaskResult,
+    WorkflowDefinition,
+    WorkflowSpec,
+)
 from horsies.worker.child.execute import execute
 from horsies.worker.pool.assignments import Reported
 from horsies.worker.protocol import Assignment, ChildReport, NodeInput, NodePart
 from horsies.workflow.build.shape import NESTING_DEPTH_MAX
+from tests.support.apps.shop import app as shop
+from tests.support.apps.shop import number, word, workflow
 from tests.support.apps.workflow_app import app
 from tests.support.pool import BOOT, MakePool, next_event
+from tests.support.runs import execute_node
 
 RUN = "0190f3a1-0000-7000-8000-000000000001"
 ROOT = "0190f3a1-0000-7000-8000-000000000002"
@@ -279,3 +291,33 @@ def test_inputs_of_many_megabytes_reach_a_child(make_pool: MakePool) -> None:
     event = next_event(pool)
     assert isinstance(event, Reported)
     assert len(value(event.report)[3]) > len(text)
+
+
+@shop.task("habits.unannotated")
+def unannotated(**results) -> TaskResult[str, TaskError]:  # type: ignore[no-untyped-def]
+    return TaskResult(ok=f"{results['count'].ok_value} pieces")
+
+
+@shop.task("habits.any")
+def anything_named(**results: Any) -> TaskResult[str, TaskError]:
+    return TaskResult(ok=f"{results['count'].ok_value} pieces")
+
+
+class Open(WorkflowDefinition[str]):
+    name = "open"
+    definition_key = "habits.open"
+
+    @classmethod
+    def build_with(cls, app: Horsies, **results: Any) -> WorkflowSpec[str]:
+        only = word.node()(text=f"{results['count'].ok_value} pieces")
+        return app.workflow(cls.name, [only], output=only)
+
+
+@pytest.mark.parametrize("called", [unannotated, anything_named, Open])
+def test_results_go_into_keyword_arguments_of_any_name(called: Any) -> None:
+    source: Any = number.node(node_id="source")()
+    make: Any = SubWorkflowNode if called is Open else TaskNode
+    taker = make(called, node_id="taker", args_from={"count": source}, waits_for=[source])
+    report = execute_node(shop, workflow([source, taker]), "taker", {"source": '{"ok":3}'})
+    assert report.ok, report.error_message
+    assert "3 pieces" in report.result_json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from horsies.current_task import CurrentTask, inherited_headers, set_running_tas
 from horsies.errors import TaskStopped
 from horsies.worker.child.execute import AppProgram
 from horsies.worker.protocol import Assignment, ChildReport
+from tests.support.applications import NOWHERE, app_at
 
 BROKER = PostgresConfig(database_url="postgresql://localhost/unused")
 
@@ -233,3 +235,31 @@ def test_sends_of_a_task_inherit_its_headers(app: Horsies) -> None:
     run(app, "work")
     assert seen == [{"tenant": "a"}, {}]
     assert inherited_headers() == {}
+
+
+async def async_generator_hook() -> AsyncIterator[None]:
+    yield
+
+
+def generator_hook() -> Iterator[None]:
+    yield
+
+
+class AsyncGeneratorHook:
+    async def __call__(self) -> AsyncIterator[None]:
+        yield
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        async_generator_hook,
+        functools.partial(async_generator_hook),
+        AsyncGeneratorHook(),
+        generator_hook,
+    ],
+)
+def test_a_start_hook_whose_body_would_never_run_is_refused(hook: Any) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        app_at(NOWHERE).on_child_process_start(hook)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID_CHILD_HOOK

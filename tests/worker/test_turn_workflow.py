@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import Connection
 
@@ -16,7 +15,6 @@ from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.outcome import Outcome
-from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.node_inputs import NodeInputs
 from horsies.worker.turn import Claimer, TurnRequest, TurnResult, take_turn
 from horsies.workflow.build.plan import plan
@@ -24,12 +22,6 @@ from horsies.workflow.nodes.nodes import AnyNode, TaskNode
 
 STEPS = 1_000
 CHILDREN = 8
-
-
-@pytest.fixture
-def pipeline(process_url: str, connection: Connection[Any]) -> Iterator[Pipeline]:
-    with psycopg.connect(process_url, autocommit=True, options=TURN_SETTINGS) as own:
-        yield Pipeline(own)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 import textwrap
@@ -19,9 +20,11 @@ from horsies import (
     TaskResult,
     WorkflowDefinition,
     WorkflowSpec,
+    WorkflowValidationError,
     from_node,
 )
 from tests.support.apps.shop import BROKER, double, number
+from tests.support.apps.shop import app as shop
 
 _numbers = itertools.count()
 
@@ -401,3 +404,67 @@ def test_handing_results_on_is_checked_where_the_builder_runs(app: Horsies) -> N
     assert error.code is ErrorCode.WORKFLOW_ARGS_FROM_TYPE_MISMATCH
     assert error.location is not None
     assert error.location.function == "build"
+
+
+@pytest.mark.parametrize("where", ["made here", "made by a function"])
+def test_a_builder_in_the_module_of_the_application_must_be_registered(
+    module: Callable[[str], Horsies], where: str
+) -> None:
+    app = module("""
+        def make() -> Horsies:
+            return Horsies("postgresql://shop@127.0.0.1:1/shop")
+
+        made = make()
+
+        @app.workflow_builder()
+        def registered() -> WorkflowSpec[Any]:
+            return forgotten()
+
+        def forgotten() -> WorkflowSpec[Any]:
+            return app.workflow("w", [work.node()()], definition_key="first_hour.w")
+    """)
+    home = importlib.import_module(app.definitions()["work"].function.__module__)
+    (error,) = (app if where == "made here" else home.made).check()
+    assert error.code is ErrorCode.WORKFLOW_CHECK_UNDECORATED_BUILDER
+    assert "'forgotten'" in error.message
+    home.forgotten.__horsies_no_check__ = True
+    assert app.check() == []
+
+
+@pytest.mark.parametrize("key", [None, "habits.keyed"], ids=["left out", "given"])
+def test_a_workflow_made_in_build_with_takes_the_key_of_its_class(key: str | None) -> None:
+    class Keyed(WorkflowDefinition[int]):
+        name = "keyed"
+        definition_key = "habits.keyed"
+
+        @classmethod
+        def build_with(cls, app: Horsies, *, n: int) -> WorkflowSpec[int]:
+            only = number.node(node_id="only")(n=n)
+            return app.workflow(cls.name, [only], output=only, definition_key=key)
+
+    assert Keyed.build_with(shop, n=3).definition_key == "habits.keyed"
+    with pytest.raises(WorkflowValidationError, match="has no definition_key"):
+        shop.workflow("keyed", [number.node()()])
+
+
+@pytest.mark.parametrize("discovered", [True, False], ids=["discovered", "own module"])
+def test_the_check_builds_the_children_of_a_specification_at_module_level(
+    module: Callable[[str], Horsies], discovered: bool
+) -> None:
+    app = module("""
+        class Child(WorkflowDefinition[int]):
+            name = "child"
+            definition_key = f"{__name__}.child"
+
+            @classmethod
+            def build_with(cls, app: Any, *, n: int) -> WorkflowSpec[int]:
+                raise ArithmeticError("n is negative")
+
+        inner = SubWorkflowNode(Child, kwargs={"n": -1})
+        spec = app.workflow("outer", [inner], definition_key="habits.outer")
+    """)
+    if discovered:
+        app.discover_tasks([app.definitions()["work"].function.__module__])
+    (error,) = app.check()
+    assert error.code is ErrorCode.WORKFLOW_CHECK_BUILDER_EXCEPTION
+    assert "n is negative" in error.message

@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from horsies import (
+    AnyNode,
     ContractCode,
     HandleErrorCode,
     Horsies,
@@ -739,3 +740,18 @@ def test_what_is_known_of_a_run(app: Horsies, tasks: Tasks, hands: Hands, call: 
     assert (info.root_workflow_id, info.parent_workflow_id) == (handle.workflow_id, None)
     assert info.completed_at is None
     assert info.error is None
+
+
+@pytest.mark.parametrize(
+    "node", [SignalNode("approve", node_id="waiting"), SleepNode(3600, node_id="waiting")]
+)
+def test_the_drawing_shows_how_long_a_node_waited(
+    app: Horsies, connection: Database, node: AnyNode
+) -> None:
+    handle = app.workflow("order", [node], definition_key="first_hour.order").start().unwrap()
+    connection.execute(
+        "UPDATE public.horsies_workflow_tasks SET enqueued_at = enqueued_at - interval '1 hour'"
+    )
+    assert handle.draw().unwrap().endswith("  1h00m")
+    Hands(connection).complete(handle.workflow_id, "waiting", True)
+    assert handle.draw().unwrap().endswith("  1h00m")

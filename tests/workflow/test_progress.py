@@ -11,13 +11,16 @@ import psycopg
 import pytest
 from psycopg import Connection
 
+from horsies import Horsies, WorkflowTaskStatus, from_node
 from horsies.db.statements.workflows import StartRuns, start_runs
 from horsies.ids import new_id
+from tests.support.database import Database
 from tests.support.oracle.compare import Duet
 from tests.support.oracle.engine import Engine
 from tests.support.oracle.plans import plan
 from tests.support.oracle.shapes import NodeShape, RunShape, chain, fan
 from tests.support.oracle.tree import End
+from tests.support.turns import Hands, define_tasks
 from tests.support.wait import wait_until
 
 
@@ -501,3 +504,24 @@ def test_a_finished_run_says_when(connection: Connection[Any]) -> None:
     assert row is not None
     assert isinstance(row[0], datetime)
     assert row[0] >= row[1]
+
+
+@pytest.mark.parametrize("way", ["failed dependency", "cancelled run", "counted after a resume"])
+def test_a_skipped_node_has_no_completed_at(app: Horsies, connection: Database, way: str) -> None:
+    tasks, hands = define_tasks(app), Hands(connection)
+    first = tasks.number.node(node_id="first")()
+    last = tasks.add.node(node_id="last")(first=from_node(first))
+    later = tasks.add.node(node_id="later")(first=from_node(last))
+    spec = app.workflow("skipping", [first, last, later], definition_key="habits.skipping")
+    handle = spec.start().unwrap()
+    if way == "cancelled run":
+        handle.cancel().unwrap()
+    else:
+        taken = hands.take(handle.workflow_id, "first")
+        if way == "counted after a resume":
+            handle.pause().unwrap()
+        hands.end(handle.workflow_id, taken, {"err": {"error_code": "BOOM"}})
+        handle.resume().unwrap()
+    nodes = {node.node_id: node for node in handle.tasks().unwrap()}
+    assert nodes["last"].status is nodes["later"].status is WorkflowTaskStatus.SKIPPED
+    assert nodes["last"].completed_at is nodes["later"].completed_at is None
