@@ -123,6 +123,30 @@ def test_frames_survive_any_chopping_of_the_stream(
     assert frames.wanted_bytes() == 0
 
 
+@given(st.data())
+@settings(max_examples=examples(200))
+def test_bytes_that_are_missing_never_make_an_assignment_of_two(data: st.DataObject) -> None:
+    """What arrives before and behind the gap is whole, also where all frames have the same length."""
+    count, length = 5, data.draw(st.integers(0, 40))
+    names = [str(number) * length for number in range(1, 1 + count)]
+    sent = [Assignment("task", 1, name, 1, "[]", "{}", None) for name in names]
+    frames = [protocol.encode_assignment(one, number) for number, one in enumerate(sent, 1)]
+    stream = b"".join(frames)
+    start = data.draw(st.integers(0, len(stream)))
+    end = data.draw(st.integers(start, len(stream)) | st.just(start + len(frames[0])))
+    buffer = FrameBuffer()
+    arrived: list[Assignment] = []
+    try:
+        for part in (stream[:start], stream[end:]):
+            for frame in buffer.feed(part):
+                number, _ = protocol.assignment_number(frame)
+                assert frame == frames[number - 1]
+                arrived.append(protocol.decode_assignment(frame))
+    except ProtocolError:
+        pass
+    assert arrived[: start // len(frames[0])] == sent[: start // len(frames[0])]
+
+
 @given(st.binary(max_size=200))
 @settings(max_examples=examples(300))
 def test_garbage_is_waited_for_or_refused_but_never_believed(garbage: bytes) -> None:

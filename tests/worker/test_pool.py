@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horsies.worker import os_process
-from horsies.worker.pool.assignments import Died, PoolEvent, Stopped
+from horsies.worker.pool.assignments import Died, PoolEvent, Stopped, TakenBack
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import NoIdleChildError
 from tests.support.pool import (
@@ -25,6 +25,7 @@ from tests.support.pool import (
     run,
     value_of,
 )
+from tests.support.wait import wait_until
 
 
 @pytest.mark.parametrize("method", list(StartMethod))
@@ -220,10 +221,29 @@ def test_a_stopped_process_is_killed_when_its_time_is_over(
     make_pool: MakePool, tmp_path: Path
 ) -> None:
     pool = make_pool(1, stop_grace_seconds=0.1)
-    given = assignment("wait_forever", str(tmp_path / "started"), timeout_ms=200)
+    started = tmp_path / "started"
+    given = assignment("wait_forever", str(started), timeout_ms=200)
     pid = pool.dispatch(given)
+    wait_until(started.exists)
     os.kill(pid, signal.SIGSTOP)
     assert next_event(pool) == Stopped(given, pid, forced=True, reason="timeout")
+
+
+@pytest.mark.parametrize("reason", ["timeout", "cancel"])
+def test_a_task_that_never_began_comes_back_however_it_was_stopped(
+    make_pool: MakePool, tmp_path: Path, reason: str
+) -> None:
+    pool = make_pool(1, stop_grace_seconds=0.1)
+    (pid,) = pool.pids()
+    os.kill(pid, signal.SIGSTOP)
+    started = tmp_path / "started"
+    timeout_ms = 200 if reason == "timeout" else None
+    given = assignment("wait_forever", str(started), timeout_ms=timeout_ms)
+    pool.dispatch(given)
+    if reason == "cancel":
+        assert pool.stop_task(given.task_id, "cancel")
+    assert next_event(pool) == TakenBack((given,))
+    assert not started.exists()
 
 
 def test_a_finished_task_leaves_no_deadline_behind(make_pool: MakePool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.mixed_pool import AnyPool, MixedPool
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import Assignment
-from tests.support.apps.hostile import COSTS_THE_WINDOW, KINDS, LOOP_KINDS
+from tests.support.apps.hostile import KINDS, LOOP_KINDS
 from tests.support.pool import BOOT, MakePool, assignment
 from tests.support.wait import wait_until
 
@@ -112,8 +113,6 @@ def test_a_hostile_act_costs_no_other_task(
     outcomes.run([*notes[:INNOCENT], attack, *notes[INNOCENT:], large])
     harmed = outcomes.harmed([*notes, large])
     cancel_in_the_same_child(outcomes, journal)
-    if has_windows and kind in COSTS_THE_WINDOW:
-        return
     assert harmed == []
     counts = Counter(begun(journal))
     assert set(counts.values()) == {1}, "a task ran twice"
@@ -160,3 +159,35 @@ def check_among_coroutines(outcomes: Outcomes, journal: Path, kind: str) -> None
     counts = Counter(line for line in begun(journal) if line not in ("begun", "ended"))
     assert begun(journal).count("begun") == INNOCENT, "a task ran twice"
     assert set(counts.values()) == {1}, "a task ran twice"
+
+
+# All of it; the beginning, the head and the middle of the first message.
+STOLEN_BYTES = [1 << 20, 5, 69, 150]
+
+
+@pytest.mark.parametrize("count", STOLEN_BYTES)
+@pytest.mark.parametrize("has_windows", [True, False], ids=["window", "async"])
+def test_a_message_that_a_task_has_read_costs_no_other_task(
+    make_pool: MakePool, journal: Path, tmp_path: Path, count: int, has_windows: bool
+) -> None:
+    """Later messages arrive: their tasks run once, and the task of the lost one is run by another child."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    options = {} if has_windows else {"async_children": 1, "async_slots": 20}
+    pool = make_pool(1 if has_windows else 0, has_windows=has_windows, **options)
+    outcomes = Outcomes(pool, has_windows=has_windows)
+    thief = assignment("note_and_steal", str(journal), "thief", str(gate), count)
+    outcomes.begin([thief])
+    (pid,) = pool.pids()
+    wait_until(lambda: begun(journal) == ["thief"])
+    notes = [assignment("note", str(journal), str(number)) for number in range(INNOCENT)]
+    pool.dispatch_window(pid, [(notes[0], PATIENT)])
+    gate.write_bytes(b"x")
+    wait_until(lambda: "thief has stolen" in begun(journal))
+    pool.dispatch_window(pid, [(one, PATIENT) for one in notes[1:]])
+    gate.write_bytes(b"x")
+    wanted = {one.task_id for one in (thief, *notes)}
+    wait_until(lambda: outcomes.step() and wanted <= set(outcomes.ended), 30)
+    assert outcomes.harmed([thief, *notes]) == []
+    assert Counter(begun(journal)).most_common(1)[0][1] == 1, "a task ran twice"
+    assert pid not in pool.pids() or not has_windows

@@ -5,6 +5,10 @@ among them) and the texts in UTF-8, one behind the other. Decoding never builds 
 any bytes that a child writes the parent either reads one of the values below or raises
 ``ProtocolError``, and then only that child is lost. Every frame of a child follows a mark, random bytes
 that only this child has: other bytes, which the code of a task wrote to the socket, are passed over.
+
+Assignments are numbered from 1 in each child, at the beginning and at the end of their frame. Code of a task
+can read what the worker has sent to its child: by the numbers the child notices frames that are missing, and
+those of which a part is missing.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from horsies.current_task import NOTE_CHARACTERS_MAX
 from horsies.errors import checked_delay
 
 MAX_FRAME_BYTES = 1 << 30
+# No assignment has a higher number.
+LAST_NUMBER = (1 << 63) - 1
 
 
 class FrameKind(IntEnum):
@@ -149,8 +155,9 @@ class ChildBoot:
 
 
 _HEADER = Struct("!IB")
-_ASSIGN = Struct("!IBQqiqIIIIII")
-_ASSIGNMENT_NUMBER = Struct("!Q")
+_ASSIGN = Struct("!IBQ?qiqIIIIII")
+_ASSIGNMENT_NUMBER = Struct("!Q?")
+_LAST_NUMBER = Struct("!Q")
 _REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
 _NO_TEXT = 0xFFFFFFFF
@@ -168,17 +175,20 @@ _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_REPORT = int(FrameKind.REPORT)
 
 
-def encode_assignment(assignment: Assignment, number: int = 0) -> bytes:
-    """The frame with `assignment`; a `number` above 0 is that of the permit it needs."""
+def encode_assignment(
+    assignment: Assignment, number: int = 1, *, needs_permit: bool = False
+) -> bytes:
+    """The frame with `assignment`, which has the `number` among those of its child."""
     task_id, name = assignment.task_id, assignment.task_name
     args, kwargs = assignment.args_json, assignment.kwargs_json
     timeout_ms, node, stored = assignment.timeout_ms, assignment.node, assignment.stored
     head, texts = ("", "") if node is None else _node_texts(node)
     body = f"{task_id}{name}{args}{kwargs}{stored}{head}{texts}".encode()
     header = _ASSIGN.pack(
-        _ASSIGN.size - 4 + len(body),
+        _ASSIGN.size - 4 + len(body) + _LAST_NUMBER.size,
         _KIND_ASSIGN,
         number,
+        needs_permit,
         assignment.generation,
         assignment.attempt,
         _NO_TIMEOUT if timeout_ms is None else timeout_ms,
@@ -189,21 +199,30 @@ def encode_assignment(assignment: Assignment, number: int = 0) -> bytes:
         len(stored),
         len(head),
     )
-    return header + body
+    return header + body + _LAST_NUMBER.pack(number)
 
 
-def assignment_number(frame: bytes) -> int:
-    """The number of the permit that the assignment in `frame` needs; 0 when it needs none."""
-    number: int = _ASSIGNMENT_NUMBER.unpack_from(frame, _HEADER.size)[0]
-    return number
+def assignment_number(frame: bytes) -> tuple[int, bool]:
+    """The number of the assignment in `frame`, and whether it needs a permit.
+
+    Raises ``ProtocolError`` when the frame consists of the beginning of one and the end of another.
+    """
+    try:
+        number, needs_permit = _ASSIGNMENT_NUMBER.unpack_from(frame, _HEADER.size)
+        (last,) = _LAST_NUMBER.unpack_from(frame, len(frame) - _LAST_NUMBER.size)
+    except struct.error as error:
+        raise ProtocolError(f"malformed assignment: {error}") from error
+    if number != last:
+        raise ProtocolError(f"assignment {number} ends as number {last}")
+    return number, needs_permit
 
 
 def decode_assignment(frame: bytes) -> Assignment:
     try:
         numbers = _ASSIGN.unpack_from(frame)
-        generation, attempt, timeout_ms, id_end, name_end, args_end = numbers[3:9]
-        kwargs_end, stored_end, head_end = numbers[9:]
-        texts = frame[_ASSIGN.size :].decode()
+        generation, attempt, timeout_ms, id_end, name_end, args_end = numbers[4:10]
+        kwargs_end, stored_end, head_end = numbers[10:]
+        texts = frame[_ASSIGN.size : -_LAST_NUMBER.size].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed assignment: {error}") from error
     name_end += id_end

@@ -106,9 +106,7 @@ class SharedPage:
         return number
 
     def note_begun(self, number: int) -> None:
-        """A child begins a task: so many so far, or in an async child the one with this number, after all
-        before it.
-        """
+        """A child begins the assignment with this number: all before it have begun, or never will."""
         self._memory[_BEGUN_START:_BEGUN_END] = _NUMBER.pack(number)
 
     def write_progress(self, token: int, done: float, total: float, note: bytes) -> None:
@@ -161,27 +159,23 @@ class PermitError(Exception):
 class PermitPipe:
     """The parent's side: both ends of the socket pair."""
 
-    __slots__ = ("_last", "_reading", "_writing")
+    __slots__ = ("_reading", "_writing")
 
     def __init__(self) -> None:
         self._writing, self._reading = socket.socketpair()
-        self._last = 0
 
     @property
     def read_fd(self) -> int:
         return self._reading.fileno()
 
-    def grant(self, count: int) -> range:
-        """Permit `count` more assignments; returns their numbers.
+    def grant(self, numbers: Iterable[int]) -> None:
+        """Permit the assignments with these numbers.
 
         Where a task has shut the socket down, the child finds no permit and says so.
         """
-        numbers = range(self._last + 1, self._last + 1 + count)
-        self._last += count
         permits = b"".join([_NUMBER.pack(_PERMIT + number) for number in numbers])
         with suppress(OSError):
             self._writing.send(permits, socket.MSG_DONTWAIT)
-        return numbers
 
     def take_back(self) -> Iterable[int]:
         """Empty the pipe; returns the numbers of assignments that have not begun and never will."""

@@ -417,9 +417,6 @@ KINDS: dict[str, Callable[[], None]] = {
         stop_itself,
     )
 }
-# A process that stays behind and reads the socket of its child may take a part of a message: the tasks that
-# wait in that child's window may then be tried again or fail.
-COSTS_THE_WINDOW = {"leave_reader"}
 LOOP_KINDS = {
     function.__name__: function
     for function in (

@@ -24,7 +24,7 @@ from horsies.errors import TaskStopped
 from horsies.worker import protocol
 from horsies.worker.child.parent_socket import ParentSocket
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
-from tests.support.apps.hostile import KINDS, LOOP_KINDS
+from tests.support.apps.hostile import KINDS, LOOP_KINDS, read_bytes
 
 
 class FunctionProgram:
@@ -412,6 +412,17 @@ def own_parent() -> ParentSocket:
     raise LookupError("no frame of this thread has it")
 
 
+def note_and_steal(path: str, name: str, gate: str, count: int) -> None:
+    """Whenever the gate opens: read so many bytes of whatever the worker has sent to this process."""
+    note(path, name)
+    with open(gate, "rb") as opened:
+        opened.read(1)
+    read_bytes(count)
+    note(path, f"{name} has stolen")
+    with open(gate, "rb") as opened:
+        opened.read(1)
+
+
 def terminate_forked_process() -> int:
     pid = os.fork()
     if pid == 0:
@@ -592,6 +603,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         note_and_sleep,
         note_and_exit,
         note_and_fork,
+        note_and_steal,
         wait_for_ever,
         clean_up_slowly,
         note_twice,

@@ -27,7 +27,13 @@ from horsies.tasks.invoke import kept_event_loop
 from horsies.worker import os_process, protocol
 from horsies.worker.child.loop_watch import Blockage, LoopWatch, keep_awake
 from horsies.worker.child.process_state import ProcessState, log_safely
-from horsies.worker.protocol import Assignment, ChildReport, FrameKind
+from horsies.worker.protocol import (
+    LAST_NUMBER,
+    Assignment,
+    ChildReport,
+    FrameKind,
+    ProtocolError,
+)
 
 # How often the progress of a task goes to the parent, which stores it about as often.
 PROGRESS_SECONDS = 0.3
@@ -65,6 +71,8 @@ class _Parent(Protocol):
     def waiting_frames(self) -> list[bytes]: ...
 
     def feed(self, data: bytes) -> list[bytes]: ...
+
+    def missing_before(self, number: int) -> tuple[int, int] | None: ...
 
 
 def serve_coroutines(
@@ -189,6 +197,7 @@ class _Server:
         self._outbox = _Outbox(loop, parent)
         self._watch = LoopWatch(loop, self._note_blockage)
         self._running: dict[str, _Running] = {}
+        self._last_taken = 0
         self._last_begun = 0
         self._is_closed = False
         self._has_timer = False
@@ -240,8 +249,15 @@ class _Server:
             self._close()
             self._loop.stop()
             return
-        for frame in self._parent.feed(data):
-            self._take(frame)
+        try:
+            for frame in self._parent.feed(data):
+                self._take(frame)
+        except ProtocolError as error:
+            text = "A task has read or changed what the worker sent to this child (%s); it takes no more."
+            log_safely(logger, logging.ERROR, text, error)
+            self._note_unstarted(self._last_taken + 1, LAST_NUMBER)
+            self._close()
+            self._loop.stop()
 
     def _close(self) -> None:
         """Take no more assignments, and end after those that have begun."""
@@ -250,12 +266,20 @@ class _Server:
 
     def _take(self, frame: bytes) -> None:
         if frame[4] == _KIND_ASSIGN:
-            self._start(protocol.decode_assignment(frame), protocol.assignment_number(frame))
+            number, _ = protocol.assignment_number(frame)
+            if (missing := self._parent.missing_before(number)) is not None:
+                self._note_unstarted(*missing)
+            self._last_taken = number
+            self._start(protocol.decode_assignment(frame), number)
         elif frame[4] == _KIND_STOP_TASK:
             task_id, generation = protocol.decode_texts(frame, 2)
             running = self._running.get(task_id)
             if running is not None and running.assignment.generation == int(generation):
                 running.stop()
+
+    def _note_unstarted(self, first: int, last: int) -> None:
+        """Tell the parent that the assignments of these numbers never begin here."""
+        self._outbox.send(protocol.encode_numbers(FrameKind.TASK_UNSTARTED, first, last))
 
     def _start(self, assignment: Assignment, number: int) -> None:
         running = _Running(assignment, number, self._outbox, self._parent.page)
@@ -312,9 +336,11 @@ class _Server:
         assignment = running.assignment
         report = None if task.cancelled() else task.result()
         if running.is_stopped and (report is None or not report.ok):
-            kind = FrameKind.TASK_STOPPED if running.has_begun else FrameKind.TASK_UNSTARTED
+            if not running.has_begun:
+                number = running.number
+                return protocol.encode_numbers(FrameKind.TASK_UNSTARTED, number, number)
             texts = (assignment.task_id, str(assignment.generation))
-            return protocol.encode_texts(kind, *texts)
+            return protocol.encode_texts(FrameKind.TASK_STOPPED, *texts)
         rss_bytes = os_process.own_rss_bytes() if self._samples_memory else 0
         run_microseconds = (time.perf_counter_ns() - running.started_ns) // 1_000
         report = report or _unreported(assignment, "was cancelled by other code of its process")

@@ -244,7 +244,8 @@ def warm_up_fork_server(program: Program, worker_pid: int) -> None:
     """
     ours, theirs = socket.socketpair()
     with ours:
-        ours.sendall(protocol.encode_assignment(_WARM_UP) * _WARM_UPS)
+        numbers = range(1, 1 + _WARM_UPS)
+        ours.sendall(b"".join(protocol.encode_assignment(_WARM_UP, one) for one in numbers))
         ours.shutdown(socket.SHUT_WR)
         parent = ParentSocket(_as_socket(_move_to_high_number(theirs.detach())))
         switch = StopSwitch(parent)

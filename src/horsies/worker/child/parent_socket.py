@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 
 from horsies.worker import protocol
-from horsies.worker.protocol import FrameBuffer, FrameKind
+from horsies.worker.protocol import FrameBuffer, FrameKind, ProtocolError
 from horsies.worker.sharing import Permits, SharedPage
 
 _RECEIVE_BYTES = 1 << 16
@@ -24,11 +24,11 @@ class ParentSocket:
     """
 
     __slots__ = (
-        "_begun",
         "_buffer_bytes",
         "_frames",
         "_mark",
         "_poll",
+        "_received",
         "_unstarted",
         "_waiting",
         "owner_pid",
@@ -43,10 +43,11 @@ class ParentSocket:
         self.permits: Permits | None = None
         self.owner_pid = os.getpid()
         self._mark = b"" if page is None else page.mark
-        self._begun = 0
+        # The number of the latest assignment that was received.
+        self._received = 0
         # The kernel doubles the value that it is given.
         self._buffer_bytes = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
-        # The first and the last of the latest assignments without a permit.
+        # The first and the last of the latest assignments that never begin here.
         self._unstarted: tuple[int, int] | None = None
         self._frames = FrameBuffer()
         self._waiting: list[bytes] = []
@@ -107,18 +108,29 @@ class ParentSocket:
         """Whether the assignment in `frame` may begin; False when its permit is gone.
 
         The parent has taken the permit back, or other code in this process has read it: only the parent
-        can tell, so it learns of every assignment that is passed over, before a later one begins.
+        can tell, so it learns of every assignment that is passed over, before a later one begins. Those
+        whose frame never arrived are passed over as well.
         """
-        number = protocol.assignment_number(frame)
-        if number and (self.permits is None or not self.permits.allows(number)):
-            first, _ = self._unstarted or (number, number)
-            self._unstarted = (first, number)
+        number, needs_permit = protocol.assignment_number(frame)
+        if (missing := self.missing_before(number)) is not None:
+            self._pass_over(*missing)
+        if needs_permit and (self.permits is None or not self.permits.allows(number)):
+            self._pass_over(number, number)
             return False
         self._send_unstarted()
-        self._begun += 1
         if self.page is not None:
-            self.page.note_begun(self._begun)
+            self.page.note_begun(number)
         return True
+
+    def missing_before(self, number: int) -> tuple[int, int] | None:
+        """An assignment has arrived: the first and the last number between the one before and this one."""
+        expected, self._received = self._received + 1, number
+        if number < expected:
+            raise ProtocolError(f"assignment {number} came where {expected} was expected")
+        return None if number == expected else (expected, number - 1)
+
+    def _pass_over(self, first: int, last: int) -> None:
+        self._unstarted = (first if self._unstarted is None else self._unstarted[0], last)
 
     def _send_unstarted(self) -> None:
         if self._unstarted is not None:
@@ -132,6 +144,8 @@ class ParentSocket:
                 self._waiting += self._frames.feed(data)
         except BlockingIOError:
             return any(frame[4] == _KIND_STOP for frame in self._waiting)
+        except ProtocolError:  # the task has read a part of what the parent sent
+            return False
         except OSError:
             pass
         return True

@@ -119,9 +119,9 @@ class Assignments:
     def hold(self, child: ChildProcess, given: Iterable[tuple[Assignment, float]]) -> None:
         """Give assignments, each with its patience, to a child that may hold several."""
         assert child.permits is not None
-        given = tuple(given)
-        numbers = child.permits.grant(len(given))
-        held = [Held(number, *one) for number, one in zip(numbers, given, strict=True)]
+        held = [Held(number, *one) for number, one in enumerate(given, child.given + 1)]
+        child.given += len(held)
+        child.permits.grant(one.number for one in held)
         for one in held:
             self.lined[one.assignment.task_id] = child
         child.line += held
@@ -130,7 +130,10 @@ class Assignments:
             self.advance(child, time.monotonic())
         elif len(child.line) == len(held) and child.front is not None:
             self._arm(child, child.front)
-        frames = [protocol.encode_assignment(one.assignment, one.number) for one in held]
+        frames = [
+            protocol.encode_assignment(one.assignment, one.number, needs_permit=True)
+            for one in held
+        ]
         child.send(frames[0] if len(frames) == 1 else b"".join(frames), self._selector)
 
     def advance(self, child: ChildProcess, now: float) -> None:
@@ -184,15 +187,15 @@ class Assignments:
             self.events.append(TakenBack(tuple(one.assignment for one in taken)))
 
     def note_unstarted(self, child: ChildProcess, first: int, last: int) -> None:
-        """A child found no permits for the assignments of these numbers, and has passed them over.
+        """A child has passed over the assignments of these numbers: it found no permits, or no messages.
 
         Mostly the worker has taken them back. Those that it has not go to another child: a task has read
-        the permits, or shut down the socket that they come through.
+        what the worker sent, or shut down the socket that permits come through.
         """
         held = child.line if child.front is None else (child.front, *child.line)
         if not any(first <= one.number <= last for one in held):
             return
-        self.taint(child, "read or cut off the permits of other tasks")
+        self.taint(child, "read or cut off the messages or permits of other tasks")
         held = child.line if child.front is None else (child.front, *child.line)
         missed = [one for one in held if first <= one.number <= last]
         self._return(missed)

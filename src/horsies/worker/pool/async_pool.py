@@ -182,10 +182,6 @@ class AsyncPool:
         if (task := self.busy.get(task_id)) is not None:
             self._children.kill(task.child.process)
 
-    def kill_all(self) -> None:
-        for process in list(self._children.children):
-            self._children.kill(process)
-
     def announce_stop(self) -> None:
         for process in self._children.children:
             process.page.request_stop()
@@ -299,9 +295,11 @@ class AsyncPool:
             case FrameKind.READY:
                 children.note_ready(process, protocol.decode_numbers(frame)[1])
                 self._note_ready(process)
-            case FrameKind.TASK_STOPPED | FrameKind.TASK_UNSTARTED as kind:
+            case FrameKind.TASK_STOPPED:
                 task_id, _generation = protocol.decode_texts(frame, 2)
-                self._take_stopped(process, task_id, started=kind == FrameKind.TASK_STOPPED)
+                self._take_stopped(process, task_id)
+            case FrameKind.TASK_UNSTARTED:
+                self._take_unstarted(process, *protocol.decode_numbers(frame))
             case FrameKind.PROGRESS:
                 self._take_progress(process, protocol.decode_progress(frame))
             case FrameKind.LOOP_BLOCKED:
@@ -322,7 +320,20 @@ class AsyncPool:
         child = AsyncChild(process, self._limits.early_task_limit())
         self._by_pid[process.known_pid] = child
 
-    def _take_stopped(self, process: ChildProcess, task_id: str, *, started: bool) -> None:
+    def _take_unstarted(self, process: ChildProcess, first: int, last: int) -> None:
+        """Assignments were stopped before they began, or their messages never arrived."""
+        if (child := self._by_pid.get(process.known_pid)) is None:
+            raise ProtocolError("unstarted out of turn")
+        missed = [task for task in child.tasks.values() if first <= task.number <= last]
+        for task in missed:
+            self._forget(task)
+        if any(task.stop_reason is None for task in missed):
+            self._children.taint(process, "read the messages of other tasks")
+        if missed:
+            self._events.append(TakenBack([task.assignment for task in missed]))
+        self._after_end(process)
+
+    def _take_stopped(self, process: ChildProcess, task_id: str) -> None:
         child = self._by_pid.get(process.known_pid)
         task = None if child is None else child.tasks.get(task_id)
         if task is None or task.stop_reason is None:
@@ -331,8 +342,6 @@ class AsyncPool:
         assignment, seconds = task.assignment, time.monotonic() - task.assigned_at
         self._events.append(
             Stopped(assignment, process.known_pid, False, task.stop_reason, seconds)
-            if started
-            else TakenBack([assignment])
         )
         self._after_end(process)
 

@@ -83,7 +83,7 @@ class RecycleLimits:
 
 
 class Held(NamedTuple):
-    """An assignment in a child's window, with the number of its permit.
+    """An assignment in a child, with its number among those of this child.
 
     Assignments behind it are taken back when it runs for longer than `patience_seconds`; 0 means that the
     child gets none while this one is in front.
@@ -121,8 +121,9 @@ class ChildProcess:
     # The task that runs, or runs next: the front of the window.
     assignment: Assignment | None = None
     assigned_at: float = 0.0
-    # The front with its permit; None for an assignment that needed none.
     front: Held | None = None
+    # How many assignments it was given.
+    given: int = 0
     # The assignments behind the front, in order.
     line: deque[Held] = field(default_factory=deque)
     # Whether the front has kept others waiting for too long.
@@ -275,8 +276,4 @@ class ChildProcess:
     @property
     def has_begun(self) -> bool:
         """Whether the child has begun its assignment: it notes that in the shared page beforehand."""
-        return self.page.begun > self.tasks_done
-
-    def may_have_started(self) -> bool:
-        """Whether a child that has ended may have begun its assignment."""
-        return self.stop_reason is not None or self.has_begun
+        return self.front is not None and self.page.begun >= self.front.number

@@ -19,7 +19,7 @@ from typing import assert_never
 
 from horsies.worker import os_process, protocol
 from horsies.worker.child.main import EXIT_HOOK_FAILED
-from horsies.worker.pool.assignments import Assignments, Died, HookFailed, Stopped
+from horsies.worker.pool.assignments import Assignments, Died, HookFailed, Stopped, TakenBack
 from horsies.worker.pool.child_process import (
     ChildProcess,
     ChildState,
@@ -27,7 +27,9 @@ from horsies.worker.pool.child_process import (
     RestartDelay,
 )
 from horsies.worker.pool.launcher import Launcher, StartMethod, default_start_method
+from horsies.worker.pool.window import split_unstarted
 from horsies.worker.protocol import (
+    LAST_NUMBER,
     Assignment,
     FrameKind,
     ProtocolError,
@@ -370,14 +372,17 @@ class Children(Assignments):
         if exit_code is None:
             return
         self._return(self.take_back(child))
-        # Only the front can have begun. There are others if a task read their permits.
-        self._return(child.line)
+        # There are others than the front if a task read their permits, or if reports could not be read.
+        begun, unstarted = split_unstarted(child.line, range(child.page.begun + 1, LAST_NUMBER))
+        self._return(unstarted)
         for one in child.line:
             self.lined.pop(one.assignment.task_id, None)
-        started = child.may_have_started()
+        started = child.has_begun
         assignment = self.release(child)
         self._remove(child)
         self._note_death(child, assignment, exit_code, started=started)
+        description = child.verdict or os_process.describe_exit(exit_code)
+        self.events += [Died(one.assignment, child.known_pid, description) for one in begun]
 
     def _note_death(
         self,
@@ -393,7 +398,9 @@ class Children(Assignments):
             self.deaths[os_process.describe_exit(exit_code)] += 1
         if assignment is not None:
             seconds = time.monotonic() - child.assigned_at
-            if child.stop_reason is not None:
+            if child.stop_reason is not None and not started:
+                self.events.append(TakenBack((assignment,)))
+            elif child.stop_reason is not None:
                 stopped = Stopped(assignment, pid, child.was_killed, child.stop_reason, seconds)
                 self.events.append(stopped)
             else:

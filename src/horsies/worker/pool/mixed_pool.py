@@ -168,7 +168,8 @@ class MixedPool:
 
     def kill_all(self) -> None:
         self._ordinary.kill_all()
-        self._shared.kill_all()
+        for process in list(self._shared.children.children):
+            self._shared.children.kill(process)
 
     def shutdown(self) -> list[PoolEvent]:
         """Have idle children exit, kill the others, and wait until no process is left."""

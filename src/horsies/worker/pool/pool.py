@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from horsies.worker import os_process, protocol
 from horsies.worker.pool.assignments import Died, HookFailed, PoolEvent, Reported
-from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch
+from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, Held
 from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
 from horsies.worker.pool.launcher import Guard, Launcher, make_launcher
 from horsies.worker.pool.stuck import StuckWatch, see_child
@@ -178,13 +178,15 @@ class ChildPool:
         child = self._take_idle(pid)
         if assignment.timeout_ms is not None and not self._settings.has_time_limits:
             assignment = assignment._replace(timeout_ms=None)
+        child.given += 1
+        child.front = Held(child.given, assignment, 0.0)
         child.assignment = assignment
         child.assigned_at = now = time.monotonic()
         child.state = ChildState.BUSY
         self._children.busy[assignment.task_id] = child
         if assignment.timeout_ms is not None:
             self._children.deadlines[child] = now + assignment.timeout_ms / 1000
-        child.send(protocol.encode_assignment(assignment), self._selector)
+        child.send(protocol.encode_assignment(assignment, child.given), self._selector)
         return child.known_pid
 
     def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> int:
