@@ -28,7 +28,7 @@ if os.environ.get("HORSIES_BENCH_TALLY") == "off":
 
 # "off" removes the checks for tracing, to measure what they cost an application without it.
 if os.environ.get("HORSIES_BENCH_TRACING") == "off":
-    from benchmarks.tracing import remove_checks
+    from benchmarks.untraced import remove_checks
 
     remove_checks()
 

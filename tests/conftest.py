@@ -36,6 +36,11 @@ from tests.support.database import (
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
+# With this variable, as in many containers, every interpreter that a test starts compiles the package, 0.6 s
+# of processor time each, and pytest rewrites the assertions of all tests in each run, 23 s in each process.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # In the background (`nohup`, or `&` in a script) these signals are ignored, and so they would be in every
 # program that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

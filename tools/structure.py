@@ -1,15 +1,19 @@
 """Measure the structure of the package and fail when a figure is over its limit.
 
 `python -m tools.structure` prints the size of the code, the floors of its import graph, and the classes and
-functions that are over a limit. It reads files only. Lines are counted but not limited: a change says what
-it added and why. `tests/project/test_structure.py` traces the files that one task enters.
+functions that are over a limit. It also fails for imports in a circle, in the package, the benchmarks and the
+tools; for names that say nothing or use a retired metaphor; for SQL outside `.sql` files; and for
+comprehensions that take quadratic time. It reads files only. Lines are counted but not limited: a change says
+what it added and why.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -18,9 +22,8 @@ REPOSITORY = Path(__file__).parents[1]
 SOURCE = REPOSITORY / "src" / "horsies"
 
 LIMITS = {
-    "files in the root": 21,
-    "floors": 13,
     "modules that import each other in a circle": 0,
+    "names, statements and comprehensions to change": 0,
     "longest function": 60,
     "median function": 8,
     "95th percentile of functions": 30,
@@ -42,13 +45,37 @@ KNOWN = {
     "worker.work.Work": (23, 16),
     "workflow.run.handle.WorkflowHandle": (27, 6),
 }
+# Packages whose modules must not import each other in a circle.
+PACKAGES = {
+    "horsies": SOURCE,
+    "benchmarks": REPOSITORY / "benchmarks",
+    "tools": REPOSITORY / "tools",
+}
+EMPTY_NAMES = {"utils", "helpers", "common", "base", "manager", "misc", "types"}
+# Metaphors that a reader would have to look up; docs/internals/glossary.md has the words in use.
+RETIRED_WORDS = {
+    *("together", "settle", "settled", "settlement", "rescue", "stray", "strays", "desk"),
+    *("ear", "hear", "hears", "heard", "hearing", "deaf", "farewell", "goodbye", "duty"),
+    *("duties", "roster", "bury", "buried", "surroundings", "steer", "steered"),
+    *("steering", "survey", "portrait", "recall", "told", "brothers", "moment"),
+    *("moments", "borrow"),
+}
+SQL_WORDS = ("INSERT INTO horsies", "UPDATE horsies", "DELETE FROM horsies", "FROM horsies_")
+# Modules that must write SQL: they create the schema, listen, or check a foreign database.
+SQL_ALLOWED = {"migrate.py", "listen.py", "caller_transaction.py", "check.py"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
+
+
+def modules(package: str = "horsies") -> Mapping[str, ast.Module]:
+    """Every module of a package, parsed, by its name without the package's."""
+    return _parsed(package)
 
 
 @lru_cache
-def modules() -> Mapping[str, ast.Module]:
-    """Every module of the package, parsed, by its name without the package's."""
-    paths = {path.relative_to(SOURCE).with_suffix(""): path for path in SOURCE.rglob("*.py")}
+def _parsed(package: str) -> Mapping[str, ast.Module]:
+    root = PACKAGES[package]
+    paths = {path.relative_to(root).with_suffix(""): path for path in root.rglob("*.py")}
     return {
         ".".join(name.parts).removesuffix(".__init__"): ast.parse(path.read_text("utf-8"))
         for name, path in sorted(paths.items())
@@ -67,17 +94,20 @@ def function_lengths() -> Iterator[int]:
                 yield node.end_lineno - node.lineno + 1
 
 
-def imports() -> dict[str, set[str]]:
-    """Which modules each module imports from."""
-    return {name: set(_imported(tree)) - {name} for name, tree in modules().items()}
+def imports(package: str = "horsies") -> dict[str, set[str]]:
+    """Which modules of the package each of its modules imports from."""
+    return {name: set(_imported(tree, package)) - {name} for name, tree in modules(package).items()}
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("horsies."):
-            source = (node.module or "").removeprefix("horsies.")
-            names = [f"{source}.{alias.name}" for alias in node.names]
-            yield from (name if name in modules() else source for name in names)
+        if not isinstance(node, ast.ImportFrom) or node.module is None:
+            continue
+        if node.module == package or node.module.startswith(f"{package}."):
+            source = node.module.removeprefix(package).removeprefix(".")
+            names = [f"{source}.{alias.name}".removeprefix(".") for alias in node.names]
+            known = modules(package)
+            yield from (name if name in known else source for name in names)
 
 
 def rooms(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
@@ -142,12 +172,80 @@ def oversized(sizes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]
     }
 
 
+@lru_cache
+def findings() -> tuple[str, ...]:
+    """Names, statements and comprehensions that break a rule, with their place."""
+    return tuple(_findings())
+
+
+def _findings() -> Iterator[str]:
+    for name, tree in modules().items():
+        yield from (f"{name}: the name {found} says nothing" for found in _empty_names(name))
+        yield from (f"{name}: {found} uses a retired word" for found in _retired_names(name, tree))
+        yield from (f"{name}, {found} takes quadratic time" for found in quadratic(tree))
+    for path in SOURCE.rglob("*.py"):
+        if path.name not in SQL_ALLOWED and any(
+            word in path.read_text("utf-8") for word in SQL_WORDS
+        ):
+            yield f"{path.relative_to(SOURCE)}: SQL is written in .sql files"
+    for folder in SOURCE.glob("*/__init__.py"):
+        if folder.parent.name not in _layers():
+            yield f"{folder.parent.name}: a new folder needs a layer in pyproject.toml"
+
+
+def _layers() -> set[str]:
+    """The folders and files of the root that the contract of the package places on a layer."""
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    contract = settings["tool"]["importlinter"]["contracts"][0]
+    return {name for layer in contract["layers"] for name in layer.split(" | ")}
+
+
+def _empty_names(module: str) -> set[str]:
+    return EMPTY_NAMES & {module.rpartition(".")[2]}
+
+
+def _retired_names(module: str, tree: ast.Module) -> list[str]:
+    """The file, classes and functions named by a retired word."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef))
+    names = [module.rpartition(".")[2], *(node.name for node in nodes)]
+    return [name for name in names if RETIRED_WORDS & set(_words(name))]
+
+
+def _words(name: str) -> list[str]:
+    """The words of a snake_case or CamelCase name, in lower case."""
+    return re.findall(r"[a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
+
+
+def quadratic(tree: ast.AST) -> list[str]:
+    """The comprehensions that search the sequence they go through for each of its elements.
+
+    With ten thousand schedules, a count per name takes seconds of every start.
+    """
+    return [
+        f"line {call.lineno}: {ast.unparse(call)}"
+        for node in ast.walk(tree)
+        if isinstance(node, Comprehension)
+        for call in ast.walk(node)
+        if _searches(call, {ast.unparse(part.iter) for part in node.generators})
+    ]
+
+
+def _searches(call: ast.AST, sequences: set[str]) -> bool:
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("count", "index")
+        and ast.unparse(call.func.value) in sequences
+    )
+
+
 def measure() -> dict[str, float]:
-    lengths, graph = sorted(function_lengths()), imports()
+    lengths = sorted(function_lengths())
     return {
-        "files in the root": len(list(SOURCE.glob("*.py"))),
-        "floors": floors(rooms(graph))[0],
-        "modules that import each other in a circle": floors(graph)[1],
+        "modules that import each other in a circle": sum(
+            floors(imports(package))[1] for package in PACKAGES
+        ),
+        "names, statements and comprehensions to change": len(findings()),
         "longest function": lengths[-1],
         "median function": statistics.median(lengths),
         "95th percentile of functions": lengths[int(len(lengths) * 0.95)],
@@ -157,11 +255,16 @@ def measure() -> dict[str, float]:
 
 def main() -> int:
     """Print every figure beside its limit; return 1 when one is over."""
-    print(f"{lines('*.py'):,} lines of Python, {lines('*.sql'):,} of SQL")
+    print(
+        f"{lines('*.py'):,} lines of Python, {lines('*.sql'):,} of SQL; "
+        f"{len(list(SOURCE.glob('*.py')))} files in the root, {floors(rooms(imports()))[0]} floors"
+    )
     figures = measure()
     for name, value in figures.items():
         verdict = "over" if value > LIMITS[name] else "ok"
         print(f"{verdict:>5}  {name}: {value:,g} (at most {LIMITS[name]:,})")
+    for finding in findings():
+        print(f"       {finding}")
     for name, (methods, attributes) in oversized(class_sizes()).items():
         print(f"       {name}: {methods} methods, {attributes} attributes")
     return int(any(value > LIMITS[name] for name, value in figures.items()))

@@ -8,7 +8,7 @@ from types import FunctionType
 import pytest
 from benchmarks.machine import BUSY_MARK, Machine, MachineBusyError, is_idle, used_share
 from benchmarks.rounds import alternate, ratios, spread
-from benchmarks.tracing import checked_functions, code_without_checks
+from benchmarks.untraced import checked_functions, code_without_checks
 
 
 class Processors:
