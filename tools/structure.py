@@ -226,14 +226,14 @@ def quadratic(tree: ast.AST) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, Comprehension)
         for call in ast.walk(node)
-        if _searches(call, {ast.unparse(part.iter) for part in node.generators})
+        if isinstance(call, ast.Call)
+        and _searches(call, {ast.unparse(part.iter) for part in node.generators})
     ]
 
 
-def _searches(call: ast.AST, sequences: set[str]) -> bool:
+def _searches(call: ast.Call, sequences: set[str]) -> bool:
     return (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
+        isinstance(call.func, ast.Attribute)
         and call.func.attr in ("count", "index")
         and ast.unparse(call.func.value) in sequences
     )
