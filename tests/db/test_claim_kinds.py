@@ -11,10 +11,7 @@ from psycopg import Connection
 
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import (
-    NOTHING,
-    ClaimSomeTasks,
     ClaimTasks,
-    claim_some_tasks,
     claim_tasks,
 )
 from horsies.worker.connection import TURN_SETTINGS
@@ -41,13 +38,22 @@ def request(
     idle: int | None = None,
     names: Sequence[str] = (),
     unknown: Sequence[str] = (),
-) -> ClaimSomeTasks:
-    claim = ClaimTasks("worker-1", "host", [7] * count, ["default"], [count])
-    return ClaimSomeTasks(*claim[:-2], unknown, NOTHING, idle, names, is_async)
+) -> ClaimTasks:
+    return ClaimTasks(
+        "worker-1",
+        "host",
+        [7] * count,
+        ["default"],
+        [count],
+        idle=idle,
+        short_names=names,
+        is_async=is_async,
+        unknown_names=unknown,
+    )
 
 
-def claimed(pipeline: Pipeline, wanted: ClaimSomeTasks) -> list[str]:
-    return [task.id for task in pipeline.run([(claim_some_tasks, wanted)])[0]]
+def claimed(pipeline: Pipeline, wanted: ClaimTasks) -> list[str]:
+    return [task.id for task in pipeline.run([(claim_tasks, wanted)])[0]]
 
 
 def test_each_kind_is_claimed_for_its_children_in_order(

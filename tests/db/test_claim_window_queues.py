@@ -10,12 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import Connection
 
-from horsies.db.statements.turn import (
-    NOTHING,
-    ClaimedTask,
-    ClaimSomeTasks,
-    claim_some_tasks,
-)
+from horsies.db.statements.turn import NOTHING, ClaimedTask, ClaimTasks, claim_tasks
 from tests.support.examples import examples
 from tests.support.rows import add_task, ago
 
@@ -77,29 +72,21 @@ def claim(
 ) -> list[ClaimedTask]:
     marked = [one.is_marked for one in lines]
     places = idle + ahead
-    request = ClaimSomeTasks(
+    request = ClaimTasks(
         "me",
         "host",
         pids=list(range(1, places + 1)),
         queues=[f"q{place}" for place in range(len(lines))],
         queue_limits=[places] * len(lines),
-        prefetch=0,
-        lease_ms=60_000,
         queue_caps=[one.cap for one in lines],
-        cluster_cap=None,
-        counts_claimed=True,
-        freed=NOTHING,
         marked_priorities=[1 if is_marked else None for is_marked in marked],
         marked_moments=["2000-01-01 00:00:00+00" if is_marked else None for is_marked in marked],
         marked_ids=[FIRST_ID if is_marked else None for is_marked in marked],
-        looks_everywhere=True,
         unknown_names=["unknown"] if any("u" in kinds(one) for one in lines) else NOTHING,
-        refused_ids=NOTHING,
         idle=idle,
         short_names=["short"],
-        is_async=None,
     )
-    return sorted(claim_some_tasks.run(connection, request), key=lambda one: one.worker_pid or 0)
+    return sorted(claim_tasks.run(connection, request), key=lambda one: one.worker_pid or 0)
 
 
 def kinds(one: Line) -> str:

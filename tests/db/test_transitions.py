@@ -485,7 +485,9 @@ def test_an_accepted_cancel_comes_before_the_return_to_the_queue(
         ask_to_cancel(connection, task_id)
     task = ClaimedTask(task_id, GENERATION, "work", "default", "[]", "{}", 1, 5, None, None, 4711)
     steps = recording_steps(OWNER, [outcome_of_stop(task, STOPPED_FOR_REQUEUE)])
-    recorded = [one for statement, values in steps for one in statement.run(connection, values)]
+    recorded = [
+        one for statement, values in steps.values() for one in statement.run(connection, values)
+    ]
     assert recorded == [FinishedTask(task_id)]
     row = row_of(connection, task_id)
     assert (row["status"], row["error_code"]) == (status, code)

@@ -20,10 +20,9 @@ from horsies.db.statements.refusals import (
 )
 from horsies.db.statements.tasks import TaskIds
 from horsies.db.statements.turn import (
-    ClaimSomeTasks,
     ClaimTasks,
     ClaimUnresolvable,
-    claim_some_tasks,
+    claim_tasks,
     claim_unresolvable,
 )
 from horsies.ids import new_id
@@ -65,13 +64,10 @@ def test_a_claim_leaves_out_unknown_names_and_refused_tasks(connection: Database
     add_task(connection, task_name="new")
     refused, wanted = (add_task(connection, task_name="old") for _ in range(2))
     claim = ClaimTasks("me", "host", [1, 2, 3], ["default"], [3])
-    rows = claim_some_tasks.run(
-        connection, ClaimSomeTasks(*claim[:-2], ["new"], [refused], *claim[-2:], None)
-    )
+    known = claim._replace(unknown_names=["new"])
+    rows = claim_tasks.run(connection, known._replace(refused_ids=[refused]))
     assert [(row.id, row.task_name) for row in rows] == [(wanted, "old")]
-    rows = claim_some_tasks.run(
-        connection, ClaimSomeTasks(*claim[:-2], ["new"], [], *claim[-2:], None)
-    )
+    rows = claim_tasks.run(connection, known)
     assert [row.id for row in rows] == [refused]
 
 
@@ -200,9 +196,7 @@ def claim_without(
 ) -> list[str]:
     claim = ClaimTasks("me", "host", [1, 2, 3], ["default"], [3], idle=idle, short_names=["new"])
     with connection.transaction(force_rollback=True):
-        rows = claim_some_tasks.run(
-            connection, ClaimSomeTasks(*claim[:-2], [], [], *claim[-2:], is_async, refused_by)
-        )
+        rows = claim_tasks.run(connection, claim._replace(is_async=is_async, refused_by=refused_by))
     return [row.id for row in rows]
 
 

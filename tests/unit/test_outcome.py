@@ -114,7 +114,9 @@ def test_a_task_that_asks_for_a_retry_gets_it_without_a_policy() -> None:
 def test_a_retry_that_the_database_refuses_is_recorded_with_its_reason() -> None:
     other = retrying("X")._replace(id="id-2")
     outcomes = [reported(retrying("OUT_OF_STOCK"), REFUSAL), reported(other, REFUSAL)]
-    (_, retried), (_, failed) = recording_steps("worker", outcomes)
+    steps = recording_steps("worker", outcomes)
+    assert list(steps) == ["retried", "failed"]
+    (_, retried), (_, failed) = steps.values()
     assert retried.retry_reasons == ["retried by code OUT_OF_STOCK"]
     assert "would start after good_until" in failed.retry_reasons[0]
     assert "code OUT_OF_STOCK is not listed" in failed.retry_reasons[1]
@@ -127,7 +129,7 @@ def test_of_two_attempts_of_a_task_the_newest_is_recorded() -> None:
         [reported(TASK, REFUSAL), other, again],
         [again, other, reported(TASK, REFUSAL)],
     ):
-        ((_, done),) = recording_steps("worker", outcomes)
+        ((_, done),) = recording_steps("worker", outcomes).values()
         found = zip(done.ids, done.generations, done.results, strict=True)
         assert set(found) == {
             (again.task_id, again.generation, "2"),

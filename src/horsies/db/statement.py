@@ -234,8 +234,8 @@ _WRITERS: dict[type, Callable[[Any], bytes | None]] = {
     bool: {True: b"true", False: b"false"}.__getitem__,
     int: b"%d".__mod__,
     str: _encoded,
-    list: _array,
-    tuple: lambda values: _constant_array(*values),
+    list: lambda values: _array(values) if values else b"{}",
+    tuple: lambda values: _constant_array(*values) if values else b"{}",
 }
 _ELEMENTS: dict[type, Callable[[Any], str]] = {
     type(None): {None: "NULL"}.__getitem__,

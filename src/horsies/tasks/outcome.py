@@ -41,6 +41,9 @@ TOO_LATE = "not retried: the next attempt would start after good_until, or a can
 RETURNED_TO_QUEUE = "returned to its queue: the worker stopped"
 _FINAL = RetryDecision(None)
 
+# What becomes of a task whose attempt is recorded.
+ENDINGS = ("completed", "retried", "cancelled", "failed")
+
 # Access to an enum's member takes 0.1 µs, and there are several per task.
 _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLETED
 
@@ -272,27 +275,32 @@ _RETRIED = attrgetter("task_id", "generation", "delay_seconds", *_FAILURE, "max_
 _FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE, "run_us")
 
 
-def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> list[Step]:
-    """Return the statements that record these outcomes, one per kind. No statement names a task twice."""
+def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[str, Step]:
+    """Return the statements that record these outcomes, in order, by their entry in ``ENDINGS``.
+
+    No statement names a task twice. Those behind the retries take the tasks that the retries left out: with
+    an accepted cancel, or too late for another attempt.
+    """
     outcomes = _newest(outcomes)
     completed = [one for one in outcomes if one.status is _SUCCEEDED]
-    steps: list[Step] = []
+    steps: dict[str, Step] = {}
     if completed:
-        steps.append((complete_tasks, CompleteTasks(worker_id, *_columns(completed, _COMPLETED))))
+        columns = CompleteTasks(worker_id, *_columns(completed, _COMPLETED))
+        steps["completed"] = complete_tasks, columns
     if len(completed) == len(outcomes):
         return steps
     failed = [one for one in outcomes if one.status is not _SUCCEEDED]
     retried = [one for one in failed if one.delay_seconds is not None]
     if retried:
-        steps.append((retry_tasks, RetryTasks(worker_id, *_columns(retried, _RETRIED))))
+        steps["retried"] = retry_tasks, RetryTasks(worker_id, *_columns(retried, _RETRIED))
         if cancelled := [one.if_cancelled for one in retried if one.if_cancelled is not None]:
-            columns = FailTasks(worker_id, *_columns(cancelled, _FAILED))
-            steps.append((fail_tasks, columns._replace(only_cancelled=True)))
+            cancels = FailTasks(worker_id, *_columns(cancelled, _FAILED))
+            steps["cancelled"] = fail_tasks, cancels._replace(only_cancelled=True)
         failed = [
             one if one.delay_seconds is None else one._replace(retry_reason=TOO_LATE)
             for one in failed
         ]
-    steps.append((fail_tasks, FailTasks(worker_id, *_columns(failed, _FAILED))))
+    steps["failed"] = fail_tasks, FailTasks(worker_id, *_columns(failed, _FAILED))
     return steps
 
 

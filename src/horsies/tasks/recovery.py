@@ -181,7 +181,7 @@ def _recovery_steps(abandoned: Sequence[AbandonedTask]) -> list[Step]:
     for worker_id, group in groupby(by_worker, key=attrgetter("worker_id")):
         found = list(group)
         running = [task for task in found if task.status == "RUNNING"]
-        steps += recording_steps(worker_id, [outcome_of_loss(task) for task in running])
+        steps += recording_steps(worker_id, [outcome_of_loss(task) for task in running]).values()
         if claimed := [task for task in found if task.status == "CLAIMED"]:
             ids = [task.id for task in claimed]
             generations = [task.generation for task in claimed]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import psycopg
@@ -24,18 +24,21 @@ from horsies.db.statement import Step
 from horsies.db.statements.blocked import DueTask, FindDue, FindUnheld, find_due, find_unheld
 from horsies.db.statements.turn import (
     ClaimedTask,
-    ClaimSomeTasks,
     ClaimTasks,
     ReleaseUnstarted,
     StartTasks,
-    claim_some_tasks,
     claim_tasks,
-    fail_tasks,
     release_unstarted,
     start_tasks,
 )
 from horsies.tasks.blocked import Action, Blocked, Change, is_of_one
-from horsies.tasks.outcome import Outcome, locking_steps, recording_steps, without_result
+from horsies.tasks.outcome import (
+    ENDINGS,
+    Outcome,
+    locking_steps,
+    recording_steps,
+    without_result,
+)
 from horsies.worker.agenda import REST_FACTOR
 from horsies.worker.config import WorkerConfig
 
@@ -251,32 +254,28 @@ class Claimer:
         idle, positions = len(request.pids) + request.prefetch, request.positions
         limit = self.max_claim_batch or idle + len(request.ahead)
         return ClaimTasks(
-            self.worker_id,
-            self.hostname,
-            [*request.pids, *request.ahead] if request.ahead else request.pids,
-            self.queues,
-            (limit,) * len(self.queues),
-            request.prefetch,
-            self.lease_ms,
-            self.queue_caps,
-            self.cluster_cap,
-            self.counts_claimed,
-            [request.freed.get(queue, 0) for queue in self.queues] if request.freed else (),
-            positions.priorities,
-            positions.enqueued_at,
-            positions.ids,
-            positions.looks_everywhere,
-            idle,
-            request.short_names,
+            worker_id=self.worker_id,
+            hostname=self.hostname,
+            pids=[*request.pids, *request.ahead] if request.ahead else request.pids,
+            queues=self.queues,
+            queue_limits=(limit,) * len(self.queues),
+            prefetch=request.prefetch,
+            lease_ms=self.lease_ms,
+            queue_caps=self.queue_caps,
+            cluster_cap=self.cluster_cap,
+            counts_claimed=self.counts_claimed,
+            freed=[request.freed.get(queue, 0) for queue in self.queues] if request.freed else (),
+            marked_priorities=positions.priorities,
+            marked_moments=positions.enqueued_at,
+            marked_ids=positions.ids,
+            looks_everywhere=positions.looks_everywhere,
+            idle=idle,
+            short_names=request.short_names,
+            is_async=request.is_async,
+            unknown_names=request.unknown_names,
+            refused_ids=request.refused_ids,
+            refused_by=request.refused_by,
         )
-
-    def claim_step(self, request: TurnRequest) -> Step:
-        """The statement that claims: another one if some tasks are left out, or only one kind is wanted."""
-        claim, names, ids = self.claim(request), request.unknown_names, request.refused_ids
-        if names or ids or request.refused_by or request.is_async is not None:
-            fields = (*claim[:-2], names, ids, *claim[-2:], request.is_async)
-            return claim_some_tasks, ClaimSomeTasks(*fields, list(request.refused_by))
-        return claim_tasks, claim
 
 
 def take_turn(
@@ -305,7 +304,7 @@ def take_turn(
     turned = blocked.isolated(
         pipeline,
         action,
-        lambda: _one_transaction(pipeline, claimer, wanted, request),
+        lambda: _run(pipeline, _steps(claimer, wanted, request)),
         lambda: _one_by_one(pipeline, claimer, wanted, request, blocked),
         "turn" if wanted else action,
     )
@@ -342,21 +341,19 @@ def _one_by_one(
     )
 
 
-def _one_transaction(
-    pipeline: Pipeline,
-    claimer: Claimer,
-    outcomes: Sequence[Outcome],
-    request: TurnRequest,
-    first: Sequence[Step] = (),
-    timeout_seconds: float | None = None,
-) -> TurnResult:
+# The statements of one transaction, in order. Each has a name, by which its rows are read.
+Steps: TypeAlias = dict[str, Step]
+
+
+def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) -> Steps:
+    """Record, then start, then claim: recording frees places under a cap for the claim."""
     starting = request.starting
     runs = [one.workflow_id for one in outcomes]
     runs += [task.workflow_id for task, _ in starting]
-    steps = [*first, *locking_steps(runs)]
-    locking = len(steps)
-    steps += recording_steps(claimer.worker_id, outcomes)
-    recording = len(steps)
+    steps: Steps = {}
+    for step in locking_steps(runs):
+        steps["lock"] = step
+    steps.update(recording_steps(claimer.worker_id, outcomes))
     if starting:
         start = StartTasks(
             claimer.worker_id,
@@ -364,21 +361,33 @@ def _one_transaction(
             [task.generation for task, _ in starting],
             [pid for _, pid in starting],
         )
-        steps.append((start_tasks, start))
-    claims = request.claims > 0 or (claimer.is_capped and bool(request.freed))
-    if claims:
-        steps.append(claimer.claim_step(request))
-    answers = pipeline.run(steps, timeout_seconds)
-    claimed = answers.pop() if claims else ()
-    started = {row.id: row.worker_pid for row in answers.pop()} if starting else {}
-    recorded = {row.task_id for rows in answers[locking:recording] for row in rows}
-    # The last statement that records is the one of failures, if there are any; before it comes the one of
-    # tasks that would have returned to their queue and are cancelled instead.
-    has_failures = recording > locking and steps[recording - 1][0] is fail_tasks
-    failed = {row.task_id for row in answers[recording - 1]} if has_failures else frozenset()
-    has_cancels = recording > locking + 1 and steps[recording - 2][0] is fail_tasks
-    cancelled = {row.task_id for row in answers[recording - 2]} if has_cancels else frozenset()
-    return TurnResult(recorded, started, claimed, failed=failed, cancelled=cancelled)
+        steps["start"] = start_tasks, start
+    if request.claims > 0 or (claimer.is_capped and request.freed):
+        steps["claim"] = claim_tasks, claimer.claim(request)
+    return steps
+
+
+def _result(steps: Steps, answers: Sequence[Sequence[Any]]) -> TurnResult:
+    rows = dict(zip(steps, answers, strict=True))
+    return TurnResult(
+        {row.task_id for name in ENDINGS for row in rows.get(name, ())},
+        {row.id: row.worker_pid for row in rows.get("start", ())},
+        rows.get("claim", ()),
+        failed={row.task_id for row in rows.get("failed", ())},
+        cancelled={row.task_id for row in rows.get("cancelled", ())},
+    )
+
+
+def _run(pipeline: Pipeline, steps: Steps, timeout_seconds: float | None = None) -> TurnResult:
+    return _result(steps, pipeline.run([*steps.values()], timeout_seconds))
+
+
+def _attempt(
+    pipeline: Pipeline, steps: Steps, change: Change, blocked: Blocked
+) -> TurnResult | None:
+    """Run the statements that change one task; None if the database refuses it."""
+    answers = blocked.attempt(pipeline, change, [*steps.values()])
+    return None if answers is None else _result(steps, answers)
 
 
 def record_alone(
@@ -399,11 +408,12 @@ def record_alone(
     a worker that stops may take `last_seconds`; with `waits` it waits longer for a lock.
     """
     change = Change("record", outcome.task_id, outcome.workflow_id)
-    request, first = TurnRequest(freed=freed), [] if waits else [blocked.lock_wait()]
+    request = TurnRequest(freed=freed)
+    limits: Steps = {} if waits else {"limits": blocked.lock_wait()}
     started = time.monotonic()
     seconds = blocked.seconds_alone(outcome.task_id) if last_seconds is None else last_seconds
     try:
-        turned = _one_transaction(pipeline, claimer, [outcome], request, first, seconds)
+        turned = _run(pipeline, limits | _steps(claimer, [outcome], request), seconds)
     except psycopg.Error as error:
         if not is_of_one(error):
             raise
@@ -424,7 +434,7 @@ def _record_without_result(
 ) -> TurnResult | None:
     plain = without_result(outcome)
     try:
-        turned = _one_transaction(pipeline, claimer, [plain], request, (), seconds)
+        turned = _run(pipeline, _steps(claimer, [plain], request), seconds)
     except psycopg.Error as error:
         if not is_of_one(error):
             raise
@@ -437,10 +447,9 @@ def _start_one_by_one(
 ) -> dict[str, int]:
     started: dict[str, int] = {}
     for task, pid in request.starting:
-        start = StartTasks(claimer.worker_id, [task.id], [task.generation], [pid])
-        steps = [*locking_steps([task.workflow_id]), (start_tasks, start)]
-        answers = blocked.attempt(pipeline, Change("start", task.id, task.workflow_id), steps)
-        started |= {row.id: row.worker_pid for row in answers[-1]} if answers else {}
+        steps = _steps(claimer, (), TurnRequest(starting=[(task, pid)]))
+        turned = _attempt(pipeline, steps, Change("start", task.id, task.workflow_id), blocked)
+        started.update(turned.started if turned else {})
     return started
 
 
@@ -450,7 +459,7 @@ def _claim_apart(
     return blocked.isolated(
         pipeline,
         "claim",
-        lambda: _one_transaction(pipeline, claimer, (), request).claimed,
+        lambda: _run(pipeline, _steps(claimer, (), request)).claimed,
         lambda: _claim_one_by_one(pipeline, claimer, request, blocked),
         waits=False,
     )
@@ -485,10 +494,10 @@ def _claim_one_by_one(
             is_async=request.is_async,
             refused_by=refused_by,
         )
-        step = claimer.only(due.queue_name).claim_step(one)
-        answers = blocked.attempt(pipeline, Change("claim", due.id, due.workflow_id), [step])
-        refusals += answers is None
-        claimed += answers[0] if answers else ()
+        steps = _steps(claimer.only(due.queue_name), (), one)
+        turned = _attempt(pipeline, steps, Change("claim", due.id, due.workflow_id), blocked)
+        refusals += turned is None
+        claimed += turned.claimed if turned else ()
     return claimed
 
 

@@ -40,35 +40,11 @@ class ClaimTasks(NamedTuple):
     # How many tasks may be of any kind; the others run behind them, and only short ones do. None: all.
     idle: int | None = None
     short_names: Sequence[str] = NOTHING
-
-
-class ClaimSomeTasks(NamedTuple):
-    """The fields of ``ClaimTasks``, the names and ids of tasks to leave out, and one kind of tasks.
-
-    ``is_async`` is True for tasks of ``async def`` functions only, False for all others, None for both.
-    ``refused_by`` are fingerprints of parameters: tasks that they have refused are left out, too.
-    """
-
-    worker_id: str
-    hostname: str
-    pids: Sequence[int]
-    queues: Sequence[str]
-    queue_limits: Sequence[int]
-    prefetch: int
-    lease_ms: int
-    queue_caps: Sequence[int | None]
-    cluster_cap: int | None
-    counts_claimed: bool
-    freed: Sequence[int]
-    marked_priorities: Sequence[int | None]
-    marked_moments: Sequence[str | None]
-    marked_ids: Sequence[str | None]
-    looks_everywhere: bool
-    unknown_names: Sequence[str]
-    refused_ids: Sequence[str]
-    idle: int | None
-    short_names: Sequence[str]
-    is_async: bool | None
+    # True for tasks of "async def" functions only, False for all others, None for both.
+    is_async: bool | None = None
+    # Left out: tasks with these names, these tasks, and tasks that these fingerprints of parameters refuse.
+    unknown_names: Sequence[str] = NOTHING
+    refused_ids: Sequence[str] = NOTHING
     refused_by: Sequence[str] = NOTHING
 
 
@@ -259,7 +235,6 @@ class WorkerId(NamedTuple):
 
 
 claim_tasks = TURN.declare("claim_tasks", ClaimTasks, ClaimedTask)
-claim_some_tasks = TURN.declare("claim_some_tasks", ClaimSomeTasks, ClaimedTask)
 claim_unresolvable = TURN.declare("claim_unresolvable", ClaimUnresolvable, ClaimedTask)
 start_tasks = TURN.declare("start_tasks", StartTasks, StartedTask)
 renew_claims = TURN.declare("renew_claims", RenewClaims, TaskId)

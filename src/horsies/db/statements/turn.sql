@@ -121,17 +121,6 @@ FROM horsies_claim_v3(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
-    %(marked_ids)s::uuid[], %(looks_everywhere)s, p_idle => %(idle)s, p_short_names => %(short_names)s::text[])
-
--- name: claim_some_tasks
--- The same without tasks that this worker cannot run or change, and for one kind of tasks.
-SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
-    timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details, burst
-FROM horsies_claim_v3(
-    %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
-    %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
-    %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
     %(marked_ids)s::uuid[], %(looks_everywhere)s, %(unknown_names)s::text[], %(refused_ids)s::uuid[],
     %(idle)s, %(short_names)s::text[], %(is_async)s::boolean, %(refused_by)s::text[])
 
