@@ -14,7 +14,7 @@ from typing import Any
 CHECKED = (
     ("horsies.tasks.send", "Sender.prepare"),
     ("horsies.worker.work", "Work._turn"),
-    ("horsies.worker.in_flight", "InFlight._absorb_report"),
+    ("horsies.worker.dispatcher", "Dispatcher._absorb_report"),
     ("horsies.worker.child.execute", "AppProgram.execute"),
     ("horsies.worker.protocol", "encode_report"),
 )

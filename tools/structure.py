@@ -35,7 +35,6 @@ KNOWN = {
     "app.Horsies": (33, 15),
     "current_task.CurrentTask": (26, 3),
     "worker.connection.WorkerConnection": (27, 25),
-    "worker.in_flight.InFlight": (43, 17),
     "worker.loop.Worker": (24, 19),
     "worker.maintenance.Maintenance": (28, 29),
     "worker.pool.async_pool.AsyncPool": (31, 12),

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from horsies.tasks.outcome import STOPPED_BY_LOSS
-from horsies.worker.in_flight import InFlight
+from horsies.worker.dispatcher import Dispatcher
+from horsies.worker.ledger import Ledger
 from horsies.worker.pool.assignments import Died, Reported, Stopped, TakenBack
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod
@@ -100,7 +101,7 @@ def test_a_task_of_another_worker_is_cancelled_and_its_neighbour_goes_on(
     lost, neighbour = (assignment("wait_for_ever", str(one), False) for one in begun)
     pool.dispatch_window(pid, [(lost, 0.0), (neighbour, 0.0)])
     wait_until(lambda: all(one.exists() for one in begun))
-    InFlight(pool).keep_owned([neighbour.task_id])
+    Dispatcher(pool, Ledger()).keep_owned([neighbour.task_id])
     assert collect_events(pool, 1, Stopped) == [Stopped(lost, pid, False, STOPPED_BY_LOSS)]
     assert {task_id: task.pid for task_id, task in pool.busy.items()} == {neighbour.task_id: pid}
 

@@ -38,12 +38,19 @@ from horsies.tasks.recovery import (
     expire_pending,
     recover_found,
 )
-from horsies.worker.in_flight import TURN_CHARACTERS_MAX, InFlight
 from horsies.worker.known_tasks import claim_unknown
+from horsies.worker.ledger import TURN_CHARACTERS_MAX, Ledger, State
 from horsies.worker.reaper import sweep
-from horsies.worker.turn import Claimer, TurnRequest, record_alone, release_unheld, take_turn
+from horsies.worker.turn import (
+    Claimer,
+    TurnRequest,
+    TurnResult,
+    record_alone,
+    release_unheld,
+    take_turn,
+)
 from tests.support.poison import DEFERRED, IMMEDIATE, SECRET, poisoned
-from tests.support.pool import RecordingPool
+from tests.support.pool import claimed
 from tests.support.rows import add_task, ago, row_of
 
 CLAIMER = Claimer("me", "host", ["default"], [None])
@@ -360,31 +367,30 @@ def test_results_of_16_mebibytes_are_recorded_turn_by_turn(
 ) -> None:
     for _ in range(LARGE_RESULTS):
         add_task(connection)
-    pool = RecordingPool(set(range(1, LARGE_RESULTS + 1)))
-    in_flight = InFlight(pool)  # type: ignore[arg-type]
-    in_flight.hand_out(claim(pipeline, LARGE_RESULTS))
-    result = "x" * (16 * MEBIBYTES)
-    in_flight.outcomes = [Outcome.completed(task, result) for task in in_flight.held()]
+    ledger, result = Ledger(), "x" * (16 * MEBIBYTES)
+    for task in claim(pipeline, LARGE_RESULTS):
+        ledger.put(task, State.ENDED, Outcome.completed(task, result))
     turns = 0
-    while outcomes := in_flight.next_outcomes():
+    while outcomes := ledger.to_record():
         turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest())
         assert sum(len(one.result) for one in outcomes) <= TURN_CHARACTERS_MAX
-        in_flight.close_recorded(outcomes, turned.recorded, turned.refused)
+        ledger.close(outcomes, turned)
         turns += 1
     assert turns == LARGE_RESULTS
-    assert in_flight.is_empty
+    assert ledger.is_empty
     assert statuses(connection, "work") == {"COMPLETED"}
 
 
 def test_an_outcome_larger_than_a_turn_goes_alone() -> None:
-    in_flight = InFlight(RecordingPool(set()))  # type: ignore[arg-type]
-    task = ClaimedTask("a", 1, "work", "default", None, None, 0, 0, None, None, None)
-    large = Outcome.completed(task, "x" * (TURN_CHARACTERS_MAX + 1))
-    small = Outcome.completed(task, "x")
-    in_flight.outcomes = [small, large, small]
-    assert in_flight.next_outcomes() == [small]
-    in_flight.outcomes = [large, small]
-    assert in_flight.next_outcomes() == [large]
+    ledger = Ledger()
+    for task_id, size in (("small", 1), ("large", TURN_CHARACTERS_MAX + 1), ("last", 1)):
+        task = claimed(task_id)
+        ledger.put(task, State.ENDED, Outcome.completed(task, "x" * size))
+    turns = []
+    while outcomes := ledger.to_record():
+        turns.append([one.task_id for one in outcomes])
+        ledger.close(outcomes, TurnResult(set(turns[-1]), {}, ()))
+    assert turns == [["small"], ["large"], ["last"]]
 
 
 def test_a_statement_that_the_protocol_cannot_carry_is_an_error_of_the_data(

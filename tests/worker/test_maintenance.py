@@ -46,7 +46,8 @@ from horsies.worker import maintenance as maintenance_module
 from horsies.worker.agenda import Timer
 from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
-from horsies.worker.in_flight import InFlight
+from horsies.worker.dispatcher import Dispatcher
+from horsies.worker.ledger import WAITING, Ledger
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity
 from horsies.worker.maintenance import PROGRESS_SECONDS, SEEN_SECONDS, Maintenance
 from horsies.worker.notifications import echo_channel
@@ -128,12 +129,12 @@ class QuietConnection:
 
 
 @pytest.fixture
-def in_flight() -> InFlight:
-    return InFlight(cast(ChildPool, QuietPool({1, 2})))
+def dispatcher() -> Dispatcher:
+    return Dispatcher(cast(ChildPool, QuietPool({1, 2})), Ledger())
 
 
 def make_maintenance(
-    in_flight: InFlight,
+    dispatcher: Dispatcher,
     config: AppConfig | None = None,
     connection: QuietConnection | None = None,
 ) -> Maintenance:
@@ -141,15 +142,14 @@ def make_maintenance(
         config or AppConfig(broker=BROKER),
         WorkerConfig("app:app", 2, ["default"]),
         Identity(new_id(), "host", 7),
-        in_flight._pool,
-        in_flight,
+        dispatcher,
         cast(WorkerConnection, connection or QuietConnection()),
         Blocked(),
     )
 
 
-def stopped(in_flight: InFlight) -> list[tuple[str, str]]:
-    return cast(QuietPool, in_flight._pool).stopped
+def stopped(dispatcher: Dispatcher) -> list[tuple[str, str]]:
+    return cast(QuietPool, dispatcher.pool).stopped
 
 
 def perform(maintenance: Maintenance, database: RecordingDatabase, now: float) -> None:
@@ -173,26 +173,26 @@ def test_something_regular_is_due_at_once_and_then_after_its_time() -> None:
     assert every.is_due(15.0)
 
 
-def test_the_sign_of_life_comes_first(in_flight: InFlight) -> None:
+def test_the_sign_of_life_comes_first(dispatcher: Dispatcher) -> None:
     database = RecordingDatabase()
-    perform(make_maintenance(in_flight), database, 1.0)
+    perform(make_maintenance(dispatcher), database, 1.0)
     order = [statement for statement, _ in database.steps]
     assert order[:2] == [register_worker, see_worker]
     assert store_worker_state in order
 
 
 def test_an_idle_worker_shows_itself_in_time_and_a_busy_one_more_often(
-    in_flight: InFlight,
+    dispatcher: Dispatcher,
 ) -> None:
-    maintenance = make_maintenance(in_flight)
+    maintenance = make_maintenance(dispatcher)
     perform(maintenance, RecordingDatabase(), 100.0)
     assert maintenance.next_at() == 102.5, "four times within worker_lost_after_ms"
-    in_flight.hand_out([claimed("a", 1)])
+    dispatcher.hand_out([claimed("a", 1)])
     assert shows_itself_at(maintenance, 100.0 + SEEN_SECONDS)
 
 
 def test_a_worker_that_hardly_polls_is_seen_often_enough_to_count_as_alive(
-    in_flight: InFlight,
+    dispatcher: Dispatcher,
 ) -> None:
     config = AppConfig(
         broker=BROKER,
@@ -204,25 +204,27 @@ def test_a_worker_that_hardly_polls_is_seen_often_enough_to_count_as_alive(
             claimed_stale_threshold_ms=3_000,
         ),
     )
-    maintenance = make_maintenance(in_flight, config)
+    maintenance = make_maintenance(dispatcher, config)
     perform(maintenance, RecordingDatabase(), 100.0)
     assert maintenance.next_at() == 100.75
-    in_flight.hand_out([claimed("a", 1)])
+    dispatcher.hand_out([claimed("a", 1)])
     assert shows_itself_at(maintenance, 100.75)
 
 
-def test_a_worker_that_stops_its_tasks_early_shows_itself_more_often(in_flight: InFlight) -> None:
+def test_a_worker_that_stops_its_tasks_early_shows_itself_more_often(
+    dispatcher: Dispatcher,
+) -> None:
     recovery = RecoveryConfig(stop_tasks_after_silence_ms=1_000)
-    maintenance = make_maintenance(in_flight, AppConfig(broker=BROKER, recovery=recovery))
+    maintenance = make_maintenance(dispatcher, AppConfig(broker=BROKER, recovery=recovery))
     perform(maintenance, RecordingDatabase(), 100.0)
     assert maintenance.next_at() == 100.25
-    in_flight.hand_out([claimed("a", 1)])
+    dispatcher.hand_out([claimed("a", 1)])
     assert maintenance.next_at() == 100.25
 
 
-def test_a_worker_that_others_declared_lost_recovers_no_task(in_flight: InFlight) -> None:
+def test_a_worker_that_others_declared_lost_recovers_no_task(dispatcher: Dispatcher) -> None:
     maintenance, database = (
-        make_maintenance(in_flight),
+        make_maintenance(dispatcher),
         RecordingDatabase(was_stopped=True, silent=["other"]),
     )
     for now in range(1, 20):
@@ -237,11 +239,11 @@ def test_a_worker_that_others_declared_lost_recovers_no_task(in_flight: InFlight
 
 
 def test_every_sign_of_life_stores_whether_notifications_arrive_and_sends_an_echo(
-    in_flight: InFlight,
+    dispatcher: Dispatcher,
 ) -> None:
     connection = QuietConnection()
     maintenance, database = (
-        make_maintenance(in_flight, connection=connection),
+        make_maintenance(dispatcher, connection=connection),
         RecordingDatabase(),
     )
     perform(maintenance, database, 100.0)
@@ -253,20 +255,20 @@ def test_every_sign_of_life_stores_whether_notifications_arrive_and_sends_an_ech
     assert connection.calls == pytest.approx([100.0, 105.0], abs=1.0)
 
 
-def test_a_call_of_which_nothing_was_stored_expects_no_echo(in_flight: InFlight) -> None:
+def test_a_call_of_which_nothing_was_stored_expects_no_echo(dispatcher: Dispatcher) -> None:
     connection = QuietConnection()
     perform(
-        make_maintenance(in_flight, connection=connection),
+        make_maintenance(dispatcher, connection=connection),
         RecordingDatabase(is_known=False),
         100.0,
     )
     assert connection.calls == []
 
 
-def test_a_change_of_reception_is_shown_by_a_snapshot_at_once(in_flight: InFlight) -> None:
+def test_a_change_of_reception_is_shown_by_a_snapshot_at_once(dispatcher: Dispatcher) -> None:
     connection = QuietConnection()
     maintenance, database = (
-        make_maintenance(in_flight, connection=connection),
+        make_maintenance(dispatcher, connection=connection),
         RecordingDatabase(),
     )
     for now, receives, snapshots in (
@@ -280,8 +282,8 @@ def test_a_change_of_reception_is_shown_by_a_snapshot_at_once(in_flight: InFligh
         assert len(database.asked(store_worker_state)) == snapshots
 
 
-def test_a_worker_watched_in_silence_is_closed_as_lost(in_flight: InFlight) -> None:
-    maintenance, database = make_maintenance(in_flight), RecordingDatabase(silent=["other"])
+def test_a_worker_watched_in_silence_is_closed_as_lost(dispatcher: Dispatcher) -> None:
+    maintenance, database = make_maintenance(dispatcher), RecordingDatabase(silent=["other"])
     for now in range(100, 110):
         perform(maintenance, database, now)
         assert maintenance.next_at() == now + 1, "suspects are looked at every second"
@@ -291,9 +293,9 @@ def test_a_worker_watched_in_silence_is_closed_as_lost(in_flight: InFlight) -> N
     assert (closed.worker_ids, closed.signs) == (("other",), ("1",))
 
 
-def test_a_break_of_our_own_connection_starts_the_watch_again(in_flight: InFlight) -> None:
+def test_a_break_of_our_own_connection_starts_the_watch_again(dispatcher: Dispatcher) -> None:
     connection = QuietConnection()
-    maintenance = make_maintenance(in_flight, connection=connection)
+    maintenance = make_maintenance(dispatcher, connection=connection)
     database = RecordingDatabase(silent=["other"])
     for now in range(100, 110):
         perform(maintenance, database, now)
@@ -305,9 +307,9 @@ def test_a_break_of_our_own_connection_starts_the_watch_again(in_flight: InFligh
     assert database.asked(close_lost_workers)
 
 
-def test_a_look_is_worth_nothing_when_our_own_lock_went_meanwhile(in_flight: InFlight) -> None:
+def test_a_look_is_worth_nothing_when_our_own_lock_went_meanwhile(dispatcher: Dispatcher) -> None:
     connection = QuietConnection()
-    maintenance = make_maintenance(in_flight, connection=connection)
+    maintenance = make_maintenance(dispatcher, connection=connection)
     database = RecordingDatabase(silent=["other"])
     for now in range(100, 110):
         perform(maintenance, database, now)
@@ -322,10 +324,10 @@ def test_a_look_is_worth_nothing_when_our_own_lock_went_meanwhile(in_flight: InF
 
 
 def test_after_a_break_or_a_freeze_a_heartbeat_comes_before_anything_else(
-    in_flight: InFlight,
+    dispatcher: Dispatcher,
 ) -> None:
     connection = QuietConnection()
-    maintenance = make_maintenance(in_flight, connection=connection)
+    maintenance = make_maintenance(dispatcher, connection=connection)
     database = RecordingDatabase()
     assert maintenance.must_show_first, "a worker registers before it claims"
     maintenance.show(cast(Pipeline, database), 100.0)
@@ -340,22 +342,22 @@ def test_after_a_break_or_a_freeze_a_heartbeat_comes_before_anything_else(
 
 
 def test_after_a_break_the_children_of_tasks_owned_elsewhere_are_killed(
-    in_flight: InFlight,
+    dispatcher: Dispatcher,
 ) -> None:
-    maintenance, database = make_maintenance(in_flight), RecordingDatabase(owned=["a"])
-    in_flight.hand_out([claimed("a", 1), claimed("b", 2), claimed("c")])
+    maintenance, database = make_maintenance(dispatcher), RecordingDatabase(owned=["a"])
+    dispatcher.hand_out([claimed("a", 1), claimed("b", 2), claimed("c")])
     maintenance.show(cast(Pipeline, database), 100.0)
     (asked,) = database.asked(find_owned)
     assert asked.ids == ["a", "b", "c"]
-    assert cast(QuietPool, in_flight._pool).killed == ["b"]
-    assert in_flight.waiting_count == 0
+    assert cast(QuietPool, dispatcher.pool).killed == ["b"]
+    assert dispatcher.ledger.count(WAITING) == 0
 
 
 def test_a_freeze_during_the_check_of_ownership_leads_to_another_one_at_once(
-    in_flight: InFlight,
+    dispatcher: Dispatcher,
 ) -> None:
-    maintenance, database = make_maintenance(in_flight), RecordingDatabase(owned=["a", "b"])
-    in_flight.hand_out([claimed("a", 1), claimed("b", 2)])
+    maintenance, database = make_maintenance(dispatcher), RecordingDatabase(owned=["a", "b"])
+    dispatcher.hand_out([claimed("a", 1), claimed("b", 2)])
 
     def freeze(steps: Sequence[Step]) -> list[list[Any]]:
         answers = database.run(steps)
@@ -365,13 +367,13 @@ def test_a_freeze_during_the_check_of_ownership_leads_to_another_one_at_once(
         return answers
 
     maintenance.show(cast(Pipeline, SimpleNamespace(run=freeze)), 100.0)
-    assert cast(QuietPool, in_flight._pool).killed == ["b"]
+    assert cast(QuietPool, dispatcher.pool).killed == ["b"]
     assert len(database.asked(see_worker)) == len(database.asked(find_owned)) == 2
     assert not maintenance.must_show_first
 
 
-def test_a_late_heartbeat_comes_before_the_turn_that_delayed_it(in_flight: InFlight) -> None:
-    maintenance, database = make_maintenance(in_flight), RecordingDatabase()
+def test_a_late_heartbeat_comes_before_the_turn_that_delayed_it(dispatcher: Dispatcher) -> None:
+    maintenance, database = make_maintenance(dispatcher), RecordingDatabase()
     maintenance.show(cast(Pipeline, database), 100.0)
     maintenance.show_if_late(cast(Pipeline, database), 103.4)
     assert len(database.asked(see_worker)) == 1, "due, but a turn or a look ahead may carry it"
@@ -379,23 +381,23 @@ def test_a_late_heartbeat_comes_before_the_turn_that_delayed_it(in_flight: InFli
     assert len(database.asked(see_worker)) == 2
 
 
-def test_a_check_of_ownership_that_failed_is_done_again(in_flight: InFlight) -> None:
-    maintenance, database = make_maintenance(in_flight), RecordingDatabase(owned=["a"])
-    in_flight.hand_out([claimed("a", 1)])
+def test_a_check_of_ownership_that_failed_is_done_again(dispatcher: Dispatcher) -> None:
+    maintenance, database = make_maintenance(dispatcher), RecordingDatabase(owned=["a"])
+    dispatcher.hand_out([claimed("a", 1)])
     database.failure = psycopg.OperationalError("connection lost")
     with pytest.raises(psycopg.OperationalError):
         maintenance.show(cast(Pipeline, database), 100.0)
     assert maintenance.must_show_first
 
 
-def test_leases_are_renewed_for_what_waits_and_nothing_else(in_flight: InFlight) -> None:
+def test_leases_are_renewed_for_what_waits_and_nothing_else(dispatcher: Dispatcher) -> None:
     maintenance = make_maintenance(
-        in_flight, AppConfig(broker=BROKER, prefetch_buffer=2, claim_lease_ms=10_000)
+        dispatcher, AppConfig(broker=BROKER, prefetch_buffer=2, claim_lease_ms=10_000)
     )
     database = RecordingDatabase()
     perform(maintenance, database, 0.0)
     assert database.asked(renew_claims) == []
-    in_flight.hand_out([claimed("a", 1), claimed("b")])
+    dispatcher.hand_out([claimed("a", 1), claimed("b")])
     perform(maintenance, database, 4.9)
     assert database.asked(renew_claims) == []
     perform(maintenance, database, 5.0)
@@ -404,7 +406,7 @@ def test_leases_are_renewed_for_what_waits_and_nothing_else(in_flight: InFlight)
 
 
 def test_retention_goes_on_soon_when_there_is_more(
-    in_flight: InFlight, monkeypatch: pytest.MonkeyPatch
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = [True, False]
     asked: list[float] = []
@@ -414,23 +416,23 @@ def test_retention_goes_on_soon_when_there_is_more(
         return more.pop(0)
 
     monkeypatch.setattr(maintenance_module, "sweep", sweep)
-    maintenance = make_maintenance(in_flight)
+    maintenance = make_maintenance(dispatcher)
     for now in (0.0, 0.9, 1.0, 5.0, 3_600.0):
         perform(maintenance, RecordingDatabase(), now)
     assert len(asked) == 2
 
 
-def test_paused_runs_are_looked_at_as_often_as_abandoned_tasks(in_flight: InFlight) -> None:
+def test_paused_runs_are_looked_at_as_often_as_abandoned_tasks(dispatcher: Dispatcher) -> None:
     recovery = RecoveryConfig(
         check_interval_ms=1_000, paused_workflow_auto_cancel_after=timedelta(hours=1)
     )
-    maintenance = make_maintenance(in_flight, AppConfig(broker=BROKER, recovery=recovery))
+    maintenance = make_maintenance(dispatcher, AppConfig(broker=BROKER, recovery=recovery))
     database = RecordingDatabase()
     for now, looks in ((100.0, 1), (100.5, 1), (101.5, 2)):
         perform(maintenance, database, now)
         assert database.asked(find_paused_runs) == [FindPausedRuns(3600.0, 50)] * looks
     silent = RecordingDatabase()
-    perform(make_maintenance(in_flight), silent, 100.0)
+    perform(make_maintenance(dispatcher), silent, 100.0)
     assert silent.asked(find_paused_runs) == []
 
 
@@ -441,10 +443,10 @@ PING = json.dumps(
 
 @pytest.mark.parametrize("error", [psycopg.DataError("too long"), UnicodeError("no such letter")])
 def test_a_ping_that_cannot_be_answered_harms_nobody(
-    in_flight: InFlight, caplog: pytest.LogCaptureFixture, error: Exception
+    dispatcher: Dispatcher, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     database = RecordingDatabase(failure=error)
-    maintenance = make_maintenance(in_flight)
+    maintenance = make_maintenance(dispatcher)
     maintenance.pings = [PING]
     maintenance.answer_pings(cast(Pipeline, database))
     assert database.asked(send_notification)
@@ -452,9 +454,9 @@ def test_a_ping_that_cannot_be_answered_harms_nobody(
     assert caplog.messages == [f"a ping could not be answered: {error}"]
 
 
-def test_a_ping_in_an_outage_is_left_to_the_reconnect(in_flight: InFlight) -> None:
+def test_a_ping_in_an_outage_is_left_to_the_reconnect(dispatcher: Dispatcher) -> None:
     database = RecordingDatabase(failure=psycopg.OperationalError("connection lost"))
-    maintenance = make_maintenance(in_flight)
+    maintenance = make_maintenance(dispatcher)
     maintenance.pings = [PING]
     with pytest.raises(psycopg.OperationalError):
         maintenance.answer_pings(cast(Pipeline, database))
@@ -462,59 +464,59 @@ def test_a_ping_in_an_outage_is_left_to_the_reconnect(in_flight: InFlight) -> No
 
 
 def test_a_hint_is_looked_into_at_once_and_only_what_the_table_says_is_stopped(
-    in_flight: InFlight,
+    dispatcher: Dispatcher,
 ) -> None:
-    maintenance, database = make_maintenance(in_flight), RecordingDatabase()
+    maintenance, database = make_maintenance(dispatcher), RecordingDatabase()
     perform(maintenance, database, 100.0)
-    in_flight.hand_out([claimed("a", 1), claimed("b", 2)])
+    dispatcher.hand_out([claimed("a", 1), claimed("b", 2)])
     perform(maintenance, database, 100.1)
     assert database.asked(find_cancel_requests) == []
     maintenance.note_cancels({"a", "b"})
     assert maintenance.next_at() <= 100.1
     database.cancelled = ["a"]
     perform(maintenance, database, 100.1)
-    assert stopped(in_flight) == [("a", STOPPED_BY_CANCEL)]
+    assert stopped(dispatcher) == [("a", STOPPED_BY_CANCEL)]
     assert maintenance.next_at() > 100.1
     assert database.asked(send_heartbeats) == [], "a hint must not cause a write"
 
 
-def test_cancels_of_other_workers_tasks_cost_nothing(in_flight: InFlight) -> None:
-    maintenance, database = make_maintenance(in_flight), RecordingDatabase()
+def test_cancels_of_other_workers_tasks_cost_nothing(dispatcher: Dispatcher) -> None:
+    maintenance, database = make_maintenance(dispatcher), RecordingDatabase()
     perform(maintenance, database, 100.0)
-    in_flight.hand_out([claimed("a", 1)])
+    dispatcher.hand_out([claimed("a", 1)])
     maintenance.note_cancels({"other"})
     assert maintenance.next_at() > 100.1
     perform(maintenance, database, 100.1)
     assert database.asked(find_cancel_requests) == []
 
 
-def test_a_look_for_cancels_that_failed_is_done_again(in_flight: InFlight) -> None:
-    maintenance, database = make_maintenance(in_flight), RecordingDatabase()
+def test_a_look_for_cancels_that_failed_is_done_again(dispatcher: Dispatcher) -> None:
+    maintenance, database = make_maintenance(dispatcher), RecordingDatabase()
     perform(maintenance, database, 100.0)
-    in_flight.hand_out([claimed("a", 1)])
+    dispatcher.hand_out([claimed("a", 1)])
     maintenance.note_cancels({"a"})
     database.failure = psycopg.OperationalError("connection lost")
     with pytest.raises(psycopg.OperationalError):
         perform(maintenance, database, 100.1)
     database.failure, database.cancelled = None, ["a"]
     perform(maintenance, database, 100.2)
-    assert stopped(in_flight) == [("a", STOPPED_BY_CANCEL)]
+    assert stopped(dispatcher) == [("a", STOPPED_BY_CANCEL)]
 
 
 def test_progress_is_stored_once_and_looked_for_often_while_its_task_runs(
-    in_flight: InFlight,
+    dispatcher: Dispatcher,
 ) -> None:
-    maintenance, database = make_maintenance(in_flight), RecordingDatabase()
+    maintenance, database = make_maintenance(dispatcher), RecordingDatabase()
     perform(maintenance, database, 100.0)
     assert store_progress not in [statement for statement, _ in database.steps]
     assert maintenance.next_at() > 100.0 + PROGRESS_SECONDS, (
         "an idle worker does not look for reports"
     )
-    in_flight.hand_out([claimed("a", 1)])
+    dispatcher.hand_out([claimed("a", 1)])
     assert maintenance.next_at() == 100.0 + PROGRESS_SECONDS, (
         "the first report of a task is not later"
     )
-    reports = cast(QuietPool, in_flight._pool).unstored_progress
+    reports = cast(QuietPool, dispatcher.pool).unstored_progress
     reports["a"] = ProgressReport("a", 1, 3.0, None, "three")
     perform(maintenance, database, 101.0)
     perform(maintenance, database, 102.0)
@@ -523,27 +525,27 @@ def test_progress_is_stored_once_and_looked_for_often_while_its_task_runs(
     assert maintenance.next_at() == 102.0 + PROGRESS_SECONDS
 
 
-def end_one(in_flight: InFlight) -> None:
+def end_one(dispatcher: Dispatcher) -> None:
     task = claimed("a", 1)
-    in_flight.tally.note_ends([(Outcome.completed(task, "1"), task, 0.1)])
+    dispatcher.tally.note_ends([(Outcome.completed(task, "1"), task, 0.1)])
 
 
-def test_an_idle_worker_stores_no_counts(in_flight: InFlight) -> None:
-    database, maintenance = RecordingDatabase(), make_maintenance(in_flight)
+def test_an_idle_worker_stores_no_counts(dispatcher: Dispatcher) -> None:
+    database, maintenance = RecordingDatabase(), make_maintenance(dispatcher)
     for seconds in range(0, 600, 10):
         perform(maintenance, database, time.monotonic() + seconds)
     assert database.asked(see_worker)
     assert not database.asked(add_measures)
 
 
-def test_counts_are_stored_once_half_a_minute_after_the_first(in_flight: InFlight) -> None:
-    database, maintenance = RecordingDatabase(), make_maintenance(in_flight)
+def test_counts_are_stored_once_half_a_minute_after_the_first(dispatcher: Dispatcher) -> None:
+    database, maintenance = RecordingDatabase(), make_maintenance(dispatcher)
     perform(maintenance, database, time.monotonic())
-    end_one(in_flight)
-    end_one(in_flight)
+    end_one(dispatcher)
+    end_one(dispatcher)
     perform(maintenance, database, time.monotonic() + FLUSH_SECONDS - 2)
     assert not database.asked(add_measures)
-    assert maintenance.next_at() <= in_flight.tally.flush_at
+    assert maintenance.next_at() <= dispatcher.tally.flush_at
     for _ in range(2):
         perform(maintenance, database, time.monotonic() + FLUSH_SECONDS + 1)
     (counts,) = database.asked(add_measures)
@@ -554,11 +556,11 @@ def test_counts_are_stored_once_half_a_minute_after_the_first(in_flight: InFligh
     "failure", [psycopg.OperationalError("gone"), psycopg.errors.InsufficientPrivilege("no")]
 )
 def test_counts_whose_commit_is_in_doubt_are_never_stored_again(
-    in_flight: InFlight, failure: psycopg.Error
+    dispatcher: Dispatcher, failure: psycopg.Error
 ) -> None:
-    database, maintenance = RecordingDatabase(), make_maintenance(in_flight)
+    database, maintenance = RecordingDatabase(), make_maintenance(dispatcher)
     perform(maintenance, database, time.monotonic())
-    end_one(in_flight)
+    end_one(dispatcher)
     database.failure = failure
     with suppress(psycopg.OperationalError):
         maintenance._flush_tally(cast(Pipeline, database))

@@ -17,6 +17,7 @@ from horsies.tasks.blocked import Change
 from horsies.tasks.outcome import Outcome
 from horsies.worker import agenda
 from horsies.worker.config import WorkerConfig
+from horsies.worker.ledger import ENDED, REFUSED
 from horsies.worker.loop import ExitCode, Worker
 from horsies.worker.turn import Claimer, TurnRequest, take_turn
 from tests.support.poison import poisoned
@@ -64,7 +65,7 @@ def test_a_worker_that_may_still_own_a_task_does_not_record_its_stop(
     worker: Worker, connection: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave_a_claim_in_doubt() -> None:
-        with suppress(ArithmeticError), worker._in_flight.claim_in_doubt():
+        with suppress(ArithmeticError), worker._dispatcher.ledger.claim_in_doubt():
             raise ArithmeticError("its answer was lost")
         for _ in range(3):
             worker.request_stop()
@@ -115,9 +116,9 @@ def test_a_stop_ends_although_a_reachable_database_refuses_every_turn(
 
     def hold_an_outcome_and_stop() -> None:
         pipeline = worker._connection.pipeline
-        if worker._in_flight.is_empty and pipeline is not None:
+        if worker._dispatcher.ledger.is_empty and pipeline is not None:
             (task,) = take_turn(pipeline, claimer, [], TurnRequest(pids=[1])).claimed
-            worker._in_flight.fail(task, Outcome.completed(task, '{"ok":1}'))
+            worker._dispatcher.ledger.put(task, ENDED, Outcome.completed(task, '{"ok":1}'))
             worker.request_stop()
 
     once_registered(worker, connection, monkeypatch, hold_an_outcome_and_stop)
@@ -143,12 +144,11 @@ def test_a_stop_records_refused_outcomes_that_take_long_to_store(
     ids = [add_task(connection, task_name=name, queue_name="elsewhere") for name in ("slow", "a")]
 
     def hold_refused_outcomes_and_stop() -> None:
-        pipeline, in_flight = worker._connection.pipeline, worker._in_flight
-        if not in_flight.is_empty or pipeline is None:
+        pipeline, ledger = worker._connection.pipeline, worker._dispatcher.ledger
+        if not ledger.is_empty or pipeline is None:
             return
         for task in take_turn(pipeline, claimer, [], TurnRequest(pids=[1, 2])).claimed:
-            in_flight.fail(task, Outcome.completed(task, '{"ok":1}'))
-        in_flight.close_recorded(in_flight.outcomes, set(), set(ids))
+            ledger.put(task, REFUSED, Outcome.completed(task, '{"ok":1}'))
         # The worker has just waited for one of them in vain.
         error = QueryCanceled("no answer for 10 s")
         worker._work._blocked.note(pipeline, Change("record", ids[0]), error, taken_seconds=10.0)

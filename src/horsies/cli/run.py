@@ -32,8 +32,8 @@ from horsies.tasks.hooks import as_plain_calls
 from horsies.worker.child.builtin_tasks import is_builtin
 from horsies.worker.child.execute import execute
 from horsies.worker.child.process_state import configure_logging, label_handlers
-from horsies.worker.node_inputs import NodeInputs, assignment_of, tasks_with_injection
-from horsies.worker.protocol import Assignment, ChildReport, NodePart
+from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
+from horsies.worker.protocol import Assignment, ChildReport, NodePart, assignment_of
 
 logger = logging.getLogger("horsies.run")
 

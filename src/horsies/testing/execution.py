@@ -24,8 +24,7 @@ from horsies.states import TaskStatus
 from horsies.tasks.outcome import Outcome, outcome_of_error
 from horsies.tasks.waiters import is_loop_running
 from horsies.worker.child.execute import AppProgram
-from horsies.worker.node_inputs import assignment_of
-from horsies.worker.protocol import Assignment, ChildReport, NodePart
+from horsies.worker.protocol import Assignment, ChildReport, NodePart, assignment_of
 
 AttemptOutcome = Literal["completed", "failed", "retried"]
 

@@ -27,8 +27,9 @@ from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, STOPPED_FOR_REQUEUE
 from horsies.worker.agenda import NEVER, Shutdown, burst_step, lifetime_clock
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
-from horsies.worker.in_flight import LATE_SECONDS, InFlight
+from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.known_tasks import KnownTasks
+from horsies.worker.ledger import ENDED, LATE_SECONDS, REFUSED, RUNNING, Ledger
 from horsies.worker.liveness import Identity, lock_key
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
@@ -70,6 +71,11 @@ def turn_limits(resilience: WorkerResilienceConfig, watched: WatchLimits) -> Lim
     )
 
 
+def _owns_nothing(ledger: Ledger) -> bool:
+    """Whether a worker owns no task, in the database either."""
+    return ledger.is_empty and not ledger.needs_release
+
+
 class Worker:
     """One worker process; ``run`` returns its exit code.
 
@@ -87,28 +93,28 @@ class Worker:
         self._app_config = app.config
         self._limits = WatchLimits.of(app.config)
         self._pool = pool
-        size_max = app.config.payload.max_input_bytes
         # Under a cluster-wide cap, the end of a task of any queue may free a place for this worker.
         is_capped = app.config.cluster_wide_cap is not None
         self._channels = worker_channels(served_queues(app) if is_capped else config.queues)
-        inputs = NodeInputs(tasks_with_injection(app), size_max)
         tracing = app.config.tracing
         traces = None if tracing is None else Traces(tracing, identity.worker_id)
         windows = Windows(0 if is_capped else config.window_width)
-        self._in_flight = InFlight(pool, inputs, traces, windows)
+        ledger = Ledger()
+        inputs = NodeInputs(tasks_with_injection(app), app.config.payload.max_input_bytes)
+        self._dispatcher = Dispatcher(pool, ledger, inputs, traces, windows)
         self._connection = WorkerConnection(
             Database(app.config.broker, "worker", migrates=app.migrates),
             app.config.resilience,
             [*self._channels, echo_channel(identity.worker_id)],
             lock_key(identity.worker_id),
             selector,
-            holds_tasks=lambda: not self._in_flight.is_empty,
+            holds_tasks=lambda: not ledger.is_empty,
             retry_seconds=self._limits.suspicion_seconds,
             limits=turn_limits(app.config.resilience, self._limits),
         )
         blocked = Blocked(identity.worker_id)
         self._maintenance = Maintenance(
-            app.config, config, identity, pool, self._in_flight, self._connection, blocked
+            app.config, config, identity, self._dispatcher, self._connection, blocked
         )
         self._shutdown = Shutdown(config.shutdown_grace_seconds)
         self._on_stop = {name: task.on_stop for name, task in app.definitions().items()}
@@ -117,8 +123,7 @@ class Worker:
             config,
             identity,
             known,
-            pool,
-            self._in_flight,
+            self._dispatcher,
             self._maintenance,
             blocked,
             self._shutdown,
@@ -139,11 +144,11 @@ class Worker:
 
     @property
     def tally(self) -> Tally:
-        return self._in_flight.tally
+        return self._dispatcher.tally
 
     def vitals(self) -> Vitals:
         """Describe this worker for probes; another thread calls it, so it only reads."""
-        pool, in_flight, connection = self._pool, self._in_flight, self._connection
+        pool, connection = self._pool, self._connection
         pids, idle = pool.pids(), pool.idle_children
         busy = len({child.pid for child in list(pool.busy.values())})
         return Vitals(
@@ -153,7 +158,7 @@ class Worker:
             is_connected=connection.holds_lock,
             is_receiving=self._maintenance.is_receiving,
             reconnects=connection.reconnects,
-            unrecorded=len(in_flight.outcomes) + len(in_flight.blocked),
+            unrecorded=self._dispatcher.ledger.count(ENDED, REFUSED),
             children_busy=busy,
             children_idle=idle,
             children_other=max(0, len(pids) - busy - idle),
@@ -179,7 +184,7 @@ class Worker:
     def run(self) -> ExitCode:
         """Serve until a shutdown is requested and every running task is recorded."""
         try:
-            with self._in_flight.claim_in_doubt():
+            with self._dispatcher.ledger.claim_in_doubt():
                 self._start()
                 while not self._is_done():
                     self._step()
@@ -189,7 +194,7 @@ class Worker:
             self._close()
         if self._failure is not None:
             return ExitCode.FAILED
-        is_clean = self._in_flight.is_cleared and not self._shutdown.has_interrupted
+        is_clean = _owns_nothing(self._dispatcher.ledger) and not self._shutdown.has_interrupted
         return ExitCode.CLEAN if is_clean else ExitCode.FORCED
 
     def _start(self) -> None:
@@ -200,7 +205,7 @@ class Worker:
             except psycopg.Error as error:
                 self._connection.lose(error)
                 pause_seconds = max(0.0, self._connection.retry_at - time.monotonic())
-                self._in_flight.absorb(self._pool.collect(pause_seconds))
+                self._dispatcher.absorb(self._pool.collect(pause_seconds))
             else:
                 self._has_started = True
                 event = as_event("worker_ready")
@@ -208,23 +213,26 @@ class Worker:
                 return
 
     def _is_done(self) -> bool:
-        shutdown = self._shutdown
-        if not shutdown.is_requested or shutdown.is_immediate or self._work.has_given_up:
-            return shutdown.is_immediate or self._work.has_given_up
-        if not self._in_flight.is_empty:
+        shutdown, ledger = self._shutdown, self._dispatcher.ledger
+        if shutdown.is_immediate or self._work.has_given_up:
+            return True
+        if not shutdown.is_requested or not ledger.is_empty:
             return False
-        return not self._in_flight.needs_release or time.monotonic() >= shutdown.release_ends_at()
+        has_waited_enough = time.monotonic() >= shutdown.release_ends_at()
+        return not ledger.needs_release or has_waited_enough
 
     def _close(self) -> None:
         self._pool.shutdown()
-        if self._shutdown.is_requested and self._in_flight.needs_release:
+        if self._shutdown.is_requested and self._dispatcher.ledger.needs_release:
             logger.warning(
                 "shutdown: claimed tasks could not be released, other workers recover them",
                 extra=as_event("claims_left"),
             )
         # A worker that may own tasks does not record its stop: the others then recover its tasks as
         # quickly as after a crash.
-        if (pipeline := self._connection.pipeline) is not None and self._in_flight.is_cleared:
+        if (pipeline := self._connection.pipeline) is not None and _owns_nothing(
+            self._dispatcher.ledger
+        ):
             pipeline.meanwhile = None  # there are no children left to serve, and the wait is short
             pipeline.timeout_seconds = RECORD_STOP_SECONDS
             with suppress(psycopg.Error):  # the others notice it by themselves
@@ -242,7 +250,7 @@ class Worker:
         self._notice_freeze()
         self._stop_tasks_if_silent()
         self._absorb_early()
-        self._in_flight.absorb(events)
+        self._dispatcher.absorb(events)
         self._receive_notifications()
         self._wait_for_batch()
         self._work.tick(time.monotonic())
@@ -299,7 +307,7 @@ class Worker:
         now = time.monotonic()
         work_at = self._work.next_at() if is_up else connection.retry_at
         wake_at = min(self._shutdown.next_at(), work_at)
-        if self._in_flight.needs_release:
+        if self._dispatcher.ledger.needs_release:
             wake_at = min(wake_at, self._shutdown.release_ends_at())
         receive_seconds = connection.seconds_until_receive()
         if receive_seconds is not None:
@@ -322,7 +330,7 @@ class Worker:
         if late_seconds <= self._limits.gap_seconds:
             return
         self._maintenance.note_freeze()
-        if not self._in_flight.is_empty:
+        if not self._dispatcher.ledger.is_empty:
             logger.critical(
                 "this worker was frozen for %.1f s; checking whether its tasks were recovered",
                 late_seconds,
@@ -366,7 +374,9 @@ class Worker:
         now = time.monotonic()
         for came_at, events in self._early_events:
             waited_seconds = now - came_at
-            self._in_flight.absorb(events, waited_seconds if waited_seconds > LATE_SECONDS else 0.0)
+            self._dispatcher.absorb(
+                events, waited_seconds if waited_seconds > LATE_SECONDS else 0.0
+            )
         self._early_events = []
 
     def _receive_notifications(self) -> None:
@@ -380,30 +390,30 @@ class Worker:
             self._work.note_news()
         if received.paused:
             # The next claim takes those again that are not paused.
-            self._in_flight.put_back()
+            self._dispatcher.put_back()
         self._maintenance.note_cancels(received.cancelled)
         self._maintenance.pings += received.pings
 
     def _wait_for_batch(self) -> None:
         """Wait briefly for the rest of a batch of very short tasks, so that one turn carries them all."""
-        while self._in_flight.outcomes:
-            seconds = self._in_flight.linger_seconds(time.monotonic())
+        while self._dispatcher.ledger.count(ENDED):
+            seconds = self._dispatcher.linger_seconds(time.monotonic())
             if not seconds:
                 return
             # No event is not a reason to stop: the end or start of a child wakes the selector, too.
-            self._in_flight.absorb(self._pool.collect(seconds))
+            self._dispatcher.absorb(self._pool.collect(seconds))
 
     def _advance_shutdown(self) -> None:
-        if self._in_flight.failed_hook is not None and self._failure is None:
-            self.fail(self._in_flight.failed_hook)
+        if self._dispatcher.failed_hook is not None and self._failure is None:
+            self.fail(self._dispatcher.failed_hook)
         shutdown = self._shutdown
         if not shutdown.is_requested:
             return
         now = time.monotonic()
         if shutdown.begin(now):
-            self._in_flight.put_back()
+            self._dispatcher.put_back()
             self._pool.announce_stop()
-            running_count = self._in_flight.running_count
+            running_count = self._dispatcher.ledger.count(RUNNING)
             event = as_event("worker_stopping", running=running_count)
             logger.info("graceful shutdown: %d task(s) still running", running_count, extra=event)
             wishes = self._on_stop_of_running()

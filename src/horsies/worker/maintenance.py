@@ -37,9 +37,9 @@ from horsies.tasks.outcome import locking_steps
 from horsies.worker.agenda import NEVER, Timer, lifetime_clock
 from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
-from horsies.worker.in_flight import InFlight
+from horsies.worker.dispatcher import Dispatcher
+from horsies.worker.ledger import RUNNING, WAITING
 from horsies.worker.liveness import Identity, Liveness
-from horsies.worker.pool.mixed_pool import AnyPool
 from horsies.worker.protocol import ProgressReport
 from horsies.worker.reaper import (
     expire_paused,
@@ -71,16 +71,15 @@ class Maintenance:
         app_config: AppConfig,
         config: WorkerConfig,
         identity: Identity,
-        pool: AnyPool,
-        in_flight: InFlight,
+        dispatcher: Dispatcher,
         connection: WorkerConnection,
         blocked: Blocked,
     ) -> None:
         recovery = app_config.recovery
         self._app_config = app_config
         self._identity = identity
-        self._pool = pool
-        self._in_flight = in_flight
+        self._pool = dispatcher.pool
+        self._dispatcher = dispatcher
         self._connection = connection
         self._blocked = blocked
         self._refused_jobs: dict[str, str] = {}
@@ -117,7 +116,7 @@ class Maintenance:
 
     def note_cancels(self, task_ids: Iterable[str]) -> None:
         """A notification says that these tasks are cancelled; the table decides."""
-        if self._in_flight.holds_any(task_ids):
+        if any(map(self._dispatcher.ledger.has, task_ids)):
             self._must_check_cancels = True
 
     @property
@@ -144,8 +143,8 @@ class Maintenance:
         self._checks_needed = check = self._checks_needed + 1
         self._seen_at = -NEVER
         self.note_signs(pipeline, pipeline.run(self.signs_of_life(now)), now)
-        if not self.is_lost and (held := self._in_flight.held()):
-            self._in_flight.keep_owned(self.owned(pipeline, held))
+        if not self.is_lost and (held := self._dispatcher.ledger.tasks()):
+            self._dispatcher.keep_owned(self.owned(pipeline, held))
         self._checks_done = check
         if self.was_frozen:
             self.show(pipeline, time.monotonic())
@@ -171,7 +170,7 @@ class Maintenance:
             self._renewal.at,
             self._ownerless.at,
             self._snapshot.at,
-            self._in_flight.tally.flush_at,
+            self._dispatcher.tally.flush_at,
             self._sweep.at,
         )
 
@@ -180,7 +179,7 @@ class Maintenance:
         return self._progress.at if self._pool.busy else NEVER
 
     def _seen_due_at(self) -> float:
-        seconds = self._idle_seconds if self._in_flight.is_empty else self._busy_seconds
+        seconds = self._idle_seconds if self._dispatcher.ledger.is_empty else self._busy_seconds
         if self._watch.has_suspects:
             seconds = min(seconds, self._limits.suspicion_seconds)
         return self._seen_at + seconds
@@ -201,7 +200,7 @@ class Maintenance:
             self._snapshot.done(now)
             with self._isolated("the snapshot of this worker"):
                 pipeline.run([self._state()])
-        if now >= self._in_flight.tally.flush_at:
+        if now >= self._dispatcher.tally.flush_at:
             self._flush_tally(pipeline)
         if self._ownerless.is_due(now):
             self._ownerless.done(now)
@@ -235,11 +234,11 @@ class Maintenance:
         """Look for tasks that belong to this worker without its knowledge: behind a pooler, a claim of a
         lost connection may commit after the release that followed.
         """
-        held = self._in_flight.held()
+        held = self._dispatcher.ledger.tasks()
         ids, generations = [task.id for task in held], [task.generation for task in held]
         find = FindUnheld(self._identity.worker_id, ids, generations)
         if pipeline.run([(find_unheld, find)])[0]:
-            self._in_flight.release_again()
+            self._dispatcher.ledger.release_again()
 
     def signs_of_life(self, now: float) -> list[Step]:
         """The statements that show this worker alive and look for lost ones; empty if it is too early.
@@ -273,7 +272,7 @@ class Maintenance:
         self._seen_at = now
         self.shown_at = lifetime_clock() - taken_seconds
         if seen:
-            self._in_flight.tally.note_clock(seen[0].seen_at, taken_seconds)
+            self._dispatcher.tally.note_clock(seen[0].seen_at, taken_seconds)
             self._connection.note_call(now + taken_seconds)
             if self.is_receiving != self._stored_is_receiving:
                 self._stored_is_receiving = self.is_receiving
@@ -329,7 +328,7 @@ class Maintenance:
             with self._isolated("the heartbeats of long-running tasks"):
                 answers = pipeline.run(steps)
             cancelled = answers or pipeline.run(steps[:1])
-            self._in_flight.cancel(row.id for row in cancelled[0])
+            self._dispatcher.cancel(row.id for row in cancelled[0])
         self._must_check_cancels = False
         if is_due:
             self._heartbeat.done(now)
@@ -337,10 +336,10 @@ class Maintenance:
     def _renew(self, pipeline: Pipeline, now: float) -> None:
         self._renewal.done(now)
         if self._blocked.includes("release"):
-            self._in_flight.release_again()
+            self._dispatcher.ledger.release_again()
         self._blocked.run_each(
             pipeline,
-            self._in_flight.waiting(self._in_flight.waiting_count),
+            self._dispatcher.ledger.tasks(WAITING),
             lambda task: Change("renew", task.id, task.workflow_id),
             self._renewing_steps,
         )
@@ -356,10 +355,8 @@ class Maintenance:
         return [*locking_steps(task.workflow_id for task in waiting), (renew_claims, lease)]
 
     def _state(self) -> Step:
-        in_flight = self._in_flight
-        return self._liveness.snapshot(
-            in_flight.running_count, in_flight.waiting_count, self._pool.summaries()
-        )
+        count = self._dispatcher.ledger.count
+        return self._liveness.snapshot(count(RUNNING), count(WAITING), self._pool.summaries())
 
     def answer_pings(self, pipeline: Pipeline) -> None:
         """Answer pings. A bad ping must never stop the worker."""
@@ -380,7 +377,7 @@ class Maintenance:
 
     def _flush_tally(self, pipeline: Pipeline) -> None:
         """Store the counts of attempts, or lose them: they are no reason to stop a worker."""
-        steps, failures = self._in_flight.tally.take_flush(), self._blocked.failures
+        steps, failures = self._dispatcher.tally.take_flush(), self._blocked.failures
         try:
             if steps:
                 pipeline.run(steps)

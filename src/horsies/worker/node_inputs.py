@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
@@ -27,8 +27,10 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import ClaimedTask
 from horsies.db.statements.workflows import ReadResults, RunIds, RunPlace, read_places, read_results
+from horsies.states import TaskStatus
 from horsies.tasks.outcome import Outcome, outcome_of_large_inputs, outcome_of_unread_inputs
-from horsies.worker.protocol import Assignment, NodeInput, NodePart
+from horsies.worker.protocol import NodeInput, NodePart
+from horsies.worker.tally import End
 from horsies.workflow.build.plan import EXPAND_TASK
 from horsies.workflow.run.results import whole_results
 
@@ -94,6 +96,12 @@ class NodeInputs:
     def has_part(self, task: ClaimedTask) -> bool:
         """Whether a node's task needs its part; if not, it runs like a task outside of a workflow."""
         return task.workflow_inputs is not None or self._is_injected(task.task_name)
+
+    def note_ends(self, ends: Iterable[End]) -> None:
+        """Keep the results of nodes that are recorded, for the nodes that depend on them."""
+        for outcome, task, _ in ends:
+            if task.workflow_id is not None and outcome.status is TaskStatus.COMPLETED:
+                self.note_completed(task, outcome.result)
 
     def note_completed(self, task: ClaimedTask, result: str) -> None:
         """Keep the result of a node's task that this worker recorded.
@@ -226,18 +234,3 @@ def _sources(task: ClaimedTask) -> list[Source]:
         return [(task.workflow_id, int(index)) for index in sorted(indexes)]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return []
-
-
-def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment:
-    """Return the assignment of a task; `node` is its part in a workflow, with its inputs."""
-    return Assignment(
-        task.id,
-        task.generation,
-        task.task_name,
-        task.retry_count + 1,
-        task.args or "[]",
-        task.kwargs or "{}",
-        task.timeout_ms,
-        node,
-        task.stored(),
-    )

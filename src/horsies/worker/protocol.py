@@ -20,12 +20,15 @@ import struct
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
 from horsies.current_task import NOTE_CHARACTERS_MAX
 from horsies.errors import checked_delay
+
+if TYPE_CHECKING:
+    from horsies.db.statements.turn import ClaimedTask
 
 MAX_FRAME_BYTES = 1 << 30
 # No assignment has a higher number.
@@ -106,6 +109,21 @@ class Assignment(NamedTuple):
     node: NodePart | None = None
     # The fields that only ``CurrentTask`` reads, as one text.
     stored: str = ""
+
+
+def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment:
+    """Return the assignment of a task; `node` is its part in a workflow, with its inputs."""
+    return Assignment(
+        task.id,
+        task.generation,
+        task.task_name,
+        task.retry_count + 1,
+        task.args or "[]",
+        task.kwargs or "{}",
+        task.timeout_ms,
+        node,
+        task.stored(),
+    )
 
 
 class ChildReport(NamedTuple):

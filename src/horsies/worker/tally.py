@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from horsies.db.statement import Step
 from horsies.db.statements.measures import AddMeasures, add_measures
@@ -51,6 +51,8 @@ _SUCCEEDED = TaskStatus.COMPLETED
 _parse = datetime.fromisoformat
 
 Key = tuple[str, str]
+# A recorded outcome, its task, and the seconds that the attempt ran; None if it never reached a child.
+End: TypeAlias = tuple[Outcome, ClaimedTask, float | None]
 
 
 class Counts(NamedTuple):
@@ -121,8 +123,10 @@ class Tally:
             if waited > 0.0:
                 counts[_WAITED_SECONDS] += waited
 
-    def note_ends(self, ends: Iterable[tuple[Outcome, ClaimedTask, float | None]]) -> None:
-        """These outcomes are recorded; the seconds are None for a task that no child has seen."""
+    def note_ends(self, ends: Sequence[End]) -> None:
+        """These outcomes are recorded."""
+        if not ends:
+            return
         self._now()
         find = self._counts.get
         for outcome, task, seconds in ends:
@@ -226,6 +230,13 @@ def _added(counts: Sequence[int], others: Sequence[int]) -> list[int]:
 
 def _array(counts: Sequence[int]) -> str:
     return f"{{{','.join(map(str, counts))}}}"
+
+
+def log_ends(ends: Iterable[End]) -> None:
+    """Log the end of each attempt, unless --quiet-tasks raises the level."""
+    if ends_logger.isEnabledFor(logging.INFO):
+        for end in ends:
+            log_end(*end)
 
 
 def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:

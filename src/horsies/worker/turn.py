@@ -140,26 +140,6 @@ class Bookmarks:
         return True
 
 
-class ClaimInDoubt:
-    """A block in which a claim may be committed although the block fails.
-
-    After a failure ``may_own_more`` says that this worker may own tasks which no child has seen: they
-    must go back to the queue.
-    """
-
-    __slots__ = ("may_own_more",)
-
-    def __init__(self) -> None:
-        self.may_own_more = False
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        if error_type is not None:
-            self.may_own_more = True
-
-
 class TurnRequest(NamedTuple):
     """The work of a turn besides recording.
 

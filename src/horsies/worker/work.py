@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
@@ -37,12 +37,13 @@ from horsies.tasks.recovery import (
 from horsies.worker.agenda import NEVER, Agenda, Shutdown
 from horsies.worker.async_claims import AsyncClaims
 from horsies.worker.config import WorkerConfig
-from horsies.worker.in_flight import NO_PARTS, InFlight, Parts
+from horsies.worker.dispatcher import NO_PARTS, Dispatcher, Parts
 from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
+from horsies.worker.ledger import ENDED, REFUSED, RUNNING, UNCALLED, WAITING
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
-from horsies.worker.pool.mixed_pool import AnyPool
 from horsies.worker.refusals import Refusals
+from horsies.worker.tally import log_ends
 from horsies.worker.turn import (
     Bookmarks,
     Claimer,
@@ -95,6 +96,11 @@ def _last_attempts(refused: Sequence[Outcome]) -> Iterator[_Attempt]:
         yield outcome, min(share_seconds, left_seconds), now < started + LAST_WAIT_SECONDS
 
 
+def _ends_nodes(outcomes: Iterable[Outcome]) -> bool:
+    """Whether the outcomes may advance workflows, and so create tasks."""
+    return any(one.workflow_id is not None for one in outcomes)
+
+
 class Work:
     """Takes turns with the database for the children of one worker."""
 
@@ -104,8 +110,7 @@ class Work:
         config: WorkerConfig,
         identity: Identity,
         known: KnownTasks,
-        pool: AnyPool,
-        in_flight: InFlight,
+        dispatcher: Dispatcher,
         maintenance: Maintenance,
         blocked: Blocked,
         shutdown: Shutdown,
@@ -114,8 +119,8 @@ class Work:
         recovery = app.config.recovery
         self._app_config = app.config
         self._config = config
-        self._pool = pool
-        self._in_flight = in_flight
+        self._pool = pool = dispatcher.pool
+        self._dispatcher = dispatcher
         self._maintenance = maintenance
         self._blocked = blocked
         self._shutdown = shutdown
@@ -151,9 +156,10 @@ class Work:
     @property
     def is_calm(self) -> bool:
         """Whether this worker owns no task, except for refused outcomes, and none is known to be due."""
-        in_flight = self._in_flight
-        is_free = in_flight.is_empty or in_flight.has_only_blocked
-        return is_free and not self.has_turn() and all(one.is_calm for one in self._agendas())
+        has_only_refused = self._dispatcher.ledger.count() == self._dispatcher.ledger.count(REFUSED)
+        return (
+            has_only_refused and not self.has_turn() and all(one.is_calm for one in self._agendas())
+        )
 
     def _agendas(self) -> list[Agenda]:
         return [self._agenda] if self._async is None else [self._agenda, self._async.agenda]
@@ -170,16 +176,14 @@ class Work:
 
     def has_turn(self) -> bool:
         """Whether there is anything to record, release, start or claim right now."""
-        in_flight = self._in_flight
-        if in_flight.outcomes or in_flight.needs_release or in_flight.uncalled:
-            return True
-        if self._maintenance.pings:
+        ledger = self._dispatcher.ledger
+        if ledger.count(ENDED, UNCALLED) or ledger.needs_release or self._maintenance.pings:
             return True
         if self._async is not None and self._async_count(self._async):
             return True
-        idle_count, waiting_count = self._pool.idle_count, in_flight.waiting_count
+        idle_count, waiting_count = self._pool.idle_count, ledger.count(WAITING)
         can_prefetch = waiting_count < self._app_config.prefetch_buffer
-        depth = in_flight.windows.depth
+        depth = self._dispatcher.windows.depth
         has_place = idle_count or can_prefetch or (depth > 1 and self._pool.window_space(depth)[0])
         if self._shutdown.is_requested or not has_place:
             return False
@@ -189,12 +193,15 @@ class Work:
 
     def _room(self) -> int:
         """How many tasks this worker may claim."""
-        in_flight = self._in_flight
-        return 0 if in_flight.is_full else max(0, self._config.held_max - in_flight.held_count)
+        if self._dispatcher.ledger.is_full:
+            return 0
+        return max(
+            0, self._config.held_max - self._dispatcher.ledger.count(WAITING, RUNNING, UNCALLED)
+        )
 
     def perform(self, pipeline: Pipeline) -> None:
         """Do all work that is due, heartbeats before turns when they are late."""
-        in_flight = self._in_flight
+        ledger = self._dispatcher.ledger
         if self._shutdown.is_requested:
             self._blocked.failures.patience = 1
         self._notice_freeze()
@@ -203,23 +210,22 @@ class Work:
             self._maintenance.show(pipeline, time.monotonic())
         self._maintenance.show_if_late(pipeline, time.monotonic())
         self._fence_if_lost(pipeline)
-        if in_flight.uncalled or time.monotonic() >= self._unknown.next_at():
+        if ledger.count(UNCALLED) or time.monotonic() >= self._unknown.next_at():
             self._serve_unknown(pipeline)
-        if in_flight.needs_release:
+        if ledger.needs_release:
             self.claimed_last = False
-            release_unheld(pipeline, self._claimer.worker_id, in_flight.held(), self._blocked)
-            in_flight.note_released()
-            returned, in_flight.taken_back = in_flight.taken_back, []
+            release_unheld(pipeline, self._claimer.worker_id, ledger.tasks(), self._blocked)
+            returned = ledger.note_released()
             others = returned if self._async is None else self._async.step_back(returned)
             self._bookmarks.step_back(others)
-        outcomes = in_flight.next_outcomes()
+        outcomes = ledger.to_record()
         if outcomes and self._pool.unstored_progress:
             self._maintenance.store_last_progress(pipeline, [one.task_id for one in outcomes])
         self._take_turns(pipeline, outcomes)
-        if in_flight.blocked:
-            self._retry_blocked(pipeline)
+        if ledger.count(REFUSED):
+            self._retry_refused(pipeline)
         now = time.monotonic()
-        if not in_flight.outcomes and self._wants_look_ahead(now):
+        if not ledger.count(ENDED) and self._wants_look_ahead(now):
             self._look_ahead(pipeline)
         if now >= self._maintenance.next_at():
             self.claimed_last = False
@@ -230,28 +236,37 @@ class Work:
 
     def _serve_unknown(self, pipeline: Pipeline) -> None:
         """Leave tasks that this worker cannot run to other workers, or fail them if there are none."""
-        in_flight, unknown = self._in_flight, self._unknown
-        if in_flight.uncalled and self._shutdown.is_requested:
-            in_flight.close_uncalled()  # a shutdown does not wait for a table: another worker meets them
-        elif in_flight.uncalled:
-            in_flight.close_uncalled(self._refusals.store(pipeline, in_flight.uncalled))
+        ledger, unknown = self._dispatcher.ledger, self._unknown
+        if (
+            self._shutdown.is_requested
+        ):  # it does not wait for a table: another worker meets the tasks
+            ledger.give_back(ledger.tasks(UNCALLED))
+        elif uncalled := ledger.outcomes(UNCALLED):
+            left = self._refusals.store(pipeline, uncalled)
+            ledger.give_back([task for task, _ in uncalled if task.id in left])
+            for task, outcome in ledger.outcomes(UNCALLED):
+                logger.error("%s", outcome.error_message)
+                ledger.put(task, ENDED, outcome)
         now = time.monotonic()
         if unknown.forget_old(now):
             self.note_news()
         claimer = self._claimer
         check = unknown.check(claimer.worker_id, claimer.hostname, claimer.queues, now)
         if check is not None and not self._shutdown.is_requested:
-            with in_flight.claim_in_doubt():
+            with ledger.claim_in_doubt():
                 claimed = claim_unknown(pipeline, check, self._blocked)
             for task in claimed:
-                in_flight.fail(task, unknown.outcome(task))
+                ledger.put(task, ENDED, unknown.outcome(task))
             if len(claimed) == check.limit:
                 unknown.check_again()
 
     def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
         """Record outcomes and claim: for async children in a turn of their own if others want tasks too."""
         request = self._turn_request(outcomes)
-        shared = None if self._async is None else self._async_request(self._async, request.claims)
+        shared = None
+        if self._async is not None:
+            ends_nodes = _ends_nodes(outcomes)
+            shared = self._async_request(self._async, request.claims, ends_nodes=ends_nodes)
         if shared is not None and not (request.starting or request.claims):
             request, shared = shared._replace(freed=request.freed), None
         if outcomes or request.starting or request.claims:
@@ -261,15 +276,15 @@ class Work:
 
     def _turn_request(self, outcomes: Sequence[Outcome]) -> TurnRequest:
         """The tasks to start and to claim in the next turn: for idle children first, then ahead."""
-        in_flight = self._in_flight
-        freed = in_flight.freed_by_queue(outcomes) if self._claimer.is_capped else {}
+        ledger, windows = self._dispatcher.ledger, self._dispatcher.windows
+        freed = ledger.freed_by_queue(outcomes) if self._claimer.is_capped else {}
         if self._shutdown.is_requested:
             return TurnRequest(freed=freed)
-        pids, ahead = self._pool.places(in_flight.windows.depth)
-        starting = list(zip(in_flight.waiting(len(pids)), pids, strict=False))
-        if not (self._agenda.may_have_work or in_flight.ends_nodes):
+        pids, ahead = self._pool.places(windows.depth)
+        starting = list(zip(ledger.tasks(WAITING), pids, strict=False))
+        if not (self._agenda.may_have_work or _ends_nodes(outcomes)):
             return TurnRequest(starting, freed=freed)
-        prefetched = in_flight.waiting_count - len(starting)
+        prefetched = ledger.count(WAITING) - len(starting)
         room = self._room()
         free_pids = pids[len(starting) :][:room]
         prefetch = min(self._app_config.prefetch_buffer - prefetched, room - len(free_pids))
@@ -282,63 +297,82 @@ class Work:
         if not ahead:
             return request
         ahead = ahead[: room - len(free_pids)]
-        return request._replace(ahead=ahead, short_names=in_flight.windows.short_names())
+        return request._replace(ahead=ahead, short_names=windows.short_names())
 
-    def _async_request(self, claims: AsyncClaims, others: int) -> TurnRequest | None:
+    def _async_request(
+        self, claims: AsyncClaims, others: int, *, ends_nodes: bool
+    ) -> TurnRequest | None:
         """The tasks to claim for the async children, beside so many others; None if there are none."""
-        if not (count := self._async_count(claims, others)):
+        if not (count := self._async_count(claims, others, ends_nodes=ends_nodes)):
             return None
         return claims.request(count, self._unknown.exclusions(), time.monotonic())
 
-    def _async_count(self, claims: AsyncClaims, others: int = 0) -> int:
+    def _async_count(
+        self, claims: AsyncClaims, others: int = 0, *, ends_nodes: bool = False
+    ) -> int:
         if self._shutdown.is_requested:
             return 0
-        return claims.count(self._room() - others, ends_nodes=self._in_flight.ends_nodes)
+        return claims.count(self._room() - others, ends_nodes=ends_nodes)
 
     def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
-        in_flight = self._in_flight
+        dispatcher = self._dispatcher
+        ledger = dispatcher.ledger
         started, claims = time.monotonic(), request.claims
-        with in_flight.claim_in_doubt() if claims else _NO_CLAIM:
-            result = take_turn(pipeline, self._claimer, outcomes, request, self._blocked)
-        if result.as_decided:
-            in_flight.keep_results(outcomes, result.recorded)
-        tasks = in_flight.sort_out(result.claimed, self._unknown)
+        with ledger.claim_in_doubt() if claims else _NO_CLAIM:
+            turned = take_turn(pipeline, self._claimer, outcomes, request, self._blocked)
+        ends = ledger.close(outcomes, turned)
+        if turned.as_decided and _ends_nodes(outcomes):
+            self._dispatcher.inputs.note_ends(ends)
+        tasks = self._sort_out(turned.claimed)
         if request.starting:
             requested = [task for task, _ in request.starting]
-            tasks = [*in_flight.take_started(requested, result.started), *tasks]
-        if in_flight.traces is not None:
-            with in_flight.claim_in_doubt():
-                tasks = in_flight.traces.linked(pipeline, tasks)
+            tasks = [*dispatcher.take_started(requested, turned.started), *tasks]
+        if dispatcher.traces is not None:
+            with ledger.claim_in_doubt():
+                tasks = dispatcher.traces.linked(pipeline, tasks)
+        has_part = dispatcher.inputs.has_part
         nodes = [
             task
             for task in tasks
-            if task.workflow_id is not None and task.worker_pid and in_flight.inputs.has_part(task)
+            if task.workflow_id is not None and task.worker_pid and has_part(task)
         ]
         if not nodes:  # children first: they work during the bookkeeping
             self._hand_out(pipeline, tasks, NO_PARTS)
-        if result.instead:
-            outcomes = [result.instead.get(one.task_id, one) for one in outcomes]
-        in_flight.close_recorded(
-            outcomes, result.recorded, result.refused, result.failed, result.cancelled
-        )
+        dispatcher.tally.note_ends(ends)
+        log_ends(ends)
         ended = time.monotonic()
-        in_flight.tally.note_turn(ended - started, len(outcomes) + len(result.claimed))
-        if in_flight.traces is not None:
-            in_flight.traces.store(pipeline, result.recorded)
+        dispatcher.tally.note_turn(ended - started, len(outcomes) + len(turned.claimed))
+        if dispatcher.traces is not None:
+            dispatcher.traces.store(pipeline, turned.recorded)
         looked_everywhere = claims > 0 and self._note_claim(
-            request, result.claimed, (started, ended)
+            request, turned.claimed, (started, ended)
         )
         # A claim of one kind of tasks has not seen those of the other.
         self.claimed_last = looked_everywhere and request.is_async is None
         if nodes:
             self._hand_out_nodes(pipeline, nodes, tasks)
 
+    def _sort_out(self, claimed: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
+        """The claimed tasks that this worker knows; the others go to workers that know them."""
+        unknown = self._unknown
+        if unknown.knows_all(claimed):
+            return claimed
+        known: list[ClaimedTask] = []
+        for task in claimed:
+            if not unknown.is_unknown(task):
+                known.append(task)
+            elif (outcome := unknown.note_unknown(task, time.monotonic())) is None:
+                self._dispatcher.ledger.give_back([task])
+            else:
+                self._dispatcher.ledger.put(task, UNCALLED, outcome)
+        return known
+
     def _note_claim(
         self, request: TurnRequest, claimed: Sequence[ClaimedTask], span: tuple[float, float]
     ) -> bool:
         """Remember how far the claim came; True if it looked everywhere."""
         agenda, bookmarks = self._agenda, self._bookmarks
-        windows, claims = self._in_flight.windows, request.claims
+        windows, claims = self._dispatcher.windows, request.claims
         batch = self._config.max_claim_batch or claims
         if request.is_async and self._async is not None:
             agenda, bookmarks = self._async.agenda, self._async.bookmarks
@@ -357,11 +391,10 @@ class Work:
         self, pipeline: Pipeline, nodes: Sequence[ClaimedTask], tasks: Sequence[ClaimedTask]
     ) -> None:
         """Give tasks to children, these nodes of workflows with the results they take from others."""
-        in_flight = self._in_flight
-        with in_flight.claim_in_doubt():
-            parts, refused = in_flight.inputs.read(pipeline, nodes)
+        with self._dispatcher.ledger.claim_in_doubt():
+            parts, refused = self._dispatcher.inputs.read(pipeline, nodes)
         for task, outcome in refused:  # nodes that cannot have their inputs
-            in_flight.fail(task, outcome)
+            self._dispatcher.ledger.put(task, ENDED, outcome)
         refused_ids = {task.id for task, _ in refused}
         tasks = [task for task in tasks if task.id not in refused_ids]
         self._hand_out(pipeline, tasks, parts)
@@ -370,38 +403,39 @@ class Work:
         """Give tasks to children, after a freeze only those that no other worker has recovered."""
         self._notice_freeze()
         if tasks and self._maintenance.was_frozen:
-            with self._in_flight.claim_in_doubt():
+            with self._dispatcher.ledger.claim_in_doubt():
                 owned = self._maintenance.owned(pipeline, tasks)
             tasks = [task for task in tasks if task.id in owned]
-        self._in_flight.hand_out(tasks, parts)
+        self._dispatcher.hand_out(tasks, parts)
 
-    def _retry_blocked(self, pipeline: Pipeline) -> None:
+    def _retry_refused(self, pipeline: Pipeline) -> None:
         """Try again to record outcomes that the database refused; a worker that stops then gives up."""
-        in_flight, blocked = self._in_flight, self._blocked
-        is_last = self._shutdown.is_requested and in_flight.has_only_blocked
-        refused = list(in_flight.blocked.values())
+        ledger, blocked = self._dispatcher.ledger, self._blocked
+        refused = [outcome for _, outcome in ledger.outcomes(REFUSED)]
+        is_last = self._shutdown.is_requested and ledger.count() == len(refused)
         if is_last:
             refused.sort(key=lambda one: blocked.seconds_taken(one.task_id))
         for outcome, seconds, waits in _last_attempts(refused) if is_last else _attempts(refused):
             if not is_last and blocked.is_waiting(outcome.task_id):
                 continue
-            freed = in_flight.freed_by_queue([outcome])
+            freed = ledger.freed_by_queue([outcome])
             turned = record_alone(
                 pipeline, self._claimer, outcome, blocked, freed, seconds, waits=waits
             )
             if turned is not None:
                 self.claimed_last = False
-                stored = turned.instead.get(outcome.task_id, outcome)
-                in_flight.close_blocked(stored, turned.recorded, turned.failed, turned.cancelled)
-        if is_last and in_flight.blocked:
+                ends = ledger.close([outcome], turned)
+                self._dispatcher.tally.note_ends(ends)
+                log_ends(ends)
+        if is_last and ledger.count(REFUSED):
             self.give_up()
 
     def give_up(self) -> None:
         """End a shutdown although the database refuses the outcomes of tasks; not while any task runs."""
-        in_flight = self._in_flight
-        in_flight.close_uncalled()
-        lost = [*in_flight.blocked, *(one.task_id for one in in_flight.outcomes)]
-        if not lost or in_flight.running_count:
+        ledger = self._dispatcher.ledger
+        ledger.give_back(ledger.tasks(UNCALLED))
+        lost = [task.id for task in (*ledger.tasks(REFUSED), *ledger.tasks(ENDED))]
+        if not lost or ledger.count(RUNNING):
             return
         self.has_given_up = True
         logger.error(
@@ -451,12 +485,13 @@ class Work:
         again before anything is claimed.
         """
         if self._maintenance.is_lost:
+            running_count = self._dispatcher.ledger.count(RUNNING)
             logger.critical(
                 "another worker declared this one lost; killing its %d running task(s)",
-                self._in_flight.running_count,
+                running_count,
                 extra=as_event("worker_declared_lost"),
             )
-            if self._in_flight.running_count:
+            if running_count:
                 self._pool.kill_all()
             self._maintenance.forget_registration()
             self._maintenance.show(pipeline, time.monotonic())

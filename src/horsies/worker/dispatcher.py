@@ -1,0 +1,249 @@
+"""The dispatcher: gives the tasks of the ledger to children and enters the outcomes that come back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import assert_never
+
+from horsies.db.statements.turn import ClaimedTask
+from horsies.logs import as_event
+from horsies.tasks.outcome import (
+    STOPPED_BY_CANCEL,
+    STOPPED_BY_LOSS,
+    Outcome,
+    outcome_of_crash,
+    outcome_of_error,
+    outcome_of_stop,
+)
+from horsies.worker.agenda import Pace
+from horsies.worker.ledger import ENDED, RUNNING, UNCALLED, WAITING, Ledger
+from horsies.worker.node_inputs import NodeInputs
+from horsies.worker.pool.assignments import (
+    Died,
+    HookFailed,
+    PoolEvent,
+    Reported,
+    Stopped,
+    TakenBack,
+)
+from horsies.worker.pool.mixed_pool import AnyPool
+from horsies.worker.pool.pool import NoIdleChildError
+from horsies.worker.pool.window import Windows, linger_seconds
+from horsies.worker.protocol import Assignment, NodePart, assignment_of
+from horsies.worker.tally import Tally
+from horsies.worker.traces import Traces
+
+logger = logging.getLogger("horsies.worker")
+
+Parts = Mapping[str, NodePart]
+NO_PARTS: Parts = {}
+
+
+class Dispatcher:
+    """Hands the tasks of one worker out to its children."""
+
+    def __init__(
+        self,
+        pool: AnyPool,
+        ledger: Ledger,
+        inputs: NodeInputs | None = None,
+        traces: Traces | None = None,
+        windows: Windows | None = None,
+    ) -> None:
+        self.pool = pool
+        self.ledger = ledger
+        self.inputs = inputs or NodeInputs()
+        # None unless the application traces.
+        self.traces = traces
+        self.windows = windows or Windows()
+        self.tally = Tally()
+        self.failed_hook: str | None = None
+        self._pace = Pace()
+
+    # To children
+
+    def hand_out(self, tasks: Iterable[ClaimedTask], parts: Parts = NO_PARTS) -> None:
+        """Give tasks to the children they were started for, nodes with their part in a workflow; keep
+        prefetched tasks for later.
+        """
+        ledger = self.ledger
+        handed: list[ClaimedTask] = []
+        windows: dict[int, list[ClaimedTask]] = {}
+        for task in tasks:
+            if ledger.has(task.id):
+                # Another worker recovered the task and it came back here; the old attempt is void.
+                self.pool.stop_task(task.id, STOPPED_BY_LOSS)
+            if task.worker_pid is None:
+                ledger.put(task, WAITING)
+                continue
+            handed.append(task)
+            if task.burst and self.windows.is_on:
+                windows.setdefault(task.worker_pid, []).append(task)
+            else:
+                self._give(task, task.worker_pid, parts)
+        behind = sum(self._give_window(window, pid, parts) for pid, window in windows.items())
+        if handed:
+            self._pace.note_hand_out([task.id for task in handed], time.monotonic())
+            self.tally.note_starts(handed, behind)
+
+    def _give(self, task: ClaimedTask, pid: int, parts: Parts) -> None:
+        try:
+            self.pool.dispatch(assignment_of(task, parts.get(task.id)), pid)
+        except NoIdleChildError:
+            self.ledger.give_back([task])
+        else:
+            self.ledger.put(task, RUNNING)
+
+    def _give_window(self, tasks: Sequence[ClaimedTask], pid: int, parts: Parts) -> int:
+        """Return how many of the tasks wait in the child behind another one."""
+        patience = self.windows.patience_seconds
+        window = [
+            (assignment_of(task, parts.get(task.id)), patience(task.task_name)) for task in tasks
+        ]
+        try:
+            behind = self.pool.dispatch_window(pid, window)
+        except NoIdleChildError:
+            self.ledger.give_back(tasks)
+            return 0
+        for task in tasks:
+            self.ledger.put(task, RUNNING)
+        return behind
+
+    def take_started(
+        self, requested: Iterable[ClaimedTask], pids: Mapping[str, int]
+    ) -> list[ClaimedTask]:
+        """The prefetched tasks that have started; one without a pid was lost meanwhile.
+
+        Or it only cannot start: on hold, past its deadline, or its start was in doubt. Then this worker
+        still owns it and must release it.
+        """
+        started = []
+        for task in requested:
+            if task.id in pids:
+                self.ledger.forget(task.id)
+                started.append(task._replace(worker_pid=pids[task.id]))
+            else:
+                self.ledger.give_back([task])
+                event = as_event("claim_lost", task_id=task.id)
+                logger.info("prefetched task %s was lost before it started", task.id, extra=event)
+        return started
+
+    # From children
+
+    def absorb(self, events: Iterable[PoolEvent], waited_seconds: float = 0.0) -> None:
+        """Turn events of children into outcomes; the events came so many seconds ago."""
+        came_at = time.monotonic() - waited_seconds
+        for event in events:
+            match event:
+                case Reported():
+                    self._absorb_report(event, came_at)
+                case Died():
+                    self._absorb_death(event, came_at)
+                case Stopped():
+                    self._absorb_stop(event, came_at)
+                case TakenBack(assignments=assignments):
+                    self._take_back(assignments)
+                case HookFailed(name=name, description=description):
+                    self.failed_hook = f"Child process start hook {name} {description}."
+                case _:
+                    assert_never(event)
+
+    def _absorb_report(self, event: Reported, came_at: float) -> None:
+        report, _, run_seconds = event
+        self._pace.note_end(report.task_id, run_seconds, came_at)
+        if (task := self.ledger.running(report)) is None:
+            return
+        run_us = round(run_seconds * 1e6)
+        if report.ok:
+            outcome = Outcome.completed(task, report.result_json, run_us)
+        else:
+            outcome = outcome_of_error(
+                task,
+                result_json=report.result_json,
+                error_code=report.error_code,
+                error_message=report.error_message,
+                exception_names=report.exception_names,
+                retry_after=report.retry_after,
+                run_us=run_us,
+            )
+        if self.traces is not None and report.traceparent is not None:
+            self.traces.note(task, report.traceparent)
+        if task.burst:
+            self.windows.note_end(task.task_name, run_seconds)
+        state = ENDED if report.was_called else UNCALLED
+        self.ledger.end(task, outcome, run_seconds, came_at, state)
+
+    def _absorb_stop(self, event: Stopped, came_at: float) -> None:
+        if (task := self.ledger.running(event.assignment)) is not None:
+            self._end_interrupted(task, outcome_of_stop(task, event.reason), event, came_at)
+
+    def _absorb_death(self, event: Died, came_at: float) -> None:
+        if event.assignment is None:
+            logger.error(
+                "idle child %s died (%s); replacing it",
+                event.pid,
+                event.description,
+                extra=as_event("child_died", child_pid=event.pid, task_id=None),
+            )
+            return
+        if (task := self.ledger.running(event.assignment)) is None:
+            return
+        if not event.started:
+            self.ledger.give_back([task])
+            return
+        logger.error(
+            "child %s died (%s) while running %s %s",
+            event.pid,
+            event.description,
+            task.task_name,
+            task.id,
+            extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
+        )
+        self._end_interrupted(task, outcome_of_crash(task, event.description), event, came_at)
+
+    def _end_interrupted(
+        self, task: ClaimedTask, outcome: Outcome, event: Died | Stopped, came_at: float
+    ) -> None:
+        if (seconds := event.run_seconds) is not None:
+            outcome = outcome._replace(run_us=round(seconds * 1e6))
+        if self.traces is not None and event.assignment is not None:
+            self.traces.close(event.assignment, outcome, seconds)
+        self.ledger.end(task, outcome, seconds, came_at)
+
+    def _take_back(self, assignments: Iterable[Assignment]) -> None:
+        found = map(self.ledger.running, assignments)
+        self.ledger.give_back([task for task in found if task is not None])
+
+    def linger_seconds(self, now: float) -> float:
+        """How long to wait for more reports before the next turn records them together."""
+        if (depth := self.windows.depth) < 2:
+            return self._pace.linger_seconds(now)
+        return linger_seconds(*self.pool.window_space(depth), self.ledger.ended_since, now)
+
+    # Against children
+
+    def put_back(self) -> None:
+        """Return the tasks that no child has begun to their queues, with the next release."""
+        self.pool.return_unstarted()
+        self.ledger.give_back(self.ledger.tasks(WAITING))
+
+    def cancel(self, task_ids: Iterable[str]) -> None:
+        """Stop these tasks where they run; forget those that wait."""
+        for task_id in task_ids:
+            if self.ledger.has(task_id, WAITING):
+                self.ledger.forget(task_id)
+            self.pool.stop_task(task_id, STOPPED_BY_CANCEL)
+
+    def keep_owned(self, task_ids: Iterable[str]) -> None:
+        """Kill the children of tasks that are not among these, or cancel coroutines: others own them now."""
+        shared = self.pool.asynchronous
+        waiting = [task.id for task in self.ledger.tasks(WAITING)]
+        for task_id in {*self.pool.held_tasks, *waiting}.difference(task_ids):
+            event = as_event("claim_lost", task_id=task_id)
+            logger.warning("task %s belongs to another worker now", task_id, extra=event)
+            if self.ledger.has(task_id, WAITING):
+                self.ledger.forget(task_id)
+            if shared is None or not shared.stop_task(task_id, STOPPED_BY_LOSS):
+                self.pool.kill_task(task_id)

@@ -1,0 +1,278 @@
+"""The ledger: every task that this worker owns, from its claim until its outcome is recorded or lost.
+
+A task has one entry, in one state at a time. The ledger does no I/O: ``dispatcher.py`` gives the tasks to
+children and enters their outcomes, ``work.py`` records those in the database.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from horsies.db.statements.turn import ClaimedTask
+from horsies.logs import as_event
+from horsies.tasks.outcome import TOO_LATE, Outcome
+from horsies.worker.tally import End
+from horsies.worker.turn import TurnResult
+
+logger = logging.getLogger("horsies.worker")
+
+# The outcomes of one turn. PostgreSQL accepts no statement of a gigabyte, and reads an array of texts at
+# some 60 MB/s: a longer turn would keep the worker from showing signs of life.
+TURN_CHARACTERS_MAX = 16 * 1024 * 1024
+# Refused outcomes that a worker keeps before it claims no more.
+REFUSED_MAX = 1000
+REFUSED_CHARACTERS_MAX = 256 * 1024 * 1024
+# Outcomes wait this long only for a database that does not answer.
+LATE_SECONDS = 1.0
+
+
+class State(Enum):
+    """How far an owned task has come."""
+
+    # Claimed ahead; no child has seen it.
+    WAITING = "waiting"
+    RUNNING = "running"
+    # Not called: this worker's version of the function cannot take the call, another one may.
+    UNCALLED = "uncalled"
+    # The next turn records its outcome.
+    ENDED = "ended"
+    # The database refused its outcome, which is tried again alone.
+    REFUSED = "refused"
+
+
+# Access to an enum's member takes 0.1 µs, and there are several per task.
+WAITING, RUNNING, UNCALLED, ENDED, REFUSED = State
+
+
+@dataclass(slots=True, eq=False)
+class Owned:
+    """An attempt that this worker owns; with its outcome, its run time and its end if it has ended."""
+
+    task: ClaimedTask
+    state: State
+    outcome: Outcome | None = None
+    run_seconds: float | None = None
+    ended_at: float = 0.0
+
+
+class Attempt(Protocol):
+    """The assignment or the report of an attempt."""
+
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def generation(self) -> int: ...
+
+
+class _Doubt:
+    """A block in which a claim may be committed although the block fails: the worker may then own tasks
+    that no child has seen.
+    """
+
+    __slots__ = ("is_raised",)
+
+    def __init__(self) -> None:
+        self.is_raised = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        if error_type is not None:
+            self.is_raised = True
+
+
+class Ledger:
+    """The tasks of one worker, each in its state."""
+
+    def __init__(self) -> None:
+        self._owned: dict[str, Owned] = {}
+        # The same entries by state, in the order in which they came into it.
+        self._by_state: dict[State, dict[str, Owned]] = {state: {} for state in State}
+        # Tasks that no child has begun, until they are released.
+        self._returned: list[ClaimedTask] = []
+        self._doubt = _Doubt()
+
+    # Questions
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._owned
+
+    def count(self, *states: State) -> int:
+        """How many tasks are in these states, or in any."""
+        if not states:
+            return len(self._owned)
+        return sum([len(self._by_state[state]) for state in states])
+
+    def tasks(self, state: State | None = None) -> list[ClaimedTask]:
+        """The tasks in this state, the oldest in it first; or every task that this worker owns."""
+        entries = self._owned if state is None else self._by_state[state]
+        return [owned.task for owned in entries.values()]
+
+    def outcomes(self, state: State) -> list[tuple[ClaimedTask, Outcome]]:
+        """The tasks in this state that have an outcome, with it."""
+        entries = self._by_state[state].values()
+        return [(one.task, one.outcome) for one in entries if one.outcome is not None]
+
+    def has(self, task_id: str, *states: State) -> bool:
+        """Whether this worker owns the task, in one of these states if any are given."""
+        owned = self._owned.get(task_id)
+        return owned is not None and (not states or owned.state in states)
+
+    def running(self, attempt: Attempt) -> ClaimedTask | None:
+        """The task that a child runs, unless the task was lost and claimed again since that attempt began."""
+        owned = self._by_state[RUNNING].get(attempt.task_id)
+        if owned is None or owned.task.generation != attempt.generation:
+            return None
+        return owned.task
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the refused outcomes in memory are too many to run more tasks."""
+        if not (refused := self._by_state[REFUSED]):
+            return False
+        size = sum(len(outcome.result) for _, outcome in self.outcomes(REFUSED))
+        return len(refused) >= REFUSED_MAX or size >= REFUSED_CHARACTERS_MAX
+
+    @property
+    def ended_since(self) -> float:
+        """When the first attempt ended whose outcome the next turn records; only if there is one."""
+        return next(iter(self._by_state[ENDED].values())).ended_at
+
+    def freed_by_queue(self, outcomes: Iterable[Outcome]) -> Mapping[str, int]:
+        """How many places of each queue the outcomes free."""
+        return Counter(self._owned[one.task_id].task.queue_name for one in outcomes)
+
+    # Changes of state
+
+    def put(self, task: ClaimedTask, state: State, outcome: Outcome | None = None) -> None:
+        """Own an attempt, with its outcome if it ends without a child. An earlier attempt of the task is
+        void: another worker recovered it.
+        """
+        if (earlier := self._owned.get(task.id)) is not None:
+            del self._by_state[earlier.state][task.id]
+            if earlier.outcome is not None and earlier.task.generation != task.generation:
+                _log_dropped(task.id)
+        owned = self._owned[task.id] = Owned(task, state, outcome)
+        if outcome is not None:
+            owned.ended_at = time.monotonic()
+        self._by_state[state][task.id] = owned
+
+    def end(
+        self,
+        task: ClaimedTask,
+        outcome: Outcome,
+        run_seconds: float | None,
+        ended_at: float,
+        state: State = ENDED,
+    ) -> None:
+        """A child has reported the end of an attempt, or it ended with the child."""
+        owned = self._by_state[RUNNING].pop(task.id)
+        owned.outcome, owned.run_seconds, owned.ended_at = outcome, run_seconds, ended_at
+        owned.state = state
+        self._by_state[state][task.id] = owned
+
+    def forget(self, task_id: str) -> None:
+        """This worker does not own the task any more, or never did."""
+        owned = self._owned.pop(task_id, None)
+        if owned is not None:
+            del self._by_state[owned.state][task_id]
+
+    def give_back(self, tasks: Iterable[ClaimedTask]) -> None:
+        """The next release returns these tasks to their queues: no child has begun them."""
+        for task in tasks:
+            self.forget(task.id)
+            self._returned.append(task)
+
+    # Recording
+
+    def to_record(self) -> list[Outcome]:
+        """The outcomes for the next turn: all, unless their texts are too long for one transaction.
+
+        A wait for the database counts as run time, from which the database computes the start.
+        """
+        outcomes: list[Outcome] = []
+        size = 0
+        late_before = (now := time.monotonic()) - LATE_SECONDS
+        for owned in self._by_state[ENDED].values():
+            outcome = owned.outcome
+            assert outcome is not None
+            size += len(outcome.result)
+            if outcomes and size > TURN_CHARACTERS_MAX:
+                break
+            if owned.ended_at <= late_before and outcome.run_us is not None:
+                waited_us = round((now - owned.ended_at) * 1e6)
+                outcome = outcome._replace(run_us=outcome.run_us + waited_us)
+            outcomes.append(outcome)
+        return outcomes
+
+    def close(self, outcomes: Sequence[Outcome], turned: TurnResult) -> list[End]:
+        """Forget the attempts of a turn whose outcome is recorded, or that another worker owns now; keep
+        those whose outcome the database refused. Return the ends as they are recorded.
+        """
+        ends: list[End] = []
+        for outcome in outcomes:
+            task_id = outcome.task_id
+            owned = self._owned[task_id]
+            del self._by_state[owned.state][task_id]
+            if task_id in turned.refused:
+                owned.outcome, owned.state = outcome, REFUSED
+                self._by_state[REFUSED][task_id] = owned
+                continue
+            del self._owned[task_id]
+            if task_id in turned.recorded:
+                ends.append((_as_recorded(outcome, turned), owned.task, owned.run_seconds))
+            else:
+                _log_dropped(task_id)
+        if turned.refused and self.is_full:
+            logger.error("%d outcomes are refused; claiming no tasks", self.count(REFUSED))
+        return ends
+
+    # Claims in doubt
+
+    def claim_in_doubt(self) -> _Doubt:
+        """``with ledger.claim_in_doubt():`` around code that claims tasks or hands them out."""
+        return self._doubt
+
+    @property
+    def needs_release(self) -> bool:
+        """Whether the database may list tasks as this worker's that it does not hold."""
+        return self._doubt.is_raised or bool(self._returned)
+
+    def release_again(self) -> None:
+        """Release the tasks that the database lists and this worker does not hold, even refused ones."""
+        self._doubt.is_raised = True
+
+    def note_released(self) -> Sequence[ClaimedTask]:
+        """The tasks were released; return those that were given back."""
+        returned, self._returned = self._returned, []
+        self._doubt.is_raised = False
+        return returned
+
+
+def _as_recorded(outcome: Outcome, turned: TurnResult) -> Outcome:
+    """The outcome that the database stored: another one instead of texts that it refuses, the one for an
+    accepted cancel, or a failure without the retry that came too late.
+    """
+    task_id = outcome.task_id
+    if turned.instead:
+        outcome = turned.instead.get(task_id, outcome)
+    if outcome.if_cancelled is not None and task_id in turned.cancelled:
+        return outcome.if_cancelled
+    if outcome.delay_seconds is not None and task_id in turned.failed:
+        return outcome._replace(delay_seconds=None, retry_reason=TOO_LATE)
+    return outcome
+
+
+def _log_dropped(task_id: str) -> None:
+    event = as_event("outcome_dropped", task_id=task_id)
+    logger.warning(
+        "outcome of task %s dropped: its claim is not valid any more", task_id, extra=event
+    )
