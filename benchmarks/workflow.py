@@ -12,7 +12,7 @@ from psycopg import Connection
 from benchmarks import lifecycle
 from benchmarks.rounds import begin_round, heading, spread
 from benchmarks.worker import connect, running_worker
-from horsies.db.statements.workflows import StartRuns, start_runs
+from horsies.db.statements.workflows import start_runs
 from horsies.ids import new_id
 from horsies.workflow.build.plan import plan
 from horsies.workflow.nodes.nodes import AnyNode, TaskNode
@@ -68,7 +68,7 @@ def _chain(app: Any) -> WorkflowSpec[Any]:
 
 def _run(connection: Connection[Any], spec: WorkflowSpec[Any]) -> str:
     run_id = new_id()
-    start_runs.run(connection, StartRuns(f"[{plan(spec, run_id)}]"))
+    start_runs.fetch(connection, f"[{plan(spec, run_id)}]")
     _wait(connection, OPEN_RUNS)
     return run_id
 

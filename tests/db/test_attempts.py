@@ -14,8 +14,8 @@ from psycopg import Connection
 from horsies.db import migrate
 from horsies.db.migrate import apply_migrations
 from horsies.db.statements.turn import CompleteTasks, complete_tasks
-from horsies.db.statements.workers import Retention, delete_old_tasks
-from horsies.db.statements.workflows import DeleteOldRuns, delete_old_workflows
+from horsies.db.statements.workers import delete_old_tasks
+from horsies.db.statements.workflows import delete_old_workflows
 from horsies.ids import new_id
 from tests.support.rows import add_attempt, add_run, add_task, ago, attempts_of
 from tests.support.wait import wait_until
@@ -58,7 +58,7 @@ def test_retention_deletes_the_attempts_of_its_tasks(connection: Connection[Any]
     old = ended(connection, id="01890000-0000-7000-8000-000000000001")
     young = running(connection)
     complete(connection, young)
-    assert [row.id for row in delete_old_tasks.run(connection, Retention(1, 10))] == [old]
+    assert [row.id for row in delete_old_tasks.fetch(connection, 1, 10)] == [old]
     assert attempts_of(connection, old) == []
     assert len(attempts_of(connection, young)) == 1
 
@@ -67,7 +67,7 @@ def test_retention_deletes_the_attempts_of_workflows(connection: Connection[Any]
     run_id = add_run(connection, status="COMPLETED", completed_at=ago(7200))
     task_id = add_task(connection, status="COMPLETED", workflow_id=run_id, workflow_node_index=0)
     add_attempt(connection, task_id)
-    deleted = delete_old_workflows.run(connection, DeleteOldRuns(1, 10))
+    deleted = delete_old_workflows.fetch(connection, 1, 10)
     assert [row.id for row in deleted] == [run_id]
     assert attempts_of(connection, task_id) == []
 

@@ -16,7 +16,7 @@ from psycopg import Connection, errors
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database, PoolTimeout
 from horsies.db.errors import describe, is_transient
-from horsies.db.statements.tasks import InsertTask, ReadTask, insert_task, read_task
+from horsies.db.statements.tasks import InsertTask, insert_task, read_task
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.ids import new_id
 from horsies.tasks.broker import revealing
@@ -293,7 +293,7 @@ def test_statements_work_again_and_again_through_a_transaction_pooler(
     with database.connection() as one, database.connection() as two:
         insert_task.run(one, task)
         for lent in [one, two] * 10:
-            assert len(read_task.run(lent, ReadTask(task.id, True, True))) == 1
+            assert len(read_task.fetch(lent, task.id, True, True)) == 1
             connection.execute("SELECT 1")
     database.close()
 

@@ -17,7 +17,7 @@ from psycopg import Connection, sql
 from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
 from horsies.config.postgres import PostgresConfig
 from horsies.db.listen import Listener
-from horsies.db.statements.tasks import CancelTasks, cancel_tasks
+from horsies.db.statements.tasks import cancel_tasks
 from horsies.db.statements.turn import (
     ClaimTasks,
     CompleteTasks,
@@ -145,7 +145,7 @@ def end_by_failure(connection: Connection[Any]) -> str:
 
 def end_by_cancel(connection: Connection[Any]) -> str:
     task_id = add_many(connection, 1, "CLAIMED")[0]
-    cancel_tasks.run(connection, CancelTasks([task_id], True))
+    cancel_tasks.fetch(connection, [task_id], True)
     return task_id
 
 
@@ -211,7 +211,7 @@ def test_a_cancel_of_a_running_task_tells_its_worker_and_no_waiter(
     connection: Connection[Any], ears: Ears
 ) -> None:
     task_id = running(connection)
-    cancel_tasks.run(connection, CancelTasks([task_id], True))
+    cancel_tasks.fetch(connection, [task_id], True)
     assert ears.heard() == [("horsies_cancel", task_id)]
 
 

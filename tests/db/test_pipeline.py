@@ -17,7 +17,7 @@ from horsies.db.database import Database
 from horsies.db.errors import ErrorKind, is_transient, kind_of
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement
-from horsies.db.statements.tasks import TaskId, TaskIds, read_outcomes
+from horsies.db.statements.tasks import TaskId, read_outcomes
 from tests.support.database import database_on, framed_config
 from tests.support.poison import DEFERRED, poisoned
 from tests.support.rows import add_task, row_of
@@ -48,8 +48,8 @@ def test_each_statement_gets_its_rows(connection: Connection[Any], pipeline: Pip
         echoed, outcomes, nothing = pipeline.run(
             [
                 (ECHO, Text("x")),
-                (read_outcomes, TaskIds([task_id])),
-                (read_outcomes, TaskIds([])),
+                read_outcomes([task_id]),
+                read_outcomes([]),
             ]
         )
         assert echoed == [Text("x")]

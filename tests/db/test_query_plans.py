@@ -16,8 +16,8 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.statement import Statement, field_names
-from horsies.db.statements.tasks import TASKS, IdempotencyKey, find_unique_task
+from horsies.db.statement import Statement, Step
+from horsies.db.statements.tasks import TASKS, find_unique_task
 from horsies.db.statements.turn import (
     TURN,
     ClaimTasks,
@@ -29,8 +29,6 @@ from horsies.db.statements.turn import (
 )
 from horsies.db.statements.workers import (
     WORKERS,
-    Batch,
-    Retention,
     delete_kept_tasks,
     delete_old_untimed_tasks,
 )
@@ -88,7 +86,7 @@ def full(full_url: str) -> Iterator[Connection[Any]]:
 
 def generic_plan(connection: Connection[Any], statement: Statement[Any, Any]) -> Any:
     connection.execute(b"PREPARE under_test AS " + statement.numbered())
-    nothing = ", ".join("NULL" for _ in field_names(statement.params_type))
+    nothing = ", ".join("NULL" for _ in statement.parameters)
     found = connection.execute(
         f"EXPLAIN (FORMAT JSON) EXECUTE under_test ({nothing})".encode()
     ).fetchone()
@@ -137,10 +135,11 @@ SELECT pg_stat_get_xact_numscans('horsies_tasks'::regclass),
 """
 
 
-def reads(connection: Connection[Any], statement: Statement[Any, Any], params: Any) -> Any:
+def reads(connection: Connection[Any], step: Step) -> Any:
     """Run the statement and return its rows with what it cost: whole-table scans, rows fetched
     through an index, index entries read.
     """
+    statement, params = step
     before = connection.execute(COUNTERS).fetchone()
     rows = statement.run(connection, params)
     after = connection.execute(COUNTERS).fetchone()
@@ -160,7 +159,7 @@ def test_a_claim_reads_hardly_more_than_it_takes(
 ) -> None:
     full.execute("SELECT set_config('plan_cache_mode', %s, false)", (plan_cache_mode,))
     for _ in range(7):  # the sixth is where "auto" may change its mind
-        rows, scans, fetched, entries = reads(full, claim_tasks, claim_for(8, QUEUES))
+        rows, scans, fetched, entries = reads(full, (claim_tasks, claim_for(8, QUEUES)))
         assert len(rows) == 8
         assert scans == 0
         assert fetched < 150
@@ -168,7 +167,7 @@ def test_a_claim_reads_hardly_more_than_it_takes(
 
 
 def test_a_claim_from_a_queue_of_future_work_does_not_read_it(full: Connection[Any]) -> None:
-    rows, scans, fetched, entries = reads(full, claim_tasks, claim_for(8, ["tomorrow"]))
+    rows, scans, fetched, entries = reads(full, (claim_tasks, claim_for(8, ["tomorrow"])))
     assert rows == []
     assert scans == 0
     assert fetched + entries < 20
@@ -177,7 +176,7 @@ def test_a_claim_from_a_queue_of_future_work_does_not_read_it(full: Connection[A
 def test_a_claim_of_everything_due_does_not_read_the_future_work_behind_it(
     full: Connection[Any],
 ) -> None:
-    rows, scans, fetched, entries = reads(full, claim_tasks, claim_for(5000, QUEUES))
+    rows, scans, fetched, entries = reads(full, (claim_tasks, claim_for(5000, QUEUES)))
     assert len(rows) == 3000
     assert scans == 0
     assert fetched < 3 * 3000 + 100
@@ -202,21 +201,21 @@ def test_planning_the_next_sleep_probes_the_index_and_nothing_else(
     full: Connection[Any], last_look: datetime | None
 ) -> None:
     wanted = LookAhead([*QUEUES, "tomorrow", "empty"], last_look)
-    rows, scans, fetched, entries = reads(full, seconds_until_due, wanted)
+    rows, scans, fetched, entries = reads(full, (seconds_until_due, wanted))
     assert rows[0].seconds == 0, "some deadlines have passed"
     assert scans == 0
     assert fetched + entries < 150
 
 
 def test_expiry_reads_only_what_is_late(full: Connection[Any]) -> None:
-    rows, scans, fetched, entries = reads(full, expire_tasks, ExpireTasks("{}", 1000))
+    rows, scans, fetched, entries = reads(full, (expire_tasks, ExpireTasks("{}", 1000)))
     assert len(rows) == 100
     assert scans == 0
     assert fetched + entries < 700
 
 
 def test_retention_does_not_read_young_tasks_whose_ids_have_no_time(full: Connection[Any]) -> None:
-    rows, scans, fetched, entries = reads(full, delete_old_untimed_tasks, Retention(24, 1000))
+    rows, scans, fetched, entries = reads(full, delete_old_untimed_tasks(24, 1000))
     assert rows == []
     assert scans == 0
     assert fetched + entries < 10
@@ -228,7 +227,7 @@ def test_retention_of_their_own_finds_tasks_by_their_index(full: Connection[Any]
         "completed_at = now() - interval '2 hours' WHERE id IN (SELECT id FROM horsies_tasks "
         "WHERE status = 'COMPLETED' LIMIT 50)"
     )
-    rows, scans, fetched, entries = reads(full, delete_kept_tasks, Batch(20))
+    rows, scans, fetched, entries = reads(full, delete_kept_tasks(20))
     assert len(rows) == 20
     assert scans == 0
     assert fetched + entries < 200
@@ -241,7 +240,7 @@ def test_a_key_that_is_unique_for_a_time_is_found_by_its_index(full: Connection[
         "SELECT unique_key FROM horsies_tasks WHERE unique_key > '' LIMIT 1"
     ).fetchone()
     assert found is not None
-    key = IdempotencyKey("work", found[0])
-    rows, scans, fetched, entries = reads(full, find_unique_task, key)
+    key = find_unique_task("work", found[0])
+    rows, scans, fetched, entries = reads(full, key)
     assert (len(rows), scans) == (1, 0)
     assert fetched + entries < 10

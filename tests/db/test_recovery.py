@@ -15,9 +15,7 @@ from psycopg import Connection, sql
 
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, RetryPolicy
 from horsies.db.pipeline import Pipeline
-from horsies.db.statements.turn import WorkerId
 from horsies.db.statements.workers import (
-    FindAbandoned,
     WatchedWorker,
     find_abandoned,
     watch_workers,
@@ -97,7 +95,7 @@ def retried(*codes: str) -> dict[str, Any]:
 
 
 def look(connection: Connection[Any], observer: str = "observer") -> dict[str, WatchedWorker]:
-    return {row.worker_id: row for row in watch_workers.run(connection, WorkerId(observer))}
+    return {row.worker_id: row for row in watch_workers.fetch(connection, observer)}
 
 
 def verdict_on(worker: WatchedWorker, *, needs_tasks: bool = False) -> Verdict:
@@ -368,7 +366,7 @@ def test_a_task_that_was_claimed_anew_is_not_touched_by_a_late_reaper(
 ) -> None:
     worker_id = add_worker(connection, ago(60))
     task_id = add_running(connection, worker_id)
-    found = find_abandoned.run(connection, FindAbandoned([worker_id], BOTH, 10))
+    found = find_abandoned.fetch(connection, [worker_id], BOTH, 10)
     connection.execute(
         "UPDATE horsies_tasks SET generation = 2, claimed_by_worker_id = 'new' WHERE id = %s",
         (task_id,),
@@ -385,7 +383,7 @@ def test_many_reapers_at_once_have_the_effect_of_one(
     worker_id = add_worker(connection, ago(60))
     task_ids = [add_running(connection, worker_id, **retried("WORKER_CRASHED")) for _ in range(20)]
     claimed = add_claimed(connection, worker_id)
-    found = find_abandoned.run(connection, FindAbandoned([worker_id], BOTH, 100))
+    found = find_abandoned.fetch(connection, [worker_id], BOTH, 100)
     changed: list[int] = []
     start = threading.Barrier(4)
 

@@ -25,7 +25,7 @@ from horsies.db.migrate import (
     prepare_schema,
 )
 from horsies.db.schema import in_schema, lock_key, object_names, sql_files
-from horsies.db.statements.queues import Notification, send_notification
+from horsies.db.statements.queues import send_notification
 from tests.support.applications import app_at
 from tests.support.statements import STATEMENTS
 from tests.support.wait import wait_until
@@ -208,10 +208,10 @@ def test_notifications_of_one_schema_do_not_reach_another(
         for connection in (one, two):
             boxes[connection] = inbox = Inbox()
             inbox.subscribe(connection, ["task_done", "end"])
-        send_notification.run(one, Notification("task_done", "one"))
-        send_notification.run(two, Notification("task_done", "two"))
+        send_notification.fetch(one, "task_done", "one")
+        send_notification.fetch(two, "task_done", "two")
         for connection in (one, two):
-            send_notification.run(connection, Notification("end", ""))
+            send_notification.fetch(connection, "end", "")
         received = {}
         for connection, inbox in boxes.items():
             wait_until(lambda: _drained(inbox, connection) >= 2)  # noqa: B023

@@ -15,7 +15,7 @@ from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.pipeline import Limits, Pipeline
 from horsies.db.statement import Nothing, Statement
-from horsies.db.statements.tasks import ReadTask, TaskId, read_task
+from horsies.db.statements.tasks import TaskId, read_task
 from horsies.db.statements.turn import ClaimTasks, claim_tasks
 from horsies.ids import new_id
 from tests.support.database import HOSTILE_SETTINGS, changed_defaults
@@ -158,13 +158,13 @@ def _waits_for_a_cap(connection: Connection[Any]) -> bool:
 
 
 def test_times_are_read_whatever_the_date_style(database: Database, process_url: str) -> None:
-    read = ReadTask(new_id(), False, False)
+    task_id = new_id()
     with psycopg.connect(process_url, autocommit=True) as plain:
-        add_task(plain, id=read.id)
+        add_task(plain, id=task_id)
     with database.connection() as connection:
-        (row,) = read_task.run(connection, read)
+        (row,) = read_task.fetch(connection, task_id, False, False)
     pipeline = Pipeline.open(database, "turn")
     with pipeline.connection:
-        ((same,),) = pipeline.run([(read_task, read)])
+        ((same,),) = pipeline.run([read_task(task_id, False, False)])
     assert row.enqueued_at == same.enqueued_at
     assert row.enqueued_at.tzinfo is not None

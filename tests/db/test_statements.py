@@ -72,13 +72,14 @@ def test_there_are_statements_in_every_file() -> None:
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_the_parameters_of_a_statement_are_its_dataclass(
+def test_the_parameters_of_a_statement_are_those_of_its_declaration(
     connection: Connection[Any], statement: Statement[Any, Any], prepared: Any
 ) -> None:
     written = set(re.findall(r"%\((\w+)\)s", statement.text))
-    assert written == set(field_names(statement.params_type))
+    assert written == set(statement.parameters)
     assert b"%(" not in statement.numbered()
-    hints = get_type_hints(statement.params_type)
+    hints = get_type_hints(statement.signature)
+    hints.pop("return", None)
     assert prepared.nparams == len(hints)
     for number, (name, hint) in enumerate(hints.items()):
         found = type_name(connection, prepared.param_type(number))
@@ -205,3 +206,25 @@ def test_members_of_enumerations_are_written_as_their_values(connection: Connect
     )
     assert ECHO.run(connection, members) == [plain]
     assert Pipeline(connection, prepared=False).run([(ECHO, members)]) == [[plain]]
+
+
+FILE = StatementFile("tasks.sql")
+
+
+@FILE.statement
+def cancel_tasks(ids: Sequence[str], running: bool = False) -> TaskId: ...  # type: ignore[empty-body]
+
+
+def test_a_call_of_a_statement_is_a_step_with_its_parameters_in_order() -> None:
+    expected = (cancel_tasks, (["a"], True))
+    assert cancel_tasks(["a"], True) == expected
+    assert cancel_tasks(["a"], running=True) == expected
+    assert cancel_tasks(running=True, ids=["a"]) == expected
+    assert cancel_tasks(["a"]) == (cancel_tasks, (["a"], False))
+
+
+def test_a_call_that_does_not_fit_the_declaration_is_refused() -> None:
+    call: Any = cancel_tasks
+    for args, kwargs in (((), {}), ((["a"], True, 1), {}), ((["a"],), {"walking": True})):
+        with pytest.raises(TypeError, match=r"cancel_tasks\(\)"):
+            call(*args, **kwargs)

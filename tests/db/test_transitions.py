@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
-from horsies.db.statements.tasks import CancelledTask, CancelTasks, cancel_tasks
+from horsies.db.statements.tasks import CancelledTask, cancel_tasks
 from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
@@ -184,7 +184,7 @@ def expire(connection: Connection[Any], task_id: str) -> Any:
 def ask_to_cancel(
     connection: Connection[Any], task_id: str, *, running: bool = True
 ) -> CancelledTask:
-    (met,) = cancel_tasks.run(connection, CancelTasks([task_id], running))
+    (met,) = cancel_tasks.fetch(connection, [task_id], running)
     return met
 
 
@@ -529,7 +529,7 @@ def test_a_cancel_says_what_it_met_and_whether_it_did_anything(
 
 def test_a_cancel_of_no_task_meets_nothing(connection: Connection[Any]) -> None:
     nobody = "00000000-0000-7000-8000-000000000000"
-    assert cancel_tasks.run(connection, CancelTasks([nobody], True)) == []
+    assert cancel_tasks.fetch(connection, [nobody], True) == []
 
 
 def test_expiry_takes_bounded_bites_earliest_deadline_first(connection: Connection[Any]) -> None:

@@ -8,17 +8,13 @@ from typing import Any
 import pytest
 from psycopg import Connection, sql
 
-from horsies.db.statement import Nothing
 from horsies.db.statements.refusals import (
-    FindTakers,
-    RefuseTasks,
     Taker,
     delete_refusals,
     find_takers,
     forget_refusals,
     refuse_tasks,
 )
-from horsies.db.statements.tasks import TaskIds
 from horsies.db.statements.turn import (
     ClaimTasks,
     ClaimUnresolvable,
@@ -127,8 +123,9 @@ def test_a_task_of_a_paused_queue_is_not_claimed_to_fail(connection: Database) -
 
 def refuse(connection: Database, task_id: str, fingerprint: str) -> float:
     """Refuse a call; for how many seconds the fingerprint leaves the task out."""
-    refusal = RefuseTasks("me", GRACE_SECONDS, 5.0, [task_id], [fingerprint], ["does not fit"])
-    (row,) = refuse_tasks.run(connection, refusal)
+    (row,) = refuse_tasks.fetch(
+        connection, "me", GRACE_SECONDS, 5.0, [task_id], [fingerprint], ["does not fit"]
+    )
     assert (row.id, row.fingerprint) == (task_id, fingerprint)
     return row.seconds
 
@@ -140,8 +137,7 @@ def age_refusals(connection: Database) -> None:
 
 
 def taker_of(connection: Database, task_id: str, kind: str = "tasks", name: str = "new") -> Taker:
-    asked = FindTakers(GRACE_SECONDS, [task_id], [kind], [name], ["default"])
-    (taker,) = find_takers.run(connection, asked)
+    (taker,) = find_takers.fetch(connection, GRACE_SECONDS, [task_id], [kind], [name], ["default"])
     assert taker.id == task_id
     return taker
 
@@ -222,7 +218,7 @@ def test_refusals_are_kept_while_their_task_has_not_ended(
     task_id, gone = add_task(connection, status=status.value), new_id()
     refuse(connection, task_id, "1"), refuse(connection, gone, "1")
     is_kept = status.value in ("PENDING", "CLAIMED", "RUNNING")
-    deleted = {row.id for row in delete_refusals.run(connection, Nothing())}
+    deleted = {row.id for row in delete_refusals.fetch(connection)}
     assert deleted == {gone} | (set() if is_kept else {task_id})
 
 
@@ -230,6 +226,6 @@ def test_a_task_that_fails_has_no_refusals_any_more(connection: Database) -> Non
     failing, kept = (add_task(connection) for _ in range(2))
     for task_id in (failing, kept):
         refuse(connection, task_id, "1")
-    assert [row.id for row in forget_refusals.run(connection, TaskIds([failing]))] == [failing]
+    assert [row.id for row in forget_refusals.fetch(connection, [failing])] == [failing]
     left = connection.execute("SELECT task_id::text FROM horsies_refusals").fetchall()
     assert left == [(kept,)]

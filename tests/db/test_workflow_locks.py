@@ -16,7 +16,7 @@ from psycopg import Connection
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement
-from horsies.db.statements.tasks import CancelTasks, cancel_tasks
+from horsies.db.statements.tasks import cancel_tasks
 from horsies.db.statements.turn import (
     ClaimTasks,
     CompleteTasks,
@@ -28,10 +28,6 @@ from horsies.db.statements.turn import (
     release_unstarted,
 )
 from horsies.db.statements.workflows import (
-    CancelRun,
-    RunId,
-    StartRuns,
-    WorkflowIds,
     cancel_run,
     lock_runs,
     pause_run,
@@ -77,7 +73,7 @@ def start(app: Horsies, connection: Connection[Any]) -> Callable[..., tuple[str,
             "run", [TaskNode(work, good_until=until) for _ in range(size)], definition_key="run"
         )
         run_id = new_id()
-        start_runs.run(connection, StartRuns(f"[{plan(spec, run_id)}]"))
+        start_runs.fetch(connection, f"[{plan(spec, run_id)}]")
         if good_until is not None:
             connection.execute(
                 "UPDATE horsies_tasks SET good_until = %s WHERE workflow_id = %s",
@@ -97,7 +93,7 @@ def claim(connection: Connection[Any], count: int) -> None:
 
 
 def cancel_all(connection: Connection[Any], task_ids: list[str]) -> object:
-    return [cancel_tasks.run(connection, CancelTasks([task_id], True)) for task_id in task_ids]
+    return [cancel_tasks.fetch(connection, [task_id], True) for task_id in task_ids]
 
 
 def expire_all(connection: Connection[Any], _task_ids: list[str]) -> object:
@@ -143,7 +139,7 @@ def test_an_ending_waits_for_the_run_with_no_task_in_its_hands(
         connection.execute("UPDATE horsies_tasks SET cancel_requested_at = now()")
     steering, ender = connect(), connect()
     with steering.transaction():
-        lock_runs.run(steering, WorkflowIds([run_id]))
+        lock_runs.fetch(steering, [run_id])
         with in_background(lambda: ending(ender, task_ids)) as ended:
             wait_until(lambda: waits_for_a_lock(connection, ender.info.backend_pid))
             # Whoever steers the run gets at its tasks while the other waits.
@@ -162,7 +158,7 @@ def test_what_a_steered_run_took_first_is_left_alone(
     run_id, task_ids = start(3, PAST if ending is expire_all else None)
     steering, ender = connect(), connect()
     with steering.transaction():
-        cancel_run.run(steering, CancelRun(run_id, REASON, False))
+        cancel_run.fetch(steering, run_id, REASON, False)
         with in_background(lambda: ending(ender, task_ids)) as ended:
             wait_until(lambda: waits_for_a_lock(connection, ender.info.backend_pid))
             steering.execute("COMMIT")
@@ -181,7 +177,7 @@ def test_tasks_outside_of_workflows_are_cancelled_and_expired_as_ever(
     connection.execute(
         "UPDATE horsies_tasks SET good_until = %s WHERE id = %s", (PAST, late.task_id)
     )
-    (row,) = cancel_tasks.run(connection, CancelTasks([cancelled.task_id], True))
+    (row,) = cancel_tasks.fetch(connection, [cancelled.task_id], True)
     assert row.applied
     assert [row.id for row in expire_tasks.run(connection, ExpireTasks(EXPIRED, 10))] == [
         late.task_id
@@ -221,7 +217,7 @@ def complete_claimed(own: Connection[Any]) -> None:
         )
         runs = sorted({task.workflow_id for task in claimed if task.workflow_id})
         if claimed:
-            pipeline.run([(lock_runs, WorkflowIds(runs)), _completion(claimed)])
+            pipeline.run([lock_runs(runs), _completion(claimed)])
 
 
 def _completion(claimed: list[Any]) -> tuple[Statement[Any, Any], Any]:
@@ -240,12 +236,12 @@ def test_cancels_expiries_pauses_and_workers_never_wait_in_a_circle(
 
         def steer(own: Connection[Any], run_ids: list[str] = run_ids) -> None:
             for run_id in run_ids:
-                pause_run.run(own, RunId(run_id))
-                resume_run.run(own, RunId(run_id))
+                pause_run.fetch(own, run_id)
+                resume_run.fetch(own, run_id)
 
         def cancel_runs(own: Connection[Any], run_ids: list[str] = run_ids) -> None:
             for run_id in reversed(run_ids):
-                cancel_run.run(own, CancelRun(run_id, REASON, False))
+                cancel_run.fetch(own, run_id, REASON, False)
 
         together_with(
             connect,

@@ -11,13 +11,12 @@ from types import ModuleType
 import psycopg
 
 from horsies.db.statements.workers import (
-    Retention,
     delete_old_heartbeats,
     delete_old_tasks,
     delete_old_worker_states,
     delete_old_workers,
 )
-from horsies.db.statements.workflows import DeleteOldRuns, delete_old_workflows
+from horsies.db.statements.workflows import delete_old_workflows
 from tests.support.database import Database
 from tests.support.tables import transitions, witnessed
 from tests.support.wait import wait_until
@@ -43,8 +42,8 @@ def impatient_retention(url: str) -> Iterator[list[str]]:
         with psycopg.connect(url, autocommit=True) as connection:
             while not stopping.wait(0.005):
                 for statement in STATEMENTS:
-                    deleted.extend(row.id for row in statement.run(connection, Retention(0, 7)))
-                runs = delete_old_workflows.run(connection, DeleteOldRuns(0, 2))
+                    deleted.extend(row.id for row in statement.fetch(connection, 0, 7))
+                runs = delete_old_workflows.fetch(connection, 0, 2)
                 deleted.extend(row.id for row in runs)
 
     thread = threading.Thread(target=sweep)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from horsies.db.statements.workflows import RetryRun, SignalRun, retry_run, signal_run
+from horsies.db.statements.workflows import retry_run, signal_run
 from tests.support import runs
 from tests.support.database import Database, steps_of
 from tests.support.oracle.random_runs import SIGNAL, Mixed, mixed
@@ -33,7 +33,7 @@ def start_everything(connection: Database, flows: ModuleType, chance: Random) ->
     started = runs.start(connection, *(one.spec for one in drawn))
     for run_id, one in zip(started, drawn, strict=True):
         for number in range(one.signals):
-            signal_run.run(connection, SignalRun(run_id, SIGNAL, str(number)))
+            signal_run.fetch(connection, run_id, SIGNAL, str(number))
     return dict(zip(started, drawn, strict=True))
 
 
@@ -117,7 +117,7 @@ class Retries:
 
     def __call__(self) -> None:
         for run_id in self._run_ids:
-            (row,) = retry_run.run(self._connection, RetryRun(run_id, None))
+            (row,) = retry_run.fetch(self._connection, run_id, None)
             self.answers[row.answer] += 1
 
 

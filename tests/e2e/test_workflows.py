@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from horsies.db.statements.workflows import RunId, SignalRun, pause_run, resume_run, signal_run
+from horsies.db.statements.workflows import pause_run, resume_run, signal_run
 from horsies.error_codes import OperationalErrorCode
 from horsies.workflow.nodes.nodes import MapNode, SleepNode, TaskNode
 from tests.support import runs
@@ -291,13 +291,13 @@ def test_a_signal_is_taken_when_it_comes_late_and_kept_when_it_comes_early(
     fleet: Fleet, connection: Database, flows: ModuleType
 ) -> None:
     early, late = runs.start(connection, flows.signalled(), flows.signalled())
-    signal_run.run(connection, SignalRun(early, "go", '{"from":"early"}'))
+    signal_run.fetch(connection, early, "go", '{"from":"early"}')
     fleet.start(application=APPLICATION, config=HARDLY_POLLS)
     runs.wait_for(connection, early, "COMPLETED")
     assert runs.result(connection, early) == {"ok": {"from": "early"}}
     wait_until(lambda: runs.nodes(connection, late)["signal"] == "ENQUEUED")
     assert count(connection, "RUNNING", "CLAIMED") == 0
-    signal_run.run(connection, SignalRun(late, "go", "[1]"))
+    signal_run.fetch(connection, late, "go", "[1]")
     runs.wait_for(connection, late, "COMPLETED")
     assert runs.result(connection, late) == {"ok": [1]}
 
@@ -318,12 +318,12 @@ def test_what_was_claimed_ahead_is_not_started_in_a_paused_run(
         connection, flows.app.workflow("ahead", nodes, definition_key="e2e.ahead")
     )
     wait_until(lambda: count(connection, "CLAIMED") == 3 and journal.lines("start"))
-    pause_run.run(connection, RunId(run_id))
+    pause_run.fetch(connection, run_id)
     wait_until(lambda: journal.lines("end"))
     assert flows.one.send().unwrap().get(timeout_ms=30_000).ok == 1
     assert len(journal.lines("start")) == 1
     assert count(connection, "PENDING") == 3
-    resume_run.run(connection, RunId(run_id))
+    resume_run.fetch(connection, run_id)
     runs.wait_for(connection, run_id, "COMPLETED")
     assert Counter(line.label for line in journal.lines("start")) == Counter("0123")
     assert worker.stop() == 0

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from horsies import RecoveryConfig
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Nothing, run_script
+from horsies.db.statement import run_script
 from horsies.db.statements.measures import (
     AddMeasures,
     add_measures,
     compact_measures,
     find_failing_tasks,
 )
-from horsies.db.statements.workers import Batch
 from horsies.monitor.measures import (
     BUCKETS,
     Series,
@@ -121,7 +120,7 @@ def test_failing_tasks_are_compared_with_the_hour_before(connection: Database) -
         add(connection, [(1, "mail", "new", 6), (9, "other", "new", 1)], now[0])
         add(connection, [(1, "mail", "worse", 8), (40, "mail", "worse", 10)], now[0])
         add(connection, [(40, "mail", "over", 10), (90, "mail", "new", 50)], now[0])
-        found = find_failing_tasks.run(connection, Nothing())
+        found = find_failing_tasks.fetch(connection)
     assert sorted(found) == [("new", 14, 0.0), ("worse", 16, 4.0)]
 
 
@@ -152,7 +151,7 @@ def test_compaction_changes_no_sum(
     connection.execute("TRUNCATE horsies_measures")
     add(connection, [(*key, count) for key, count in counts.items()])
     before = [connection.execute(sums).fetchall() for sums in (BY_COLUMN, BY_BUCKET)]
-    while compact_measures.run(connection, Batch(limit)):
+    while compact_measures.fetch(connection, limit):
         pass
     assert [connection.execute(sums).fetchall() for sums in (BY_COLUMN, BY_BUCKET)] == before
     lengths = connection.execute(

@@ -76,9 +76,7 @@ def test_a_dry_run_counts_and_changes_nothing(broker: PostgresBroker, connection
     assert actions(connection) == []
     assert connection.execute("SELECT count(*) FROM horsies_tasks").fetchone() == (34,)
     text = order_text(found.order)
-    again = read_order_text(text)
-    assert again is not None
-    assert order_text(again) == text
+    assert order_text(read_order_text(text)) == text
 
 
 def test_three_hundred_tasks_are_sent_again_once_through_stops_and_repeats(

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.statement import Nothing, Statement, field_names
+from horsies.db.statement import Nothing, Statement
 from horsies.db.statements.actions import ACTIONS
 from horsies.db.statements.dashboard import (
     DASHBOARD,
@@ -54,21 +54,17 @@ from horsies.db.statements.explain import (
 )
 from horsies.db.statements.lookup import (
     LOOKUP,
-    GroupFailures,
-    SearchTasks,
     end_of_attempts,
     group_failures,
     search_tasks,
 )
 from horsies.db.statements.measures import (
     MEASURES,
-    Minutes,
-    ReadMeasures,
     count_done_by_minute,
     find_failing_tasks,
     read_measures,
 )
-from horsies.db.statements.metrics import METRICS, ReadGauges, read_gauges
+from horsies.db.statements.metrics import METRICS, read_gauges
 from horsies.db.statements.monitor import (
     MONITOR,
     CountMost,
@@ -185,7 +181,7 @@ def test_no_look_reads_a_big_table_from_end_to_end(
     full: Connection[Any], statement: Statement[Any, Any]
 ) -> None:
     full.execute(b"PREPARE under_test AS " + statement.numbered())
-    names = field_names(statement.params_type)
+    names = statement.parameters
     given = f" ({', '.join('NULL' for _ in names)})" if names else ""
     found = full.execute(f"EXPLAIN (FORMAT JSON) EXECUTE under_test{given}".encode()).fetchone()
     assert found is not None
@@ -220,128 +216,128 @@ def everything(limit: int) -> dict[str, Any]:
 
 
 def test_the_newest_tasks_cost_what_is_shown(full: Connection[Any]) -> None:
-    rows, cost = reads(full, list_newest_tasks, bounded(50_000))
+    rows, cost = reads(full, (list_newest_tasks, bounded(50_000)))
     assert len(rows) == 20
     assert cost < 100
 
 
 def test_a_filter_that_matches_often_ends_early(full: Connection[Any]) -> None:
-    rows, cost = reads(full, list_newest_tasks, bounded(50_000, statuses=["FAILED"]))
+    rows, cost = reads(full, (list_newest_tasks, bounded(50_000, statuses=["FAILED"])))
     assert len(rows) == 20
     assert cost < 5_000
 
 
 def test_a_filter_that_matches_nothing_costs_the_window_and_no_more(full: Connection[Any]) -> None:
-    rows, cost = reads(full, list_newest_tasks, bounded(1_000, names=["nothing"]))
+    rows, cost = reads(full, (list_newest_tasks, bounded(1_000, names=["nothing"])))
     assert rows == []
     assert cost < 2_100
-    edge, cost = reads(full, end_of_window, Window(LAST, FIRST, 1_000))
+    edge, cost = reads(full, (end_of_window, Window(LAST, FIRST, 1_000)))
     assert len(edge) == 2
     assert cost < 2_100
 
 
 def test_what_waits_and_runs_is_found_without_history(full: Connection[Any]) -> None:
-    rows, cost = reads(full, list_live_tasks, asked(statuses=["RUNNING"]))
+    rows, cost = reads(full, (list_live_tasks, asked(statuses=["RUNNING"])))
     assert {row.status for row in rows} == {"RUNNING"}
     assert len(rows) == 20
     assert cost < 300
-    rows, cost = reads(full, list_live_tasks, asked(statuses=["PENDING", "RUNNING"]))
+    rows, cost = reads(full, (list_live_tasks, asked(statuses=["PENDING", "RUNNING"])))
     assert len(rows) == 20
     assert cost < 2_000
 
 
 def test_a_rare_error_is_found_by_its_index(full: Connection[Any]) -> None:
-    rows, cost = reads(full, list_tasks_by_error, asked(error_codes=["RARE"]))
+    rows, cost = reads(full, (list_tasks_by_error, asked(error_codes=["RARE"])))
     assert len(rows) == 10
     assert cost < 100
 
 
 def test_counting_what_lives_reads_what_lives(full: Connection[Any]) -> None:
-    (reports,), cost = reads(full, count_waiting, CountMost(10_000))
+    (reports,), cost = reads(full, (count_waiting, CountMost(10_000)))
     assert (reports.queue_name, reports.due, reports.delayed) == ("reports", 500, 200)
     assert cost < 1_900
-    (reports,), cost = reads(full, count_waiting, CountMost(20))
+    (reports,), cost = reads(full, (count_waiting, CountMost(20)))
     assert (reports.due, reports.delayed) == (21, 21)
     assert cost < 150
-    in_flight, cost = reads(full, count_in_flight, Nothing())
+    in_flight, cost = reads(full, (count_in_flight, Nothing()))
     assert [(row.queue_name, row.running) for row in in_flight] == [("mail", 50)]
     assert cost < 300
-    known, cost = reads(full, list_known_queues, Nothing())
+    known, cost = reads(full, (list_known_queues, Nothing()))
     assert [row.name for row in known] == ["mail", "reports"]
     assert cost < 300
 
 
 def test_rates_read_the_sample_and_the_tasks_of_the_last_minute(full: Connection[Any]) -> None:
-    (mail,), cost = reads(full, count_recent_attempts, Sample(1_000))
+    (mail,), cost = reads(full, (count_recent_attempts, Sample(1_000)))
     assert (mail.queue_name, mail.done, mail.covered_seconds) == ("mail", 300, 60.0)
     # A test that is rolled back leaves a dead version of every second attempt.
     assert cost < 4_000
 
 
 def test_a_chart_reads_the_slots_that_it_shows(full: Connection[Any]) -> None:
-    rows, cost = reads(full, read_measures, ReadMeasures(3_600, 60, 60, "queue", [], []))
+    rows, cost = reads(full, read_measures(3_600, 60, 60, "queue", [], []))
     assert len(rows) == 61
     # The minutes since the rows were made are empty.
     assert {(row.subject, row.done) for row in rows[1:]} - {(None, 0)} == {("mail", 100)}
     assert cost < 3_000
-    (mail,), cost = reads(full, count_done_by_minute, Minutes(60))
+    (mail,), cost = reads(full, count_done_by_minute(60))
     assert set(mail.done) == {100}
     assert cost < 3_000
-    failing, cost = reads(full, find_failing_tasks, Nothing())
+    failing, cost = reads(full, find_failing_tasks())
     assert failing == []
     assert cost < 3_000
 
 
 def test_the_gauges_read_what_is_open(full: Connection[Any]) -> None:
-    (gauges,), cost = reads(full, read_gauges, ReadGauges("public", 10_000, 30.0))
+    (gauges,), cost = reads(full, read_gauges("public", 10_000, 30.0))
     assert gauges.tasks_stored > 40_000
     assert (gauges.running, gauges.paused, gauges.overdue) == (100, 50, 4)
     assert cost < 500
 
 
 def test_workers_are_listed_without_reading_their_history(full: Connection[Any]) -> None:
-    rows, cost = reads(full, list_workers, ListWorkers(False))
+    rows, cost = reads(full, (list_workers, ListWorkers(False)))
     assert len(rows) == 20
     assert sum(row.tasks_running for row in rows) == 50
     assert cost < 500
-    rows, cost = reads(full, newest_worker_states, Nothing())
+    rows, cost = reads(full, (newest_worker_states, Nothing()))
     assert len(rows) == 20
     assert cost < 500
 
 
 def test_stale_tasks_are_sought_among_those_that_run(full: Connection[Any]) -> None:
-    rows, cost = reads(full, find_stale_tasks, StaleThreshold(120.0))
+    rows, cost = reads(full, (find_stale_tasks, StaleThreshold(120.0)))
     assert len(rows) == 50
     assert cost < 500
 
 
 def test_panels_of_the_dashboard_read_what_they_show(full: Connection[Any]) -> None:
-    front, cost = reads(full, next_in_queue, NextInQueue("reports", 25))
+    front, cost = reads(full, (next_in_queue, NextInQueue("reports", 25)))
     assert {row.task_name for row in front} == {"work"}
     assert len(front) == 25
     assert cost < 200
-    mine, cost = reads(full, tasks_of_worker, TasksOfWorker("worker-3", 200))
+    mine, cost = reads(full, (tasks_of_worker, TasksOfWorker("worker-3", 200)))
     assert len(mine) in (2, 3)
     assert cost < 50
-    long, cost = reads(full, find_overlong_tasks, Limit(13))
+    long, cost = reads(full, (find_overlong_tasks, Limit(13)))
     assert len(long) == 13
     assert cost < 500
-    arrived, cost = reads(full, count_recent_arrivals, ArrivalSample(FIRST, 1_000))
+    arrived, cost = reads(full, (count_recent_arrivals, ArrivalSample(FIRST, 1_000)))
     assert sum(row.arrived for row in arrived) == 1_000
     assert cost < 2_100
-    (estimate,), cost = reads(full, estimate_rows, Nothing())
+    (estimate,), cost = reads(full, (estimate_rows, Nothing()))
     assert estimate.tasks > 50_000
     assert cost < 10
 
 
 def test_open_runs_and_schedules_are_found_by_their_indexes(full: Connection[Any]) -> None:
-    counted, cost = reads(full, count_open_runs, CountMost(60))
+    counted, cost = reads(full, (count_open_runs, CountMost(60)))
     assert dict(counted) == {"PENDING": 0, "RUNNING": 61, "PAUSED": 50}
     assert cost < 400
-    paused, cost = reads(full, find_failed_pauses, Limit(13))
+    paused, cost = reads(full, (find_failed_pauses, Limit(13)))
     assert len(paused) == 13
     assert cost < 200
-    overdue, cost = reads(full, find_overdue_schedules, Overdue(15.0, 13))
+    overdue, cost = reads(full, (find_overdue_schedules, Overdue(15.0, 13)))
     assert len(overdue) == 4
     assert cost < 100
 
@@ -349,13 +345,13 @@ def test_open_runs_and_schedules_are_found_by_their_indexes(full: Connection[Any
 def test_the_history_of_a_worker_is_thinned(full: Connection[Any]) -> None:
     since = datetime.now(UTC) - timedelta(hours=2)
     asked_for = ThinnedHistory("worker-3", since, timedelta(minutes=10))
-    points, cost = reads(full, thinned_worker_history, asked_for)
+    points, cost = reads(full, (thinned_worker_history, asked_for))
     assert 11 <= len(points) <= 13
     assert cost < 1_000
 
 
 def test_a_search_by_argument_costs_its_window(full: Connection[Any]) -> None:
-    searched = SearchTasks(
+    searched = search_tasks(
         **{**everything(200), "names": ["work"]},
         window=1_000,
         max_bytes=65_536,
@@ -363,7 +359,7 @@ def test_a_search_by_argument_costs_its_window(full: Connection[Any]) -> None:
         needle="17",
         positional=[],
     )
-    rows, cost = reads(full, search_tasks, searched)
+    rows, cost = reads(full, searched)
     assert rows == []
     assert cost < 2_100
 
@@ -373,19 +369,19 @@ def test_failures_are_grouped_from_the_newest_attempts(full: Connection[Any]) ->
         "UPDATE public.horsies_task_attempts SET outcome = 'FAILED', error_code = 'BROKE' "
         "WHERE task_id IN (SELECT public.numbered(n) FROM generate_series(1, 49999, 2) AS n)"
     )
-    (first,), cost = reads(full, end_of_attempts, Sample(1_000))
+    (first,), cost = reads(full, end_of_attempts(1_000))
     assert cost < 5_000
-    groups, cost = reads(full, group_failures, GroupFailures(first.id, 2_000, []))
+    groups, cost = reads(full, group_failures(first.id, 2_000, []))
     assert [(group.task_name, group.error_code) for group in groups] == [("work", "BROKE")]
     assert 0 < groups[0].total <= 1_000
     assert cost < 30_000
 
 
 def test_the_doctor_reads_windows_of_queues_and_tasks_in_flight(full: Connection[Any]) -> None:
-    (reports,), cost = reads(full, list_due_queues, DueWindow(100))
+    (reports,), cost = reads(full, (list_due_queues, DueWindow(100)))
     assert (reports.name, reports.due, reports.task_names) == ("reports", 100, ["work"])
     assert cost < 500
-    (counts,), cost = reads(full, count_abandoned, Seconds(60.0))
+    (counts,), cost = reads(full, (count_abandoned, Seconds(60.0)))
     assert counts == (0, 0, 0)
     assert cost < 500
 
@@ -397,19 +393,19 @@ def test_an_explanation_reads_a_bounded_part_of_a_long_queue(full: Connection[An
         "ORDER BY priority DESC, enqueued_at DESC, id DESC LIMIT 1"
     )
     task_id, priority, enqueued_at = last
-    (facts,), cost = reads(full, explain_task, TaskId(task_id))
+    (facts,), cost = reads(full, (explain_task, TaskId(task_id)))
     assert facts.queue_name == "reports"
     assert cost < 30
     place = CountAhead("reports", priority, enqueued_at, task_id, 101)
-    (ahead,), cost = reads(full, count_ahead, place)
+    (ahead,), cost = reads(full, (count_ahead, place))
     assert ahead.due == 101
     assert cost < 300
-    (due,), cost = reads(full, count_due, CountDue(["reports"], 101))
+    (due,), cost = reads(full, (count_due, CountDue(["reports"], 101)))
     assert due.due == 101
     assert cost < 600
-    unknown, cost = reads(full, find_unknown_names, QueueName("reports"))
+    unknown, cost = reads(full, (find_unknown_names, QueueName("reports")))
     assert unknown == []  # workers that registered no names may know any
     assert cost < 3_500
-    places, cost = reads(full, list_places, QueueName("mail"))
+    places, cost = reads(full, (list_places, QueueName("mail")))
     assert (len(places), places[0].in_queue) == (5, 50)
     assert cost < 300

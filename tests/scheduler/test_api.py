@@ -98,7 +98,7 @@ def test_all_values_of_a_schedule_survive_the_database(
     app.schedules.add(whole).unwrap()
     make_due(connection, LONG_AGO)
     registry = registry_of(app)
-    (due,) = find_due_schedules.run(connection, registry.find_due())
+    (due,) = find_due_schedules.run(connection, registry.find_due()[1])
     entry = registry.entry_of(due)
     assert entry is not None
     assert entry.schedule == whole

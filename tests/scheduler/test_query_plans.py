@@ -9,10 +9,9 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.statement import Statement, field_names
+from horsies.db.statement import Statement
 from horsies.db.statements.schedules import (
     SCHEDULES,
-    ListNewestScheduleRuns,
     list_newest_schedule_runs,
 )
 from tests.support.query_plans import nodes, reads
@@ -58,7 +57,7 @@ def test_no_statement_of_a_scheduler_reads_all_tasks_or_all_runs(
 
 def plan_of(connection: Connection[Any], statement: Statement[Any, Any]) -> Any:
     connection.execute(b"PREPARE under_test AS " + statement.numbered())
-    names = field_names(statement.params_type)
+    names = statement.parameters
     given = f" ({', '.join('NULL' for _ in names)})" if names else ""
     found = connection.execute(
         f"EXPLAIN (FORMAT JSON) EXECUTE under_test{given}".encode()
@@ -92,7 +91,7 @@ def test_the_newest_runs_of_a_page_of_schedules_cost_what_is_shown(full_url: str
         with psycopg.connect(full_url, autocommit=True, prepare_threshold=0) as full:
             full.execute("SELECT set_config('plan_cache_mode', %s, false)", (mode,))
             with full.transaction():
-                params = ListNewestScheduleRuns(names, 20)
-                rows, cost = reads(full, list_newest_schedule_runs, params)
+                params = list_newest_schedule_runs(names, 20)
+                rows, cost = reads(full, params)
         assert len(rows) == 40
         assert cost < 300

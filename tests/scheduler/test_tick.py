@@ -330,7 +330,7 @@ def test_a_schedule_another_scheduler_has_taken_is_left_alone(
     registry = enter(connection, make_app(schedule()))
     make_due(connection, ago(connection, 1))
     # Both have read the same; the second to write finds that it is too late.
-    due = find_due_schedules.run(connection, registry.find_due())
+    due = find_due_schedules.run(connection, registry.find_due()[1])
     batch = columns(decide_all(registry, due))
     assert [one.name for one in fire_slots.run(connection, batch)] == ["report"]
     before = state(connection)
@@ -360,7 +360,7 @@ def test_a_pause_between_reading_and_writing_counts(
 ) -> None:
     registry = enter(connection, make_app(schedule()))
     make_due(connection, LONG_AGO)
-    due = find_due_schedules.run(connection, registry.find_due())
+    due = find_due_schedules.run(connection, registry.find_due()[1])
     run_script(connection, switch_script("report", pause_schedule))
     assert fire_slots.run(connection, columns(decide_all(registry, due))) == []
     assert tasks(connection) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 from psycopg import Connection
 
-from horsies.db.statement import Statement
+from horsies.db.statement import Step
 
 COUNTERS = """
 SELECT sum(pg_stat_get_xact_tuples_fetched(oid)) +
@@ -27,10 +27,9 @@ def nodes(plan: Any) -> Iterator[dict[str, Any]]:
             yield from nodes(part)
 
 
-def reads(
-    connection: Connection[Any], statement: Statement[Any, Any], params: Any
-) -> tuple[Sequence[Any], int]:
+def reads(connection: Connection[Any], step: Step) -> tuple[Sequence[Any], int]:
     """Run the statement and return its rows, and how many rows and index entries it read."""
+    statement, params = step
     before = connection.execute(COUNTERS).fetchone()
     rows = statement.run(connection, params)
     after = connection.execute(COUNTERS).fetchone()

@@ -198,6 +198,15 @@ def resent(connection: Database) -> list[int]:
 
 
 def actions(connection: Database) -> list[tuple[Any, ...]]:
+    """The history of changes. A draft is not part of it."""
     return connection.execute(
-        "SELECT actor, verb, subject, outcome, detail FROM horsies_actions ORDER BY id"
+        "SELECT actor, verb, subject, outcome, detail FROM horsies_actions "
+        "WHERE outcome <> 'draft' ORDER BY id"
+    ).fetchall()
+
+
+def drafts(connection: Database) -> list[tuple[Any, ...]]:
+    """The dry runs that nobody has started."""
+    return connection.execute(
+        "SELECT actor, verb, subject FROM horsies_actions WHERE outcome = 'draft' ORDER BY id"
     ).fetchall()

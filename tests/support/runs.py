@@ -12,10 +12,6 @@ from psycopg.rows import class_row
 
 from horsies.app import Horsies
 from horsies.db.statements.workflows import (
-    ReadRuns,
-    RunId,
-    RunLimit,
-    StartRuns,
     find_broken_runs,
     read_nodes,
     read_runs,
@@ -46,7 +42,7 @@ def start(connection: Connection[Any], *specs: WorkflowSpec[Any]) -> list[str]:
     """Start runs in one statement; their ids."""
     run_ids = [new_id() for _ in specs]
     plans = [plan(spec, run_id) for spec, run_id in zip(specs, run_ids, strict=True)]
-    rows = start_runs.run(connection, StartRuns(f"[{','.join(plans)}]"))
+    rows = start_runs.fetch(connection, f"[{','.join(plans)}]")
     assert all(row.created for row in rows)
     return run_ids
 
@@ -109,19 +105,19 @@ def all_runs(connection: Connection[Any]) -> list[RunRow]:
 
 def result(connection: Connection[Any], run_id: str) -> Any:
     """The stored result of the run, as plain JSON."""
-    (row,) = read_runs.run(connection, ReadRuns([run_id], 1 << 30))
+    (row,) = read_runs.fetch(connection, [run_id], 1 << 30)
     return None if row.result is None else json.loads(row.result)
 
 
 def nodes(connection: Connection[Any], run_id: str) -> dict[str, str]:
     """The status of every node by its id."""
-    rows = read_nodes.run(connection, RunId(run_id))
+    rows = read_nodes.fetch(connection, run_id)
     return {row.node_id: row.status for row in rows}
 
 
 def problems(connection: Connection[Any]) -> list[str]:
     """What does not add up in open runs."""
-    return [row.problem for row in find_broken_runs.run(connection, RunLimit(100))]
+    return [row.problem for row in find_broken_runs.fetch(connection, 100)]
 
 
 def deadlocks(connection: Connection[Any]) -> int:

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 from psycopg import AsyncCursor, Connection, Cursor
 
-from horsies.db.statement import Statement, StatementFile
+from horsies.db.statement import Statement, StatementFile, Step
 from horsies.db.statements.tasks import TaskId
 
 
@@ -34,6 +35,12 @@ def counted() -> Iterator[list[str]]:
         patch.setattr(Cursor, "execute", execute)
         patch.setattr(AsyncCursor, "execute", execute_async)
         yield texts
+
+
+def named(step: Step) -> SimpleNamespace:
+    """The parameters of a step under their names."""
+    statement, params = step
+    return SimpleNamespace(**statement.mapping(params))
 
 
 class Text(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 from horsies.app import Horsies
 from horsies.db.statement import Statement
 from horsies.db.statements.turn import CompleteTasks, FailTasks, complete_tasks, fail_tasks
-from horsies.db.statements.workflows import WorkflowIds, lock_runs
+from horsies.db.statements.workflows import lock_runs
 from horsies.task import TaskFunction
 from horsies.task_result import TaskError, TaskResult
 from horsies.workflow.build.plan import Parent, plan
@@ -115,7 +115,7 @@ class Hands:
         """End a running task with this result, in a transaction like that of a turn."""
         text, (task_id, generation) = json.dumps(result, separators=(",", ":")), taken
         with self.connection.transaction():
-            lock_runs.run(self.connection, WorkflowIds([workflow_id]))
+            lock_runs.fetch(self.connection, [workflow_id])
             if "ok" in result:
                 done = CompleteTasks(WORKER, [task_id], [generation], [text])
                 assert self._ended(complete_tasks, done)

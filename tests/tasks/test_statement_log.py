@@ -15,7 +15,7 @@ from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
-from horsies.db.statements.tasks import TaskIds, read_outcomes
+from horsies.db.statements.tasks import read_outcomes
 from horsies.ids import new_id
 from horsies.worker.connection import open_turns
 from tests.support.applications import add_task, run_closing, store_task
@@ -83,13 +83,13 @@ def test_a_turn_is_logged_as_one_line(
     database = Database(PostgresConfig(database_url=process_url, echo=True))
     pipeline = open_turns(database)
     with pipeline.connection:
-        pipeline.run([(read_outcomes, TaskIds([new_id()])), (read_outcomes, TaskIds([]))])
+        pipeline.run([read_outcomes([new_id()]), read_outcomes([])])
         assert [record.getMessage().partition(" took")[0] for record in lines.records] == [
             "read_outcomes, read_outcomes"
         ]
         lines.clear()
         with pytest.raises(psycopg.DataError):
-            pipeline.run([(read_outcomes, TaskIds(["4111-secret"]))])
+            pipeline.run([read_outcomes(["4111-secret"])])
         assert messages(lines) == ["read_outcomes"]
     assert "secret" not in lines.text
 

@@ -12,7 +12,7 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.pipeline import Pipeline
-from horsies.db.statements.tasks import OutcomeRow, TaskIds, read_outcomes
+from horsies.db.statements.tasks import OutcomeRow, read_outcomes
 from horsies.ids import new_id
 from horsies.tasks import waiters as waiters_module
 from horsies.tasks.waiters import Subject, Waiters
@@ -123,7 +123,7 @@ def test_a_notification_that_comes_with_the_answer_of_a_read_is_not_left_lying(
     look = waiters.watch(late, once=True)
     assert slow.has_read.wait(30)
     connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED' WHERE id = %s", (early,))
-    waiters._pipeline.run([(read_outcomes, TaskIds([late]))])  # type: ignore[union-attr]
+    waiters._pipeline.run([read_outcomes([late])])  # type: ignore[union-attr]
     slow.may_answer.set()
     assert look.result(30) is not None
     assert status(first) == "COMPLETED"

@@ -21,7 +21,7 @@ from horsies.web import AllowAll, ViewOnly, create_app
 from horsies.web.access import Access, Policy
 from horsies.web.app import ROUTES
 from tests.support.database import Database
-from tests.support.rows import actions, add_failed, add_run, add_task, ago, resent, row_of
+from tests.support.rows import actions, add_failed, add_run, add_task, ago, drafts, resent, row_of
 from tests.support.wait import wait_until
 from tests.support.web_server import WebServer, served
 
@@ -186,7 +186,7 @@ def test_schedules_are_paused_and_run(anna: Visitor, connection: Database) -> No
 
 
 def order_of(page: httpx.Response) -> str:
-    """Return the signed order in the form of a dry run."""
+    """Return the id of the order in the form of a dry run."""
     found = re.search(r'name="order" value="([^"]+)"', page.text)
     assert found, page.text
     return found[1]
@@ -201,8 +201,8 @@ def test_an_order_is_counted_started_and_shown(anna: Visitor, connection: Databa
     assert 'data-count="matching">301 tasks' in page.text
     assert 'data-count="eligible">300' in page.text
     late = add_task(connection, status="FAILED", error_code="CARD_REFUSED", failed_at=ago(-1))
-    sealed = order_of(page)
-    started = [anna.post("/orders", "retry_task", order=sealed, reason="bank") for _ in range(2)]
+    order = order_of(page)
+    started = [anna.post("/orders", "retry_task", order=order, reason="bank") for _ in range(2)]
     (path,) = {answer.headers["location"] for answer in started}
     ended = anna.finish(path.removeprefix("/orders/"))
     assert (ended["outcome"], ended["done"], ended["actor"]) == ("done", 300, "anna")
@@ -220,10 +220,10 @@ def test_an_order_is_counted_started_and_shown(anna: Visitor, connection: Databa
 
 def test_an_order_is_stopped_and_continued(anna: Visitor, connection: Database) -> None:
     add_failed(connection, 300)
-    sealed = order_of(anna.get("/orders/new?verb=retry_task"))
+    order = order_of(anna.get("/orders/new?verb=retry_task"))
     connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_OF_ORDERS,))  # no batch can begin
     try:
-        path = anna.post("/orders", "retry_task", order=sealed).headers["location"]
+        path = anna.post("/orders", "retry_task", order=order).headers["location"]
         stopped = anna.post(f"{path}/stop", "retry_task")
         assert anna.notice(stopped) == "The order stops after its current batch."
         assert 'data-outcome="stopping"' in anna.get(path).text
@@ -233,7 +233,7 @@ def test_an_order_is_stopped_and_continued(anna: Visitor, connection: Database) 
     assert (ended["outcome"], ended["done"]) == ("stopped", 0)
     assert "Continue</button>" in anna.get(path).text
     assert anna.notice(anna.post(f"{path}/stop", "retry_task")) == "The order does not run."
-    anna.post("/orders", "retry_task", order=sealed)
+    anna.post("/orders", "retry_task", order=order)
     assert anna.finish(path.removeprefix("/orders/"))["done"] == 300
     assert resent(connection) == [1]
     found = [(row[1], row[3]) for row in actions(connection)]
@@ -288,6 +288,46 @@ def test_the_api_counts_and_starts_orders(anna: Visitor, connection: Database) -
     assert "cannot filter by argument" in searched.text
 
 
+def test_a_draft_is_no_change_and_is_replaced_by_its_order(
+    anna: Visitor, connection: Database
+) -> None:
+    add_failed(connection, 2)
+    page = anna.get("/orders/new?verb=retry_task")
+    order_id = order_of(page)
+    assert drafts(connection) == [("anna", "retry_tasks", "tasks FAILED")]
+    assert (actions(connection), resent(connection)) == ([], [0])
+    assert "No change was made by hand yet" in anna.get("/history").text
+    assert anna.get("/api/actions").json()["actions"] == []
+    shown = anna.get(f"/orders/{order_id}").text
+    assert 'data-outcome="draft"' in shown
+    assert "Start</button>" in shown
+    assert anna.notice(anna.post(f"/orders/{order_id}/stop", "retry_task")) == (
+        "The order does not run."
+    )
+    anna.api("/orders", {"order": order_id, "reason": "bank"})
+    assert anna.finish(order_id)["done"] == 2
+    assert (drafts(connection), resent(connection)) == ([], [1])
+    verbs = [(row[1], row[4]) for row in actions(connection)]
+    assert verbs == [("stop_order", None), ("retry_tasks", "2 of 2 changed. bank")]
+
+
+def test_a_draft_that_is_out_of_date_starts_nothing_and_is_deleted(
+    anna: Visitor, connection: Database
+) -> None:
+    add_failed(connection, 2)
+    order_id = order_of(anna.get("/orders/new?verb=retry_task"))
+    connection.execute("UPDATE horsies_actions SET at = at - interval '61 minutes'")
+    refused = anna.api("/orders", {"order": order_id})
+    assert (refused.status_code, refused.json()["code"]) == (409, "STALE_ORDER")
+    assert refused.json()["title"] == "The dry run is out of date; count again."
+    assert anna.get(f"/api/orders/{order_id}").status_code == 404
+    again = order_of(anna.get("/orders/new?verb=retry_task"))
+    assert len(drafts(connection)) == 1
+    anna.api("/orders", {"order": again})
+    assert anna.finish(again)["done"] == 2
+    assert drafts(connection) == []
+
+
 class OnlyRetries:
     """A policy whose user may send tasks again and nothing else."""
 
@@ -307,6 +347,11 @@ def test_an_order_of_as_many_ids_as_a_request_can_name_is_started(anna: Visitor)
 def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database) -> None:
     waiting = add_task(connection)
     add_failed(connection, 1)
+    operator = Visitor(app, AllowAll("berta"))
+    try:
+        another = order_of(operator.get("/orders/new?verb=cancel_task"))
+    finally:
+        operator.close()
     visitor = Visitor(app, OnlyRetries())
     try:
         for path in ("/orders/new?verb=cancel_task", "/live/orders/new?verb=cancel_task"):
@@ -314,13 +359,16 @@ def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database
             assert page.status_code == 403
             assert "You lack the right cancel_task." in html.unescape(page.text)
         form = visitor.get("/orders/new?verb=retry_task").text
-        signed = {"order": re.findall(r'name="order" value="([^"]+)"', form)[0]}
+        draft = {"order": re.findall(r'name="order" value="([^"]+)"', form)[0]}
         for answer in (
-            visitor.post("/orders/selected?verb=cancel_task", "retry_task", id=waiting, **signed),
+            visitor.post("/orders/selected?verb=cancel_task", "retry_task", id=waiting, **draft),
             visitor.post("/orders/selected?verb=cancel_task", "cancel_task", id=waiting),
             visitor.post("/orders/selected?verb=cancel_task", "retry_task", id=waiting),
             visitor.post("/orders/selected", "retry_task", id=waiting, verb="cancel_task"),
             visitor.api("/orders", {"verb": "cancel_tasks"}),
+            visitor.api("/orders", {"order": another}),
+            visitor.post("/orders", "cancel_task", order=another),
+            visitor.post("/orders", "retry_task", order=another),
         ):
             assert answer.status_code == 403, answer.text
     finally:

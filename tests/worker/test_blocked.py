@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, LiteralString, Protocol
 
@@ -19,9 +20,9 @@ from horsies.config.app import RecoveryConfig
 from horsies.db import pipeline as pipeline_module
 from horsies.db.errors import ErrorKind, describe_refusal, kind_of
 from horsies.db.pipeline import Pipeline
-from horsies.db.statements.blocked import BlockedLimit, list_blocked
+from horsies.db.statements.blocked import list_blocked
 from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable
-from horsies.db.statements.workers import FindAbandoned, find_abandoned
+from horsies.db.statements.workers import find_abandoned
 from horsies.states import TaskStatus
 from horsies.tasks.blocked import (
     ALIKE,
@@ -319,7 +320,7 @@ def test_a_constraint_of_an_operator_blocks_an_outcome_and_costs_no_result(
         connection.execute(ending)
     assert (turned.recorded, turned.refused) == ({outcomes[1].task_id}, {bad})
     assert row_of(connection, bad)["status"] == "RUNNING"
-    (row,) = list_blocked.run(connection, BlockedLimit(5))
+    (row,) = list_blocked.fetch(connection, 5)
     assert (row.id, row.error[:2]) == (bad, "23")
     assert record_alone(pipeline, CLAIMER, outcomes[0], blocked) is not None
     assert row_of(connection, bad)["status"] == "COMPLETED"
@@ -416,14 +417,14 @@ def test_a_batch_of_tasks_that_cannot_be_recovered_does_not_starve_those_behind_
         abandoned(connection, "poison")
     for _ in range(3):
         abandoned(connection)
-    find = FindAbandoned(["dead"], ["RUNNING"], RECOVERY_BATCH)
+    find = partial(find_abandoned, ["dead"], ["RUNNING"], RECOVERY_BATCH)
     with poison(connection, POISONOUS):
-        assert recover_found(pipeline, find_abandoned, find, Blocked(clock=Clock())) == 3
+        assert recover_found(pipeline, find, Blocked(clock=Clock())) == 3
     assert (statuses(connection, "work"), statuses(connection, "poison")) == (
         {"FAILED"},
         {"RUNNING"},
     )
-    assert list_blocked.run(connection, BlockedLimit(1))[0].total == RECOVERY_BATCH + 1
+    assert list_blocked.fetch(connection, 1)[0].total == RECOVERY_BATCH + 1
 
 
 def test_a_batch_of_tasks_that_cannot_expire_does_not_starve_those_behind_them(
@@ -549,7 +550,7 @@ def test_an_unknown_task_that_cannot_be_changed_does_not_keep_others_from_failin
         found = claim_unknown(pipeline, check, blocked)
         assert [task.task_name for task in found] == ["unknown", "unknown"]
         assert claim_unknown(pipeline, check, blocked) == [], "without another refusal"
-    assert list_blocked.run(connection, BlockedLimit(5))[0].total == 2
+    assert list_blocked.fetch(connection, 5)[0].total == 2
     assert not blocked.includes("claim"), "tasks that it knows are claimed together"
     assert [task.task_name for task in claim_unknown(pipeline, check, Blocked())] == ["poison"] * 2
     assert statuses(connection, "work") == {"PENDING"}
@@ -619,14 +620,14 @@ def test_the_third_failure_in_a_row_with_an_error_that_may_pass_is_isolated(
         turned = take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
     assert len(turned.recorded) == len(turned.refused) == 1
     assert statuses(connection, "work") == {"COMPLETED"}
-    (row,) = list_blocked.run(connection, BlockedLimit(5))
+    (row,) = list_blocked.fetch(connection, 5)
     assert {row.id} == turned.refused
     assert row.error.startswith(state)
 
 
 def recover(pipeline: Pipeline, blocked: Blocked) -> object:
-    find = FindAbandoned(["dead"], ["RUNNING"], RECOVERY_BATCH)
-    return recover_found(pipeline, find_abandoned, find, blocked)
+    find = partial(find_abandoned, ["dead"], ["RUNNING"], RECOVERY_BATCH)
+    return recover_found(pipeline, find, blocked)
 
 
 def release(pipeline: Pipeline, blocked: Blocked) -> object:
@@ -670,7 +671,7 @@ def test_every_kind_of_batch_finds_the_task_that_lastingly_fails(
                 job(pipeline, blocked)
         job(pipeline, blocked)
     assert (statuses(connection, "work"), statuses(connection, "poison")) == ({after}, {before})
-    (row,) = list_blocked.run(connection, BlockedLimit(5))
+    (row,) = list_blocked.fetch(connection, 5)
     assert row.error.startswith("57014")
 
 
@@ -684,7 +685,7 @@ def test_an_error_of_the_whole_server_is_never_isolated(
         for _ in range(2 * PATIENCE):
             with pytest.raises(psycopg.Error):
                 take_turn(pipeline, CLAIMER, outcomes, TurnRequest(), blocked)
-    assert list_blocked.run(connection, BlockedLimit(5)) == []
+    assert list_blocked.fetch(connection, 5) == []
 
 
 def test_failures_of_another_kind_of_batch_or_before_a_success_do_not_count() -> None:
@@ -726,12 +727,12 @@ def test_a_search_that_costs_the_session_goes_on_with_the_next(
         breaking.run = run_and_cut  # type: ignore[method-assign]
         with pytest.raises(psycopg.OperationalError):
             take_turn(breaking, CLAIMER, outcomes, TurnRequest(), blocked)
-        assert list_blocked.run(connection, BlockedLimit(5)) == []
+        assert list_blocked.fetch(connection, 5) == []
         with psycopg.connect(process_url, autocommit=True) as second:
             turned = take_turn(Pipeline(second), CLAIMER, outcomes, TurnRequest(), blocked)
     assert turned.refused == {outcomes[0].task_id}
     assert statuses(connection, "work") == {"COMPLETED"}
-    (row,) = list_blocked.run(connection, BlockedLimit(5))
+    (row,) = list_blocked.fetch(connection, 5)
     assert row.id == outcomes[0].task_id
 
 
@@ -787,7 +788,7 @@ def test_the_database_is_named_when_it_refuses_every_task_of_a_batch_alike(
                 assert record_alone(pipeline, CLAIMER, one, blocked) is None
         assert "is blocked" not in caplog.text
         assert caplog.text.count("refuses to record every task with the same error: 54000") == 1
-        assert len(list_blocked.run(connection, BlockedLimit(9))) == 5, "explain has the reason"
+        assert len(list_blocked.fetch(connection, 9)) == 5, "explain has the reason"
     # The first is tried again soon, and its success brings the others.
     assert len(blocked.excluded()) == 5
     clock.now += LONGEST_LOCK_SECONDS
@@ -796,7 +797,7 @@ def test_the_database_is_named_when_it_refuses_every_task_of_a_batch_alike(
     assert blocked.excluded() == []
     for one in outcomes[1:]:
         assert record_alone(pipeline, CLAIMER, one, blocked) is not None
-    assert list_blocked.run(connection, BlockedLimit(9)) == []
+    assert list_blocked.fetch(connection, 9) == []
     blocked.delete_old(pipeline)
     assert connection.execute("SELECT FROM horsies_blocked").fetchall() == []
 
@@ -861,11 +862,11 @@ def test_one_worker_of_all_logs_a_blocked_task(
         blocked.note(pipeline, Change("expire", task_id), refused())
         blocked.note(pipeline, Change("expire", task_id), refused())
     assert caplog.text.count("is blocked") == 1
-    (row,) = list_blocked.run(connection, BlockedLimit(5))
+    (row,) = list_blocked.fetch(connection, 5)
     assert (row.id, row.kind, row.action, row.worker_id) == (task_id, "task", "expire", "one")
     # Another generation may be blocked anew.
     connection.execute("UPDATE horsies_tasks SET generation = generation + 1")
-    assert list_blocked.run(connection, BlockedLimit(5)) == []
+    assert list_blocked.fetch(connection, 5) == []
     Blocked("two").note(pipeline, Change("expire", task_id), refused())
     assert caplog.text.count("is blocked") == 2
 

@@ -20,7 +20,7 @@ from psycopg import Connection
 
 from horsies import AppConfig, PostgresConfig
 from horsies._version import __version__
-from horsies.db.statements.queues import Notification, send_notification
+from horsies.db.statements.queues import send_notification
 from horsies.db.statements.workers import (
     Presence,
     WatchedWorker,
@@ -33,6 +33,7 @@ from horsies.worker.config import WorkerConfig
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity, Liveness, lock_key
 from horsies.worker.pool.pool import ChildSummary
 from tests.support.examples import examples
+from tests.support.statements import named
 
 SEEN_AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 CHANNEL = PONG_CHANNEL_PREFIX + "0123456789abcdef" * 2
@@ -112,7 +113,7 @@ def test_a_snapshot_without_free_descriptors_leaves_the_use_unknown(
 ) -> None:
     liveness = make_liveness()
     monkeypatch.setattr("horsies.worker.liveness.psutil.Process.memory_percent", too_many_files)
-    _, state = liveness.snapshot(1, 2, [ChildSummary(7, 3.0, 5, None, None)])
+    state = named(liveness.snapshot(1, 2, [ChildSummary(7, 3.0, 5, None, None)]))
     assert (state.memory_usage_mb, state.cpu_percent, state.memory_percent) == (None, None, None)
     assert state.tasks_running == 1
     (child,) = json.loads(state.children)
@@ -125,7 +126,7 @@ def test_a_snapshot_without_free_descriptors_leaves_the_use_unknown(
 def test_the_memory_of_children_is_resident_and_the_part_they_do_not_share_is_beside_it() -> None:
     with forked(lambda: bytearray(os.urandom(1 << 20) * 8)) as pid:
         summary = ChildSummary(pid, os_process.rss_megabytes([pid]), 5, None, None)
-        _, state = make_liveness().snapshot(1, 2, [summary, summary])
+        state = named(make_liveness().snapshot(1, 2, [summary, summary]))
     assert state.children_memory_mb == 2 * summary.rss_mb
     for child in json.loads(state.children):
         assert child["rss_mb"] / 2 > child["private_mb"] > 8
@@ -204,11 +205,10 @@ def test_a_ping_is_answered_with_who_we_are() -> None:
     liveness = make_liveness(worker_id)
     for target in (None, worker_id):
         ping = {"reply_channel": CHANNEL, "correlation_id": "42", "target_worker_id": target}
-        ((statement, pong),) = liveness.pongs([json.dumps(ping), "garbage"])
+        ((statement, (channel, payload)),) = liveness.pongs([json.dumps(ping), "garbage"])
         assert statement is send_notification
-        assert isinstance(pong, Notification)
-        assert pong.channel == CHANNEL
-        assert json.loads(pong.payload) == {
+        assert channel == CHANNEL
+        assert json.loads(payload) == {
             "correlation_id": "42",
             "worker_id": worker_id,
             "hostname": "host",
@@ -222,11 +222,12 @@ def test_whatever_a_ping_is_called_its_answer_is_short_and_can_be_sent(
 ) -> None:
     ping = {"reply_channel": CHANNEL, "correlation_id": letter * 9_999}
     ((_, pong),) = make_liveness().pongs([json.dumps(ping)])
-    assert len(pong.payload) < 2_000
+    payload = pong[1]
+    assert len(payload) < 2_000
     connection.execute("LISTEN " + CHANNEL)
     send_notification.run(connection, pong)
     (heard,) = connection.notifies(timeout=30, stop_after=1)
-    assert (heard.channel, heard.payload) == (CHANNEL, pong.payload)
+    assert (heard.channel, heard.payload) == (CHANNEL, payload)
     connection.execute("UNLISTEN " + CHANNEL)
 
 
@@ -244,8 +245,8 @@ def test_a_worker_registers_once_and_again_when_its_row_is_gone() -> None:
 
 
 def test_a_worker_registers_its_release() -> None:
-    ((_, row), _) = make_liveness().steps(receives_notifications=True)
-    assert row.version == __version__
+    registering, _ = make_liveness().steps(receives_notifications=True)
+    assert named(registering).version == __version__
 
 
 def test_a_worker_learns_that_others_declared_it_lost() -> None:

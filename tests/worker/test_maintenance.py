@@ -38,7 +38,7 @@ from horsies.db.statements.workers import (
     try_lead,
     watch_workers,
 )
-from horsies.db.statements.workflows import FindPausedRuns, find_paused_runs
+from horsies.db.statements.workflows import find_paused_runs
 from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.outcome import STOPPED_BY_CANCEL, Outcome
@@ -55,6 +55,7 @@ from horsies.worker.pool.pool import ChildPool, ChildSummary
 from horsies.worker.protocol import ProgressReport
 from horsies.worker.tally import FLUSH_SECONDS
 from tests.support.pool import RecordingPool, attempt, claimed
+from tests.support.statements import named
 
 BROKER = PostgresConfig(database_url="postgresql://localhost/unused")
 
@@ -91,7 +92,7 @@ class RecordingDatabase:
         return [answers.get(statement, []) for statement, _ in steps]
 
     def asked(self, statement: Any) -> list[Any]:
-        return [params for asked, params in self.steps if asked is statement]
+        return [named(step) for step in self.steps if step[0] is statement]
 
 
 class QuietPool(RecordingPool):
@@ -430,7 +431,8 @@ def test_paused_runs_are_looked_at_as_often_as_abandoned_tasks(dispatcher: Dispa
     database = RecordingDatabase()
     for now, looks in ((100.0, 1), (100.5, 1), (101.5, 2)):
         perform(maintenance, database, now)
-        assert database.asked(find_paused_runs) == [FindPausedRuns(3600.0, 50)] * looks
+        allowed = [one.max_paused_seconds for one in database.asked(find_paused_runs)]
+        assert allowed == [3600.0] * looks
     silent = RecordingDatabase()
     perform(make_maintenance(dispatcher), silent, 100.0)
     assert silent.asked(find_paused_runs) == []

@@ -22,7 +22,7 @@ from horsies.db.statements.turn import (
     complete_tasks,
     fail_tasks,
 )
-from horsies.db.statements.workflows import StartRuns, start_runs
+from horsies.db.statements.workflows import start_runs
 from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
 from horsies.worker.node_inputs import KeptInputs, NodeInputs, tasks_with_injection
@@ -30,6 +30,7 @@ from horsies.worker.protocol import NodeInput, NodePart
 from horsies.workflow.build.plan import plan
 from horsies.workflow.definition import WorkflowDefinition
 from horsies.workflow.nodes.nodes import AnyNode, MapNode, SubWorkflowNode, TaskNode
+from tests.support.statements import named
 
 RUN = "0190f3a1-0000-7000-8000-000000000001"
 
@@ -57,7 +58,7 @@ def start(app: Horsies, connection: Connection[Any]) -> Callable[..., str]:
     def start(*nodes: AnyNode) -> str:
         spec = app.workflow("run", nodes, definition_key="inputs")
         run_id = new_id()
-        start_runs.run(connection, StartRuns(f"[{plan(spec, run_id)}]"))
+        start_runs.fetch(connection, f"[{plan(spec, run_id)}]")
         return run_id
 
     return start
@@ -287,7 +288,7 @@ class Refusing:
         self._index = index
 
     def run(self, steps: Sequence[Step]) -> list[list[Any]]:
-        if any(self._index in params.indexes for _, params in steps):
+        if any(self._index in named(step).indexes for step in steps):
             raise self._error
         return [[] for _ in steps]
 

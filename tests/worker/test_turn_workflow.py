@@ -11,7 +11,7 @@ from psycopg import Connection
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask
-from horsies.db.statements.workflows import StartRuns, start_runs
+from horsies.db.statements.workflows import start_runs
 from horsies.ids import new_id
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.outcome import Outcome
@@ -36,7 +36,7 @@ def step(app: Horsies) -> Any:
 def start(app: Horsies, connection: Connection[Any], nodes: Sequence[AnyNode]) -> str:
     run_id = new_id()
     spec = app.workflow("run", nodes, definition_key="turns")
-    start_runs.run(connection, StartRuns(f"[{plan(spec, run_id)}]"))
+    start_runs.fetch(connection, f"[{plan(spec, run_id)}]")
     return run_id
 
 

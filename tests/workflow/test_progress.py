@@ -12,7 +12,7 @@ import pytest
 from psycopg import Connection
 
 from horsies import Horsies, WorkflowTaskStatus, from_node
-from horsies.db.statements.workflows import StartRuns, start_runs
+from horsies.db.statements.workflows import start_runs
 from horsies.ids import new_id
 from tests.support.database import Database
 from tests.support.oracle.compare import Duet
@@ -484,7 +484,7 @@ def test_two_starts_of_many_runs_with_the_same_keys_never_wait_for_each_other(
     def start(order: list[str]) -> None:
         with psycopg.connect(process_url, autocommit=True) as mine:
             plans = [plan(new_id(), chain(1), key=key) for key in order]
-            results.append(start_runs.run(mine, StartRuns(json.dumps(plans))))
+            results.append(start_runs.fetch(mine, json.dumps(plans)))
 
     threads = [threading.Thread(target=start, args=(order,)) for order in (keys, keys[::-1])]
     for thread in threads:

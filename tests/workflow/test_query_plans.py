@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,23 +11,10 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.statement import Statement
+from horsies.db.statement import Step
 from horsies.db.statements.workflows import (
-    FindPausedRuns,
-    FindProblems,
-    ListAttempts,
-    ListItems,
     ListNewestRuns,
     ListRuns,
-    ReadItems,
-    ReadNode,
-    ReadResults,
-    ReadRuns,
-    ReadTree,
-    RunId,
-    RunIds,
-    RunLimit,
-    RunWindow,
     count_nodes_by_status,
     end_of_run_window,
     find_broken_runs,
@@ -129,79 +116,71 @@ def everything() -> dict[str, Any]:
 
 
 def test_the_newest_runs_cost_what_is_shown(full: Connection[Any]) -> None:
-    rows, cost = reads(full, list_newest_runs, bounded(50_000))
+    rows, cost = reads(full, (list_newest_runs, bounded(50_000)))
     assert len(rows) == 20
     assert cost < 100
-    rows, cost = reads(full, list_newest_runs, bounded(50_000, include_children=False))
+    rows, cost = reads(full, (list_newest_runs, bounded(50_000, include_children=False)))
     assert len(rows) == 20
     assert cost < 200
 
 
 def test_a_filter_that_matches_often_ends_early(full: Connection[Any]) -> None:
-    rows, cost = reads(full, list_newest_runs, bounded(50_000, statuses=["FAILED"]))
+    rows, cost = reads(full, (list_newest_runs, bounded(50_000, statuses=["FAILED"])))
     assert len(rows) == 20
     assert cost < 5_000
 
 
 def test_a_filter_that_matches_nothing_costs_the_window_and_no_more(full: Connection[Any]) -> None:
-    rows, cost = reads(full, list_newest_runs, bounded(1_000, names=["nothing"]))
+    rows, cost = reads(full, (list_newest_runs, bounded(1_000, names=["nothing"])))
     assert rows == []
     assert cost < 2_100
-    edge, cost = reads(full, end_of_run_window, RunWindow(LAST, LAST_ID, FIRST, 1_000))
+    edge, cost = reads(full, end_of_run_window(LAST, LAST_ID, FIRST, 1_000))
     assert len(edge) == 2
     assert cost < 2_100
 
 
 def test_runs_that_have_not_ended_are_found_without_history(full: Connection[Any]) -> None:
-    rows, cost = reads(full, list_open_runs, asked(statuses=["RUNNING", "PAUSED"]))
+    rows, cost = reads(full, (list_open_runs, asked(statuses=["RUNNING", "PAUSED"])))
     assert [row.status for row in rows] == ["PAUSED"] * 20
     # A scan with an array of statuses keeps the order of its index since PostgreSQL 17 only; older servers
     # read and sort all open runs, and still nothing of the history.
     assert cost < (200 if full.info.server_version >= 170_000 else 1_000)
-    rows, cost = reads(full, list_open_runs, asked(statuses=["RUNNING"], names=["nothing"]))
+    rows, cost = reads(full, (list_open_runs, asked(statuses=["RUNNING"], names=["nothing"])))
     assert rows == []
     assert cost < 1_000
 
 
 @pytest.mark.parametrize(
-    ("statement", "params"),
+    "step_of",
     [
-        pytest.param(read_run_status, RunId, id="status"),
-        pytest.param(read_run_position, RunId, id="position"),
-        pytest.param(read_runs, lambda run_id: ReadRuns([run_id], 1_000), id="outcome"),
-        pytest.param(read_result_nodes, RunId, id="result nodes"),
-        pytest.param(
-            read_results, lambda run_id: ReadResults([run_id] * 3, [0, 1, 2], 1_000), id="results"
-        ),
-        pytest.param(read_nodes, RunId, id="nodes"),
-        pytest.param(read_items, lambda run_id: ReadItems(run_id, 1_000), id="items"),
-        pytest.param(read_node, lambda run_id: ReadNode(run_id, "node-1", 1_000), id="node"),
-        pytest.param(read_tree, lambda run_id: ReadTree(run_id, 100), id="tree"),
-        pytest.param(read_tree_nodes, lambda run_id: RunIds([run_id]), id="tree nodes"),
-        pytest.param(count_nodes_by_status, RunId, id="node counts"),
-        pytest.param(
-            list_retried_attempts, lambda run_id: ListAttempts([run_id], 100), id="retries"
-        ),
-        pytest.param(
-            list_map_items, lambda run_id: ListItems(run_id, 1, False, -1, 100), id="map items"
-        ),
-        pytest.param(find_run_problems, lambda run_id: FindProblems(run_id, 20), id="problems"),
+        pytest.param(read_run_status, id="status"),
+        pytest.param(read_run_position, id="position"),
+        pytest.param(lambda run_id: read_runs([run_id], 1_000), id="outcome"),
+        pytest.param(read_result_nodes, id="result nodes"),
+        pytest.param(lambda run_id: read_results([run_id] * 3, [0, 1, 2], 1_000), id="results"),
+        pytest.param(read_nodes, id="nodes"),
+        pytest.param(lambda run_id: read_items(run_id, 1_000), id="items"),
+        pytest.param(lambda run_id: read_node(run_id, "node-1", 1_000), id="node"),
+        pytest.param(lambda run_id: read_tree(run_id, 100), id="tree"),
+        pytest.param(lambda run_id: read_tree_nodes([run_id]), id="tree nodes"),
+        pytest.param(count_nodes_by_status, id="node counts"),
+        pytest.param(lambda run_id: list_retried_attempts([run_id], 100), id="retries"),
+        pytest.param(lambda run_id: list_map_items(run_id, 1, False, -1, 100), id="map items"),
+        pytest.param(lambda run_id: find_run_problems(run_id, 20), id="problems"),
     ],
 )
-def test_one_run_costs_its_own_rows(
-    full: Connection[Any], statement: Statement[Any, Any], params: Any
-) -> None:
-    _, cost = reads(full, statement, params(numbered(full, 20_000)))
+def test_one_run_costs_its_own_rows(full: Connection[Any], step_of: Callable[[str], Step]) -> None:
+    _, cost = reads(full, step_of(numbered(full, 20_000)))
     assert cost < 60
 
 
 def test_runs_paused_for_too_long_are_found_among_the_paused(full: Connection[Any]) -> None:
-    rows, cost = reads(full, find_paused_runs, FindPausedRuns(3600, 50))
+    rows, cost = reads(full, find_paused_runs(3600, 50))
     assert len(rows) == 20
     assert cost < 200
 
 
 def test_an_audit_reads_the_open_runs_only(full: Connection[Any]) -> None:
-    rows, cost = reads(full, find_broken_runs, RunLimit(1_000))
+    rows, cost = reads(full, find_broken_runs(1_000))
     assert rows == []
     assert cost < 40_000

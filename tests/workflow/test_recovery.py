@@ -26,7 +26,7 @@ from horsies import (
     start_many,
 )
 from horsies.db.pipeline import Pipeline
-from horsies.db.statements.blocked import BlockedLimit, list_blocked
+from horsies.db.statements.blocked import list_blocked
 from horsies.db.statements.workers import try_lead
 from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
@@ -123,7 +123,7 @@ def test_a_run_that_cannot_expire_does_not_keep_others_from_it(
     table = "horsies_workflows"
     with poisoned(connection, "NEW.id = {}", bad.workflow_id, table=table, trigger=trigger):
         assert expire_paused(pipeline, HOUR, blocked) == 2
-        (row,) = list_blocked.run(connection, BlockedLimit(5))
+        (row,) = list_blocked.fetch(connection, 5)
         assert (row.id, row.kind, row.action) == (bad.workflow_id, "run", "expire")
         assert expire_paused(pipeline, HOUR, blocked) == 0
         (problem,) = problems(connection)

@@ -20,7 +20,7 @@ from horsies import (
     WorkflowStartErrorCode,
     WorkflowStatus,
 )
-from horsies.db.statements.workflows import ReadResults, read_results
+from horsies.db.statements.workflows import read_results
 from horsies.ids import new_id
 from tests.support.oracle.compare import Duet
 from tests.support.oracle.engine import Engine
@@ -103,7 +103,7 @@ def test_a_source_that_is_still_open_is_left_out_of_the_inputs(duet: Duet) -> No
     run = duet.start_one(RunShape((NodeShape(), NodeShape(), NodeShape(after=(0, 1), join="any"))))
     duet.succeed((run, 0, None), value=1)
     assert node_statuses(duet, run)[2] == "ENQUEUED"
-    inputs = read_results.run(duet.connection, ReadResults([run, run], [0, 1], 1_000))
+    inputs = read_results.fetch(duet.connection, [run, run], [0, 1], 1_000)
     assert [(row.task_index, row.result) for row in inputs] == [(0, '{"ok": 1}')]
 
 

@@ -23,11 +23,6 @@ from horsies.result import Err
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
-_WORDS = {
-    OrderVerb.RETRY_TASKS: ("can be sent again", "Send {} again?", "sent again"),
-    OrderVerb.CANCEL_TASKS: ("can be cancelled", "Cancel {}?", "cancelled"),
-    OrderVerb.PURGE_QUEUE: ("can be cancelled", "Cancel {}?", "cancelled"),
-}
 
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Count the tasks that match; change nothing.")
@@ -54,11 +49,11 @@ def run_draft(session: Session, draft: BrokerResult[Order], run: OrderRun) -> No
     if isinstance(draft, Err):
         raise typer.BadParameter(draft.err_value.message)
     preview = unwrap_or_exit(session.broker.perform(_READING, preview_script(draft.ok_value)))
-    if run.dry_run or not preview.eligible:
+    is_last = run.dry_run or not preview.eligible
+    if is_last or not run.as_json:
         _show_preview(preview, run)
+    if is_last:
         return
-    if not run.as_json:
-        _show_preview(preview, run)
     if not run.yes:
         _ask(preview)
     _carry_out(session, preview.order, run)
@@ -75,8 +70,8 @@ def continue_order(session: Session, order_id: str, verbs: set[OrderVerb], run: 
 
 
 def _ask(preview: Preview) -> None:
-    tasks = _tasks(preview.eligible)
-    question = _WORDS[preview.order.verb][1].format(tasks)
+    order = preview.order
+    question = order.words.question.format(order.counted(preview.eligible))
     if not sys.stdin.isatty():
         exit_with(f"{question} Standard input is not a terminal: add --yes.", EXIT_FAILED)
     if not typer.confirm(question, err=True):
@@ -111,11 +106,7 @@ def _show_preview(preview: Preview, run: OrderRun) -> None:
     if not preview.matching:
         typer.echo("No task matches.")
         return
-    line = f"{preview.matching:,} matching, {preview.eligible:,} {_WORDS[preview.order.verb][0]}"
-    if preview.refused:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in preview.refused.items())
-        line += f", {sum(preview.refused.values()):,} refused: {reasons}"
-    typer.echo(f"{line}.")
+    typer.echo(preview.summary)
     newest, oldest = output.timestamp(preview.newest_at), output.timestamp(preview.oldest_at)
     typer.echo(f"newest {newest}, oldest {oldest}")
     if preview.has_more and preview.oldest_at is not None:
@@ -128,10 +119,6 @@ def _show_state(state: OrderState, run: OrderRun) -> None:
         output.print_json(state.document())
         return
     refused = sum(state.progress.refused.values())
-    line = f"{_tasks(state.progress.done)} {_WORDS[state.order.verb][2]}"
+    line = f"{state.order.counted(state.progress.done)} {state.order.words.done}"
     line += f", {refused:,} refused" if refused else ""
     typer.echo(f"{line}; order {state.order.id} is {state.outcome}.")
-
-
-def _tasks(count: int) -> str:
-    return f"{count:,} task{'' if count == 1 else 's'}"

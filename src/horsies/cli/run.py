@@ -23,7 +23,6 @@ from horsies.current_task import CurrentTask, set_running_task
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Script
 from horsies.db.statements.lookup import read_request
-from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.turn import ClaimedTask
 from horsies.ids import stored_form
 from horsies.logs import LogFormat, LogLevel, attach_handler
@@ -90,7 +89,7 @@ def _read(app: Horsies, task_id: str) -> Assignment:
 
 
 def _request_script(task_id: str) -> Script[ClaimedTask | None]:
-    rows = yield read_request, TaskId(task_id)
+    rows = yield read_request(task_id)
     return rows[0] if rows else None
 
 

@@ -11,7 +11,7 @@ import asyncio
 import select
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from psycopg import Error
 from psycopg.abc import PQGen
@@ -23,8 +23,6 @@ from psycopg.waiting import Ready, Wait
 from horsies.db.database import AsyncOwnConnection, OwnConnection
 from horsies.db.statement import Statement, Step
 
-Params = TypeVar("Params", bound=tuple[Any, ...])
-
 # How long a cancel request may take.
 CANCEL_SECONDS = 5.0
 _DONE = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
@@ -32,7 +30,9 @@ _DONE = (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK)
 _UNKNOWN_STATEMENT = b"26000"
 
 
-def execute(connection: OwnConnection, statement: Statement[Params, Any], params: Params) -> int:
+def execute(
+    connection: OwnConnection, statement: Statement[Any, Any], params: tuple[Any, ...]
+) -> int:
     """Execute the statement in a transaction of its own and return the number of its rows."""
     pgconn, values = connection.pgconn, statement.texts(params)
     name, query = statement.prepared_name, statement.numbered(connection.installation.schema)
@@ -50,7 +50,7 @@ def execute(connection: OwnConnection, statement: Statement[Params, Any], params
 
 
 async def execute_async(
-    connection: AsyncOwnConnection, statement: Statement[Params, Any], params: Params
+    connection: AsyncOwnConnection, statement: Statement[Any, Any], params: tuple[Any, ...]
 ) -> int:
     """``execute`` without blocking the event loop."""
     pgconn, values = connection.pgconn, statement.texts(params)

@@ -1,9 +1,10 @@
 """Named SQL statements with typed parameters and rows.
 
 Every statement lives in a ``.sql`` file under ``db/statements`` below a ``-- name:`` heading and is
-declared once, in the catalogue module of the same name, with a named tuple for its parameters and
-one, or a dataclass, for its rows. Loading fails when a statement and its declaration do not match, so a
-search for the name finds SQL, declaration and caller.
+declared once, in the catalogue module of the same name: a function without a body, whose parameters are
+those of the SQL and whose annotation is the type of one row, a named tuple or a dataclass. Loading fails
+when a statement and its declaration do not match, so a search for the name finds SQL, declaration and
+caller. Parameters that travel through the code as one value, such as the row of a send, are a named tuple.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.resources import files
-from typing import Any, Generic, NamedTuple, TypeVar
+from types import CodeType
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
 from psycopg.rows import args_row
@@ -33,8 +35,8 @@ from horsies.database_url import DEFAULT_SCHEMA
 from horsies.db.database import TRANSACTION_SETTINGS, Installation, installation_of
 from horsies.db.schema import in_schema
 
-# Named tuples, for which Python has no type. A row that is part of the public API may be a dataclass.
-Params = TypeVar("Params", bound=tuple[Any, ...])
+# The parameters of a statement. Its rows are named tuples; those of the public API may be dataclasses.
+P = ParamSpec("P")
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
 
@@ -48,18 +50,18 @@ class Nothing(NamedTuple):
     """The parameters or rows of a statement without any."""
 
 
-class Statement(Generic[Params, Row]):
-    """One SQL statement: call ``run`` or ``run_async`` with a connection and its parameters."""
+class Statement(Generic[P, Row]):
+    """One SQL statement. Called with its parameters, it is a step of a script or of a pipeline."""
 
     def __init__(
-        self, name: str, text: str, params_type: type[Params], row_type: type[Row]
+        self, name: str, text: str, signature: Callable[P, object], row_type: type[Row]
     ) -> None:
         self.name = name
         self.text = text
-        self.params_type = params_type
+        self.signature = signature
         self.row_type = row_type
         self.prepared_name = f"horsies_{name}".encode()
-        self._names = field_names(params_type)
+        self.parameters = parameter_names(signature)
         self.has_rows = bool(field_names(row_type))
         self._queries: dict[str, bytes] = {}
         self._numbered: dict[str, bytes] = {}
@@ -67,6 +69,27 @@ class Statement(Generic[Params, Row]):
             (lambda values: row_type(*values)) if is_dataclass(row_type) else row_type._make  # type: ignore[attr-defined]
         )
         self._row_factory = args_row(row_type)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Statement[Any, Row], Any]:
+        """Return the step that executes this statement with these parameters."""
+        given = self.signature(
+            *args, **kwargs
+        )  # raises TypeError, as any call with wrong arguments
+        if isinstance(given, tuple):
+            return self, given
+        if kwargs or len(args) < len(self.parameters):
+            named = dict(zip(self.parameters, args, strict=False)) | kwargs
+            defaults = self._defaults
+            values = [named[name] if name in named else defaults[name] for name in self.parameters]
+            return self, tuple(values)
+        return self, args
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        defaults: tuple[Any, ...] = getattr(self.signature, "__defaults__", None) or ()
+        return dict(
+            zip(self.parameters[len(self.parameters) - len(defaults) :], defaults, strict=True)
+        )
 
     def query(self, schema: str = DEFAULT_SCHEMA) -> bytes:
         """Return the text with the names of this schema, as psycopg takes it."""
@@ -77,14 +100,14 @@ class Statement(Generic[Params, Row]):
     def numbered(self, schema: str = DEFAULT_SCHEMA) -> bytes:
         """Return the text with ``$n`` for the parameters, as PostgreSQL takes it."""
         if (known := self._numbered.get(schema)) is None:
-            known = self._numbered[schema] = _numbered(self.query(schema).decode(), self._names)
+            known = self._numbered[schema] = _numbered(self.query(schema).decode(), self.parameters)
         return known
 
-    def mapping(self, params: Params) -> dict[str, Any]:
+    def mapping(self, params: tuple[Any, ...]) -> dict[str, Any]:
         """Return the parameters under the names the SQL text uses."""
-        return dict(zip(self._names, params, strict=True))
+        return dict(zip(self.parameters, params, strict=True))
 
-    def positional(self, params: Params, schema: str) -> tuple[str, tuple[Any, ...]]:
+    def positional(self, params: tuple[Any, ...], schema: str) -> tuple[str, tuple[Any, ...]]:
         """Return the text with ``%s`` for the parameters, and their values in that order."""
         values, text = self.mapping(params), self.query(schema).decode()
         names = _NAMED_PARAMETER.findall(text)
@@ -94,12 +117,19 @@ class Statement(Generic[Params, Row]):
         """Return the rows of a foreign driver as this statement's rows."""
         return [self.make_row(values) for values in found] if self.has_rows else []
 
-    def texts(self, params: Params) -> list[bytes | None]:
+    def texts(self, params: tuple[Any, ...]) -> list[bytes | None]:
         """Return the parameters as PostgreSQL's text input, in the order of ``numbered``."""
         return [_WRITERS.get(type(value), _written)(value) for value in params]
 
+    def fetch(self, connection: Connection[Any], *args: P.args, **kwargs: P.kwargs) -> list[Row]:
+        """Execute with these parameters on a synchronous connection and return the rows."""
+        return self.run(connection, self(*args, **kwargs)[1])
+
     def run(
-        self, connection: Connection[Any], params: Params, within: Installation | None = None
+        self,
+        connection: Connection[Any],
+        params: tuple[Any, ...],
+        within: Installation | None = None,
     ) -> list[Row]:
         """Execute on a synchronous connection and return the rows, if the statement returns any.
 
@@ -116,7 +146,10 @@ class Statement(Generic[Params, Row]):
             return cursor.fetchall() if self.has_rows else []
 
     async def run_async(
-        self, connection: AsyncConnection[Any], params: Params, within: Installation | None = None
+        self,
+        connection: AsyncConnection[Any],
+        params: tuple[Any, ...],
+        within: Installation | None = None,
     ) -> list[Row]:
         """``run`` on an asynchronous connection."""
         installation = within or installation_of(connection)
@@ -154,13 +187,25 @@ class StatementFile:
         self.texts = {name.strip(): body.strip() for name, _, body in parts}
         self.statements: dict[str, Statement[Any, Any]] = {}
 
+    def statement(self, signature: Callable[P, Row]) -> Statement[P, Row]:
+        """Declare the statement of this name: its parameters, and the type of its rows; None for no rows."""
+        function: Any = signature
+        row_name = function.__annotations__["return"]
+        row_type = Nothing if row_name == "None" else function.__globals__[row_name]
+        return self._declared(function.__name__, signature, row_type)
+
     def declare(
-        self, name: str, params_type: type[Params], row_type: type[Row]
-    ) -> Statement[Params, Row]:
-        """Pair the statement of that name with its parameter and row types."""
+        self, name: str, params_type: Callable[P, tuple[Any, ...]], row_type: type[Row]
+    ) -> Statement[P, Row]:
+        """Declare a statement whose parameters are one value, a named tuple."""
+        return self._declared(name, params_type, row_type)
+
+    def _declared(
+        self, name: str, signature: Callable[P, object], row_type: type[Row]
+    ) -> Statement[P, Row]:
         if name not in self.texts:
             raise LookupError(f"{self.file_name} has no statement named {name!r}")
-        statement = Statement(name, self.texts[name], params_type, row_type)
+        statement = Statement(name, self.texts[name], signature, row_type)
         self.statements[name] = statement
         return statement
 
@@ -169,6 +214,13 @@ class StatementFile:
         undeclared = sorted(set(self.texts) - set(self.statements))
         if undeclared:
             raise LookupError(f"{self.file_name}: no declaration for {', '.join(undeclared)}")
+
+
+def parameter_names(signature: Callable[..., object]) -> tuple[str, ...]:
+    if isinstance(signature, type):
+        return field_names(signature)
+    code: CodeType = signature.__code__
+    return code.co_varnames[: code.co_argcount]
 
 
 def field_names(value_type: type[Any]) -> tuple[str, ...]:
@@ -256,9 +308,9 @@ Step = tuple[Statement[Any, Any], Any]
 Script = Generator[Step, list[Any], Answer]
 
 
-def read_rows(statement: Statement[Params, Row], params: Params) -> Script[list[Row]]:
+def read_rows(step: tuple[Statement[Any, Row], Any]) -> Script[list[Row]]:
     """A script of one statement, whose rows are the answer."""
-    rows: list[Row] = yield statement, params
+    rows: list[Row] = yield step
     return rows
 
 

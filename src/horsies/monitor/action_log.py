@@ -5,8 +5,6 @@ from __future__ import annotations
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.actions import (
     ActionRow,
-    LastAction,
-    ListActions,
     last_action,
     list_actions,
 )
@@ -22,18 +20,15 @@ def list_actions_script(
     subject: str | None = None, actor: str | None = None, before: int | None = None, limit: int = 50
 ) -> Script[list[ActionRow]]:
     """Read a page of changes, newest first; ``before`` is the id of the last row of the page before."""
-    found: list[ActionRow] = yield (
-        list_actions,
-        ListActions(
-            subject=None if subject is None else storable_text(subject),
-            actor=None if actor is None else storable_text(actor),
-            before=_LAST_ID if before is None else before,
-            limit=limit,
-        ),
+    found: list[ActionRow] = yield list_actions(
+        subject=None if subject is None else storable_text(subject),
+        actor=None if actor is None else storable_text(actor),
+        before=_LAST_ID if before is None else before,
+        limit=limit,
     )
     return found
 
 
 def last_action_script(subject: str, verb: str) -> Script[ActionRow | None]:
     """Read the newest change of this kind that took effect, such as the pause of ``queue mail``."""
-    return one_or_none((yield last_action, LastAction(subject, verb)))
+    return one_or_none((yield last_action(subject, verb)))

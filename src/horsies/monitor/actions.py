@@ -17,7 +17,6 @@ from horsies.db.statements.monitor import (
     list_queue_states,
 )
 from horsies.db.statements.queues import (
-    ResendTasks,
     ResentTask,
     pause_queue,
     resend_tasks,
@@ -143,8 +142,8 @@ async def retry_task_async(
 def _resend_script(task_id: str, new_task_id: str) -> Script[Result[TaskRetried, TaskActionError]]:
     resent: ResentTask | None = None
     if (stored := stored_form(task_id)) is not None:
-        order = ResendTasks([stored], [new_task_id], once=False)
-        resent = one_or_none((yield resend_tasks, order))
+        order = resend_tasks([stored], [new_task_id], once=False)
+        resent = one_or_none((yield order))
     if resent is None:
         return Err(no_such_task(task_id))
     status = TaskStatus(resent.was_status)

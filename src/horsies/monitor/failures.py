@@ -14,11 +14,9 @@ from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.lookup import (
     AttemptPlace,
     FailureGroup,
-    GroupFailures,
     end_of_attempts,
     group_failures,
 )
-from horsies.db.statements.monitor import Sample
 
 ATTEMPTS_MAX = 20_000
 FAILURES_MAX = 2_000
@@ -43,12 +41,9 @@ class Failures:
 
 def failures_script(names: Sequence[str] = ()) -> Script[Failures]:
     """Read the groups; ``names`` limits them to these tasks."""
-    first: AttemptPlace | None = one_or_none((yield end_of_attempts, Sample(ATTEMPTS_MAX)))
+    first: AttemptPlace | None = one_or_none((yield end_of_attempts(ATTEMPTS_MAX)))
     from_id = 0 if first is None else first.id
-    groups: list[FailureGroup] = yield (
-        group_failures,
-        GroupFailures(from_id, FAILURES_MAX, list(names)),
-    )
+    groups: list[FailureGroup] = yield group_failures(from_id, FAILURES_MAX, list(names))
     return Failures(groups, None if first is None else first.finished_at)
 
 

@@ -23,7 +23,7 @@ from horsies.db.statements.monitor import (
     read_server,
     worker_state_history,
 )
-from horsies.db.statements.queues import Notification, send_notification
+from horsies.db.statements.queues import send_notification
 from horsies.ids import new_id
 from horsies.monitor.defaults import PING_TIMEOUT_SECONDS
 from horsies.result import Err, Ok
@@ -150,7 +150,7 @@ class _Ping:
             request["target_worker_id"] = self.target_worker_id
         assert listener.connection is not None
         self.sent_at = time.perf_counter()
-        send_notification.run(listener.connection, Notification(PING_CHANNEL, json.dumps(request)))
+        send_notification.fetch(listener.connection, PING_CHANNEL, json.dumps(request))
 
     def collect(self, listener: Listener, timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds
@@ -195,13 +195,13 @@ def read_pong(payload: str, correlation_id: str, latency_ms: float) -> WorkerPon
 
 def list_worker_states(broker: PostgresBroker) -> BrokerResult[list[WorkerStateSnapshot]]:
     """Return the newest snapshot of every worker on record, the most recent first."""
-    return broker.perform(_READING, read_rows(newest_worker_states, Nothing()))
+    return broker.perform(_READING, read_rows((newest_worker_states, Nothing())))
 
 
 async def list_worker_states_async(
     broker: PostgresBroker,
 ) -> BrokerResult[list[WorkerStateSnapshot]]:
-    return await broker.perform_async(_READING, read_rows(newest_worker_states, Nothing()))
+    return await broker.perform_async(_READING, read_rows((newest_worker_states, Nothing())))
 
 
 def get_worker_state_history(
@@ -211,7 +211,7 @@ def get_worker_state_history(
     if problem := _limit_problem(limit):
         return Err(problem)
     history = WorkerStateHistory(worker_id, limit)
-    return broker.perform(_READING, read_rows(worker_state_history, history))
+    return broker.perform(_READING, read_rows((worker_state_history, history)))
 
 
 async def get_worker_state_history_async(
@@ -220,7 +220,7 @@ async def get_worker_state_history_async(
     if problem := _limit_problem(limit):
         return Err(problem)
     history = WorkerStateHistory(worker_id, limit)
-    return await broker.perform_async(_READING, read_rows(worker_state_history, history))
+    return await broker.perform_async(_READING, read_rows((worker_state_history, history)))
 
 
 def _limit_problem(limit: int | None) -> BrokerOperationError | None:

@@ -17,8 +17,6 @@ from horsies.db.statement import Script
 from horsies.db.statements.measures import (
     DoneByMinute,
     Measured,
-    Minutes,
-    ReadMeasures,
     count_done_by_minute,
     read_measures,
 )
@@ -139,8 +137,8 @@ def read_measures_script(
     """
     step = fitting_step(since, step)
     seconds = round(step.total_seconds())
-    query = ReadMeasures(since.total_seconds(), seconds, seconds, "all", list(queues), list(names))
-    rows: list[Measured] = yield read_measures, query
+    query = read_measures(since.total_seconds(), seconds, seconds, "all", list(queues), list(names))
+    rows: list[Measured] = yield query
     total = _slot(_total(rows))
     return Series(step, rows[0].until, [_slot(row) for row in rows], total)
 
@@ -153,15 +151,15 @@ def read_split_measures_script(
     """
     step = since + timedelta(minutes=1)
     seconds = round(step.total_seconds())
-    query = ReadMeasures(since.total_seconds(), 60, seconds, split, list(queues), [])
-    rows: list[Measured] = yield read_measures, query
+    query = read_measures(since.total_seconds(), 60, seconds, split, list(queues), [])
+    rows: list[Measured] = yield query
     slots = {row.subject: _slot(row) for row in rows if row.subject is not None}
     return {name: Series(step, rows[0].until, [slot], slot) for name, slot in slots.items()}
 
 
 def done_by_minute_script(minutes: int = 60) -> Script[dict[str, Sequence[int]]]:
     """Read how many attempts of each queue were done in each of the last whole minutes, oldest first."""
-    rows: list[DoneByMinute] = yield count_done_by_minute, Minutes(minutes)
+    rows: list[DoneByMinute] = yield count_done_by_minute(minutes)
     found: dict[str, Sequence[int]] = {}
     for row in rows:
         counts = [0] * minutes

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from horsies.db.statement import Script
 from horsies.db.statements.metrics import (
     Gauges,
-    ReadGauges,
     TableSize,
     read_gauges,
     read_table_sizes,
 )
-from horsies.db.statements.monitor import SchemaName, WorkerSummary
+from horsies.db.statements.monitor import WorkerSummary
 from horsies.monitor.defaults import OVERDUE_SECONDS
 from horsies.monitor.measures import BOUNDS, NAMES_MAX, Series, read_split_measures_script
 from horsies.monitor.overview import (
@@ -321,10 +320,10 @@ class ClusterGauges:
         started = self.clock()
         overview = yield from overview_script(self.configured)
         series = yield from read_split_measures_script("queue", RATE_SPAN)
-        query = ReadGauges(self.schema, COUNT_MOST, OVERDUE_SECONDS)
-        (gauges,) = yield read_gauges, query
+        query = read_gauges(self.schema, COUNT_MOST, OVERDUE_SECONDS)
+        (gauges,) = yield query
         if self._sized_at is None or started - self._sized_at >= SIZES_SECONDS:
-            self._sizes = yield read_table_sizes, SchemaName(self.schema)
+            self._sizes = yield read_table_sizes(self.schema)
             self._sized_at = started
         samples = list(cluster_samples(overview, series, gauges, self._sizes))
         return self._keep([*samples, *_about(self.clock() - started, up=True)])

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from horsies.ids import new_id, stored_form
 from horsies.monitor.queries import RunFilters, TaskFilters
@@ -67,6 +67,25 @@ SCOPES: Mapping[OrderVerb, Scope] = {
 }
 
 
+class Wording(NamedTuple):
+    """The words of a verb: its title, the question before it, and the state of a task or run after it."""
+
+    title: str
+    question: str
+    done: str
+
+
+WORDS: Mapping[OrderVerb, Wording] = {
+    OrderVerb.RETRY_TASKS: Wording("Send again", "Send {} again?", "sent again"),
+    OrderVerb.CANCEL_TASKS: Wording("Cancel", "Cancel {}?", "cancelled"),
+    OrderVerb.PURGE_QUEUE: Wording("Purge", "Cancel {}?", "cancelled"),
+    OrderVerb.RETRY_RUNS: Wording("Retry", "Retry {}?", "retried"),
+    OrderVerb.RESUME_RUNS: Wording("Resume", "Resume {}?", "resumed"),
+    OrderVerb.PAUSE_RUNS: Wording("Pause", "Pause {}?", "paused"),
+    OrderVerb.CANCEL_RUNS: Wording("Cancel", "Cancel {}?", "cancelled"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """A verb, the tasks or runs it is for, and the bounds that a dry run has fixed.
@@ -98,6 +117,15 @@ class Order:
             return f"{len(self.ids):,} selected tasks"
         return " ".join(_filter_words(self.tasks or self.runs or TaskFilters()))
 
+    @property
+    def words(self) -> Wording:
+        return WORDS[self.verb]
+
+    def counted(self, count: int) -> str:
+        """Tasks or runs with their number, as in ``12 tasks``."""
+        noun = "run" if self.verb.is_of_runs else "task"
+        return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Preview:
@@ -110,6 +138,11 @@ class Preview:
     newest_at: datetime | None
     oldest_at: datetime | None
     has_more: bool
+
+    @property
+    def summary(self) -> str:
+        possible = f"{self.eligible:,} can be {self.order.words.done}"
+        return f"{self.matching:,} matching, {possible}{_refused_words(self.refused)}."
 
     def document(self) -> dict[str, Any]:
         """Return the dry run as the JSON values of the command line and the API."""
@@ -137,7 +170,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class OrderState:
-    """A started order; its outcome is ``running``, ``stopping``, ``stopped`` or ``done``."""
+    """A stored order; its outcome is ``draft``, ``running``, ``stopping``, ``stopped`` or ``done``."""
 
     order: Order
     outcome: str
@@ -171,27 +204,27 @@ class OrderState:
     @property
     def summary(self) -> str:
         words = f"{self.progress.done:,} of {self.order.matching:,} changed"
-        if refused := sum(self.progress.refused.values()):
-            counts = self.progress.refused.items()
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts)
-            words += f", {refused:,} refused: {reasons}"
-        return f"{words}."
+        return f"{words}{_refused_words(self.progress.refused)}."
+
+
+def _refused_words(refused: Counts) -> str:
+    if not refused:
+        return ""
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in refused.items())
+    return f", {sum(refused.values()):,} refused: {reasons}"
 
 
 _ORDERS = TypeAdapter(Order)
 
 
 def order_text(order: Order) -> str:
-    """Return an order as JSON text, for a form or the database."""
+    """Return an order as JSON text, for the database."""
     return _ORDERS.dump_json(order).decode()
 
 
-def read_order_text(text: str) -> Order | None:
-    """Return the order that ``order_text`` wrote, or None."""
-    try:
-        return _ORDERS.validate_json(text)
-    except ValidationError:
-        return None
+def read_order_text(text: str) -> Order:
+    """Return the order that ``order_text`` wrote."""
+    return _ORDERS.validate_json(text)
 
 
 def draft_order(

@@ -1,10 +1,11 @@
 """Bulk orders: one verb for all tasks or runs that match filters, with a dry run, a bound and a stop.
 
 A dry run fixes the bounds of an order: the newest and the oldest row that matched, and the time. What ends
-or is sent later is not touched. An order is carried out in batches. Each batch is one transaction that also
-stores the position of the order, in the order's row of ``horsies_actions``. So a repeated request, a lost
-answer or a crash changes nothing twice, and any process can continue an order by its id. The ids of tasks
-that are sent again are derived from the order and the old id.
+or is sent later is not touched. The dashboard stores a dry run as a draft of the order, a row of
+``horsies_actions``, and a form starts it by its id. An order is carried out in batches. Each batch is one
+transaction that also stores the position of the order, in the same row. So a repeated request, a lost answer
+or a crash changes nothing twice, and any process can continue an order by its id. The ids of tasks that are
+sent again are derived from the order and the old id.
 """
 
 from __future__ import annotations
@@ -21,15 +22,13 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from horsies.codec.results import encode_task_error
-from horsies.db.statement import Nothing, Script, Step, one_or_none
+from horsies.db.statement import Script, Step, one_or_none
 from horsies.db.statements.actions import (
     Candidate,
-    Candidates,
-    OrderId,
     OrderRow,
     Refusals,
-    SaveOrder,
-    StartOrder,
+    delete_drafts,
+    discard_draft,
     judge_resends,
     lock_orders,
     read_candidates,
@@ -38,15 +37,12 @@ from horsies.db.statements.actions import (
     save_order,
     start_order,
     stop_order,
+    store_draft,
 )
-from horsies.db.statements.queues import ResendTasks, ResentTask, resend_tasks
-from horsies.db.statements.tasks import CancelledTask, CancelTasks, cancel_tasks
+from horsies.db.statements.queues import ResentTask, resend_tasks
+from horsies.db.statements.tasks import CancelledTask, cancel_tasks
 from horsies.db.statements.workflows import (
-    CancelRun,
-    RetryRun,
-    RunId,
     RunPosition,
-    WorkflowIds,
     cancel_run,
     lock_runs,
     pause_run,
@@ -78,7 +74,7 @@ from horsies.tasks.broker import (
     BrokerResult,
     PostgresBroker,
 )
-from horsies.tasks.recording import Action, Actor, current_actor, log_action, record_step
+from horsies.tasks.recording import Action, Actor, Columns, current_actor, log_action
 
 BATCH = 200
 # Pause between two batches, for the transactions of workers.
@@ -101,7 +97,7 @@ CHANGED = "in another status by now"
 
 def preview_script(draft: Order) -> Script[Preview]:
     """Count the rows of an order and fix its bounds; nothing is changed."""
-    (clock,) = yield read_clock, Nothing()
+    (clock,) = yield read_clock()
     order = replace(draft, at=clock.at)
     seen: list[_Found] = []
     refused: Counter[str] = Counter()
@@ -162,9 +158,8 @@ def _page_script(
 
 def _named_script(order: Order, start: int, limit: int) -> Script[tuple[list[_Found], str | None]]:
     ids = order.ids[start : start + limit]
-    rows: list[Candidate] = yield (
-        read_candidates,
-        Candidates([one for one in ids if stored_form(one) is not None]),
+    rows: list[Candidate] = yield read_candidates(
+        [one for one in ids if stored_form(one) is not None]
     )
     known = {row.id: row for row in rows}
     missing = datetime.min.replace(tzinfo=UTC)
@@ -212,7 +207,7 @@ def _judge_script(order: Order, found: Sequence[_Found]) -> Script[Counter[str]]
         else:
             fitting.append(one.row.id)
     if order.verb is OrderVerb.RETRY_TASKS and fitting:
-        (judged,) = yield judge_resends, Candidates(fitting)
+        (judged,) = yield judge_resends(fitting)
         assert isinstance(judged, Refusals)
         refused[IN_WORKFLOW] += judged.in_workflow
         refused[SENT_AGAIN] += judged.was_resent if order.once else 0
@@ -278,37 +273,45 @@ def _log_end(order: Order, actor: Actor, state: BrokerResult[OrderState]) -> Non
         log_action(action, actor, state.ok_value.outcome, state.ok_value.summary)
 
 
+def store_draft_script(order: Order, actor: Actor) -> Script[None]:
+    """Store the dry run of an order; drafts of this author that are out of date are deleted.
+
+    An order that was started under this id meanwhile stays as it is.
+    """
+    columns = _columns(order, actor)
+    yield delete_drafts(columns.actor)
+    yield store_draft(*columns, order.id, order_text(order), _progress_text(Progress()))
+
+
 def start_script(order: Order, actor: Actor) -> Script[BrokerResult[OrderState]]:
-    """Store an order, or set a stopped one going again; ``batch_script`` carries it out."""
-    values = record_step(Action(order.verb.value, order.subject), actor, "", order.reason)[1]
-    yield (
-        start_order,
-        StartOrder(
-            actor=values.actor,
-            source=values.source,
-            verb=values.verb,
-            subject=values.subject,
-            detail=values.detail,
-            order_id=order.id,
-            plan=order_text(order),
-            progress=_PROGRESS.dump_json(Progress()).decode(),
-        ),
-    )
+    """Store an order, or set a stopped one going again; ``batch_script`` carries it out.
+
+    The draft of the order, if there is one, is replaced: the row of an order is as old as its start.
+    """
+    columns = _columns(order, actor)
+    yield discard_draft(order.id)
+    yield start_order(*columns, order.id, order_text(order), _progress_text(Progress()))
     state = yield from order_script(order.id)
     return Err(no_such_order(order.id)) if state is None else Ok(state)
 
 
+def _columns(order: Order, actor: Actor) -> Columns:
+    return Columns.of(Action(order.verb.value, order.subject), actor, order.reason)
+
+
+def _progress_text(progress: Progress) -> str:
+    return _PROGRESS.dump_json(progress).decode()
+
+
 def order_script(order_id: str) -> Script[OrderState | None]:
-    """Read a started order; None if it does not exist."""
+    """Read a stored order; None if it does not exist, or is a draft that is out of date."""
     if (stored := stored_form(order_id)) is None:
         return None
-    row: OrderRow | None = one_or_none((yield read_order, OrderId(stored)))
+    row: OrderRow | None = one_or_none((yield read_order(stored)))
     if row is None:
         return None
     progress = _PROGRESS.validate_json(row.progress)
-    order = read_order_text(row.plan)
-    assert order is not None
-    return OrderState(order, row.outcome, progress, row.actor, row.at)
+    return OrderState(read_order_text(row.plan), row.outcome, progress, row.actor, row.at)
 
 
 def stop_script(order_id: str) -> Script[BrokerResult[bool]]:
@@ -316,7 +319,7 @@ def stop_script(order_id: str) -> Script[BrokerResult[bool]]:
     state = yield from order_script(order_id)
     if state is None:
         return Err(no_such_order(order_id))
-    return Ok(bool((yield stop_order, OrderId(state.order.id))))
+    return Ok(bool((yield stop_order(state.order.id))))
 
 
 def no_such_order(order_id: str) -> BrokerOperationError:
@@ -326,7 +329,7 @@ def no_such_order(order_id: str) -> BrokerOperationError:
 
 def batch_script(order_id: str) -> Script[BrokerResult[OrderState]]:
     """Carry out the next batch of an order; run it as one transaction."""
-    yield lock_orders, Nothing()
+    yield lock_orders()
     state = yield from order_script(order_id)
     if state is None:
         return Err(no_such_order(order_id))
@@ -343,11 +346,10 @@ def batch_script(order_id: str) -> Script[BrokerResult[OrderState]]:
 
 
 def _saving(state: OrderState) -> Step:
-    progress = _PROGRESS.dump_json(state.progress).decode()
     detail = state.summary
     if state.order.reason:
         detail += f" {state.order.reason}"
-    return save_order, SaveOrder(state.order.id, state.outcome, detail, progress)
+    return save_order(state.order.id, state.outcome, detail, _progress_text(state.progress))
 
 
 def _advance_script(order: Order, progress: Progress) -> Script[Progress]:
@@ -378,7 +380,7 @@ def resent_id(order: Order, task_id: str) -> str:
 
 def _resend_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
     new_ids = [resent_id(order, one) for one in ids]
-    rows: list[ResentTask] = yield resend_tasks, ResendTasks(ids, new_ids, order.once)
+    rows: list[ResentTask] = yield resend_tasks(ids, new_ids, order.once)
     reasons = (
         IN_WORKFLOW if row.in_workflow else SENT_AGAIN if row.was_resent else CHANGED
         for row in rows
@@ -388,7 +390,7 @@ def _resend_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
 
 
 def _cancel_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
-    rows: list[CancelledTask] = yield cancel_tasks, CancelTasks(ids, order.include_running)
+    rows: list[CancelledTask] = yield cancel_tasks(ids, order.include_running)
     reasons = (
         IS_RUNNING if row.was_status == TaskStatus.RUNNING else CHANGED
         for row in rows
@@ -399,7 +401,7 @@ def _cancel_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
 
 def _control_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
     """Change runs one by one, after all their trees are locked in the order that workers use."""
-    yield lock_runs, WorkflowIds(ids)
+    yield lock_runs(ids)
     refused: Counter[str] = Counter()
     for run_id in ids:
         (row,) = yield _control_step(order, run_id)
@@ -411,11 +413,11 @@ def _control_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
 def _control_step(order: Order, run_id: str) -> Step:
     match order.verb:
         case OrderVerb.PAUSE_RUNS:
-            return pause_run, RunId(run_id)
+            return pause_run(run_id)
         case OrderVerb.RESUME_RUNS:
-            return resume_run, RunId(run_id)
+            return resume_run(run_id)
         case OrderVerb.RETRY_RUNS:
-            return retry_run, RetryRun(run_id, None)
+            return retry_run(run_id, None)
         case _:
             why = f": {order.reason}" if order.reason else "."
             error = TaskError(
@@ -424,7 +426,7 @@ def _control_step(order: Order, run_id: str) -> Step:
                 data={"workflow_id": run_id, "reason": order.reason},
             )
             stored = encode_task_error(error).removeprefix('{"err":')[:-1]
-            return cancel_run, CancelRun(run_id, stored, False)
+            return cancel_run(run_id, stored, False)
 
 
 def _is_changed(verb: OrderVerb, answer: str | None) -> bool:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from horsies.db.statement import Nothing, Script, one_or_none, read_rows
-from horsies.db.statements.blocked import BlockedLimit, BlockedRow, list_blocked
+from horsies.db.statements.blocked import BlockedRow, list_blocked
 from horsies.db.statements.monitor import (
     CountMost,
     InFlightCount,
@@ -136,7 +136,7 @@ def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
         _with_servers(queue, servers.get(queue.name, ()), configured.get(queue.name))
         for queue in merged
     ]
-    blocked: list[BlockedRow] = yield list_blocked, BlockedLimit(BLOCKED_SHOWN)
+    blocked: list[BlockedRow] = yield list_blocked(BLOCKED_SHOWN)
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
 
@@ -206,7 +206,7 @@ def read_workers(
     broker: PostgresBroker, *, include_stopped: bool = False
 ) -> BrokerResult[list[WorkerSummary]]:
     """List the workers, the most recently seen first; stopped ones only on request, at the end."""
-    return broker.perform(_READING, read_rows(list_workers, ListWorkers(include_stopped)))
+    return broker.perform(_READING, read_rows((list_workers, ListWorkers(include_stopped))))
 
 
 def health_of(worker: WorkerSummary) -> WorkerHealth:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.dashboard import (
     DueTask,
     HistoryPoint,
@@ -83,7 +83,7 @@ def rates_script(since: timedelta, step: timedelta) -> Script[Rates]:
     """Read the rates of the whole system."""
     total = yield from read_measures_script(since, step)
     by_queue = yield from done_by_minute_script()
-    failing: list[FailingTask] = yield find_failing_tasks, Nothing()
+    failing: list[FailingTask] = yield find_failing_tasks()
     return Rates(total, by_queue, failing)
 
 

@@ -29,12 +29,9 @@ from horsies.db.statements.monitor import (
     list_tasks_by_error,
 )
 from horsies.db.statements.workflows import (
-    ListNewestRuns,
     ListRuns,
-    RunId,
     RunPosition,
     RunSummary,
-    RunWindow,
     end_of_run_window,
     list_newest_runs,
     list_open_runs,
@@ -410,7 +407,7 @@ def runs_script(filters: RunFilters) -> Script[RunPage | None]:
     if filters.after is not None:
         before = run_position(filters.after)
         if before is None and (stored := stored_form(filters.after)):
-            before = one_or_none((yield read_run_position, RunId(stored)))
+            before = one_or_none((yield read_run_position(stored)))
     if before is None:
         return None
     if filters.until is not None and filters.until <= before.created_at:
@@ -435,11 +432,8 @@ def _run_steps(filters: RunFilters, before: RunPosition) -> ListSteps:
 
     return ListSteps(
         unfinished=lambda statuses: (list_open_runs, parameters(statuses)),
-        newest=lambda statuses: (
-            list_newest_runs,
-            ListNewestRuns(*parameters(statuses), window=window),
-        ),
-        window_edge=(end_of_run_window, RunWindow(before.created_at, before.id, since, window)),
+        newest=lambda statuses: list_newest_runs(*parameters(statuses), window=window),
+        window_edge=end_of_run_window(before.created_at, before.id, since, window),
         position=attrgetter("created_at", "id"),
         cursor=run_cursor,
     )

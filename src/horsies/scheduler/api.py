@@ -14,16 +14,10 @@ from typing import Any, TypeAlias, TypeVar
 from horsies.config.schedules import AnySchedule
 from horsies.db.statement import Script, Statement, Step
 from horsies.db.statements.schedules import (
-    AddSchedule,
-    ListScheduleRuns,
-    RunSchedule,
-    ScheduleFilter,
     ScheduleName,
-    ScheduleNames,
     ScheduleRecord,
     ScheduleRun,
     ScheduleState,
-    StartSchedule,
     add_schedule,
     list_schedule_runs,
     list_schedules,
@@ -63,7 +57,7 @@ States: TypeAlias = list[ScheduleState]
 Slots: TypeAlias = list[datetime]
 Runs: TypeAlias = list[ScheduleRun]
 RunHandle: TypeAlias = TaskHandle[Any] | WorkflowHandle[Any]
-Switch: TypeAlias = Statement[ScheduleName, ScheduleName]
+Switch: TypeAlias = Statement[[str], ScheduleName]
 
 _WORKING = BrokerErrorCode.SCHEDULE_OPERATION_FAILED
 _SUPPRESSED = BrokerOperationError(
@@ -197,7 +191,7 @@ class Schedules:
         return _add_script(entry, definition_json(entry), replace, is_configured)
 
     def _run_script(self, name: str) -> Script[BrokerResult[Work]]:
-        (record,) = yield read_schedule_records, ScheduleNames([name])
+        (record,) = yield read_schedule_records([name])
         try:
             entry = self._entry(record)
         except (HorsiesError, ValueError, LookupError, TypeError) as problem:
@@ -255,12 +249,12 @@ async def change_async(
 
 
 def list_script() -> Script[BrokerResult[list[ScheduleState]]]:
-    states: list[ScheduleState] = yield list_schedules, ScheduleFilter(None)
+    states: list[ScheduleState] = yield list_schedules(None)
     return Ok(states)
 
 
 def _state_script(name: str) -> Script[BrokerResult[ScheduleState]]:
-    states: list[ScheduleState] = yield list_schedules, ScheduleFilter(str(name))  # None: all
+    states: list[ScheduleState] = yield list_schedules(str(name))  # None: all
     return Ok(states[0]) if states else (yield from _unknown_script(name))
 
 
@@ -268,7 +262,7 @@ def switch_script(name: str, switch: Switch) -> Script[BrokerResult[Switched[Sch
     """Pause or resume a schedule and read its new state."""
     if isinstance(before := (yield from _state_script(name)), Err):
         return before
-    yield switch, ScheduleName(name)
+    yield switch(name)
     was_paused = before.ok_value.is_paused
     after = yield from _state_script(name)
     return after.map(lambda state: Switched(state, state.is_paused != was_paused))
@@ -298,14 +292,14 @@ def _next_slots(state: ScheduleState, count: int) -> BrokerResult[list[datetime]
 
 def runs_script(name: str, limit: int) -> Script[BrokerResult[list[ScheduleRun]]]:
     """Read the newest runs of a schedule."""
-    runs: list[ScheduleRun] = yield list_schedule_runs, ListScheduleRuns(name, limit)
+    runs: list[ScheduleRun] = yield list_schedule_runs(name, limit)
     if runs:
         return Ok(runs)
     return (yield from _state_script(name)).map(lambda _: [])
 
 
 def _remove_script(name: str) -> Script[BrokerResult[None]]:
-    if (yield remove_schedule, ScheduleName(name)):
+    if (yield remove_schedule(name)):
         return Ok(None)
     if isinstance(state := (yield from _state_script(name)), Err):
         return state
@@ -319,9 +313,9 @@ def _add_script(
     name = entry.schedule.name
     added: list[ScheduleName] = []
     if not is_configured:
-        records: list[ScheduleRecord] = yield read_schedule_records, ScheduleNames([name])
+        records: list[ScheduleRecord] = yield read_schedule_records([name])
         now = records[0].looked_at.astimezone(UTC)
-        row = AddSchedule(
+        row = add_schedule(
             name=name,
             next_run_at=entry.timing.first_after(now),
             hash=entry.hash,
@@ -331,7 +325,7 @@ def _add_script(
             definition=definition,
             replace=replace,
         )
-        added = yield add_schedule, row
+        added = yield row
     if added:
         return (yield from _state_script(name))
     message = f"There is another schedule {name!r} already; choose a new name, or replace=True."
@@ -340,7 +334,7 @@ def _add_script(
 
 def _unknown_script(name: str, configured: Iterable[str] = ()) -> Script[Err[BrokerOperationError]]:
     """Refuse a name, and list the first of the known ones."""
-    stored: list[ScheduleState] = yield list_schedules, ScheduleFilter(None)
+    stored: list[ScheduleState] = yield list_schedules(None)
     names = sorted({*configured, *(state.name for state in stored)})
     known = f"the known ones are {listed(names)}; " if names else ""
     message = f"There is no schedule {name!r}; {known}run `horsies schedules` to see all of them."
@@ -349,8 +343,8 @@ def _unknown_script(name: str, configured: Iterable[str] = ()) -> Script[Err[Bro
 
 def _run_step(name: str, work: Work) -> Step:
     if isinstance(work, RunPlan):
-        return start_schedule, StartSchedule(work.id, work.plan, name)
-    return run_schedule, RunSchedule(
+        return start_schedule(work.id, work.plan, name)
+    return run_schedule(
         id=work.id,
         task_name=work.task_name,
         queue_name=work.queue_name,

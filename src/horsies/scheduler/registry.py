@@ -12,20 +12,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from horsies.config.app import AppConfig
-from horsies.db.statement import Script
+from horsies.db.statement import Script, Step
 from horsies.db.statements.schedules import (
     DueSchedule,
-    FindDue,
-    LookAhead,
-    NoteDisabled,
-    OwnedSchedules,
     ScheduleName,
-    ScheduleNames,
     ScheduleRecord,
     StoreSchedules,
+    find_due_schedules,
     list_orphaned_schedules,
     note_disabled_schedules,
     read_schedule_records,
+    seconds_until_next_slot,
     store_schedules,
 )
 from horsies.errors import ErrorCode, HorsiesError
@@ -69,11 +66,11 @@ class Registry:
         disabled = [one.name for one in config.schedule.schedules if not one.enabled]
         return cls(application, owner[:255], entries, disabled)
 
-    def find_due(self) -> FindDue:
-        return FindDue(*self._served(), DUE_MAX)
+    def find_due(self) -> Step:
+        return find_due_schedules(*self._served(), DUE_MAX)
 
-    def look_ahead(self, looked_at: datetime | None) -> LookAhead:
-        return LookAhead(*self._served(), looked_at)
+    def look_ahead(self, looked_at: datetime | None) -> Step:
+        return seconds_until_next_slot(*self._served(), looked_at)
 
     def _served(self) -> tuple[str, str, list[str], list[str]]:
         """Return names and hashes of configured schedules, and the servable tasks and workflows."""
@@ -119,16 +116,16 @@ def store_configured(
     without an interruption for so long that a living owner would have served the slot.
     """
     names = list(registry.entries)
-    records: list[ScheduleRecord] = yield read_schedule_records, ScheduleNames(names)
+    records: list[ScheduleRecord] = yield read_schedule_records(names)
     judges_others = has_watched()
     rows = list(_rows_to_store(registry, records, at_start, judges_others))
     if rows:
         yield store_schedules, _columns(registry.owner, rows)
     if judges_others:
-        yield note_disabled_schedules, NoteDisabled(registry.owner, names, registry.disabled)
+        yield note_disabled_schedules(registry.owner, names, registry.disabled)
     if at_start:
-        owned = OwnedSchedules(registry.owner, names)
-        orphans: list[ScheduleName] = yield list_orphaned_schedules, owned
+        owned = list_orphaned_schedules(registry.owner, names)
+        orphans: list[ScheduleName] = yield owned
         if orphans:
             removed = ", ".join(orphan.name for orphan in orphans)
             logger.warning("stored schedules that are no longer configured: %s", removed)

@@ -22,9 +22,7 @@ from horsies.db.statements.schedules import (
     DueSchedule,
     FireSlots,
     ScheduleName,
-    find_due_schedules,
     fire_slots,
-    seconds_until_next_slot,
 )
 from horsies.db.statements.tasks import InsertTask
 from horsies.logs import as_event
@@ -117,13 +115,13 @@ def tick(pipeline: Pipeline, registry: Registry, refused: Refused | None = None)
 
 
 def _tick_script(registry: Registry, refused: Refused) -> Script[TickResult]:
-    due: list[DueSchedule] = yield find_due_schedules, registry.find_due()
+    due: list[DueSchedule] = yield registry.find_due()
     batch = decide_all(registry, refused.awake(due))
     taken: list[ScheduleName] = []
     if batch:
         taken = yield fire_slots, columns(batch)
     looked_at = due[0].looked_at if due else None
-    (ahead,) = yield seconds_until_next_slot, registry.look_ahead(looked_at)
+    (ahead,) = yield registry.look_ahead(looked_at)
     names = {one.name for one in taken}
     fired = [decided for decided in batch if decided.due.name in names]
     has_more = (fired and len(due) == DUE_MAX) or any(one.is_behind for one in fired)
@@ -221,7 +219,7 @@ def columns(batch: Sequence[Decided]) -> FireSlots:
 
 def _tick_one_by_one(pipeline: Pipeline, registry: Registry, refused: Refused) -> TickResult:
     """Isolate a schedule that the database refuses, and fire the others."""
-    (due,) = pipeline.run([(find_due_schedules, registry.find_due())])
+    (due,) = pipeline.run([registry.find_due()])
     fired = []
     for decided in decide_all(registry, refused.awake(due)):
         started = time.monotonic()

@@ -30,10 +30,8 @@ from horsies.db.errors import (
     may_last,
 )
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Nothing, Step
+from horsies.db.statement import Step
 from horsies.db.statements.blocked import (
-    LockWait,
-    NoteBlocked,
     delete_unblocked,
     limit_lock_wait,
     note_blocked,
@@ -67,7 +65,7 @@ Action: TypeAlias = Literal[
 
 # How long a change that is tried again anyway waits for a lock, and how many seconds this uses up. One second
 # comes back per second; without patience a change hardly waits, so that a thousand of them silence no worker.
-_PATIENT, _IMPATIENT = LockWait(200), LockWait(1)
+_PATIENT_MS, _IMPATIENT_MS = 200, 1
 # How long such a change may take in all, its COMMIT included.
 _PATIENT_SECONDS, _IMPATIENT_SECONDS = 10.0, 1.0
 _WAIT_COST_SECONDS = 1.0
@@ -203,7 +201,7 @@ class Blocked:
 
     def lock_wait(self) -> Step:
         """The first step of a transaction that is tried again anyway: it waits briefly for locks."""
-        return limit_lock_wait, _PATIENT if self._is_patient() else _IMPATIENT
+        return limit_lock_wait(_PATIENT_MS if self._is_patient() else _IMPATIENT_MS)
 
     def seconds_alone(self, one: str = "") -> float:
         """How long a transaction that is tried again anyway may take, the one of this task or run.
@@ -376,9 +374,9 @@ class Blocked:
     def _is_new(self, pipeline: Pipeline, refusal: Refusal) -> bool:
         """Record a refusal; False if it was recorded before, by any worker."""
         change = refusal.change
-        row = NoteBlocked(change.id, change.is_run, change.action, refusal.reason, self._worker_id)
+        row = note_blocked(change.id, change.is_run, change.action, refusal.reason, self._worker_id)
         try:
-            is_new = bool(pipeline.run([(note_blocked, row)])[0])
+            is_new = bool(pipeline.run([row])[0])
         except psycopg.Error as error:
             if is_transient(error):
                 raise
@@ -390,7 +388,7 @@ class Blocked:
     def delete_old(self, pipeline: Pipeline) -> None:
         """Delete the rows of tasks and runs that have moved on, once none is known to be blocked."""
         if self.has_recorded and not self.delays:
-            pipeline.run([(delete_unblocked, Nothing())])
+            pipeline.run([delete_unblocked()])
             self.has_recorded = False
 
 

@@ -253,7 +253,7 @@ class PostgresBroker:
         return await self.perform_async(code, make_script(), transaction, atomic=atomic)
 
     def insert(
-        self, statement: Statement[InsertTask, TaskId], row: InsertTask
+        self, statement: Statement[Any, TaskId], row: InsertTask
     ) -> BrokerResult[str] | None:
         """Insert one task in one round trip and return its id; None if the id or key is taken.
 
@@ -275,7 +275,7 @@ class PostgresBroker:
         return Ok(row.id) if inserted else None
 
     async def insert_async(
-        self, statement: Statement[InsertTask, TaskId], row: InsertTask
+        self, statement: Statement[Any, TaskId], row: InsertTask
     ) -> BrokerResult[str] | None:
         """``insert`` on the running event loop's connections."""
         try:
@@ -325,17 +325,21 @@ class PostgresBroker:
 
     def get_worker_stats(self) -> BrokerResult[list[WorkerStats]]:
         """Count the running tasks of each child process."""
-        return self.perform(_READING, read_rows(monitor.count_worker_tasks, Nothing()))
+        return self.perform(_READING, read_rows((monitor.count_worker_tasks, Nothing())))
 
     async def get_worker_stats_async(self) -> BrokerResult[list[WorkerStats]]:
-        return await self.perform_async(_READING, read_rows(monitor.count_worker_tasks, Nothing()))
+        return await self.perform_async(
+            _READING, read_rows((monitor.count_worker_tasks, Nothing()))
+        )
 
     def get_expired_tasks(self) -> BrokerResult[list[ExpiredTask]]:
         """List PENDING tasks past their ``good_until`` that no worker has expired yet."""
-        return self.perform(_READING, read_rows(monitor.find_expired_tasks, Nothing()))
+        return self.perform(_READING, read_rows((monitor.find_expired_tasks, Nothing())))
 
     async def get_expired_tasks_async(self) -> BrokerResult[list[ExpiredTask]]:
-        return await self.perform_async(_READING, read_rows(monitor.find_expired_tasks, Nothing()))
+        return await self.perform_async(
+            _READING, read_rows((monitor.find_expired_tasks, Nothing()))
+        )
 
     def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
         """Fail stale RUNNING tasks as a crash of their worker would; return their number.
@@ -433,7 +437,9 @@ def _is_transient(stored: BrokerResult[Any]) -> bool:
 
 
 def _stale_tasks(stale_threshold_minutes: float) -> Script[list[StaleTask]]:
-    return read_rows(monitor.find_stale_tasks, monitor.StaleThreshold(stale_threshold_minutes * 60))
+    return read_rows(
+        (monitor.find_stale_tasks, monitor.StaleThreshold(stale_threshold_minutes * 60))
+    )
 
 
 def failure(

@@ -22,7 +22,6 @@ from horsies.codec.calls import EncodedCall
 from horsies.db.statement import Script, Statement, Step
 from horsies.db.statements.tasks import (
     InsertTasks,
-    TaskIds,
     find_sent_tasks,
     insert_new_tasks,
     insert_tasks,
@@ -350,13 +349,13 @@ class _Bulk(Generic[T]):
         if self._kept is not None:
             self._kept.close()
 
-    def _script(self, statement: Statement[InsertTasks, Any]) -> Script[None]:
+    def _script(self, statement: Statement[Any, Any]) -> Script[None]:
         for rows in self._rows():
             answer = yield statement, rows
             if not answer or answer[0].inserted == rows.ids.count("\n") + 1:
                 continue
             ids = rows.ids.split("\n")
-            present = yield find_sent_tasks, TaskIds(ids)
+            present = yield find_sent_tasks(ids)
             shas = {row.id: row.enqueue_sha for row in present}
             for task_id, sha in zip(ids, rows.enqueue_shas.split("\n"), strict=True):
                 if shas.get(task_id, sha) != sha:

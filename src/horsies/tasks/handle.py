@@ -17,12 +17,9 @@ from horsies.db.errors import describe
 from horsies.db.statement import Script, field_names, one_or_none
 from horsies.db.statements.tasks import (
     CancelledTask,
-    CancelTasks,
     OutcomeRow,
-    ReadTask,
     TaskAttemptInfo,
     TaskColumns,
-    TaskId,
     TaskProgress,
     TaskRow,
     cancel_tasks,
@@ -133,10 +130,10 @@ def info_script(
     """Read the state of one task; None when there is no such task."""
     if (stored := stored_form(task_id)) is None:
         return None
-    read = ReadTask(stored, include_result, include_failed_reason)
+    read = read_task(stored, include_result, include_failed_reason)
     progress: TaskProgress | None = None
     for _ in range(2):  # the next attempt may begin, and report, between the two statements
-        rows: list[TaskRow] = yield read_task, read
+        rows: list[TaskRow] = yield read
         if not rows:
             return None
         (row,) = rows
@@ -153,12 +150,12 @@ def info_script(
 
 def progress_script(task_id: str) -> Script[TaskProgress | None]:
     """Read the last progress that a task reported."""
-    return one_or_none((yield read_progress, TaskId(task_id)))
+    return one_or_none((yield read_progress(task_id)))
 
 
 def attempts_script(task_id: str) -> Script[list[TaskAttemptInfo]]:
     """Read the finished attempts of a task, newest first."""
-    rows: list[TaskAttemptInfo] = yield read_attempts, TaskId(task_id)
+    rows: list[TaskAttemptInfo] = yield read_attempts(task_id)
     return [replace(row, outcome=TaskAttemptOutcome(row.outcome)) for row in rows]
 
 
@@ -438,7 +435,7 @@ def _cancel_script(
 ) -> Script[Result[TaskCancelled, TaskActionError]]:
     found: CancelledTask | None = None
     if (stored := stored_form(task_id)) is not None:
-        found = one_or_none((yield cancel_tasks, CancelTasks([stored], include_running)))
+        found = one_or_none((yield cancel_tasks([stored], include_running)))
     if found is None:
         return Err(no_such_task(task_id))
     status = TaskStatus(found.was_status)

@@ -24,7 +24,7 @@ from horsies.db.statements.turn import (
     retry_tasks,
 )
 from horsies.db.statements.workers import AbandonedTask
-from horsies.db.statements.workflows import WorkflowIds, lock_runs
+from horsies.db.statements.workflows import lock_runs
 from horsies.error_codes import OperationalErrorCode, OutcomeCode, column_code
 from horsies.retry import RetryDecision, decide_retry, limit_after_return
 from horsies.states import TaskAttemptOutcome, TaskStatus
@@ -266,7 +266,7 @@ def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
     every statement on their tasks.
     """
     runs = {workflow_id for workflow_id in workflow_ids if workflow_id is not None}
-    return [(lock_runs, WorkflowIds(sorted(runs)))] if runs else []
+    return [lock_runs(sorted(runs))] if runs else []
 
 
 _COMPLETED = attrgetter("task_id", "generation", "result", "run_us")

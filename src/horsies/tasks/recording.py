@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from horsies.db.statement import Script, Step
+from horsies.db.statement import Script
 from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
@@ -118,16 +118,24 @@ async def perform_action_async(
     return done
 
 
-def record_step(action: Action, actor: Actor, outcome: str, detail: str | None) -> Step:
-    """The statement that records a change, with texts that the columns can hold."""
-    return actions.record_action, actions.RecordAction(
-        actor=task_result.storable_text(actor.name)[:_NAME_MAX],
-        source=actor.source,
-        verb=action.verb,
-        subject=task_result.storable_text(action.subject)[:_NAME_MAX],
-        outcome=outcome,
-        detail=None if detail is None else task_result.storable_text(detail)[:_DETAIL_MAX],
-    )
+class Columns(NamedTuple):
+    """The columns of every recorded change, with texts that they can hold."""
+
+    actor: str
+    source: str
+    verb: str
+    subject: str
+    detail: str | None
+
+    @classmethod
+    def of(cls, action: Action, actor: Actor, detail: str | None) -> Columns:
+        return cls(
+            task_result.storable_text(actor.name)[:_NAME_MAX],
+            actor.source,
+            action.verb,
+            task_result.storable_text(action.subject)[:_NAME_MAX],
+            None if detail is None else task_result.storable_text(detail)[:_DETAIL_MAX],
+        )
 
 
 def log_action(action: Action, actor: Actor, outcome: str, detail: str | None) -> None:
@@ -152,7 +160,8 @@ class _Recorded:
     def script(self, script: Script[Result[T, E]]) -> Script[Result[T, E]]:
         answer = yield from script
         self._outcome, self._detail = _outcome(answer, self._action.reason)
-        yield record_step(self._action, self._actor, self._outcome, self._detail)
+        columns = Columns.of(self._action, self._actor, self._detail)
+        yield actions.record_action(*columns, self._outcome)
         return answer
 
     def log(self, done: BrokerResult[object]) -> None:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypeAlias
 
 from horsies.codec.results import encode_task_error
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, Step
-from horsies.db.statements.blocked import FindOthers, FoundTask, find_lapsed, find_late
+from horsies.db.statements.blocked import FoundTask, find_lapsed, find_late
 from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.turn import (
     ExpireTasks,
@@ -31,10 +30,6 @@ from horsies.db.statements.turn import (
 )
 from horsies.db.statements.workers import (
     AbandonedTask,
-    FindAbandoned,
-    FindOwnerless,
-    FindStale,
-    WakeQueues,
     find_stale,
     wake_queues,
 )
@@ -53,8 +48,6 @@ EXPIRED_RESULT = encode_task_error(
     )
 )
 
-Find: TypeAlias = FindAbandoned | FindOwnerless | FindStale
-
 
 def refuse_running_loop() -> None:
     """Refuse recovery by hand inside an event loop: an `await` of its result fails after the change."""
@@ -72,8 +65,8 @@ def recover_stale(pipeline: Pipeline, stale_seconds: float, status: str) -> int:
     """End stale RUNNING tasks, retried or failed by their policy, or return stale CLAIMED tasks to
     their queues. Return their number.
     """
-    find = FindStale(stale_seconds, [status], RECOVERY_BATCH)
-    return recover_found(pipeline, find_stale, find, Blocked())
+    find = partial(find_stale, stale_seconds, [status], RECOVERY_BATCH)
+    return recover_found(pipeline, find, Blocked())
 
 
 def expire_pending(pipeline: Pipeline) -> int:
@@ -127,20 +120,22 @@ def release_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:
 
 
 def _others(
-    pipeline: Pipeline, find: Statement[FindOthers, FoundTask], blocked: Blocked
+    pipeline: Pipeline, find: Statement[[Sequence[str], int], FoundTask], blocked: Blocked
 ) -> list[FoundTask]:
-    (found,) = pipeline.run([(find, FindOthers(blocked.excluded(), EXPIRY_BATCH))])
+    (found,) = pipeline.run([find(blocked.excluded(), EXPIRY_BATCH)])
     return found
 
 
 def recover_found(
-    pipeline: Pipeline, statement: Statement[Any, AbandonedTask], find: Find, blocked: Blocked
+    pipeline: Pipeline, find: Callable[[Sequence[str]], Step], blocked: Blocked
 ) -> int:
-    """Recover all abandoned tasks that a statement finds, batch by batch. Return their number."""
+    """Recover all abandoned tasks, batch by batch, and return their number.
+
+    ``find`` makes the step that finds a batch, without those that the database has refused.
+    """
     recovered = 0
     while True:
-        step = (statement, find._replace(excluded=blocked.excluded()))
-        (abandoned,) = pipeline.run([step])
+        (abandoned,) = pipeline.run([find(blocked.excluded())])
         changed = recover_tasks(pipeline, abandoned, blocked)
         recovered += changed
         # Without any change another process was first, unless the database refused some: those are left
@@ -187,4 +182,4 @@ def _recovery_steps(abandoned: Sequence[AbandonedTask]) -> list[Step]:
             generations = [task.generation for task in claimed]
             steps.append((release_claimed, ReleaseClaimed(worker_id, ids, generations)))
     queues = sorted({task.queue_name for task in abandoned})
-    return [*steps, (wake_queues, WakeQueues(queues))]
+    return [*steps, wake_queues(queues)]

@@ -19,10 +19,8 @@ from horsies.config.tracing import TracingConfig
 from horsies.current_task import inherited_headers
 from horsies.db.statement import Script, Step
 from horsies.db.statements.tasks import (
-    IdempotencyKey,
     InsertTask,
     InsertTasks,
-    TaskIds,
     find_idempotent_task,
     find_sent_tasks,
     find_unique_task,
@@ -315,13 +313,13 @@ def insert_script(row: InsertTask) -> Script[str]:
         if inserted:
             return row.id
         # A key that is unique for a time may belong to a later task by now: the own id comes first.
-        if row.unique_key is not None and (found := (yield find_sent_tasks, TaskIds([row.id]))):
+        if row.unique_key is not None and (found := (yield find_sent_tasks([row.id]))):
             return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
         if row.idempotency_sha is not None:
             holders = yield _find_holder(row)
             if holders:
                 return _same_request(holders[0].id, holders[0].idempotency_sha, row.idempotency_sha)
-        found = yield find_sent_tasks, TaskIds([row.id])
+        found = yield find_sent_tasks([row.id])
         if found:
             return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
         if row.idempotency_sha is None:
@@ -332,9 +330,9 @@ def insert_script(row: InsertTask) -> Script[str]:
 
 def _find_holder(row: InsertTask) -> Step:
     if row.unique_key is not None:
-        return find_unique_task, IdempotencyKey(row.task_name, row.unique_key)
+        return find_unique_task(row.task_name, row.unique_key)
     assert row.idempotency_key is not None
-    return find_idempotent_task, IdempotencyKey(row.task_name, row.idempotency_key)
+    return find_idempotent_task(row.task_name, row.idempotency_key)
 
 
 def _same_request(task_id: str, stored_sha: str | None, sha: str | None) -> str:

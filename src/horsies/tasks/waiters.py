@@ -34,8 +34,6 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.tasks import (
     OutcomeRow,
-    ReadService,
-    TaskIds,
     TaskService,
     read_outcomes,
     read_service,
@@ -441,13 +439,13 @@ def wait_for(future: Future[Any], seconds: float | None) -> None:
 def _read(pipeline: Pipeline, subject: Subject, ids: list[str]) -> dict[str, Any]:
     match subject:
         case Subject.TASK:
-            steps: list[Step] = [(read_outcomes, TaskIds(ids))]
+            steps: list[Step] = [read_outcomes(ids)]
         case Subject.RUN:
-            steps = [(workflows.read_runs, workflows.ReadRuns(ids, SMALL_RESULT_BYTES))]
+            steps = [workflows.read_runs(ids, SMALL_RESULT_BYTES)]
         case Subject.SERVICE:
             # Results of other tasks must not wait for a lock on the table of workers.
-            lock_wait = blocked.limit_lock_wait, blocked.LockWait(_SERVICE_LOCK_MS)
-            steps = [lock_wait, (read_service, ReadService(ids))]
+            lock_wait = blocked.limit_lock_wait(_SERVICE_LOCK_MS)
+            steps = [lock_wait, read_service(ids)]
         case _:
             assert_never(subject)
     return {row.id: row for row in pipeline.run(steps)[-1]}

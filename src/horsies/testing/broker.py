@@ -15,14 +15,12 @@ from typing import Any, Protocol, TypeVar
 from horsies.app import Horsies
 from horsies.db.statement import Script, Statement, drive
 from horsies.db.statements.tasks import (
-    IdempotencyKey,
     IdempotentTask,
     InsertedTasks,
     InsertTask,
     InsertTasks,
     SentTask,
     TaskId,
-    TaskIds,
     find_idempotent_task,
     find_sent_tasks,
     find_unique_task,
@@ -30,7 +28,7 @@ from horsies.db.statements.tasks import (
     insert_task,
     insert_tasks,
 )
-from horsies.db.statements.workflows import StartedRun, StartRuns, start_runs
+from horsies.db.statements.workflows import StartedRun, start_runs
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, failure
 
@@ -74,7 +72,8 @@ class Stored:
             self.tasks += rows
             return [InsertedTasks(len(rows))] if statement is insert_tasks else []
         if statement is start_runs:
-            return self._start(params)
+            (runs,) = params
+            return self._start(runs)
         return self._broker.look_up(statement, params)
 
     def _insert(self, row: InsertTask) -> list[TaskId]:
@@ -83,9 +82,9 @@ class Stored:
         self.tasks.append(row)
         return [TaskId(row.id)]
 
-    def _start(self, params: StartRuns) -> list[StartedRun]:
+    def _start(self, runs: str) -> list[StartedRun]:
         self._broker.refuse_runs()
-        plans = json.loads(params.runs)
+        plans = json.loads(runs)
         self.runs += plans
         return [StartedRun(run["id"], True, run["name"], run["fingerprint"]) for run in plans]
 
@@ -185,12 +184,12 @@ class InMemoryBroker:
 
     def look_up(self, statement: Statement[Any, Any], params: Any) -> list[Any]:
         if statement is find_sent_tasks:
-            assert isinstance(params, TaskIds)
-            found = (self._tasks.get(task_id) for task_id in params.ids)
+            (ids,) = params
+            found = (self._tasks.get(task_id) for task_id in ids)
             return [SentTask(row.id, row.enqueue_sha) for row in found if row is not None]
         if statement is find_idempotent_task or statement is find_unique_task:
-            assert isinstance(params, IdempotencyKey)
-            row = self.holder(params.task_name, params.idempotency_key)
+            task_name, key = params
+            row = self.holder(task_name, key)
             return [] if row is None else [IdempotentTask(row.id, row.idempotency_sha)]
         raise NoDatabaseError(_needs_database(self._receiver.name, statement.name))
 

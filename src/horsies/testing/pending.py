@@ -20,13 +20,11 @@ from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.clock import (
-    Advance,
-    AdvanceSchedules,
     advance_nodes,
     advance_schedules,
     advance_tasks,
 )
-from horsies.db.statements.schedules import DueSchedule, find_due_schedules, fire_slots
+from horsies.db.statements.schedules import DueSchedule, fire_slots
 from horsies.db.statements.turn import ClaimedTask
 from horsies.scheduler.registry import Registry, store_configured
 from horsies.scheduler.tick import columns, decide_all
@@ -77,10 +75,10 @@ class Clock:
                 f"advance() takes the timedelta that passes, not {by!r}; time goes forward, by 100 "
                 "years at most."
             )
-        passed = Advance(by.total_seconds())
-        pauses = (advance_schedules, AdvanceSchedules(0.0, passed.seconds))
+        seconds = by.total_seconds()
+        steps = [advance_tasks(seconds), advance_nodes(seconds), advance_schedules(0.0, seconds)]
         with _connected(self._app) as pipeline:
-            pipeline.run([(advance_tasks, passed), (advance_nodes, passed), pauses])
+            pipeline.run(steps)
         self.offset += by
 
 
@@ -236,17 +234,17 @@ class _Schedules:
         (taken,) = self._pipeline.run([(fire_slots, columns(decided))])
         names = {one.name for one in taken}
         work = [work for one in decided if one.due.name in names for work in one.work]
-        passed = Advance(self._offset.total_seconds(), [one.id for one in work])
-        self._pipeline.run([(advance_tasks, passed), (advance_nodes, passed)])
+        passed = self._offset.total_seconds(), [one.id for one in work]
+        self._pipeline.run([advance_tasks(*passed), advance_nodes(*passed)])
         return len(work)
 
     def _due(self) -> list[DueSchedule]:
         seconds = self._offset.total_seconds()
         _, due, _ = self._pipeline.run(
             [
-                (advance_schedules, AdvanceSchedules(seconds)),
-                (find_due_schedules, self._registry.find_due()),
-                (advance_schedules, AdvanceSchedules(-seconds)),
+                advance_schedules(seconds),
+                self._registry.find_due(),
+                advance_schedules(-seconds),
             ]
         )
         return [self._at_test_time(one) for one in cast("list[DueSchedule]", due)]

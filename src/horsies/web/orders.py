@@ -1,15 +1,13 @@
 """Bulk orders from the dashboard: the dry run, the start, the progress, the stop.
 
-The form of a dry run carries the order, signed, so that what is done is what was shown. An order is carried
-out in the background, one at a time per process. Its progress is in the database: any process can show it,
-stop it and continue it.
+A dry run is stored as the draft of its order, and its form names the draft, so that what is done is what was
+shown. An order is carried out in the background, one at a time per process. Its progress is in the database:
+any process can show it, stop it and continue it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -27,8 +25,6 @@ from horsies.monitor.order_plan import (
     OrderVerb,
     Preview,
     draft_order,
-    order_text,
-    read_order_text,
 )
 from horsies.monitor.orders import (
     batch_script,
@@ -38,6 +34,7 @@ from horsies.monitor.orders import (
     resent_id,
     start_script,
     stop_script,
+    store_draft_script,
 )
 from horsies.monitor.queries import RunFilters, TaskFilters, run_filters, task_filters
 from horsies.result import Err
@@ -67,30 +64,19 @@ from horsies.web.filters import (
 from horsies.web.reading import BadRequest, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
 
-# A dry run can be started for as long; after that its counts mean little.
-SEALED_SECONDS = 3600.0
 WAITING_MAX = 10
 
 _WORKING = BrokerErrorCode.ENQUEUE_FAILED
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TASK_FILTERS = frozenset({"status", "queue", "task_name", "error_code", "since", "until"})
 _RUN_FILTERS = frozenset({"status", "name", "workflow_key", "since", "until"})
-# The right that an order needs, and the words of its pages: title, verb of the button, counts.
+# The right that an order needs.
 _RIGHTS: Mapping[OrderVerb, Verb] = {
     OrderVerb.RETRY_TASKS: "retry_task",
     OrderVerb.CANCEL_TASKS: "cancel_task",
     OrderVerb.PURGE_QUEUE: "purge_queue",
 }
 _NAMES = {"retry_task": OrderVerb.RETRY_TASKS, "cancel_task": OrderVerb.CANCEL_TASKS}
-WORDS: Mapping[OrderVerb, tuple[str, str, str]] = {
-    OrderVerb.RETRY_TASKS: ("Send again", "sent again", "tasks"),
-    OrderVerb.CANCEL_TASKS: ("Cancel", "cancelled", "tasks"),
-    OrderVerb.PURGE_QUEUE: ("Purge", "cancelled", "tasks"),
-    OrderVerb.RETRY_RUNS: ("Retry", "retried", "runs"),
-    OrderVerb.RESUME_RUNS: ("Resume", "resumed", "runs"),
-    OrderVerb.PAUSE_RUNS: ("Pause", "paused", "runs"),
-    OrderVerb.CANCEL_RUNS: ("Cancel", "cancelled", "runs"),
-}
 
 # Orders that this process carries out, and the lock that lets one run at a time.
 _running: dict[str, asyncio.Task[None]] = {}
@@ -115,15 +101,15 @@ async def _verb_of(view: View) -> Verb:
     """Return the right that the order of a request needs; without an order, the least one."""
     try:
         fields = await fields_of(view)
-        if order := _opened(view, fields.get("order")):
-            return _right(order.verb)
+        if (order_id := fields.get("order")) is not None:
+            return await _verb_of_stored(view, order_id)
         return _right(_verb_named(fields.get("verb") or view.query.get("verb")))
     except BadRequest:
         return "retry_task"
 
 
 async def _verb_of_selected(view: View) -> Verb:
-    """Return the right that the verb of the form needs; a signed order in the form does not count."""
+    """Return the right that the verb of the form needs; an order that the form names does not count."""
     try:
         return _right(await _selected_verb(view))
     except BadRequest:
@@ -134,22 +120,13 @@ async def _selected_verb(view: View) -> OrderVerb:
     return _verb_named((await view.form()).get("verb") or view.query.get("verb"))
 
 
-async def _verb_of_started(view: View) -> Verb:
-    state = await view.read(order_script(view.params["id"]))
+async def _verb_of_named(view: View) -> Verb:
+    return await _verb_of_stored(view, view.params["id"])
+
+
+async def _verb_of_stored(view: View, order_id: object) -> Verb:
+    state = await view.read(order_script(str(order_id)))
     return "retry_task" if state is None else _right(state.order.verb)
-
-
-def _sealed(view: View, order: Order) -> str:
-    # Compressed, an order is smaller than the request that names its tasks, so it fits into one too.
-    packed = base64.b85encode(zlib.compress(order_text(order).encode())).decode()
-    return view.site.signer.sealed("packed order", packed, SEALED_SECONDS)
-
-
-def _opened(view: View, sealed: object) -> Order | None:
-    packed = view.site.signer.opened("packed order", sealed) if isinstance(sealed, str) else None
-    if packed is None:
-        return None
-    return read_order_text(zlib.decompress(base64.b85decode(packed)).decode())
 
 
 # The dry run
@@ -164,15 +141,22 @@ async def new_order(view: View) -> Page:
             code="INVALID_FILTER",
         )
     preview = await _preview(view, verb, _filters_of(view, verb))
+    await _store_draft(view, preview.order)
     context = {
         "preview": preview,
         "order": preview.order,
-        "sealed": _sealed(view, preview.order),
         "right": _right(verb),
-        "words": WORDS[verb],
         "back": view.url(_list_page(preview.order)) + _filter_query(view),
     }
-    return Page("order_new.html", f"{WORDS[verb][0]}: dry run", context, live_seconds=None)
+    title = f"{preview.order.words.title}: dry run"
+    return Page("order_new.html", title, context, live_seconds=None)
+
+
+async def _store_draft(view: View, order: Order) -> None:
+    script = store_draft_script(order, Actor(view.access.user, "web"))
+    stored = await view.site.broker.perform_async(_WORKING, script, atomic=True)
+    if isinstance(stored, Err):
+        raise problem_of(stored.err_value)
 
 
 def _filters_of(view: View, verb: OrderVerb) -> TaskFilters | RunFilters:
@@ -210,11 +194,11 @@ def _filter_query(view: View) -> str:
 
 async def start_order(view: View) -> Response:
     """Start the order of a dry run; the same form again shows the same order."""
-    order = _opened(view, (await fields_of(view)).get("order"))
-    if order is None:
+    state = await view.read(order_script(str((await fields_of(view)).get("order"))))
+    if state is None:
         raise Refused("The dry run is out of date; count again.", code="STALE_ORDER")
-    reason = await text_field(view, "reason")
-    return await _started(view, order if reason is None else replace(order, reason=reason))
+    reason = await text_field(view, "reason") or state.order.reason
+    return await _started(view, replace(state.order, reason=reason))
 
 
 async def start_selected(view: View) -> Response:
@@ -265,12 +249,10 @@ async def show_order(view: View) -> Page:
         "state": state,
         "order": state.order,
         "right": _right(state.order.verb),
-        "words": WORDS[state.order.verb],
-        "sealed": _sealed(view, state.order),
         "is_here": state.order.id in _running,
         "list_page": _list_page(state.order),
     }
-    title = f"{WORDS[state.order.verb][0]}: {state.order.subject}"
+    title = f"{state.order.words.title}: {state.order.subject}"
     return Page("order.html", title, context, live_seconds=1.0 if state.is_open else None)
 
 
@@ -316,9 +298,11 @@ async def post_order(view: View) -> Response:
     filters = _json_filters(verb, fields.get("filters") or {})
     preview = await _preview(view, verb, filters, **options)
     if await is_on(view, "dry_run", False):
-        return answer_document(preview.document() | {"order": _sealed(view, preview.order)})
+        await _store_draft(view, preview.order)
+        return answer_document(preview.document() | {"order": preview.order.id})
     known = await view.read(order_script(preview.order.id))
-    if known is not None and known.order.verb is not verb:  # the rights were checked for this verb
+    # The rights were checked for this verb; a draft is replaced.
+    if known is not None and known.outcome != "draft" and known.order.verb is not verb:
         raise Refused("The Idempotency-Key stands for another order.", code="KEY_REUSED")
     return await _started(view, preview.order)
 
@@ -416,7 +400,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/orders", _verb_of, start_order),
     Route("POST", "/orders/selected", _verb_of_selected, start_selected),
     Route("GET", "/orders/{id}", None, show_order),
-    *both("/orders/{id}/stop", _verb_of_started, stop_order),
+    *both("/orders/{id}/stop", _verb_of_named, stop_order),
     Route("POST", "/api/orders", _verb_of, post_order),
     Route("GET", "/api/orders/{id}", None, get_order),
 )

@@ -9,10 +9,8 @@ from statistics import median
 from typing import Any
 from urllib.parse import quote
 
-from horsies.db.statement import Nothing, Script
+from horsies.db.statement import Script
 from horsies.db.statements.schedules import (
-    ListNewestScheduleRuns,
-    ScheduleFilter,
     Schedulers,
     ScheduleState,
     TimedScheduleRun,
@@ -162,11 +160,11 @@ def schedules_script(
 ) -> Script[SchedulesRead]:
     """Read a page of schedules, or one, with their newest runs."""
     more = None if limit is None else limit + 1
-    states: list[ScheduleState] = yield list_schedules, ScheduleFilter(name, after, more)
+    states: list[ScheduleState] = yield list_schedules(name, after, more)
     shown = states[:limit]
-    names = ListNewestScheduleRuns([state.name for state in shown], RUNS_SHOWN)
-    runs: list[TimedScheduleRun] = yield list_newest_schedule_runs, names
-    (schedulers,) = yield find_schedulers, Nothing()
+    names = list_newest_schedule_runs([state.name for state in shown], RUNS_SHOWN)
+    runs: list[TimedScheduleRun] = yield names
+    (schedulers,) = yield find_schedulers()
     by_name: dict[str, list[TimedScheduleRun]] = {state.name: [] for state in shown}
     for run in runs:
         by_name[run.name].append(run)

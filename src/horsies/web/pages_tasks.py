@@ -32,7 +32,7 @@ from horsies.db.statements.monitor import (
     list_known_queues,
     read_task_detail,
 )
-from horsies.db.statements.tasks import TaskAttemptInfo, TaskId
+from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.error_codes import OutcomeCode
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
@@ -170,7 +170,7 @@ def _note(listed: TaskPage, filters: TaskFilters) -> Note | None:
 async def _jump(view: View, asked: str) -> Response:
     """Lead from the search box to a task or a run by its id, or to the tasks of a name."""
     if (stored := stored_form(asked)) is not None:
-        found = await view.read(read_rows(find_subject, TaskId(stored)))
+        found = await view.read(read_rows(find_subject(stored)))
         if not found:
             sentence, link = f"There is no task or workflow run {stored}.", f"/explain?id={stored}"
             raise NotFound(sentence, code="TASK_NOT_FOUND", explained_at=link)
@@ -235,12 +235,12 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
         report = replace(report, task=task._replace(result=whole.result if whole else None))
     beat = None
     if task.status == TaskStatus.RUNNING.value:
-        beat = one_or_none((yield newest_heartbeat, TaskId(task.id)))
-    resent = yield list_resent, TaskId(task.id)
+        beat = one_or_none((yield newest_heartbeat(task.id)))
+    resent = yield list_resent(task.id)
     explanation = None
     if not TaskStatus(task.status).is_terminal:
         explanation = yield from explain_task_script(task.id)
-    trace = one_or_none((yield newest_trace, TaskId(task.id)))
+    trace = one_or_none((yield newest_trace(task.id)))
     traceparent = trace.traceparent if trace else None
     return TaskFacts(report, beat.sent_at if beat else None, resent, explanation, traceparent)
 

@@ -27,7 +27,7 @@ from horsies.app import Horsies
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import encode_task_error
 from horsies.db.pipeline import Pipeline
-from horsies.db.statements.blocked import FindDue, find_due
+from horsies.db.statements.blocked import find_due
 from horsies.db.statements.refusals import FindTakers, RefusedTask, RefuseTasks, Taker
 from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, claim_unresolvable
 from horsies.error_codes import OperationalErrorCode
@@ -320,10 +320,10 @@ def claim_unknown(
 def _claim_unknown_one_by_one(
     pipeline: Pipeline, claim: ClaimUnresolvable, blocked: Blocked
 ) -> list[ClaimedTask]:
-    find = FindDue(
+    find = find_due(
         claim.queues, claim.excluded, (), claim.limit, (), claim.names, claim.grace_seconds
     )
-    (found,) = pipeline.run([(find_due, find)])
+    (found,) = pipeline.run([find])
     claimed: list[ClaimedTask] = []
     for due in found:
         step = claim_unresolvable, claim._replace(only=[due.id])

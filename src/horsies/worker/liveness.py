@@ -21,14 +21,10 @@ import psutil
 from horsies._version import __version__
 from horsies.config.app import AppConfig
 from horsies.db.statement import Step
-from horsies.db.statements.queues import Notification, send_notification
-from horsies.db.statements.turn import WorkerId
+from horsies.db.statements.queues import send_notification
 from horsies.db.statements.workers import (
     Presence,
-    RegisterWorker,
-    SeeWorker,
     WatchedWorker,
-    WorkerState,
     record_worker_stop,
     register_worker,
     see_worker,
@@ -112,10 +108,10 @@ class Liveness:
         """The statements that renew this worker's row and send it an echo."""
         identity = self._identity
         echo = echo_channel(identity.worker_id)
-        seen = SeeWorker(identity.worker_id, receives_notifications, echo)
+        seen = see_worker(identity.worker_id, receives_notifications, echo)
         if self._is_registered:
-            return [(see_worker, seen)]
-        row = RegisterWorker(
+            return [seen]
+        row = register_worker(
             identity.worker_id,
             lock_key(identity.worker_id),
             identity.hostname,
@@ -128,7 +124,7 @@ class Liveness:
             self._config.name,
             __version__,
         )
-        return [(register_worker, row), (see_worker, seen)]
+        return [row, seen]
 
     def note_seen(self, rows: Sequence[Presence]) -> bool:
         """The row was renewed; False when another worker has declared this one lost."""
@@ -146,7 +142,7 @@ class Liveness:
         queues = config.queues()
         caps = {queue.name: queue.max_concurrency for queue in queues}
         memory_mb, cpu_percent, memory_percent = self._usage()
-        state = WorkerState(
+        return store_worker_state(
             worker_id=self._identity.worker_id,
             tasks_running=running,
             tasks_claimed=waiting,
@@ -164,7 +160,6 @@ class Liveness:
             recovery_config=config.recovery.model_dump_json(),
             children=json.dumps([_child_document(child) for child in children]),
         )
-        return store_worker_state, state
 
     def _usage(self) -> tuple[float | None, float | None, float | None]:
         """Memory in MB, CPU and memory in percent; None when the system does not say, such as a process
@@ -181,9 +176,9 @@ class Liveness:
 
     def pongs(self, payloads: Iterable[str]) -> list[Step]:
         """The answers to these pings; a malformed payload is ignored."""
-        return [(send_notification, pong) for payload in payloads if (pong := self._pong(payload))]
+        return [pong for payload in payloads if (pong := self._pong(payload))]
 
-    def _pong(self, payload: str) -> Notification | None:
+    def _pong(self, payload: str) -> Step | None:
         try:
             ping = json.loads(payload)
             channel, correlation = str(ping["reply_channel"]), str(ping["correlation_id"])
@@ -200,8 +195,8 @@ class Liveness:
             "hostname": identity.hostname,
             "pid": identity.pid,
         }
-        return Notification(channel, json.dumps(answer))
+        return send_notification(channel, json.dumps(answer))
 
     def stop(self) -> Step:
         """The statement that closes this worker's row: it has left no tasks to recover."""
-        return record_worker_stop, WorkerId(self._identity.worker_id)
+        return record_worker_stop(self._identity.worker_id)

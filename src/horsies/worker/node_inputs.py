@@ -26,7 +26,7 @@ from horsies.db.errors import describe_refusal, is_of_data
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import ClaimedTask
-from horsies.db.statements.workflows import ReadResults, RunIds, RunPlace, read_places, read_results
+from horsies.db.statements.workflows import RunPlace, read_places, read_results
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import Outcome, outcome_of_large_inputs, outcome_of_unread_inputs
 from horsies.worker.protocol import NodeInput, NodePart
@@ -190,9 +190,9 @@ class NodeInputs:
         steps: list[Step] = []
         if missing:
             runs, indexes = zip(*sorted(missing), strict=True)
-            steps.append((read_results, ReadResults(runs, indexes, self._size_max)))
+            steps.append(read_results(runs, indexes, self._size_max))
         if expansions:
-            steps.append((read_places, RunIds(sorted(expansions))))
+            steps.append(read_places(sorted(expansions)))
         if not steps:
             return {}
         answers = pipeline.run(steps)

@@ -11,26 +11,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 
 from horsies.config.app import AppConfig, RecoveryConfig
 from horsies.db.errors import describe_refusal, lacks_right_on
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Nothing, Statement, Step
+from horsies.db.statement import Statement, Step
 from horsies.db.statements.actions import delete_old_actions
 from horsies.db.statements.blocked import delete_unblocked
 from horsies.db.statements.measures import compact_measures, delete_old_measures
 from horsies.db.statements.refusals import REFUSALS_TABLE, delete_refusals
 from horsies.db.statements.workers import (
-    Batch,
-    CloseLostWorkers,
     Deleted,
-    FindAbandoned,
-    FindActiveSessions,
-    FindOwnerless,
-    LeadershipKey,
-    Retention,
     close_lost_workers,
     delete_kept_tasks,
     delete_old_heartbeats,
@@ -44,9 +38,6 @@ from horsies.db.statements.workers import (
     try_lead,
 )
 from horsies.db.statements.workflows import (
-    DeleteOldRuns,
-    ExpireRun,
-    FindPausedRuns,
     delete_old_workflows,
     expire_run,
     find_paused_runs,
@@ -69,8 +60,8 @@ RETENTION_RUNS = 50
 EXPIRE_BATCH = 50
 # The kind of batch that closes the rows of lost workers.
 CLOSING = "close lost workers"
-RECOVERY = LeadershipKey(1)
-RETENTION = LeadershipKey(2)
+RECOVERY = try_lead(1)
+RETENTION = try_lead(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +92,9 @@ def recover_lost_workers(
         lost = ", ".join(f"{worker_id} ({reason_of[worker_id]})" for worker_id in worker_ids)
         event = as_event("workers_lost", worker_ids=worker_ids)
         logger.warning("recovering the tasks of lost worker(s): %s", lost, extra=event)
-        find = FindAbandoned(worker_ids, _recoverable_statuses(config.recovery), RECOVERY_BATCH)
-        tasks = recover_found(pipeline, find_abandoned, find, blocked)
+        statuses = _recoverable_statuses(config.recovery)
+        find = partial(find_abandoned, worker_ids, statuses, RECOVERY_BATCH)
+        tasks = recover_found(pipeline, find, blocked)
         recovered = Recovered(len(worker_ids), tasks)
     if refusal is not None:
         raise refusal
@@ -138,8 +130,8 @@ def _close(
 
 def _close_rows(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> list[str]:
     ids, signs, needs_free_lock, needs_tasks, _ = zip(*verdicts, strict=True)
-    close = CloseLostWorkers(ids, signs, needs_free_lock, needs_tasks)
-    return [row.worker_id for row in pipeline.run([(close_lost_workers, close)])[0]]
+    close = close_lost_workers(ids, signs, needs_free_lock, needs_tasks)
+    return [row.worker_id for row in pipeline.run([close])[0]]
 
 
 def _without_active(
@@ -149,7 +141,7 @@ def _without_active(
     held = [verdict.worker_id for verdict in verdicts if not verdict.needs_free_lock]
     if not held:
         return verdicts
-    (active,) = pipeline.run([(find_active_sessions, FindActiveSessions(held, seconds))])
+    (active,) = pipeline.run([find_active_sessions(held, seconds)])
     ids = {row.worker_id for row in active}
     return [verdict for verdict in verdicts if verdict.worker_id not in ids]
 
@@ -164,14 +156,14 @@ def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blo
     """Recover tasks whose worker's row is closed, and tasks without a worker's row that showed no life for
     the threshold of their state.
     """
-    find = FindOwnerless(
+    find = find_ownerless(
         recovery.claimed_stale_threshold_ms / 1000,
         recovery.running_stale_threshold_ms / 1000,
         _recoverable_statuses(recovery),
         RECOVERY_BATCH,
         blocked.excluded(),
     )
-    leads, ownerless = pipeline.run([(try_lead, RECOVERY), (find_ownerless, find)])
+    leads, ownerless = pipeline.run([RECOVERY, find])
     return recover_tasks(pipeline, ownerless, blocked) if leads[0].leads else 0
 
 
@@ -184,8 +176,9 @@ def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked
     allowed = recovery.paused_workflow_auto_cancel_after
     if allowed is None:
         return 0
-    find = FindPausedRuns(allowed.total_seconds(), EXPIRE_BATCH, blocked.excluded())
-    leads, found = pipeline.run([(try_lead, RECOVERY), (find_paused_runs, find)])
+    seconds = allowed.total_seconds()
+    find = find_paused_runs(seconds, EXPIRE_BATCH, blocked.excluded())
+    leads, found = pipeline.run([RECOVERY, find])
     expired = 0
     for run in found if leads[0].leads else ():
         error = TaskError(
@@ -193,13 +186,13 @@ def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked
             message=f"Workflow {run.id} was paused for longer than {policy} allows.",
             data={
                 "policy": policy,
-                "allowed_seconds": find.max_paused_seconds,
+                "allowed_seconds": seconds,
                 "paused_seconds": run.paused_seconds,
             },
         )
-        order = ExpireRun(run.id, find.max_paused_seconds, write_error(error))
+        order = expire_run(run.id, seconds, write_error(error))
         change = Change("expire", run.id, run.id, is_run=True)
-        answers = blocked.attempt(pipeline, change, [(expire_run, order)])
+        answers = blocked.attempt(pipeline, change, [order])
         expired += answers[0][0].expired if answers else 0
     if expired:
         logger.warning("%d workflow(s) expired: paused for too long", expired)
@@ -209,7 +202,7 @@ def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked
 def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | None = None) -> bool:
     """Delete one bounded batch of every kind of row past its retention; True when there may be more."""
     failures = failures or Failures()
-    statements: tuple[tuple[Statement[Retention, Deleted], int | None], ...] = (
+    statements: tuple[tuple[Statement[[float, int], Deleted], int | None], ...] = (
         (delete_old_heartbeats, recovery.heartbeat_retention_hours),
         (delete_old_worker_states, recovery.worker_state_retention_hours),
         (delete_old_workers, recovery.worker_state_retention_hours),
@@ -219,21 +212,19 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | Non
         (delete_old_measures, recovery.measure_retention_hours),
     )
     steps: list[Step] = [
-        (statement, Retention(hours, RETENTION_BATCH))
-        for statement, hours in statements
-        if hours is not None
+        statement(hours, RETENTION_BATCH) for statement, hours in statements if hours is not None
     ]
-    steps.append((delete_kept_tasks, Batch(RETENTION_BATCH)))
-    steps.append((compact_measures, Batch(RETENTION_BATCH)))
-    if not pipeline.run([(try_lead, RETENTION)])[0][0].leads:
+    steps.append(delete_kept_tasks(RETENTION_BATCH))
+    steps.append(compact_measures(RETENTION_BATCH))
+    if not pipeline.run([RETENTION])[0][0].leads:
         return False
     counts = [_delete(pipeline, step, failures) for step in steps]
     runs = 0
     if (hours := recovery.terminal_record_retention_hours) is not None:
-        old = DeleteOldRuns(hours, RETENTION_RUNS)
-        runs = _delete(pipeline, (delete_old_workflows, old), failures)
-    _delete(pipeline, (delete_unblocked, Nothing()), failures)
-    _delete(pipeline, (delete_refusals, Nothing()), failures)
+        old = delete_old_workflows(hours, RETENTION_RUNS)
+        runs = _delete(pipeline, old, failures)
+    _delete(pipeline, delete_unblocked(), failures)
+    _delete(pipeline, delete_refusals(), failures)
     if total := sum(counts) + runs:
         logger.info("retention: %d old row(s) deleted", total)
     return max(counts) >= RETENTION_BATCH or runs >= RETENTION_RUNS

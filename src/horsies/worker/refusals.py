@@ -20,7 +20,6 @@ from horsies.db.statements.refusals import (
     forget_refusals,
     refuse_tasks,
 )
-from horsies.db.statements.tasks import TaskIds
 from horsies.db.statements.turn import ClaimedTask
 from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import Outcome
@@ -63,8 +62,8 @@ class Refusals:
         return [self._blocked.lock_wait(), (refuse_tasks, refuse), (find_takers, ask)]
 
     def _forgetting_steps(self, failing: Uncalled) -> list[Step]:
-        ids = TaskIds([task.id for task, _ in failing])
-        return [self._blocked.lock_wait(), (forget_refusals, ids)]
+        ids = forget_refusals([task.id for task, _ in failing])
+        return [self._blocked.lock_wait(), ids]
 
     def _run_each(
         self, pipeline: Pipeline, uncalled: Uncalled, steps_of: Callable[[Uncalled], list[Step]]

@@ -16,7 +16,7 @@ from horsies.config.tracing import TracingConfig
 from horsies.current_task import CurrentTask
 from horsies.db.errors import describe, is_transient
 from horsies.db.pipeline import Pipeline
-from horsies.db.statements.traces import ReadTraces, StoreTraces, read_traces, store_traces
+from horsies.db.statements.traces import read_traces, store_traces
 from horsies.db.statements.turn import ClaimedTask
 from horsies.tasks.outcome import Outcome
 from horsies.tracing import killed_span, with_previous
@@ -62,7 +62,7 @@ class Traces:
             return
         ids, attempts, traceparents = map(list, zip(*found, strict=True))
         try:
-            pipeline.run([(store_traces, StoreTraces(ids, attempts, traceparents))])
+            pipeline.run([store_traces(ids, attempts, traceparents)])
         except psycopg.Error as error:  # the outcomes are recorded: only links are lost
             if is_transient(error):
                 raise
@@ -76,7 +76,7 @@ class Traces:
         if not retried:
             return list(tasks)
         ids, attempts = [one.id for one in retried], [one.retry_count for one in retried]
-        (rows,) = pipeline.run([(read_traces, ReadTraces(ids, attempts))])
+        (rows,) = pipeline.run([read_traces(ids, attempts)])
         spans = {row.id: row.traceparent for row in rows}
         return [
             task._replace(task_options=with_previous(task.task_options, spans[task.id]))

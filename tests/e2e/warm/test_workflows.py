@@ -12,9 +12,6 @@ import pytest
 
 from horsies import TaskFailed
 from horsies.db.statements.workflows import (
-    CancelRun,
-    RunId,
-    SignalRun,
     cancel_run,
     pause_run,
     resume_run,
@@ -138,13 +135,13 @@ def test_a_paused_run_finishes_what_runs_and_starts_nothing(
 ) -> None:
     (run_id,) = runs.start(connection, lingering(flows))
     wait_until(lambda: journal.lines("start"))
-    assert pause_run.run(connection, RunId(run_id))[0].answer == "RUNNING"
+    assert pause_run.fetch(connection, run_id)[0].answer == "RUNNING"
     wait_until(lambda: runs.nodes(connection, run_id)["first"] == "COMPLETED")
     # A task outside of the run passes the same queue and the same turns.
     assert flows.one.send().unwrap().get(timeout_ms=30_000).ok == 1
     assert runs.nodes(connection, run_id)["last"] == "PENDING"
     assert runs.status(connection, run_id) == "PAUSED"
-    resume_run.run(connection, RunId(run_id))
+    resume_run.fetch(connection, run_id)
     runs.wait_for(connection, run_id, "COMPLETED")
     assert [line.label for line in journal.lines("start")] == ["first", "last"]
 
@@ -157,12 +154,12 @@ def test_a_retry_that_falls_into_a_pause_waits_for_its_end(
     )
     (run_id,) = runs.start(connection, spec)
     wait_until(lambda: count(connection, "PENDING") and journal.lines("start"))
-    pause_run.run(connection, RunId(run_id))
+    pause_run.fetch(connection, run_id)
     (row,) = tasks(connection)
     connection.execute("SELECT pg_sleep_until(%s + interval '0.5 seconds')", (row.next_retry_at,))
     assert len(journal.lines("start")) == 1
     assert runs.nodes(connection, run_id) == {"flaky": "RUNNING"}
-    resume_run.run(connection, RunId(run_id))
+    resume_run.fetch(connection, run_id)
     runs.wait_for(connection, run_id, "COMPLETED")
     assert [(one.attempt, one.will_retry) for one in attempts(connection)] == [
         (1, True),
@@ -175,8 +172,8 @@ def test_a_cancelled_run_lets_its_running_task_end_or_interrupts_it(
 ) -> None:
     patient, hasty = runs.start(connection, lingering(flows, 0.5), lingering(flows, 60.0))
     wait_until(lambda: len(journal.lines("start")) == 2)
-    cancel_run.run(connection, CancelRun(hasty, ENOUGH, True))
-    cancel_run.run(connection, CancelRun(patient, ENOUGH, False))
+    cancel_run.fetch(connection, hasty, ENOUGH, True)
+    cancel_run.fetch(connection, patient, ENOUGH, False)
     wait_until_empty(connection)
     assert [runs.status(connection, one) for one in (patient, hasty)] == ["CANCELLED"] * 2
     assert runs.nodes(connection, patient) == {"first": "COMPLETED", "last": "SKIPPED"}
@@ -237,7 +234,7 @@ def test_a_signal_that_is_not_the_value_a_task_takes_fails_its_node(
     taker = flows.plus_one.node(node_id="taker")(value=from_node(answer))
     spec = flows.app.workflow("answer", [answer, taker], definition_key="e2e.answer")
     (run_id,) = runs.start(connection, spec)
-    signal_run.run(connection, SignalRun(run_id, "answer", '"forty-two"'))
+    signal_run.fetch(connection, run_id, "answer", '"forty-two"')
     runs.wait_for(connection, run_id, "FAILED")
     (row,) = runs.all_runs(connection)
     assert "value was stored in a form that does not fit int" in (row.error or "")

@@ -12,8 +12,8 @@ from typing import Any
 
 from psycopg import Connection
 
-from horsies.db.statement import Statement
-from horsies.db.statements.tasks import CancelTasks, cancel_tasks
+from horsies.db.statement import Step
+from horsies.db.statements.tasks import cancel_tasks
 from horsies.db.statements.turn import (
     CompleteTasks,
     FailTasks,
@@ -23,14 +23,6 @@ from horsies.db.statements.turn import (
     retry_tasks,
 )
 from horsies.db.statements.workflows import (
-    CancelRun,
-    ExpireRun,
-    RetryRun,
-    RunId,
-    RunLimit,
-    SignalRun,
-    StartRuns,
-    WorkflowIds,
     cancel_run,
     expire_run,
     find_broken_runs,
@@ -95,34 +87,34 @@ class Engine:
 
     def start_many(self, plans: Sequence[dict[str, Any]]) -> list[Any]:
         """Start runs with one statement."""
-        return start_runs.run(self.connection, StartRuns(json.dumps(plans)))
+        return start_runs.fetch(self.connection, json.dumps(plans))
 
     def pause(self, run_id: str) -> str | None:
-        return self._steer(pause_run, RunId(run_id))
+        return self._steer(pause_run(run_id))
 
     def resume(self, run_id: str) -> str | None:
-        return self._steer(resume_run, RunId(run_id))
+        return self._steer(resume_run(run_id))
 
     def resume_retrying(self, run_id: str) -> str | None:
-        return self._steer(resume_retrying_run, RunId(run_id))
+        return self._steer(resume_retrying_run(run_id))
 
     def cancel(self, run_id: str, reason: dict[str, Any], interrupt: bool = False) -> str | None:
-        return self._steer(cancel_run, CancelRun(run_id, json.dumps(reason), interrupt))
+        return self._steer(cancel_run(run_id, json.dumps(reason), interrupt))
 
     def retry(self, run_id: str, indexes: Sequence[int] | None = None) -> str | None:
         names = None if indexes is None else [node_id(index) for index in indexes]
-        return self._steer(retry_run, RetryRun(run_id, names))
+        return self._steer(retry_run(run_id, names))
 
     def signal(self, run_id: str, name: str, value: Any) -> str | None:
-        return self._steer(signal_run, SignalRun(run_id, name, json.dumps(value)))
+        return self._steer(signal_run(run_id, name, json.dumps(value)))
 
     def expire(self, run_id: str, reason: dict[str, Any]) -> bool:
-        (row,) = expire_run.run(self.connection, ExpireRun(run_id, 0, json.dumps(reason)))
+        (row,) = expire_run.fetch(self.connection, run_id, 0, json.dumps(reason))
         return row.expired
 
     def problems(self) -> list[str]:
         """Return what does not add up, in any open run."""
-        return [row.problem for row in find_broken_runs.run(self.connection, RunLimit(50))]
+        return [row.problem for row in find_broken_runs.fetch(self.connection, 50)]
 
     def problems_of(self, run_ids: Sequence[str]) -> list[str]:
         """Return what does not add up in these runs."""
@@ -133,14 +125,15 @@ class Engine:
         )
         return [problem for (problem,) in found]
 
-    def _steer(self, statement: Statement[Any, Any], params: Any) -> str | None:
+    def _steer(self, step: Step) -> str | None:
+        statement, params = step
         (row,) = statement.run(self.connection, params)
         answer: str | None = row.answer
         return answer
 
     def lock(self, run_ids: Iterable[str]) -> None:
         """Lock the roots of these runs, as a turn does before it ends their tasks."""
-        lock_runs.run(self.connection, WorkflowIds(sorted(set(run_ids))))
+        lock_runs.fetch(self.connection, sorted(set(run_ids)))
 
     def tasks(self, places: Sequence[Place]) -> list[tuple[str, int]]:
         """Return the task of each place and its generation."""
@@ -229,7 +222,7 @@ class Engine:
     def cancel_task(self, place: Place) -> bool:
         """Cancel one task that has not started; return whether it had not."""
         ((task_id, _),) = self.tasks([place])
-        (row,) = cancel_tasks.run(self.connection, CancelTasks([task_id], False))
+        (row,) = cancel_tasks.fetch(self.connection, [task_id], False)
         return row.applied
 
     def result_text(self, end: End) -> str | None:

@@ -6,31 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.db.statement import Nothing, StatementFile
-from horsies.db.statements.workers import Deleted, Retention
+from horsies.db.statement import StatementFile
+from horsies.db.statements.workers import Deleted
 
 ACTIONS = StatementFile("actions.sql")
-
-
-class RecordAction(NamedTuple):
-    actor: str
-    source: str
-    verb: str
-    subject: str
-    outcome: str
-    detail: str | None
-
-
-class ListActions(NamedTuple):
-    subject: str | None
-    actor: str | None
-    before: int
-    limit: int
-
-
-class LastAction(NamedTuple):
-    subject: str
-    verb: str
 
 
 class ActionRow(NamedTuple):
@@ -56,10 +35,6 @@ class Clock(NamedTuple):
     at: datetime
 
 
-class Candidates(NamedTuple):
-    ids: Sequence[str]
-
-
 class Candidate(NamedTuple):
     """A task or run that an order may change."""
 
@@ -72,17 +47,6 @@ class Candidate(NamedTuple):
 class Refusals(NamedTuple):
     in_workflow: int
     was_resent: int
-
-
-class StartOrder(NamedTuple):
-    actor: str
-    source: str
-    verb: str
-    subject: str
-    detail: str | None
-    order_id: str
-    plan: str
-    progress: str
 
 
 class OrderId(NamedTuple):
@@ -102,24 +66,61 @@ class OrderRow(NamedTuple):
     progress: str
 
 
-class SaveOrder(NamedTuple):
-    order_id: str
-    outcome: str
-    detail: str
-    progress: str
+@ACTIONS.statement
+def record_action(
+    actor: str, source: str, verb: str, subject: str, detail: str | None, outcome: str
+) -> None: ...
+@ACTIONS.statement
+def list_actions(subject: str | None, actor: str | None, before: int, limit: int) -> ActionRow: ...
+@ACTIONS.statement
+def last_action(subject: str, verb: str) -> ActionRow: ...
 
 
-record_action = ACTIONS.declare("record_action", RecordAction, Nothing)
-list_actions = ACTIONS.declare("list_actions", ListActions, ActionRow)
-last_action = ACTIONS.declare("last_action", LastAction, ActionRow)
-delete_old_actions = ACTIONS.declare("delete_old_actions", Retention, Deleted)
-read_clock = ACTIONS.declare("read_clock", Nothing, Clock)
-judge_resends = ACTIONS.declare("judge_resends", Candidates, Refusals)
-read_candidates = ACTIONS.declare("read_candidates", Candidates, Candidate)
-start_order = ACTIONS.declare("start_order", StartOrder, Nothing)
-stop_order = ACTIONS.declare("stop_order", OrderId, OrderId)
-lock_orders = ACTIONS.declare("lock_orders", Nothing, Locked)
-read_order = ACTIONS.declare("read_order", OrderId, OrderRow)
-save_order = ACTIONS.declare("save_order", SaveOrder, Nothing)
+@ACTIONS.statement
+def delete_old_actions(hours: float, limit: int) -> Deleted:
+    """The maximum age, and how many rows to delete at most."""
+
+
+@ACTIONS.statement
+def read_clock() -> Clock: ...
+@ACTIONS.statement
+def judge_resends(ids: Sequence[str]) -> Refusals: ...
+@ACTIONS.statement
+def read_candidates(ids: Sequence[str]) -> Candidate: ...
+@ACTIONS.statement
+def store_draft(
+    actor: str,
+    source: str,
+    verb: str,
+    subject: str,
+    detail: str | None,
+    order_id: str,
+    plan: str,
+    progress: str,
+) -> None: ...
+@ACTIONS.statement
+def delete_drafts(actor: str) -> None: ...
+@ACTIONS.statement
+def discard_draft(order_id: str) -> None: ...
+@ACTIONS.statement
+def start_order(
+    actor: str,
+    source: str,
+    verb: str,
+    subject: str,
+    detail: str | None,
+    order_id: str,
+    plan: str,
+    progress: str,
+) -> None: ...
+@ACTIONS.statement
+def stop_order(order_id: str) -> OrderId: ...
+@ACTIONS.statement
+def lock_orders() -> Locked: ...
+@ACTIONS.statement
+def read_order(order_id: str) -> OrderRow: ...
+@ACTIONS.statement
+def save_order(order_id: str, outcome: str, detail: str, progress: str) -> None: ...
+
 
 ACTIONS.complete()

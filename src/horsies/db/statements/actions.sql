@@ -1,4 +1,5 @@
--- The record of changes made by people. A refused change has a row too.
+-- The record of changes made by people. A refused change has a row too. The draft of a bulk order, the result of its
+-- dry run, is kept here for an hour until it is started; nothing has changed yet, so the history leaves it out.
 
 -- name: record_action
 -- A row of its own for every change. It belongs to the transaction of the change.
@@ -10,7 +11,7 @@ VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, %(outcome)s, %(detail)s)
 SELECT id, at, actor, source, verb, subject, outcome, detail,
     extract(epoch FROM now() - at)::float8 AS age_seconds, order_id::text
 FROM horsies_actions
-WHERE id < %(before)s::bigint
+WHERE id < %(before)s::bigint AND outcome <> 'draft'
   AND (%(subject)s::text IS NULL OR subject = %(subject)s::text)
   AND (%(actor)s::text IS NULL OR actor = %(actor)s::text)
 ORDER BY id DESC LIMIT %(limit)s::integer
@@ -44,6 +45,26 @@ FROM horsies_tasks AS task WHERE task.id = ANY(%(ids)s::uuid[])
 SELECT id::text, status, created_at, coalesce(completed_at, failed_at) AS finished_at
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
+-- name: store_draft
+-- One row per order. A dry run that is repeated under its id replaces the draft, but not an order that was started.
+INSERT INTO horsies_actions AS known (
+    actor, source, verb, subject, outcome, detail, order_id, order_plan, order_progress)
+VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, 'draft', %(detail)s, %(order_id)s::uuid, %(plan)s,
+    %(progress)s)
+ON CONFLICT (order_id) DO UPDATE SET at = excluded.at, verb = excluded.verb, subject = excluded.subject,
+    detail = excluded.detail, order_plan = excluded.order_plan
+WHERE known.outcome = 'draft'
+
+-- name: delete_drafts
+-- The drafts of an author that are out of date, by the index of authors. Those of authors who make no more dry runs
+-- go with the retention of the table.
+DELETE FROM horsies_actions
+WHERE actor = %(actor)s AND outcome = 'draft' AND at < now() - interval '1 hour'
+
+-- name: discard_draft
+-- draft -> nothing, right before the order itself is stored.
+DELETE FROM horsies_actions WHERE order_id = %(order_id)s::uuid AND outcome = 'draft'
+
 -- name: start_order
 -- One row per order, however often it is started. A stopped order runs again from where it stopped.
 INSERT INTO horsies_actions AS known (
@@ -62,8 +83,10 @@ RETURNING order_id::text
 SELECT pg_advisory_xact_lock(122537101324915) IS NULL AS locked
 
 -- name: read_order
+-- After an hour the counts of a draft mean little, and it can no longer be started.
 SELECT id, at, actor, outcome, order_plan AS plan, order_progress AS progress
-FROM horsies_actions WHERE order_id = %(order_id)s::uuid
+FROM horsies_actions
+WHERE order_id = %(order_id)s::uuid AND (outcome <> 'draft' OR at > now() - interval '1 hour')
 
 -- name: save_order
 -- The progress of an order, in the transaction of its batch.

@@ -7,23 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.db.statement import Nothing, StatementFile
+from horsies.db.statement import StatementFile
 
 BLOCKED = StatementFile("blocked.sql")
-
-
-class NoteBlocked(NamedTuple):
-    """A refused change: of which task or run, by which worker, and the error in one line."""
-
-    id: str
-    is_run: bool
-    action: str
-    error: str
-    worker_id: str | None
-
-
-class LockWait(NamedTuple):
-    milliseconds: int
 
 
 class Setting(NamedTuple):
@@ -54,13 +40,6 @@ class BlockedRow:
     blocked_seconds: float
     # The number of all blocked tasks and runs, beyond the limit too.
     total: int
-
-
-class FindOthers(NamedTuple):
-    """How many tasks to find, and those to leave out."""
-
-    excluded: Sequence[str]
-    limit: int
 
 
 class FoundTask(NamedTuple):
@@ -102,12 +81,33 @@ class DueTask(NamedTuple):
     enqueued_at: str
 
 
-note_blocked = BLOCKED.declare("note_blocked", NoteBlocked, ChangedId)
-limit_lock_wait = BLOCKED.declare("limit_lock_wait", LockWait, Setting)
+@BLOCKED.statement
+def note_blocked(
+    id: str, is_run: bool, action: str, error: str, worker_id: str | None
+) -> ChangedId:
+    """A refused change: of which task or run, by which worker, and the error in one line."""
+
+
+@BLOCKED.statement
+def limit_lock_wait(milliseconds: int) -> Setting: ...
+
+
 list_blocked = BLOCKED.declare("list_blocked", BlockedLimit, BlockedRow)
-delete_unblocked = BLOCKED.declare("delete_unblocked", Nothing, ChangedId)
-find_late = BLOCKED.declare("find_late", FindOthers, FoundTask)
-find_lapsed = BLOCKED.declare("find_lapsed", FindOthers, FoundTask)
+
+
+@BLOCKED.statement
+def delete_unblocked() -> ChangedId: ...
+
+
+@BLOCKED.statement
+def find_late(excluded: Sequence[str], limit: int) -> FoundTask:
+    """How many tasks to find, and those to leave out."""
+
+
+@BLOCKED.statement
+def find_lapsed(excluded: Sequence[str], limit: int) -> FoundTask: ...
+
+
 find_unheld = BLOCKED.declare("find_unheld", FindUnheld, UnheldTask)
 find_due = BLOCKED.declare("find_due", FindDue, DueTask)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.db.statements.tasks import TaskId
@@ -11,20 +10,17 @@ from horsies.db.statements.tasks import TaskId
 CLOCK = StatementFile("clock.sql")
 
 
-class Advance(NamedTuple):
+@CLOCK.statement
+def advance_tasks(seconds: float, only: Sequence[str] | None = None) -> TaskId:
     """How many seconds pass; with ``only``, for these tasks and runs alone."""
 
-    seconds: float
-    only: Sequence[str] | None = None
+
+@CLOCK.statement
+def advance_nodes(seconds: float, only: Sequence[str] | None = None) -> TaskId: ...
 
 
-class AdvanceSchedules(NamedTuple):
-    slots: float
-    pauses: float = 0.0
+@CLOCK.statement
+def advance_schedules(slots: float, pauses: float = 0.0) -> TaskId: ...
 
-
-advance_tasks = CLOCK.declare("advance_tasks", Advance, TaskId)
-advance_nodes = CLOCK.declare("advance_nodes", Advance, TaskId)
-advance_schedules = CLOCK.declare("advance_schedules", AdvanceSchedules, TaskId)
 
 CLOCK.complete()

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.db.statements.monitor import Sample, TaskSummary
-from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.turn import ClaimedTask
 
 LOOKUP = StatementFile("lookup.sql")
@@ -49,14 +48,6 @@ class AttemptPlace(NamedTuple):
     finished_at: datetime
 
 
-class GroupFailures(NamedTuple):
-    """Failed attempts from ``from_id`` on, at most ``limit``; an empty list matches every task."""
-
-    from_id: int
-    limit: int
-    names: Sequence[str]
-
-
 class FailureGroup(NamedTuple):
     """The failed attempts of one task with one error code; ``final`` of them are not retried."""
 
@@ -94,11 +85,23 @@ class Heartbeat(NamedTuple):
 
 search_tasks = LOOKUP.declare("search_tasks", SearchTasks, FoundTask)
 end_of_attempts = LOOKUP.declare("end_of_attempts", Sample, AttemptPlace)
-group_failures = LOOKUP.declare("group_failures", GroupFailures, FailureGroup)
-list_resent = LOOKUP.declare("list_resent", TaskId, ResentTask)
-find_subject = LOOKUP.declare("find_subject", TaskId, Subject)
-newest_trace = LOOKUP.declare("newest_trace", TaskId, Trace)
-newest_heartbeat = LOOKUP.declare("newest_heartbeat", TaskId, Heartbeat)
-read_request = LOOKUP.declare("read_request", TaskId, ClaimedTask)
+
+
+@LOOKUP.statement
+def group_failures(from_id: int, limit: int, names: Sequence[str]) -> FailureGroup:
+    """Failed attempts from ``from_id`` on, at most ``limit``; an empty list matches every task."""
+
+
+@LOOKUP.statement
+def list_resent(id: str) -> ResentTask: ...
+@LOOKUP.statement
+def find_subject(id: str) -> Subject: ...
+@LOOKUP.statement
+def newest_trace(id: str) -> Trace: ...
+@LOOKUP.statement
+def newest_heartbeat(id: str) -> Heartbeat: ...
+@LOOKUP.statement
+def read_request(id: str) -> ClaimedTask: ...
+
 
 LOOKUP.complete()

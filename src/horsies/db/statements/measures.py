@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
-from horsies.db.statements.workers import Batch, Deleted, Retention
+from horsies.db.statements.workers import Deleted
 
 MEASURES = StatementFile("measures.sql")
 
@@ -29,20 +29,6 @@ class AddMeasures(NamedTuple):
     ran: Sequence[str]
 
 
-class ReadMeasures(NamedTuple):
-    """How far to look back, where the first slot may begin, and the length of a slot. An empty list of queues
-    or names matches anything.
-    """
-
-    seconds: float
-    unit_seconds: int
-    step_seconds: int
-    # What the sums are apart by: "all", "queue" or "task".
-    split: str
-    queues: Sequence[str]
-    names: Sequence[str]
-
-
 class Measured(NamedTuple):
     """The attempts of one slot and subject; None is the subject of a slot in which none has attempts."""
 
@@ -58,12 +44,6 @@ class Measured(NamedTuple):
     ran_ms: int
     waited: Sequence[int]
     ran: Sequence[int]
-
-
-class Minutes(NamedTuple):
-    """How many whole minutes to look back."""
-
-    minutes: int
 
 
 class DoneByMinute(NamedTuple):
@@ -83,10 +63,38 @@ class FailingTask(NamedTuple):
 
 
 add_measures = MEASURES.declare("add_measures", AddMeasures, Nothing)
-read_measures = MEASURES.declare("read_measures", ReadMeasures, Measured)
-count_done_by_minute = MEASURES.declare("count_done_by_minute", Minutes, DoneByMinute)
-find_failing_tasks = MEASURES.declare("find_failing_tasks", Nothing, FailingTask)
-compact_measures = MEASURES.declare("compact_measures", Batch, Deleted)
-delete_old_measures = MEASURES.declare("delete_old_measures", Retention, Deleted)
+
+
+@MEASURES.statement
+def read_measures(
+    seconds: float,
+    unit_seconds: int,
+    step_seconds: int,
+    # What the sums are apart by: "all", "queue" or "task".
+    split: str,
+    queues: Sequence[str],
+    names: Sequence[str],
+) -> Measured:
+    """How far to look back, where the first slot may begin, and the length of a slot. An empty list of queues
+    or names matches anything.
+    """
+
+
+@MEASURES.statement
+def count_done_by_minute(minutes: int) -> DoneByMinute:
+    """How many whole minutes to look back."""
+
+
+@MEASURES.statement
+def find_failing_tasks() -> FailingTask: ...
+@MEASURES.statement
+def compact_measures(limit: int) -> Deleted:
+    """How many rows to delete at most."""
+
+
+@MEASURES.statement
+def delete_old_measures(hours: float, limit: int) -> Deleted:
+    """The maximum age, and how many rows to delete at most."""
+
 
 MEASURES.complete()

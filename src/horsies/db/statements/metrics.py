@@ -10,16 +10,6 @@ from horsies.db.statements.monitor import SchemaName
 METRICS = StatementFile("metrics.sql")
 
 
-class ReadGauges(NamedTuple):
-    """The schema, the longest count, and how many seconds after its slot a schedule is late."""
-
-    schema: str
-    most: int
-    grace_seconds: float
-    # The table of tasks; a literal in SQL cannot name a table.
-    tasks: str = "horsies_tasks"
-
-
 class Gauges(NamedTuple):
     running: int
     paused: int
@@ -37,7 +27,17 @@ class TableSize(NamedTuple):
     dead_rows: float
 
 
-read_gauges = METRICS.declare("read_gauges", ReadGauges, Gauges)
+@METRICS.statement
+def read_gauges(
+    schema: str,
+    most: int,
+    grace_seconds: float,
+    # The table of tasks; a literal in SQL cannot name a table.
+    tasks: str = "horsies_tasks",
+) -> Gauges:
+    """The schema, the longest count, and how many seconds after its slot a schedule is late."""
+
+
 read_table_sizes = METRICS.declare("read_table_sizes", SchemaName, TableSize)
 
 METRICS.complete()

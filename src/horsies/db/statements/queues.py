@@ -6,17 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
-from horsies.db.statements.monitor import QueueName, QueueState
+from horsies.db.statements.monitor import QueueState
 
 QUEUES = StatementFile("queues.sql")
-
-
-class ResendTasks(NamedTuple):
-    """``once`` leaves tasks alone that were sent again before."""
-
-    ids: Sequence[str]
-    new_ids: Sequence[str]
-    once: bool
 
 
 class ResentTask(NamedTuple):
@@ -28,18 +20,21 @@ class ResentTask(NamedTuple):
     new_id: str | None
 
 
-class Notification(NamedTuple):
-    channel: str
-    payload: str
-
-
 class Notified(NamedTuple):
     sent: bool
 
 
-pause_queue = QUEUES.declare("pause_queue", QueueName, QueueState)
-resume_queue = QUEUES.declare("resume_queue", QueueName, QueueState)
-resend_tasks = QUEUES.declare("resend_tasks", ResendTasks, ResentTask)
-send_notification = QUEUES.declare("send_notification", Notification, Notified)
+@QUEUES.statement
+def pause_queue(name: str) -> QueueState: ...
+@QUEUES.statement
+def resume_queue(name: str) -> QueueState: ...
+@QUEUES.statement
+def resend_tasks(ids: Sequence[str], new_ids: Sequence[str], once: bool) -> ResentTask:
+    """``once`` leaves tasks alone that were sent again before."""
+
+
+@QUEUES.statement
+def send_notification(channel: str, payload: str) -> Notified: ...
+
 
 QUEUES.complete()

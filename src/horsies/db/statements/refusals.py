@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.db.statement import Nothing, StatementFile
-from horsies.db.statements.tasks import TaskId, TaskIds
+from horsies.db.statement import StatementFile
+from horsies.db.statements.tasks import TaskId
 
 REFUSALS = StatementFile("refusals.sql")
 REFUSALS_TABLE = "horsies_refusals"
@@ -73,5 +73,11 @@ class RefusedCalls(NamedTuple):
 refuse_tasks = REFUSALS.declare("refuse_tasks", RefuseTasks, RefusedTask)
 find_takers = REFUSALS.declare("find_takers", FindTakers, Taker)
 list_refused = REFUSALS.declare("list_refused", RefusalLimit, RefusedCalls)
-forget_refusals = REFUSALS.declare("forget_refusals", TaskIds, TaskId)
-delete_refusals = REFUSALS.declare("delete_refusals", Nothing, TaskId)
+
+
+@REFUSALS.statement
+def forget_refusals(ids: Sequence[str]) -> TaskId: ...
+
+
+@REFUSALS.statement
+def delete_refusals() -> TaskId: ...

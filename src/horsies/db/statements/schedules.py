@@ -6,21 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.db.statement import Nothing, StatementFile
+from horsies.db.statement import StatementFile
 from horsies.db.statements.tasks import TaskId
 
 SCHEDULES = StatementFile("schedules.sql")
 SCHEDULES_CHANNEL = "horsies_schedules"
-
-
-class FindDue(NamedTuple):
-    """The schedules that a scheduler serves, one per line, and how many due ones to read at once."""
-
-    names: str
-    hashes: str
-    task_names: Sequence[str]
-    definition_keys: Sequence[str]
-    limit: int
 
 
 class DueSchedule(NamedTuple):
@@ -72,16 +62,6 @@ class ScheduleName(NamedTuple):
     name: str
 
 
-class LookAhead(NamedTuple):
-    """The schedules that a scheduler serves, one per line, and the time of its last read, if any was due."""
-
-    names: str
-    hashes: str
-    task_names: Sequence[str]
-    definition_keys: Sequence[str]
-    looked_at: datetime | None
-
-
 class NextSlot(NamedTuple):
     """Seconds until the next slot; None when there is none."""
 
@@ -90,11 +70,6 @@ class NextSlot(NamedTuple):
 
 # A slot that is overdue by more than this has no scheduler.
 LATE_SECONDS = 60.0
-
-
-class ScheduleNames(NamedTuple):
-    names: Sequence[str]
-    late_seconds: float = LATE_SECONDS
 
 
 class ScheduleRecord(NamedTuple):
@@ -129,69 +104,6 @@ class StoreSchedules(NamedTuple):
     owners: Sequence[str]
 
 
-class OwnedSchedules(NamedTuple):
-    """An owner and the schedules in its configuration."""
-
-    owner: str
-    names: Sequence[str]
-
-
-class NoteDisabled(NamedTuple):
-    """An owner, the schedules it serves, and those that its configuration switches off."""
-
-    owner: str
-    names: Sequence[str]
-    disabled: Sequence[str]
-    late_seconds: float = LATE_SECONDS
-
-
-class AddSchedule(NamedTuple):
-    """A schedule added at run time, stored in the database only."""
-
-    name: str
-    next_run_at: datetime | None
-    hash: str
-    timing: str
-    task_name: str | None
-    definition_key: str | None
-    definition: str
-    replace: bool
-
-
-class RunSchedule(NamedTuple):
-    """The task of a schedule that is run by hand."""
-
-    id: str
-    task_name: str
-    queue_name: str
-    priority: int
-    kwargs: str
-    sent_at: datetime
-    good_until: datetime | None
-    max_retries: int
-    task_options: str
-    timeout_ms: int | None
-    retention_seconds: float | None
-    enqueue_sha: str
-    schedule_name: str
-
-
-class StartSchedule(NamedTuple):
-    """The workflow of a schedule that is run by hand: its run id and plan as JSON text."""
-
-    id: str
-    plan: str
-    schedule_name: str
-
-
-class ScheduleFilter(NamedTuple):
-    """The name of one schedule, or None for all, or for a page behind the name ``after``."""
-
-    name: str | None
-    after: str = ""
-    limit: int | None = None
-
-
 class ScheduleState(NamedTuple):
     """The state of a schedule: its next slot, its newest run, and whether it is paused.
 
@@ -221,11 +133,6 @@ class ScheduleState(NamedTuple):
         return self.paused_at is not None
 
 
-class ListScheduleRuns(NamedTuple):
-    name: str
-    limit: int
-
-
 class ScheduleRun(NamedTuple):
     """One run of a schedule; ``scheduled_for`` is None when it was run by hand.
 
@@ -238,11 +145,6 @@ class ScheduleRun(NamedTuple):
     status: str
     enqueued_at: datetime
     error_code: str | None
-
-
-class ListNewestScheduleRuns(NamedTuple):
-    names: Sequence[str]
-    limit: int
 
 
 class TimedScheduleRun(NamedTuple):
@@ -265,24 +167,103 @@ class Schedulers(NamedTuple):
     looked_at: datetime
 
 
-find_due_schedules = SCHEDULES.declare("find_due_schedules", FindDue, DueSchedule)
+@SCHEDULES.statement
+def find_due_schedules(
+    names: str, hashes: str, task_names: Sequence[str], definition_keys: Sequence[str], limit: int
+) -> DueSchedule:
+    """The schedules that a scheduler serves, one per line, and how many due ones to read at once."""
+
+
 fire_slots = SCHEDULES.declare("fire_slots", FireSlots, ScheduleName)
-seconds_until_next_slot = SCHEDULES.declare("seconds_until_next_slot", LookAhead, NextSlot)
-read_schedule_records = SCHEDULES.declare("read_schedule_records", ScheduleNames, ScheduleRecord)
+
+
+@SCHEDULES.statement
+def seconds_until_next_slot(
+    names: str,
+    hashes: str,
+    task_names: Sequence[str],
+    definition_keys: Sequence[str],
+    looked_at: datetime | None,
+) -> NextSlot:
+    """The schedules that a scheduler serves, one per line, and the time of its last read, if any was due."""
+
+
+@SCHEDULES.statement
+def read_schedule_records(
+    names: Sequence[str], late_seconds: float = LATE_SECONDS
+) -> ScheduleRecord: ...
+
+
 store_schedules = SCHEDULES.declare("store_schedules", StoreSchedules, ScheduleName)
-note_disabled_schedules = SCHEDULES.declare("note_disabled_schedules", NoteDisabled, ScheduleName)
-list_orphaned_schedules = SCHEDULES.declare("list_orphaned_schedules", OwnedSchedules, ScheduleName)
-add_schedule = SCHEDULES.declare("add_schedule", AddSchedule, ScheduleName)
-remove_schedule = SCHEDULES.declare("remove_schedule", ScheduleName, ScheduleName)
-pause_schedule = SCHEDULES.declare("pause_schedule", ScheduleName, ScheduleName)
-resume_schedule = SCHEDULES.declare("resume_schedule", ScheduleName, ScheduleName)
-run_schedule = SCHEDULES.declare("run_schedule", RunSchedule, TaskId)
-start_schedule = SCHEDULES.declare("start_schedule", StartSchedule, TaskId)
-list_schedules = SCHEDULES.declare("list_schedules", ScheduleFilter, ScheduleState)
-list_schedule_runs = SCHEDULES.declare("list_schedule_runs", ListScheduleRuns, ScheduleRun)
-list_newest_schedule_runs = SCHEDULES.declare(
-    "list_newest_schedule_runs", ListNewestScheduleRuns, TimedScheduleRun
-)
-find_schedulers = SCHEDULES.declare("find_schedulers", Nothing, Schedulers)
+
+
+@SCHEDULES.statement
+def note_disabled_schedules(
+    owner: str, names: Sequence[str], disabled: Sequence[str], late_seconds: float = LATE_SECONDS
+) -> ScheduleName:
+    """An owner, the schedules it serves, and those that its configuration switches off."""
+
+
+@SCHEDULES.statement
+def list_orphaned_schedules(owner: str, names: Sequence[str]) -> ScheduleName:
+    """An owner and the schedules in its configuration."""
+
+
+@SCHEDULES.statement
+def add_schedule(
+    name: str,
+    next_run_at: datetime | None,
+    hash: str,
+    timing: str,
+    task_name: str | None,
+    definition_key: str | None,
+    definition: str,
+    replace: bool,
+) -> ScheduleName:
+    """A schedule added at run time, stored in the database only."""
+
+
+@SCHEDULES.statement
+def remove_schedule(name: str) -> ScheduleName: ...
+@SCHEDULES.statement
+def pause_schedule(name: str) -> ScheduleName: ...
+@SCHEDULES.statement
+def resume_schedule(name: str) -> ScheduleName: ...
+@SCHEDULES.statement
+def run_schedule(
+    id: str,
+    task_name: str,
+    queue_name: str,
+    priority: int,
+    kwargs: str,
+    sent_at: datetime,
+    good_until: datetime | None,
+    max_retries: int,
+    task_options: str,
+    timeout_ms: int | None,
+    retention_seconds: float | None,
+    enqueue_sha: str,
+    schedule_name: str,
+) -> TaskId:
+    """The task of a schedule that is run by hand."""
+
+
+@SCHEDULES.statement
+def start_schedule(id: str, plan: str, schedule_name: str) -> TaskId:
+    """The workflow of a schedule that is run by hand: its run id and plan as JSON text."""
+
+
+@SCHEDULES.statement
+def list_schedules(name: str | None, after: str = "", limit: int | None = None) -> ScheduleState:
+    """The name of one schedule, or None for all, or for a page behind the name ``after``."""
+
+
+@SCHEDULES.statement
+def list_schedule_runs(name: str, limit: int) -> ScheduleRun: ...
+@SCHEDULES.statement
+def list_newest_schedule_runs(names: Sequence[str], limit: int) -> TimedScheduleRun: ...
+@SCHEDULES.statement
+def find_schedulers() -> Schedulers: ...
+
 
 SCHEDULES.complete()

@@ -74,18 +74,9 @@ class TaskId(NamedTuple):
     id: str
 
 
-class TaskIds(NamedTuple):
-    ids: Sequence[str]
-
-
 class SentTask(NamedTuple):
     id: str
     enqueue_sha: str
-
-
-class IdempotencyKey(NamedTuple):
-    task_name: str
-    idempotency_key: str
 
 
 class IdempotentTask(NamedTuple):
@@ -104,11 +95,6 @@ class OutcomeRow(NamedTuple):
     error_code: str | None
 
 
-class ReadService(NamedTuple):
-    ids: Sequence[str]
-    silent_seconds: float = SILENT_AFTER_SECONDS
-
-
 class TaskService(NamedTuple):
     """A waiting task, and whether live workers can take it."""
 
@@ -118,12 +104,6 @@ class TaskService(NamedTuple):
     is_paused: bool
     is_served: bool
     is_known: bool
-
-
-class ReadTask(NamedTuple):
-    id: str
-    include_result: bool
-    include_failed_reason: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +186,6 @@ def _plain(number: float) -> str:
     return f"{number:.0f}" if number.is_integer() else f"{number:g}"
 
 
-class CancelTasks(NamedTuple):
-    """``running`` also asks RUNNING tasks to stop."""
-
-    ids: Sequence[str]
-    running: bool
-
-
 class CancelledTask(NamedTuple):
     """The row found by a cancel, and whether the cancel changed it."""
 
@@ -225,14 +198,35 @@ class CancelledTask(NamedTuple):
 insert_task = TASKS.declare("insert_task", InsertTask, TaskId)
 insert_new_tasks = TASKS.declare("insert_new_tasks", InsertTasks, Nothing)
 insert_tasks = TASKS.declare("insert_tasks", InsertTasks, InsertedTasks)
-find_sent_tasks = TASKS.declare("find_sent_tasks", TaskIds, SentTask)
-find_idempotent_task = TASKS.declare("find_idempotent_task", IdempotencyKey, IdempotentTask)
-find_unique_task = TASKS.declare("find_unique_task", IdempotencyKey, IdempotentTask)
-read_outcomes = TASKS.declare("read_outcomes", TaskIds, OutcomeRow)
-read_service = TASKS.declare("read_service", ReadService, TaskService)
-read_task = TASKS.declare("read_task", ReadTask, TaskRow)
-read_attempts = TASKS.declare("read_attempts", TaskId, TaskAttemptInfo)
-read_progress = TASKS.declare("read_progress", TaskId, TaskProgress)
-cancel_tasks = TASKS.declare("cancel_tasks", CancelTasks, CancelledTask)
+
+
+@TASKS.statement
+def find_sent_tasks(ids: Sequence[str]) -> SentTask: ...
+@TASKS.statement
+def find_idempotent_task(task_name: str, idempotency_key: str) -> IdempotentTask: ...
+@TASKS.statement
+def find_unique_task(task_name: str, idempotency_key: str) -> IdempotentTask: ...
+@TASKS.statement
+def read_outcomes(ids: Sequence[str]) -> OutcomeRow: ...
+
+
+@TASKS.statement
+def read_service(
+    ids: Sequence[str], silent_seconds: float = SILENT_AFTER_SECONDS
+) -> TaskService: ...
+
+
+@TASKS.statement
+def read_task(id: str, include_result: bool, include_failed_reason: bool) -> TaskRow: ...
+
+
+@TASKS.statement
+def read_attempts(id: str) -> TaskAttemptInfo: ...
+@TASKS.statement
+def read_progress(id: str) -> TaskProgress: ...
+@TASKS.statement
+def cancel_tasks(ids: Sequence[str], running: bool) -> CancelledTask:
+    """``running`` also asks RUNNING tasks to stop."""
+
 
 TASKS.complete()

@@ -11,27 +11,21 @@ from horsies.db.statements.tasks import TaskId
 TRACES = StatementFile("traces.sql")
 
 
-class StoreTraces(NamedTuple):
-    """Attempts and their spans, as columns."""
-
-    ids: Sequence[str]
-    attempts: Sequence[int]
-    traceparents: Sequence[str]
-
-
-class ReadTraces(NamedTuple):
-    """Attempts, as columns."""
-
-    ids: Sequence[str]
-    attempts: Sequence[int]
-
-
 class AttemptTrace(NamedTuple):
     id: str
     traceparent: str
 
 
-store_traces = TRACES.declare("store_traces", StoreTraces, TaskId)
-read_traces = TRACES.declare("read_traces", ReadTraces, AttemptTrace)
+@TRACES.statement
+def store_traces(
+    ids: Sequence[str], attempts: Sequence[int], traceparents: Sequence[str]
+) -> TaskId:
+    """Attempts and their spans, as columns."""
+
+
+@TRACES.statement
+def read_traces(ids: Sequence[str], attempts: Sequence[int]) -> AttemptTrace:
+    """Attempts, as columns."""
+
 
 TRACES.complete()

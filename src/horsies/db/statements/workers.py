@@ -6,27 +6,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.db.statement import Nothing, StatementFile
+from horsies.db.statement import StatementFile
 from horsies.db.statements.monitor import QueueName
 from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.turn import NOTHING, WorkerId
 
 WORKERS = StatementFile("workers.sql")
-
-
-class RegisterWorker(NamedTuple):
-    worker_id: str
-    lock_key: int
-    hostname: str
-    pid: int
-    processes: int
-    queues: Sequence[str]
-    process_space: str | None
-    process_started: int | None
-    # JSON; None when the tasks of the worker are not known.
-    known_tasks: str | None = None
-    name: str | None = None
-    version: str | None = None
 
 
 class LockKey(NamedTuple):
@@ -46,14 +31,6 @@ class ClientProbes(NamedTuple):
 
 class Held(NamedTuple):
     held: bool
-
-
-class SeeWorker(NamedTuple):
-    """A heartbeat: whether the worker receives notifications, and the channel to test that on."""
-
-    worker_id: str
-    hears: bool
-    echo_channel: str
 
 
 class Presence(NamedTuple):
@@ -77,54 +54,10 @@ class WatchedWorker(NamedTuple):
     lock_is_free: bool
 
 
-class FindActiveSessions(NamedTuple):
-    """Workers, and the age of the latest statement of an active session."""
-
-    worker_ids: Sequence[str]
-    seconds: float
-
-
-class CloseLostWorkers(NamedTuple):
-    """Workers found lost: their last signs of life, and the conditions that must still hold."""
-
-    worker_ids: Sequence[str]
-    signs: Sequence[str]
-    needs_free_lock: Sequence[bool]
-    needs_tasks: Sequence[bool]
-
-
 class FindOwned(NamedTuple):
     worker_id: str
     ids: Sequence[str]
     generations: Sequence[int]
-
-
-class FindAbandoned(NamedTuple):
-    worker_ids: Sequence[str]
-    statuses: Sequence[str]
-    limit: int
-    excluded: Sequence[str] = NOTHING
-
-
-class FindOwnerless(NamedTuple):
-    """The maximum age of the last heartbeat, by state."""
-
-    claimed_seconds: float
-    running_seconds: float
-    statuses: Sequence[str]
-    limit: int
-    excluded: Sequence[str] = NOTHING
-
-
-class FindStale(NamedTuple):
-    stale_seconds: float
-    statuses: Sequence[str]
-    limit: int
-    excluded: Sequence[str] = NOTHING
-
-
-class WakeQueues(NamedTuple):
-    queues: Sequence[str]
 
 
 class AbandonedTask(NamedTuple):
@@ -145,74 +78,143 @@ class AbandonedTask(NamedTuple):
     workflow_id: str | None = None
 
 
-class LeadershipKey(NamedTuple):
-    """A job that one worker does for all, by the key of its advisory lock."""
-
-    job: int
-
-
 class Leads(NamedTuple):
     """Whether this worker does the job in this transaction."""
 
     leads: bool
 
 
-class WorkerState(NamedTuple):
-    worker_id: str
-    tasks_running: int
-    tasks_claimed: int
-    memory_usage_mb: float | None
-    cpu_percent: float | None
-    memory_percent: float | None
-    children_memory_mb: float
-    max_claim_batch: int
-    max_claim_per_worker: int
-    cluster_wide_cap: int | None
-    queue_priorities: str
-    queue_max_concurrency: str
-    recovery_config: str
-    # JSON: a list with a row for each child.
-    children: str
-
-
-class Retention(NamedTuple):
-    """The maximum age, and how many rows to delete at most."""
-
-    hours: float
-    limit: int
-
-
-class Batch(NamedTuple):
-    """How many rows to delete at most."""
-
-    limit: int
-
-
 class Deleted(NamedTuple):
     id: str
 
 
-register_worker = WORKERS.declare("register_worker", RegisterWorker, Nothing)
+@WORKERS.statement
+def register_worker(
+    worker_id: str,
+    lock_key: int,
+    hostname: str,
+    pid: int,
+    processes: int,
+    queues: Sequence[str],
+    process_space: str | None,
+    process_started: int | None,
+    # JSON; None when the tasks of the worker are not known.
+    known_tasks: str | None = None,
+    name: str | None = None,
+    version: str | None = None,
+) -> None: ...
+
+
 take_worker_lock = WORKERS.declare("take_worker_lock", LockKey, Held)
-notice_lost_client = WORKERS.declare("notice_lost_client", ClientProbes, ClientProbes)
+
+
+@WORKERS.statement
+def notice_lost_client(
+    idle_seconds: str, interval_seconds: str, probes: str, user_timeout_ms: str
+) -> ClientProbes: ...
+
+
 end_earlier_session = WORKERS.declare("end_earlier_session", LockKey, Held)
-see_worker = WORKERS.declare("see_worker", SeeWorker, Presence)
-record_worker_stop = WORKERS.declare("record_worker_stop", WorkerId, WorkerId)
-watch_workers = WORKERS.declare("watch_workers", WorkerId, WatchedWorker)
-find_active_sessions = WORKERS.declare("find_active_sessions", FindActiveSessions, WorkerId)
-close_lost_workers = WORKERS.declare("close_lost_workers", CloseLostWorkers, WorkerId)
-find_abandoned = WORKERS.declare("find_abandoned", FindAbandoned, AbandonedTask)
-find_ownerless = WORKERS.declare("find_ownerless", FindOwnerless, AbandonedTask)
-find_stale = WORKERS.declare("find_stale", FindStale, AbandonedTask)
+
+
+@WORKERS.statement
+def see_worker(worker_id: str, hears: bool, echo_channel: str) -> Presence:
+    """A heartbeat: whether the worker receives notifications, and the channel to test that on."""
+
+
+@WORKERS.statement
+def record_worker_stop(worker_id: str) -> WorkerId: ...
+@WORKERS.statement
+def watch_workers(worker_id: str) -> WatchedWorker: ...
+@WORKERS.statement
+def find_active_sessions(worker_ids: Sequence[str], seconds: float) -> WorkerId:
+    """Workers, and the age of the latest statement of an active session."""
+
+
+@WORKERS.statement
+def close_lost_workers(
+    worker_ids: Sequence[str],
+    signs: Sequence[str],
+    needs_free_lock: Sequence[bool],
+    needs_tasks: Sequence[bool],
+) -> WorkerId:
+    """Workers found lost: their last signs of life, and the conditions that must still hold."""
+
+
+@WORKERS.statement
+def find_abandoned(
+    worker_ids: Sequence[str],
+    statuses: Sequence[str],
+    limit: int,
+    excluded: Sequence[str] = NOTHING,
+) -> AbandonedTask: ...
+@WORKERS.statement
+def find_ownerless(
+    claimed_seconds: float,
+    running_seconds: float,
+    statuses: Sequence[str],
+    limit: int,
+    excluded: Sequence[str] = NOTHING,
+) -> AbandonedTask:
+    """The maximum age of the last heartbeat, by state."""
+
+
+@WORKERS.statement
+def find_stale(
+    stale_seconds: float, statuses: Sequence[str], limit: int, excluded: Sequence[str] = NOTHING
+) -> AbandonedTask: ...
+
+
 find_owned = WORKERS.declare("find_owned", FindOwned, TaskId)
-wake_queues = WORKERS.declare("wake_queues", WakeQueues, QueueName)
-try_lead = WORKERS.declare("try_lead", LeadershipKey, Leads)
-store_worker_state = WORKERS.declare("store_worker_state", WorkerState, Nothing)
-delete_old_heartbeats = WORKERS.declare("delete_old_heartbeats", Retention, Deleted)
-delete_old_worker_states = WORKERS.declare("delete_old_worker_states", Retention, Deleted)
-delete_old_workers = WORKERS.declare("delete_old_workers", Retention, Deleted)
-delete_old_tasks = WORKERS.declare("delete_old_tasks", Retention, Deleted)
-delete_old_untimed_tasks = WORKERS.declare("delete_old_untimed_tasks", Retention, Deleted)
-delete_kept_tasks = WORKERS.declare("delete_kept_tasks", Batch, Deleted)
+
+
+@WORKERS.statement
+def wake_queues(queues: Sequence[str]) -> QueueName: ...
+
+
+@WORKERS.statement
+def try_lead(job: int) -> Leads:
+    """A job that one worker does for all, by the key of its advisory lock."""
+
+
+@WORKERS.statement
+def store_worker_state(
+    worker_id: str,
+    tasks_running: int,
+    tasks_claimed: int,
+    memory_usage_mb: float | None,
+    cpu_percent: float | None,
+    memory_percent: float | None,
+    children_memory_mb: float,
+    max_claim_batch: int,
+    max_claim_per_worker: int,
+    cluster_wide_cap: int | None,
+    queue_priorities: str,
+    queue_max_concurrency: str,
+    recovery_config: str,
+    # JSON: a list with a row for each child.
+    children: str,
+) -> None: ...
+
+
+@WORKERS.statement
+def delete_old_heartbeats(hours: float, limit: int) -> Deleted:
+    """The maximum age, and how many rows to delete at most."""
+
+
+@WORKERS.statement
+def delete_old_worker_states(hours: float, limit: int) -> Deleted: ...
+@WORKERS.statement
+def delete_old_workers(hours: float, limit: int) -> Deleted: ...
+@WORKERS.statement
+def delete_old_tasks(hours: float, limit: int) -> Deleted: ...
+@WORKERS.statement
+def delete_old_untimed_tasks(hours: float, limit: int) -> Deleted: ...
+
+
+@WORKERS.statement
+def delete_kept_tasks(limit: int) -> Deleted:
+    """How many rows to delete at most."""
+
 
 WORKERS.complete()

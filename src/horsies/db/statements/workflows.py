@@ -19,12 +19,6 @@ from horsies.task_result import json_object
 WORKFLOWS = StatementFile("workflows.sql")
 
 
-class StartRuns(NamedTuple):
-    """The plans of the runs to start: a JSON array."""
-
-    runs: str
-
-
 class StartedRun(NamedTuple):
     """A created run, or the existing run with its id or key; without a name if that has just ended."""
 
@@ -34,23 +28,8 @@ class StartedRun(NamedTuple):
     fingerprint: str | None
 
 
-class WorkflowIds(NamedTuple):
-    workflow_ids: Sequence[str]
-
-
 class RunId(NamedTuple):
     id: str
-
-
-class RunIds(NamedTuple):
-    ids: Sequence[str]
-
-
-class ReadRuns(NamedTuple):
-    """Results of more than ``max_bytes`` are left out."""
-
-    ids: Sequence[str]
-    max_bytes: int
 
 
 class ControlAnswer(NamedTuple):
@@ -59,31 +38,8 @@ class ControlAnswer(NamedTuple):
     answer: str | None
 
 
-class CancelRun(NamedTuple):
-    """``reason`` is the JSON of a TaskError; ``interrupt`` also stops running tasks."""
-
-    id: str
-    reason: str
-    interrupt: bool
-
-
-class RetryRun(NamedTuple):
-    """``node_ids`` is None for all failed nodes."""
-
-    id: str
-    node_ids: Sequence[str] | None
-
-
 class SignalName(NamedTuple):
     name: str
-
-
-class SignalRun(NamedTuple):
-    """``value`` is JSON text."""
-
-    id: str
-    name: str
-    value: str
 
 
 class RunStatus(NamedTuple):
@@ -108,13 +64,6 @@ class ResultNode(NamedTuple):
 
     task_index: int
     node_id: str
-
-
-class ReadItems(NamedTuple):
-    """``max_bytes`` is how many bytes of results to read."""
-
-    id: str
-    max_bytes: int
 
 
 class NodeRow(NamedTuple):
@@ -157,14 +106,6 @@ class ItemRow(NamedTuple):
     result: str | None
 
 
-class ReadNode(NamedTuple):
-    """A result of more than ``max_bytes`` is left out."""
-
-    id: str
-    node_id: str
-    max_bytes: int
-
-
 class NodeOutcome(NamedTuple):
     """A node's result; without a status when there is no such node."""
 
@@ -176,14 +117,6 @@ class NodeOutcome(NamedTuple):
     kind: str | None
     result_bytes: int | None
     result: str | None
-
-
-class ReadResults(NamedTuple):
-    """The nodes whose results are read, as columns, and how many bytes of results to read."""
-
-    workflow_ids: Sequence[str]
-    indexes: Sequence[int]
-    max_bytes: int
 
 
 class ResultPart(NamedTuple):
@@ -210,11 +143,6 @@ class RunPlace(NamedTuple):
     id: str
     root_workflow_id: str
     depth: int
-
-
-class ReadTree(NamedTuple):
-    id: str
-    limit: int
 
 
 class RunRow(NamedTuple):
@@ -280,26 +208,9 @@ class NodeCount(NamedTuple):
     nodes: int
 
 
-class ListAttempts(NamedTuple):
-    """The tasks whose attempts are listed."""
-
-    ids: Sequence[str]
-    limit: int
-
-
 class RetriedAttempt(NamedTuple):
     task_id: str
     finished_at: datetime
-
-
-class ListItems(NamedTuple):
-    """The position behind which a page of items begins, in the order of ``list_map_items``."""
-
-    id: str
-    task_index: int
-    after_well: bool
-    after_index: int
-    limit: int
 
 
 class MapItem(NamedTuple):
@@ -368,13 +279,6 @@ class RunSummary:
         return json_object(self)
 
 
-class RunWindow(NamedTuple):
-    before_at: datetime
-    before_id: str
-    since: datetime
-    window: int
-
-
 class RunPosition(NamedTuple):
     """A run and its position in the list."""
 
@@ -386,11 +290,6 @@ class RunLimit(NamedTuple):
     limit: int
 
 
-class FindProblems(NamedTuple):
-    id: str
-    limit: int
-
-
 class BrokenRun(NamedTuple):
     """One inconsistency of an open run."""
 
@@ -398,23 +297,9 @@ class BrokenRun(NamedTuple):
     problem: str
 
 
-class FindPausedRuns(NamedTuple):
-    max_paused_seconds: float
-    limit: int
-    excluded: Sequence[str] = NOTHING
-
-
 class PausedRun(NamedTuple):
     id: str
     paused_seconds: float
-
-
-class ExpireRun(NamedTuple):
-    """``reason`` is the JSON of a TaskError."""
-
-    id: str
-    max_paused_seconds: float
-    reason: str
 
 
 class ExpiredRun(NamedTuple):
@@ -423,43 +308,115 @@ class ExpiredRun(NamedTuple):
     expired: bool
 
 
-class DeleteOldRuns(NamedTuple):
-    """``limit`` counts trees of runs."""
-
-    hours: float
-    limit: int
+@WORKFLOWS.statement
+def start_runs(runs: str) -> StartedRun:
+    """The plans of the runs to start: a JSON array."""
 
 
-start_runs = WORKFLOWS.declare("start_runs", StartRuns, StartedRun)
-lock_runs = WORKFLOWS.declare("lock_runs", WorkflowIds, RunId)
-pause_run = WORKFLOWS.declare("pause_run", RunId, ControlAnswer)
-resume_run = WORKFLOWS.declare("resume_run", RunId, ControlAnswer)
-resume_retrying_run = WORKFLOWS.declare("resume_retrying_run", RunId, ControlAnswer)
-cancel_run = WORKFLOWS.declare("cancel_run", CancelRun, ControlAnswer)
-retry_run = WORKFLOWS.declare("retry_run", RetryRun, ControlAnswer)
-signal_run = WORKFLOWS.declare("signal_run", SignalRun, ControlAnswer)
-list_signal_names = WORKFLOWS.declare("list_signal_names", RunId, SignalName)
-read_run_status = WORKFLOWS.declare("read_run_status", RunId, RunStatus)
-read_runs = WORKFLOWS.declare("read_runs", ReadRuns, RunOutcome)
-read_result_nodes = WORKFLOWS.declare("read_result_nodes", RunId, ResultNode)
-read_nodes = WORKFLOWS.declare("read_nodes", RunId, NodeRow)
-read_items = WORKFLOWS.declare("read_items", ReadItems, ItemRow)
-read_node = WORKFLOWS.declare("read_node", ReadNode, NodeOutcome)
-read_results = WORKFLOWS.declare("read_results", ReadResults, ResultPart)
-read_places = WORKFLOWS.declare("read_places", RunIds, RunPlace)
-read_tree = WORKFLOWS.declare("read_tree", ReadTree, RunRow)
-read_tree_nodes = WORKFLOWS.declare("read_tree_nodes", RunIds, TreeNode)
-count_nodes_by_status = WORKFLOWS.declare("count_nodes_by_status", RunId, NodeCount)
-list_retried_attempts = WORKFLOWS.declare("list_retried_attempts", ListAttempts, RetriedAttempt)
-list_map_items = WORKFLOWS.declare("list_map_items", ListItems, MapItem)
-find_run_problems = WORKFLOWS.declare("find_run_problems", FindProblems, BrokenRun)
+@WORKFLOWS.statement
+def lock_runs(workflow_ids: Sequence[str]) -> RunId: ...
+@WORKFLOWS.statement
+def pause_run(id: str) -> ControlAnswer: ...
+@WORKFLOWS.statement
+def resume_run(id: str) -> ControlAnswer: ...
+@WORKFLOWS.statement
+def resume_retrying_run(id: str) -> ControlAnswer: ...
+@WORKFLOWS.statement
+def cancel_run(id: str, reason: str, interrupt: bool) -> ControlAnswer:
+    """``reason`` is the JSON of a TaskError; ``interrupt`` also stops running tasks."""
+
+
+@WORKFLOWS.statement
+def retry_run(id: str, node_ids: Sequence[str] | None) -> ControlAnswer:
+    """``node_ids`` is None for all failed nodes."""
+
+
+@WORKFLOWS.statement
+def signal_run(id: str, name: str, value: str) -> ControlAnswer:
+    """``value`` is JSON text."""
+
+
+@WORKFLOWS.statement
+def list_signal_names(id: str) -> SignalName: ...
+@WORKFLOWS.statement
+def read_run_status(id: str) -> RunStatus: ...
+@WORKFLOWS.statement
+def read_runs(ids: Sequence[str], max_bytes: int) -> RunOutcome:
+    """Results of more than ``max_bytes`` are left out."""
+
+
+@WORKFLOWS.statement
+def read_result_nodes(id: str) -> ResultNode: ...
+@WORKFLOWS.statement
+def read_nodes(id: str) -> NodeRow: ...
+@WORKFLOWS.statement
+def read_items(id: str, max_bytes: int) -> ItemRow:
+    """``max_bytes`` is how many bytes of results to read."""
+
+
+@WORKFLOWS.statement
+def read_node(id: str, node_id: str, max_bytes: int) -> NodeOutcome:
+    """A result of more than ``max_bytes`` is left out."""
+
+
+@WORKFLOWS.statement
+def read_results(workflow_ids: Sequence[str], indexes: Sequence[int], max_bytes: int) -> ResultPart:
+    """The nodes whose results are read, as columns, and how many bytes of results to read."""
+
+
+@WORKFLOWS.statement
+def read_places(ids: Sequence[str]) -> RunPlace: ...
+@WORKFLOWS.statement
+def read_tree(id: str, limit: int) -> RunRow: ...
+@WORKFLOWS.statement
+def read_tree_nodes(ids: Sequence[str]) -> TreeNode: ...
+@WORKFLOWS.statement
+def count_nodes_by_status(id: str) -> NodeCount: ...
+@WORKFLOWS.statement
+def list_retried_attempts(ids: Sequence[str], limit: int) -> RetriedAttempt:
+    """The tasks whose attempts are listed."""
+
+
+@WORKFLOWS.statement
+def list_map_items(
+    id: str, task_index: int, after_well: bool, after_index: int, limit: int
+) -> MapItem:
+    """The position behind which a page of items begins, in the order of ``list_map_items``."""
+
+
+@WORKFLOWS.statement
+def find_run_problems(id: str, limit: int) -> BrokenRun: ...
+
+
 list_newest_runs = WORKFLOWS.declare("list_newest_runs", ListNewestRuns, RunSummary)
 list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
-end_of_run_window = WORKFLOWS.declare("end_of_run_window", RunWindow, RunPosition)
-read_run_position = WORKFLOWS.declare("read_run_position", RunId, RunPosition)
+
+
+@WORKFLOWS.statement
+def end_of_run_window(
+    before_at: datetime, before_id: str, since: datetime, window: int
+) -> RunPosition: ...
+@WORKFLOWS.statement
+def read_run_position(id: str) -> RunPosition: ...
+
+
 find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
-find_paused_runs = WORKFLOWS.declare("find_paused_runs", FindPausedRuns, PausedRun)
-expire_run = WORKFLOWS.declare("expire_run", ExpireRun, ExpiredRun)
-delete_old_workflows = WORKFLOWS.declare("delete_old_workflows", DeleteOldRuns, RunId)
+
+
+@WORKFLOWS.statement
+def find_paused_runs(
+    max_paused_seconds: float, limit: int, excluded: Sequence[str] = NOTHING
+) -> PausedRun: ...
+
+
+@WORKFLOWS.statement
+def expire_run(id: str, max_paused_seconds: float, reason: str) -> ExpiredRun:
+    """``reason`` is the JSON of a TaskError."""
+
+
+@WORKFLOWS.statement
+def delete_old_workflows(hours: float, limit: int) -> RunId:
+    """``limit`` counts trees of runs."""
+
 
 WORKFLOWS.complete()

@@ -10,7 +10,7 @@ from typing import Any
 
 from horsies.database_url import DEFAULT_SCHEMA
 from horsies.db.database import Database
-from horsies.db.statement import Params, Row, Script, Statement
+from horsies.db.statement import Row, Script, Statement
 from horsies.monitor.defaults import OVERDUE_SECONDS
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
@@ -80,7 +80,7 @@ class Facts:
     now: Callable[[], datetime] = _now
     _known: dict[str, list[Any]] = field(default_factory=dict)
 
-    def read(self, statement: Statement[Params, Row], params: Params) -> Script[list[Row]]:
+    def read(self, statement: Statement[Any, Row], params: tuple[Any, ...]) -> Script[list[Row]]:
         """The rows of a statement, read once per run."""
         if statement.name not in self._known:
             self._known[statement.name] = yield statement, params

@@ -16,16 +16,11 @@ from horsies.codec.form import CodecError, JsonForm
 from horsies.codec.shape import Part, ValueShape
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.workflows import (
-    CancelRun,
     NodeOutcome,
     NodeRow,
-    ReadNode,
-    ReadTree,
-    RetryRun,
     RunId,
     RunOutcome,
     RunRow,
-    SignalRun,
     cancel_run,
     list_signal_names,
     pause_run,
@@ -171,13 +166,13 @@ def no_broker(workflow_id: str) -> Err[HandleOperationError]:
 
 
 def status_script(run_id: str) -> Script[HandleResult[WorkflowStatus]]:
-    row = one_or_none((yield read_run_status, RunId(run_id)))
+    row = one_or_none((yield read_run_status(run_id)))
     return no_such_run(run_id) if row is None else Ok(WorkflowStatus(row.status))
 
 
 def info_script(run_id: str) -> Script[HandleResult[WorkflowInfo]]:
     """Read a run, and the paused runs below it."""
-    family: list[RunRow] = yield read_tree, ReadTree(run_id, FAMILY_MAX)
+    family: list[RunRow] = yield read_tree(run_id, FAMILY_MAX)
     for run in family:
         if run.id == run_id:
             return Ok(run_info(run, (one for one in family if one is not run)))
@@ -186,13 +181,13 @@ def info_script(run_id: str) -> Script[HandleResult[WorkflowInfo]]:
 
 def nodes_script(run_id: str) -> Script[HandleResult[list[NodeRow]]]:
     """Read the nodes of a run; every run has some."""
-    rows: list[NodeRow] = yield read_nodes, RunId(run_id)
+    rows: list[NodeRow] = yield read_nodes(run_id)
     return Ok(rows) if rows else no_such_run(run_id)
 
 
 def pause_script(run_id: str) -> Script[HandleResult[bool]]:
     """RUNNING -> PAUSED; False in any other status."""
-    (row,) = yield pause_run, RunId(run_id)
+    (row,) = yield pause_run(run_id)
     return no_such_run(run_id) if row.answer is None else Ok(row.answer == WorkflowStatus.RUNNING)
 
 
@@ -213,7 +208,7 @@ def cancel_script(
         message=f"Workflow {run_id} was cancelled{f': {reason}' if reason else '.'}",
         data={"workflow_id": run_id, "reason": reason},
     )
-    (row,) = yield cancel_run, CancelRun(run_id, write_error(error), interrupt)
+    (row,) = yield cancel_run(run_id, write_error(error), interrupt)
     if row.answer is None:
         return no_such_run(run_id)
     return Ok(not WorkflowStatus(row.answer).is_terminal)
@@ -221,10 +216,10 @@ def cancel_script(
 
 def retry_script(run_id: str, node_ids: Sequence[str] | None) -> Script[HandleResult[None]]:
     """Retry failed nodes, these or all of them; see ``horsies_retry_v1``."""
-    (row,) = yield retry_run, RetryRun(run_id, node_ids)
+    (row,) = yield retry_run(run_id, node_ids)
     if row.answer == "NO_FAILED_NODE" and node_ids:
         node_id = node_ids[0]
-        node: NodeOutcome | None = one_or_none((yield read_node, ReadNode(run_id, node_id, 0)))
+        node: NodeOutcome | None = one_or_none((yield read_node(run_id, node_id, 0)))
         if node is None or node.status is None:
             message = f"Workflow {run_id} has no node {node_id!r}."
             return refused(run_id, HandleErrorCode.NODE_NOT_FOUND, message)
@@ -262,14 +257,14 @@ def signal_script(
     if isinstance(text, CodecError):
         message = f"The signal {name!r} was not sent: {text.message}"
         return refused(run_id, HandleErrorCode.VALIDATION_FAILED, message)
-    (row,) = yield signal_run, SignalRun(run_id, name, text)
+    (row,) = yield signal_run(run_id, name, text)
     match row.answer:
         case None:
             return no_such_run(run_id)
         case "delivered" | "stored":
             return Ok(SignalDelivery(row.answer))
         case "UNKNOWN_SIGNAL":
-            signals = yield list_signal_names, RunId(run_id)
+            signals = yield list_signal_names(run_id)
             known = listed([one.name for one in signals])
             has = f"its signals are {known}" if signals else "it has no signal nodes"
             message = f"No node of workflow {run_id} waits for a signal {name!r}; {has}."

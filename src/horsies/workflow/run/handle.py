@@ -15,12 +15,8 @@ from horsies.db.statements.workflows import (
     ItemRow,
     NodeOutcome,
     NodeRow,
-    ReadItems,
-    ReadNode,
-    ReadResults,
     ResultNode,
     ResultPart,
-    RunId,
     RunOutcome,
     read_items,
     read_node,
@@ -343,7 +339,7 @@ class WorkflowHandle(Generic[T]):
             return Ok(self._outcome(run))
         if run.result_bytes is not None and run.result_bytes > READ_BYTES_MAX:
             return Ok(too_large(f"workflow {run_id}", run.result_bytes))
-        nodes: list[ResultNode] = yield read_result_nodes, RunId(run_id)
+        nodes: list[ResultNode] = yield read_result_nodes(run_id)
         parts = yield _reading(run_id, [node.task_index for node in nodes])
         texts = {part.task_index: text for part, text in whole_results(parts)}
         ends = {node.node_id: texts.get(node.task_index) for node in nodes}
@@ -354,7 +350,7 @@ class WorkflowHandle(Generic[T]):
     def _types_script(self, run_id: str) -> Script[ResultTypes]:
         if self._types is not None or self._find_types is None:
             return self._types or NO_TYPES
-        return self._types_from((yield read_nodes, RunId(run_id)))
+        return self._types_from((yield read_nodes(run_id)))
 
     def _types_from(self, rows: list[NodeRow]) -> ResultTypes:
         if self._types is None and self._find_types is not None:
@@ -374,7 +370,7 @@ class WorkflowHandle(Generic[T]):
     ) -> Script[HandleResult[TaskResult[Any, TaskError]]]:
         if node_id is None:
             return Ok(error_result(ContractCode.WORKFLOW_CTX_MISSING_ID, NODE_WITHOUT_ID))
-        found: list[NodeOutcome] = yield read_node, ReadNode(run_id, node_id, SMALL_RESULT_BYTES)
+        found: list[NodeOutcome] = yield read_node(run_id, node_id, SMALL_RESULT_BYTES)
         row = one_or_none(found)
         if row is None:
             return control.no_such_run(run_id)
@@ -410,10 +406,7 @@ class WorkflowHandle(Generic[T]):
         infos = {row.task_index: [node_info(row, of_nodes.get(row.node_id))] for row in rows}
         maps = {row.task_index: row for row in rows if row.kind == "map"}
         if maps:
-            items: list[ItemRow] = yield (
-                read_items,
-                ReadItems(run_id, READ_BYTES_MAX if results else 0),
-            )
+            items: list[ItemRow] = yield read_items(run_id, READ_BYTES_MAX if results else 0)
             for item in items:
                 info = item_info(item, maps[item.task_index], types, with_result=results)
                 infos[item.task_index].append(info)
@@ -446,7 +439,7 @@ def _is_left_out(row: RunOutcome | NodeOutcome) -> bool:
 
 def _reading(run_id: str, indexes: Sequence[int]) -> Step:
     """The statement that reads the results of these nodes, as far as one call may read."""
-    return read_results, ReadResults([run_id] * len(indexes), list(indexes), READ_BYTES_MAX)
+    return read_results([run_id] * len(indexes), list(indexes), READ_BYTES_MAX)
 
 
 def _id_of(node: object) -> str | None:

@@ -13,16 +13,9 @@ from typing import Any
 from horsies.db.statement import Script, read_rows
 from horsies.db.statements.workflows import (
     BrokenRun,
-    FindProblems,
-    ListAttempts,
-    ListItems,
     MapItem,
     NodeCount,
-    ReadTree,
     RetriedAttempt,
-    RunId,
-    RunIds,
-    RunLimit,
     RunRow,
     TreeNode,
     count_nodes_by_status,
@@ -93,7 +86,7 @@ def report_script(workflow_id: str) -> Script[RunReport | None]:
         return None
     run, family = found
     shown = family[:FAMILY_MAX]
-    rows: list[TreeNode] = yield read_tree_nodes, RunIds([one.id for one in shown])
+    rows: list[TreeNode] = yield read_tree_nodes([one.id for one in shown])
     nodes: dict[str, list[TreeNode]] = {one.id: [] for one in shown}
     for row in rows:
         nodes[row.workflow_id].append(row)
@@ -109,14 +102,14 @@ def close_up_script(workflow_id: str, *, with_retries: bool = False) -> Script[C
     run, family = found
     children = {one.id: one for one in family if one is not run}
     if run.total_nodes > NODES_MAX:
-        counts: list[NodeCount] = yield count_nodes_by_status, RunId(run.id)
+        counts: list[NodeCount] = yield count_nodes_by_status(run.id)
         return CloseUp(run, children, counts=counts)
-    nodes: list[TreeNode] = yield read_tree_nodes, RunIds([run.id])
+    nodes: list[TreeNode] = yield read_tree_nodes([run.id])
     retries: dict[str, list[datetime]] = {}
     retried = [node.task_id for node in nodes if node.task_id and node.retry_count]
     if with_retries and retried:
-        wanted = ListAttempts(retried[:_RETRIED_MAX], _NOTCHES_MAX)
-        attempts: list[RetriedAttempt] = yield list_retried_attempts, wanted
+        wanted = list_retried_attempts(retried[:_RETRIED_MAX], _NOTCHES_MAX)
+        attempts: list[RetriedAttempt] = yield wanted
         for attempt in attempts:
             retries.setdefault(attempt.task_id, []).append(attempt.finished_at)
     return CloseUp(run, children, nodes, retries)
@@ -126,7 +119,7 @@ def _tree_script(workflow_id: str) -> Script[tuple[RunRow, list[RunRow]] | None]
     """Read a run, and its tree up to one run more than is shown; None if it does not exist."""
     if (stored := stored_form(workflow_id)) is None:
         return None
-    family: list[RunRow] = yield read_tree, ReadTree(stored, FAMILY_MAX + 1)
+    family: list[RunRow] = yield read_tree(stored, FAMILY_MAX + 1)
     run = next((one for one in family if one.id == stored), None)
     return None if run is None else (run, family)
 
@@ -136,18 +129,18 @@ def items_script(
 ) -> Script[list[MapItem]]:
     """Read one page of the items of a map, and one item more if there are more."""
     is_well, item_index = after or (False, -1)
-    page = ListItems(workflow_id, task_index, is_well, item_index, ITEMS_PER_PAGE + 1)
-    return read_rows(list_map_items, page)
+    page = list_map_items(workflow_id, task_index, is_well, item_index, ITEMS_PER_PAGE + 1)
+    return read_rows(page)
 
 
 def problems_script(workflow_id: str) -> Script[list[BrokenRun]]:
     """Compare the rows of one open run, as the audit of all runs does."""
-    return read_rows(find_run_problems, FindProblems(workflow_id, PROBLEMS_MAX))
+    return read_rows(find_run_problems(workflow_id, PROBLEMS_MAX))
 
 
 def audit(broker: PostgresBroker, limit: int) -> BrokerResult[list[BrokenRun]]:
     """Return the inconsistencies of open runs, which only manual edits cause, and their blocked tasks."""
-    return broker.perform(_READING, read_rows(find_broken_runs, RunLimit(limit)))
+    return broker.perform(_READING, read_rows(find_broken_runs(limit)))
 
 
 def report_document(report: RunReport) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from horsies.db.statement import Script
-from horsies.db.statements.workflows import StartedRun, StartRuns, start_runs
+from horsies.db.statements.workflows import StartedRun, start_runs
 from horsies.errors import HorsiesError
 from horsies.ids import new_id
 from horsies.result import Err, Ok
@@ -206,7 +206,7 @@ def prepare(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[Run]:
 
 def _script(run: Run) -> Script[StartedRun]:
     while True:
-        rows: list[StartedRun] = yield start_runs, StartRuns(f"[{run.plan}]")
+        rows: list[StartedRun] = yield start_runs(f"[{run.plan}]")
         (row,) = rows
         if row.created or row.name is not None:
             return row

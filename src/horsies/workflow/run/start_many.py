@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from horsies.db.statement import Script
-from horsies.db.statements.workflows import StartRuns, start_runs
+from horsies.db.statements.workflows import start_runs
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerResult, PostgresBroker
 from horsies.tasks.bulk import KeptRows
@@ -199,7 +199,7 @@ class _Stream(Generic[T]):
     def _script(self) -> Script[None]:
         # A resend finds the runs of an attempt whose answer was lost by their ids.
         for plans in self._plans():
-            yield start_runs, StartRuns(plans)
+            yield start_runs(plans)
 
     def _plans(self) -> Iterator[str]:
         """Return the plans of earlier attempts, then those of the rest of the stream."""
