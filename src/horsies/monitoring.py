@@ -15,8 +15,9 @@ from __future__ import annotations
 from horsies.db.statements.actions import ActionRow
 from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.workflows import RunSummary
+from horsies.findings import Explanation
+from horsies.findings import Finding as Reason
 from horsies.monitor.defaults import LIMIT_MAX
-from horsies.monitor.explain.explain import Explanation, Reason
 from horsies.monitor.measures import Percentiles, Series, Slot
 from horsies.monitor.metrics import count_sends
 from horsies.monitor.paging import Page

@@ -1,7 +1,8 @@
-"""Rules of the attention list, as a table: facts, and the line that they make."""
+"""The list of the overview, as a table: the findings of the rules, and the line that they make."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,23 +11,44 @@ import pytest
 
 from horsies import Horsies
 from horsies.db.statements.blocked import BlockedRow
-from horsies.db.statements.dashboard import FailedPause, OverdueSchedule, OverlongTask
+from horsies.db.statements.doctor import OverlongTask, PausedRun
+from horsies.db.statements.explain import DueCount, ScheduleFacts
 from horsies.db.statements.measures import FailingTask
 from horsies.db.statements.monitor import WorkerSummary
-from horsies.monitor.attention import (
-    Facts,
-    Urgency,
-    facts_script,
+from horsies.findings import Finding, Level, Urgency
+from horsies.monitor.diagnose.attention import (
+    figures_script,
+    findings_script,
     needs_attention,
     seconds_to_empty,
 )
-from horsies.monitor.overview import Overview, QueueOverview
+from horsies.monitor.diagnose.queues import (
+    QueueSituation,
+    capacity_reasons,
+    differing_caps,
+    pause_reasons,
+    stuck_reasons,
+    unserved_reasons,
+)
+from horsies.monitor.diagnose.runs import paused_run, schedule_reasons
+from horsies.monitor.diagnose.work import (
+    judge_blocked,
+    judge_failing,
+    overlong_reasons,
+    worker_reasons,
+)
+from horsies.monitor.facts import Facts
+from horsies.monitor.overview import QueueOverview
 from horsies.tasks.broker import BrokerErrorCode
 from tests.support.database import Database
 from tests.support.rows import add_heartbeat, add_run, add_task, add_worker, ago
 
 NOW = datetime(2026, 11, 16, 14, 0, tzinfo=UTC)
 ID = "01a1dd43-0000-7000-8000-000000007e51"
+
+
+def before(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
 
 
 def worker(**columns: Any) -> WorkerSummary:
@@ -52,160 +74,168 @@ def worker(**columns: Any) -> WorkerSummary:
     return made._replace(**columns)
 
 
-def queue(**columns: Any) -> QueueOverview:
-    return replace(QueueOverview("mail", due=7, oldest_waiting_seconds=2.0, workers=1), **columns)
+def queue(due: int = 7, oldest: float = 2.0, **columns: Any) -> QueueSituation:
+    name = columns.pop("name", "mail")
+    waiting = DueCount(name, due, 0, before(oldest), True, None)
+    return replace(QueueSituation(name, NOW, waiting=waiting), **columns)
 
 
-def of(*parts: QueueOverview | WorkerSummary, **columns: Any) -> Facts:
-    queues = [part for part in parts if isinstance(part, QueueOverview)]
-    workers = [part for part in parts if isinstance(part, WorkerSummary)]
-    return Facts(Overview(queues, workers), now=NOW, **columns)
+def schedule(**columns: Any) -> ScheduleFacts:
+    empty = dict.fromkeys(ScheduleFacts._fields)
+    facts = {"name": "nightly", "next_run_at": before(360), "looked_at": NOW, "schedulers": 0}
+    made: ScheduleFacts = ScheduleFacts(**{**empty, **facts, "is_disabled": False, **columns})
+    return made
 
 
-PAUSED = {"paused_at": NOW - timedelta(minutes=41), "oldest_waiting_seconds": 2280.0}
+def running(**columns: Any) -> OverlongTask:
+    task = OverlongTask(ID, "report", None, before(400), None, NOW)
+    return task._replace(**columns)
+
+
+PAUSED: dict[str, Any] = {"paused_at": before(41 * 60), "oldest": 2280.0}
 BLOCKED = BlockedRow(ID, "task", None, "record", "value too long", "w", NOW, 60.0, 3)
 
 LINES = [
     (
-        of(queue(**PAUSED, due=1_204), paused_by={"mail": "anna"}),
-        "queue mail: paused for 41 min by anna; 1,204 tasks due, the oldest for 38 min",
+        pause_reasons(queue(**PAUSED, due=1_204, paused_by="anna")),
+        "Queue 'mail' was paused by anna 41 min ago: 1,204 due tasks, the oldest for 38 min.",
         ("/queues/mail", "pause_queue"),
     ),
     (
-        of(queue(due=10_000, waiting_at_least=True, **PAUSED)),
-        "queue mail: paused for 41 min; 10,000+ tasks due, the oldest for 38 min",
+        pause_reasons(queue(**PAUSED, due=10_001)),
+        "Queue 'mail' was paused 41 min ago: 10,000+ due tasks, the oldest for 38 min.",
         ("/queues/mail", "pause_queue"),
     ),
     (
-        of(queue(name="a/b", workers=0, due=1)),
-        "queue a/b: 1 task due for up to 2 s, and no live worker serves the queue",
+        unserved_reasons(queue(name="a/b", due=1)),
+        "No live worker serves queue 'a/b'; no worker is running: 1 due task, the oldest for 2 s.",
         ("/queues/a%2Fb", None),
     ),
     (
-        of(queue(caps=[0])),
-        "queue mail: 7 tasks due, and the cap of the queue is 0",
+        capacity_reasons(queue(), [worker(queue_caps={"mail": 0})]),
+        "The max_concurrency of queue 'mail' is 0, so none of its tasks starts: 7 due tasks, the oldest "
+        "for 2 s.",
         ("/queues/mail", None),
     ),
     (
-        of(queue(oldest_waiting_seconds=301.0), worker(tasks_running=3)),
-        "queue mail: the oldest task is due for 5 min, and 1 child of its workers idle",
+        stuck_reasons(queue(oldest=301.0, workers=[worker(tasks_running=3)])),
+        "The oldest task of queue 'mail' has been due for 5 min, and 1 child of its workers idle.",
         ("/queues/mail/explain", None),
     ),
     (
-        of(
-            queue(oldest_waiting_seconds=301.0),
-            worker(processes=10, async_places=8, tasks_running=1),
+        stuck_reasons(
+            queue(oldest=301.0, workers=[worker(processes=10, async_places=8, tasks_running=1)])
         ),
-        "queue mail: the oldest task is due for 5 min, and 9 children of its workers idle",
+        "The oldest task of queue 'mail' has been due for 5 min, and 9 children of its workers idle.",
         ("/queues/mail/explain", None),
     ),
     (
-        of(queue(due=0, caps=[3, None])),
-        "queue mail: its workers disagree about the cap: 3 and no cap",
+        differing_caps([worker(queue_caps={"mail": 3}), worker(name="b", queue_caps={})], "mail"),
+        "Workers disagree about max_concurrency of queue mail: vm-3 pid 412 3, b without a cap.",
         ("/queues/mail", None),
     ),
     (
-        of(worker(seen_seconds_ago=25.0, holds_lock=False, tasks_running=4)),
-        "worker vm-3 pid 412: lost, seen 25 s ago with 4 tasks that another worker has to take over",
+        worker_reasons(worker(seen_seconds_ago=25.0, holds_lock=False, tasks_running=4)),
+        "Worker vm-3 pid 412 has been gone for 25 s without a shutdown: 4 of its tasks wait for recovery.",
         ("/workers/w%2F1", None),
     ),
     (
-        of(worker(seen_seconds_ago=25.0, holds_lock=False)),
-        "worker vm-3 pid 412: lost, seen 25 s ago",
+        worker_reasons(worker(seen_seconds_ago=25.0, tasks_claimed=1, name="pay-1")),
+        "Worker pay-1 has sent no sign of life for 25 s, but is still connected.",
         ("/workers/w%2F1", None),
     ),
     (
-        of(worker(seen_seconds_ago=25.0, tasks_claimed=1, name="pay-1")),
-        "worker pay-1: connected, but without a sign of life for 25 s; it holds 1 task",
+        worker_reasons(worker(hears=False)),
+        "Notifications do not reach vm-3 pid 412; tasks are found by polling.",
         ("/workers/w%2F1", None),
     ),
     (
-        of(worker(hears=False)),
-        "worker vm-3 pid 412: receives no notifications and finds work by polling",
-        ("/workers/w%2F1", None),
-    ),
-    (
-        of(failing=[FailingTask("charge card", 312, 2.4)]),
-        "task charge card: 312 failures in 10 minutes; usually 2",
+        judge_failing([FailingTask("charge card", 312, 2.4)]),
+        "Task charge card has 312 failures in 10 minutes; usually 2.",
         ("/failures?task_name=charge%20card", None),
     ),
     (
-        of(overdue=[OverdueSchedule("nightly", NOW, 360.0, False)]),
-        "schedule nightly: overdue for 6 min: no scheduler has taken its slot",
+        schedule_reasons(schedule()),
+        "A slot of schedule nightly is due for 6 min, and no scheduler is connected.",
         ("/schedules/nightly", None),
     ),
     (
-        of(overdue=[OverdueSchedule("nightly", NOW, 360.0, True)]),
-        "schedule nightly: overdue for 6 min: its last task or run has not ended",
+        schedule_reasons(schedule(schedulers=1, unfinished_id=ID)),
+        f"A slot of schedule nightly is due for 6 min, but {ID} is unfinished.",
         ("/schedules/nightly", None),
     ),
     (
-        of(failed_pauses=[FailedPause(ID, "orders", NOW, 90.0)]),
-        "run orders: paused by a failure 1 min ago",
+        [paused_run(PausedRun(ID, "orders", before(90), "NO_CARD", "charge", NOW))],
+        "Run orders was paused 1 min ago because node charge failed with NO_CARD.",
         (f"/workflows/{ID}", None),
     ),
     (
-        of(overlong=[OverlongTask(ID, "report", 400.0, 60_000, 3.0)]),
-        "task report: runs for 6 min, past its time limit of 1 min",
+        overlong_reasons(running(timeout_ms=60_000, heartbeat_at=before(3))),
+        f"Task report ({ID}) runs for 5 min longer than its timeout_ms=60,000 allows.",
         (f"/tasks/{ID}", None),
     ),
     (
-        of(overlong=[OverlongTask(ID, "report", 400.0, None, 390.0)]),
-        "task report: runs for 6 min, without a heartbeat for 6 min",
+        overlong_reasons(running()),
+        f"Task report ({ID}) has sent no heartbeat for 6 min.",
         (f"/tasks/{ID}", None),
     ),
     (
-        of(findings=["A transaction is open for 3 h."]),
-        "the database server: a transaction is open for 3 h",
+        judge_blocked([BLOCKED]),
+        "The database refuses the next change of 3 task(s) or run(s): "
+        f"task {ID}, record: value too long.",
+        (f"/tasks/{ID}", None),
+    ),
+    (
+        [Finding("HELD_XMIN", "A transaction is open for 3 h.", Level.RED)],
+        "A transaction is open for 3 h.",
         ("/doctor", None),
-    ),
-    (
-        Facts(Overview([], [], [BLOCKED], 3)),
-        f"task {ID}: the database refuses to record it: value too long; 3 are blocked",
-        (f"/tasks/{ID}", None),
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("facts", "text", "target"), LINES, ids=[text[:40] for _, text, _ in LINES]
+    ("found", "text", "target"), LINES, ids=[text[:40] for _, text, _ in LINES]
 )
-def test_a_rule_makes_one_line(facts: Facts, text: str, target: tuple[str, str | None]) -> None:
-    (line,) = needs_attention(facts)
-    assert f"{line.subject}: {line.sentence}" == text
+def test_a_finding_makes_one_line(
+    found: Iterable[Finding], text: str, target: tuple[str, str | None]
+) -> None:
+    (line,) = needs_attention(found)
+    assert line.sentence == text
     assert (line.link, line.verb) == target
 
 
+IDLE: dict[str, Any] = {"oldest": 400.0}
+
+
 @pytest.mark.parametrize(
-    "facts",
+    "found",
     [
-        of(queue(due=0, workers=0)),
-        of(queue(due=0, paused_at=NOW)),
-        of(queue(due=0, caps=[0])),
-        of(queue(oldest_waiting_seconds=299.0), worker()),
-        of(queue(oldest_waiting_seconds=400.0), worker(tasks_running=3, tasks_claimed=1)),
-        of(queue(oldest_waiting_seconds=400.0, running=2, caps=[2]), worker()),
-        of(
-            queue(oldest_waiting_seconds=400.0),
-            worker(processes=10, async_places=8, tasks_running=2),
+        capacity_reasons(queue(), [worker(queue_caps={"mail": 9})]),
+        stuck_reasons(queue(oldest=299.0, workers=[worker()])),
+        stuck_reasons(queue(**IDLE, workers=[worker(tasks_running=3, tasks_claimed=1)])),
+        stuck_reasons(queue(**IDLE, claimed=2, workers=[worker(queue_caps={"mail": 2})])),
+        stuck_reasons(
+            queue(**IDLE, workers=[worker(processes=10, async_places=8, tasks_running=2)])
         ),
-        of(worker()),
-        of(failing=[FailingTask("rare", 9, 0.0), FailingTask("usual", 50, 11.0)]),
+        stuck_reasons(queue(**IDLE, due=0, workers=[worker()])),
+        worker_reasons(worker()),
+        judge_failing([FailingTask("rare", 9, 0.0), FailingTask("usual", 50, 11.0)]),
+        [Finding("VACUUM", "More dead rows than live ones.", Level.YELLOW)],
     ],
 )
-def test_nothing_to_say(facts: Facts) -> None:
-    assert needs_attention(facts) == []
+def test_nothing_to_say(found: Iterable[Finding]) -> None:
+    assert needs_attention(found) == []
 
 
 def test_the_worst_and_oldest_comes_first() -> None:
-    facts = of(
-        queue(name="new", workers=0, oldest_waiting_seconds=1.0),
-        queue(name="old", workers=0, oldest_waiting_seconds=9.0),
-        worker(hears=False),
-        overdue=[OverdueSchedule("nightly", NOW, 360.0, False)],
-    )
-    found = [(line.urgency, line.subject) for line in needs_attention(facts)]
-    assert found == [
+    found = [
+        *worker_reasons(worker(hears=False)),
+        *pause_reasons(queue(name="new", paused_at=before(1.0))),
+        *pause_reasons(queue(name="old", paused_at=before(9.0))),
+        *schedule_reasons(schedule()),
+    ]
+    lines = [(line.urgency, line.subject) for line in needs_attention(found)]
+    assert lines == [
         (Urgency.STOPPED, "queue old"),
         (Urgency.STOPPED, "queue new"),
         (Urgency.FAILING, "schedule nightly"),
@@ -220,7 +250,8 @@ def test_the_worst_and_oldest_comes_first() -> None:
 def test_a_queue_empties_when_more_ends_than_arrives(
     due: int, done: float, arrivals: float, seconds: float | None
 ) -> None:
-    assert seconds_to_empty(queue(due=due, done_per_minute=done), arrivals) == seconds
+    overview = QueueOverview("mail", due=due, done_per_minute=done)
+    assert seconds_to_empty(overview, arrivals) == seconds
 
 
 def test_facts_come_from_the_tables(app: Horsies, connection: Database) -> None:
@@ -235,17 +266,24 @@ def test_facts_come_from_the_tables(app: Horsies, connection: Database) -> None:
     add_run(connection, status="PAUSED", paused_at=ago(9), name="by hand")
     add_run(connection)
     connection.execute(
-        "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, paused_at) VALUES "
-        "('late', now() - interval '1 minute', NULL), ('off', now() - interval '1 day', now()), "
-        "('soon', now() - interval '1 second', NULL)"
+        "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, paused_at, updated_at) VALUES "
+        "('late', now() - interval '1 minute', NULL, now() - interval '1 hour'), "
+        "('off', now() - interval '1 day', now(), now() - interval '1 hour'), "
+        "('soon', now() - interval '1 second', NULL, now() - interval '1 hour')"
     )
     add_worker(connection)
-    script = facts_script({"mail": None})
-    facts = app.get_broker().perform(BrokerErrorCode.MONITORING_QUERY_FAILED, script).unwrap()
-    assert facts.arrivals == {"default": 3.0, "mail": 1.0}
-    assert facts.open_runs == {"PENDING": 0, "RUNNING": 1, "PAUSED": 2}
-    assert [run.name for run in facts.failed_pauses] == ["broken"]
-    assert [late.name for late in facts.overdue] == ["late"]
-    assert sorted(task.task_name for task in facts.overlong) == ["over", "silent"]
-    assert facts.estimate is not None
-    assert [queue.name for queue in facts.overview.queues] == ["default", "mail"]
+    facts, broker = Facts(), app.get_broker()
+    code = BrokerErrorCode.MONITORING_QUERY_FAILED
+    figures = broker.perform(code, figures_script({"mail": None}, facts)).unwrap()
+    found = broker.perform(code, findings_script(facts)).unwrap()
+    assert figures.arrivals == {"default": 3.0, "mail": 1.0}
+    assert figures.open_runs == {"PENDING": 0, "RUNNING": 1, "PAUSED": 2}
+    assert figures.estimate is not None
+    assert [queue.name for queue in figures.overview.queues] == ["default", "mail"]
+    assert sorted((one.code, str(one.subject)) for one in found) == [
+        ("NO_HEARTBEAT", "task silent"),
+        ("NO_SCHEDULER", "schedule late"),
+        ("OVER_LIMIT", "task over"),
+        ("QUEUE_UNSERVED", "queue mail"),
+        ("RUN_PAUSED", "run broken"),
+    ]

@@ -22,16 +22,16 @@ from horsies.db.statements.doctor import (
     XminHolder,
     begin_reading,
 )
-from horsies.monitor.doctor.doctor import (
+from horsies.findings import Finding, Level
+from horsies.monitor.diagnose.doctor import (
     CHEAP_IDS,
     CHECKS,
     READING,
     doctor_script,
     run_doctor,
 )
-from horsies.monitor.doctor.findings import Facts, Finding, Level, Limits
-from horsies.monitor.doctor.schema import judge_schema, shipped_indexes, shipped_options
-from horsies.monitor.doctor.server import (
+from horsies.monitor.diagnose.schema import judge_schema, shipped_indexes, shipped_options
+from horsies.monitor.diagnose.server import (
     judge_clock,
     judge_connections,
     judge_notify_queue,
@@ -39,12 +39,14 @@ from horsies.monitor.doctor.server import (
     judge_standby,
     judge_xmin,
 )
+from horsies.monitor.facts import Facts, Limits
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
 from tests.support.command_line import Run
 from tests.support.database import Database, created_database, template_database
 from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
 from tests.support.rows import (
     add_attempt,
+    add_heartbeat,
     add_run,
     add_snapshot,
     add_task,
@@ -276,6 +278,23 @@ def block(connection: Database) -> None:
     )
 
 
+def capped(connection: Database, cap: int) -> None:
+    add_task(connection, queue_name="mail", enqueued_at=ago(400))
+    worker = add_worker(connection, queues=["mail"])
+    add_snapshot(connection, worker, queue_max_concurrency=Jsonb({"mail": cap}))
+
+
+def fail_often(connection: Database) -> None:
+    connection.execute(
+        "INSERT INTO horsies_measures VALUES (now(), 1, 'mail', 'pay', 0, 12, 0, 0, 0, 0, 0, '{}', '{}')"
+    )
+
+
+def run_for_hours(connection: Database) -> None:
+    task = add_task(connection, status="RUNNING", started_at=ago(30_000))
+    add_heartbeat(connection, task, 1)
+
+
 def overdue(connection: Database) -> None:
     connection.execute(
         "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at) "
@@ -290,7 +309,7 @@ def keep_too_long(connection: Database) -> None:
 
 
 def empty(connection: Database) -> None:
-    connection.execute(f"TRUNCATE {TABLES}, horsies_schedule_state CASCADE")
+    connection.execute(f"TRUNCATE {TABLES}, horsies_schedule_state, horsies_measures CASCADE")
 
 
 def serve(connection: Database) -> None:
@@ -329,7 +348,7 @@ TROUBLES = {
         says="has been gone for 1 h",
     ),
     "polling worker": Trouble(
-        "workers", lambda c: add_worker(c, hears=False), empty, YELLOW, "receives no notifications"
+        "workers", lambda c: add_worker(c, hears=False), empty, YELLOW, "Notifications do not reach"
     ),
     "caps differ": Trouble(
         "caps",
@@ -342,14 +361,19 @@ TROUBLES = {
         "unserved",
         lambda c: add_task(c, queue_name="mail"),
         serve,
-        says="serves queue mail, which has 1 due task.",
+        says="No live worker serves queue 'mail'",
     ),
-    "unknown task": Trouble("unknown-tasks", ask_unknown, know("charge"), says="the task charge"),
+    "unknown task": Trouble(
+        "unknown-tasks",
+        ask_unknown,
+        know("charge"),
+        says="does not know these waiting tasks: 'charge'",
+    ),
     "call that fits no worker": Trouble(
         "unknown-tasks",
         refuse_call,
         deploy,
-        says="task charge: It does not fit: there is no parameter 'title'.",
+        says="1 due task 'charge': It does not fit: there is no parameter 'title'.",
     ),
     "blocked": Trouble("blocked", block, empty, says="next change of 1 task(s)"),
     "abandoned": Trouble(
@@ -362,9 +386,39 @@ TROUBLES = {
         "abandoned", lambda c: add_task(c, good_until=ago(120)), empty, says="past their good_until"
     ),
     "crashes": Trouble("crashes", crash, empty, says="Task leak ended its process 3 times"),
+    "no heartbeat": Trouble(
+        "long-running",
+        lambda c: add_task(c, status="RUNNING", started_at=ago(400)),
+        empty,
+        YELLOW,
+        "has sent no heartbeat for 6 min",
+    ),
+    "cap of 0": Trouble(
+        "caps",
+        lambda c: capped(c, 0),
+        empty,
+        says="max_concurrency of queue 'mail' is 0",
+    ),
+    "stuck queue": Trouble(
+        "stuck-queues",
+        lambda c: capped(c, 5),
+        empty,
+        YELLOW,
+        "has been due for 6 min",
+    ),
+    "failing task": Trouble(
+        "failing-tasks", fail_often, empty, YELLOW, "Task pay has 12 failures in 10 minutes"
+    ),
+    "run paused by a failure": Trouble(
+        "paused-runs",
+        lambda c: add_run(c, status="PAUSED", paused_at=ago(9), error="{}"),
+        empty,
+        YELLOW,
+        "Run orders was paused 9 s ago.",
+    ),
     "long running": Trouble(
         "long-running",
-        lambda c: add_task(c, status="RUNNING", started_at=ago(30_000)),
+        run_for_hours,
         empty,
         YELLOW,
         "has been running for 8 h",
@@ -375,10 +429,13 @@ TROUBLES = {
         lambda c: add_run(c, status="PAUSED", paused_at=ago(200_000)),
         empty,
         YELLOW,
-        "has been paused for 2 d",
+        "Run orders was paused 2 d 7 h ago.",
     ),
     "overdue schedule": Trouble(
-        "schedules", overdue, empty, says="1 schedule(s) overdue, 0 scheduler(s) connected."
+        "schedules",
+        overdue,
+        empty,
+        says="schedule nightly is due for 1 h, and no scheduler is connected.",
     ),
     "kept too long": Trouble("retention", keep_too_long, empty, YELLOW, "the retention is 1 h"),
     "large payload": Trouble(
@@ -417,7 +474,7 @@ def test_a_paused_queue_is_resumed_by_the_printed_command(
     add_task(patient, queue_name="mail")
     patient.execute("INSERT INTO horsies_queues VALUES ('mail', now() - interval '2 hours')")
     (found,) = findings(broker, "paused-queues")
-    assert (found.level, found.evidence) == (RED, ("1 due task",))
+    assert (found.level, found.evidence[0].split(",")[0]) == (RED, "1 due task")
     assert found.remedy is not None
     assert horsies(*shlex.split(found.remedy)[1:]).code == 0
     assert findings(broker, "paused-queues") == []
@@ -546,8 +603,8 @@ SERVER = ServerState(
 def test_the_state_of_the_server_is_judged(change: dict[str, Any], level: Level | None) -> None:
     server = SERVER._replace(**change)
     found = [
-        *judge_settings(server),
-        *judge_standby(server),
+        *judge_settings(server, Limits()),
+        *judge_standby(server, Limits()),
         *judge_notify_queue(server, Limits()),
         *judge_connections(server, Limits()),
     ]
@@ -592,11 +649,11 @@ def test_slots_and_prepared_transactions_hold_xmin_too() -> None:
 def test_versions_of_the_schema_are_judged(broker: PostgresBroker, patient: Database) -> None:
     rows = patient.execute("SELECT kind, version, sha FROM horsies_migrations")
     applied = [AppliedFile(*row) for row in rows]
-    assert judge_schema(applied, "public") == []
+    assert list(judge_schema(applied, "public")) == []
     newer = [*applied, AppliedFile("migration", 10_000, "")]
     older = [one for one in applied if one.kind == "function" or one.version < 5]
     changed = [one._replace(sha="x") if one.kind == "function" else one for one in applied]
-    found = [judge_schema(files, "public")[0].level for files in (newer, older, changed)]
+    found = [next(judge_schema(files, "public")).level for files in (newer, older, changed)]
     assert found == [YELLOW, RED, YELLOW]
 
 
@@ -681,3 +738,24 @@ def test_every_check_is_tried_by_the_command(horsies: Run, database: Database) -
     document = json.loads(horsies("doctor", "--json").out)
     assert [one["id"] for one in document["checks"]] == [check.id for check in CHECKS]
     assert {one["level"] for one in document["checks"]} <= {"green", "yellow", "red"}
+
+
+def test_wrapped_lines_keep_their_indent(
+    horsies: Run, patient: Database, patient_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", patient_url)
+    monkeypatch.setenv("COLUMNS", "80")
+    add_worker(patient, queues=["mail"], hears=False)
+    add_task(patient, queue_name="a-queue-with-a-name-as-long-as-half-a-line", enqueued_at=ago(9))
+    lines = horsies("doctor", "--only", "unserved", "--only", "workers").out.splitlines()
+    assert len(lines) > 6
+    assert all(
+        line[:6].strip() in ("", "red", "yellow") and line[6:8] == "  " for line in lines[:-1]
+    )
+    assert max(map(len, (line for line in lines if "horsies worker" not in line))) <= 80
+    explained = horsies("explain", "queue", "a-queue-with-a-name-as-long-as-half-a-line").out
+    assert all(line[:4].strip() in ("", "!", "-", "ok") for line in explained.splitlines()[1:])
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = horsies("explain", "queue", "mail").out.splitlines()[1:]
+    assert all(line[:4].strip() in ("", "!", "-", "ok") for line in narrow)
+    assert max(map(len, narrow)) <= 40

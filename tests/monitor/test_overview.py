@@ -19,7 +19,7 @@ from horsies.db.statements.monitor import (
 )
 from horsies.ids import first_id_at, new_id
 from horsies.monitor import overview, paging
-from horsies.monitor.explain import explain
+from horsies.monitor.diagnose import explain
 from horsies.monitor.overview import Overview, WorkerHealth
 from horsies.monitor.paging import Page
 from horsies.monitor.queries import TaskFilters, list_tasks

@@ -97,7 +97,7 @@ def test_show_names_the_obstacles_of_a_waiting_task(horsies: Run, database: Data
     )
     assert reasons(horsies, task_id) == [
         "Queue 'mail' was paused 1 h 30 min ago.",
-        "1 live worker serves queue 'mail', but it does not know task 'resize'; it fails with "
+        "No live worker of queue 'mail' knows task 'resize'; it fails with "
         "WORKER_RESOLUTION_ERROR.",
     ]
     database.execute("UPDATE horsies_queues SET paused_at = NULL")

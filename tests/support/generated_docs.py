@@ -35,8 +35,8 @@ from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSched
 from horsies.config.tracing import TracingConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.errors import ErrorCode
-from horsies.monitor.doctor.doctor import CHECKS
-from horsies.monitor.explain.reasons import CATALOGUE as REASONS
+from horsies.findings import CATALOGUE as REASONS
+from horsies.monitor.diagnose.doctor import CHECKS
 from horsies.monitor.metrics import CATALOGUE, Metric
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus

@@ -159,7 +159,7 @@ def test_waits_that_block_are_answered(process_url: str) -> None:
     refused: Any = asyncio.run(wait()).err_value
     assert "would block the running event loop; write `await handle.get_async()`" in refused.message
     unserved: Any = handle.get(timeout_ms=50).err_value
-    assert "no live worker serves its queue 'default'" in unserved.message
+    assert "no live worker serves queue 'default'" in unserved.message
     app.close()
 
 

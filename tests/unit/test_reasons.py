@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,17 +23,18 @@ from horsies.db.statements.explain import (
     ScheduleFacts,
     TaskFacts,
 )
+from horsies.db.statements.measures import FailingTask
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.db.statements.refusals import RefusedCalls
-from horsies.monitor.explain.queues import (
-    QueueBacklog,
+from horsies.findings import CATALOGUE, Finding, obstacles_first
+from horsies.monitor.diagnose.queues import (
     QueueSituation,
     missing_reason,
     queue_reasons,
 )
-from horsies.monitor.explain.reasons import CATALOGUE, Reason, obstacles_first
-from horsies.monitor.explain.runs import node_reasons, run_reasons, schedule_reasons
-from horsies.monitor.explain.tasks import TaskSituation, task_reasons
+from horsies.monitor.diagnose.runs import node_reasons, run_reasons, schedule_reasons
+from horsies.monitor.diagnose.tasks import TaskSituation, task_reasons
+from horsies.monitor.diagnose.work import judge_failing, worker_reasons
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -281,6 +283,8 @@ OTHERS = [
     (waits(queue([worker(seen_seconds_ago=60.0, tasks_running=1)]), **RUNNING), ["SILENT", "RUNS"]),
     (waits(**RUNNING, timeout_ms=1_000), ["OVER_LIMIT", "RUNS"]),
     (waits(**RUNNING, timeout_ms=1_000_000), ["RUNS"]),
+    (waits(**{**RUNNING, "started_at": ago(301)}), ["NO_HEARTBEAT", "RUNS"]),
+    (waits(**{**RUNNING, "started_at": ago(301)}, heartbeat_at=ago(9)), ["RUNS"]),
     (
         waits(**RUNNING, blocked_action="record", holder=OpenTransaction(1, None, None, None)),
         ["BLOCKED", "RUNS", "ROW_LOCKED"],
@@ -309,7 +313,17 @@ OTHERS = [
 ]
 
 
-def codes(reasons: Sequence[Reason]) -> list[str]:
+class Backlog(NamedTuple):
+    """The waiting tasks of a queue, and the names among them that no worker knows."""
+
+    waiting: DueCount
+    unknown_names: Sequence[str] = ()
+
+    def of(self, situation: QueueSituation) -> QueueSituation:
+        return replace(situation, waiting=self.waiting, unknown_names=self.unknown_names)
+
+
+def codes(reasons: Sequence[Finding]) -> list[str]:
     return [one.code for one in reasons]
 
 
@@ -363,7 +377,7 @@ def test_sentences_name_those_in_the_way_and_the_numbers() -> None:
         "recovery": {"w1": {"unknown_task_grace_ms": 600_000}},
     }
     assert sentence(waits(queue(**grace)), "TASK_UNKNOWN") == (
-        "1 live worker serves queue 'mail', but it does not know task 'charge'; it fails with "
+        "No live worker of queue 'mail' knows task 'charge'; it fails with "
         "WORKER_RESOLUTION_ERROR after 10 min."
     )
     assert "workflow 'sub'" in sentence(waits(queue(**grace), definition_key="sub"), "TASK_UNKNOWN")
@@ -519,7 +533,7 @@ DEPENDENCIES = [node("parse", "ENQUEUED", task_status="RUNNING"), node("check", 
     ],
 )
 def test_the_state_of_a_run_or_node_has_these_reasons(
-    found: list[Reason], expected: list[str]
+    found: list[Finding], expected: list[str]
 ) -> None:
     assert codes(found) == expected
     assert all("None" not in one.sentence for one in found)
@@ -588,50 +602,51 @@ def test_the_state_of_a_schedule_has_these_reasons(
 @pytest.mark.parametrize(
     ("situation", "backlog", "expected"),
     [
-        (queue(), QueueBacklog(due()), ["QUEUE_EMPTY"]),
-        (queue(), QueueBacklog(due(delayed=2, first_at=ago(-9))), ["ALL_DELAYED"]),
-        (queue(), QueueBacklog(due(due=2, first_at=ago(9))), ["TASKS_DUE"]),
-        (queue(), QueueBacklog(due(due=2), ["charge"]), ["TASK_UNKNOWN", "TASKS_DUE"]),
-        (queue(refused=[refused()]), QueueBacklog(due(due=2)), ["CALL_DOES_NOT_FIT", "TASKS_DUE"]),
+        (queue(), Backlog(due()), ["QUEUE_EMPTY"]),
+        (queue(), Backlog(due(delayed=2, first_at=ago(-9))), ["ALL_DELAYED"]),
+        (queue(), Backlog(due(due=2, first_at=ago(9))), ["TASKS_DUE"]),
+        (queue(), Backlog(due(due=2), ["charge"]), ["TASK_UNKNOWN", "TASKS_DUE"]),
+        (queue(refused=[refused()]), Backlog(due(due=2)), ["CALL_DOES_NOT_FIT", "TASKS_DUE"]),
         (
             queue(refused=[refused(is_known=False)]),
-            QueueBacklog(due(due=2)),
+            Backlog(due(due=2)),
             ["TASK_UNKNOWN", "TASKS_DUE"],
         ),
-        (queue(refused=[refused("pay")]), QueueBacklog(due(due=2)), ["TASKS_DUE"]),
+        (queue(refused=[refused("pay")]), Backlog(due(due=2)), ["TASKS_DUE"]),
         (
             queue(others=[due("pay", due=1)], refused=[refused("pay")]),
-            QueueBacklog(due(due=2)),
+            Backlog(due(due=2)),
             ["TASKS_DUE"],
         ),
-        (queue([], refused=[refused()]), QueueBacklog(due(due=2)), ["QUEUE_UNSERVED", "TASKS_DUE"]),
+        (queue([], refused=[refused()]), Backlog(due(due=2)), ["QUEUE_UNSERVED", "TASKS_DUE"]),
         (
             queue([worker(queue_caps={"mail": 9})]),
-            QueueBacklog(due(due=2)),
+            Backlog(due(due=2)),
             ["TASKS_DUE", "NO_WINDOWS"],
         ),
         (
             queue([worker(queue_caps={}, cluster_wide_cap=9)]),
-            QueueBacklog(due(due=2)),
+            Backlog(due(due=2)),
             ["TASKS_DUE", "NO_WINDOWS"],
         ),
         (
             queue([worker(queue_caps={"mail": 9}), worker(queue_caps={})]),
-            QueueBacklog(due(due=2)),
+            Backlog(due(due=2)),
             ["CAPS_DISAGREE", "TASKS_DUE"],
         ),
-        (queue([]), QueueBacklog(due(due=2), ["charge"]), ["QUEUE_UNSERVED", "TASKS_DUE"]),
+        (queue(), Backlog(due(due=2, first_at=ago(301))), ["QUEUE_STUCK", "TASKS_DUE"]),
+        (queue([]), Backlog(due(due=2), ["charge"]), ["QUEUE_UNSERVED", "TASKS_DUE"]),
         (
             queue([worker(tasks_running=2)], paused_at=ago(9)),
-            QueueBacklog(due()),
+            Backlog(due()),
             ["QUEUE_PAUSED", "CHILDREN_BUSY", "QUEUE_EMPTY"],
         ),
     ],
 )
 def test_the_state_of_a_queue_has_these_reasons(
-    situation: QueueSituation, backlog: QueueBacklog, expected: list[str]
+    situation: QueueSituation, backlog: Backlog, expected: list[str]
 ) -> None:
-    assert codes(queue_reasons(situation, backlog)) == expected
+    assert codes(queue_reasons(backlog.of(situation))) == expected
 
 
 @pytest.mark.parametrize(
@@ -642,8 +657,14 @@ def test_the_state_of_a_queue_has_these_reasons(
     ],
 )
 def test_the_tasks_of_a_queue_are_counted_with_their_noun(backlog: DueCount, sentence: str) -> None:
-    (found,) = queue_reasons(queue(), QueueBacklog(backlog))
+    (found,) = queue_reasons(Backlog(backlog).of(queue()))
     assert sentence in found.sentence
+
+
+def test_workers_and_failing_tasks_have_findings() -> None:
+    lost = worker(seen_seconds_ago=60.0, holds_lock=False)
+    assert codes(list(worker_reasons(lost))) == ["WORKER_LOST"]
+    assert codes(list(judge_failing([FailingTask("pay", 12, 1.0)]))) == ["TASK_FAILING"]
 
 
 def test_obstacles_come_before_remarks() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from horsies.monitor.doctor.doctor import CHEAP_IDS, CHECKS
+from horsies.monitor.diagnose.doctor import CHEAP_IDS, CHECKS
 from tests.support.database import Database
 from tests.support.rows import add_task
 from tests.support.web_server import Ask
@@ -15,9 +15,8 @@ def test_the_page_shows_cheap_checks_with_their_remedies(ask: Ask, connection: D
     add_task(connection, queue_name="<b>mail</b>")
     page = ask("/doctor")
     assert page.status_code == 200
-    assert (
-        "No running worker serves queue &lt;b&gt;mail&lt;/b&gt;, which has 1 due task." in page.text
-    )
+    assert "No live worker serves queue &#39;&lt;b&gt;mail&lt;/b&gt;&#39;" in page.text
+    assert "1 due task, the oldest for" in page.text
     assert "claim-index" not in page.text
     full = ask("/doctor?full=1")
     assert all(f">{check.id}<" in full.text for check in CHECKS)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from horsies.cli import output
-from horsies.cli.layout import Text
+from horsies.cli.layout import Table, Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption, refuse_both
 from horsies.cli.session import EXIT_FAILED, JsonOption, open_session, unwrap_or_exit
-from horsies.monitor.doctor.doctor import (
+from horsies.findings import Finding, Level
+from horsies.monitor.diagnose.doctor import (
     CHECKS,
     NOT_READ,
     CheckReport,
@@ -20,9 +21,9 @@ from horsies.monitor.doctor.doctor import (
     run_doctor,
     worst,
 )
-from horsies.monitor.doctor.findings import Finding, Level
 
 EXIT_RED = 3
+_INDENT = " " * 7
 
 _STYLES = {Level.GREEN: "green", Level.YELLOW: "yellow", Level.RED: "red", Level.UNKNOWN: "yellow"}
 _EXIT_CODES = {Level.RED: EXIT_RED, Level.UNKNOWN: EXIT_FAILED}
@@ -98,15 +99,18 @@ def _print_reports(reports: Sequence[CheckReport]) -> None:
     output.print_parts(*parts, f"{green} of {len(reports)} checks green{rest}.")
 
 
-def _lines(report: CheckReport) -> Iterable[Text]:
+def _lines(report: CheckReport) -> Iterator[Table]:
     for finding in report.findings:
-        head = Text(f"{finding.level.value:<8}", _STYLES[finding.level])
-        head.append(f"{report.id}: ", "bold")
-        yield head.append_text(output.safe_text(finding.sentence))
-        yield from (output.safe_text(f"        {line}") for line in _details(finding))
+        text = Text(f"{report.id}: ", "bold").append_text(output.safe_text(finding.sentence))
+        level = finding.level
+        yield output.hanging(f"{level.value:<7}", text, _STYLES[level])
+        yield from (output.hanging(_INDENT, output.safe_text(line)) for line in finding.evidence)
+        if finding.remedy is not None:
+            text = Text("remedy: ", no_wrap=finding.is_command)
+            yield output.hanging(_INDENT, text.append_text(_remedy(finding)))
 
 
-def _details(finding: Finding) -> Iterable[str]:
-    yield from finding.evidence
-    for number, line in enumerate((finding.remedy or "").splitlines()):
-        yield f"{'        ' if number else 'remedy: '}{line}"
+def _remedy(finding: Finding) -> Text:
+    """Return the remedy; further lines of a statement stand below its first one."""
+    lines = (finding.remedy or "").split("\n")
+    return output.safe_text(f"\n{' ' * len('remedy: ')}".join(lines))

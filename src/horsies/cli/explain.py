@@ -12,14 +12,14 @@ from horsies.cli.layout import Table, Text
 from horsies.cli.options import ApplicationOption, DatabaseUrlOption
 from horsies.cli.session import EXIT_NOT_FOUND, JsonOption, open_session, unwrap_or_exit
 from horsies.db.statement import Script
-from horsies.monitor.explain.explain import (
+from horsies.monitor.diagnose.explain import (
     Explanation,
-    Reason,
+    Finding,
     explain_queue_script,
     explain_schedule_script,
     explain_script,
 )
-from horsies.monitor.explain.explain import explain as read_explanation
+from horsies.monitor.diagnose.explain import explain as read_explanation
 
 
 def explain(
@@ -78,23 +78,13 @@ def _print(explanation: Explanation) -> None:
     output.print_parts(
         output.safe_text(f"{explanation.subject}: {state}", "bold"),
         *(part for one in explanation.reasons for part in _reason_parts(one)),
-        *(_line("ok", output.safe_text(condition), "dim") for condition in explanation.holds),
+        *(output.hanging("ok ", output.safe_text(one), "dim") for one in explanation.holds),
     )
 
 
-def _reason_parts(one: Reason) -> Iterator[Table | Text]:
+def _reason_parts(one: Finding) -> Iterator[Table]:
     mark, style = ("!", "red") if one.blocks else ("-", "")
     text = Text(f"{one.code}: ", style)
-    yield _line(mark, text.append_text(output.safe_text(one.sentence)), style)
+    yield output.hanging(f"{mark:3}", text.append_text(output.safe_text(one.sentence)), style)
     if one.remedy is not None:
-        remedy = output.safe_text(f"      {one.remedy}", "bold")
-        # A command that is broken into lines cannot be pasted.
-        remedy.no_wrap = True
-        yield remedy
-
-
-def _line(mark: str, text: Text, style: str) -> Table:
-    """Return a sentence whose further lines are indented."""
-    line = Table(("left", "fold"), styles=(style, ""))
-    line.add_row(f"{mark:2}", text)
-    return line
+        yield output.hanging(" " * 5, output.remedy_text(one, "bold"))

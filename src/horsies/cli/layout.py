@@ -72,9 +72,14 @@ class Table:
     """Rows of cells without a frame. A column is aligned left or right, or takes the rest of the width."""
 
     def __init__(
-        self, aligns: Sequence[Align], titles: Sequence[str] = (), styles: Sequence[str] = ()
+        self,
+        aligns: Sequence[Align],
+        titles: Sequence[str] = (),
+        styles: Sequence[str] = (),
+        gap: str = _GAP,
     ) -> None:
         self._aligns = aligns
+        self._gap = gap
         self._styles = styles or [""] * len(aligns)
         self._rows = [[Text(title, "bold") for title in titles]] if titles else []
 
@@ -94,7 +99,7 @@ class Table:
                     text = cell[number] if number < len(cell) else Text()
                     blank = " " * (column - _cells(text.plain))
                     line.append(blank if align == "right" else "").append_text(text)
-                    line.append(_GAP if align == "right" else blank + _GAP)
+                    line.append(self._gap if align == "right" else blank + self._gap)
                 yield line
 
     def _widths(self, width: int) -> list[int]:
@@ -104,7 +109,7 @@ class Table:
             for column in columns
         ]
         rest = width - sum(
-            len(_GAP) + used
+            len(self._gap) + used
             for used, align in zip(widths, self._aligns, strict=True)
             if align != "fold"
         )

@@ -21,6 +21,7 @@ from horsies.words import memory as memory
 from horsies.words import timestamp as timestamp
 
 if TYPE_CHECKING:
+    from horsies.findings import Finding
     from horsies.monitor import documents, paging
     from horsies.monitor.paging import Page
 else:
@@ -80,6 +81,20 @@ def fact_table(facts: Iterable[tuple[str, str | None]]) -> Table:
         if value is not None:
             table.add_row(name, safe_text(value))
     return table
+
+
+def hanging(mark: str, text: Text, style: str = "") -> Table:
+    """Return a text beside a mark and a space; its further lines are indented as the first one."""
+    table = Table(("left", "fold"), styles=(style, ""), gap=" ")
+    table.add_row(mark, text)
+    return table
+
+
+def remedy_text(remedy: Finding, style: str = "") -> Text:
+    """Return a remedy; a command is not wrapped, because one that is broken into lines cannot be pasted."""
+    text = safe_text(remedy.remedy or "", style)
+    text.no_wrap = remedy.is_command
+    return text
 
 
 def print_parts(*parts: Table | Text | str) -> None:

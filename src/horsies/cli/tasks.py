@@ -25,8 +25,8 @@ from horsies.db.statements.monitor import TaskDetail, TaskSummary
 from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
+from horsies.monitor.diagnose.explain import read_task
 from horsies.monitor.documents import page_document, stored_json, task_document
-from horsies.monitor.explain.explain import read_task
 from horsies.monitor.overview import TaskReport
 from horsies.monitor.queries import TaskFilters, list_tasks
 from horsies.states import TaskStatus

@@ -11,7 +11,7 @@ from horsies.db.statements.actions import (
 from horsies.task_result import storable_text
 from horsies.tasks.recording import Actor
 
-__all__ = ["ActionRow", "Actor", "last_action_script", "list_actions_script"]
+__all__ = ["ActionRow", "Actor", "author_script", "last_action_script", "list_actions_script"]
 
 _LAST_ID = (1 << 63) - 1
 
@@ -32,3 +32,11 @@ def list_actions_script(
 def last_action_script(subject: str, verb: str) -> Script[ActionRow | None]:
     """Read the newest change of this kind that took effect, such as the pause of ``queue mail``."""
     return one_or_none((yield last_action(subject, verb)))
+
+
+def author_script(subject: str, verb: str) -> Script[str | None]:
+    """Return who made the last such change by hand, with the reason if there is one."""
+    row = yield from last_action_script(subject, verb)
+    if row is None:
+        return None
+    return f"{row.actor} ({row.detail})" if row.detail else row.actor

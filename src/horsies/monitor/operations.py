@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
     from horsies.monitor import actions, health, queries
     from horsies.monitor.actions import QueueOrder, TaskRetried
-    from horsies.monitor.explain import explain
-    from horsies.monitor.explain.explain import Explanation
+    from horsies.monitor.diagnose import explain
+    from horsies.monitor.diagnose.explain import Explanation
     from horsies.monitor.health import DatabasePing, WorkerPong
     from horsies.monitor.queries import OneOrMore, RunPage, TaskPage
 else:
     actions = Deferred("horsies.monitor.actions")
-    explain = Deferred("horsies.monitor.explain.explain")
+    explain = Deferred("horsies.monitor.diagnose.explain")
     health = Deferred("horsies.monitor.health")
     queries = Deferred("horsies.monitor.queries")
 

@@ -11,16 +11,14 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from horsies.db.statement import Nothing, Script, one_or_none, read_rows
+from horsies.db.statement import Script, one_or_none, read_rows
 from horsies.db.statements.blocked import BlockedRow, list_blocked
 from horsies.db.statements.monitor import (
-    CountMost,
     InFlightCount,
     ListWorkers,
     QueueState,
     ReadTaskDetail,
     RecentAttempts,
-    Sample,
     TaskDetail,
     WaitingCount,
     WorkerSummary,
@@ -33,6 +31,7 @@ from horsies.db.statements.monitor import (
 )
 from horsies.ids import first_id_at, stored_form
 from horsies.modules import Deferred
+from horsies.monitor.facts import Facts
 from horsies.states import SILENT_AFTER_SECONDS
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
@@ -123,12 +122,16 @@ def read_overview(
     return broker.perform(_READING, overview_script(configured or {}))
 
 
-def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
-    waiting = yield count_waiting, CountMost(WAITING_MOST)
-    in_flight = yield count_in_flight, Nothing()
-    recent = yield count_recent_attempts, Sample(RATE_SAMPLE)
-    states = yield list_queue_states, Nothing()
-    workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
+def overview_script(
+    configured: Mapping[str, int | None], facts: Facts | None = None
+) -> Script[Overview]:
+    """Describe all workers and queues; with ``facts``, rows that were read before are used again."""
+    read = (facts or Facts()).read
+    waiting = yield from read(count_waiting(WAITING_MOST))
+    in_flight = yield from read(count_in_flight())
+    recent = yield from read(count_recent_attempts(RATE_SAMPLE))
+    states = yield from read(list_queue_states())
+    workers = yield from read(list_workers(include_stopped=False))
     names = {name for worker in workers for name in worker.queues}
     merged = merge_queues(names | set(configured), waiting, in_flight, recent, states)
     servers = _servers_by_queue(workers)
@@ -136,7 +139,7 @@ def overview_script(configured: Mapping[str, int | None]) -> Script[Overview]:
         _with_servers(queue, servers.get(queue.name, ()), configured.get(queue.name))
         for queue in merged
     ]
-    blocked: list[BlockedRow] = yield list_blocked(BLOCKED_SHOWN)
+    blocked = yield from read(list_blocked(BLOCKED_SHOWN))
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
 

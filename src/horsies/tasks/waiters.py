@@ -42,9 +42,11 @@ from horsies.modules import Deferred
 from horsies.states import TASK_TERMINAL_STATES, WorkflowStatus
 
 if TYPE_CHECKING:
+    from horsies import findings
     from horsies.db.statements import blocked, workflows
     from horsies.db.statements.workflows import RunOutcome
 else:
+    findings = Deferred("horsies.findings")
     blocked = Deferred("horsies.db.statements.blocked")
     workflows = Deferred("horsies.db.statements.workflows")
 
@@ -166,15 +168,10 @@ class Waiters:
         self.forget(task_id, asked)
         has_answer = asked.done() and not asked.cancelled() and asked.exception() is None
         service = asked.result() if has_answer else None
-        if service is None:
+        if service is None or service.obstacle is None:
             return ""
-        if service.is_paused:
-            return f": its queue {service.queue_name!r} is paused"
-        if not service.is_served:
-            return f": no live worker serves its queue {service.queue_name!r}"
-        if not service.is_known:
-            return f": no live worker of its queue knows task {service.task_name!r}"
-        return ""
+        names = {"queue": service.queue_name, "task": f"task {service.task_name!r}"}
+        return f": {findings.clause(service.obstacle, **names)}"
 
     def _watch(self, key: _Key, until: frozenset[str], once: bool) -> Future[Any]:
         with self._lock:

@@ -24,7 +24,8 @@ from horsies.db.statements.monitor import (
     read_server,
     worker_state_history,
 )
-from horsies.monitor.attention import facts_script, needs_attention
+from horsies.monitor.diagnose.attention import figures_script
+from horsies.monitor.diagnose.explain import report_script
 from horsies.monitor.documents import (
     json_text,
     json_value,
@@ -36,7 +37,7 @@ from horsies.monitor.documents import (
     task_document,
     worker_document,
 )
-from horsies.monitor.explain.explain import report_script
+from horsies.monitor.facts import Facts
 from horsies.monitor.failures import failures_document, failures_script
 from horsies.monitor.measures import read_measures_script
 from horsies.monitor.overview import TaskReport, overview_script
@@ -53,6 +54,7 @@ from horsies.result import Err, Result
 from horsies.scheduler.api import list_script, next_script
 from horsies.scheduler.api import runs_script as schedule_runs_script
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError
+from horsies.web.attention import attention
 from horsies.web.filters import (
     LIMIT_DEFAULT,
     LIMIT_MAX,
@@ -139,7 +141,8 @@ async def meta(view: View) -> Response:
 
 async def overview(view: View) -> Response:
     """Queues, workers, blocked tasks and runs, as ``horsies status --json``, and what needs attention."""
-    facts = await view.read(facts_script(view.site.queue_caps))
+    facts = Facts(view.site.broker.config.schema_name)
+    figures = await view.read(figures_script(view.site.queue_caps, facts))
     lines = [
         {
             "code": line.code,
@@ -148,10 +151,10 @@ async def overview(view: View) -> Response:
             "subject": line.subject,
             "verbs": [line.verb] if line.verb else [],
         }
-        for line in needs_attention(facts)
+        for line in await attention(view, facts)
     ]
-    totals = {"tasks_estimate": facts.estimate.tasks if facts.estimate else None}
-    return answer(overview_document(facts.overview) | {"attention": lines, "totals": totals})
+    totals = {"tasks_estimate": figures.estimate.tasks if figures.estimate else None}
+    return answer(overview_document(figures.overview) | {"attention": lines, "totals": totals})
 
 
 async def queues(view: View) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -14,17 +14,13 @@ from markupsafe import Markup
 from horsies.db.statement import Script, read_rows
 from horsies.db.statements.dashboard import HistoryPoint, WorkerTask
 from horsies.db.statements.monitor import ListWorkers, WorkerSummary, list_workers
-from horsies.monitor.attention import (
+from horsies.monitor.diagnose.attention import (
     SHOWN_MAX,
-    Facts,
-    facts_script,
-    needs_attention,
+    Figures,
+    figures_script,
     seconds_to_empty,
 )
-from horsies.monitor.doctor.doctor import doctor_script
-from horsies.monitor.doctor.findings import Facts as DoctorFacts
-from horsies.monitor.doctor.findings import Level
-from horsies.monitor.doctor.server import SERVER_CHECKS
+from horsies.monitor.facts import Facts
 from horsies.monitor.measures import Series, Slot
 from horsies.monitor.overview import (
     QueueOverview,
@@ -41,6 +37,7 @@ from horsies.monitor.panels import (
     rates_script,
     worker_script,
 )
+from horsies.web.attention import attention
 from horsies.web.charts import Chart, Column, column_chart, line_chart, sparkline
 from horsies.web.reading import BadRequest, NotFound, TookTooLong
 from horsies.web.rendering import Page, Route, View
@@ -55,7 +52,6 @@ RANGES = {
     "24h": (timedelta(hours=24), timedelta(minutes=20)),
     "14d": (timedelta(days=14), timedelta(hours=4)),
 }
-_SERVER_CHECKS = frozenset(check.id for check in SERVER_CHECKS if check.is_cheap)
 _RATE_SERIES = ("done", "retried", "failed", "stopped")
 _WAIT_SERIES = ("p50", "p95", "p99")
 
@@ -104,25 +100,25 @@ class Charts:
 async def overview(view: View) -> Page:
     """Show problems first, then figures, charts and queues."""
     name, since, step = _range(view)
-    facts = await view.read(facts_script(view.site.queue_caps))
+    facts = Facts(view.site.broker.config.schema_name)
+    figures = await view.read(figures_script(view.site.queue_caps, facts))
     rates = await _within_time(view, rates_script(since, step))
-    failing = () if rates is None else rates.failing
-    lines = needs_attention(replace(facts, failing=failing, findings=await _findings(view)))
+    lines = await attention(view, facts)
     context = {
         "lines": lines[:SHOWN_MAX],
         "more": max(len(lines) - SHOWN_MAX, 0),
-        "queues": _queue_rows(facts, rates),
+        "queues": _queue_rows(figures, rates),
         "charts": _charts(view, name, rates, {}),
         "ranges": RANGES,
-        **_figures(facts, rates),
+        **_figures(figures, rates),
     }
     return Page("overview.html", "Overview", context)
 
 
 async def queues(view: View) -> Page:
-    facts = await view.read(facts_script(view.site.queue_caps))
+    figures = await view.read(figures_script(view.site.queue_caps))
     rates = await _within_time(view, rates_script(*RANGES["1h"]))
-    return Page("queues.html", "Queues", {"queues": _queue_rows(facts, rates)})
+    return Page("queues.html", "Queues", {"queues": _queue_rows(figures, rates)})
 
 
 async def queue(view: View) -> Page:
@@ -190,18 +186,10 @@ async def _within_time(view: View, script: Script[T]) -> T | None:
         return None
 
 
-async def _findings(view: View) -> list[str]:
-    """Return the red findings of the cheap checks of the server."""
-    facts = DoctorFacts(view.site.broker.config.schema_name)
-    reports = await _within_time(view, doctor_script(facts, _SERVER_CHECKS))
-    findings = [finding for report in reports or () for finding in report.findings]
-    return [finding.sentence for finding in findings if finding.level is Level.RED]
-
-
-def _figures(facts: Facts, rates: Rates | None) -> dict[str, Any]:
+def _figures(figures: Figures, rates: Rates | None) -> dict[str, Any]:
     """Return the totals of all queues, and of the workers that are alive."""
-    queues = facts.overview.queues
-    alive = [one for one in facts.overview.workers if health_of(one) is WorkerHealth.ALIVE]
+    queues = figures.overview.queues
+    alive = [one for one in figures.overview.workers if health_of(one) is WorkerHealth.ALIVE]
     oldest = [one.oldest_waiting_seconds for one in queues if one.oldest_waiting_seconds]
     return {
         "done": sum(one.done_per_minute for one in queues),
@@ -213,14 +201,14 @@ def _figures(facts: Facts, rates: Rates | None) -> dict[str, Any]:
         "alive": len(alive),
         "oldest": max(oldest, default=None),
         "p95": None if rates is None else rates.total.total.waited.p95,
-        "open_runs": facts.open_runs,
-        "estimate": facts.estimate,
+        "open_runs": figures.open_runs,
+        "estimate": figures.estimate,
     }
 
 
-def _queue_rows(facts: Facts, rates: Rates | None) -> list[QueueRow]:
-    queues = facts.overview.queues
-    return [_queue_row(one, facts.arrivals.get(one.name, 0.0), rates) for one in queues]
+def _queue_rows(figures: Figures, rates: Rates | None) -> list[QueueRow]:
+    queues = figures.overview.queues
+    return [_queue_row(one, figures.arrivals.get(one.name, 0.0), rates) for one in queues]
 
 
 def _queue_row(queue: QueueOverview, arrivals: float, rates: Rates | None) -> QueueRow:

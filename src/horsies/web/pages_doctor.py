@@ -6,14 +6,15 @@ import asyncio
 
 from starlette.responses import Response
 
-from horsies.monitor.doctor.doctor import (
+from horsies.findings import Level
+from horsies.monitor.diagnose.doctor import (
     CheckReport,
     doctor_document,
     doctor_script,
     run_doctor,
     worst,
 )
-from horsies.monitor.doctor.findings import Facts, Level
+from horsies.monitor.facts import Facts
 from horsies.result import Err
 from horsies.web.answers import answer_document
 from horsies.web.reading import Unavailable

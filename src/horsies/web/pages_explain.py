@@ -8,7 +8,8 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from horsies.db.statement import Script
-from horsies.monitor.explain.explain import (
+from horsies.findings import command
+from horsies.monitor.diagnose.explain import (
     Explanation,
     explain_node_script,
     explain_queue_script,
@@ -17,7 +18,6 @@ from horsies.monitor.explain.explain import (
     explain_script,
     explain_task_script,
 )
-from horsies.monitor.explain.reasons import command
 from horsies.web.answers import answer_document
 from horsies.web.masking import visible
 from horsies.web.rendering import Handler, Page, Route, View

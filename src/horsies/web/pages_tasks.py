@@ -36,8 +36,8 @@ from horsies.db.statements.tasks import TaskAttemptInfo
 from horsies.error_codes import OutcomeCode
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
+from horsies.monitor.diagnose.explain import Explanation, explain_task_script
 from horsies.monitor.documents import stored_json
-from horsies.monitor.explain.explain import Explanation, explain_task_script
 from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.overview import TaskReport, task_script
 from horsies.monitor.paging import LIST_WINDOW

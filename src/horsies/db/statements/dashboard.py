@@ -29,43 +29,6 @@ class OpenRuns(NamedTuple):
     runs: int
 
 
-class Limit(NamedTuple):
-    limit: int
-
-
-class FailedPause(NamedTuple):
-    """A run that an error paused."""
-
-    id: str
-    name: str
-    paused_at: datetime | None
-    paused_seconds: float | None
-
-
-class Overdue(NamedTuple):
-    grace_seconds: float
-    limit: int
-
-
-class OverdueSchedule(NamedTuple):
-    """A schedule past its slot; ``is_unfinished`` while its last task or run goes on."""
-
-    name: str
-    next_run_at: datetime
-    overdue_seconds: float
-    is_unfinished: bool
-
-
-class OverlongTask(NamedTuple):
-    """A task that runs past its time limit, or sends no heartbeats."""
-
-    id: str
-    task_name: str
-    running_seconds: float
-    timeout_ms: int | None
-    silent_seconds: float
-
-
 class NextInQueue(NamedTuple):
     queue: str
     limit: int
@@ -128,9 +91,6 @@ class RowEstimate(NamedTuple):
 
 count_recent_arrivals = DASHBOARD.declare("count_recent_arrivals", ArrivalSample, RecentArrivals)
 count_open_runs = DASHBOARD.declare("count_open_runs", CountMost, OpenRuns)
-find_failed_pauses = DASHBOARD.declare("find_failed_pauses", Limit, FailedPause)
-find_overdue_schedules = DASHBOARD.declare("find_overdue_schedules", Overdue, OverdueSchedule)
-find_overlong_tasks = DASHBOARD.declare("find_overlong_tasks", Limit, OverlongTask)
 next_in_queue = DASHBOARD.declare("next_in_queue", NextInQueue, DueTask)
 tasks_of_worker = DASHBOARD.declare("tasks_of_worker", TasksOfWorker, WorkerTask)
 read_worker_detail = DASHBOARD.declare("read_worker_detail", WorkerKey, WorkerDetail)

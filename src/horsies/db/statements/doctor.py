@@ -105,20 +105,10 @@ class WorkerRelease(NamedTuple):
     task_names: Sequence[str] | None
 
 
-class DueWindow(NamedTuple):
-    """How many due tasks to read per queue."""
+class Window(NamedTuple):
+    """How many of the newest attempts to read."""
 
     window: int
-
-
-class DueQueue(NamedTuple):
-    """A queue with due tasks: their number up to the window, and the names among them."""
-
-    name: str
-    due: int
-    oldest_seconds: float
-    task_names: Sequence[str]
-    paused_seconds: float | None
 
 
 class Seconds(NamedTuple):
@@ -141,23 +131,37 @@ class Crashes(NamedTuple):
     most_of_one_task: int
 
 
-class LongRunning(NamedTuple):
+class Older(NamedTuple):
+    """An age in seconds, and the most rows."""
+
+    seconds: float
+    limit: int
+
+
+class OverlongTask(NamedTuple):
+    """A task that runs past its time limit, for hours without one, or without heartbeats."""
+
     id: str
     task_name: str
-    seconds: float
+    timeout_ms: int | None
+    started_at: datetime
+    heartbeat_at: datetime | None
+    looked_at: datetime
 
 
-class LongPaused(NamedTuple):
+class PausedRun(NamedTuple):
+    """A run that an error paused, with the node that failed, or one that has been paused for long."""
+
     id: str
     name: str
-    seconds: float
+    paused_at: datetime | None
+    error_code: str | None
+    failed_node: str | None
+    looked_at: datetime
 
 
 class OverdueSchedule(NamedTuple):
     name: str
-    seconds: float
-    # Connected schedulers, of any schedule.
-    schedulers: int
 
 
 class OldestEnded(NamedTuple):
@@ -195,12 +199,11 @@ list_tables = DOCTOR.declare("list_tables", SchemaName, TableState)
 find_xmin_holders = DOCTOR.declare("find_xmin_holders", Nothing, XminHolder)
 measure_claim_index = DOCTOR.declare("measure_claim_index", SchemaName, ClaimIndex)
 list_worker_releases = DOCTOR.declare("list_worker_releases", Nothing, WorkerRelease)
-list_due_queues = DOCTOR.declare("list_due_queues", DueWindow, DueQueue)
 count_abandoned = DOCTOR.declare("count_abandoned", Seconds, Abandoned)
-list_crashes = DOCTOR.declare("list_crashes", DueWindow, Crashes)
-find_long_running = DOCTOR.declare("find_long_running", Seconds, LongRunning)
-find_long_paused = DOCTOR.declare("find_long_paused", Seconds, LongPaused)
-find_overdue_schedules = DOCTOR.declare("find_overdue_schedules", Seconds, OverdueSchedule)
+list_crashes = DOCTOR.declare("list_crashes", Window, Crashes)
+find_overlong_tasks = DOCTOR.declare("find_overlong_tasks", Older, OverlongTask)
+find_paused_runs = DOCTOR.declare("find_paused_runs", Older, PausedRun)
+find_overdue_schedules = DOCTOR.declare("find_overdue_schedules", Older, OverdueSchedule)
 read_oldest_ended = DOCTOR.declare("read_oldest_ended", Nothing, OldestEnded)
 measure_payload = DOCTOR.declare("measure_payload", Nothing, PayloadSize)
 begin_reading = DOCTOR.declare("begin_reading", ReadingLimits, ReadingSettings)

@@ -96,28 +96,6 @@ SELECT worker_id::text, version::text, extract(epoch FROM now() - started_at)::f
         THEN ARRAY(SELECT jsonb_object_keys(known_tasks -> 'tasks') ORDER BY 1) END AS task_names
 FROM horsies_workers WHERE stopped_at IS NULL ORDER BY seen_at DESC LIMIT 1000
 
--- name: list_due_queues
--- Queues with due tasks, one probe of the claim index each, then at most "window" of their first due tasks.
-WITH RECURSIVE queue AS (
-    (SELECT queue_name FROM horsies_tasks WHERE status = 'PENDING' AND NOT held ORDER BY queue_name LIMIT 1)
-    UNION ALL
-    SELECT (SELECT task.queue_name FROM horsies_tasks AS task
-            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name > queue.queue_name
-            ORDER BY task.queue_name LIMIT 1)
-    FROM queue WHERE queue.queue_name IS NOT NULL)
-SELECT queue.queue_name::text AS name, waiting.due, waiting.oldest_seconds, waiting.task_names,
-    extract(epoch FROM now() - stored.paused_at)::float8 AS paused_seconds
-FROM queue CROSS JOIN LATERAL (
-    SELECT count(*) AS due, extract(epoch FROM now() - min(first.enqueued_at))::float8 AS oldest_seconds,
-        array_agg(DISTINCT first.task_name::text) AS task_names
-    FROM (
-        SELECT task.enqueued_at, task.task_name FROM horsies_tasks AS task
-        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.queue_name
-          AND task.enqueued_at <= now()
-        ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(window)s::integer) AS first) AS waiting
-LEFT JOIN horsies_queues AS stored ON stored.queue_name = queue.queue_name
-WHERE queue.queue_name IS NOT NULL AND waiting.due > 0 ORDER BY queue.queue_name
-
 -- name: count_abandoned
 -- Tasks that recovery should have taken: claimed or running at workers that are gone, with a lapsed lease,
 -- or past their deadline. Tasks in flight are few; deadlines are counted up to 10,000 from their index.
@@ -145,32 +123,46 @@ SELECT task_name::text, count(*) AS crashes, max(repeated.times) AS most_of_one_
 FROM crashed JOIN (SELECT task_id, count(*) AS times FROM crashed GROUP BY task_id) AS repeated USING (task_id)
 WHERE task_name IS NOT NULL GROUP BY task_name ORDER BY crashes DESC, task_name LIMIT 20
 
--- name: find_long_running
--- Running tasks without a time limit, the oldest first, from the in-flight index.
-SELECT id::text, task_name::text, extract(epoch FROM now() - started_at)::float8 AS seconds
-FROM horsies_tasks
-WHERE status IN ('CLAIMED', 'RUNNING') AND status = 'RUNNING' AND timeout_ms IS NULL
-  AND started_at < now() - %(seconds)s::float8 * interval '1 second'
-ORDER BY started_at, horsies_tasks.id LIMIT 5
+-- name: find_overlong_tasks
+-- RUNNING for longer than the time limit and 30 seconds, without a heartbeat for five minutes, or without a limit for
+-- "seconds"; from the in-flight index. The start counts as the first heartbeat.
+SELECT task.id::text, task.task_name, task.timeout_ms, task.started_at, beat.sent_at AS heartbeat_at,
+    now() AS looked_at
+FROM horsies_tasks AS task LEFT JOIN LATERAL (
+    SELECT heard.sent_at FROM horsies_heartbeats AS heard
+    WHERE heard.task_id = task.id AND heard.role = 'runner'
+    ORDER BY heard.sent_at DESC LIMIT 1) AS beat ON true
+WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = 'RUNNING'
+  AND (task.started_at < now() - (task.timeout_ms + 30000) * interval '1 millisecond'
+       OR (task.started_at < now() - interval '5 minutes'
+           AND coalesce(beat.sent_at < now() - interval '5 minutes', true))
+       OR (task.timeout_ms IS NULL AND task.started_at < now() - %(seconds)s::float8 * interval '1 second'))
+ORDER BY task.started_at, task.id LIMIT %(limit)s::integer
 
--- name: find_long_paused
--- Runs that have been paused for so long, the oldest first, from the index of open runs.
-SELECT id::text, name::text, extract(epoch FROM now() - paused_at)::float8 AS seconds
-FROM horsies_workflows
-WHERE status = 'PAUSED' AND paused_at < now() - %(seconds)s::float8 * interval '1 second'
-ORDER BY paused_at, horsies_workflows.id LIMIT 5
+-- name: find_paused_runs
+-- Runs that an error paused, or that have been paused for "seconds", the newest first: of the newest thousand paused
+-- runs, from the index of open runs. A run that an operator paused has no error.
+SELECT run.id::text, run.name, run.paused_at,
+    coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code')
+        AS error_code,
+    CASE WHEN run.error IS NOT NULL THEN (
+        SELECT failed.node_id FROM horsies_workflow_tasks AS failed
+        WHERE failed.workflow_id = run.id AND failed.status = 'FAILED' AND failed.pauses
+        ORDER BY failed.task_index LIMIT 1) END AS failed_node,
+    now() AS looked_at
+FROM (SELECT id, name, paused_at, error FROM horsies_workflows
+      WHERE status IN ('PENDING', 'RUNNING', 'PAUSED') AND status = 'PAUSED'
+      ORDER BY created_at DESC LIMIT 1000) AS run
+WHERE run.error IS NOT NULL OR run.paused_at < now() - %(seconds)s::float8 * interval '1 second'
+ORDER BY run.paused_at DESC, run.id LIMIT %(limit)s::integer
 
 -- name: find_overdue_schedules
--- Schedules with a slot in the past that no scheduler has touched for as long, and the schedulers that are
--- connected to this database.
-SELECT state.schedule_name::text AS name, extract(epoch FROM now() - state.next_run_at)::float8 AS seconds,
-    (SELECT count(*) FROM pg_stat_activity
-     WHERE datname = current_database() AND application_name = 'horsies:scheduler') AS schedulers
-FROM horsies_schedule_state AS state
+-- Schedules whose slot passed "seconds" ago and that no scheduler has touched for as long, by the index of due ones.
+SELECT state.schedule_name::text AS name FROM horsies_schedule_state AS state
 WHERE state.next_run_at < now() - %(seconds)s::float8 * interval '1 second' AND state.paused_at IS NULL
   AND state.updated_at < now() - %(seconds)s::float8 * interval '1 second'
   AND NOT coalesce(state.disabled_at >= state.updated_at, false)
-ORDER BY state.next_run_at, state.schedule_name LIMIT 20
+ORDER BY state.next_run_at, state.schedule_name LIMIT %(limit)s::integer
 
 -- name: read_oldest_ended
 -- The oldest finished task among the first thousand ids, without a retention of its own.

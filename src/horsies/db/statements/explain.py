@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
 from horsies.db.statements.monitor import QueueName
-from horsies.db.statements.schedules import ScheduleName
 from horsies.db.statements.tasks import TaskId
 
 EXPLAIN = StatementFile("explain.sql")
@@ -143,7 +142,16 @@ class DueCount(NamedTuple):
     paused_at: datetime | None
 
 
+class Names(NamedTuple):
+    """Names of queues or schedules."""
+
+    names: Sequence[str]
+
+
 class UnknownName(NamedTuple):
+    """A task that waits in a queue and that none of its workers has."""
+
+    queue_name: str
     name: str
 
 
@@ -250,13 +258,13 @@ find_last_server = EXPLAIN.declare("find_last_server", QueueName, LastServer)
 list_places = EXPLAIN.declare("list_places", QueueName, Place)
 count_ahead = EXPLAIN.declare("count_ahead", CountAhead, Ahead)
 count_due = EXPLAIN.declare("count_due", CountDue, DueCount)
-find_unknown_names = EXPLAIN.declare("find_unknown_names", QueueName, UnknownName)
+find_unknown_names = EXPLAIN.declare("find_unknown_names", Names, UnknownName)
 find_row_holder = EXPLAIN.declare("find_row_holder", TaskId, OpenTransaction)
 find_writers = EXPLAIN.declare("find_writers", Nothing, OpenTransaction)
 read_clock = EXPLAIN.declare("read_clock", Nothing, Clock)
 list_map_places = EXPLAIN.declare("list_map_places", MapNodeKey, MapPlace)
 explain_run = EXPLAIN.declare("explain_run", ExplainRun, RunFacts)
 list_open_nodes = EXPLAIN.declare("list_open_nodes", ListOpenNodes, NodeFacts)
-explain_schedule = EXPLAIN.declare("explain_schedule", ScheduleName, ScheduleFacts)
+explain_schedules = EXPLAIN.declare("explain_schedules", Names, ScheduleFacts)
 
 EXPLAIN.complete()

@@ -145,28 +145,33 @@ LEFT JOIN horsies_queues AS stored ON stored.queue_name = queue.name
 GROUP BY queue.name, stored.queue_name, stored.paused_at
 
 -- name: find_unknown_names
--- Among the first due tasks of a queue, the names that no open worker of the queue registered.
+-- Among the first due tasks of each of these queues, the names that no open worker of the queue registered.
 WITH RECURSIVE levels AS (
-    (SELECT priority FROM horsies_tasks
-     WHERE status = 'PENDING' AND NOT held AND queue_name = %(name)s ORDER BY priority LIMIT 1)
+    SELECT queue.name, (
+        SELECT task.priority FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.name
+        ORDER BY task.priority LIMIT 1) AS priority
+    FROM unnest(%(names)s::text[]) AS queue (name)
     UNION ALL
-    SELECT (SELECT task.priority FROM horsies_tasks AS task
-            WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
-              AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
+    SELECT levels.name, (
+        SELECT task.priority FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
+          AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
     FROM levels WHERE levels.priority IS NOT NULL),
 due AS MATERIALIZED (
-    SELECT front.task_name FROM (SELECT * FROM levels LIMIT 200) AS levels CROSS JOIN LATERAL (
+    SELECT levels.name AS queue_name, front.task_name
+    FROM (SELECT * FROM levels WHERE priority IS NOT NULL LIMIT 500) AS levels CROSS JOIN LATERAL (
         SELECT task.task_name FROM horsies_tasks AS task
-        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
           AND task.priority = levels.priority AND task.enqueued_at <= now()
         ORDER BY task.enqueued_at, task.id LIMIT 1000) AS front
-    LIMIT 1000)
-SELECT due.task_name AS name FROM due
+    LIMIT 10000)
+SELECT due.queue_name, due.task_name AS name FROM due
 WHERE NOT EXISTS (
     SELECT FROM horsies_workers AS worker
-    WHERE worker.stopped_at IS NULL AND %(name)s = ANY(worker.queues)
+    WHERE worker.stopped_at IS NULL AND due.queue_name = ANY(worker.queues)
       AND (worker.known_tasks IS NULL OR worker.known_tasks -> 'tasks' ? due.task_name))
-GROUP BY due.task_name ORDER BY due.task_name LIMIT 5
+GROUP BY due.queue_name, due.task_name ORDER BY due.queue_name, due.task_name LIMIT 100
 
 -- name: find_row_holder
 -- The transaction that has locked or changed this row and is not over. A role without pg_monitor sees no
@@ -241,8 +246,8 @@ WHERE node.workflow_id = %(id)s::uuid
       ELSE node.task_index = ANY(%(indexes)s::integer[]) END
 ORDER BY node.status = 'PENDING', node.task_index LIMIT 20
 
--- name: explain_schedule
--- One schedule by its key, an unfinished task or run of it, and the schedulers with a session. Index probes.
+-- name: explain_schedules
+-- Schedules by their keys, an unfinished task or run of each, and the schedulers with a session. Index probes.
 SELECT state.schedule_name AS name, state.task_name, state.definition_key, state.owner, state.next_run_at,
     state.last_run_at, state.last_task_id::text, state.paused_at, state.skipped_at, state.skip_reason,
     coalesce(state.disabled_at >= state.updated_at, false) AS is_disabled, state.created_at,
@@ -257,4 +262,5 @@ SELECT state.schedule_name AS name, state.task_name, state.definition_key, state
      WHERE session.datname = current_database() AND session.application_name = 'horsies:scheduler')
         AS schedulers,
     now() AS looked_at
-FROM horsies_schedule_state AS state WHERE state.schedule_name = %(name)s
+FROM horsies_schedule_state AS state WHERE state.schedule_name = ANY(%(names)s::text[])
+ORDER BY state.next_run_at, state.schedule_name

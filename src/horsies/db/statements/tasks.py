@@ -96,14 +96,12 @@ class OutcomeRow(NamedTuple):
 
 
 class TaskService(NamedTuple):
-    """A waiting task, and whether live workers can take it."""
+    """A waiting task, and the code of the obstacle between it and live workers, if there is one."""
 
     id: str
     task_name: str
     queue_name: str
-    is_paused: bool
-    is_served: bool
-    is_known: bool
+    obstacle: str | None
 
 
 @dataclass(frozen=True, slots=True)

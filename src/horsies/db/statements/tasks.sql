@@ -86,8 +86,9 @@ SELECT id::text, task_name, status, result, failed_reason, error_code
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_service
--- Of these tasks, those that wait, and whether a live worker serves their queue and knows their name. A worker is
--- live if it sent a heartbeat lately or holds its session lock; those that run are few.
+-- Of these tasks, those that wait, and the first obstacle of the catalogue: the queue is paused, no live worker
+-- serves it, or none knows the task. A worker is live if it sent a heartbeat lately or holds its session lock; those
+-- that run are few.
 WITH live AS MATERIALIZED (
     SELECT worker.queues, worker.known_tasks FROM horsies_workers AS worker
     WHERE worker.stopped_at IS NULL
@@ -96,11 +97,13 @@ WITH live AS MATERIALIZED (
           WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
             AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
             AND (held.classid::bigint << 32 | held.objid::bigint) = worker.lock_key)))
-SELECT task.id::text, task.task_name, task.queue_name, stored.paused_at IS NOT NULL AS is_paused,
-    EXISTS (SELECT FROM live WHERE task.queue_name = ANY(live.queues)) AS is_served,
-    EXISTS (
+SELECT task.id::text, task.task_name, task.queue_name, CASE
+    WHEN stored.paused_at IS NOT NULL THEN 'QUEUE_PAUSED'
+    WHEN NOT EXISTS (SELECT FROM live WHERE task.queue_name = ANY(live.queues)) THEN 'QUEUE_UNSERVED'
+    WHEN NOT EXISTS (
         SELECT FROM live WHERE task.queue_name = ANY(live.queues)
-          AND (live.known_tasks IS NULL OR live.known_tasks -> 'tasks' ? task.task_name)) AS is_known
+          AND (live.known_tasks IS NULL OR live.known_tasks -> 'tasks' ? task.task_name)) THEN 'TASK_UNKNOWN'
+    END AS obstacle
 FROM horsies_tasks AS task LEFT JOIN horsies_queues AS stored ON stored.queue_name = task.queue_name
 WHERE task.id = ANY(%(ids)s::uuid[]) AND coalesce(task.status, '') = 'PENDING'
 

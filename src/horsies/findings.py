@@ -1,35 +1,88 @@
-"""Reasons: why something does not move, with the names of those in the way and the command that helps.
+"""Findings: what does not move, or is about to stop, with the names of those in the way and the remedy.
 
-``CATALOGUE`` has every code with its general meaning and remedy; `docs/explain.md` is written from it.
+``CATALOGUE`` has every code of an explanation with its general meaning and remedy; `docs/explain.md` is
+written from it. Explanations, `horsies doctor`, the list of the overview and the message of a wait that ends
+without a result are views of the same findings.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
-from horsies.db.statements.explain import OpenTransaction
 from horsies.words import lasting
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One reason why something does not move, or what happens to it.
+class Level(StrEnum):
+    """How serious a finding is for the installation; UNKNOWN when its facts could not be read."""
 
-    ``code`` is an entry of the documented catalogue. ``blocks`` is True for an obstacle, False for a
-    remark. ``subjects`` are the names in the sentence: tasks, workers, queues, runs, nodes. ``remedy`` is
-    a command or a step that helps, if there is one.
+    GREEN = "green"
+    YELLOW = "yellow"
+    RED = "red"
+    UNKNOWN = "unknown"
+
+
+class Urgency(IntEnum):
+    """The order of the overview: work that stands still comes first."""
+
+    STOPPED = 0
+    FAILING = 1
+    SUSPICIOUS = 2
+
+
+class Subject(NamedTuple):
+    """What a finding is about. ``key`` is the name or id in a path; ``label`` its name in a sentence."""
+
+    kind: str
+    key: str = ""
+    label: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.label or self.key}".rstrip()
+
+
+SERVER = Subject("the database server")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason why something does not move, a remark about it, or a problem of the installation.
+
+    ``code`` is an entry of the documented catalogue, or the id of a check in capitals. ``subjects`` are the
+    names in the sentence: tasks, workers, queues, runs, nodes. ``evidence`` are the facts that show it.
+    ``remedy`` is a command or a step that helps, with ``is_sql`` a statement for psql.
     """
 
     code: str
-    blocks: bool
     sentence: str
+    level: Level = Level.GREEN
     since: datetime | None = None
     subjects: tuple[str, ...] = ()
     remedy: str | None = None
+    evidence: tuple[str, ...] = ()
+    is_sql: bool = False
+    subject: Subject = SERVER
+
+    @property
+    def blocks(self) -> bool:
+        """True for an obstacle, False for a remark."""
+        return self.code in CATALOGUE and CATALOGUE[self.code].blocks
+
+    @property
+    def is_command(self) -> bool:
+        """True for a remedy to paste, False for advice."""
+        return self.is_sql or (self.remedy or "").startswith(("horsies ", "SELECT ", "app."))
+
+    @property
+    def urgency(self) -> Urgency | None:
+        """The place in the list of the overview; None for a finding that is not in it."""
+        if (entry := CATALOGUE.get(self.code)) is not None and entry.urgency is not None:
+            return entry.urgency
+        return Urgency.FAILING if self.level is Level.RED else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +95,35 @@ class Explanation:
 
     subject: str
     status: str | None
-    reasons: tuple[Reason, ...]
+    reasons: tuple[Finding, ...]
     holds: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that the command line and the JSON API print."""
-        return asdict(self)
+        fields = ("code", "blocks", "sentence", "since", "subjects", "remedy")
+        reasons = [{name: getattr(one, name) for name in fields} for one in self.reasons]
+        return {
+            "subject": self.subject,
+            "status": self.status,
+            "reasons": reasons,
+            "holds": self.holds,
+        }
 
 
 class Entry(NamedTuple):
-    """One code of the catalogue; ``group`` is the state in which it is found."""
+    """One code of the catalogue; ``group`` is the state in which it is found.
+
+    ``level`` is its level in `horsies doctor`. With an ``urgency`` it is on the overview whatever its level.
+    ``clause`` begins the sentence of an obstacle that the message of a time-out names as well.
+    """
 
     group: str
     blocks: bool
     meaning: str
     remedy: str
+    level: Level = Level.GREEN
+    urgency: Urgency | None = None
+    clause: str = ""
 
 
 MISSING, WAITING, CLAIMED, RUNNING, ENDED = (
@@ -66,7 +133,7 @@ MISSING, WAITING, CLAIMED, RUNNING, ENDED = (
     "task, running",
     "task, ended",
 )
-RUN, NODE, QUEUE, SCHEDULE = "run", "node", "queue", "schedule"
+RUN, NODE, QUEUE, SCHEDULE, WORKER = "run", "node", "queue", "schedule", "worker"
 
 CATALOGUE: dict[str, Entry] = {
     "NOT_FOUND_YET": Entry(
@@ -92,6 +159,8 @@ CATALOGUE: dict[str, Entry] = {
         True,
         "The database refuses the next change of the task or run; a worker tries it again.",
         "Remove the cause named in the error, such as a trigger.",
+        level=Level.RED,
+        urgency=Urgency.STOPPED,
     ),
     "HELD_BY_RUN": Entry(
         WAITING,
@@ -123,13 +192,21 @@ CATALOGUE: dict[str, Entry] = {
         "Send it again with a later `good_until`, and start a worker if none runs.",
     ),
     "QUEUE_PAUSED": Entry(
-        WAITING, True, "An operator paused the queue.", "`horsies queues resume NAME`."
+        WAITING,
+        True,
+        "An operator paused the queue.",
+        "`horsies queues resume NAME`.",
+        urgency=Urgency.STOPPED,
+        clause="queue {queue!r} was paused",
     ),
     "QUEUE_UNSERVED": Entry(
         WAITING,
         True,
         "No live worker serves the queue.",
         "Start a worker with `--queues NAME`, or send to a queue that is served.",
+        level=Level.RED,
+        urgency=Urgency.STOPPED,
+        clause="no live worker serves queue {queue!r}",
     ),
     "TASK_UNKNOWN": Entry(
         WAITING,
@@ -137,6 +214,9 @@ CATALOGUE: dict[str, Entry] = {
         "Live workers serve the queue, but none has this task or sub-workflow; after "
         "`unknown_task_grace_ms` the task fails with `WORKER_RESOLUTION_ERROR`.",
         "Deploy workers with the module of the task, or add it to `discover_tasks`.",
+        level=Level.RED,
+        urgency=Urgency.STOPPED,
+        clause="no live worker of queue {queue!r} knows {task}",
     ),
     "CALL_DOES_NOT_FIT": Entry(
         WAITING,
@@ -145,6 +225,8 @@ CATALOGUE: dict[str, Entry] = {
         "`unknown_task_grace_ms` the task fails with `WORKER_SERIALIZATION_ERROR`.",
         "Deploy workers of the release that sent the call, or cancel it and send it with the parameters "
         "that the workers have.",
+        level=Level.RED,
+        urgency=Urgency.STOPPED,
     ),
     "PARAMETERS_DIFFER": Entry(
         WAITING,
@@ -170,12 +252,16 @@ CATALOGUE: dict[str, Entry] = {
         True,
         "The `max_concurrency` of the queue is 0, so no task of it starts.",
         "Raise the cap and restart the workers.",
+        level=Level.RED,
+        urgency=Urgency.STOPPED,
     ),
     "CAPS_DISAGREE": Entry(
         WAITING,
         False,
         "Workers of the queue obey different caps.",
         "Deploy one configuration to all of them.",
+        level=Level.RED,
+        urgency=Urgency.SUSPICIOUS,
     ),
     "CHILDREN_BUSY": Entry(
         WAITING,
@@ -200,6 +286,8 @@ CATALOGUE: dict[str, Entry] = {
         False,
         "Notifications do not reach a worker of the queue; it finds tasks by polling.",
         "See [PgBouncer](pgbouncer.md): set `session_database_url`.",
+        level=Level.YELLOW,
+        urgency=Urgency.SUSPICIOUS,
     ),
     "ROW_LOCKED": Entry(
         WAITING,
@@ -258,12 +346,24 @@ CATALOGUE: dict[str, Entry] = {
         True,
         "Its worker has sent no sign of life for a while but is still connected: frozen, or cut off.",
         "Look at the host of the worker.",
+        level=Level.YELLOW,
+        urgency=Urgency.FAILING,
     ),
     "OVER_LIMIT": Entry(
         RUNNING,
         True,
         "It runs for longer than its `timeout_ms`; its worker should have stopped it.",
         "Look at the host of the worker.",
+        level=Level.YELLOW,
+        urgency=Urgency.SUSPICIOUS,
+    ),
+    "NO_HEARTBEAT": Entry(
+        RUNNING,
+        True,
+        "It runs, but has sent no heartbeat for five minutes.",
+        "Look at the host of the worker.",
+        level=Level.YELLOW,
+        urgency=Urgency.SUSPICIOUS,
     ),
     "ENDED": Entry(
         ENDED,
@@ -294,6 +394,8 @@ CATALOGUE: dict[str, Entry] = {
         True,
         "The run is paused, by an operator or by the failure of a node.",
         "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
+        level=Level.YELLOW,
+        urgency=Urgency.FAILING,
     ),
     "RUN_ENDED": Entry(
         RUN, False, "The run has ended.", "`horsies workflow retry RUN` after a failure."
@@ -328,6 +430,14 @@ CATALOGUE: dict[str, Entry] = {
         "Tasks of the queue go to children one at a time, very short ones too, because of a cap.",
         "See [Windows](concurrency.md#windows): send very short tasks to a queue without a cap.",
     ),
+    "QUEUE_STUCK": Entry(
+        QUEUE,
+        False,
+        "A task has been due for five minutes although children of its workers idle and no cap is reached.",
+        "`horsies explain ID` of the task; `horsies workers --ping`.",
+        level=Level.YELLOW,
+        urgency=Urgency.SUSPICIOUS,
+    ),
     "QUEUE_EMPTY": Entry(QUEUE, False, "No task waits in the queue.", "None is needed."),
     "ALL_DELAYED": Entry(
         QUEUE, False, "Tasks wait in the queue, but none of them is due yet.", "Wait."
@@ -338,15 +448,38 @@ CATALOGUE: dict[str, Entry] = {
         "Tasks of the queue are due; obstacles, if any, are listed as well.",
         "`horsies explain ID` of one of them.",
     ),
+    "WORKER_LOST": Entry(
+        WORKER,
+        False,
+        "The worker is gone without a shutdown.",
+        "Start a worker: it recovers the tasks of lost workers.",
+        level=Level.RED,
+        urgency=Urgency.FAILING,
+    ),
+    "TASK_FAILING": Entry(
+        WORKER,
+        False,
+        "Tasks of one name fail five times as often as usual, at least ten in ten minutes.",
+        "`horsies tasks --name NAME --status failed`.",
+        level=Level.YELLOW,
+        urgency=Urgency.FAILING,
+    ),
     "PAUSED": Entry(
         SCHEDULE, True, "An operator paused the schedule.", "`horsies schedules resume NAME`."
     ),
-    "NOT_DUE": Entry(SCHEDULE, True, "Its next slot is in the future.", "Wait."),
+    "NOT_DUE": Entry(
+        SCHEDULE,
+        True,
+        "Its next slot is in the future.",
+        "Wait, or run it now, which does not change its next slot: `horsies schedules run NAME -m APP`.",
+    ),
     "NO_SCHEDULER": Entry(
         SCHEDULE,
         True,
         "A slot is overdue, and no scheduler is connected to the database.",
         "Start `horsies scheduler`, or a worker with `--with-scheduler`.",
+        level=Level.RED,
+        urgency=Urgency.FAILING,
     ),
     "NOT_SERVED": Entry(
         SCHEDULE,
@@ -354,15 +487,23 @@ CATALOGUE: dict[str, Entry] = {
         "A slot is overdue, and no connected scheduler serves the schedule: it is switched off, or its "
         "configuration does not have it.",
         "Start a scheduler of the application that has it.",
+        level=Level.RED,
+        urgency=Urgency.FAILING,
     ),
     "OVERLAP": Entry(
         SCHEDULE,
         True,
         'A slot is due, but a task or run of the schedule is unfinished (`overlap="queue"`).',
         "`horsies explain ID` of that task or run.",
+        level=Level.YELLOW,
+        urgency=Urgency.SUSPICIOUS,
     ),
     "SHOULD_FIRE_NOW": Entry(
-        SCHEDULE, False, "A slot is due; a scheduler fires it with its next tick.", "Ask again."
+        SCHEDULE,
+        False,
+        "A slot is due; a scheduler fires it with its next tick.",
+        "Ask again.",
+        urgency=Urgency.SUSPICIOUS,
     ),
     "SCHEDULE_ENDED": Entry(
         SCHEDULE, True, "The schedule has no further slot.", "Extend its `end_at`."
@@ -388,23 +529,41 @@ CATALOGUE: dict[str, Entry] = {
 }
 
 
-def reason(
+def finding(
     code: str,
     sentence: str,
     *,
+    level: Level | None = None,
     since: datetime | None = None,
     subjects: Iterable[str] = (),
     remedy: str | None = None,
-) -> Reason:
-    return Reason(code, CATALOGUE[code].blocks, sentence, since, tuple(subjects), remedy)
+    evidence: Iterable[str] = (),
+    subject: Subject = SERVER,
+) -> Finding:
+    """Return a finding of the catalogue, with the level of its entry unless another is given."""
+    known = CATALOGUE[code].level if level is None else level
+    names, facts = tuple(subjects), tuple(evidence)
+    return Finding(code, sentence, known, since, names, remedy, facts, subject=subject)
 
 
-def obstacles_first(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
+def clause(code: str, **names: str) -> str:
+    """Return the beginning of the sentence of an obstacle, to go on after a colon."""
+    return CATALOGUE[code].clause.format(**names)
+
+
+def opening(code: str, **names: str) -> str:
+    """Return the clause of an obstacle as the beginning of a sentence."""
+    text = clause(code, **names)
+    return text[:1].upper() + text[1:]
+
+
+def obstacles_first(reasons: Iterable[Finding]) -> tuple[Finding, ...]:
     """Order the reasons: obstacles before remarks, each group as it was found."""
     return tuple(sorted(reasons, key=lambda one: not one.blocks))
 
 
 def between(start: datetime, end: datetime) -> str:
+    """Format the time between two times for a sentence."""
     return lasting((end - start).total_seconds())
 
 
@@ -413,16 +572,6 @@ def at_and_ago(time: datetime | None, looked_at: datetime) -> str:
     if time is None:
         return ""
     return f" at {time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {between(time, looked_at)} ago"
-
-
-def session_label(holder: OpenTransaction, looked_at: datetime) -> str:
-    """Describe the session of an open transaction, as far as this role may see it."""
-    if holder.pid is None:
-        return "a prepared transaction"
-    details = [part for part in (holder.application_name, holder.state) if part]
-    if holder.since is not None:
-        details.append(f"transaction open for {between(holder.since, looked_at)}")
-    return f"pid {holder.pid}" + (f" ({', '.join(details)})" if details else "")
 
 
 def command(*words: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import Connection
@@ -18,10 +18,12 @@ from horsies.db.errors import describe
 from horsies.db.listen import receives_own_notification
 from horsies.db.statement import Nothing, Script, run_script
 from horsies.db.statements.doctor import ReadingLimits, begin_reading, read_backend
-from horsies.monitor.doctor.findings import Check, Facts, Finding, Level, Limits
-from horsies.monitor.doctor.schema import SCHEMA_CHECKS, has_current_schema, read_applied
-from horsies.monitor.doctor.server import SERVER_CHECKS
-from horsies.monitor.doctor.work import WORK_CHECKS
+from horsies.findings import Finding, Level
+from horsies.monitor.diagnose.checks import Check, red, yellow
+from horsies.monitor.diagnose.schema import SCHEMA_CHECKS, has_current_schema, read_applied
+from horsies.monitor.diagnose.server import SERVER_CHECKS
+from horsies.monitor.diagnose.work import WORK_CHECKS
+from horsies.monitor.facts import Facts, Limits
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, failure
 
@@ -31,8 +33,9 @@ ECHO_SECONDS = 2.0
 POOLER_TRIES = 10
 # The finding of every check that needs the tables, while they cannot be read.
 NOT_READ = Finding(
-    Level.UNKNOWN,
+    "NOT_CHECKED",
     "Not checked, because the tables are missing or outdated.",
+    Level.UNKNOWN,
     remedy="horsies migrate",
 )
 _WORST_FIRST = (Level.RED, Level.UNKNOWN, Level.YELLOW, Level.GREEN)
@@ -56,18 +59,18 @@ def worst(levels: Iterable[Level]) -> Level:
     return min(levels, key=_WORST_FIRST.index, default=Level.GREEN)
 
 
-def judge_pooler(shares_server: bool, is_declared: bool) -> list[Finding]:
+def judge_pooler(shares_server: bool, is_declared: bool) -> Iterator[Finding]:
     if shares_server and not is_declared:
         sentence = "database_url leads through a pooler in transaction mode that is not declared."
-        remedy = "PostgresConfig(pgbouncer_transaction_mode=True, session_database_url=...)"
-        return [Finding(Level.RED, sentence, (), remedy)]
+        yield red(
+            sentence, "PostgresConfig(pgbouncer_transaction_mode=True, session_database_url=...)"
+        )
     if is_declared and not shares_server:
         sentence = "pgbouncer_transaction_mode is on, but connections keep their server process."
-        return [Finding(Level.YELLOW, sentence, (), "leave out pgbouncer_transaction_mode")]
-    return []
+        yield yellow(sentence, "leave out pgbouncer_transaction_mode")
 
 
-def _probe_pooler(database: Database) -> list[Finding]:
+def _probe_pooler(database: Database) -> Iterator[Finding]:
     return judge_pooler(_shares_server(database), database.config.pgbouncer_transaction_mode)
 
 
@@ -92,14 +95,12 @@ def _server_pid(client: Connection[Any]) -> int:
     return read_backend.run(client, Nothing())[0].pid
 
 
-def _probe_notifications(database: Database) -> list[Finding]:
-    if receives_own_notification(
+def _probe_notifications(database: Database) -> Iterator[Finding]:
+    if not receives_own_notification(
         lambda: database.connect("operator", session=True), timeout_seconds=ECHO_SECONDS
     ):
-        return []
-    sentence = f"A notification did not arrive within {ECHO_SECONDS:.0f} s."
-    advice = "set session_database_url to an address that bypasses the pooler"
-    return [Finding(Level.RED, sentence, (), advice)]
+        advice = "set session_database_url to an address that bypasses the pooler"
+        yield red(f"A notification did not arrive within {ECHO_SECONDS:.0f} s.", advice)
 
 
 PROBES = (
@@ -124,6 +125,7 @@ PROBES = (
 )
 CHECKS = (*SCHEMA_CHECKS, *SERVER_CHECKS, *PROBES, *WORK_CHECKS)
 CHEAP_IDS = frozenset(check.id for check in CHECKS if check.is_cheap)
+SLOW_IDS = frozenset(check.id for check in CHECKS) - CHEAP_IDS
 
 
 def doctor_script(facts: Facts, ids: Collection[str] = CHEAP_IDS) -> Script[list[CheckReport]]:
@@ -147,7 +149,8 @@ def _check_script(check: Check, facts: Facts) -> Script[CheckReport]:
 
 
 def _report(check: Check, findings: Iterable[Finding]) -> CheckReport:
-    return CheckReport(check.id, check.looks_at, tuple(findings))
+    coded = (one if one.code else replace(one, code=check.code) for one in findings)
+    return CheckReport(check.id, check.looks_at, tuple(coded))
 
 
 def run_doctor(
@@ -174,7 +177,9 @@ def _run_check(
     except Exception as error:
         if connection.closed:
             raise
-        return _report(check, [Finding(Level.UNKNOWN, f"Not checked: {describe(error)}")])
+        return _report(
+            check, [Finding("NOT_CHECKED", f"Not checked: {describe(error)}", Level.UNKNOWN)]
+        )
 
 
 @contextmanager
@@ -189,5 +194,18 @@ def doctor_document(reports: Iterable[CheckReport]) -> dict[str, Any]:
     shown = list(reports)
     return {
         "level": worst(report.level for report in shown),
-        "checks": [{**asdict(report), "level": report.level} for report in shown],
+        "checks": [
+            {
+                "id": report.id,
+                "looks_at": report.looks_at,
+                "findings": [_finding_document(one) for one in report.findings],
+                "level": report.level,
+            }
+            for report in shown
+        ],
     }
+
+
+def _finding_document(one: Finding) -> dict[str, Any]:
+    fields = ("level", "code", "sentence", "since", "evidence", "remedy", "is_sql")
+    return {name: getattr(one, name) for name in fields} | {"subject": str(one.subject)}

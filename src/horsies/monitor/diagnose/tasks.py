@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from horsies.db.statements.explain import Ahead, Knowledge, MapPlace, OpenTransaction, TaskFacts
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.errors import UNLIMITED_RETRIES
-from horsies.monitor.explain.queues import (
+from horsies.findings import Finding, Subject, at_and_ago, between, command, finding, opening
+from horsies.monitor.diagnose.queues import (
     QueueSituation,
     at_least,
     capacity_reasons,
     live,
     order_reasons,
     pause_reasons,
-    unserved_reason,
-)
-from horsies.monitor.explain.reasons import (
-    Reason,
-    at_and_ago,
-    between,
-    command,
-    reason,
     session_label,
+    unserved_reasons,
 )
 from horsies.monitor.overview import WorkerHealth, health_of
 from horsies.retry import LIMIT_REACHED, NOT_LISTED
@@ -34,6 +29,8 @@ from horsies.words import counted, first_sentence, lasting
 
 # How long an operator wants to read that a worker was lost.
 LOSS_SHOWN_SECONDS = 600.0
+# A running task without a heartbeat for so long is suspicious; its start counts as the first one.
+HEARTBEAT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,24 @@ def _refusal(queue: QueueSituation, worker: WorkerSummary) -> Knowledge | None:
     return None if known is None or known.refusal is None else known
 
 
-def task_reasons(situation: TaskSituation) -> list[Reason]:
+class RunningTask(Protocol):
+    """A running task, as the facts of one task or a row of many."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def task_name(self) -> str: ...
+    @property
+    def timeout_ms(self) -> int | None: ...
+    @property
+    def started_at(self) -> datetime | None: ...
+    @property
+    def heartbeat_at(self) -> datetime | None: ...
+    @property
+    def looked_at(self) -> datetime: ...
+
+
+def task_reasons(situation: TaskSituation) -> list[Finding]:
     found = [*_blocked(situation.task)]
     match TaskStatus(situation.task.status):
         case TaskStatus.PENDING:
@@ -85,15 +99,15 @@ def task_reasons(situation: TaskSituation) -> list[Reason]:
     return found
 
 
-def _blocked(task: TaskFacts) -> Iterator[Reason]:
+def _blocked(task: TaskFacts) -> Iterator[Finding]:
     if task.blocked_action is not None:
         yield blocked_reason(task.id, task.blocked_action, task.blocked_error, task.blocked_since)
 
 
 def blocked_reason(
     blocked_id: str, action: str, error: str | None, since: datetime | None
-) -> Reason:
-    return reason(
+) -> Finding:
+    return finding(
         "BLOCKED",
         f"The database refuses to {action} it: {error}.",
         since=since,
@@ -105,7 +119,7 @@ def blocked_reason(
 # A waiting task
 
 
-def _waiting(situation: TaskSituation) -> list[Reason]:
+def _waiting(situation: TaskSituation) -> list[Finding]:
     task, queue = situation.task, situation.queue
     if task.good_until is not None and task.good_until <= task.looked_at:
         return [_expired(situation), *_locked(situation)]
@@ -125,7 +139,7 @@ def _waiting(situation: TaskSituation) -> list[Reason]:
     found += _last_attempt(task)
     if is_free:
         found.append(
-            reason(
+            finding(
                 "SHOULD_START_NOW",
                 "No obstacle was found; the task has been due for "
                 f"{between(task.enqueued_at, task.looked_at)}.",
@@ -136,12 +150,12 @@ def _waiting(situation: TaskSituation) -> list[Reason]:
     return found
 
 
-def _expired(situation: TaskSituation) -> Reason:
+def _expired(situation: TaskSituation) -> Finding:
     task = situation.task
     assert task.good_until is not None
     workers = live(situation.queue.workers)
     ends = "a worker ends it as EXPIRED" if workers else "no live worker is there to end it"
-    return reason(
+    return finding(
         "EXPIRED_UNSWEPT",
         f"Its good_until passed {between(task.good_until, task.looked_at)} ago; {ends}.",
         since=task.good_until,
@@ -149,14 +163,14 @@ def _expired(situation: TaskSituation) -> Reason:
     )
 
 
-def _held(task: TaskFacts) -> Iterator[Reason]:
+def _held(task: TaskFacts) -> Iterator[Finding]:
     if not task.held:
         return
     cause = f" because a node failed with {task.run_error_code}" if task.run_error_code else ""
     ago = f" {between(task.run_paused_at, task.looked_at)} ago" if task.run_paused_at else ""
     run_id = task.workflow_id or ""
     flags = ("--retry-failed",) if task.run_error_code else ()
-    yield reason(
+    yield finding(
         "HELD_BY_RUN",
         f"Its run {task.run_name} ({run_id}) was paused{ago}{cause}.",
         since=task.run_paused_at,
@@ -165,7 +179,7 @@ def _held(task: TaskFacts) -> Iterator[Reason]:
     )
 
 
-def _delayed(situation: TaskSituation) -> Reason:
+def _delayed(situation: TaskSituation) -> Finding:
     task = situation.task
     due = f"is due in {between(task.looked_at, task.enqueued_at)}"
     if task.node_kind == "signal":
@@ -173,25 +187,25 @@ def _delayed(situation: TaskSituation) -> Reason:
     if task.is_parked and task.item_index is not None:
         return _parked_item(situation)
     if task.is_parked:
-        return reason("SENT_FOR_LATER", "It is parked without a due time.")
+        return finding("SENT_FOR_LATER", "It is parked without a due time.")
     if task.node_kind == "sleep":
-        return reason("SLEEPS", f"Sleep node {task.node_id} {due}.", subjects=[task.node_id or ""])
+        return finding("SLEEPS", f"Sleep node {task.node_id} {due}.", subjects=[task.node_id or ""])
     if task.retry_count > 0:
         limit = task.max_retries
         of = "" if limit >= UNLIMITED_RETRIES else f" of {limit}"
         code = task.last_error_code or "an error without a code"
-        return reason(
+        return finding(
             "RETRY_LATER",
             f"Retry {task.retry_count}{of} {due}, after a failure with {code}.",
             since=task.last_finished_at,
         )
-    return reason("SENT_FOR_LATER", f"It was sent for later and {due}.")
+    return finding("SENT_FOR_LATER", f"It was sent for later and {due}.")
 
 
-def _parked_signal(task: TaskFacts) -> Reason:
+def _parked_signal(task: TaskFacts) -> Finding:
     left = "" if task.is_parked else f", {between(task.looked_at, task.enqueued_at)} left"
     name, run_id = task.signal_name or "", task.workflow_id or ""
-    return reason(
+    return finding(
         "PARKED_SIGNAL",
         f"Node {task.node_id} waits for signal {name!r}{left}.",
         subjects=[name, run_id],
@@ -199,12 +213,12 @@ def _parked_signal(task: TaskFacts) -> Reason:
     )
 
 
-def _parked_item(situation: TaskSituation) -> Reason:
+def _parked_item(situation: TaskSituation) -> Finding:
     task, places = situation.task, situation.map_places
     number, total = (task.item_index or 0) + 1, task.items_total or 0
     shown = ", ".join(f"{place.id} ({place.status})" for place in places)
     taken = f": {shown}" if shown else ""
-    return reason(
+    return finding(
         "PARKED_MAP",
         f"It is item {number:,} of {total:,} of map {task.node_id}, which runs at most "
         f"{task.max_parallel} at a time; all places are taken{taken}.",
@@ -213,11 +227,11 @@ def _parked_item(situation: TaskSituation) -> Reason:
     )
 
 
-def _worker_reasons(situation: TaskSituation) -> Iterator[Reason]:
+def _worker_reasons(situation: TaskSituation) -> Iterator[Finding]:
     task, queue = situation.task, situation.queue
     servers, knowing = queue.servers, _knowing(queue)
     if not servers:
-        yield unserved_reason(queue)
+        yield from unserved_reasons(queue)
     elif not knowing:
         yield _unknown(situation)
     elif not situation.takers:
@@ -228,7 +242,7 @@ def _worker_reasons(situation: TaskSituation) -> Iterator[Reason]:
         if worker.worker_id in queue.knowledge
     }
     if len(versions - {None}) > 1:
-        yield reason(
+        yield finding(
             "PARAMETERS_DIFFER",
             f"The workers of queue {queue.name!r} have different parameters for "
             f"{_wanted(task)}; each leaves calls that do not fit to the others.",
@@ -237,24 +251,21 @@ def _worker_reasons(situation: TaskSituation) -> Iterator[Reason]:
         )
 
 
-def _unknown(situation: TaskSituation) -> Reason:
+def _unknown(situation: TaskSituation) -> Finding:
     task, queue = situation.task, situation.queue
-    servers = queue.servers
     grace = _grace_seconds(queue)
     fails = "" if grace is None else f" after {lasting(grace)}"
-    know = "it does not know" if len(servers) == 1 else "none of them knows"
-    serve = "serves" if len(servers) == 1 else "serve"
-    return reason(
+    return finding(
         "TASK_UNKNOWN",
-        f"{counted(len(servers), 'live worker')} {serve} queue {queue.name!r}, but {know} "
-        f"{_wanted(task)}; it fails with WORKER_RESOLUTION_ERROR{fails}.",
+        f"{opening('TASK_UNKNOWN', queue=queue.name, task=_wanted(task))}; it fails with "
+        f"WORKER_RESOLUTION_ERROR{fails}.",
         since=task.enqueued_at,
-        subjects=[worker.label for worker in servers],
+        subjects=[worker.label for worker in queue.servers],
         remedy=f"deploy a worker of queue {queue.name} that has {_wanted(task)}",
     )
 
 
-def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Reason:
+def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Finding:
     """No worker has parameters that take the call; the message of a refusal names the one at fault."""
     queue = situation.queue
     refusals = [one for worker in knowing if (one := _refusal(queue, worker)) is not None]
@@ -263,7 +274,7 @@ def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Reason
     workers = counted(len(knowing), "live worker")
     grace = _grace_seconds(queue)
     fails = "" if grace is None else f" after {lasting(grace)}"
-    return reason(
+    return finding(
         "CALL_DOES_NOT_FIT",
         f"{workers} of queue {queue.name!r} cannot run it: {fault}. "
         f"The task waits for a worker of another release and fails with WORKER_SERIALIZATION_ERROR{fails}.",
@@ -289,7 +300,7 @@ def _setting(queue: QueueSituation, worker: WorkerSummary, name: str) -> object:
     return queue.recovery.get(worker.worker_id, {}).get(name)
 
 
-def _ahead(situation: TaskSituation) -> Iterator[Reason]:
+def _ahead(situation: TaskSituation) -> Iterator[Finding]:
     ahead = situation.ahead
     if ahead is None or not ahead.due:
         return
@@ -297,7 +308,7 @@ def _ahead(situation: TaskSituation) -> Iterator[Reason]:
     if rate := situation.per_minute:
         at_rate = f"; at {rate:,.0f} per minute that takes {lasting(ahead.due / rate * 60)}"
     are = "task is" if ahead.due == 1 else "tasks are"
-    yield reason(
+    yield finding(
         "BEHIND",
         f"{at_least(ahead.due)} {are} ahead of it in queue {situation.queue.name!r}{at_rate}.",
         subjects=[situation.queue.name],
@@ -305,12 +316,12 @@ def _ahead(situation: TaskSituation) -> Iterator[Reason]:
     )
 
 
-def _locked(situation: TaskSituation) -> Iterator[Reason]:
+def _locked(situation: TaskSituation) -> Iterator[Finding]:
     holder = situation.holder
     if holder is None:
         return
     end = None if holder.pid is None else f"SELECT pg_terminate_backend({holder.pid})"
-    yield reason(
+    yield finding(
         "ROW_LOCKED",
         f"Its row is locked by {session_label(holder, situation.task.looked_at)}; workers pass it by.",
         since=holder.since,
@@ -319,17 +330,17 @@ def _locked(situation: TaskSituation) -> Iterator[Reason]:
     )
 
 
-def _last_attempt(task: TaskFacts) -> Iterator[Reason]:
+def _last_attempt(task: TaskFacts) -> Iterator[Finding]:
     ended_at = task.last_finished_at
     if ended_at is None or task.last_outcome != TaskAttemptOutcome.WORKER_FAILURE:
         return
     ago = between(ended_at, task.looked_at)
     if task.retry_reason == RETURNED_TO_QUEUE:
         text = f"A worker on {task.last_hostname} stopped {ago} ago and returned it to its queue."
-        yield reason("RETURNED", text, since=ended_at)
+        yield finding("RETURNED", text, since=ended_at)
     elif (task.looked_at - ended_at).total_seconds() < LOSS_SHOWN_SECONDS:
         text = f"Its last attempt ended {ago} ago with its process on {task.last_hostname}."
-        yield reason("WORKER_LOST_RECENTLY", text, since=ended_at)
+        yield finding("WORKER_LOST_RECENTLY", text, since=ended_at)
 
 
 def task_holds(situation: TaskSituation) -> list[str]:
@@ -365,15 +376,15 @@ def _is_lost(situation: TaskSituation) -> bool:
     return owner is None or health_of(owner) is WorkerHealth.LOST
 
 
-def _claimed(situation: TaskSituation) -> Iterator[Reason]:
+def _claimed(situation: TaskSituation) -> Iterator[Finding]:
     task, lease = situation.task, situation.task.claim_expires_at
-    yield from _silent(_owner(situation))
+    yield from silent_reasons(_owner(situation))
     if _is_lost(situation):
         yield _lost(
             situation, "CLAIMER_LOST", "auto_requeue_stale_claimed", "requeue_stale_claimed"
         )
     elif lease is not None and lease <= task.looked_at:
-        yield reason(
+        yield finding(
             "LEASE_LAPSED",
             f"The lease of its claim ended {between(lease, task.looked_at)} ago; a worker returns it "
             "to its queue.",
@@ -383,7 +394,7 @@ def _claimed(situation: TaskSituation) -> Iterator[Reason]:
         owner = _owner(situation)
         label = "" if owner is None else f" by worker {owner.label}"
         left = "" if lease is None else f", lease for another {between(task.looked_at, lease)}"
-        yield reason(
+        yield finding(
             "PREFETCHED",
             f"It was claimed ahead{label} and waits for a free child{left}.",
             since=task.claimed_at,
@@ -391,46 +402,66 @@ def _claimed(situation: TaskSituation) -> Iterator[Reason]:
         )
 
 
-def _running(situation: TaskSituation) -> Iterator[Reason]:
+def _running(situation: TaskSituation) -> Iterator[Finding]:
     task, owner = situation.task, _owner(situation)
     if task.cancel_requested_at is not None:
         ago = between(task.cancel_requested_at, task.looked_at)
         text = f"A cancel was asked for {ago} ago; its worker stops it."
-        yield reason("STOPPING", text, since=task.cancel_requested_at)
+        yield finding("STOPPING", text, since=task.cancel_requested_at)
     if owner is None or _is_lost(situation):
         yield _lost(
             situation, "RUNNER_LOST", "auto_fail_stale_running", "mark_stale_tasks_as_failed"
         )
         return
-    yield from _silent(owner)
+    yield from silent_reasons(owner)
     limit = _limit(task)
-    if limit is not None and limit < task.looked_at:
-        over = between(limit, task.looked_at)
-        text = f"It runs for {over} longer than its timeout_ms={task.timeout_ms:,} allows."
-        remedy = command("cancel", task.id)
-        yield reason("OVER_LIMIT", text, since=limit, remedy=remedy)
+    yield from running_reasons(task)
     yield _runs(task, owner, limit)
 
 
-def _silent(owner: WorkerSummary | None) -> Iterator[Reason]:
+def silent_reasons(owner: WorkerSummary | None) -> Iterator[Finding]:
     if owner is not None and health_of(owner) is WorkerHealth.SILENT:
-        yield reason(
+        yield finding(
             "SILENT",
             f"Worker {owner.label} has sent no sign of life for "
             f"{lasting(owner.seen_seconds_ago)}, but is still connected.",
             since=owner.seen_at,
             subjects=[owner.label],
             remedy=command("workers", "--ping"),
+            subject=Subject("worker", owner.worker_id, owner.label),
         )
 
 
-def _limit(task: TaskFacts) -> datetime | None:
+def running_reasons(task: RunningTask, who: str = "It") -> Iterator[Finding]:
+    """Yield why a running task should have ended: its time limit, or its missing heartbeats."""
+    limit, subject = _limit(task), Subject("task", task.id, task.task_name)
+    if limit is not None and limit < task.looked_at:
+        yield finding(
+            "OVER_LIMIT",
+            f"{who} runs for {between(limit, task.looked_at)} longer than its "
+            f"timeout_ms={task.timeout_ms:,} allows.",
+            since=limit,
+            remedy=command("cancel", task.id),
+            subject=subject,
+        )
+    heard_at = max(filter(None, (task.heartbeat_at, task.started_at)), default=task.looked_at)
+    if (task.looked_at - heard_at).total_seconds() > HEARTBEAT_SECONDS:
+        yield finding(
+            "NO_HEARTBEAT",
+            f"{who} has sent no heartbeat for {between(heard_at, task.looked_at)}.",
+            since=heard_at,
+            remedy=command("workers", "--ping"),
+            subject=subject,
+        )
+
+
+def _limit(task: RunningTask) -> datetime | None:
     if task.started_at is None or task.timeout_ms is None:
         return None
     return task.started_at + timedelta(milliseconds=task.timeout_ms)
 
 
-def _runs(task: TaskFacts, owner: WorkerSummary, limit: datetime | None) -> Reason:
+def _runs(task: TaskFacts, owner: WorkerSummary, limit: datetime | None) -> Finding:
     started = task.started_at or task.looked_at
     parts = [f"It has run for {between(started, task.looked_at)} in pid {task.worker_pid}"]
     parts.append(f" of worker {owner.label}")
@@ -441,10 +472,10 @@ def _runs(task: TaskFacts, owner: WorkerSummary, limit: datetime | None) -> Reas
         parts.append(f", heartbeat {between(task.heartbeat_at, task.looked_at)} ago")
     if limit is not None and limit >= task.looked_at:
         parts.append(f", time limit in {between(task.looked_at, limit)}")
-    return reason("RUNS", f"{''.join(parts)}.", since=started, subjects=[owner.label])
+    return finding("RUNS", f"{''.join(parts)}.", since=started, subjects=[owner.label])
 
 
-def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Reason:
+def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Finding:
     task, queue = situation.task, situation.queue
     workers = live(queue.workers)
     owner = task.worker_id or "unknown"
@@ -463,7 +494,7 @@ def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Reas
         )
     else:
         next_step, remedy = "another worker recovers it", command("workers")
-    return reason(
+    return finding(
         code, f"{gone}; {next_step}.", since=task.owner_stopped_at, subjects=[owner], remedy=remedy
     )
 
@@ -471,7 +502,7 @@ def _lost(situation: TaskSituation, code: str, switch: str, method: str) -> Reas
 # A task that has ended
 
 
-def _ended(task: TaskFacts) -> Iterator[Reason]:
+def _ended(task: TaskFacts) -> Iterator[Finding]:
     when = at_and_ago(task.ended_at, task.looked_at)
     status = TaskStatus(task.status)
     verb = {
@@ -480,7 +511,7 @@ def _ended(task: TaskFacts) -> Iterator[Reason]:
         TaskStatus.CANCELLED: f"It was cancelled{when}",
         TaskStatus.EXPIRED: f"It expired{when}: it did not start before its good_until",
     }[status]
-    yield reason("ENDED", f"{verb}.", since=task.ended_at, remedy=_again(task))
+    yield finding("ENDED", f"{verb}.", since=task.ended_at, remedy=_again(task))
     if status is TaskStatus.FAILED:
         yield _not_retried(task)
 
@@ -494,16 +525,16 @@ def _again(task: TaskFacts) -> str | None:
     return command("workflow", "retry", task.workflow_id, *node)
 
 
-def _not_retried(task: TaskFacts) -> Reason:
+def _not_retried(task: TaskFacts) -> Finding:
     why = task.retry_reason
     if why is None:
         text = "It was not retried: the task has no retry policy."
-        return reason("NOT_RETRIED_NO_POLICY", text)
+        return finding("NOT_RETRIED_NO_POLICY", text)
     if why == TOO_LATE and task.cancel_requested_at is not None:
-        return reason("NOT_RETRIED_CANCELLED", "It was not retried: a cancel was asked for.")
+        return finding("NOT_RETRIED_CANCELLED", "It was not retried: a cancel was asked for.")
     if why == TOO_LATE:
         text = "It was not retried: the next attempt would start after its good_until."
-        return reason("NOT_RETRIED_TOO_LATE", text, since=task.good_until)
+        return finding("NOT_RETRIED_TOO_LATE", text, since=task.good_until)
     codes = {LIMIT_REACHED: "NOT_RETRIED_USED_UP", NOT_LISTED: "NOT_RETRIED_UNLISTED"}
     code = next((codes[end] for end in codes if why.endswith(end)), "NOT_RETRIED_NO_POLICY")
-    return reason(code, f"It was {why}.")
+    return finding(code, f"It was {why}.")

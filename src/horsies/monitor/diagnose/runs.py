@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from horsies.db.statements.doctor import PausedRun
 from horsies.db.statements.explain import MapPlace, NodeFacts, RunFacts, ScheduleFacts
 from horsies.db.statements.schedules import LATE_SECONDS
-from horsies.monitor.explain.reasons import (
-    Reason,
+from horsies.findings import (
+    Finding,
+    Level,
+    Subject,
     at_and_ago,
     between,
     command,
-    reason,
+    finding,
 )
-from horsies.monitor.explain.tasks import blocked_reason
+from horsies.monitor.defaults import OVERDUE_SECONDS
+from horsies.monitor.diagnose.tasks import blocked_reason
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
 from horsies.words import counted, lasting
 
@@ -22,16 +27,16 @@ from horsies.words import counted, lasting
 def run_reasons(
     run: RunFacts,
     nodes: Sequence[NodeFacts],
-    node_reasons: Mapping[str, Sequence[Reason]],
+    node_reasons: Mapping[str, Sequence[Finding]],
     paused_by: str | None = None,
-) -> list[Reason]:
+) -> list[Finding]:
     """Return why a run does not move: its own obstacles, then those of its begun nodes."""
     found = run_obstacles(run, paused_by)
     for node in nodes:
         if node.status == WorkflowTaskStatus.PENDING.value:
             continue
         found.append(
-            reason(
+            finding(
                 "NODE_OPEN",
                 f"The task of node {node.node_id} is {node.task_status}."
                 if node.task_status
@@ -50,7 +55,7 @@ def run_reasons(
     return found
 
 
-def run_obstacles(run: RunFacts, paused_by: str | None = None) -> list[Reason]:
+def run_obstacles(run: RunFacts, paused_by: str | None = None) -> list[Finding]:
     """Return what keeps a whole run from moving."""
     found = []
     if run.blocked_action is not None:
@@ -59,13 +64,13 @@ def run_obstacles(run: RunFacts, paused_by: str | None = None) -> list[Reason]:
         )
     status = WorkflowStatus(run.status)
     if status is WorkflowStatus.PAUSED:
-        found.append(_paused(run, paused_by))
+        found.append(paused_run(run, paused_by))
     elif status.is_terminal:
         found.append(_run_ended(run, status))
     return found
 
 
-def _paused(run: RunFacts, paused_by: str | None) -> Reason:
+def paused_run(run: RunFacts | PausedRun, paused_by: str | None = None) -> Finding:
     ago = f" {between(run.paused_at, run.looked_at)} ago" if run.paused_at else ""
     by = f" by {paused_by}" if paused_by else ""
     cause = ""
@@ -73,30 +78,31 @@ def _paused(run: RunFacts, paused_by: str | None) -> Reason:
         cause = f" because node {run.failed_node} failed"
         cause += f" with {run.error_code}" if run.error_code else ""
     flags = ("--retry-failed",) if run.failed_node else ()
-    return reason(
+    return finding(
         "RUN_PAUSED",
         f"Run {run.name} was paused{by}{ago}{cause}.",
         since=run.paused_at,
         subjects=[run.id, *([run.failed_node] if run.failed_node else [])],
         remedy=command("workflow", "resume", run.id, *flags),
+        subject=Subject("run", run.id, run.name),
     )
 
 
-def _run_ended(run: RunFacts, status: WorkflowStatus) -> Reason:
+def _run_ended(run: RunFacts, status: WorkflowStatus) -> Finding:
     when = at_and_ago(run.completed_at, run.looked_at)
     error = f" with {run.error_code}" if run.error_code else ""
     again = command("workflow", "retry", run.id) if status is WorkflowStatus.FAILED else None
     text = f"Run {run.name} ended as {status.value}{error}{when}."
-    return reason("RUN_ENDED", text, since=run.completed_at, subjects=[run.id], remedy=again)
+    return finding("RUN_ENDED", text, since=run.completed_at, subjects=[run.id], remedy=again)
 
 
 def node_reasons(
     run: RunFacts,
     node: NodeFacts,
     dependencies: Sequence[NodeFacts],
-    task: Sequence[Reason],
+    task: Sequence[Finding],
     map_places: Sequence[MapPlace] = (),
-) -> list[Reason]:
+) -> list[Finding]:
     """Return why a node does not begin, or does not end; ``task`` are the reasons of its task."""
     match WorkflowTaskStatus(node.status):
         case WorkflowTaskStatus.PENDING:
@@ -113,7 +119,7 @@ def node_reasons(
             return [*task]
 
 
-def _waits_for(run: RunFacts, dependencies: Sequence[NodeFacts]) -> Reason:
+def _waits_for(run: RunFacts, dependencies: Sequence[NodeFacts]) -> Finding:
     open_ones = [one for one in dependencies if not WorkflowTaskStatus(one.status).is_terminal]
     ended = [one for one in dependencies if WorkflowTaskStatus(one.status).is_terminal]
     shown = ", ".join(f"{one.node_id} ({_state(one)})" for one in (*open_ones, *ended))
@@ -122,7 +128,7 @@ def _waits_for(run: RunFacts, dependencies: Sequence[NodeFacts]) -> Reason:
         iter(open_ones), None
     )
     joins = {"all": "all", "any": "one", "quorum": f"{run.min_success}"}
-    return reason(
+    return finding(
         "WAITS_FOR",
         f"It waits for {joins[run.join_type or 'all']} of its dependencies: {shown}"
         + (f" and {total - len(dependencies):,} more." if total > len(dependencies) else "."),
@@ -138,7 +144,7 @@ def _state(node: NodeFacts) -> str:
     return f"{node.task_status if is_begun else node.status}{error}"
 
 
-def _never(run: RunFacts, node: NodeFacts, dependencies: Sequence[NodeFacts]) -> Reason:
+def _never(run: RunFacts, node: NodeFacts, dependencies: Sequence[NodeFacts]) -> Finding:
     bad = [one for one in dependencies if one.status in ("FAILED", "SKIPPED")]
     because = f"the run ended as {run.status} before it began"
     if bad:
@@ -146,7 +152,7 @@ def _never(run: RunFacts, node: NodeFacts, dependencies: Sequence[NodeFacts]) ->
         because = f"{shown}, and it needs "
         needs = {"all": "all of its dependencies", "any": "one of its dependencies"}
         because += needs.get(run.join_type or "", f"{run.min_success} of its dependencies")
-    return reason(
+    return finding(
         "NEVER",
         f"Node {node.node_id} was skipped: {because}.",
         subjects=[one.node_id for one in bad],
@@ -154,26 +160,26 @@ def _never(run: RunFacts, node: NodeFacts, dependencies: Sequence[NodeFacts]) ->
     )
 
 
-def _node_ended(run: RunFacts, node: NodeFacts) -> Reason:
+def _node_ended(run: RunFacts, node: NodeFacts) -> Finding:
     when = at_and_ago(node.completed_at, run.looked_at)
     if node.status == WorkflowTaskStatus.COMPLETED.value:
-        return reason("ENDED", f"Node {node.node_id} completed{when}.", since=node.completed_at)
+        return finding("ENDED", f"Node {node.node_id} completed{when}.", since=node.completed_at)
     error = f" with {node.error_code}" if node.error_code else ""
     remedy = command("workflow", "retry", run.id, "--node", node.node_id)
     text = f"Node {node.node_id} failed{error}{when}."
-    return reason("ENDED", text, since=node.completed_at, remedy=remedy)
+    return finding("ENDED", text, since=node.completed_at, remedy=remedy)
 
 
-def _sub_run(node: NodeFacts) -> Reason:
+def _sub_run(node: NodeFacts) -> Finding:
     child = node.sub_run_id or ""
     if node.sub_run_status == WorkflowStatus.PAUSED.value:
-        return reason(
+        return finding(
             "SUB_RUN_PAUSED",
             f"The child run {child} of node {node.node_id} is paused.",
             subjects=[child],
             remedy=command("workflow", "resume", child),
         )
-    return reason(
+    return finding(
         "SUB_RUN_OPEN",
         f"The child run {child} of node {node.node_id} is {node.sub_run_status}.",
         since=node.begun_at,
@@ -182,9 +188,9 @@ def _sub_run(node: NodeFacts) -> Reason:
     )
 
 
-def _map_open(node: NodeFacts, places: Sequence[MapPlace]) -> Reason:
+def _map_open(node: NodeFacts, places: Sequence[MapPlace]) -> Finding:
     shown = ", ".join(f"{place.id} ({place.status})" for place in places)
-    return reason(
+    return finding(
         "MAP_OPEN",
         f"{node.items_open or 0:,} of {counted(node.items_total or 0, 'item')} of map {node.node_id} "
         f"have not ended{': ' + shown if shown else ''}.",
@@ -197,16 +203,16 @@ def _map_open(node: NodeFacts, places: Sequence[MapPlace]) -> Reason:
 # Schedules
 
 
-def schedule_reasons(schedule: ScheduleFacts, paused_by: str | None = None) -> list[Reason]:
+def schedule_reasons(schedule: ScheduleFacts, paused_by: str | None = None) -> list[Finding]:
     """Return why a schedule does not send its task or start its workflow."""
     return [*_schedule_state(schedule, paused_by), *_skipped(schedule)]
 
 
-def _schedule_state(schedule: ScheduleFacts, paused_by: str | None) -> Iterator[Reason]:
+def _schedule_state(schedule: ScheduleFacts, paused_by: str | None) -> Iterator[Finding]:
     name, due_at, now = schedule.name, schedule.next_run_at, schedule.looked_at
     if schedule.paused_at is not None:
         by = f" by {paused_by}" if paused_by else ""
-        yield reason(
+        yield finding(
             "PAUSED",
             f"Schedule {name} was paused{by} {between(schedule.paused_at, now)} ago.",
             since=schedule.paused_at,
@@ -214,48 +220,45 @@ def _schedule_state(schedule: ScheduleFacts, paused_by: str | None) -> Iterator[
             remedy=command("schedules", "resume", name),
         )
     if due_at is None:
-        yield reason("SCHEDULE_ENDED", f"Schedule {name} has no further slot.", subjects=[name])
+        yield finding("SCHEDULE_ENDED", f"Schedule {name} has no further slot.", subjects=[name])
     elif due_at > now:
         text = f"The next slot of schedule {name} is in {between(now, due_at)}."
         remedy = f"{command('schedules', 'run', name)} -m APP"
-        yield reason("NOT_DUE", text, subjects=[name], remedy=remedy)
+        yield finding("NOT_DUE", text, subjects=[name], remedy=remedy)
     elif schedule.paused_at is None:
         yield _due(schedule, (now - due_at).total_seconds())
 
 
-def _due(schedule: ScheduleFacts, late_seconds: float) -> Reason:
+def _due(schedule: ScheduleFacts, late_seconds: float) -> Finding:
     name, late = schedule.name, lasting(late_seconds)
     is_late = late_seconds > LATE_SECONDS
-    since = schedule.next_run_at
+    about = partial(finding, since=schedule.next_run_at, subject=Subject("schedule", schedule.name))
     if not schedule.schedulers and (is_late or schedule.unfinished_id is None):
         text = f"A slot of schedule {name} is due for {late}, and no scheduler is connected."
-        return reason(
-            "NO_SCHEDULER", text, since=since, subjects=[name], remedy="horsies scheduler APP"
-        )
+        return about("NO_SCHEDULER", text, subjects=[name], remedy="horsies scheduler APP")
     if schedule.unfinished_id is not None:
-        return reason(
+        return about(
             "OVERLAP",
             f"A slot of schedule {name} is due for {late}, but {schedule.unfinished_id} is unfinished.",
-            since=since,
             subjects=[schedule.unfinished_id],
             remedy=command("explain", schedule.unfinished_id),
         )
     if is_late or schedule.is_disabled:
         off = "it is switched off" if schedule.is_disabled else "none of them has it"
         schedulers = counted(schedule.schedulers, "scheduler")
-        return reason(
+        return about(
             "NOT_SERVED",
             f"A slot of schedule {name} is due for {late}; {schedulers} connected, but {off}. It was "
             f"stored by {schedule.owner}.",
-            since=since,
             subjects=[schedule.owner or ""],
             remedy=f"start a scheduler of {schedule.owner}, or enable the schedule there",
         )
     text = f"A slot of schedule {name} is due for {late}; a scheduler fires it with its next tick."
-    return reason("SHOULD_FIRE_NOW", text, since=since, subjects=[name])
+    level = Level.YELLOW if late_seconds > OVERDUE_SECONDS else Level.GREEN
+    return about("SHOULD_FIRE_NOW", text, level=level, subjects=[name])
 
 
-def _skipped(schedule: ScheduleFacts) -> Iterator[Reason]:
+def _skipped(schedule: ScheduleFacts) -> Iterator[Finding]:
     if schedule.skip_reason is None or schedule.skipped_at is None:
         return
     words = {
@@ -265,7 +268,7 @@ def _skipped(schedule: ScheduleFacts) -> Iterator[Reason]:
         "OVERLAP": "its last task or run was unfinished",
         "REFUSED": "its task or run could not be made",
     }
-    yield reason(
+    yield finding(
         f"SKIPPED_{schedule.skip_reason}",
         f"Slots until {between(schedule.skipped_at, schedule.looked_at)} ago were skipped: "
         f"{words[schedule.skip_reason]}.",

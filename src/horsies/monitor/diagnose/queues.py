@@ -1,5 +1,5 @@
-"""The obstacles between a queue and its workers, shared by the explanations of queues and of tasks, and rows
-that are missing. Pure.
+"""The obstacles between a queue and its workers, for the explanations of queues and tasks and for the checks;
+and rows that are missing. Pure.
 """
 
 from __future__ import annotations
@@ -13,15 +13,9 @@ from uuid import UUID
 from horsies.db.statements.explain import DueCount, Knowledge, LastServer, OpenTransaction, Place
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.db.statements.refusals import RefusedCalls
-from horsies.monitor.explain.reasons import (
-    Reason,
-    between,
-    command,
-    reason,
-    session_label,
-)
+from horsies.findings import Finding, Level, Subject, between, command, finding, opening
 from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
-from horsies.words import counted, first_sentence, lasting
+from horsies.words import counted, first_sentence, lasting, listed
 
 # The most entries of the claim index that a count reads.
 COUNT_MAX = 10_000
@@ -29,6 +23,10 @@ COUNT_MAX = 10_000
 SENDING_SECONDS = 3_600.0
 # The most names of tasks that are shown.
 _NAMES_MAX = 5
+# A paused queue with due tasks is red from here on.
+LONG_PAUSE_SECONDS = 3_600.0
+# The oldest due task may wait this long before idle children are suspicious.
+PATIENCE_SECONDS = 300.0
 LIVE = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
 
 
@@ -39,13 +37,15 @@ class QueueSituation:
     ``workers`` are all workers without a shutdown, ``recovery`` their settings where they matter.
     ``others`` are the due tasks of queues that all workers of this queue serve first, ``refused`` those of
     any queue that none of its workers can call. ``paused_by`` names the operator, if the change is on
-    record.
+    record. ``unknown_names`` are the waiting tasks that no worker has.
     """
 
     name: str
     looked_at: datetime
     paused_at: datetime | None = None
     paused_by: str | None = None
+    waiting: DueCount | None = None
+    unknown_names: Sequence[str] = ()
     workers: Sequence[WorkerSummary] = ()
     knowledge: Mapping[str, Knowledge] = field(default_factory=dict)
     recovery: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -53,6 +53,27 @@ class QueueSituation:
     places: Sequence[Place] = ()
     others: Sequence[DueCount] = ()
     refused: Sequence[RefusedCalls] = ()
+    claimed: int = 0
+
+    @property
+    def subject(self) -> Subject:
+        return Subject("queue", self.name)
+
+    @property
+    def due(self) -> int:
+        return self.waiting.due if self.waiting else 0
+
+    @property
+    def oldest_seconds(self) -> float:
+        first = self.waiting.first_at if self.waiting else None
+        return (self.looked_at - first).total_seconds() if first else 0.0
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """The tasks that are held up, in words."""
+        if not self.due:
+            return ()
+        return (f"{_counted(self.due, 'due')}, the oldest for {lasting(self.oldest_seconds)}",)
 
     @property
     def servers(self) -> list[WorkerSummary]:
@@ -64,7 +85,7 @@ class QueueSituation:
 
     @property
     def running(self) -> int:
-        return self.places[0].in_queue if self.places else 0
+        return self.places[0].in_queue if self.places else self.claimed
 
     @property
     def in_flight(self) -> int:
@@ -88,21 +109,28 @@ def queues_before(queue_name: str, workers: Sequence[WorkerSummary]) -> list[str
     return sorted(set.intersection(*earlier)) if earlier else []
 
 
-def pause_reasons(queue: QueueSituation) -> Iterator[Reason]:
+def pause_reasons(queue: QueueSituation) -> Iterator[Finding]:
     if queue.paused_at is not None:
         by = f" by {queue.paused_by}" if queue.paused_by else ""
-        yield reason(
+        is_long = (queue.looked_at - queue.paused_at).total_seconds() >= LONG_PAUSE_SECONDS
+        yield finding(
             "QUEUE_PAUSED",
-            f"Queue {queue.name!r} was paused{by} {between(queue.paused_at, queue.looked_at)} ago.",
+            f"{opening('QUEUE_PAUSED', queue=queue.name)}{by} "
+            f"{between(queue.paused_at, queue.looked_at)} ago.",
+            level=Level.RED if is_long else Level.YELLOW,
             since=queue.paused_at,
             subjects=[queue.name],
             remedy=command("queues", "resume", queue.name),
+            evidence=queue.evidence,
+            subject=queue.subject,
         )
 
 
-def unserved_reason(queue: QueueSituation) -> Reason:
+def unserved_reasons(queue: QueueSituation) -> Iterator[Finding]:
+    if queue.servers:
+        return
     served = sorted({name for worker in live(queue.workers) for name in worker.queues})
-    parts = [f"No live worker serves queue {queue.name!r}"]
+    parts = [opening("QUEUE_UNSERVED", queue=queue.name)]
     parts.append(f"; served are: {', '.join(served)}" if served else "; no worker is running")
     last = queue.last_server
     if last is not None:
@@ -110,18 +138,20 @@ def unserved_reason(queue: QueueSituation) -> Reason:
         label = last.name or f"{last.hostname}:{last.pid}"
         ago = between(last.stopped_at, queue.looked_at)
         parts.append(f". The last one, {label}, {ended} {ago} ago")
-    return reason(
+    yield finding(
         "QUEUE_UNSERVED",
         "".join(parts) + ".",
         since=None if last is None else last.stopped_at,
         subjects=[queue.name],
         remedy=f"horsies worker APP --queues {queue.name}",
+        evidence=queue.evidence,
+        subject=queue.subject,
     )
 
 
 def capacity_reasons(
     queue: QueueSituation, servers: Sequence[WorkerSummary], kinds: Sequence[bool] = (False, True)
-) -> Iterator[Reason]:
+) -> Iterator[Finding]:
     """Yield the caps and the busy children that keep these workers from claiming tasks of these kinds: of
     ``async def`` functions or not. Caps hold for every worker of the queue, also if none of these is there.
     """
@@ -130,7 +160,7 @@ def capacity_reasons(
     if servers and not is_free:
         oldest = queue.places[0] if queue.places else None
         since = None if oldest is None else oldest.claimed_at
-        yield reason(
+        yield finding(
             "CHILDREN_BUSY",
             _busy_sentence(queue.name, servers, kinds),
             since=since,
@@ -155,35 +185,49 @@ def _busy_sentence(queue_name: str, servers: Sequence[WorkerSummary], kinds: Seq
     return f"{text[0].upper()}{text[1:]} of {workers} for queue {queue_name!r} run other tasks."
 
 
-def _cap_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Reason]:
+def _cap_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Finding]:
     known = [worker for worker in servers if worker.queue_caps is not None]
     caps = [(worker.queue_caps or {}).get(queue.name) for worker in known]
     cluster_caps = [worker.cluster_wide_cap for worker in known]
     if known and len(known) == len(servers):
         yield from _reached(queue, caps, cluster_caps)
-    if len(set(caps)) > 1 or len(set(cluster_caps)) > 1:
-        shown = [
-            f"{worker.label}: queue {_cap(cap)}, cluster {_cap(worker.cluster_wide_cap)}"
-            for worker, cap in zip(known, caps, strict=True)
-        ]
-        yield reason(
+    yield from differing_caps(known, queue.name)
+    yield from differing_caps(known)
+
+
+def differing_caps(
+    workers: Sequence[WorkerSummary], queue_name: str | None = None
+) -> Iterator[Finding]:
+    """Compare the caps of a queue, or of the cluster, in the newest snapshots; each worker obeys its own."""
+    what, subject = "cluster_wide_cap", Subject("the workers")
+    caps = [worker.cluster_wide_cap for worker in workers]
+    if queue_name is not None:
+        what, subject = f"max_concurrency of queue {queue_name}", Subject("queue", queue_name)
+        caps = [(worker.queue_caps or {}).get(queue_name) for worker in workers]
+    if len(set(caps)) > 1:
+        labels = [worker.label for worker in workers]
+        shown = [f"{label} {_cap(cap)}" for label, cap in zip(labels, caps, strict=True)]
+        yield finding(
             "CAPS_DISAGREE",
-            f"The workers of queue {queue.name!r} obey different caps ({'; '.join(shown[:5])}).",
-            subjects=[worker.label for worker in known],
+            f"Workers disagree about {what}: {listed(shown, 5)}.",
+            subjects=labels,
             remedy="deploy the same configuration to every worker",
+            subject=subject,
         )
 
 
 def _reached(
     queue: QueueSituation, caps: Sequence[int | None], cluster_caps: Sequence[int | None]
-) -> Iterator[Reason]:
+) -> Iterator[Finding]:
     cap = _largest(caps)
     if cap == 0:
-        yield reason(
+        yield finding(
             "QUEUE_CAP_ZERO",
             f"The max_concurrency of queue {queue.name!r} is 0, so none of its tasks starts.",
             subjects=[queue.name],
             remedy=f"raise max_concurrency of queue {queue.name} and restart the workers",
+            evidence=queue.evidence,
+            subject=queue.subject,
         )
     elif cap is not None and queue.running >= cap:
         yield _cap_reason(
@@ -202,13 +246,13 @@ def _reached(
         )
 
 
-def _cap_reason(code: str, queue: QueueSituation, text: str, places: Sequence[Place]) -> Reason:
+def _cap_reason(code: str, queue: QueueSituation, text: str, places: Sequence[Place]) -> Finding:
     since = places[0].claimed_at if places else None
     if since is not None:
         text += f"; the oldest, {places[0].id}, for {between(since, queue.looked_at)}"
     remedy = command("explain", places[0].id) if places else "raise the cap"
     subjects = [place.id for place in places]
-    return reason(code, f"{text}.", since=since, subjects=subjects, remedy=remedy)
+    return finding(code, f"{text}.", since=since, subjects=subjects, remedy=remedy)
 
 
 def _largest(caps: Sequence[int | None]) -> int | None:
@@ -221,26 +265,33 @@ def _cap(cap: int | None) -> str:
     return "without a cap" if cap is None else f"{cap:,}"
 
 
-def order_reasons(queue: QueueSituation) -> Iterator[Reason]:
+def order_reasons(queue: QueueSituation) -> Iterator[Finding]:
     """Yield the queues that are served first, and the workers that poll."""
     startable = {other.name: _startable(queue, other) for other in queue.others}
     waiting = [other for other in queue.others if startable[other.name] and other.paused_at is None]
     if waiting:
         shown = ", ".join(f"{one.name} ({at_least(startable[one.name])} due)" for one in waiting)
-        yield reason(
+        yield finding(
             "BETTER_QUEUES_FIRST",
             f"Its workers serve other queues first: {shown}.",
             subjects=[other.name for other in waiting],
             remedy=f"horsies worker APP --queues {queue.name}",
         )
-    polling = [worker for worker in queue.servers if misses_notifications(worker)]
+    yield from polling_reasons(queue.servers)
+
+
+def polling_reasons(workers: Sequence[WorkerSummary]) -> Iterator[Finding]:
+    """Yield the workers that receive no notifications."""
+    polling = [worker for worker in workers if misses_notifications(worker)]
     if polling:
-        shown = ", ".join(worker.label for worker in polling)
-        yield reason(
+        first = polling[0]
+        yield finding(
             "WORKERS_POLL",
-            f"Notifications do not reach {shown}; tasks are found by polling.",
+            f"Notifications do not reach {listed([worker.label for worker in polling])}; tasks are found "
+            "by polling.",
             subjects=[worker.label for worker in polling],
             remedy="set session_database_url to an address that bypasses the pooler",
+            subject=Subject("worker", first.worker_id, first.label),
         )
 
 
@@ -257,64 +308,91 @@ def at_least(count: int) -> str:
     return f"{COUNT_MAX:,}+" if count > COUNT_MAX else f"{count:,}"
 
 
-@dataclass(frozen=True, slots=True)
-class QueueBacklog:
-    """The waiting tasks of a queue, and the names among them that no worker knows."""
-
-    waiting: DueCount
-    unknown_names: Sequence[str] = ()
-
-
-def queue_reasons(queue: QueueSituation, backlog: QueueBacklog) -> list[Reason]:
+def queue_reasons(queue: QueueSituation) -> list[Finding]:
     """Return why the tasks of a queue do not start."""
-    waiting = backlog.waiting
-    found = list(pause_reasons(queue))
     servers = queue.servers
-    if not servers:
-        found.append(unserved_reason(queue))
-    else:
-        found += _misfit_reasons(queue, servers, backlog)
-    found += capacity_reasons(queue, servers)
-    found += order_reasons(queue)
-    found.append(_backlog_reason(queue, waiting, bool(found)))
-    if waiting.due:
+    found = [
+        *pause_reasons(queue),
+        *unserved_reasons(queue),
+        *misfit_reasons(queue),
+        *capacity_reasons(queue, servers),
+        *order_reasons(queue),
+        *stuck_reasons(queue),
+    ]
+    found.append(_backlog_reason(queue, bool(found)))
+    if queue.due:
         found += _window_reasons(queue, servers)
     return found
 
 
-def _misfit_reasons(
-    queue: QueueSituation, servers: Sequence[WorkerSummary], backlog: QueueBacklog
-) -> Iterator[Reason]:
+def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
     """Yield the waiting tasks that no worker of the queue has, and the calls that fit none of them."""
+    if not (servers := queue.servers):
+        return
     workers = f"{counted(len(servers), 'live worker')} of queue {queue.name!r}"
     lacking = {one.name for one in queue.own_refused if not one.is_known}
-    if names := sorted(lacking.union(backlog.unknown_names)):
+    if names := sorted(lacking.union(queue.unknown_names)):
         know = "does not know" if len(servers) == 1 else "do not know"
-        yield reason(
+        yield finding(
             "TASK_UNKNOWN",
             f"{workers} {know} these waiting tasks: {', '.join(map(repr, names[:_NAMES_MAX]))}.",
             subjects=names[:_NAMES_MAX],
             remedy="deploy a worker that has these tasks",
+            subject=queue.subject,
         )
     for one in [one for one in queue.own_refused if one.is_known][:_NAMES_MAX]:
-        yield reason(
+        yield finding(
             "CALL_DOES_NOT_FIT",
             f"{workers} cannot run {counted(one.tasks, 'due task')} {one.name!r}: "
             f"{first_sentence(one.message)}.",
             since=one.since,
             subjects=[one.name],
             remedy=f"deploy a worker of queue {queue.name} with the release that sent the call",
+            subject=queue.subject,
         )
 
 
-def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Reason]:
+def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
+    """Yield a due task that waits although children idle and no cap is reached."""
+    caps = [(worker.queue_caps or {}).get(queue.name) for worker in queue.servers]
+    known = [cap for cap in caps if cap is not None]
+    is_full = bool(known) and queue.running >= max(known)
+    idle = sum(_idle(worker) for worker in queue.servers)
+    is_held = not queue.due or queue.paused_at is not None or is_full
+    if idle and not is_held and queue.oldest_seconds > PATIENCE_SECONDS:
+        children = "1 child" if idle == 1 else f"{idle:,} children"
+        yield finding(
+            "QUEUE_STUCK",
+            f"The oldest task of queue {queue.name!r} has been due for "
+            f"{lasting(queue.oldest_seconds)}, and {children} of its workers idle.",
+            since=queue.waiting.first_at if queue.waiting else None,
+            subjects=[queue.name],
+            remedy=command("explain", "queue", queue.name),
+            subject=queue.subject,
+        )
+
+
+def _idle(worker: WorkerSummary) -> int:
+    """Count the children of a live worker without a task.
+
+    A worker with async children counts only while both kinds of its places have room: the oldest task of the
+    queue may be of either kind.
+    """
+    if health_of(worker) is not WorkerHealth.ALIVE:
+        return 0
+    room = [worker.free_places(kind) for kind in (False, True)]
+    free = sum(room) if worker.async_places and all(room) else min(room)
+    return max(free - worker.tasks_claimed, 0)
+
+
+def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Finding]:
     """Yield the cap because of which no worker gives very short tasks of the queue out in windows."""
     causes = {
         "max_concurrency": all(queue.name in (one.queue_caps or {}) for one in servers),
         "cluster_wide_cap": all(one.cluster_wide_cap is not None for one in servers),
     }
     if servers and (names := [name for name, holds in causes.items() if holds]):
-        yield reason(
+        yield finding(
             "NO_WINDOWS",
             f"Tasks of queue {queue.name!r} go to children one at a time, very short ones too, because of "
             f"{' and '.join(names)}.",
@@ -322,27 +400,27 @@ def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> 
         )
 
 
-def _backlog_reason(queue: QueueSituation, waiting: DueCount, is_hindered: bool) -> Reason:
-    name = queue.name
-    if waiting.due:
+def _backlog_reason(queue: QueueSituation, is_hindered: bool) -> Finding:
+    name, waiting = queue.name, queue.waiting
+    if waiting and waiting.due:
         since = waiting.first_at
         ago = "" if since is None else f", the first for {between(since, queue.looked_at)}"
         moves = "" if is_hindered else "; no obstacle was found"
-        return reason(
+        return finding(
             "TASKS_DUE",
             f"Queue {name!r} has {_counted(waiting.due, 'due')}{ago}{moves}.",
             since=since,
             subjects=[name],
         )
-    if waiting.delayed:
+    if waiting and waiting.delayed:
         first = waiting.first_at or queue.looked_at
         ahead = lasting((first - queue.looked_at).total_seconds())
-        return reason(
+        return finding(
             "ALL_DELAYED",
             f"Queue {name!r} has {_counted(waiting.delayed, 'delayed')}, the first for another {ahead}.",
             subjects=[name],
         )
-    return reason("QUEUE_EMPTY", f"No task waits in queue {name!r}.", subjects=[name])
+    return finding("QUEUE_EMPTY", f"No task waits in queue {name!r}.", subjects=[name])
 
 
 def _counted(count: int, state: str) -> str:
@@ -367,22 +445,32 @@ def queue_holds(queue: QueueSituation) -> list[str]:
 # Tasks and runs that are missing
 
 
+def session_label(holder: OpenTransaction, looked_at: datetime) -> str:
+    """Describe the session of an open transaction, as far as this role may see it."""
+    if holder.pid is None:
+        return "a prepared transaction"
+    details = [part for part in (holder.application_name, holder.state) if part]
+    if holder.since is not None:
+        details.append(f"transaction open for {between(holder.since, looked_at)}")
+    return f"pid {holder.pid}" + (f" ({', '.join(details)})" if details else "")
+
+
 def missing_reason(
     what: str,
     row_id: str,
     looked_at: datetime,
     writers: Sequence[OpenTransaction],
     retention_hours: float | None,
-) -> Reason:
+) -> Finding:
     """Return why there is no such task or run, by the time in its id."""
     made_at = _made_at(row_id, looked_at)
     there = f"There is no {what} {row_id}"
     if made_at is None:
-        return reason("NOT_FOUND", f"{there}; look at another database, or check the id.")
+        return finding("NOT_FOUND", f"{there}; look at another database, or check the id.")
     age = (looked_at - made_at).total_seconds()
     if writers and age < SENDING_SECONDS:
         shown = session_label(writers[0], looked_at)
-        return reason(
+        return finding(
             "NOT_FOUND_YET",
             f"{there} yet; the id was made {lasting(age)} ago, and a transaction that may hold the row "
             f"is open: {shown}.",
@@ -391,14 +479,14 @@ def missing_reason(
             remedy="commit the transaction of the sender",
         )
     if retention_hours is not None and age > retention_hours * 3_600:
-        return reason(
+        return finding(
             "NOT_FOUND_DELETED",
             f"{there} any more; the id was made {lasting(age)} ago, and finished ones are kept for "
             f"{lasting(retention_hours * 3_600)}.",
             since=made_at,
             remedy="raise terminal_record_retention_hours, or send with a longer retention",
         )
-    return reason(
+    return finding(
         "NOT_FOUND",
         f"{there}; the id was made {lasting(age)} ago. Its send was rolled back, or it is in another "
         "database.",

@@ -21,6 +21,7 @@ from horsies.db.statements.explain import (
     ListOpenNodes,
     MapNodeKey,
     MapPlace,
+    Names,
     NodeFacts,
     OpenTransaction,
     RecoverySettings,
@@ -31,7 +32,7 @@ from horsies.db.statements.explain import (
     count_ahead,
     count_due,
     explain_run,
-    explain_schedule,
+    explain_schedules,
     explain_task,
     find_last_server,
     find_row_holder,
@@ -54,13 +55,14 @@ from horsies.db.statements.monitor import (
     list_workers,
 )
 from horsies.db.statements.refusals import RefusalLimit, RefusedCalls, list_refused
-from horsies.db.statements.schedules import ScheduleName
 from horsies.db.statements.tasks import TaskId
+from horsies.findings import Explanation as Explanation
+from horsies.findings import Finding as Finding
+from horsies.findings import finding, obstacles_first
 from horsies.ids import stored_form
-from horsies.monitor.action_log import last_action_script
-from horsies.monitor.explain.queues import (
+from horsies.monitor.action_log import author_script
+from horsies.monitor.diagnose.queues import (
     COUNT_MAX,
-    QueueBacklog,
     QueueSituation,
     missing_reason,
     queue_holds,
@@ -68,11 +70,13 @@ from horsies.monitor.explain.queues import (
     queues_before,
     servers_of,
 )
-from horsies.monitor.explain.reasons import Explanation as Explanation
-from horsies.monitor.explain.reasons import Reason as Reason
-from horsies.monitor.explain.reasons import obstacles_first, reason
-from horsies.monitor.explain.runs import node_reasons, run_reasons, schedule_holds, schedule_reasons
-from horsies.monitor.explain.tasks import TaskSituation, takers_of, task_holds, task_reasons
+from horsies.monitor.diagnose.runs import (
+    node_reasons,
+    run_reasons,
+    schedule_holds,
+    schedule_reasons,
+)
+from horsies.monitor.diagnose.tasks import TaskSituation, takers_of, task_holds, task_reasons
 from horsies.monitor.overview import TaskReport, task_script
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
@@ -180,7 +184,7 @@ def _queue_situation(
 ) -> Script[QueueSituation]:
     paused_by = None
     if paused_at is not None:
-        paused_by = yield from _author(f"queue {name}", "pause_queue")
+        paused_by = yield from author_script(f"queue {name}", "pause_queue")
     workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
     known: list[Knowledge] = yield list_knowledge, wanted
     places = yield list_places, QueueName(name)
@@ -210,14 +214,6 @@ def _recovery() -> Script[dict[str, dict[str, Any]]]:
     return {row.worker_id: row.recovery for row in rows if row.recovery is not None}
 
 
-def _author(subject: str, verb: str) -> Script[str | None]:
-    """Return who made the last such change by hand, with the reason if there is one."""
-    row = yield from last_action_script(subject, verb)
-    if row is None:
-        return None
-    return f"{row.actor} ({row.detail})" if row.detail else row.actor
-
-
 def _rate(queue_name: str) -> Script[float]:
     """Return the attempts per minute that a queue ends at present."""
     recent: list[RecentAttempts] = yield count_recent_attempts, Sample(RATE_SAMPLE)
@@ -229,7 +225,7 @@ def _rate(queue_name: str) -> Script[float]:
 
 def _not_an_id(what: str, text: str) -> Explanation:
     sentence = f"{text!r} is not the id of a {what}."
-    return Explanation(f"{what} {text}", None, (reason("NOT_FOUND", sentence),))
+    return Explanation(f"{what} {text}", None, (finding("NOT_FOUND", sentence),))
 
 
 def _missing(what: str, row_id: str) -> Script[Explanation]:
@@ -251,12 +247,12 @@ def _read_run(run_id: str) -> Script[Explanation | None]:
         return None
     nodes: list[NodeFacts] = yield list_open_nodes, ListOpenNodes(run_id, None)
     begun = [node for node in nodes if node.status != "PENDING"]
-    by_node: dict[str, Sequence[Reason]] = {}
+    by_node: dict[str, Sequence[Finding]] = {}
     for node in begun[:NODES_EXPLAINED]:
         by_node[node.node_id] = yield from _reasons_of_node(run, node)
     paused_by = None
     if run.paused_at is not None and run.failed_node is None:
-        paused_by = yield from _author(f"run {run.id}", "pause_run")
+        paused_by = yield from author_script(f"run {run.id}", "pause_run")
     reasons = obstacles_first(run_reasons(run, nodes, by_node, paused_by))
     done = run.total_nodes - run.open_nodes
     holds = (
@@ -275,14 +271,14 @@ def explain_node_script(run_id: str, node_id: str) -> Script[Explanation]:
         return (yield from _missing("run", stored))
     if run.task_index is None:
         sentence = f"Run {run.name} ({stored}) has no node {node_id!r}."
-        return Explanation(subject, None, (reason("NOT_FOUND", sentence),))
+        return Explanation(subject, None, (finding("NOT_FOUND", sentence),))
     (node,) = yield list_open_nodes, ListOpenNodes(stored, [run.task_index])
     reasons = yield from _reasons_of_node(run, node)
     return Explanation(subject, node.status, obstacles_first(reasons))
 
 
-def _reasons_of_node(run: RunFacts, node: NodeFacts) -> Script[list[Reason]]:
-    task: Sequence[Reason] = ()
+def _reasons_of_node(run: RunFacts, node: NodeFacts) -> Script[list[Finding]]:
+    task: Sequence[Finding] = ()
     places: Sequence[MapPlace] = ()
     dependencies: list[NodeFacts] = []
     if node.task_id is not None:
@@ -308,24 +304,24 @@ def explain_queue_script(name: str, configured: Sequence[str] = ()) -> Script[Ex
     )
     if not (is_known or name in configured or waiting.is_stored):
         sentence = f"There is no queue {name!r}: it has no worker and no task."
-        return Explanation(f"queue {name}", None, (reason("NOT_FOUND", sentence),))
-    unknown: list[UnknownName] = yield find_unknown_names, QueueName(name)
-    backlog = QueueBacklog(waiting, [one.name for one in unknown])
-    reasons = obstacles_first(queue_reasons(queue, backlog))
+        return Explanation(f"queue {name}", None, (finding("NOT_FOUND", sentence),))
+    unknown: list[UnknownName] = yield find_unknown_names, Names([name])
+    queue = replace(queue, waiting=waiting, unknown_names=[one.name for one in unknown])
+    reasons = obstacles_first(queue_reasons(queue))
     status = "PAUSED" if queue.paused_at is not None else "OPEN"
     return Explanation(f"queue {name}", status, reasons, tuple(queue_holds(queue)))
 
 
 def explain_schedule_script(name: str) -> Script[Explanation]:
     """Explain why a schedule does not send its task or start its workflow."""
-    schedule = one_or_none((yield explain_schedule, ScheduleName(name)))
+    schedule = one_or_none((yield explain_schedules, Names([name])))
     if schedule is None:
         sentence = f"There is no schedule {name!r} on record; a scheduler stores it when it starts."
-        found = reason("NOT_FOUND", sentence, remedy="horsies scheduler APP")
+        found = finding("NOT_FOUND", sentence, remedy="horsies scheduler APP")
         return Explanation(f"schedule {name}", None, (found,))
     paused_by = None
     if schedule.paused_at is not None:
-        paused_by = yield from _author(f"schedule {name}", "pause_schedule")
+        paused_by = yield from author_script(f"schedule {name}", "pause_schedule")
     reasons = obstacles_first(schedule_reasons(schedule, paused_by))
     status = "PAUSED" if schedule.paused_at is not None else "OPEN"
     status = "ENDED" if schedule.next_run_at is None else status

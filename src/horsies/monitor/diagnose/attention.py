@@ -1,0 +1,102 @@
+"""The list of the overview: the urgent findings of all checks, each with the page that shows more.
+
+The cheap checks are read with every view; those that take longer come from a run that views share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from horsies.db.statement import Nothing, Script
+from horsies.db.statements.dashboard import OpenRuns, RowEstimate, count_open_runs, estimate_rows
+from horsies.db.statements.monitor import CountMost
+from horsies.findings import Finding, Urgency
+from horsies.monitor.diagnose.doctor import CheckReport, doctor_script
+from horsies.monitor.facts import Facts
+from horsies.monitor.overview import Overview, QueueOverview, arrivals_script, overview_script
+
+SHOWN_MAX = 12
+RUNS_MOST = 1_000
+_EVIDENCE_MAX = 3
+# The page of a subject, before its key; other subjects are on the page of the doctor.
+_PAGES = {
+    "queue": "/queues/",
+    "worker": "/workers/",
+    "task": "/tasks/",
+    "run": "/workflows/",
+    "schedule": "/schedules/",
+    "task name": "/failures?task_name=",
+}
+# The right that the button beside a finding needs.
+_VERBS = {"QUEUE_PAUSED": "pause_queue"}
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One line: ``link`` is the path of a page, ``verb`` the right that the action at the subject needs."""
+
+    urgency: Urgency
+    code: str
+    subject: str
+    sentence: str
+    link: str
+    verb: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The overview, the tasks that arrive per minute, the open runs by status, and the stored rows."""
+
+    overview: Overview
+    arrivals: Mapping[str, float] = field(default_factory=dict)
+    open_runs: Mapping[str, int] = field(default_factory=dict)
+    estimate: RowEstimate | None = None
+
+
+def figures_script(
+    configured: Mapping[str, int | None], facts: Facts | None = None
+) -> Script[Figures]:
+    """Read the overview and the figures beside it, all by bounded statements."""
+    overview = yield from overview_script(configured, facts)
+    arrivals = yield from arrivals_script()
+    runs: list[OpenRuns] = yield count_open_runs, CountMost(RUNS_MOST)
+    (estimate,) = yield estimate_rows, Nothing()
+    return Figures(overview, arrivals, dict(runs), estimate)
+
+
+def findings_script(facts: Facts) -> Script[list[Finding]]:
+    """The findings of the cheap checks."""
+    return findings_of((yield from doctor_script(facts)))
+
+
+def findings_of(reports: Iterable[CheckReport]) -> list[Finding]:
+    return [one for report in reports for one in report.findings]
+
+
+def needs_attention(findings: Iterable[Finding]) -> list[Attention]:
+    """Return the lines of the urgent findings, worst and oldest first; a page shows ``SHOWN_MAX``."""
+    never = datetime.max.replace(tzinfo=UTC)
+    found = [(one.urgency, one.since or never, one) for one in findings if one.urgency is not None]
+    found.sort(key=lambda entry: (entry[0], entry[1], str(entry[2].subject)))
+    return [_line(urgency, one) for urgency, _, one in found]
+
+
+def _line(urgency: Urgency, one: Finding) -> Attention:
+    evidence = "; ".join(one.evidence[:_EVIDENCE_MAX])
+    sentence = f"{one.sentence.removesuffix('.')}: {evidence}." if evidence else one.sentence
+    page = _PAGES.get(one.subject.kind)
+    link = "/doctor" if page is None else page + quote(one.subject.key, safe="")
+    if one.code == "QUEUE_STUCK":
+        link += "/explain"
+    return Attention(urgency, one.code, str(one.subject), sentence, link, _VERBS.get(one.code))
+
+
+def seconds_to_empty(queue: QueueOverview, arrivals: float) -> float | None:
+    """Estimate when no task is due any more; None while at least as many arrive as end."""
+    if not queue.due:
+        return 0.0
+    rate = queue.done_per_minute + queue.failed_per_minute - arrivals
+    return None if rate <= 0 else queue.due / rate * 60

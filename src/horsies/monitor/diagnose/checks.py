@@ -1,0 +1,64 @@
+"""A check: one rule of ``horsies doctor`` over the whole installation, and short forms of its findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from horsies.db.database import Database
+from horsies.db.statement import Script
+from horsies.findings import Finding, Level
+from horsies.monitor.facts import Facts
+
+Rule: TypeAlias = Callable[[Facts], Script[Iterable[Finding]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: a script that reads facts and judges them, or a probe that opens connections.
+
+    ``is_cheap`` checks read little enough for a page that is refreshed. Without ``needs_tables``, a check
+    works on a database that has no tables of horsies.
+    """
+
+    id: str
+    looks_at: str
+    yellow: str
+    red: str
+    find: Rule | None
+    is_cheap: bool = False
+    needs_tables: bool = True
+    probe: Callable[[Database], Iterable[Finding]] | None = None
+
+    @property
+    def code(self) -> str:
+        """The code of its findings, unless they have one of the catalogue."""
+        return self.id.upper().replace("-", "_")
+
+
+def red(
+    sentence: str, remedy: str | None = None, evidence: Iterable[str] = (), *, is_sql: bool = False
+) -> Finding:
+    """Return a red finding with the code of its check."""
+    return _found(Level.RED, sentence, remedy, evidence, is_sql)
+
+
+def yellow(
+    sentence: str, remedy: str | None = None, evidence: Iterable[str] = (), *, is_sql: bool = False
+) -> Finding:
+    """Return a yellow finding with the code of its check."""
+    return _found(Level.YELLOW, sentence, remedy, evidence, is_sql)
+
+
+def graded(value: float, limits: tuple[float, float]) -> Callable[..., Finding] | None:
+    """Return ``yellow`` or ``red`` for a value above these limits; None for one below."""
+    if value < limits[0]:
+        return None
+    return red if value >= limits[1] else yellow
+
+
+def _found(
+    level: Level, sentence: str, remedy: str | None, evidence: Iterable[str], is_sql: bool
+) -> Finding:
+    return Finding("", sentence, level, remedy=remedy, evidence=tuple(evidence), is_sql=is_sql)

@@ -1,0 +1,462 @@
+"""Checks of the work: workers, their configuration, queues, tasks, runs and schedules.
+
+Each check reads its facts in a script and judges them in a pure function. The findings about single queues,
+tasks, runs and schedules come from the rules of their explanations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+
+from horsies.db.statement import Script
+from horsies.db.statements.blocked import BlockedRow, list_blocked
+from horsies.db.statements.doctor import (
+    Abandoned,
+    Crashes,
+    OverlongTask,
+    TableState,
+    WorkerRelease,
+    count_abandoned,
+    find_overdue_schedules,
+    find_overlong_tasks,
+    find_paused_runs,
+    list_crashes,
+    list_tables,
+    list_worker_releases,
+    read_oldest_ended,
+)
+from horsies.db.statements.explain import (
+    DueCount,
+    explain_schedules,
+    find_unknown_names,
+    read_clock,
+)
+from horsies.db.statements.measures import FailingTask, find_failing_tasks
+from horsies.db.statements.monitor import (
+    WorkerSummary,
+    count_in_flight,
+    count_waiting,
+    list_queue_states,
+    list_workers,
+    newest_worker_states,
+)
+from horsies.db.statements.refusals import list_refused
+from horsies.db.statements.workflows import BrokenRun, find_broken_runs
+from horsies.findings import Finding, Level, Subject, command, finding
+from horsies.monitor.action_log import author_script
+from horsies.monitor.diagnose.checks import Check, Rule, red, yellow
+from horsies.monitor.diagnose.queues import (
+    COUNT_MAX,
+    QueueSituation,
+    capacity_reasons,
+    differing_caps,
+    live,
+    misfit_reasons,
+    pause_reasons,
+    polling_reasons,
+    stuck_reasons,
+    unserved_reasons,
+)
+from horsies.monitor.diagnose.runs import paused_run, schedule_reasons
+from horsies.monitor.diagnose.tasks import running_reasons, silent_reasons
+from horsies.monitor.facts import HOUR, Facts, Limits
+from horsies.monitor.overview import WAITING_MOST, WorkerHealth, health_of
+from horsies.words import lasting
+
+# Attempts among which crashes are counted.
+CRASH_WINDOW = 10_000
+# The most rows of one kind that are read.
+SHOWN = 20
+# A task name fails unusually often from this many failures in ten minutes, at this many times its usual rate.
+FAILURES_MIN = 10
+FAILURES_TIMES = 5.0
+
+
+def _read_workers(facts: Facts) -> Script[list[WorkerSummary]]:
+    return (yield from facts.read(list_workers(include_stopped=False)))
+
+
+def _workers(facts: Facts) -> Script[Iterable[Finding]]:
+    workers = yield from _read_workers(facts)
+    return (one for worker in workers for one in worker_reasons(worker))
+
+
+def worker_reasons(worker: WorkerSummary) -> Iterator[Finding]:
+    """Yield that a worker is lost, silent, or without notifications."""
+    yield from silent_reasons(worker)
+    yield from polling_reasons([worker])
+    if health_of(worker) is WorkerHealth.LOST:
+        count = worker.tasks_running + worker.tasks_claimed
+        yield finding(
+            "WORKER_LOST",
+            f"Worker {worker.label} has been gone for {lasting(worker.seen_seconds_ago)} without a "
+            "shutdown.",
+            since=worker.seen_at,
+            subjects=[worker.label],
+            remedy="start a worker: it recovers the tasks of lost workers",
+            evidence=[f"{count:,} of its tasks wait for recovery"],
+            subject=Subject("worker", worker.worker_id, worker.label),
+        )
+
+
+def _caps(facts: Facts) -> Script[Iterable[Finding]]:
+    queues = yield from read_queues(facts)
+    workers = [one for one in live((yield from _read_workers(facts))) if one.queue_caps is not None]
+    zero = [
+        one
+        for queue in queues
+        if queue.due
+        for one in capacity_reasons(queue, queue.servers)
+        if one.code == "QUEUE_CAP_ZERO"
+    ]
+    names = sorted({name for worker in workers for name in worker.queues})
+    differing = [
+        one
+        for name in names
+        for one in differing_caps([worker for worker in workers if name in worker.queues], name)
+    ]
+    return [*zero, *differing_caps(workers), *differing]
+
+
+def _versions(facts: Facts) -> Script[Iterable[Finding]]:
+    workers = yield from _read_workers(facts)
+    releases = yield from facts.read(list_worker_releases())
+    return judge_versions(live(workers), releases, facts.limits)
+
+
+def judge_versions(
+    workers: Sequence[WorkerSummary], releases: Iterable[WorkerRelease], limits: Limits
+) -> Iterator[Finding]:
+    """Find workers of different releases, and of different tasks on one queue, after a rollout."""
+    by_id = {release.worker_id: release for release in releases}
+    known = [(worker, by_id[worker.worker_id]) for worker in workers if worker.worker_id in by_id]
+    if any(release.started_seconds_ago < limits.rollout_seconds for _, release in known):
+        return
+    if len({release.version for _, release in known}) > 1:
+        evidence = [f"{one.label}: {release.version or 'older'}" for one, release in known]
+        sentence = "Workers run different releases of horsies."
+        yield yellow(sentence, "finish the rollout", evidence)
+    for queue in sorted({name for worker in workers for name in worker.queues}):
+        names: list[set[str]] = [
+            set(release.task_names)
+            for worker, release in known
+            if queue in worker.queues and release.task_names is not None
+        ]
+        if names and (some := names[0].union(*names) - names[0].intersection(*names)):
+            sentence = f"Not every worker of queue {queue} has the same tasks."
+            yield yellow(sentence, "finish the rollout", sorted(some)[:10])
+
+
+def read_queues(facts: Facts) -> Script[list[QueueSituation]]:
+    """Every queue with due tasks: its workers, its pause, and the tasks that none of its workers can run."""
+    waiting = yield from facts.read(count_waiting(WAITING_MOST))
+    due = {one.queue_name: one for one in waiting if one.due}
+    if not due:
+        return []
+    workers = yield from _read_workers(facts)
+    states = yield from facts.read(list_queue_states())
+    flights = yield from facts.read(count_in_flight())
+    unknown = yield from facts.read(find_unknown_names(sorted(due)))
+    refused = yield from facts.read(list_refused(COUNT_MAX))
+    (clock,) = yield from facts.read(read_clock())
+    paused = {one.name: one.paused_at for one in states}
+    claimed = {one.queue_name: one.claimed + one.running for one in flights}
+    queues = []
+    for name, count in sorted(due.items()):
+        first_at = clock.now - timedelta(seconds=count.oldest_waiting_seconds or 0.0)
+        paused_at = paused.get(name)
+        queues.append(
+            QueueSituation(
+                name=name,
+                looked_at=clock.now,
+                paused_at=paused_at,
+                paused_by=(yield from _pauser(name)) if paused_at else None,
+                waiting=DueCount(name, count.due, count.delayed, first_at, True, paused_at),
+                unknown_names=[one.name for one in unknown if one.queue_name == name],
+                workers=workers,
+                refused=refused,
+                claimed=claimed.get(name, 0),
+            )
+        )
+    return queues
+
+
+def _pauser(name: str) -> Script[str | None]:
+    return (yield from author_script(f"queue {name}", "pause_queue"))
+
+
+def _of_queues(*rules: Callable[[QueueSituation], Iterable[Finding]]) -> Rule:
+    """Return a check that applies rules to every queue with due tasks."""
+
+    def find(facts: Facts) -> Script[Iterable[Finding]]:
+        queues = yield from read_queues(facts)
+        return [one for queue in queues for rule in rules for one in rule(queue)]
+
+    return find
+
+
+def _blocked(facts: Facts) -> Script[Iterable[Finding]]:
+    return judge_blocked((yield from facts.read(list_blocked(SHOWN))))
+
+
+def judge_blocked(blocked: Sequence[BlockedRow]) -> Iterator[Finding]:
+    if not blocked:
+        return
+    first = blocked[0]
+    sentence = f"The database refuses the next change of {first.total} task(s) or run(s)."
+    advice = "remove the constraint or trigger that the errors name; workers try again"
+    if len(blocked) > 1 and len({row.error for row in blocked}) == 1:
+        sentence = f"{sentence.removesuffix('.')} with the same error: it is hardly caused by them."
+        advice = (
+            "look at the triggers on the tables of Horsies, at locks of other sessions, at the settings of "
+            "the database and the role, and at memory and disk; workers try again"
+        )
+    yield finding(
+        "BLOCKED",
+        sentence,
+        since=first.since,
+        remedy=advice,
+        evidence=[f"{row.kind} {row.id}, {row.action}: {row.error}" for row in blocked],
+        subject=Subject(first.kind, first.id),
+    )
+
+
+def _abandoned(facts: Facts) -> Script[Iterable[Finding]]:
+    (counts,) = yield from facts.read(count_abandoned(facts.limits.recovery_seconds))
+    return judge_abandoned(counts)
+
+
+def judge_abandoned(counts: Abandoned) -> Iterator[Finding]:
+    advice = "start a worker, and leave auto_requeue_stale_claimed and auto_fail_stale_running on"
+    sentences = (
+        (counts.ownerless, "tasks are claimed or running at workers that are gone"),
+        (counts.lapsed, "claimed tasks have a lapsed lease"),
+        (counts.late, "waiting tasks are past their good_until and not EXPIRED"),
+    )
+    return (red(f"{count:,} {text}.", advice) for count, text in sentences if count)
+
+
+def _crashes(facts: Facts) -> Script[Iterable[Finding]]:
+    crashes = yield from facts.read(list_crashes(CRASH_WINDOW))
+    return judge_crashes(crashes, facts.limits)
+
+
+def judge_crashes(crashes: Iterable[Crashes], limits: Limits) -> Iterator[Finding]:
+    advice = "set a memory limit or a timeout, and leave WORKER_CRASHED out of auto_retry_for"
+    for row in crashes:
+        if row.crashes >= limits.crashes_of_name or row.most_of_one_task >= limits.crashes_of_task:
+            yield red(
+                f"Task {row.task_name} ended its process {row.crashes} times within an hour.",
+                advice,
+                [f"{row.most_of_one_task} attempts of one task"],
+            )
+
+
+def _failing(facts: Facts) -> Script[Iterable[Finding]]:
+    return judge_failing((yield from facts.read(find_failing_tasks())))
+
+
+def judge_failing(tasks: Iterable[FailingTask]) -> Iterator[Finding]:
+    for task in tasks:
+        if task.failures >= FAILURES_MIN and task.failures >= FAILURES_TIMES * task.usual:
+            name = task.name or "other tasks"
+            yield finding(
+                "TASK_FAILING",
+                f"Task {name} has {task.failures:,} failures in 10 minutes; usually {task.usual:.0f}.",
+                subjects=[name],
+                remedy=command("tasks", "--name", name, "--status", "failed"),
+                subject=Subject("task name", name),
+            )
+
+
+def _long_running(facts: Facts) -> Script[Iterable[Finding]]:
+    tasks = yield from facts.read(find_overlong_tasks(facts.limits.long_running_seconds, SHOWN))
+    return (one for task in tasks for one in overlong_reasons(task))
+
+
+def overlong_reasons(task: OverlongTask) -> Iterator[Finding]:
+    """Yield why a task of the statement should have ended."""
+    found = list(running_reasons(task, f"Task {task.task_name} ({task.id})"))
+    yield from found
+    if not found:
+        seconds = (task.looked_at - task.started_at).total_seconds()
+        sentence = f"Task {task.task_name} has been running for {lasting(seconds)} without a limit."
+        yield yellow(sentence, command("cancel", task.id), [f"task {task.id}"])
+
+
+def _run_audit(facts: Facts) -> Script[Iterable[Finding]]:
+    return judge_run_audit((yield from facts.read(find_broken_runs(SHOWN))))
+
+
+def judge_run_audit(broken: Sequence[BrokenRun]) -> Iterator[Finding]:
+    if broken:
+        evidence = [f"run {run.id}: {run.problem}" for run in broken]
+        sentence = "Rows of workflow runs contradict each other."
+        yield red(sentence, "horsies workflow audit", evidence)
+
+
+def _paused_runs(facts: Facts) -> Script[Iterable[Finding]]:
+    runs = yield from facts.read(find_paused_runs(facts.limits.long_paused_seconds, SHOWN))
+    return map(paused_run, runs)
+
+
+def _schedules(facts: Facts) -> Script[Iterable[Finding]]:
+    names = [
+        one.name
+        for one in (
+            yield from facts.read(find_overdue_schedules(facts.limits.overdue_seconds, SHOWN))
+        )
+    ]
+    if not names:
+        return []
+    overdue = yield from facts.read(explain_schedules(names))
+    found = [one for schedule in overdue for one in schedule_reasons(schedule)]
+    return [one for one in found if one.level is not Level.GREEN]
+
+
+def _retention(facts: Facts) -> Script[Iterable[Finding]]:
+    states = yield from facts.read(newest_worker_states())
+    (oldest,) = yield from facts.read(read_oldest_ended())
+    tables = yield from facts.read(list_tables(facts.schema))
+    hours = (
+        (states[0].recovery_config or {}).get("terminal_record_retention_hours", 0) if states else 0
+    )
+    return judge_retention(hours, oldest.seconds, tables, facts.limits)
+
+
+def judge_retention(
+    hours: int | None, oldest_seconds: float | None, tables: Iterable[TableState], limits: Limits
+) -> Iterator[Finding]:
+    """``hours`` is the retention of the newest snapshot: None keeps rows, 0 when it is not known."""
+    kept = (hours or 0) * HOUR + limits.retention_slack_seconds
+    rows = next((one.row_estimate for one in tables if one.name == "horsies_tasks"), 0.0)
+    if hours is None and rows > limits.unlimited_rows:
+        sentence = f"Finished tasks are kept forever, about {rows:,.0f} so far."
+        yield yellow(sentence, "set terminal_record_retention_hours")
+    elif hours and oldest_seconds is not None and oldest_seconds > kept:
+        age = lasting(oldest_seconds)
+        sentence = f"The oldest finished task is {age} old, the retention is {hours} h."
+        yield yellow(sentence, "start a worker: it deletes old rows once an hour")
+
+
+WORK_CHECKS = (
+    Check(
+        "workers",
+        "signs of life of the workers",
+        "silent, or without notifications",
+        "gone without a shutdown",
+        _workers,
+        is_cheap=True,
+    ),
+    Check(
+        "caps",
+        "caps of the running workers",
+        "",
+        "they differ; the cap of a queue with due tasks is 0",
+        _caps,
+        is_cheap=True,
+    ),
+    Check(
+        "versions",
+        "releases and tasks of the running workers",
+        "they differ for an hour",
+        "",
+        _versions,
+        is_cheap=True,
+    ),
+    Check(
+        "unserved",
+        "queues with due tasks",
+        "",
+        "no running worker",
+        _of_queues(unserved_reasons),
+        is_cheap=True,
+    ),
+    Check(
+        "unknown-tasks",
+        "names and calls of due tasks",
+        "",
+        "no running worker of the queue has the task, or parameters that the call fits",
+        _of_queues(misfit_reasons),
+        is_cheap=True,
+    ),
+    Check(
+        "paused-queues",
+        "paused queues with due tasks",
+        "any",
+        "for an hour",
+        _of_queues(pause_reasons),
+        is_cheap=True,
+    ),
+    Check(
+        "blocked",
+        "changes that the database refuses",
+        "",
+        "any",
+        _blocked,
+        is_cheap=True,
+    ),
+    Check(
+        "abandoned",
+        "tasks at workers that are gone, lapsed leases, passed deadlines",
+        "",
+        "for a minute",
+        _abandoned,
+    ),
+    Check(
+        "crashes",
+        "attempts that ended their process, of the last hour",
+        "",
+        "3 of one task, 10 of one name",
+        _crashes,
+    ),
+    Check(
+        "stuck-queues",
+        "due tasks while children idle and no cap is reached",
+        "for 5 minutes",
+        "",
+        _of_queues(stuck_reasons),
+        is_cheap=True,
+    ),
+    Check(
+        "failing-tasks",
+        "failures of the last ten minutes, by task",
+        "10, and five times as many as usual",
+        "",
+        _failing,
+        is_cheap=True,
+    ),
+    Check(
+        "long-running",
+        "running tasks",
+        "past their time limit; no heartbeat for 5 minutes; 6 hours without a limit",
+        "",
+        _long_running,
+        is_cheap=True,
+    ),
+    Check("run-audit", "rows of open runs", "", "they contradict each other", _run_audit),
+    Check(
+        "paused-runs",
+        "paused runs",
+        "by a failure, or for a day",
+        "",
+        _paused_runs,
+        is_cheap=True,
+    ),
+    Check(
+        "schedules",
+        "slots of schedules, 15 seconds overdue",
+        "the last task or run is unfinished; a scheduler is late",
+        "no scheduler serves it",
+        _schedules,
+        is_cheap=True,
+    ),
+    Check(
+        "retention",
+        "the oldest finished task",
+        "2 hours past the retention; 10 million rows without a retention",
+        "",
+        _retention,
+    ),
+)

@@ -1,1 +1,0 @@
-"""Doctor: checks of the schema, the server and the work, each finding with a remedy."""

@@ -1,0 +1,64 @@
+"""The list of the overview: the cheap checks with every view, the others in a run that all viewers share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from horsies.findings import Finding
+from horsies.monitor.diagnose.attention import (
+    Attention,
+    findings_of,
+    findings_script,
+    needs_attention,
+)
+from horsies.monitor.diagnose.doctor import SLOW_IDS, run_doctor
+from horsies.monitor.facts import Facts
+from horsies.result import Ok
+from horsies.tasks.broker import PostgresBroker
+from horsies.web.reading import TookTooLong
+from horsies.web.rendering import View
+
+# How often the checks that are not cheap run while somebody looks, and how long a view waits for them.
+SLOW_SECONDS = 60.0
+PATIENCE_SECONDS = 1.0
+
+
+@dataclass
+class _Slow:
+    """The findings of the checks that are not cheap, and the run that is under way."""
+
+    findings: Sequence[Finding] = ()
+    asked_at: float | None = None
+    run: asyncio.Task[None] | None = None
+
+
+_SLOW: WeakKeyDictionary[PostgresBroker, _Slow] = WeakKeyDictionary()
+
+
+async def attention(view: View, facts: Facts) -> list[Attention]:
+    """Return what needs attention: every finding that `horsies doctor` calls red, and other urgent ones."""
+    try:
+        found = await view.read(findings_script(facts))
+    except TookTooLong:
+        found = []
+    return needs_attention([*found, *await _slow_findings(view.site.broker)])
+
+
+async def _slow_findings(broker: PostgresBroker) -> Sequence[Finding]:
+    slow = _SLOW.setdefault(broker, _Slow())
+    if slow.asked_at is None or time.monotonic() - slow.asked_at >= SLOW_SECONDS:
+        slow.asked_at = time.monotonic()
+        slow.run = asyncio.create_task(_refresh(broker, slow))
+        await asyncio.wait([slow.run], timeout=PATIENCE_SECONDS)
+    return slow.findings
+
+
+async def _refresh(broker: PostgresBroker, slow: _Slow) -> None:
+    """Run the checks in a thread; when the database is away, the last findings stay."""
+    done = await asyncio.to_thread(run_doctor, broker, SLOW_IDS)
+    if isinstance(done, Ok):
+        slow.findings = findings_of(done.ok_value)

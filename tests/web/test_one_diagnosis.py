@@ -1,0 +1,152 @@
+"""One diagnosis: what the doctor calls red is on the overview, and in the explanation of its subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from horsies.db.statement import Script
+from horsies.findings import CATALOGUE, Finding, Level
+from horsies.monitor.diagnose import doctor
+from horsies.monitor.diagnose.checks import Check, red
+from horsies.monitor.facts import Facts
+from tests.support.database import Database
+from tests.support.rows import add_snapshot, add_task, add_worker, ago
+from tests.support.web_server import Ask
+
+Make = Callable[[Database], object]
+
+
+def serve(connection: Database, tasks: dict[str, str], cap: int | None = None) -> str:
+    known = Jsonb({"tasks": tasks, "workflows": {}})
+    worker = add_worker(connection, queues=["mail"], known_tasks=known)
+    caps = {} if cap is None else {"mail": cap}
+    add_snapshot(connection, worker, queue_max_concurrency=Jsonb(caps))
+    return worker
+
+
+def send(connection: Database) -> str:
+    return add_task(connection, queue_name="mail", task_name="pay", enqueued_at=ago(9))
+
+
+def pause(connection: Database) -> None:
+    send(connection)
+    connection.execute("INSERT INTO horsies_queues VALUES ('mail', now() - interval '2 hours')")
+
+
+def ask_unknown(connection: Database) -> None:
+    send(connection)
+    serve(connection, {"other": "f"})
+
+
+def refuse(connection: Database) -> None:
+    serve(connection, {"pay": "f"})
+    connection.execute(
+        "INSERT INTO horsies_refusals (task_id, fingerprint, message, until) "
+        "VALUES (%s, 'f', 'It does not fit: there is no parameter ''title''.', now())",
+        (send(connection),),
+    )
+
+
+def cap_at_zero(connection: Database) -> None:
+    send(connection)
+    serve(connection, {"pay": "f"}, cap=0)
+
+
+def disagree(connection: Database) -> None:
+    send(connection)
+    serve(connection, {"pay": "f"}, cap=5)
+    serve(connection, {"pay": "f"})
+
+
+def block(connection: Database) -> str:
+    task = send(connection)
+    serve(connection, {"pay": "f"})
+    connection.execute(
+        "INSERT INTO horsies_blocked (kind, id, status, generation, action, error) "
+        "VALUES ('task', %s, 'PENDING', 0, 'claim', 'refused')",
+        (task,),
+    )
+    return f"/tasks/{task}"
+
+
+def schedule(connection: Database) -> str:
+    connection.execute(
+        "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at) "
+        "VALUES ('nightly', now() - interval '1 hour', now() - interval '1 hour')"
+    )
+    return "/schedules/nightly"
+
+
+REDS: dict[str, Make] = {
+    "QUEUE_PAUSED": pause,
+    "QUEUE_UNSERVED": send,
+    "TASK_UNKNOWN": ask_unknown,
+    "CALL_DOES_NOT_FIT": refuse,
+    "QUEUE_CAP_ZERO": cap_at_zero,
+    "CAPS_DISAGREE": disagree,
+    "BLOCKED": block,
+    "NO_SCHEDULER": schedule,
+}
+# A lost worker is a subject of its own, which has a page and no explanation; NOT_SERVED needs a scheduler's
+# session, and is decided by the rule of NO_SCHEDULER.
+NOT_MADE_HERE = {"WORKER_LOST", "NOT_SERVED"}
+
+
+@pytest.mark.parametrize("code", REDS)
+def test_what_the_doctor_calls_red_is_on_the_overview_and_explained(
+    ask: Ask, connection: Database, code: str
+) -> None:
+    made = REDS[code](connection)
+    path = made if isinstance(made, str) and made.startswith("/") else "/queues/mail"
+    checks = ask("/api/doctor").json()["checks"]
+    found = [one for check in checks for one in check["findings"] if one["code"] == code]
+    assert {one["level"] for one in found} == {"red"}
+    lines = [one for one in ask("/api/overview").json()["attention"] if one["code"] == code]
+    assert [one["subject"] for one in lines] == [one["subject"] for one in found]
+    sentences = [one["sentence"].removesuffix(".") for one in found]
+    assert all(
+        line["sentence"].startswith(text) for line, text in zip(lines, sentences, strict=True)
+    )
+    assert f'data-key="{code} ' in ask("/").text
+    reasons = ask(f"/api{path}/explain").json()["reasons"]
+    assert code in {one["code"] for one in reasons}
+
+
+def test_every_red_code_of_the_catalogue_is_made_here() -> None:
+    reds = {code for code, entry in CATALOGUE.items() if entry.level is Level.RED}
+    assert reds - NOT_MADE_HERE <= set(REDS)
+
+
+def makes_red(check: Check) -> Check:
+    def find(facts: Facts) -> Script[Iterable[Finding]]:
+        yield from ()
+        return [red(f"{check.id} is wrong.")]
+
+    return replace(check, find=find, probe=None)
+
+
+def test_the_red_findings_of_all_checks_are_on_the_overview(
+    ask: Ask, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", tuple(map(makes_red, doctor.CHECKS)))
+    ids = [check.id for check in doctor.CHECKS]
+    lines = {one["code"]: one for one in ask("/api/overview").json()["attention"]}
+    assert set(lines) == {one.upper().replace("-", "_") for one in ids}
+    assert {one["severity"] for one in lines.values()} == {"failing", "stopped"}
+    page = ask("/").text
+    assert f"and {len(ids) - 12} more" in page
+
+
+def test_a_disabled_trigger_is_on_the_overview(ask: Ask, connection: Database) -> None:
+    connection.execute("ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_inserted")
+    try:
+        lines = {one["code"]: one for one in ask("/api/overview").json()["attention"]}
+    finally:
+        connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER horsies_task_inserted")
+    line = lines["TRIGGERS"]
+    assert line["subject"] == "the database server"
+    assert line["sentence"] == "The trigger horsies_task_inserted on horsies_tasks is disabled."
