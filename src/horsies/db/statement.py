@@ -23,7 +23,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib.resources import files
 from types import CodeType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -62,6 +62,8 @@ class Statement(Generic[P, Row]):
         self.row_type = row_type
         self.prepared_name = f"horsies_{name}".encode()
         self.parameters = parameter_names(signature)
+        defaults: tuple[Any, ...] = getattr(signature, "__defaults__", None) or ()
+        self._defaults = dict(zip(self.parameters[::-1], defaults[::-1], strict=False))
         self.has_rows = bool(field_names(row_type))
         self._queries: dict[str, bytes] = {}
         self._numbered: dict[str, bytes] = {}
@@ -72,24 +74,13 @@ class Statement(Generic[P, Row]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Statement[Any, Row], Any]:
         """Return the step that executes this statement with these parameters."""
-        given = self.signature(
-            *args, **kwargs
-        )  # raises TypeError, as any call with wrong arguments
+        given = self.signature(*args, **kwargs)  # a wrong call raises TypeError here
         if isinstance(given, tuple):
             return self, given
         if kwargs or len(args) < len(self.parameters):
-            named = dict(zip(self.parameters, args, strict=False)) | kwargs
-            defaults = self._defaults
-            values = [named[name] if name in named else defaults[name] for name in self.parameters]
-            return self, tuple(values)
+            named = self._defaults | dict(zip(self.parameters, args, strict=False)) | kwargs
+            return self, tuple([named[name] for name in self.parameters])
         return self, args
-
-    @cached_property
-    def _defaults(self) -> dict[str, Any]:
-        defaults: tuple[Any, ...] = getattr(self.signature, "__defaults__", None) or ()
-        return dict(
-            zip(self.parameters[len(self.parameters) - len(defaults) :], defaults, strict=True)
-        )
 
     def query(self, schema: str = DEFAULT_SCHEMA) -> bytes:
         """Return the text with the names of this schema, as psycopg takes it."""

@@ -150,7 +150,13 @@ class TaskTarget:
         good_until = None if seconds is None else stamp.sent_at + timedelta(seconds=seconds)
         options = SendOptions(good_until, priority=self.schedule.priority)
         prepared = prepare(
-            self.config, self.definition, options, (), kwargs, delay_seconds or UNSET, stamp
+            self.config,
+            self.definition,
+            options,
+            (),
+            kwargs,
+            delay_seconds=delay_seconds or UNSET,
+            stamp=stamp,
         )
         return prepared.map(lambda request: request.row).map_err(lambda error: error.message)
 

@@ -112,26 +112,21 @@ class Request(NamedTuple):
         """Return the request as the error of a failed send carries it."""
         row = self.row
         return TaskSendPayload(
-            task_name=row.task_name,
-            queue_name=row.queue_name,
-            priority=row.priority,
+            **{name: getattr(row, name) for name in _SHARED_COLUMNS},
             args_json=row.args,
             kwargs_json=row.kwargs,
-            sent_at=row.sent_at,
-            good_until=row.good_until,
             enqueue_delay_seconds=self.enqueue_delay_seconds,
-            task_options=row.task_options,
-            enqueue_sha=row.enqueue_sha,
             idempotency_key=row.idempotency_key or row.unique_key,
             unique=_UNIQUENESS[row.unique_while],
-            enqueue_at=row.enqueue_at,
             delay=self.delay,
-            max_retries=row.max_retries,
-            timeout_ms=row.timeout_ms,
-            retention_seconds=row.retention_seconds,
         )
 
 
+# The columns that a payload keeps as they are.
+_SHARED_COLUMNS = (
+    *("task_name", "queue_name", "priority", "sent_at", "enqueue_at", "good_until", "max_retries"),
+    *("task_options", "timeout_ms", "retention_seconds", "enqueue_sha"),
+)
 # By the column unique_while.
 _UNIQUENESS: Mapping[str | None, Uniqueness] = {
     None: "forever",
@@ -146,6 +141,7 @@ def prepare(
     options: SendOptions,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    *,
     delay_seconds: float | Unset = UNSET,
     stamp: Stamp | None = None,
     hooks: Sequence[SendHook] = (),
@@ -256,21 +252,11 @@ def _replayed(task_id: str, payload: TaskSendPayload) -> Request:
     is_forever = payload.unique == "forever"
     call = EncodedCall(payload.args_json, payload.kwargs_json)
     row = InsertTask(
+        **{name: getattr(payload, name) for name in _SHARED_COLUMNS},
         id=task_id,
-        task_name=payload.task_name,
-        queue_name=payload.queue_name,
-        priority=payload.priority,
         args=payload.args_json,
         kwargs=payload.kwargs_json,
-        sent_at=payload.sent_at,
-        enqueue_at=payload.enqueue_at,
         delay_seconds=delay.total_seconds() if delay else payload.enqueue_delay_seconds or 0.0,
-        good_until=payload.good_until,
-        max_retries=payload.max_retries,
-        task_options=payload.task_options,
-        timeout_ms=payload.timeout_ms,
-        retention_seconds=payload.retention_seconds,
-        enqueue_sha=payload.enqueue_sha,
         idempotency_key=key if is_forever else None,
         idempotency_sha=None if key is None else _idempotency_sha(payload.task_name, payload, call),
         unique_key=None if is_forever else key,

@@ -243,11 +243,16 @@ class Sender:
         """Check one call of ``send`` or ``schedule``."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
-        config, hooks = self.producer.config, self.producer.hooks
-        options = self.options
-        shared = self._known_values() if delay_seconds is UNSET else None
+        config = self.producer.config
         prepared = prepare(
-            config, self.definition, options, args, kwargs, delay_seconds, None, hooks, shared
+            config,
+            self.definition,
+            self.options,
+            args,
+            kwargs,
+            delay_seconds=delay_seconds,
+            hooks=self.producer.hooks,
+            shared=self._known_values() if delay_seconds is UNSET else None,
         )
         if config.tracing is not None and isinstance(prepared, Ok):
             request, row = prepared.value, prepared.value.row
