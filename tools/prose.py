@@ -2,8 +2,10 @@
 
 `python -m tools.prose` prints the share of sentences that describe a thing by a free relative clause
 ("what is left", "whoever asks") instead of a noun, and fails above the limit. It also fails when a
-log line, an error message or a help text uses a retired word. `-v` lists every hit; `-v PREFIX`
-those in files whose path starts with PREFIX, such as `src/horsies/db`.
+log line, an error message or a help text uses a retired word, and when a page of the documentation or a
+module of the folders in `CLEAN` has one of the `HABITS`, which it prints with the plain wording. In other
+folders habits are only counted. `-v` lists every hit; `-v PREFIX` those in files whose path starts with
+PREFIX, such as `src/horsies/db`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,42 @@ RETIRED = re.compile(
     r"|is no [a-z]+|are no [a-z]+ of)\b",
     re.IGNORECASE,
 )
+_THING = r"(?:(?:the|a|an|its|their|each|all|one|this|that|those|your|every|another) )?[\w'-]+"
+# Wordings that sound translated, and what to write instead.
+HABITS = {
+    rf"\bof {_THING} of {_THING} of\b": "fewer nouns joined by 'of'",
+    r"\bfor ever\b": "forever, indefinitely",
+    r"\bsigns? of life\b": "heartbeat",
+    r"\bso (?:many|long|often)\b(?= \w+ (?:ago|times|later)| after| before|$)": "this many, n times",
+    r"\bas many\b(?!.* as\b)": "the same number of",
+    r"\bcondemn\w*": "declare lost",
+    r"\bof (?:yours|ours|theirs|mine)\b": "your, our, their",
+    r"\b(?:an? (?:[\w-]+ )?[\w-]+|[\w-]+s) of (?:its|their|your|our) own\b"
+    r"(?! (?!for|in|and|or|with|to|that|on|if|at|by|is|it)[a-z])": "its own, before the noun",
+    r", also (?:after|if|when|while|in|with|without|from|for|on|under|where|by|of|those|to|at)\b": (
+        "even, including"
+    ),
+    r"\basync twins?\b|\btwins? of\b": "async version",
+    r"\b(?:a|one|each|every|next|last|two|this|another) looks?\b(?!-| like)": (
+        "a query, a poll, a check"
+    ),
+    r"\btells whether\b|(?-i:^Tell whether\b)": "shows whether, return whether",
+    r"\b(?:ends?|stops?|stopped|ended|closed|exits?) in order\b": "shuts down cleanly",
+}
+_HABITS = {re.compile(pattern, re.IGNORECASE): plain for pattern, plain in HABITS.items()}
+# Pages and folders without these habits.
+CLEAN = (
+    *("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *(
+        f"src/horsies/{folder}/"
+        for folder in (
+            *("cli", "codec", "config", "demo", "django", "scheduler", "testing"),
+            *("timetable", "web", "workflow"),
+        )
+    ),
+)
+# Generated from docstrings and messages of other folders.
+GENERATED = ("docs/api.md", "docs/doctor.md", "docs/explain.md")
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
 _CODE = re.compile(r"``[^`]*``|`[^`]*`|\bhttps?://\S+")
@@ -141,36 +179,56 @@ def _speaks(call: ast.Call) -> bool:
     return isinstance(function, ast.Name) and function.id.endswith("Error")
 
 
+def all_prose() -> Iterator[Text]:
+    """The docstrings and comments of the package, and the pages of the documentation."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield from python_prose(path)
+    for path in sorted(SOURCE.rglob("*.sql")):
+        yield from sql_prose(path)
+    for path in (*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))):
+        yield from page_prose(path)
+
+
+def habits_of(sentence: str) -> Iterator[str]:
+    """What to write instead of the habits in a sentence."""
+    return (plain for pattern, plain in _HABITS.items() if pattern.search(sentence))
+
+
+def retired_words() -> list[str]:
+    """The messages that use a retired word, with their place."""
+    return [
+        f"{text.place}: {text.text.strip()!r}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for text in spoken(path)
+        if RETIRED.search(_CODE.sub("X", text.text))
+    ]
+
+
 def main() -> int:
     """Print the figures and return 1 when one is over its limit."""
     verbose = "-v" in sys.argv
     prefix = sys.argv[-1] if len(sys.argv) > 2 else ""
-    modules = sorted(SOURCE.rglob("*.py"))
-    texts = [text for path in modules for text in python_prose(path)]
-    texts += [text for path in sorted(SOURCE.rglob("*.sql")) for text in sql_prose(path)]
-    pages = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
-    texts += [text for path in pages for text in page_prose(path)]
-    total, hits = 0, []
-    for text in texts:
-        for sentence in text.sentences():
-            total += 1
-            if FREE_RELATIVE.search(sentence) and not sentence.endswith("?"):
-                hits.append(f"{text.place}: {sentence}")
-    retired = [
-        f"{text.place}: {text.text.strip()!r}"
-        for path in modules
-        for text in spoken(path)
-        if RETIRED.search(_CODE.sub("X", text.text))
+    sentences = [(text.place, one) for text in all_prose() for one in text.sentences()]
+    relative = [
+        f"{place}: {one}"
+        for place, one in sentences
+        if FREE_RELATIVE.search(one) and not one.endswith("?")
     ]
+    habits = [f"{place}: {one} [{plain}]" for place, one in sentences for plain in habits_of(one)]
+    wrong = [hit for hit in habits if hit.startswith(CLEAN) and not hit.startswith(GENERATED)]
+    retired = retired_words()
     if verbose:
-        print("\n".join(hit for hit in hits if hit.startswith(prefix)))
+        print("\n".join(hit for hit in (*relative, *habits) if hit.startswith(prefix)))
+    else:
+        print("\n".join(f"habit: {line}" for line in wrong))
     print("\n".join(f"retired word: {line}" for line in retired))
-    share = len(hits) / total
+    share = len(relative) / len(sentences)
     print(
-        f"prose: {len(hits)} of {total} sentences use a free relative clause "
-        f"({share:.1%}, at most {SHARE_MAX:.1%}); {len(retired)} messages use a retired word"
+        f"prose: {len(relative)} of {len(sentences)} sentences use a free relative clause ({share:.1%}, "
+        f"at most {SHARE_MAX:.1%}); {len(retired)} messages use a retired word; {len(habits)} sentences "
+        f"have a habit to drop, {len(wrong)} of them in pages and folders that had none"
     )
-    return int(share > SHARE_MAX or bool(retired))
+    return int(share > SHARE_MAX or bool(retired or wrong))
 
 
 if __name__ == "__main__":

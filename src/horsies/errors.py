@@ -276,7 +276,7 @@ def _definition_line(code: CodeType) -> int:
 
 
 def allows_colors(stream: TextIO | None) -> bool:
-    """Tell whether colours suit the stream: it is a terminal, and NO_COLOR is not set."""
+    """Return whether colours suit the stream: it is a terminal, and NO_COLOR is not set."""
     try:
         return "NO_COLOR" not in os.environ and stream is not None and stream.isatty()
     except (AttributeError, ValueError):
@@ -334,7 +334,7 @@ def _count_line(report: ValidationReport) -> str:
 class RetryLater(Exception):
     """Raised inside a task to end this attempt and run the task again after ``seconds``.
 
-    A retry of its own: no policy has to list it. It counts as one of the policy's ``max_retries``; a
+    Its own retry: no policy has to list it. It counts as one of the policy's ``max_retries``; a
     task without a retry policy may do this three times. Then the task fails with RETRY_LATER.
 
     Example:

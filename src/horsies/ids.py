@@ -32,7 +32,7 @@ class _Sequence:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a sequence with a free lock and random numbers of its own, as a forked process must."""
+        """Begin a sequence with a free lock and new random numbers, as a forked process must."""
         self._lock = threading.Lock()
         self._steps = random.Random()
         self._latest = 0

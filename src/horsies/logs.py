@@ -146,7 +146,7 @@ def make_handler(log_format: LogFormat) -> logging.Handler:
 
 
 def colors_wanted(stream: TextIO | None) -> bool:
-    """Tell whether to colour log lines: FORCE_COLOR, then NO_COLOR, then whether it is a terminal."""
+    """Return whether to colour log lines: FORCE_COLOR, then NO_COLOR, then whether it is a terminal."""
     values = (os.environ.get(name, "").lower() for name in _FORCING_VARIABLES)
     return any(value not in ("", "0", "false") for value in values) or allows_colors(stream)
 

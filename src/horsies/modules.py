@@ -96,7 +96,7 @@ def _matching_files(pattern: str, excluded: Sequence[str]) -> Iterator[str]:
 
 
 def names_file(entry: str) -> bool:
-    """Tell whether an entry names a file rather than a dotted module."""
+    """Return whether an entry names a file rather than a dotted module."""
     return entry.endswith(".py") or "/" in entry or os.sep in entry
 
 
@@ -104,7 +104,7 @@ def import_entry(entry: str) -> ModuleType:
     """Import one module by its dotted name or its file, and return it.
 
     A file is imported under the name that the rest of the code would use for it: its directory, or
-    the one above its outermost package, joins `sys.path`. The file gets a name of its own only when
+    the one above its outermost package, joins `sys.path`. The file gets its own name only when
     that name belongs to another module. A file that is imported already is not run again. Raises
     MissingModuleFile when there is no such file; exceptions of the import pass through.
     """

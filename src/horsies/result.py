@@ -281,12 +281,12 @@ class UnwrapError(Exception):
 
 
 def is_ok(result: Result[T, E]) -> TypeIs[Ok[T]]:
-    """Tell whether the result is an Ok, in a way type checkers follow on both branches."""
+    """Return whether the result is an Ok, in a way type checkers follow on both branches."""
     return isinstance(result, Ok)
 
 
 def is_err(result: Result[T, E]) -> TypeIs[Err[E]]:
-    """Tell whether the result is an Err, in a way type checkers follow on both branches."""
+    """Return whether the result is an Err, in a way type checkers follow on both branches."""
     return isinstance(result, Err)
 
 

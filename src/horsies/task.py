@@ -342,5 +342,5 @@ class RegisteredTasks(Mapping[str, AnyTask]):
         return len(self._tasks)
 
     def __call__(self) -> dict[str, AnyTask]:
-        """Return the registered tasks in a dictionary of its own."""
+        """Return the registered tasks in a new dictionary."""
         return dict(self._tasks)

@@ -154,7 +154,7 @@ _ExceptionField = Annotated[
 class TaskError(BaseModel):
     """The reason why a task failed.
 
-    `error_code` is a built-in member or a name of your own. A live exception stays live in this
+    `error_code` is a built-in member or your own name. A live exception stays live in this
     process; stored, it becomes type name, message and traceback text.
 
     Example:
@@ -258,11 +258,11 @@ class TaskResult(Generic[T_co, E_co]):
         object.__setattr__(self, "_err", err)
 
     def is_ok(self) -> bool:
-        """Tell whether the task succeeded."""
+        """Return whether the task succeeded."""
         return self._err is _MISSING
 
     def is_err(self) -> bool:
-        """Tell whether the task failed."""
+        """Return whether the task failed."""
         return self._ok is _MISSING
 
     @property

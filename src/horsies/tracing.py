@@ -63,7 +63,7 @@ def install(provider_factory: Callable[[], TracerProvider]) -> None:
 
 
 def is_installed() -> bool:
-    """Tell whether the application has called ``install``."""
+    """Return whether the application has called ``install``."""
     return _make_provider is not None
 
 
@@ -195,7 +195,7 @@ def carrier_of(task: CurrentTask) -> Mapping[str, str]:
 
 
 def is_child(parent: str, task: CurrentTask, carrier: Mapping[str, str]) -> bool:
-    """Tell whether an attempt's span is a child of its send: not if that would make a trace of days."""
+    """Return whether an attempt's span is a child of its send: not if that would make a trace of days."""
     if parent != "auto":
         return parent == "always"
     return task.attempt == 1 and LATER not in carrier and task.schedule_name is None
@@ -257,7 +257,7 @@ class Processing:
             context.detach(self._token)
 
     def around(self, task: CurrentTask) -> Iterator[None]:
-        """Make the span current where the task's code runs: a coroutine has a context of its own."""
+        """Make the span current where the task's code runs: a coroutine has its own context."""
         from opentelemetry import context
 
         token = context.attach(self._context)

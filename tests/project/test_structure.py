@@ -1,10 +1,11 @@
-"""The rules of `tools.structure` find their cases, and the page about a task's way names files on it."""
+"""The rules of `tools` find their cases, and the page about a task's way names files on it."""
 
 from __future__ import annotations
 
 import ast
 
 import pytest
+from tools.prose import habits_of
 from tools.structure import findings, floors, imports, quadratic
 from tools.way import files_on_the_way, main_line
 
@@ -23,6 +24,28 @@ def test_a_circle_of_imports_is_found() -> None:
 
 def test_the_package_breaks_no_rule_of_names_statements_and_comprehensions() -> None:
     assert findings() == ()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "is_habit"),
+    [
+        ("The guard runs in a process of its own.", True),
+        ("A child opens no connection of its own.", False),
+        ("It closes the descriptors of its own process.", False),
+        ("Your trigger waits for ever.", True),
+        ("The worker holds at least as many tasks as children.", False),
+        ("It stops all servers, also after Ctrl-C.", True),
+        ("It is also an error after a restart.", False),
+        ("Return the name of the step of the run of the schedule.", True),
+        ("The end of the list of tasks.", False),
+        ("The second look finds the lock free.", False),
+        ("Each look finds the lock free.", True),
+        ("It tells whether a migration is missing.", True),
+        ("The client cannot tell whether the row was stored.", False),
+    ],
+)
+def test_wordings_that_sound_translated_are_found(sentence: str, is_habit: bool) -> None:
+    assert any(habits_of(sentence)) == is_habit
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def psql(
     # psql itself decides what Ctrl-C means; this process stays, so that an embedded server does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     opened = subprocess.Popen([*arguments, conninfo], env=os.environ | secrets)  # noqa: S603
-    # This process must outlive psql to stop that server, also when the terminal is closed.
+    # This process must outlive psql to stop that server, even when the terminal is closed.
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # not on Windows
         signal.signal(number, lambda received, _: opened.send_signal(received))
     code = opened.wait()

@@ -1,4 +1,4 @@
-"""`horsies demo`: a worker, a scheduler and the dashboard at work, on a database of their own.
+"""`horsies demo`: a worker, a scheduler and the dashboard at work, on their own database.
 
 The command ends by itself, leaves no process and no file behind, and exits with 1 if an outcome is
 unexpected. The application is `horsies.demo`.
@@ -207,7 +207,7 @@ def _run(console: Console, directory: Path, keep: bool) -> bool:
 @contextmanager
 def _running(*arguments: str, log_fd: int, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command of horsies; shut it down gracefully, or kill it after a timeout."""
-    # A group of its own: Ctrl-C is for the demonstration, which stops the others in order.
+    # Its own group: Ctrl-C is for the demonstration, which stops the others in order.
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-c", PART_ENTRY.format(os.getpid()), *arguments],
         cwd=cwd,

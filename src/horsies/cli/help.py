@@ -18,7 +18,7 @@ from typer.models import CommandInfo, TyperInfo
 
 from horsies.cli.parsing import pass_plain_values
 
-# The widest option with its value; a wider one gets a row of its own.
+# The widest option with its value; a wider one gets its own row.
 _TERM_WIDTH_MAX = 28
 _VALUE_NAMES = {"str": "TEXT", "int": "N", "float": "NUMBER", "file": "PATH", "directory": "PATH"}
 _TYPE = re.compile(r"<([^>]*)>")
@@ -38,7 +38,7 @@ class ScreenCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        # Typer puts brackets around the metavar of an optional argument, also when it has its own.
+        # Typer puts brackets around the metavar of an optional argument, even when it has its own.
         return [_DOUBLE.sub(r"\1\3", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

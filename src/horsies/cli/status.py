@@ -48,7 +48,7 @@ def status(
         bool, typer.Option("--watch", help="Show the status again and again, until Ctrl-C.")
     ] = False,
     every: Annotated[
-        float, typer.Option(min=0.2, max=3600, help="Seconds between two looks of --watch.")
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two refreshes of --watch.")
     ] = 2.0,
 ) -> None:
     """Show all queues, a summary of the workers, and blocked tasks and runs.

@@ -29,7 +29,7 @@ _POLL_SECONDS = 0.1
 # How long processes have to end after an immediate stop before they are killed.
 _KILL_SECONDS = 5.0
 
-# A part stops in order if the supervisor dies.
+# A part shuts down cleanly if the supervisor dies.
 PART_ENTRY = (
     "from horsies.worker.os_process import stop_with_parent; stop_with_parent({}); "
     "from horsies.cli.main import main; main()"
@@ -40,7 +40,7 @@ Action = Literal["none", "stop", "try_change", "report_end"]
 
 @dataclass(eq=False, slots=True)
 class Part:
-    """One command in a process of its own.
+    """One command in its own process.
 
     With ``shares_terminal`` it stays in the foreground process group, so that a debugger can read from
     the terminal. Ctrl-C then reaches it without the supervisor. It inherits ``descriptors``.
@@ -148,7 +148,7 @@ class Supervisor:
             self._start()
 
     def _check(self) -> bool:
-        """Whether the code can be imported. A stop ends the check: an import may take for ever."""
+        """Whether the code can be imported. A stop ends the check: an import may take forever."""
         command = [sys.executable, "-c", PART_ENTRY.format(os.getpid()), "check", self._locator]
         null = subprocess.DEVNULL
         with subprocess.Popen(command, stdin=null, stdout=null) as check:  # noqa: S603
@@ -194,7 +194,7 @@ class Supervisor:
             is_python = watchfiles.PythonFilter()
             for changes in watchfiles.watch(
                 *self._folders,
-                watch_filter=None,  # changes of other files must not delay the next look at the parts
+                watch_filter=None,  # changes of other files must not delay the next check of the parts
                 debounce=200,
                 rust_timeout=round(_POLL_SECONDS * 1000),
                 yield_on_timeout=True,

@@ -113,7 +113,7 @@ AsyncSlotsOption = Annotated[
 MaxTasksOption = Annotated[
     int,
     typer.Option(
-        help="Replace a child after this many tasks; an async child after as many per slot; 0: never."
+        help="Replace a child after this many tasks; an async child after this many per slot; 0: never."
     ),
 ]
 MaxMemoryOption = Annotated[

@@ -148,7 +148,7 @@ def equal(left: object, right: object) -> bool:
 
 
 def succeeds(call: Callable[[Any], Any], value: Any) -> bool:
-    """Tell whether the call returns instead of raising."""
+    """Return whether the call returns instead of raising."""
     try:
         call(value)
     except Exception:
@@ -216,7 +216,7 @@ def _leaf_clause(value: object) -> str | None:
 
 
 def _comparable(sent: object, back: object) -> bool:
-    """Tell whether two values that differ can be compared member by member."""
+    """Return whether two values that differ can be compared member by member."""
     if isinstance(sent, dict) and isinstance(back, dict):
         return True
     if type(sent) is not type(back) or isinstance(sent, set | frozenset):

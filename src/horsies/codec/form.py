@@ -241,7 +241,7 @@ def _dump_in_order(dump: Callable[[Any], bytes], value: Any) -> bytes:
 
 
 def _is_suspect(text: str) -> bool:
-    """Tell whether even strict validation leaves a doubt: NUL, long integers, surrogates in keys."""
+    """Return whether even strict validation leaves a doubt: NUL, long integers, surrogates in keys."""
     return (
         len(text) > INTEGER_DIGITS_MAX
         or _ESCAPED_NUL in text

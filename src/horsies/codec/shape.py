@@ -192,7 +192,7 @@ def may_hold(
     kinds: Collection[str],
     resolve: Callable[[CoreSchema], CoreSchema] = lambda schema: schema,
 ) -> bool:
-    """Tell whether values of a schema may hold values of these kinds of schemas.
+    """Return whether values of a schema may hold values of these kinds of schemas.
 
     `resolve` follows the references of a schema that is not complete.
     """
@@ -285,7 +285,7 @@ def _all_closed(schemas: Iterable[CoreSchema]) -> bool:
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Tell whether strict validation alone guarantees that a value comes back unchanged."""
+    """Return whether strict validation alone guarantees that a value comes back unchanged."""
     if "serialization" in schema:
         return False
     kind = schema["type"]

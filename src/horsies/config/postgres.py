@@ -101,7 +101,7 @@ class PostgresConfig(FrozenModel):
     worker_pool_size: int | None = 3
     """Connections that a worker's parent process keeps open for code of the application that sends
     tasks or reads results there, such as a thread of a module, at least 1. The worker itself does not
-    use them: it has connections of its own. None takes pool_size. Defaults to 3."""
+    use them: it has its own connections. None takes pool_size. Defaults to 3."""
 
     worker_max_overflow: int | None = 2
     """Connections that code of the application in a worker's parent process may open beyond

@@ -27,7 +27,7 @@ def as_app_config(config: object) -> AppConfig:
 
 
 def environment_migrates() -> bool:
-    """Tell whether HORSIES_MIGRATE lets this process change the schema; it does by default."""
+    """Return whether HORSIES_MIGRATE lets this process change the schema; it does by default."""
     value = os.environ.get(MIGRATION_VARIABLE, "1")
     if value not in ("0", "1"):
         raise ConfigurationError(

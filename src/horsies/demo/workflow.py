@@ -2,7 +2,7 @@
 sub-workflow ships.
 
 ``price`` is a map: one task per order. ``approval`` waits for a signal without keeping a process
-busy. ``shipping`` is a workflow of its own, built with the total as its parameter.
+busy. ``shipping`` is its own workflow, built with the total as its parameter.
 """
 
 from horsies import (

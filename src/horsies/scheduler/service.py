@@ -47,7 +47,7 @@ class SchedulerGaveUpError(Exception):
 
 
 class Scheduler:
-    """Serves the schedules of one application on a connection of its own.
+    """Serves the schedules of one application on its own connection.
 
     ``owner`` names the application in the database; ``connect`` opens the connection; ``app`` builds the
     workflows of schedules that start any. A scheduler that ``is_in_worker`` waits when its login is refused

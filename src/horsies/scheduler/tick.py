@@ -176,7 +176,7 @@ def _in_utc(due: DueSchedule) -> DueState:
 
 
 def _refused(decision: Decision, slot: datetime) -> Decision:
-    """Drop a slot whose task or run cannot be made; it would otherwise stay due for ever."""
+    """Drop a slot whose task or run cannot be made; it would otherwise stay due forever."""
     dropped = Dropped(SkipReason.REFUSED, slot, slot)
     return Decision(decision.fire, decision.next_run_at, dropped)
 

@@ -268,7 +268,7 @@ class TaskHandle(Generic[T]):
         return f"TaskHandle({self.task_id!r})"
 
     def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
-        """Wait for the result and return it; 0 reads once without waiting, None waits for ever.
+        """Wait for the result and return it; 0 reads once without waiting, None waits forever.
 
         Never raises. Without a result it returns an error result: WAIT_TIMEOUT, RESULT_NOT_READY
         (with 0), TASK_NOT_FOUND, TASK_CANCELLED, TASK_EXPIRED, BROKER_ERROR, EVENT_LOOP_RUNNING.

@@ -97,7 +97,7 @@ def send_options(keywords: Mapping[str, Any]) -> SendOptions:
 class TaskOptions:
     """The options that a task is stored with, in its column ``task_options``.
 
-    They alone decide its retries, also after a deployment that changed the policy of its function.
+    They alone decide its retries, even after a deployment that changed the policy of its function.
 
     Example:
         TaskOptions.from_json(row["task_options"]).headers
@@ -246,7 +246,7 @@ def _time_problem(options: SendOptions, delay_seconds: float | Unset) -> str | N
     if at is not None and delay is not None:
         return "at and delay exclude each other; leave one of them out"
     if not isinstance(delay_seconds, Unset):
-        return "schedule has a delay of its own; use send with the options at or delay"
+        return "schedule takes its own delay; use send with the options at or delay"
     if at is not None and (problem := timestamp_problem(at)):
         return f"at {problem}"
     if delay is not None and not is_duration(delay, timedelta(0)):

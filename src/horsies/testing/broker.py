@@ -170,7 +170,7 @@ class InMemoryBroker:
         return None if key is None else self._holders.get((task_name, key))
 
     def release_key(self, row: InsertTask) -> None:
-        """Free the key of a task that has ended, unless it is unique for ever."""
+        """Free the key of a task that has ended, unless it is unique forever."""
         if row.unique_key is not None:
             self._holders.pop((row.task_name, row.unique_key), None)
 

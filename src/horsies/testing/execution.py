@@ -119,7 +119,7 @@ class Execution:
             return self.run(task, node)
         assignment = assignment_of(task, node)
         with _running_globally(None):
-            # A task of its own has a context of its own, for the running task and its headers.
+            # A separate task has its own context, for the running task and its headers.
             report = await asyncio.create_task(self._attempt(assignment))
         return self._ended(task, report)
 

@@ -14,7 +14,7 @@ from horsies.tasks.outcome import Outcome
 from horsies.testing.broker import InMemoryBroker, NoDatabaseError, Stored, in_place_of_broker
 from horsies.testing.execution import Attempt, Attempts, Ended, Execution
 
-# A policy without a limit would go on for ever.
+# A policy without a limit would go on forever.
 ATTEMPTS_MAX = 100
 
 # The attempts of one task: each is run by the caller, which sends back how it ended.

@@ -101,7 +101,7 @@ def run_pending(app: Horsies, *, reraise: bool = False, limit: int = 1_000) -> P
     Workflows advance, schedules fire, retries and delayed tasks run once ``clock_of(app).advance`` has made
     them due. With ``reraise`` the exception of a task that failed for good is raised here, with its
     traceback. More attempts than ``limit`` are a RuntimeError: tasks that send each other never end. A task
-    that waits for the result of another task waits for ever: nothing else runs meanwhile.
+    that waits for the result of another task waits forever: nothing else runs meanwhile.
 
     Example:
         confirm.enqueue(7)

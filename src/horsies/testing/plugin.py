@@ -75,7 +75,7 @@ def horsies_clock(horsies_database: HorsiesDatabase) -> Clock:
 def horsies_worker(
     horsies_database: HorsiesDatabase, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[WorkerProcess]:
-    """A worker of the application in processes of its own, with one child unless the marker says more."""
+    """A worker of the application in its own processes, with one child unless the marker says more."""
     from horsies.testing.worker import running_worker
 
     marker = request.node.get_closest_marker("horsies_worker")

@@ -1,4 +1,4 @@
-"""A worker as a process of its own, started by a test, ready when it says so, and stopped in order."""
+"""A worker as its own process, started by a test, ready when it says so, and stopped cleanly."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 An SVG has shapes only and stretches to the width of its place; its labels are HTML beside it and stay
 readable on a phone. Each chart describes its numbers in words and has a table below it. The links of the
-columns are a layer of their own: screen readers do not find links inside of an image, and keyboards use
+columns are their own layer: screen readers do not find links inside of an image, and keyboards use
 those of the table.
 
 The parts are plain strings that escape the texts in them, because an overview has 800 of them and

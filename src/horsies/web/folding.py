@@ -58,7 +58,7 @@ def _groupings(dependencies: Graph, names: Sequence[str]) -> Iterator[list[Hasha
 
 
 def _chain_heads(dependencies: Graph, names: Sequence[str]) -> list[int]:
-    """Return for each node the first step of the row of steps of one name that it belongs to."""
+    """Map each node to the first step of its row of steps with the same name."""
     dependents = dependents_of(dependencies)
     heads = list(range(len(dependencies)))
     for node in topological(dependencies, dependents):

@@ -39,7 +39,7 @@ LOCK_TIMEOUT_MS = 500
 POOL_WAIT_SECONDS = 5.0
 # The server ends a statement earlier than this, so one that stays silent for longer is frozen or cut off.
 SILENCE_SECONDS = 8.0
-# A change may wait for locks, but not for ever: its connection is closed then, which undoes it.
+# A change may wait for locks, but not forever: its connection is closed then, which undoes it.
 CHANGE_SECONDS = 30.0
 
 # One snapshot for all facts of a page, so that its numbers agree.

@@ -66,7 +66,7 @@ class Settings:
     # Host names that requests may use; None accepts all, when the mounting server checks them.
     allowed_hosts: frozenset[str] | None = None
     # Proxies whose X-Forwarded-Proto and X-Forwarded-For count; the server of a mounting application
-    # has switches of its own for them.
+    # has its own switches for them.
     proxies: Networks = ()
     # Whether the process serves the dashboard alone, as ``horsies web`` does.
     is_standalone: bool = False
@@ -99,7 +99,7 @@ class Site:
 
     @cached_property
     def masking(self) -> Masking:
-        """Masks the values of secret keys, also of those that the dashboard was given."""
+        """Masks the values of secret keys: the built-in list and those that the dashboard was given."""
         return Masking(self.settings.masked)
 
     def parameter_names(self, task_name: str) -> Sequence[str]:
@@ -133,7 +133,7 @@ class View:
 
     @property
     def path(self) -> str:
-        """The path of the page below the mount point, also in the stream of its updates."""
+        """The path of the page below the mount point; its stream of updates has the same."""
         path: str = self.request.scope["path"]
         is_below = path.startswith(f"{self._root}/")
         below = path[len(self._root) :] if is_below else path if path != self._root else "/"

@@ -132,7 +132,7 @@ class WorkflowSpec(Generic[T]):
     ) -> WorkflowStartResult[WorkflowHandle[T]]:
         """Start a run and return its handle.
 
-        ``workflow_id``: a UUID of your own; a second start with it returns the existing run.
+        ``workflow_id``: your own UUID; a second start with it returns the existing run.
         ``workflow_key``: any text; while a run with it has not ended, a second start returns that run.
         ``transaction``: your open psycopg, SQLAlchemy or Django connection; the run commits or
         vanishes with it. Never raises for operational reasons.
@@ -240,7 +240,7 @@ class WorkflowMaker:
         )
 
     def accepts(self, spec: WorkflowSpec[Any]) -> bool:
-        """Tell whether a specification belongs to this application, or to none yet."""
+        """Return whether a specification belongs to this application, or to none yet."""
         return spec.graph.producer in (None, self._producer)
 
     def adopt(self, spec: WorkflowSpec[T]) -> WorkflowSpec[T]:

@@ -257,7 +257,7 @@ def _check_results(call: _Call) -> None:
 
 
 def _may_be_open(node: CallingNode[Any]) -> bool:
-    """Tell whether a node may begin before all its dependencies have ended."""
+    """Return whether a node may begin before all its dependencies have ended."""
     return node.join in ("any", "quorum") and not isinstance(node, MapNode)
 
 

@@ -60,7 +60,7 @@ class Route(NamedTuple):
 class Graph:
     """A whole workflow: frozen nodes in index order, edges as indexes, arguments as JSON text.
 
-    ``internal_route`` is the route of nodes without a task of their own. It is None, and nodes
+    ``internal_route`` is the route of nodes without their own task. It is None, and nodes
     without an explicit queue have none, until an application builds the workflow.
     """
 

@@ -77,7 +77,7 @@ def result_targets(annotation: Any) -> Sequence[Any]:
 
 @cached_by_annotation(2_048)
 def takes_value(annotation: Any) -> bool:
-    """Tell whether a parameter takes the value of a node rather than its whole TaskResult.
+    """Return whether a parameter takes the value of a node rather than its whole TaskResult.
 
     Without an annotation, or with ``Any``, it takes the whole result.
     """
@@ -87,7 +87,7 @@ def takes_value(annotation: Any) -> bool:
 
 
 def takes_item_results(annotation: Any) -> bool:
-    """Tell whether a parameter takes the items of a map as results: ``list[TaskResult[...]]``."""
+    """Return whether a parameter takes the items of a map as results: ``list[TaskResult[...]]``."""
     return any(
         _is_result(bare(one)) for branch in _branches(annotation) for one in get_args(branch)
     )

@@ -296,7 +296,7 @@ def wait_for_run(
 ) -> HandleResult[RunOutcome]:
     """Wait for a run in one of these statuses, or in a terminal one.
 
-    0 looks once, None waits for ever.
+    0 looks once, None waits forever.
     """
     if timeout_ms != 0 and is_loop_running():
         message = "This would block the running event loop; await the ..._async method instead."

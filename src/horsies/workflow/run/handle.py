@@ -107,7 +107,7 @@ class WorkflowHandle(Generic[T]):
     # Waiting
 
     def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
-        """Wait for the result and return it; 0 looks once without waiting, None waits for ever.
+        """Wait for the result and return it; 0 looks once without waiting, None waits forever.
 
         Never raises. A failed, cancelled or expired run returns its error, a paused run returns
         WORKFLOW_PAUSED at once. Other errors: WAIT_TIMEOUT, RESULT_NOT_READY (with 0),

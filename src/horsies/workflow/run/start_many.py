@@ -40,7 +40,7 @@ T = TypeVar("T")
 # A chunk bounds the memory of the program and the time of one statement.
 CHUNK_RUNS = 500
 CHUNK_CHARACTERS = 1_000_000
-# A single row would be named in a notification of its own: the last chunk gets two runs of the one before.
+# A single row would be named in its own notification: the last chunk gets two runs of the one before.
 _CARRIED = 2
 
 
@@ -227,7 +227,7 @@ class _Stream(Generic[T]):
         return chunk
 
     def _types_of(self, nodes: Sequence[AnyNode]) -> DeclaredTypes:
-        """Return types that runs of the same tasks share: a handle then keeps no nodes of its own."""
+        """Return types that runs of the same tasks share: a handle then keeps no nodes."""
         types, shape = DeclaredTypes(nodes), []
         for node in nodes:
             if not isinstance(node, TaskNode):

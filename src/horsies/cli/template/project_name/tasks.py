@@ -1,4 +1,4 @@
-"""The tasks: plain functions, which a worker runs in processes of their own."""
+"""The tasks: plain functions, which a worker runs in their own processes."""
 
 from horsies import RetryPolicy, TaskFailed, current_task
 
