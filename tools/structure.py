@@ -36,7 +36,6 @@ KNOWN = {
     "current_task.CurrentTask": (26, 3),
     "worker.connection.WorkerConnection": (27, 25),
     "worker.loop.Worker": (24, 19),
-    "worker.maintenance.Maintenance": (28, 29),
     "worker.pool.async_pool.AsyncPool": (31, 12),
     "worker.pool.children.Children": (29, 14),
     "worker.pool.mixed_pool.MixedPool": (29, 4),

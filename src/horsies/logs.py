@@ -42,6 +42,7 @@ EventName: TypeAlias = Literal[
     "worker_frozen",
     "worker_declared_lost",
     "tasks_stopped",
+    "heartbeat_refused",
     "child_died",
     "loop_blocked",
     "database_lost",

@@ -26,6 +26,7 @@ from horsies.db.statements.workers import find_abandoned
 from horsies.states import TaskStatus
 from horsies.tasks.blocked import (
     ALIKE,
+    LOCKED_SECONDS,
     LONGEST_LOCK_SECONDS,
     PATIENCE,
     Blocked,
@@ -360,6 +361,35 @@ def test_a_refused_outcome_keeps_no_place_under_a_cap(
         turned = take_turn(pipeline, capped, [outcome], request)
         assert turned.refused == {bad.id}
         assert [task.task_name for task in turned.claimed] == ["work"]
+
+
+def test_a_locked_record_of_blocked_tasks_delays_one_turn_and_is_written_later(
+    process_url: str, connection: Connection[Any], pipeline: Pipeline, poison: Poison
+) -> None:
+    clock = Clock()
+    blocked = Blocked("me", clock)
+    for name in ("poison", "work", "poison"):
+        add_task(connection, task_name=name)
+    first, good, second = (Outcome.completed(task, '{"ok":1}') for task in claim(pipeline, 3))
+    pipeline.connection.execute("SET lock_timeout = '1s'")
+    with poison(connection, POISONOUS), psycopg.connect(process_url) as operator:
+        operator.execute("LOCK TABLE horsies_blocked")
+        turned = take_turn(pipeline, CLAIMER, [first, good], TurnRequest(), blocked)
+        assert (turned.refused, turned.recorded) == ({first.task_id}, {good.task_id})
+        statements = pipeline.statements
+        assert record_alone(pipeline, CLAIMER, second, blocked) is None
+        again = pipeline.statements - statements
+        operator.rollback()
+        statements = pipeline.statements
+        blocked.update_record(pipeline)
+        assert pipeline.statements == statements, "the table was locked a moment ago"
+        clock.now += LOCKED_SECONDS
+        blocked.update_record(pipeline)
+        (rows,) = pipeline.run([list_blocked(10)])
+        assert {row.id for row in rows} == {first.task_id, second.task_id}
+        statements = pipeline.statements
+        assert record_alone(pipeline, CLAIMER, second, blocked) is None
+        assert pipeline.statements - statements == again, "its row is written once"
 
 
 @pytest.mark.slow
@@ -798,7 +828,7 @@ def test_the_database_is_named_when_it_refuses_every_task_of_a_batch_alike(
     for one in outcomes[1:]:
         assert record_alone(pipeline, CLAIMER, one, blocked) is not None
     assert list_blocked.fetch(connection, 9) == []
-    blocked.delete_old(pipeline)
+    blocked.update_record(pipeline)
     assert connection.execute("SELECT FROM horsies_blocked").fetchall() == []
 
 

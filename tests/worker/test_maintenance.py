@@ -17,6 +17,7 @@ import pytest
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
+from horsies.db.statements.blocked import limit_lock_wait
 from horsies.db.statements.measures import add_measures
 from horsies.db.statements.queues import send_notification
 from horsies.db.statements.tasks import TaskId
@@ -47,9 +48,10 @@ from horsies.worker.agenda import Timer
 from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.dispatcher import Dispatcher
+from horsies.worker.heartbeat import SEEN_SECONDS
 from horsies.worker.ledger import WAITING, Ledger
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity
-from horsies.worker.maintenance import PROGRESS_SECONDS, SEEN_SECONDS, Maintenance
+from horsies.worker.maintenance import PROGRESS_SECONDS, Maintenance
 from horsies.worker.notifications import echo_channel
 from horsies.worker.pool.pool import ChildPool, ChildSummary
 from horsies.worker.protocol import ProgressReport
@@ -178,7 +180,7 @@ def test_the_sign_of_life_comes_first(dispatcher: Dispatcher) -> None:
     database = RecordingDatabase()
     perform(make_maintenance(dispatcher), database, 1.0)
     order = [statement for statement, _ in database.steps]
-    assert order[:2] == [register_worker, see_worker]
+    assert order[:3] == [limit_lock_wait, register_worker, see_worker]
     assert store_worker_state in order
 
 
@@ -230,12 +232,11 @@ def test_a_worker_that_others_declared_lost_recovers_no_task(dispatcher: Dispatc
     )
     for now in range(1, 20):
         perform(maintenance, database, now)
-    assert maintenance.is_lost
+    assert maintenance.heartbeat.is_lost
     assert database.asked(close_lost_workers) == []
-    maintenance.forget_registration()
-    assert not maintenance.is_lost
     database = RecordingDatabase()
-    perform(maintenance, database, 1.1)
+    maintenance.heartbeat.register_again(cast(Pipeline, database))
+    assert not maintenance.heartbeat.is_lost
     assert database.asked(register_worker)
 
 
@@ -330,15 +331,15 @@ def test_after_a_break_or_a_freeze_a_heartbeat_comes_before_anything_else(
     connection = QuietConnection()
     maintenance = make_maintenance(dispatcher, connection=connection)
     database = RecordingDatabase()
-    assert maintenance.must_show_first, "a worker registers before it claims"
-    maintenance.show(cast(Pipeline, database), 100.0)
-    assert not maintenance.must_show_first
+    assert maintenance.heartbeat.must_come_first, "a worker registers before it claims"
+    maintenance.heartbeat.show(cast(Pipeline, database), 100.0)
+    assert not maintenance.heartbeat.must_come_first
     connection.breaks += 1
-    assert maintenance.must_show_first
-    maintenance.show(cast(Pipeline, database), 100.1)
-    assert not maintenance.must_show_first
-    maintenance.note_freeze()
-    assert maintenance.must_show_first
+    assert maintenance.heartbeat.must_come_first
+    maintenance.heartbeat.show(cast(Pipeline, database), 100.1)
+    assert not maintenance.heartbeat.must_come_first
+    maintenance.heartbeat.note_freeze()
+    assert maintenance.heartbeat.must_come_first
     assert len(database.asked(see_worker)) == 2
 
 
@@ -347,7 +348,7 @@ def test_after_a_break_the_children_of_tasks_owned_elsewhere_are_killed(
 ) -> None:
     maintenance, database = make_maintenance(dispatcher), RecordingDatabase(owned=["a"])
     dispatcher.hand_out([claimed("a", 1), claimed("b", 2), claimed("c")])
-    maintenance.show(cast(Pipeline, database), 100.0)
+    maintenance.heartbeat.show(cast(Pipeline, database), 100.0)
     (asked,) = database.asked(find_owned)
     assert asked.ids == ["a", "b", "c"]
     assert cast(QuietPool, dispatcher.pool).killed == ["b"]
@@ -364,21 +365,21 @@ def test_a_freeze_during_the_check_of_ownership_leads_to_another_one_at_once(
         answers = database.run(steps)
         if steps[0][0] is find_owned and database.owned != ["a"]:
             database.owned = ["a"]
-            maintenance.note_freeze()
+            maintenance.heartbeat.note_freeze()
         return answers
 
-    maintenance.show(cast(Pipeline, SimpleNamespace(run=freeze)), 100.0)
+    maintenance.heartbeat.show(cast(Pipeline, SimpleNamespace(run=freeze)), 100.0)
     assert cast(QuietPool, dispatcher.pool).killed == ["b"]
     assert len(database.asked(see_worker)) == len(database.asked(find_owned)) == 2
-    assert not maintenance.must_show_first
+    assert not maintenance.heartbeat.must_come_first
 
 
 def test_a_late_heartbeat_comes_before_the_turn_that_delayed_it(dispatcher: Dispatcher) -> None:
     maintenance, database = make_maintenance(dispatcher), RecordingDatabase()
-    maintenance.show(cast(Pipeline, database), 100.0)
-    maintenance.show_if_late(cast(Pipeline, database), 103.4)
+    maintenance.heartbeat.show(cast(Pipeline, database), 100.0)
+    maintenance.heartbeat.send_if_late(cast(Pipeline, database), 103.4)
     assert len(database.asked(see_worker)) == 1, "due, but a turn or a look ahead may carry it"
-    maintenance.show_if_late(cast(Pipeline, database), 103.5)
+    maintenance.heartbeat.send_if_late(cast(Pipeline, database), 103.5)
     assert len(database.asked(see_worker)) == 2
 
 
@@ -387,8 +388,8 @@ def test_a_check_of_ownership_that_failed_is_done_again(dispatcher: Dispatcher) 
     dispatcher.hand_out([claimed("a", 1)])
     database.failure = psycopg.OperationalError("connection lost")
     with pytest.raises(psycopg.OperationalError):
-        maintenance.show(cast(Pipeline, database), 100.0)
-    assert maintenance.must_show_first
+        maintenance.heartbeat.show(cast(Pipeline, database), 100.0)
+    assert maintenance.heartbeat.must_come_first
 
 
 def test_leases_are_renewed_for_what_waits_and_nothing_else(dispatcher: Dispatcher) -> None:

@@ -36,7 +36,7 @@ from horsies.db.statements.blocked import (
     limit_lock_wait,
     note_blocked,
 )
-from horsies.logs import as_event
+from horsies.logs import EventName, as_event
 
 logger = logging.getLogger("horsies.blocked")
 
@@ -44,6 +44,8 @@ FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 300.0
 # The lock of another session ends by itself, and the task should not wait much longer than that.
 LONGEST_LOCK_SECONDS = 5.0
+# How long refusals are kept in memory once the table for them was locked: no turn waits for it meanwhile.
+LOCKED_SECONDS = 30.0
 # An attempt that is overdue for this long will not come: the task was changed elsewhere.
 FORGET_SECONDS = 60.0
 
@@ -169,6 +171,12 @@ class Blocked:
         self._search: _Search | None = None
         # Refusals that could not be recorded, because the connection was lost.
         self._unreported: list[Refusal] = []
+        # Refusals that are logged and could not be recorded, because another session had locked the table;
+        # and until when it counts as locked.
+        self._unrecorded: list[Refusal] = []
+        self._locked_until = 0.0
+        # Why regular jobs were refused the last time.
+        self.refused_jobs: dict[str, str] = {}
         # Whether rows of tasks that moved on may be left.
         self.has_recorded = False
 
@@ -373,22 +381,52 @@ class Blocked:
 
     def _is_new(self, pipeline: Pipeline, refusal: Refusal) -> bool:
         """Record a refusal; False if it was recorded before, by any worker."""
+        if self._clock() < self._locked_until:
+            self._unrecorded.append(refusal)
+            return True
         change = refusal.change
         row = note_blocked(change.id, change.is_run, change.action, refusal.reason, self._worker_id)
         try:
-            is_new = bool(pipeline.run([row])[0])
+            _, found = pipeline.run([self.lock_wait(), row])
         except psycopg.Error as error:
-            if is_transient(error):
+            if is_lock_timeout(error):
+                self._unrecorded.append(refusal)
+                self._locked_until = self._clock() + LOCKED_SECONDS
+            elif is_transient(error):
                 raise
             logger.warning("a blocked task cannot be recorded: %s", describe_refusal(error))
             return True
         self.has_recorded = True
-        return is_new
+        return bool(found)
 
-    def delete_old(self, pipeline: Pipeline) -> None:
-        """Delete the rows of tasks and runs that have moved on, once none is known to be blocked."""
+    @contextmanager
+    def job(self, name: str, event: EventName | None = None, remedy: str = "") -> Iterator[None]:
+        """Leave a regular job for its next time when the database refuses it; log each reason once."""
+        try:
+            yield
+        except psycopg.Error as error:
+            if not self.failures.is_isolated(name, error):
+                raise
+            reason = describe_refusal(error)
+            if self.refused_jobs.get(name) != reason:
+                extra = None if event is None else as_event(event, error=reason)
+                logger.error("%s failed, others go on: %s%s", name, reason, remedy, extra=extra)
+            self.refused_jobs[name] = reason
+        else:
+            self.failures.forget(name)
+            self.refused_jobs.pop(name, None)
+
+    def update_record(self, pipeline: Pipeline) -> None:
+        """Record the refusals for which the table was locked. Once no task or run is known to be blocked,
+        delete the rows of those that have moved on.
+        """
+        if self._unrecorded and self._clock() >= self._locked_until:
+            unrecorded, self._unrecorded = self._unrecorded, []
+            for refusal in unrecorded:
+                if refusal.change.id in self.delays:
+                    self._is_new(pipeline, refusal)
         if self.has_recorded and not self.delays:
-            pipeline.run([delete_unblocked()])
+            pipeline.run([self.lock_wait(), delete_unblocked()])
             self.has_recorded = False
 
 

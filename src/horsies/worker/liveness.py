@@ -99,17 +99,17 @@ class Liveness:
     def __init__(self, app_config: AppConfig, config: WorkerConfig, identity: Identity) -> None:
         self._app_config = app_config
         self._config = config
-        self._identity = identity
+        self.identity = identity
         self._process = psutil.Process()
         self._process.cpu_percent()  # the first call only sets the starting point
-        self._is_registered = False
+        self.is_registered = False
 
     def steps(self, *, receives_notifications: bool) -> list[Step]:
         """The statements that renew this worker's row and send it an echo."""
-        identity = self._identity
+        identity = self.identity
         echo = echo_channel(identity.worker_id)
         seen = see_worker(identity.worker_id, receives_notifications, echo)
-        if self._is_registered:
+        if self.is_registered:
             return [seen]
         row = register_worker(
             identity.worker_id,
@@ -129,12 +129,12 @@ class Liveness:
     def note_seen(self, rows: Sequence[Presence]) -> bool:
         """The row was renewed; False when another worker has declared this one lost."""
         # A deleted row says nothing about this worker: it is written again next time.
-        self._is_registered = bool(rows)
+        self.is_registered = bool(rows)
         return not any(row.was_stopped for row in rows)
 
     def forget(self) -> None:
         """Another worker closed this worker's row; register it anew."""
-        self._is_registered = False
+        self.is_registered = False
 
     def snapshot(self, running: int, waiting: int, children: Sequence[ChildSummary]) -> Step:
         """The statement that stores this worker's load and that of its children."""
@@ -143,7 +143,7 @@ class Liveness:
         caps = {queue.name: queue.max_concurrency for queue in queues}
         memory_mb, cpu_percent, memory_percent = self._usage()
         return store_worker_state(
-            worker_id=self._identity.worker_id,
+            worker_id=self.identity.worker_id,
             tasks_running=running,
             tasks_claimed=waiting,
             memory_usage_mb=memory_mb,
@@ -185,7 +185,7 @@ class Liveness:
             target = ping.get("target_worker_id")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        identity = self._identity
+        identity = self.identity
         if target not in (None, identity.worker_id) or not _PONG_CHANNEL.fullmatch(channel):
             return None
         # JSON escapes any correlation id; cut to 100 characters, it fits into a notification.
@@ -199,4 +199,4 @@ class Liveness:
 
     def stop(self) -> Step:
         """The statement that closes this worker's row: it has left no tasks to recover."""
-        return record_worker_stop(self._identity.worker_id)
+        return record_worker_stop(self.identity.worker_id)

@@ -156,7 +156,7 @@ class Worker:
             has_started=self._has_started,
             is_stopping=self._shutdown.is_requested,
             is_connected=connection.holds_lock,
-            is_receiving=self._maintenance.is_receiving,
+            is_receiving=self._maintenance.heartbeat.is_receiving,
             reconnects=connection.reconnects,
             unrecorded=self._dispatcher.ledger.count(ENDED, REFUSED),
             children_busy=busy,
@@ -329,7 +329,7 @@ class Worker:
         late_seconds, self._awake_by = now - self._awake_by, now
         if late_seconds <= self._limits.gap_seconds:
             return
-        self._maintenance.note_freeze()
+        self._maintenance.heartbeat.note_freeze()
         if not self._dispatcher.ledger.is_empty:
             logger.critical(
                 "this worker was frozen for %.1f s; checking whether its tasks were recovered",
@@ -344,18 +344,18 @@ class Worker:
         if (
             limit_ms is None
             or not self._pool.busy
-            or self._stopped_after == self._maintenance.shown_at
+            or self._stopped_after == self._maintenance.heartbeat.shown_at
         ):
             return NEVER
-        return max(0.0, self._maintenance.shown_at + limit_ms / 1000 - lifetime_clock())
+        return max(0.0, self._maintenance.heartbeat.shown_at + limit_ms / 1000 - lifetime_clock())
 
     def _stop_tasks_if_silent(self) -> None:
         if self._seconds_until_silent() > 0.0:
             return
-        silent_seconds = lifetime_clock() - self._maintenance.shown_at
+        silent_seconds = lifetime_clock() - self._maintenance.heartbeat.shown_at
         self._pool.return_unstarted()
         running = list(self._pool.busy)
-        self._stopped_after = self._maintenance.shown_at
+        self._stopped_after = self._maintenance.heartbeat.shown_at
         logger.critical(
             "no heartbeat for %.1f s (stop_tasks_after_silence_ms); killing %d running task(s)",
             silent_seconds,

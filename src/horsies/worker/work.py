@@ -71,9 +71,10 @@ def _expire_batch(pipeline: Pipeline, steps: Sequence[Step]) -> tuple[Any, ...]:
 
 
 def _expire_each(pipeline: Pipeline, steps: Sequence[Step], blocked: Blocked) -> tuple[Any, ...]:
+    """The same without the signs of life, which may be the cause of the error."""
     expired = expire_one_by_one(pipeline, blocked)
     lapsed = release_one_by_one(pipeline, blocked)
-    return expired, lapsed, *pipeline.run(steps[2:])
+    return expired, lapsed, *pipeline.run(steps[2:3])
 
 
 # An outcome, how many seconds its attempt may take if it is the last, and whether it waits for locks.
@@ -205,10 +206,10 @@ class Work:
         if self._shutdown.is_requested:
             self._blocked.failures.patience = 1
         self._notice_freeze()
-        if self._maintenance.must_show_first:
+        if self._maintenance.heartbeat.must_come_first:
             self.claimed_last = False
-            self._maintenance.show(pipeline, time.monotonic())
-        self._maintenance.show_if_late(pipeline, time.monotonic())
+            self._maintenance.heartbeat.show(pipeline, time.monotonic())
+        self._maintenance.heartbeat.send_if_late(pipeline, time.monotonic())
         self._fence_if_lost(pipeline)
         if ledger.count(UNCALLED) or time.monotonic() >= self._unknown.next_at():
             self._serve_unknown(pipeline)
@@ -402,9 +403,9 @@ class Work:
     def _hand_out(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask], parts: Parts) -> None:
         """Give tasks to children, after a freeze only those that no other worker has recovered."""
         self._notice_freeze()
-        if tasks and self._maintenance.was_frozen:
+        if tasks and self._maintenance.heartbeat.was_frozen:
             with self._dispatcher.ledger.claim_in_doubt():
-                owned = self._maintenance.owned(pipeline, tasks)
+                owned = self._maintenance.heartbeat.owned(pipeline, tasks)
             tasks = [task for task in tasks if task.id in owned]
         self._dispatcher.hand_out(tasks, parts)
 
@@ -452,7 +453,7 @@ class Work:
     def _look_ahead(self, pipeline: Pipeline) -> None:
         """Expire tasks past their deadline, free lapsed claims, find out when the next task is due."""
         now = time.monotonic()
-        signs = self._maintenance.signs_of_life(now)
+        signs = self._maintenance.heartbeat.carried_signs(now)
         excluded = self._blocked.excluded() if self._blocked.delays else NOTHING
         agenda, claims = self._agenda, self._async
         last_look = agenda.last_look if claims is None else claims.last_look(agenda)
@@ -474,17 +475,17 @@ class Work:
         ended = time.monotonic()
         for one in self._agendas():
             one.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
-        if signs:
+        if answers:
             # A recovery may follow, and this worker may claim the tasks it frees.
             self.claimed_last = False
-            self._maintenance.note_signs(pipeline, answers, now)
+            self._maintenance.heartbeat.note_signs(pipeline, answers, now)
             self._fence_if_lost(pipeline)
 
     def _fence_if_lost(self, pipeline: Pipeline) -> None:
         """Kill the children when another worker declared this one lost and recovered its tasks; register
         again before anything is claimed.
         """
-        if self._maintenance.is_lost:
+        if self._maintenance.heartbeat.is_lost:
             running_count = self._dispatcher.ledger.count(RUNNING)
             logger.critical(
                 "another worker declared this one lost; killing its %d running task(s)",
@@ -493,5 +494,4 @@ class Work:
             )
             if running_count:
                 self._pool.kill_all()
-            self._maintenance.forget_registration()
-            self._maintenance.show(pipeline, time.monotonic())
+            self._maintenance.heartbeat.register_again(pipeline)

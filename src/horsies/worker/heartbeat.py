@@ -1,0 +1,220 @@
+"""The heartbeat: how a worker shows that it is alive, and finds out which others are not.
+
+A heartbeat renews the worker's row and looks at the rows of the others. After a freeze or a lost connection
+it comes before any other work, because other workers may have recovered tasks meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horsies.config.app import AppConfig
+from horsies.db.pipeline import Pipeline
+from horsies.db.statement import Step
+from horsies.db.statements.turn import ClaimedTask
+from horsies.db.statements.workers import find_owned, watch_workers
+from horsies.tasks.blocked import Blocked
+from horsies.worker.agenda import NEVER, REST_FACTOR, lifetime_clock
+from horsies.worker.connection import WorkerConnection
+from horsies.worker.dispatcher import Dispatcher
+from horsies.worker.liveness import Liveness
+from horsies.worker.reaper import recover_lost_workers
+from horsies.worker.watch import Watch, WatchLimits
+
+logger = logging.getLogger("horsies.worker")
+
+# A worker with tasks shows itself this often; an idle one at its safety poll, with the same statement.
+SEEN_SECONDS = 2.0
+# A heartbeat goes out this much before its time if another transaction goes out anyway.
+EARLY_SECONDS = 0.5
+# A heartbeat this late goes out before a turn: the turn may be waiting for a lock.
+LATE_SECONDS = 1.0
+
+_JOB = "the heartbeat of this worker"
+_REMEDY = (
+    "; look for a session that locks horsies_workers, for a trigger on this table, and at the rights of the "
+    "role"
+)
+
+
+@dataclass(slots=True)
+class HeartbeatClock:
+    """When the next heartbeat is due."""
+
+    busy_seconds: float
+    idle_seconds: float
+    suspicion_seconds: float
+    sent_at: float = -NEVER
+    # Until then none is tried, because the database refused the last one.
+    refused_until: float = 0.0
+    # When the last one was asked for; its answer may come much later.
+    asked_at: float = 0.0
+
+    @classmethod
+    def of(cls, config: AppConfig, limits: WatchLimits) -> HeartbeatClock:
+        """Well before silence counts, however rarely the worker polls."""
+        most_seconds = min(limits.look_seconds, limits.lock_seconds)
+        poll_seconds = config.resilience.notify_poll_interval_ms / 1000
+        return cls(
+            min(SEEN_SECONDS, most_seconds),
+            min(poll_seconds, most_seconds),
+            limits.suspicion_seconds,
+        )
+
+    def due_at(self, *, is_idle: bool, has_suspects: bool) -> float:
+        seconds = self.idle_seconds if is_idle else self.busy_seconds
+        if has_suspects:
+            seconds = min(seconds, self.suspicion_seconds)
+        return max(self.sent_at + seconds, self.refused_until)
+
+    def note_refusal(self, now: float) -> None:
+        taken_seconds = time.monotonic() - self.asked_at
+        self.refused_until = now + max(self.busy_seconds, REST_FACTOR * taken_seconds)
+
+
+class Heartbeat:
+    """Sends the heartbeats of one worker and takes the answers."""
+
+    def __init__(
+        self,
+        app_config: AppConfig,
+        liveness: Liveness,
+        dispatcher: Dispatcher,
+        connection: WorkerConnection,
+        blocked: Blocked,
+    ) -> None:
+        self._app_config = app_config
+        self._liveness = liveness
+        self._dispatcher = dispatcher
+        self._connection = connection
+        self._blocked = blocked
+        limits = WatchLimits.of(app_config)
+        self._watch = Watch(limits, liveness.identity.sees_gone)
+        self._clock = HeartbeatClock.of(app_config, limits)
+        # The start of the last heartbeat that was stored, on the clock that runs through a suspend.
+        self.shown_at = lifetime_clock()
+        self._breaks = -1
+        # How often the database had to confirm that this worker still owns its tasks, and how often it did.
+        self._checks_needed = self._checks_done = 0
+        self.is_lost = False
+        # Whether notifications arrive.
+        self.is_receiving = True
+
+    def due_at(self) -> float:
+        is_idle = self._dispatcher.ledger.is_empty
+        return self._clock.due_at(is_idle=is_idle, has_suspects=self._watch.has_suspects)
+
+    @property
+    def must_come_first(self) -> bool:
+        """Whether a heartbeat comes before any other work: other workers may have declared this one
+        lost while it was frozen or without a connection.
+        """
+        return self.was_frozen or self._breaks != self._connection.breaks
+
+    @property
+    def was_frozen(self) -> bool:
+        """Whether other workers may have recovered tasks since the last check."""
+        return self._checks_needed != self._checks_done
+
+    def note_freeze(self) -> None:
+        """This process did not run for long: check the ownership of its tasks."""
+        self._checks_needed += 1
+        self._watch.note_gap()
+
+    def show(self, pipeline: Pipeline, now: float) -> None:
+        """Send a heartbeat, and end tasks that belong to another worker by now; again if a freeze has made
+        the answers old.
+        """
+        self._checks_needed = check = self._checks_needed + 1
+        self._clock.sent_at = -NEVER
+        self.note_signs(pipeline, pipeline.run(self._signs_of_life(now)), now)
+        if not self.is_lost and (held := self._dispatcher.ledger.tasks()):
+            self._dispatcher.keep_owned(self.owned(pipeline, held))
+        self._checks_done = check
+        if self.was_frozen:
+            self.show(pipeline, time.monotonic())
+
+    def owned(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> set[str]:
+        """The ids of those attempts that the database still lists as this worker's."""
+        ids, generations = [task.id for task in tasks], [task.generation for task in tasks]
+        find = find_owned(self._liveness.identity.worker_id, ids, generations)
+        return {row.id for row in pipeline.run([find])[0]}
+
+    def send_if_late(self, pipeline: Pipeline, now: float) -> None:
+        """Send a heartbeat that failed turns have delayed."""
+        if now >= self.due_at() + LATE_SECONDS:
+            self.send(pipeline, now)
+
+    def send(self, pipeline: Pipeline, now: float) -> None:
+        """Send a heartbeat. Tasks go on if the database refuses to change this worker's row: other workers
+        see that its session holds its lock and executes statements.
+
+        A worker that is not registered must wait: its tasks would belong to no worker that others know.
+        """
+        answers: list[list[Any]] | None = None
+        steps = [self._blocked.lock_wait(), *self._signs_of_life(now)]
+        if not self._liveness.is_registered:
+            answers = pipeline.run(steps)
+        else:
+            with self._blocked.job(_JOB, "heartbeat_refused", _REMEDY):
+                answers = pipeline.run(steps)
+        if answers is None:
+            self._clock.note_refusal(now)
+        else:
+            self.note_signs(pipeline, answers, now)
+
+    def carried_signs(self, now: float) -> list[Step]:
+        """The statements of a heartbeat for another transaction to carry along: an idle worker then needs
+        one per poll in all. Empty if it is too early, or while the database refuses them.
+        """
+        if now < self.due_at() - EARLY_SECONDS or _JOB in self._blocked.refused_jobs:
+            return []
+        return [self._blocked.lock_wait(), *self._signs_of_life(now)]
+
+    def _signs_of_life(self, now: float) -> list[Step]:
+        """The statements that show this worker alive and look for lost ones."""
+        self.is_receiving = self._connection.check_notifications(now)
+        self._notice_breaks()
+        self._clock.asked_at = time.monotonic()
+        return [
+            *self._liveness.steps(receives_notifications=self.is_receiving),
+            watch_workers(self._liveness.identity.worker_id),
+        ]
+
+    def _notice_breaks(self) -> bool:
+        """Whether the connection has held since the last call; a break is a gap in the observation."""
+        self._connection.is_connected()  # notices a break that only the socket shows
+        has_held = self._breaks == self._connection.breaks
+        if not has_held:
+            self._breaks = self._connection.breaks
+            self._watch.note_gap()
+        return has_held
+
+    def note_signs(self, pipeline: Pipeline, answers: Sequence[list[Any]], now: float) -> None:
+        """Take the answers to the statements of a heartbeat, and recover the tasks of lost workers."""
+        *_, seen, others = answers
+        taken_seconds = time.monotonic() - self._clock.asked_at
+        self._clock.sent_at = now
+        self.shown_at = lifetime_clock() - taken_seconds
+        if seen:
+            self._dispatcher.tally.note_clock(seen[0].seen_at, taken_seconds)
+            self._connection.note_call(now + taken_seconds)
+        self.is_lost = not self._liveness.note_seen(seen)
+        if self.is_lost:
+            self._watch.note_gap()
+            return
+        # A pooler may have held the query back through an outage that freed the locks of live workers.
+        if self._notice_breaks():
+            verdicts = self._watch.note_look(others, now, now + taken_seconds)
+            with self._blocked.job("the recovery of lost workers"):
+                recover_lost_workers(pipeline, verdicts, self._app_config, self._blocked)
+
+    def register_again(self, pipeline: Pipeline) -> None:
+        """Another worker declared this one lost: register, as after a start."""
+        self._liveness.forget()
+        self.is_lost = False
+        self.show(pipeline, time.monotonic())
