@@ -397,6 +397,15 @@ CATALOGUE: dict[str, Entry] = {
         level=Level.YELLOW,
         urgency=Urgency.FAILING,
     ),
+    "TRIGGERS_SILENT": Entry(
+        RUN,
+        True,
+        "`session_replication_role` is `replica` for the database or a role: triggers do not fire, "
+        "so runs stop after a node and notifications are missing.",
+        "Reset the setting as `horsies doctor` prints it, and restart the workers.",
+        level=Level.RED,
+        urgency=Urgency.STOPPED,
+    ),
     "RUN_ENDED": Entry(
         RUN, False, "The run has ended.", "`horsies workflow retry RUN` after a failure."
     ),
@@ -538,12 +547,13 @@ def finding(
     subjects: Iterable[str] = (),
     remedy: str | None = None,
     evidence: Iterable[str] = (),
+    is_sql: bool = False,
     subject: Subject = SERVER,
 ) -> Finding:
     """Return a finding of the catalogue, with the level of its entry unless another is given."""
     known = CATALOGUE[code].level if level is None else level
     names, facts = tuple(subjects), tuple(evidence)
-    return Finding(code, sentence, known, since, names, remedy, facts, subject=subject)
+    return Finding(code, sentence, known, since, names, remedy, facts, is_sql, subject)
 
 
 def clause(code: str, **names: str) -> str:

@@ -71,6 +71,11 @@ class Ok(Generic[T_co], metaclass=_Side):
         def __getattr__(self, name: str) -> NoReturn:
             raise _no_attribute(self, name, "unwrap")
 
+        def __add__(self, other: object) -> NoReturn:
+            raise _no_sum(self)
+
+        __radd__ = __add__
+
     def is_ok(self) -> Literal[True]:
         """Return True."""
         return True
@@ -180,6 +185,11 @@ class Err(Generic[E_co], metaclass=_Side):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise _no_attribute(self, name, "unwrap_err")
+
+        def __add__(self, other: object) -> NoReturn:
+            raise _no_sum(self)
+
+        __radd__ = __add__
 
     def is_ok(self) -> Literal[False]:
         """Return False."""
@@ -293,6 +303,13 @@ def is_err(result: Result[T, E]) -> TypeIs[Err[E]]:
 def _no_truth(result: Result[Any, Any]) -> TypeError:
     kind = type(result).__name__
     return TypeError(f"{kind} is neither true nor false; call is_ok() or is_err(), or match it")
+
+
+def _no_sum(result: Result[Any, Any]) -> TypeError:
+    kind = type(result).__name__
+    return TypeError(
+        f"{kind} holds the value of a call, or its error, and cannot be added; call .unwrap() first"
+    )
 
 
 def _no_attribute(result: Result[Any, Any], name: str, unwrap: str) -> AttributeError:

@@ -69,6 +69,15 @@ def test_a_log_has_the_creation_of_a_server(caplog: pytest.LogCaptureFixture) ->
     ]
 
 
+def test_a_redirected_stream_has_the_creation_of_a_server(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded.logger, "hasHandlers", lambda: False)
+    embedded._announce_creation(Path("/some/where"))
+    text = "creating a PostgreSQL server in /some/where: the first start takes a few seconds\n"
+    assert capsys.readouterr() == ("", text)
+
+
 def test_a_killed_user_that_its_parent_has_not_collected_counts_as_dead() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

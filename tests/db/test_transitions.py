@@ -25,6 +25,7 @@ from horsies.db.statements.turn import (
     ReleaseLapsed,
     ReleaseUnstarted,
     RenewClaims,
+    RetriedTask,
     RetryTasks,
     SendHeartbeats,
     StartTasks,
@@ -109,7 +110,7 @@ def retry(
     owner: str = OWNER,
     generation: int = GENERATION,
     delay_seconds: float = 60.0,
-) -> list[FinishedTask]:
+) -> list[RetriedTask]:
     return retry_tasks.run(
         connection,
         RetryTasks(

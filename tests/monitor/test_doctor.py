@@ -98,7 +98,13 @@ class Damage:
 INVALID = (
     "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'horsies_tasks_lease'::regclass"
 )
+ON_DATABASE = "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET {}', current_database()); END $$"
+REPLICA = "session_replication_role = replica"
 DAMAGES = {
+    "triggers silent in the database": Damage("triggers", (ON_DATABASE.format(REPLICA),)),
+    "triggers silent for the role in the database": Damage(
+        "triggers", (ON_DATABASE.format(REPLICA).replace("DATABASE", "ROLE postgres IN DATABASE"),)
+    ),
     "trigger disabled": Damage(
         "triggers", ("ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_inserted",)
     ),
@@ -146,10 +152,7 @@ DAMAGES = {
     ),
     "read only": Damage(
         "standby",
-        (
-            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', "
-            "current_database()); END $$",
-        ),
+        (ON_DATABASE.format("default_transaction_read_only = on"),),
     ),
 }
 

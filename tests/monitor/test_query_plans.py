@@ -35,9 +35,9 @@ from horsies.db.statements.doctor import (
     Older,
     Seconds,
     count_abandoned,
+    find_long_pauses,
     find_overdue_schedules,
     find_overlong_tasks,
-    find_paused_runs,
 )
 from horsies.db.statements.explain import (
     EXPLAIN,
@@ -332,7 +332,7 @@ def test_open_runs_and_schedules_are_found_by_their_indexes(full: Connection[Any
     counted, cost = reads(full, (count_open_runs, CountMost(60)))
     assert dict(counted) == {"PENDING": 0, "RUNNING": 61, "PAUSED": 50}
     assert cost < 400
-    paused, cost = reads(full, (find_paused_runs, Older(86_400.0, 13)))
+    paused, cost = reads(full, (find_long_pauses, Older(86_400.0, 13)))
     assert len(paused) == 13
     assert cost < 200
     overdue, cost = reads(full, (find_overdue_schedules, Older(15.0, 13)))

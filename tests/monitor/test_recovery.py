@@ -246,3 +246,22 @@ def test_recovery_inside_an_event_loop_is_refused_before_it_changes_anything(
         return await app.get_broker().requeue_stale_claimed_async()
 
     assert asyncio.run(twin()).unwrap() == 1
+
+
+def test_the_log_names_the_outcome_of_a_recovered_task(
+    app: Horsies, connection: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = add_worker(connection, seen_at=ago(9_000), stopped_at=ago(9_000))
+    failed = add_running(connection, worker, 9_000, task_name="pay")
+    again = add_running(connection, worker, 9_000, task_name="mail", **retried("WORKER_CRASHED"))
+    claimed = add_claimed(connection, worker, 9_000)
+    broker = app.get_broker()
+    assert broker.mark_stale_tasks_as_failed().unwrap() == 2
+    assert broker.requeue_stale_claimed().unwrap() == 1
+    gone = f"whose worker {worker} is gone"
+    assert set(caplog.messages) >= {
+        f"recovered task pay {failed}, {gone}: it failed with WORKER_CRASHED",
+        f"recovered task mail {again}, {gone}: it is retried",
+        f"recovered task {row_of(connection, claimed)['task_name']} {claimed}, {gone}: it is back in its "
+        "queue",
+    }

@@ -349,3 +349,17 @@ def test_a_lost_answer_is_resent_without_a_second_set_of_tasks_when_asked_for(
 
 def test_a_call_does_not_show_its_arguments(add: Task) -> None:
     assert repr(add.bind(123456, b=654321)) == "TaskCall('add', ...)"
+
+
+def test_handles_of_generators_are_added_as_lists_are(
+    app: Horsies, add: Task, connection: Database
+) -> None:
+    first = add.send_many(add.bind(n) for n in range(2)).unwrap()
+    second = add.send_many(add.bind(n) for n in range(3)).unwrap()
+    listed = add.send_many([add.bind(9)]).unwrap()
+    ids = [handle.task_id for handle in (*first, *second, *listed)]
+    together: Any = first
+    assert [handle.task_id for handle in together + second + listed] == ids
+    assert [handle.task_id for handle in listed + together] == [ids[-1], *ids[:2]]
+    with pytest.raises(TypeError, match="unsupported operand"):
+        together + 1

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from horsies.db.statements.doctor import Silencer
 from horsies.db.statements.explain import (
     Ahead,
     DueCount,
@@ -33,6 +34,7 @@ from horsies.monitor.diagnose.queues import (
     queue_reasons,
 )
 from horsies.monitor.diagnose.runs import node_reasons, run_reasons, schedule_reasons
+from horsies.monitor.diagnose.schema import silent_triggers
 from horsies.monitor.diagnose.tasks import TaskSituation, task_reasons
 from horsies.monitor.diagnose.work import judge_failing, worker_reasons
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
@@ -659,6 +661,22 @@ def test_the_state_of_a_queue_has_these_reasons(
 def test_the_tasks_of_a_queue_are_counted_with_their_noun(backlog: DueCount, sentence: str) -> None:
     (found,) = queue_reasons(Backlog(backlog).of(queue()))
     assert sentence in found.sentence
+
+
+def test_silent_triggers_are_named_with_their_place() -> None:
+    silencer = Silencer("app", is_of_database=True, is_stored=True, database_name="shop")
+    (found,) = silent_triggers([silencer])
+    assert (found.code, found.blocks, found.is_sql) == ("TRIGGERS_SILENT", True, True)
+    assert "for the role app in the database shop" in found.sentence
+    assert found.remedy is not None
+    assert found.remedy.startswith('ALTER ROLE "app" IN DATABASE "shop" RESET')
+    (everywhere,) = silent_triggers([silencer._replace(role_name=None, is_of_database=False)])
+    assert "for every database" in everywhere.sentence
+    (own,) = silent_triggers(
+        [silencer._replace(role_name=None, is_of_database=False, is_stored=False)]
+    )
+    assert "for this session" in own.sentence
+    assert not own.is_sql
 
 
 def test_workers_and_failing_tasks_have_findings() -> None:

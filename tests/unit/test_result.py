@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import pickle
 from collections.abc import Callable
+from operator import add
 from typing import Any, assert_type
 
 import pytest
@@ -262,3 +263,9 @@ def test_a_result_cannot_be_changed(result: Any, name: str) -> None:
 def test_a_result_can_be_copied_and_pickled(result: Any) -> None:
     assert copy.copy(result) == copy.deepcopy(result) == result
     assert pickle.loads(pickle.dumps(result)) == result
+
+
+@pytest.mark.parametrize("pair", [(Ok([1]), Ok([2])), ([1], Ok([2])), (Err("x"), [1])])
+def test_results_are_not_added(pair: tuple[Any, Any]) -> None:
+    with pytest.raises(TypeError, match=r"holds the value of a call.* call \.unwrap\(\) first"):
+        add(*pair)

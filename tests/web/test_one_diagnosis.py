@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
+from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from horsies.db.statement import Script
@@ -14,7 +15,7 @@ from horsies.monitor.diagnose import doctor
 from horsies.monitor.diagnose.checks import Check, red
 from horsies.monitor.facts import Facts
 from tests.support.database import Database
-from tests.support.rows import add_snapshot, add_task, add_worker, ago
+from tests.support.rows import add_run, add_snapshot, add_task, add_worker, ago
 from tests.support.web_server import Ask
 
 Make = Callable[[Database], object]
@@ -92,8 +93,8 @@ REDS: dict[str, Make] = {
     "NO_SCHEDULER": schedule,
 }
 # A lost worker is a subject of its own, which has a page and no explanation; NOT_SERVED needs a scheduler's
-# session, and is decided by the rule of NO_SCHEDULER.
-NOT_MADE_HERE = {"WORKER_LOST", "NOT_SERVED"}
+# session, and is decided by the rule of NO_SCHEDULER. TRIGGERS_SILENT has a test of its own.
+NOT_MADE_HERE = {"WORKER_LOST", "NOT_SERVED", "TRIGGERS_SILENT"}
 
 
 @pytest.mark.parametrize("code", REDS)
@@ -150,3 +151,27 @@ def test_a_disabled_trigger_is_on_the_overview(ask: Ask, connection: Database) -
     line = lines["TRIGGERS"]
     assert line["subject"] == "the database server"
     assert line["sentence"] == "The trigger horsies_task_inserted on horsies_tasks is disabled."
+
+
+def test_a_run_without_triggers_is_explained(ask: Ask, connection: Database) -> None:
+    run = add_run(connection)
+    name = sql.Identifier(connection.info.dbname)
+    setting = sql.SQL("ALTER DATABASE {} {} session_replication_role {}")
+    connection.execute(setting.format(name, sql.SQL("SET"), sql.SQL("= replica")))
+    try:
+        reasons = ask(f"/api/workflows/{run}/explain").json()["reasons"]
+        lines = ask("/api/overview").json()["attention"]
+        (check,) = [
+            one for one in ask("/api/doctor?full=1").json()["checks"] if one["id"] == "triggers"
+        ]
+    finally:
+        connection.execute(setting.format(name, sql.SQL("RESET"), sql.SQL("")))
+    (silent,) = [one for one in reasons if one["code"] == "TRIGGERS_SILENT"]
+    assert silent["blocks"]
+    assert silent["remedy"] == (
+        f'ALTER DATABASE "{connection.info.dbname}" RESET session_replication_role; '
+        "-- then restart the workers"
+    )
+    assert [one["code"] for one in check["findings"]] == ["TRIGGERS_SILENT"]
+    assert check["findings"][0]["sentence"] == silent["sentence"]
+    assert "TRIGGERS_SILENT" in [one["code"] for one in lines]

@@ -492,3 +492,26 @@ def test_the_lock_is_taken_again_while_a_statement_waits_behind_a_pooler(
     assert worker.seconds_until_receive() == 0.0
     assert worker.receive().gap, "notifications may have been missed meanwhile"
     worker.close()
+
+
+def test_a_session_without_triggers_is_warned_of(
+    process_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with psycopg.connect(process_url, autocommit=True) as operator:
+        name = sql.Identifier(operator.info.dbname)
+        setting = sql.SQL("ALTER DATABASE {} {} session_replication_role {}")
+        operator.execute(setting.format(name, sql.SQL("SET"), sql.SQL("= replica")))
+        try:
+            with selectors.DefaultSelector() as selector:
+                opened = make_connection(process_url, selector)
+                assert opened.open() is not None
+                opened.close()
+        finally:
+            operator.execute(setting.format(name, sql.SQL("RESET"), sql.SQL("")))
+        warned = [one for one in caplog.messages if "triggers do not fire" in one]
+        assert len(warned) == 1
+        with selectors.DefaultSelector() as selector:
+            opened = make_connection(process_url, selector)
+            assert opened.open() is not None
+            opened.close()
+        assert [one for one in caplog.messages if "triggers do not fire" in one] == warned

@@ -160,11 +160,11 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
 
 
 def _announce_creation(directory: Path) -> None:
-    """Name the cause of the wait: in the log, or in the terminal of a program that logs no such line."""
+    """Name the cause of the wait: in the log, or on standard error of a program that logs no such line."""
     text = f"creating a PostgreSQL server in {directory}: the first start takes a few seconds"
     if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
         logger.info("%s", text)
-    elif sys.stderr is not None and sys.stderr.isatty():
+    elif sys.stderr is not None:
         sys.stderr.write(f"{text}\n")
 
 

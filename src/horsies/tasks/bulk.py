@@ -120,6 +120,12 @@ class TaskHandles(Sequence[TaskHandle[T]]):
         start = 16 * range(len(self))[index]
         return self._make(str(UUID(bytes=bytes(self._ids[start : start + 16]))))
 
+    def __add__(self, other: object) -> list[TaskHandle[T]]:
+        return [*self, *other] if isinstance(other, TaskHandles | list) else NotImplemented
+
+    def __radd__(self, other: object) -> list[TaskHandle[T]]:
+        return [*other, *self] if isinstance(other, list) else NotImplemented
+
     def __repr__(self) -> str:
         return f"<{len(self):,} task handles>"
 

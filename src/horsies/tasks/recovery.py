@@ -24,6 +24,7 @@ from horsies.db.statements.turn import (
     FinishedTask,
     ReleaseClaimed,
     ReleaseLapsed,
+    RetriedTask,
     expire_tasks,
     release_claimed,
     release_lapsed,
@@ -33,12 +34,19 @@ from horsies.db.statements.workers import (
     find_stale,
     wake_queues,
 )
-from horsies.error_codes import OutcomeCode
+from horsies.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.task_result import TaskError
 from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import locking_steps, outcome_of_loss, recording_steps
 
 logger = logging.getLogger("horsies.recover")
+
+# The outcome of a recovered task, by the row of the statement that changed it.
+_OUTCOMES: dict[type, str] = {
+    TaskId: "it is back in its queue",
+    RetriedTask: "it is retried",
+    FinishedTask: f"it failed with {OperationalErrorCode.WORKER_CRASHED.value}",
+}
 
 RECOVERY_BATCH = 200
 EXPIRY_BATCH = 500
@@ -150,16 +158,19 @@ def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask], blocke
     """
     changed = 0
     for answers in blocked.run_each(pipeline, abandoned, _recovery, _recovery_steps):
-        ids = {
-            row.id if isinstance(row, TaskId) else row.task_id
+        outcomes = {
+            row[0]: _OUTCOMES[type(row)]
             for rows in answers
             for row in rows
-            if isinstance(row, TaskId | FinishedTask)
+            if type(row) in _OUTCOMES
         }
-        changed += len(ids)
+        changed += len(outcomes)
         for task in abandoned:
-            if task.id in ids:
-                logger.warning("recovered task %s %s: its worker is gone", task.task_name, task.id)
+            if task.id in outcomes:
+                logger.warning(
+                    "recovered task %s %s, whose worker %s is gone: %s",
+                    *(task.task_name, task.id, task.worker_id, outcomes[task.id]),
+                )
     return changed
 
 

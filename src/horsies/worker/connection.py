@@ -35,6 +35,7 @@ from horsies.db.statements.workers import (
     LockKey,
     end_earlier_session,
     notice_lost_client,
+    read_trigger_mode,
     take_worker_lock,
 )
 from horsies.logs import as_event
@@ -81,6 +82,16 @@ def open_turns(database: Database, limits: Limits = NO_LIMITS) -> Pipeline:
     """Open a connection tuned for turns: every statement prepared, generic plans."""
     settings = f"{TURN_SETTINGS} -c lock_timeout={limits.lock_ms}"
     return Pipeline.open(database, TURN_ROLE, settings, limits)
+
+
+def _warn_of_silent_triggers(pipeline: Pipeline) -> None:
+    """Warn of a setting that only a superuser can undo: without triggers, runs stop after a node."""
+    ((mode,),) = pipeline.run([read_trigger_mode()])
+    if mode.is_silent:
+        logger.warning(
+            "session_replication_role is replica for this worker, so triggers do not fire: workflow runs "
+            "do not advance and nothing is notified; `horsies doctor --only triggers` prints the remedy"
+        )
 
 
 class SessionLock:
@@ -215,6 +226,7 @@ class WorkerConnection:
             pipeline = open_turns(self._database, self._limits)
             if self._listener is None:
                 self._prepare_session(pipeline.connection)
+            _warn_of_silent_triggers(pipeline)
             self.pipeline = pipeline
             self._opened_at, self._is_proven = time.monotonic(), False
         return self.pipeline

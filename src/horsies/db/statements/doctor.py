@@ -45,6 +45,15 @@ class IndexState(NamedTuple):
     is_valid: bool
 
 
+class Silencer(NamedTuple):
+    """A place where session_replication_role is replica: a role, the database, both, or neither."""
+
+    role_name: str | None
+    is_of_database: bool
+    is_stored: bool
+    database_name: str
+
+
 class ServerState(NamedTuple):
     """Settings, role and load of the server."""
 
@@ -192,6 +201,7 @@ class Backend(NamedTuple):
 find_table = DOCTOR.declare("find_table", TableName, TableFound)
 read_migrations = DOCTOR.declare("read_migrations", Nothing, AppliedFile)
 list_triggers = DOCTOR.declare("list_triggers", SchemaName, TriggerState)
+find_silencers = DOCTOR.declare("find_silencers", Nothing, Silencer)
 list_functions = DOCTOR.declare("list_functions", SchemaName, FunctionName)
 list_indexes = DOCTOR.declare("list_indexes", SchemaName, IndexState)
 read_server_state = DOCTOR.declare("read_server_state", Nothing, ServerState)
@@ -202,7 +212,7 @@ list_worker_releases = DOCTOR.declare("list_worker_releases", Nothing, WorkerRel
 count_abandoned = DOCTOR.declare("count_abandoned", Seconds, Abandoned)
 list_crashes = DOCTOR.declare("list_crashes", Window, Crashes)
 find_overlong_tasks = DOCTOR.declare("find_overlong_tasks", Older, OverlongTask)
-find_paused_runs = DOCTOR.declare("find_paused_runs", Older, PausedRun)
+find_long_pauses = DOCTOR.declare("find_long_pauses", Older, PausedRun)
 find_overdue_schedules = DOCTOR.declare("find_overdue_schedules", Older, OverdueSchedule)
 read_oldest_ended = DOCTOR.declare("read_oldest_ended", Nothing, OldestEnded)
 measure_payload = DOCTOR.declare("measure_payload", Nothing, PayloadSize)

@@ -19,6 +19,24 @@ FROM pg_trigger AS tested JOIN pg_class AS relation ON relation.oid = tested.tgr
 WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND NOT tested.tgisinternal
   AND starts_with(tested.tgname, 'horsies_')
 
+-- name: find_silencers
+-- Where session_replication_role is set to replica, which keeps triggers from firing: on the database or the server,
+-- on this role or one of a session of Horsies, or in the configuration or the address of this session.
+SELECT role.rolname::text AS role_name, stored.setdatabase <> 0 AS is_of_database, true AS is_stored,
+    current_database()::text AS database_name
+FROM pg_db_role_setting AS stored LEFT JOIN pg_roles AS role ON role.oid = stored.setrole
+WHERE stored.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+  AND EXISTS (SELECT FROM unnest(stored.setconfig) AS one (setting)
+      WHERE lower(one.setting) = 'session_replication_role=replica')
+  AND (role.rolname IS NULL OR role.rolname = current_user OR EXISTS (
+      SELECT FROM pg_stat_activity AS session
+      WHERE session.usename = role.rolname AND session.datname = current_database()
+        AND starts_with(session.application_name, 'horsies:')))
+UNION ALL
+SELECT NULL, false, false, current_database()::text FROM pg_settings AS own
+WHERE own.name = 'session_replication_role' AND own.setting = 'replica'
+  AND own.source NOT IN ('database', 'user', 'database user', 'global')
+
 -- name: list_functions
 SELECT DISTINCT proname::text AS name FROM pg_proc
 WHERE pronamespace = to_regnamespace(%(schema)s::text)::oid AND starts_with(proname, 'horsies_')
@@ -139,7 +157,7 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = 'RUNNING'
        OR (task.timeout_ms IS NULL AND task.started_at < now() - %(seconds)s::float8 * interval '1 second'))
 ORDER BY task.started_at, task.id LIMIT %(limit)s::integer
 
--- name: find_paused_runs
+-- name: find_long_pauses
 -- Runs that an error paused, or that have been paused for "seconds", the newest first: of the newest thousand paused
 -- runs, from the index of open runs. A run that an operator paused has no error.
 SELECT run.id::text, run.name, run.paused_at,

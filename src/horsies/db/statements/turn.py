@@ -181,6 +181,12 @@ class FinishedTask(NamedTuple):
     task_id: str
 
 
+class RetriedTask(NamedTuple):
+    """A failed attempt that another one follows."""
+
+    task_id: str
+
+
 class ReleaseUnstarted(NamedTuple):
     """A worker, and the attempts it really holds."""
 
@@ -241,7 +247,7 @@ renew_claims = TURN.declare("renew_claims", RenewClaims, TaskId)
 release_claimed = TURN.declare("release_claimed", ReleaseClaimed, TaskId)
 release_lapsed = TURN.declare("release_lapsed", ReleaseLapsed, TaskId)
 complete_tasks = TURN.declare("complete_tasks", CompleteTasks, FinishedTask)
-retry_tasks = TURN.declare("retry_tasks", RetryTasks, FinishedTask)
+retry_tasks = TURN.declare("retry_tasks", RetryTasks, RetriedTask)
 fail_tasks = TURN.declare("fail_tasks", FailTasks, FinishedTask)
 release_unstarted = TURN.declare("release_unstarted", ReleaseUnstarted, TaskId)
 expire_tasks = TURN.declare("expire_tasks", ExpireTasks, TaskId)

@@ -108,6 +108,14 @@ def register_worker(
 take_worker_lock = WORKERS.declare("take_worker_lock", LockKey, Held)
 
 
+class TriggerMode(NamedTuple):
+    is_silent: bool
+
+
+@WORKERS.statement
+def read_trigger_mode() -> TriggerMode: ...
+
+
 @WORKERS.statement
 def notice_lost_client(
     idle_seconds: str, interval_seconds: str, probes: str, user_timeout_ms: str

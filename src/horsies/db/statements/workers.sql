@@ -22,6 +22,10 @@ SELECT set_config('tcp_keepalives_idle', %(idle_seconds)s::text, false) AS idle_
     set_config('tcp_keepalives_count', %(probes)s::text, false) AS probes,
     set_config('tcp_user_timeout', %(user_timeout_ms)s::text, false) AS user_timeout_ms
 
+-- name: read_trigger_mode
+-- Whether triggers fire in this session: a database or role may have session_replication_role = replica.
+SELECT current_setting('session_replication_role') = 'replica' AS is_silent
+
 -- name: end_earlier_session
 -- End the session that holds this worker's lock, and wait for its end for a second. A probe shares the lock and
 -- is left alone.

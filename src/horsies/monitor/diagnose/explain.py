@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statements.doctor import find_silencers
 from horsies.db.statements.explain import (
     CountAhead,
     CountDue,
@@ -76,9 +77,10 @@ from horsies.monitor.diagnose.runs import (
     schedule_holds,
     schedule_reasons,
 )
+from horsies.monitor.diagnose.schema import silent_triggers
 from horsies.monitor.diagnose.tasks import TaskSituation, takers_of, task_holds, task_reasons
 from horsies.monitor.overview import TaskReport, task_script
-from horsies.states import TaskStatus
+from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
 # Attempts from which the present rate of a queue is computed; one that needs more is fast enough.
@@ -253,7 +255,9 @@ def _read_run(run_id: str) -> Script[Explanation | None]:
     paused_by = None
     if run.paused_at is not None and run.failed_node is None:
         paused_by = yield from author_script(f"run {run.id}", "pause_run")
-    reasons = obstacles_first(run_reasons(run, nodes, by_node, paused_by))
+    reasons = obstacles_first(
+        [*(yield from _silent_triggers(run)), *run_reasons(run, nodes, by_node, paused_by)]
+    )
     done = run.total_nodes - run.open_nodes
     holds = (
         f"{done:,} of {run.total_nodes:,} nodes have ended, {run.failed_nodes:,} of them failed.",
@@ -274,7 +278,15 @@ def explain_node_script(run_id: str, node_id: str) -> Script[Explanation]:
         return Explanation(subject, None, (finding("NOT_FOUND", sentence),))
     (node,) = yield list_open_nodes, ListOpenNodes(stored, [run.task_index])
     reasons = yield from _reasons_of_node(run, node)
-    return Explanation(subject, node.status, obstacles_first(reasons))
+    silent = yield from _silent_triggers(run)
+    return Explanation(subject, node.status, obstacles_first([*silent, *reasons]))
+
+
+def _silent_triggers(run: RunFacts) -> Script[list[Finding]]:
+    """The settings that keep an unfinished run from advancing."""
+    if WorkflowStatus(run.status).is_terminal:
+        return []
+    return list(silent_triggers((yield find_silencers, Nothing())))
 
 
 def _reasons_of_node(run: RunFacts, node: NodeFacts) -> Script[list[Finding]]:

@@ -21,8 +21,10 @@ from horsies.db.statements.doctor import (
     ClaimIndex,
     IndexState,
     ServerState,
+    Silencer,
     TableState,
     TriggerState,
+    find_silencers,
     find_table,
     list_functions,
     list_indexes,
@@ -34,7 +36,7 @@ from horsies.db.statements.doctor import (
     read_server_state,
 )
 from horsies.db.statements.monitor import Rights, read_rights
-from horsies.findings import Finding
+from horsies.findings import Finding, finding
 from horsies.monitor.diagnose.checks import Check, red, yellow
 from horsies.monitor.facts import Facts, Limits
 from horsies.words import size
@@ -132,7 +134,38 @@ def _differing_functions(applied: Iterable[AppliedFile]) -> list[str]:
 def _triggers(facts: Facts) -> Script[Iterable[Finding]]:
     triggers = yield from facts.read(list_triggers(facts.schema))
     functions = yield from facts.read(list_functions(facts.schema))
-    return judge_triggers(triggers, {function.name for function in functions}, facts.schema)
+    silencers = yield from facts.read(find_silencers())
+    names = {function.name for function in functions}
+    return [
+        *silent_triggers(silencers),
+        *judge_triggers(triggers, names, facts.schema),
+    ]
+
+
+def silent_triggers(silencers: Iterable[Silencer]) -> Iterator[Finding]:
+    for one in silencers:
+        parts = [f"the role {one.role_name}"] if one.role_name else []
+        parts += [f"the database {one.database_name}"] if one.is_of_database else []
+        place = " in ".join(parts) or ("every database" if one.is_stored else "this session")
+        yield finding(
+            "TRIGGERS_SILENT",
+            f"session_replication_role is replica for {place}, so triggers do not fire: workflow runs do not "
+            "advance and nothing is notified.",
+            remedy=_unset(one),
+            is_sql=one.is_stored,
+        )
+
+
+def _unset(one: Silencer) -> str:
+    if not one.is_stored:
+        return (
+            "remove session_replication_role from the server's configuration and the database URL"
+        )
+    role = f'ROLE "{one.role_name}"' if one.role_name else "ROLE ALL"
+    within = f' IN DATABASE "{one.database_name}"' if one.is_of_database else ""
+    if one.role_name is None and one.is_of_database:
+        role, within = f'DATABASE "{one.database_name}"', ""
+    return f"ALTER {role}{within} RESET session_replication_role; -- then restart the workers"
 
 
 def judge_triggers(
@@ -210,7 +243,7 @@ def judge_vacuum(
 
 def _claim_index(facts: Facts) -> Script[Iterable[Finding]]:
     found = yield from facts.read(measure_claim_index(facts.schema))
-    return [finding for index in found for finding in judge_claim_index(index, facts)]
+    return [one for index in found for one in judge_claim_index(index, facts)]
 
 
 def judge_claim_index(index: ClaimIndex, facts: Facts) -> Iterator[Finding]:
@@ -302,7 +335,7 @@ SCHEMA_CHECKS = (
         "triggers",
         "triggers and functions of horsies",
         "",
-        "one is disabled or missing",
+        "one is disabled or missing; session_replication_role is replica",
         _triggers,
     ),
     Check("indexes", "indexes on the tables of horsies", "", "one is invalid or missing", _indexes),

@@ -18,9 +18,9 @@ from horsies.db.statements.doctor import (
     TableState,
     WorkerRelease,
     count_abandoned,
+    find_long_pauses,
     find_overdue_schedules,
     find_overlong_tasks,
-    find_paused_runs,
     list_crashes,
     list_tables,
     list_worker_releases,
@@ -297,7 +297,7 @@ def judge_run_audit(broken: Sequence[BrokenRun]) -> Iterator[Finding]:
 
 
 def _paused_runs(facts: Facts) -> Script[Iterable[Finding]]:
-    runs = yield from facts.read(find_paused_runs(facts.limits.long_paused_seconds, SHOWN))
+    runs = yield from facts.read(find_long_pauses(facts.limits.long_paused_seconds, SHOWN))
     return map(paused_run, runs)
 
 
