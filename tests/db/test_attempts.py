@@ -17,6 +17,7 @@ from horsies.db.statements.turn import CompleteTasks, complete_tasks
 from horsies.db.statements.workers import delete_old_tasks
 from horsies.db.statements.workflows import delete_old_workflows
 from horsies.ids import new_id
+from tests.support.database import lock_waiters
 from tests.support.rows import add_attempt, add_run, add_task, ago, attempts_of
 from tests.support.wait import wait_until
 
@@ -87,15 +88,7 @@ def waiting_for_a_lock(
         thread = threading.Thread(target=act, args=(second,))
         thread.start()
         try:
-            wait_until(
-                lambda: (
-                    observer.execute(
-                        "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'",
-                        (second.info.backend_pid,),
-                    ).fetchone()
-                    is not None
-                )
-            )
+            wait_until(lambda: lock_waiters(observer, second.info.backend_pid))
             yield
         finally:
             thread.join()

@@ -24,14 +24,10 @@ from horsies.db.statements.turn import (
     seconds_until_due,
 )
 from tests.support.database import Database
-from tests.support.rows import add_task, picture, row_of
+from tests.support.rows import add_task, ago, picture, row_of
 
 FUTURE = sql.SQL("now() + interval '1 hour'")
 PAST = sql.SQL("now() - interval '1 hour'")
-
-
-def ago(seconds: float) -> sql.SQL:
-    return sql.SQL(f"now() - interval '{seconds} seconds'")
 
 
 def claim(

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from psycopg import Connection, sql
+from psycopg import Connection
 
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask, ClaimTasks, claim_tasks
@@ -23,13 +23,9 @@ from horsies.worker.turn import (
     TurnRequest,
 )
 from tests.support.examples import examples
-from tests.support.rows import add_task
+from tests.support.rows import add_task, ago
 
 QUEUES = ("first", "second")
-
-
-def ago(seconds: float) -> sql.SQL:
-    return sql.SQL(f"now() - interval '{seconds} seconds'")
 
 
 class Taker:

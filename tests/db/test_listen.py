@@ -21,6 +21,7 @@ from horsies.db.listen import (
     receives_own_notification,
 )
 from horsies.db.migrate import UnusableSchemaError
+from tests.support.database import notify
 from tests.support.private_server import PrivateServer
 from tests.support.wait import wait_until
 
@@ -34,10 +35,6 @@ def listener(process_url: str) -> Iterator[Listener]:
     assert listener.receive() == Received(gap=True)
     yield listener
     listener.close()
-
-
-def notify(connection: Connection[Any], channel: str, payload: str = "") -> None:
-    connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
 
 
 def wait_for_news(listener: Listener) -> Received:

@@ -18,7 +18,7 @@ from horsies.db.errors import ErrorKind, is_transient, kind_of
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement
 from horsies.db.statements.tasks import TaskId, read_outcomes
-from tests.support.database import database_on, framed_config
+from tests.support.database import database_on, framed_config, lock_waiters
 from tests.support.poison import DEFERRED, poisoned
 from tests.support.rows import add_task, row_of
 from tests.support.statements import ECHO, FINISH, Text
@@ -156,19 +156,12 @@ def test_a_connection_cut_under_way_is_a_transient_error(
         locker.execute("SELECT 1 FROM horsies_tasks FOR UPDATE")
         thread = threading.Thread(target=finish)
         thread.start()
-        wait_until(lambda: _is_waiting(connection, pid))
+        wait_until(lambda: lock_waiters(connection, pid))
         connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
         thread.join()
     assert [(error.sqlstate, is_transient(error)) for error in failures] == [("57P01", True)]
     assert pipeline.connection.closed
     assert row_of(connection, task_id)["status"] == "PENDING"
-
-
-def _is_waiting(connection: Connection[Any], pid: int) -> bool:
-    found = connection.execute(
-        "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", (pid,)
-    )
-    return found.fetchone() is not None
 
 
 def test_statements_parsed_anew_work_through_a_transaction_pooler(pgbouncer_url: str) -> None:

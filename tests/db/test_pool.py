@@ -97,7 +97,7 @@ def test_an_interrupt_while_a_connection_is_taken_leaves_no_lock_behind(server: 
     pool.close()
 
 
-def test_nothing_is_opened_before_it_is_needed(server: Server) -> None:
+def test_a_pool_opens_nothing_before_it_is_needed(server: Server) -> None:
     Pool(server.connect, LIMITS)
     assert server.opened == []
 

@@ -32,6 +32,7 @@ from horsies.db.statements.workers import (
     delete_kept_tasks,
     delete_old_untimed_tasks,
 )
+from tests.support.query_plans import nodes
 
 HOT = [
     pytest.param(statement, id=name)
@@ -92,16 +93,6 @@ def generic_plan(connection: Connection[Any], statement: Statement[Any, Any]) ->
     ).fetchone()
     assert found is not None
     return found[0]
-
-
-def nodes(plan: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(plan, dict):
-        if "Node Type" in plan:
-            yield plan
-        plan = list(plan.values())
-    if isinstance(plan, list):
-        for part in plan:
-            yield from nodes(part)
 
 
 def test_the_table_is_as_full_as_these_tests_need(full: Connection[Any]) -> None:

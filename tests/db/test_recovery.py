@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
-from horsies import AppConfig, PostgresConfig, RecoveryConfig, RetryPolicy
+from horsies import AppConfig, PostgresConfig, RecoveryConfig
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.workers import (
     WatchedWorker,
@@ -28,14 +27,10 @@ from horsies.worker.liveness import lock_key
 from horsies.worker.reaper import Recovered, recover_lost_workers, recover_ownerless, sweep
 from horsies.worker.watch import Verdict
 from tests.support.poison import poisoned
-from tests.support.rows import add_task, attempts_of, picture, row_of
+from tests.support.rows import add_task, ago, attempts_of, picture, retried, row_of
 from tests.support.wait import wait_until
 
 BOTH = ["CLAIMED", "RUNNING"]
-
-
-def ago(seconds: float) -> sql.SQL:
-    return sql.SQL(f"now() - interval '{seconds} seconds'")
 
 
 def application(**recovery: Any) -> AppConfig:
@@ -87,11 +82,6 @@ def add_claimed(connection: Connection[Any], worker_id: str, **columns: Any) -> 
         **columns,
     }
     return add_task(connection, **values)
-
-
-def retried(*codes: str) -> dict[str, Any]:
-    policy = RetryPolicy.fixed([5], auto_retry_for=list(codes), jitter=False)
-    return {"max_retries": 1, "task_options": json.dumps({"retry_policy": policy.to_json()})}
 
 
 def look(connection: Connection[Any], observer: str = "observer") -> dict[str, WatchedWorker]:

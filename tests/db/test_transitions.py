@@ -45,6 +45,7 @@ from horsies.db.statements.turn import (
 )
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import STOPPED_FOR_REQUEUE, outcome_of_stop, recording_steps
+from tests.support.database import lock_waiters
 from tests.support.rows import add_task, attempts_of, picture, row_of
 from tests.support.transitions import TaskVerb, allowed
 from tests.support.wait import wait_until
@@ -553,13 +554,6 @@ def other(process_url: str) -> Iterator[Connection[Any]]:
         yield connection
 
 
-def is_waiting_for_a_lock(connection: Connection[Any], pid: int) -> bool:
-    found = connection.execute(
-        "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", (pid,)
-    )
-    return found.fetchone() is not None
-
-
 RACES = [
     (claim, "PENDING", "RUNNING", True),
     (complete, "RUNNING", "COMPLETED", False),
@@ -584,7 +578,7 @@ def test_a_cancel_that_had_to_wait_meets_what_the_winner_left(
     with psycopg.connect(process_url, autocommit=True) as loser:
         thread = threading.Thread(target=lambda: answers.append(ask_to_cancel(loser, task_id)))
         thread.start()
-        wait_until(lambda: is_waiting_for_a_lock(connection, loser.info.backend_pid))
+        wait_until(lambda: lock_waiters(connection, loser.info.backend_pid))
         other.commit()
         thread.join()
     assert [(met.was_status, met.applied) for met in answers] == [(met_status, applied)]
@@ -603,7 +597,7 @@ def test_an_outcome_that_had_to_wait_for_a_release_is_dropped(
     with psycopg.connect(process_url, autocommit=True) as loser:
         thread = threading.Thread(target=lambda: answers.append(act(loser, task_id)))
         thread.start()
-        wait_until(lambda: is_waiting_for_a_lock(connection, loser.info.backend_pid))
+        wait_until(lambda: lock_waiters(connection, loser.info.backend_pid))
         other.commit()
         thread.join()
     assert answers == [[]]

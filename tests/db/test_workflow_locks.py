@@ -39,6 +39,8 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.worker.connection import TURN_SETTINGS
 from horsies.workflow.build.plan import plan
 from horsies.workflow.nodes.nodes import TaskNode
+from tests.support.database import lock_waiters
+from tests.support.runs import deadlocks
 from tests.support.wait import wait_until
 
 REASON = '{"error_code":"STOPPED","message":"enough","data":null,"exception":null}'
@@ -115,14 +117,6 @@ def statuses(connection: Connection[Any], run_id: str) -> tuple[str, set[str], s
     return run[0], {row[0] for row in nodes}, {row[0] for row in tasks}
 
 
-def waits_for_a_lock(connection: Connection[Any], backend_pid: int) -> bool:
-    (row,) = connection.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'",
-        (backend_pid,),
-    )
-    return bool(row[0])
-
-
 @contextmanager
 def in_background(work: Callable[[], object]) -> Iterator[Future[object]]:
     with ThreadPoolExecutor(1) as pool:
@@ -141,7 +135,7 @@ def test_an_ending_waits_for_the_run_with_no_task_in_its_hands(
     with steering.transaction():
         lock_runs.fetch(steering, [run_id])
         with in_background(lambda: ending(ender, task_ids)) as ended:
-            wait_until(lambda: waits_for_a_lock(connection, ender.info.backend_pid))
+            wait_until(lambda: lock_waiters(connection, ender.info.backend_pid))
             # Whoever steers the run gets at its tasks while the other waits.
             steering.execute("SELECT id FROM horsies_tasks FOR UPDATE NOWAIT").fetchall()
             steering.execute("COMMIT")
@@ -160,7 +154,7 @@ def test_what_a_steered_run_took_first_is_left_alone(
     with steering.transaction():
         cancel_run.fetch(steering, run_id, REASON, False)
         with in_background(lambda: ending(ender, task_ids)) as ended:
-            wait_until(lambda: waits_for_a_lock(connection, ender.info.backend_pid))
+            wait_until(lambda: lock_waiters(connection, ender.info.backend_pid))
             steering.execute("COMMIT")
             ended.result(30)
     assert statuses(connection, run_id) == ("CANCELLED", {"SKIPPED"}, {"CANCELLED"})
@@ -199,13 +193,6 @@ def together_with(connect: Connect, *works: Callable[[Connection[Any]], object])
     with ThreadPoolExecutor(len(works)) as pool:
         for done in [pool.submit(one, work, connect()) for work in works]:
             done.result(60)
-
-
-def deadlocks(connection: Connection[Any]) -> int:
-    (row,) = connection.execute(
-        "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-    )
-    return int(row[0])
 
 
 def complete_claimed(own: Connection[Any]) -> None:

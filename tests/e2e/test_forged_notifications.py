@@ -7,15 +7,10 @@ from types import ModuleType
 
 from horsies.monitor.health import PING_CHANNEL, PONG_CHANNEL_PREFIX
 from horsies.worker.notifications import CANCEL_CHANNEL
-from tests.support.database import Database
+from tests.support.database import Database, notify
 from tests.support.tables import task
 from tests.support.wait import wait_until
 from tests.support.workers import HARDLY_POLLS, Fleet, Journal
-
-
-def notify(connection: Database, channel: str, payload: str) -> None:
-    connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
-
 
 MALFORMED = ("\0", "\ud800", "\U0001f40e" * 43)
 

@@ -48,7 +48,7 @@ def test_children_that_grow_are_replaced_under_load(
     assert "ERROR" not in worker.log()
 
 
-def test_a_memory_limit_below_a_fresh_child_is_refused_with_both_numbers(fleet: Fleet) -> None:
+def test_a_worker_refuses_a_memory_limit_below_a_fresh_child(fleet: Fleet) -> None:
     worker = fleet.start("--max-memory-per-child-mb", "5", ready=False)
     assert worker.wait() == 1
     found = re.search(r"already uses (\d+) MB.*max_memory_per_child_mb=5", worker.log())

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import Connection
 
@@ -88,6 +86,7 @@ from horsies.db.statements.monitor import (
 from horsies.db.statements.queues import QUEUES
 from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.traces import TRACES
+from tests.support.query_plans import full as full
 from tests.support.query_plans import nodes, reads
 
 FIRST, LAST = f"{uuid.UUID(int=0)}", f"{uuid.UUID(int=2**128 - 1)}"
@@ -162,15 +161,6 @@ SELECT date_trunc('minute', now()) - slot * interval '1 minute', 1, 'mail', 'tas
 FROM generate_series(0, 359) AS slot, generate_series(1, 20) AS name;
 ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
 """
-
-
-@pytest.fixture(params=["force_generic_plan", "force_custom_plan"])
-def full(full_url: str, request: pytest.FixtureRequest) -> Iterator[Connection[Any]]:
-    """A transaction on the full database, rolled back in the end."""
-    with psycopg.connect(full_url, prepare_threshold=0) as connection:
-        connection.execute("SELECT set_config('plan_cache_mode', %s, false)", (request.param,))
-        yield connection
-        connection.rollback()
 
 
 @pytest.mark.parametrize("full", ["force_generic_plan"], indirect=True)

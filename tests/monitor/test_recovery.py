@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from horsies import BrokerErrorCode, Horsies, RetryPolicy
+from horsies import BrokerErrorCode, Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.ids import new_id
@@ -25,6 +25,7 @@ from tests.support.rows import (
     ago,
     attempts_of,
     picture,
+    retried,
     row_of,
 )
 from tests.support.wait import wait_until
@@ -56,11 +57,6 @@ def add_claimed(connection: Database, worker_id: str, seconds: float) -> str:
         claimed_at=ago(seconds),
         claim_expires_at=sql.SQL("now() + interval '1 minute'"),
     )
-
-
-def retried(*codes: str) -> dict[str, Any]:
-    policy = RetryPolicy.fixed([5], auto_retry_for=list(codes), jitter=False)
-    return {"max_retries": 1, "task_options": json.dumps({"retry_policy": policy.to_json()})}
 
 
 @contextmanager

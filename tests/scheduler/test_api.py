@@ -354,7 +354,7 @@ def test_nothing_is_changed_while_modules_are_imported(
         assert call(app, app.schedules, "list").unwrap() == []
 
 
-def test_a_database_that_is_away_is_a_value(call: Call) -> None:
+def test_a_change_of_a_schedule_without_a_database_is_a_value(call: Call) -> None:
     url = "postgresql://app:hunter2@127.0.0.1:1/shop"
     app = Horsies(AppConfig(broker=PostgresConfig(database_url=url)))
     refused = call(app, app.schedules, "list").unwrap_err()

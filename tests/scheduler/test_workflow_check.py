@@ -93,7 +93,7 @@ def test_a_workflow_that_cannot_be_built_names_its_schedule(make_app: MakeApp) -
     assert "in schedule 'books'" in error.notes
 
 
-def test_values_that_do_not_fit_the_annotation_are_refused(make_app: MakeApp) -> None:
+def test_values_that_do_not_fit_a_builder_are_refused(make_app: MakeApp) -> None:
     (error,) = make_app(dated(kwargs=FITTING | {"label": 5})).check()
     assert error.code is INVALID
     assert "Schedule 'books': Dated cannot be built" in error.message

@@ -57,7 +57,7 @@ def test_an_added_schedule_is_stored_with_the_key_of_its_workflow_and_served(
     assert json.loads(text)["text"] == f"a 3 {due_at.isoformat()}"
 
 
-def test_all_values_of_a_schedule_survive_the_database(
+def test_all_values_of_a_workflow_schedule_survive_the_database(
     connection: Database, make_app: MakeApp
 ) -> None:
     app = make_app()

@@ -211,7 +211,7 @@ def test_one_tick_starts_a_bounded_number_of_nodes(
     assert counts == [2, 4, 5]
 
 
-def test_a_schedule_another_scheduler_has_taken_is_left_alone(
+def test_a_workflow_schedule_another_scheduler_has_taken_is_left_alone(
     connection: Database, make_app: MakeApp
 ) -> None:
     registry = enter(connection, make_app(workflow_schedule()))

@@ -54,3 +54,8 @@ def store_task(app: Horsies) -> Task:
         return TaskResult(ok=None)
 
     return store
+
+
+def never_poll(app: Horsies) -> None:
+    """Leave only notifications to wake waiters."""
+    app.get_broker().waiters._poll_seconds = 600.0

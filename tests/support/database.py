@@ -74,6 +74,20 @@ def backends(connection: Database, name: str) -> list[int]:
     return [row[0] for row in rows]
 
 
+def lock_waiters(connection: Database, pid: int | None = None) -> int:
+    """Count the sessions of the database, or that of a server process, that wait for a lock."""
+    (row,) = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+        "AND datname = current_database() AND (%(pid)s::integer IS NULL OR pid = %(pid)s)",
+        {"pid": pid},
+    )
+    return int(row[0])
+
+
+def notify(connection: Database, channel: str, payload: str = "") -> None:
+    connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
+
+
 def terminate(connection: Database, name: str) -> list[int]:
     """Cut every connection whose application name is like this, and wait until they are gone."""
     pids = backends(connection, name)

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.pool.assignments import PoolEvent, Reported
 from horsies.worker.pool.mixed_pool import AnyPool
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, ChildBoot, NodePart, ProgressReport
+from tests.support.workers import is_gone as is_gone
 
 DEADLINE_SECONDS = 60.0
 REPOSITORY = str(Path(__file__).parents[2])
@@ -71,13 +70,6 @@ def value_of(event: PoolEvent) -> Any:
 def run(pool: ChildPool, name: str, *args: Any) -> Any:
     pool.dispatch(assignment(name, *args))
     return value_of(next_event(pool))
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 @dataclass(slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import psycopg
+import pytest
 from psycopg import Connection
 
 from horsies.db.statement import Step
@@ -36,3 +38,12 @@ def reads(connection: Connection[Any], step: Step) -> tuple[Sequence[Any], int]:
     assert before is not None
     assert after is not None
     return rows, int(after[0] - before[0])
+
+
+@pytest.fixture(params=["force_generic_plan", "force_custom_plan"])
+def full(full_url: str, request: pytest.FixtureRequest) -> Iterator[Connection[Any]]:
+    """A transaction on the full database, rolled back in the end."""
+    with psycopg.connect(full_url, prepare_threshold=0) as connection:
+        connection.execute("SELECT set_config('plan_cache_mode', %s, false)", (request.param,))
+        yield connection
+        connection.rollback()

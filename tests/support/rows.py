@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from horsies.ids import new_id
+from horsies.retry import RetryPolicy
 from tests.support.database import Database
 
 
@@ -210,3 +211,9 @@ def drafts(connection: Database) -> list[tuple[Any, ...]]:
     return connection.execute(
         "SELECT actor, verb, subject FROM horsies_actions WHERE outcome = 'draft' ORDER BY id"
     ).fetchall()
+
+
+def retried(*codes: str) -> dict[str, Any]:
+    """Return the columns of a task that is retried once for these codes."""
+    policy = RetryPolicy.fixed([5], auto_retry_for=list(codes), jitter=False)
+    return {"max_retries": 1, "task_options": json.dumps({"retry_policy": policy.to_json()})}

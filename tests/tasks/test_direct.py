@@ -11,7 +11,7 @@ import pytest
 
 from horsies.app import Horsies
 from tests.support.applications import Call, Task, store_task
-from tests.support.database import Database
+from tests.support.database import Database, lock_waiters
 from tests.support.rows import stored
 from tests.support.wait import wait_until
 
@@ -69,13 +69,6 @@ def test_a_session_that_has_lost_its_statements_is_no_failure(
 def test_a_send_that_is_cancelled_ends_its_statement(
     app: Horsies, add: Task, connection: Database, process_url: str
 ) -> None:
-    def is_blocked() -> bool:
-        found = watcher.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-            "AND datname = current_database()"
-        ).fetchone()
-        return found is not None and found[0] > 0
-
     with (
         psycopg.connect(process_url) as blocker,
         psycopg.connect(process_url, autocommit=True) as watcher,
@@ -85,11 +78,11 @@ def test_a_send_that_is_cancelled_ends_its_statement(
             (await add.send_async(1)).unwrap()
             blocker.execute("LOCK TABLE horsies_tasks IN EXCLUSIVE MODE")
             sending = asyncio.create_task(add.send_async(2))
-            await asyncio.to_thread(wait_until, is_blocked)
+            await asyncio.to_thread(wait_until, lambda: lock_waiters(watcher))
             sending.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await sending
-            await asyncio.to_thread(wait_until, lambda: not is_blocked())
+            await asyncio.to_thread(wait_until, lambda: not lock_waiters(watcher))
             blocker.rollback()
             (await add.send_async(3)).unwrap()
             await app.get_broker().close_async()

@@ -32,7 +32,7 @@ from horsies.tasks.options import SendOptions
 from horsies.tasks.request import TaskSendErrorCode, TaskSendResult, prepare
 from horsies.tasks.send import insert_script
 from tests.support.applications import Call, Task, run_closing
-from tests.support.database import Database
+from tests.support.database import Database, lock_waiters
 from tests.support.orders import printed_under_hash_seeds, reordered
 from tests.support.rows import finish, stored
 from tests.support.wait import wait_until
@@ -175,14 +175,10 @@ def test_a_send_waits_for_an_open_transaction_that_holds_its_key(
     app: Horsies, add: Task, connection: Database, process_url: str, commits: bool
 ) -> None:
     sender = add.with_options(idempotency_key=KEY)
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-        "AND datname = current_database()"
-    )
     with psycopg.connect(process_url) as other, ThreadPoolExecutor(1) as thread:
         held = add.with_options(idempotency_key=KEY, transaction=other).send(1).unwrap()
         racing = thread.submit(sender.send, 1)
-        wait_until(lambda: connection.execute(waiting).fetchone() == (1,))
+        wait_until(lambda: lock_waiters(connection) == 1)
         other.commit() if commits else other.rollback()
         found = racing.result(timeout=30).unwrap()
     assert (found.task_id == held.task_id) is commits

@@ -21,16 +21,12 @@ from horsies.db.statements.turn import (
 from horsies.tasks.options import Uniqueness
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode, prepare
 from tests.support.applications import Call, Task
-from tests.support.database import Database
+from tests.support.database import Database, lock_waiters
 from tests.support.rows import finish, stored, stored_ids
 from tests.support.wait import wait_until
 
 KEY = "shop-7"
 MODES: list[Uniqueness] = ["while_waiting", "while_open"]
-WAITING = (
-    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-    "AND datname = current_database()"
-)
 
 
 def claim(connection: Database) -> Any:
@@ -129,7 +125,7 @@ def test_a_send_waits_for_the_transaction_that_may_free_its_key(
     with psycopg.connect(process_url) as other, ThreadPoolExecutor(1) as thread:
         finish(other, first.task_id) if change == "ends" else claim(other)
         racing = thread.submit(sender.send, 1)
-        wait_until(lambda: connection.execute(WAITING).fetchone() == (1,))
+        wait_until(lambda: lock_waiters(connection) == 1)
         other.commit() if commits else other.rollback()
         found = racing.result(timeout=30).unwrap()
     assert (found.task_id != first.task_id) is commits
@@ -148,7 +144,7 @@ def test_a_key_belongs_to_the_callers_transaction_until_it_commits(
             add.with_options(transaction=other, **options).send(1).unwrap().task_id == held.task_id
         )
         racing = thread.submit(add.with_options(**options).send, 1)
-        wait_until(lambda: connection.execute(WAITING).fetchone() == (1,))
+        wait_until(lambda: lock_waiters(connection) == 1)
         other.commit() if commits else other.rollback()
         found = racing.result(timeout=30).unwrap()
     assert (found.task_id == held.task_id) is commits

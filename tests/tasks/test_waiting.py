@@ -22,8 +22,8 @@ from horsies.error_codes import OperationalErrorCode, RetrievalCode
 from horsies.ids import new_id
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.waiters import POLL_SECONDS, Subject, Waiters
-from tests.support.applications import Call, Task, add_task, app_at, run_closing
-from tests.support.database import Database, backends, terminate
+from tests.support.applications import Call, Task, add_task, app_at, never_poll, run_closing
+from tests.support.database import Database, backends, lock_waiters, terminate
 from tests.support.proxy import Proxy
 from tests.support.rows import finish
 from tests.support.wait import wait_until
@@ -55,11 +55,6 @@ def is_seen(app: Horsies, task_id: str) -> bool:
 
 def watched(app: Horsies) -> list[str]:
     return [watched_id for _, watched_id in app.get_broker().waiters._watches]
-
-
-def never_poll(app: Horsies) -> None:
-    """Leave only notifications to wake waiters."""
-    app.get_broker().waiters._poll_seconds = 600.0
 
 
 def test_a_notification_wakes_the_waiter(app: Horsies, add: Task, connection: Database) -> None:
@@ -130,17 +125,13 @@ def test_a_notification_that_comes_with_another_answer_is_not_overlooked(
     waiting = Waiting(app, first)
     # While the waiters' thread waits for an answer about the second task, it is told of the first:
     # the notification comes off the socket together with the answer.
-    blocked = (
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-        "AND datname = current_database()"
-    )
     with psycopg.connect(process_url) as other, ThreadPoolExecutor(1) as thread:
         other.execute("ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_changed")
         finish(other, first.task_id)
         other.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER horsies_task_changed")
         other.execute("LOCK TABLE horsies_tasks IN ACCESS EXCLUSIVE MODE")
         looking = thread.submit(second.get, 0)
-        wait_until(lambda: connection.execute(blocked).fetchone() == (1,))
+        wait_until(lambda: lock_waiters(connection) == 1)
         connection.execute("SELECT pg_notify('task_done', %s)", (first.task_id,))
         other.commit()
         assert looking.result(timeout=30).is_err()

@@ -790,7 +790,7 @@ def test_stored_data_never_names_a_class(data: dict[str, Any]) -> None:
     assert set(sys.modules) == before
 
 
-def test_an_annotation_that_cannot_be_resolved_is_named() -> None:
+def test_a_signature_names_an_annotation_that_cannot_be_resolved() -> None:
     def task(value: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     with pytest.raises(ValueError, match=r"task.*Nowhere.*module level"):

@@ -523,7 +523,7 @@ def test_a_warning_must_come_before_the_refusal() -> None:
         {"default_unhandled_error_code": None},
     ],
 )
-def test_a_bad_mapper_or_default_code_is_refused(changes: dict[str, Any]) -> None:
+def test_a_bad_mapper_or_default_code_of_an_application_is_refused(changes: dict[str, Any]) -> None:
     assert codes(app, **changes) == ["HRS-209"]
 
 

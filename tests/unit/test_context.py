@@ -126,7 +126,7 @@ def test_an_unreadable_result_is_an_error_result() -> None:
     assert error.error_code is OperationalErrorCode.RESULT_DESERIALIZATION_ERROR
 
 
-def test_a_node_that_is_not_listed_is_a_key_error() -> None:
+def test_a_context_without_a_node_raises_a_key_error() -> None:
     ctx = context()
     with pytest.raises(KeyError, match="not in workflow_ctx_from"):
         ctx.result_for(NodeKey("n"))

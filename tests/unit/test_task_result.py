@@ -319,7 +319,7 @@ def test_the_wrong_side_raises_value_error_without_showing_values() -> None:
         assert "hunter2" not in str(caught.value)
 
 
-def test_a_result_cannot_be_changed() -> None:
+def test_a_task_result_cannot_be_changed() -> None:
     result = succeeded()
     for name in ("ok", "_ok", "_err", "other"):
         with pytest.raises(AttributeError):

@@ -35,6 +35,7 @@ from horsies.worker.notifications import (
     PAUSE_CHANNEL,
     NotificationBatch,
 )
+from tests.support.database import notify
 from tests.support.rows import add_task
 from tests.support.statements import FINISH
 from tests.support.wait import wait_until
@@ -96,10 +97,6 @@ def session(
     yield Session(worker, selector)
     worker.close()
     assert not selector.get_map()
-
-
-def notify(connection: Connection[Any], channel: str, payload: str = "") -> None:
-    connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
 
 
 def cut(connection: Connection[Any], session: Session) -> None:

@@ -204,7 +204,7 @@ def test_failed_and_skipped_nodes_are_read_each_time_because_they_may_be_tried_a
     assert counted.groups == [["read_results"]] * 2
 
 
-def test_a_source_that_has_not_ended_is_left_out(
+def test_the_inputs_leave_out_a_source_that_has_not_ended(
     connection: Connection[Any], counted: Counted, start: Any, produce: Any, consume: Any
 ) -> None:
     quick, slow = TaskNode(produce), TaskNode(produce)

@@ -24,6 +24,7 @@ from horsies.worker.notifications import (
     echo_channel,
     worker_channels,
 )
+from tests.support.database import notify
 from tests.support.wait import wait_until
 
 ECHO = echo_channel(new_id())
@@ -46,10 +47,6 @@ def worker(
     worker.listen()
     yield worker
     worker.close()
-
-
-def notify(connection: Connection[Any], channel: str, payload: str = "") -> None:
-    connection.execute("SELECT pg_notify(%s, %s)", (channel, payload))
 
 
 def wait_for_socket(selector: selectors.BaseSelector) -> None:

@@ -19,6 +19,7 @@ from horsies.worker.node_inputs import NodeInputs
 from horsies.worker.turn import Claimer, TurnRequest, TurnResult, take_turn
 from horsies.workflow.build.plan import plan
 from horsies.workflow.nodes.nodes import AnyNode, TaskNode
+from tests.support.runs import status
 
 STEPS = 1_000
 CHILDREN = 8
@@ -47,11 +48,6 @@ def turn(pipeline: Pipeline, ended: Sequence[ClaimedTask], children: int) -> Tur
     turned = take_turn(pipeline, claimer, outcomes, wanted)
     assert turned.recorded == {task.id for task in ended}
     return turned
-
-
-def status(connection: Connection[Any], run_id: str) -> str:
-    (row,) = connection.execute("SELECT status FROM horsies_workflows WHERE id = %s", (run_id,))
-    return str(row[0])
 
 
 def test_a_step_of_a_chain_is_one_round_trip_and_one_commit(

@@ -13,6 +13,7 @@ import pytest
 
 from horsies.app import Horsies
 from tests.support.database import Database
+from tests.support.oracle.compare import Duet
 from tests.support.turns import Hands, Tasks, define_tasks
 
 HEADER = """
@@ -55,3 +56,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     yield write
     for name in names:
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def duet(connection: Database) -> Duet:
+    """The engine beside the oracle that predicts it."""
+    return Duet(connection)

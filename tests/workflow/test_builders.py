@@ -370,7 +370,7 @@ def test_loaded_modules_of_a_discovered_package_are_looked_at(
         sys.modules.pop(name)
 
 
-def test_a_phase_with_errors_ends_the_check(module: Callable[[str], Horsies]) -> None:
+def test_a_builder_with_errors_ends_the_check(module: Callable[[str], Horsies]) -> None:
     app = module("""
         @app.workflow_builder()
         def broken() -> WorkflowSpec[Any]:

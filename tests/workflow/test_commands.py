@@ -102,7 +102,7 @@ def listed(horsies: Run, *arguments: str) -> list[str]:
     return [run["id"] for run in read(horsies("workflows", "--json", *arguments))["workflows"]]
 
 
-def test_every_filter_of_the_list_counts(
+def test_every_filter_of_the_list_of_runs_counts(
     horsies: Run, app: Horsies, tasks: Tasks, hands: Hands, connection: Database
 ) -> None:
     running = chain(app, tasks).start(workflow_key="order-7").unwrap().workflow_id
@@ -139,7 +139,7 @@ def test_runs_below_others_are_listed_when_asked_for(
     assert horsies("workflows", "--all").out.splitlines()[2].strip() == "part of another"
 
 
-def test_a_cut_list_says_how_to_go_on(horsies: Run, app: Horsies, tasks: Tasks) -> None:
+def test_a_cut_list_of_runs_says_how_to_go_on(horsies: Run, app: Horsies, tasks: Tasks) -> None:
     start_many([chain(app, tasks)] * 5).unwrap()
     everything = listed(horsies)
     first = horsies("workflows", "--limit", "2")
@@ -302,7 +302,9 @@ def test_a_terminal_without_unicode_gets_plain_marks(
     assert picture_of(out) == ["o first  number", ". last  add"]
 
 
-def test_stored_text_cannot_control_the_terminal(horsies: Run, app: Horsies, tasks: Tasks) -> None:
+def test_stored_text_of_a_run_cannot_control_the_terminal(
+    horsies: Run, app: Horsies, tasks: Tasks
+) -> None:
     evil = "\x1b[2Jgone\nnew line"
     chain(app, tasks, evil).start(workflow_key="\x1b]0;x\x07").unwrap()
     for arguments in (["workflows"], ["workflow", "show", listed(horsies)[0]]):
@@ -481,7 +483,9 @@ def test_a_database_without_our_tables_is_refused(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=words)
-def test_help_explains_the_exit_codes(horsies: Run, command: list[str]) -> None:
+def test_help_of_workflow_commands_explains_the_exit_codes(
+    horsies: Run, command: list[str]
+) -> None:
     name = command[:2] if command[0] == "workflow" else command[:1]
     assert "Exit codes: 0" in " ".join(horsies(*name, "--help").out.split())
 

@@ -106,7 +106,7 @@ def timeless(text: str) -> str:
 
 
 @pytest.mark.usefixtures("run")
-def test_commands_print_what_the_documentation_shows(horsies: Run) -> None:
+def test_commands_of_runs_print_what_the_documentation_shows(horsies: Run) -> None:
     for command in (
         ["workflows", "--status", "running"],
         ["workflow", "show", RUN_ID],

@@ -42,7 +42,7 @@ from horsies import (
 )
 from horsies.ids import new_id
 from horsies.tasks.waiters import Subject
-from tests.support.applications import Call, run_closing
+from tests.support.applications import Call, never_poll, run_closing
 from tests.support.database import Database, terminate
 from tests.support.proxy import Proxy
 from tests.support.turns import Hands, Tasks, define_tasks
@@ -109,11 +109,6 @@ def is_seen(handle: WorkflowHandle[Any]) -> bool:
     assert handle.broker is not None
     watch = handle.broker.waiters._watches.get((Subject.RUN, handle.workflow_id))
     return watch is not None and watch.was_read
-
-
-def never_poll(app: Horsies) -> None:
-    """Leave only notifications to wake waiters."""
-    app.get_broker().waiters._poll_seconds = 600.0
 
 
 # The result
@@ -285,9 +280,7 @@ def test_the_end_of_a_run_wakes_the_coroutine(app: Horsies, tasks: Tasks, hands:
     assert run_closing(app, main()) == TaskResult(ok=3)
 
 
-def test_what_a_signal_handler_raises_ends_the_wait_and_leaves_nothing_behind(
-    app: Horsies, tasks: Tasks
-) -> None:
+def test_what_a_signal_handler_raises_ends_the_wait_for_a_run(app: Horsies, tasks: Tasks) -> None:
     handle = chain(app, tasks).start().unwrap()
     with (
         pytest.raises(TimeoutError),

@@ -14,19 +14,14 @@ from psycopg import Connection
 from horsies import Horsies, WorkflowTaskStatus, from_node
 from horsies.db.statements.workflows import start_runs
 from horsies.ids import new_id
-from tests.support.database import Database
-from tests.support.oracle.compare import Duet
+from tests.support.database import Database, lock_waiters
+from tests.support.oracle.compare import Duet, status_of, statuses
 from tests.support.oracle.engine import Engine
 from tests.support.oracle.plans import plan
 from tests.support.oracle.shapes import NodeShape, RunShape, chain, fan
 from tests.support.oracle.tree import End
 from tests.support.turns import Hands, define_tasks
 from tests.support.wait import wait_until
-
-
-@pytest.fixture
-def duet(connection: Connection[Any]) -> Duet:
-    return Duet(connection)
 
 
 def listed(**settings: Any) -> RunShape:
@@ -37,23 +32,6 @@ def listed(**settings: Any) -> RunShape:
 def nested(child: RunShape, **settings: Any) -> RunShape:
     """A sub-workflow, and a task after it."""
     return RunShape((NodeShape(kind="workflow", child=child), NodeShape(after=(0,))), **settings)
-
-
-def status_of(duet: Duet, run_id: str) -> str:
-    duet.check()
-    return duet.oracle.runs[run_id].status
-
-
-def statuses(duet: Duet, run_id: str) -> list[str]:
-    duet.check()
-    return [node.status for node in duet.oracle.runs[run_id].nodes]
-
-
-def is_waiting(connection: Connection[Any], pid: int) -> bool:
-    found = connection.execute(
-        "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", (pid,)
-    )
-    return found.fetchone() is not None
 
 
 # Maps
@@ -394,7 +372,7 @@ def test_a_cancel_waits_for_a_claim_under_way_and_meets_the_task_running(
         reason = {"error_code": "X"}
         thread = threading.Thread(target=Engine(person).cancel, args=(run, reason))
         thread.start()
-        wait_until(lambda: is_waiting(connection, person.info.backend_pid))
+        wait_until(lambda: lock_waiters(connection, person.info.backend_pid))
         worker.commit()
         thread.join()
     duet.oracle.claim([(run, 0, None)], "RUNNING")
@@ -439,7 +417,7 @@ def test_a_signal_passes_over_a_node_whose_time_is_up_at_that_moment(
             target=lambda: answers.append(Engine(person).signal(run, "go", 1))
         )
         thread.start()
-        wait_until(lambda: is_waiting(connection, person.info.backend_pid))
+        wait_until(lambda: lock_waiters(connection, person.info.backend_pid))
         worker.commit()
         thread.join()
     assert answers == ["delivered"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import Connection
 
@@ -35,6 +34,7 @@ from horsies.db.statements.workflows import (
     read_tree,
     read_tree_nodes,
 )
+from tests.support.query_plans import full as full
 from tests.support.query_plans import reads
 
 FIRST, LAST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
@@ -79,15 +79,6 @@ ALTER TABLE horsies_tasks ENABLE TRIGGER USER;
 """
 
 
-@pytest.fixture(params=["force_generic_plan", "force_custom_plan"])
-def full(full_url: str, request: pytest.FixtureRequest) -> Iterator[Connection[Any]]:
-    """A transaction on the full database, rolled back in the end."""
-    with psycopg.connect(full_url, prepare_threshold=0) as connection:
-        connection.execute("SELECT set_config('plan_cache_mode', %s, false)", (request.param,))
-        yield connection
-        connection.rollback()
-
-
 def numbered(connection: Connection[Any], number: int) -> str:
     found = connection.execute("SELECT numbered(%s)::text", (number,)).fetchone()
     assert found is not None
@@ -124,13 +115,15 @@ def test_the_newest_runs_cost_what_is_shown(full: Connection[Any]) -> None:
     assert cost < 200
 
 
-def test_a_filter_that_matches_often_ends_early(full: Connection[Any]) -> None:
+def test_a_filter_of_runs_that_matches_often_ends_early(full: Connection[Any]) -> None:
     rows, cost = reads(full, (list_newest_runs, bounded(50_000, statuses=["FAILED"])))
     assert len(rows) == 20
     assert cost < 5_000
 
 
-def test_a_filter_that_matches_nothing_costs_the_window_and_no_more(full: Connection[Any]) -> None:
+def test_a_filter_of_runs_that_matches_nothing_costs_the_window_and_no_more(
+    full: Connection[Any],
+) -> None:
     rows, cost = reads(full, (list_newest_runs, bounded(1_000, names=["nothing"])))
     assert rows == []
     assert cost < 2_100

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-from psycopg import Connection
-
-from tests.support.oracle.compare import Duet
+from tests.support.oracle.compare import Duet, status_of, statuses
 from tests.support.oracle.shapes import NodeShape, RunShape, chain
 
 AFTER_FAILURE = NodeShape(after=(0,), allow_failed_deps=True)
 PAUSING = RunShape((NodeShape(),), on_error="pause")
-
-
-@pytest.fixture
-def duet(connection: Connection[Any]) -> Duet:
-    return Duet(connection)
-
-
-def statuses(duet: Duet, run_id: str) -> list[str]:
-    duet.check()
-    return [node.status for node in duet.oracle.runs[run_id].nodes]
-
-
-def status_of(duet: Duet, run_id: str) -> str:
-    duet.check()
-    return duet.oracle.runs[run_id].status
 
 
 def newest(duet: Duet) -> str:

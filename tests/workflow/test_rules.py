@@ -22,17 +22,13 @@ from horsies import (
 )
 from horsies.db.statements.workflows import read_results
 from horsies.ids import new_id
+from tests.support.database import lock_waiters
 from tests.support.oracle.compare import Duet
 from tests.support.oracle.engine import Engine
 from tests.support.oracle.shapes import NodeShape, RunShape, chain, fan
 from tests.support.oracle.tree import End, Place
 from tests.support.turns import Hands, Tasks
 from tests.support.wait import wait_until
-
-
-@pytest.fixture
-def duet(connection: Connection[Any]) -> Duet:
-    return Duet(connection)
 
 
 def run_row(duet: Duet, run_id: str) -> tuple[str, Any]:
@@ -280,15 +276,8 @@ def finish_at_once(url: str, connection: Connection[Any], first: Place, second: 
         with one.transaction():
             Engine(one).finish([End(first, "COMPLETED", {"ok": 1})])
             late.start()
-            wait_until(lambda: _waits(connection, other.info.backend_pid))
+            wait_until(lambda: lock_waiters(connection, other.info.backend_pid))
         late.join()
-
-
-def _waits(connection: Connection[Any], pid: int) -> bool:
-    found = connection.execute(
-        "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", (pid,)
-    )
-    return found.fetchone() is not None
 
 
 def test_two_last_completions_at_once_finalise_exactly_once(

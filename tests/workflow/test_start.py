@@ -439,7 +439,7 @@ def test_a_refused_start_leaves_the_transaction_usable(
     assert len(runs(connection)) == 2
 
 
-def test_what_is_no_connection_is_refused(
+def test_a_start_refuses_what_is_no_connection(
     app: Horsies, tasks: Tasks, connection: Database, call: Call
 ) -> None:
     started = call(app, diamond(app, tasks), "start", transaction=object())

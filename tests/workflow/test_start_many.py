@@ -111,7 +111,7 @@ def test_an_object_that_is_not_a_workflow_is_named_by_its_position(
     assert_nothing_stored(hands)
 
 
-def test_an_exception_late_in_a_stream_is_the_callers_and_stores_nothing(
+def test_an_exception_late_in_a_stream_is_the_callers_and_stores_no_run(
     app: Horsies, tasks: Tasks, hands: Hands, start: Start
 ) -> None:
     def specs() -> Iterator[WorkflowSpec[int]]:
@@ -141,7 +141,7 @@ def test_a_failing_stream_leaves_the_callers_transaction_as_it_was(
     assert hands.statuses(first.workflow_id) == {"only": "ENQUEUED"}
 
 
-def test_a_cut_in_the_middle_of_a_stream_stores_nothing(
+def test_a_cut_in_the_middle_of_a_stream_stores_no_run(
     proxy: Proxy, distant_app: Horsies, hands: Hands, start: Start
 ) -> None:
     tasks = define_tasks(distant_app)

@@ -98,7 +98,9 @@ def test_a_success_is_stored_with_one_attempt(
     assert attempt.started_at <= attempt.finished_at
 
 
-def test_an_async_task_runs_like_any_other(worker: RunningWorker, programs: ModuleType) -> None:
+def test_a_worker_runs_an_async_task_like_any_other(
+    worker: RunningWorker, programs: ModuleType
+) -> None:
     assert result_of(programs.add_async.send(2, 3).unwrap()).ok_value == 5
     assert result_of(programs.add_async.send(4, 5).unwrap()).ok_value == 9
 

@@ -59,7 +59,7 @@ def test_a_subclass_of_a_listed_exception_is_retried_after_fractions_of_a_second
 
 
 @pytest.mark.parametrize(("times", "succeeds"), [(2, True), (4, False)])
-def test_a_task_without_a_policy_may_ask_for_three_retries(
+def test_a_worker_retries_a_task_without_a_policy_three_times(
     worker: RunningWorker, programs: ModuleType, connection: Database, times: int, succeeds: bool
 ) -> None:
     sent = programs.ask_for_retry.send(0.1, times).unwrap()

@@ -191,3 +191,13 @@ class Duet:
             for run_id in {place[0] for place in moment}:
                 times = [due[place] for place in moment if place[0] == run_id and place in due]
                 assert times == sorted(set(times)), "siblings are due in the order of their indexes"
+
+
+def statuses(duet: Duet, run_id: str) -> list[str]:
+    duet.check()
+    return [node.status for node in duet.oracle.runs[run_id].nodes]
+
+
+def status_of(duet: Duet, run_id: str) -> str:
+    duet.check()
+    return duet.oracle.runs[run_id].status
