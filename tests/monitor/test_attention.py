@@ -42,6 +42,7 @@ from horsies.monitor.overview import QueueOverview
 from horsies.tasks.broker import BrokerErrorCode
 from tests.support.database import Database
 from tests.support.rows import add_heartbeat, add_run, add_task, add_worker, ago
+from tests.support.worker_summaries import worker_summary
 
 NOW = datetime(2026, 11, 16, 14, 0, tzinfo=UTC)
 ID = "01a1dd43-0000-7000-8000-000000007e51"
@@ -52,26 +53,7 @@ def before(seconds: float) -> datetime:
 
 
 def worker(**columns: Any) -> WorkerSummary:
-    made = WorkerSummary(
-        worker_id="w/1",
-        hostname="vm-3",
-        pid=412,
-        processes=4,
-        queues=["mail"],
-        started_at=NOW,
-        seen_at=NOW,
-        stopped_at=None,
-        was_lost=False,
-        hears=True,
-        seen_seconds_ago=1.0,
-        holds_lock=True,
-        tasks_running=0,
-        tasks_claimed=0,
-        memory_usage_mb=None,
-        children_memory_mb=None,
-        cpu_percent=None,
-    )
-    return made._replace(**columns)
+    return worker_summary(**{"hostname": "vm-3", "pid": 412, "processes": 4} | columns)
 
 
 def queue(due: int = 7, oldest: float = 2.0, **columns: Any) -> QueueSituation:

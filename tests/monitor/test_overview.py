@@ -15,7 +15,6 @@ from horsies.db.statements.monitor import (
     RecentAttempts,
     TaskSummary,
     WaitingCount,
-    WorkerSummary,
 )
 from horsies.ids import first_id_at, new_id
 from horsies.monitor import overview, paging
@@ -25,6 +24,7 @@ from horsies.monitor.paging import Page
 from horsies.monitor.queries import TaskFilters, list_tasks
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_snapshot, add_task, add_worker, ago
+from tests.support.worker_summaries import worker_summary
 
 # The same in every test process, or they would not agree on the names of the tests.
 UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
@@ -141,25 +141,7 @@ def test_merging_puts_every_answer_at_its_queue() -> None:
     assert merged == overview.QueueOverview("mail", moment, 1, 2, 4, 5, 3.0, 12.0, 14.0, 16.0)
 
 
-WORKER = WorkerSummary(
-    worker_id="w",
-    hostname="h",
-    pid=1,
-    processes=1,
-    queues=[],
-    started_at=datetime.now(UTC),
-    seen_at=datetime.now(UTC),
-    stopped_at=None,
-    was_lost=False,
-    hears=True,
-    seen_seconds_ago=0.0,
-    holds_lock=True,
-    tasks_running=0,
-    tasks_claimed=0,
-    memory_usage_mb=None,
-    children_memory_mb=None,
-    cpu_percent=None,
-)
+WORKER = worker_summary(processes=1, queues=[], seen_seconds_ago=0.0)
 
 
 @pytest.mark.parametrize(

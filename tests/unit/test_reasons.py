@@ -38,6 +38,7 @@ from horsies.monitor.diagnose.schema import silent_triggers
 from horsies.monitor.diagnose.tasks import TaskSituation, task_reasons
 from horsies.monitor.diagnose.work import judge_failing, worker_reasons
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
+from tests.support.worker_summaries import worker_summary
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 ID = "01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a"
@@ -78,26 +79,7 @@ def task(**columns: Any) -> TaskFacts:
 
 
 def worker(worker_id: str = "w1", **columns: Any) -> WorkerSummary:
-    facts = {
-        "worker_id": worker_id,
-        "hostname": "vm",
-        "pid": 7,
-        "processes": 2,
-        "queues": ["mail"],
-        "started_at": ago(100),
-        "seen_at": ago(1),
-        "was_lost": False,
-        "hears": True,
-        "seen_seconds_ago": 1.0,
-        "holds_lock": True,
-        "tasks_running": 0,
-        "tasks_claimed": 0,
-        "queue_caps": {},
-        "async_places": 0,
-        "async_running": 0,
-    }
-    made: WorkerSummary = blank(WorkerSummary, **facts | columns)
-    return made
+    return worker_summary(worker_id=worker_id, **{"queue_caps": {}} | columns)
 
 
 def sharing(**columns: Any) -> WorkerSummary:

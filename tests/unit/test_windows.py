@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from horsies.worker.pool.child_process import Held
 from horsies.worker.pool.window import (
     ENDS_MIN,
-    LINGER_SECONDS,
     Windows,
     fill_order,
     linger_seconds,
@@ -168,7 +167,9 @@ def test_tasks_with_unused_permits_have_not_begun(numbers: set[int], unused: set
 
 def test_a_turn_waits_until_half_the_room_is_free_or_a_report_is_old() -> None:
     assert linger_seconds(16, 32, waiting_since=5.0, now=5.0) == 0.0
-    assert linger_seconds(15, 32, waiting_since=0.0, now=0.0) == LINGER_SECONDS
+    wait = linger_seconds(15, 32, waiting_since=5.0, now=5.0)
+    assert 0.0 < wait < 0.5
+    assert linger_seconds(15, 32, waiting_since=5.0, now=5.0 + wait) == 0.0
     assert linger_seconds(15, 32, waiting_since=5.0, now=5.5) == 0.0
     assert linger_seconds(0, 0, waiting_since=5.0, now=5.0) == 0.0
 
