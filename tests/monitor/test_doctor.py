@@ -26,7 +26,7 @@ from horsies.findings import Finding, Level
 from horsies.monitor.diagnose.doctor import (
     CHEAP_IDS,
     CHECKS,
-    READING,
+    READING_LIMITS_MS,
     doctor_script,
     run_doctor,
 )
@@ -688,7 +688,7 @@ def test_the_shipped_objects_are_those_of_a_fresh_schema(patient: Database) -> N
 
 def test_nothing_is_written(broker: PostgresBroker, patient: Database) -> None:
     with broker.database.connect("operator") as connection, connection.transaction():
-        begin_reading.run(connection, READING)
+        begin_reading.fetch(connection, *READING_LIMITS_MS)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             connection.execute("DELETE FROM public.horsies_tasks")
 

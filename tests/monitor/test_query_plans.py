@@ -13,14 +13,10 @@ from typing import Any
 import pytest
 from psycopg import Connection
 
-from horsies.db.statement import Nothing, Statement
+from horsies.db.statement import Statement, Step
 from horsies.db.statements.actions import ACTIONS
 from horsies.db.statements.dashboard import (
     DASHBOARD,
-    ArrivalSample,
-    NextInQueue,
-    TasksOfWorker,
-    ThinnedHistory,
     count_open_runs,
     count_recent_arrivals,
     estimate_rows,
@@ -30,8 +26,6 @@ from horsies.db.statements.dashboard import (
 )
 from horsies.db.statements.doctor import (
     DOCTOR,
-    Older,
-    Seconds,
     count_abandoned,
     find_long_pauses,
     find_overdue_schedules,
@@ -39,9 +33,6 @@ from horsies.db.statements.doctor import (
 )
 from horsies.db.statements.explain import (
     EXPLAIN,
-    CountAhead,
-    CountDue,
-    Names,
     count_ahead,
     count_due,
     explain_task,
@@ -63,14 +54,7 @@ from horsies.db.statements.measures import (
 from horsies.db.statements.metrics import METRICS, read_gauges
 from horsies.db.statements.monitor import (
     MONITOR,
-    CountMost,
-    ListNewestTasks,
     ListTasks,
-    ListWorkers,
-    QueueName,
-    Sample,
-    StaleThreshold,
-    Window,
     count_in_flight,
     count_recent_attempts,
     count_waiting,
@@ -84,7 +68,6 @@ from horsies.db.statements.monitor import (
     newest_worker_states,
 )
 from horsies.db.statements.queues import QUEUES
-from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.traces import TRACES
 from tests.support.query_plans import full as full
 from tests.support.query_plans import nodes, reads
@@ -181,8 +164,8 @@ def test_no_look_reads_a_big_table_from_end_to_end(
     assert scanned == [], json.dumps(found[0], indent=1)
 
 
-def bounded(window: int, **filters: Any) -> ListNewestTasks:
-    return ListNewestTasks(**{**everything(20), **filters}, window=window)
+def bounded(window: int, **filters: Any) -> Step:
+    return list_newest_tasks(**{**everything(20), **filters}, window=window)
 
 
 def asked(**filters: Any) -> ListTasks:
@@ -204,22 +187,22 @@ def everything(limit: int) -> dict[str, Any]:
 
 
 def test_the_newest_tasks_cost_what_is_shown(full: Connection[Any]) -> None:
-    rows, cost = reads(full, (list_newest_tasks, bounded(50_000)))
+    rows, cost = reads(full, bounded(50_000))
     assert len(rows) == 20
     assert cost < 100
 
 
 def test_a_filter_that_matches_often_ends_early(full: Connection[Any]) -> None:
-    rows, cost = reads(full, (list_newest_tasks, bounded(50_000, statuses=["FAILED"])))
+    rows, cost = reads(full, bounded(50_000, statuses=["FAILED"]))
     assert len(rows) == 20
     assert cost < 5_000
 
 
 def test_a_filter_that_matches_nothing_costs_the_window_and_no_more(full: Connection[Any]) -> None:
-    rows, cost = reads(full, (list_newest_tasks, bounded(1_000, names=["nothing"])))
+    rows, cost = reads(full, bounded(1_000, names=["nothing"]))
     assert rows == []
     assert cost < 2_100
-    edge, cost = reads(full, (end_of_window, Window(LAST, FIRST, 1_000)))
+    edge, cost = reads(full, end_of_window(LAST, FIRST, 1_000))
     assert len(edge) == 2
     assert cost < 2_100
 
@@ -241,22 +224,22 @@ def test_a_rare_error_is_found_by_its_index(full: Connection[Any]) -> None:
 
 
 def test_counting_what_lives_reads_what_lives(full: Connection[Any]) -> None:
-    (reports,), cost = reads(full, (count_waiting, CountMost(10_000)))
+    (reports,), cost = reads(full, count_waiting(10_000))
     assert (reports.queue_name, reports.due, reports.delayed) == ("reports", 500, 200)
     assert cost < 1_900
-    (reports,), cost = reads(full, (count_waiting, CountMost(20)))
+    (reports,), cost = reads(full, count_waiting(20))
     assert (reports.due, reports.delayed) == (21, 21)
     assert cost < 150
-    in_flight, cost = reads(full, (count_in_flight, Nothing()))
+    in_flight, cost = reads(full, count_in_flight())
     assert [(row.queue_name, row.running) for row in in_flight] == [("mail", 50)]
     assert cost < 300
-    known, cost = reads(full, (list_known_queues, Nothing()))
+    known, cost = reads(full, list_known_queues())
     assert [row.name for row in known] == ["mail", "reports"]
     assert cost < 300
 
 
 def test_rates_read_the_sample_and_the_tasks_of_the_last_minute(full: Connection[Any]) -> None:
-    (mail,), cost = reads(full, (count_recent_attempts, Sample(1_000)))
+    (mail,), cost = reads(full, count_recent_attempts(1_000))
     assert (mail.queue_name, mail.done, mail.covered_seconds) == ("mail", 300, 60.0)
     # A test that is rolled back leaves a dead version of every second attempt.
     assert cost < 4_000
@@ -284,56 +267,56 @@ def test_the_gauges_read_what_is_open(full: Connection[Any]) -> None:
 
 
 def test_workers_are_listed_without_reading_their_history(full: Connection[Any]) -> None:
-    rows, cost = reads(full, (list_workers, ListWorkers(False)))
+    rows, cost = reads(full, list_workers(False))
     assert len(rows) == 20
     assert sum(row.tasks_running for row in rows) == 50
     assert cost < 500
-    rows, cost = reads(full, (newest_worker_states, Nothing()))
+    rows, cost = reads(full, newest_worker_states())
     assert len(rows) == 20
     assert cost < 500
 
 
 def test_stale_tasks_are_sought_among_those_that_run(full: Connection[Any]) -> None:
-    rows, cost = reads(full, (find_stale_tasks, StaleThreshold(120.0)))
+    rows, cost = reads(full, find_stale_tasks(120.0))
     assert len(rows) == 50
     assert cost < 500
 
 
 def test_panels_of_the_dashboard_read_what_they_show(full: Connection[Any]) -> None:
-    front, cost = reads(full, (next_in_queue, NextInQueue("reports", 25)))
+    front, cost = reads(full, next_in_queue("reports", 25))
     assert {row.task_name for row in front} == {"work"}
     assert len(front) == 25
     assert cost < 200
-    mine, cost = reads(full, (tasks_of_worker, TasksOfWorker("worker-3", 200)))
+    mine, cost = reads(full, tasks_of_worker("worker-3", 200))
     assert len(mine) in (2, 3)
     assert cost < 50
-    long, cost = reads(full, (find_overlong_tasks, Older(60.0, 13)))
+    long, cost = reads(full, find_overlong_tasks(60.0, 13))
     assert len(long) == 13
     assert cost < 500
-    arrived, cost = reads(full, (count_recent_arrivals, ArrivalSample(FIRST, 1_000)))
+    arrived, cost = reads(full, count_recent_arrivals(FIRST, 1_000))
     assert sum(row.arrived for row in arrived) == 1_000
     assert cost < 2_100
-    (estimate,), cost = reads(full, (estimate_rows, Nothing()))
+    (estimate,), cost = reads(full, estimate_rows())
     assert estimate.tasks > 50_000
     assert cost < 10
 
 
 def test_open_runs_and_schedules_are_found_by_their_indexes(full: Connection[Any]) -> None:
-    counted, cost = reads(full, (count_open_runs, CountMost(60)))
+    counted, cost = reads(full, count_open_runs(60))
     assert dict(counted) == {"PENDING": 0, "RUNNING": 61, "PAUSED": 50}
     assert cost < 400
-    paused, cost = reads(full, (find_long_pauses, Older(86_400.0, 13)))
+    paused, cost = reads(full, find_long_pauses(86_400.0, 13))
     assert len(paused) == 13
     assert cost < 200
-    overdue, cost = reads(full, (find_overdue_schedules, Older(15.0, 13)))
+    overdue, cost = reads(full, find_overdue_schedules(15.0, 13))
     assert len(overdue) == 4
     assert cost < 100
 
 
 def test_the_history_of_a_worker_is_thinned(full: Connection[Any]) -> None:
     since = datetime.now(UTC) - timedelta(hours=2)
-    asked_for = ThinnedHistory("worker-3", since, timedelta(minutes=10))
-    points, cost = reads(full, (thinned_worker_history, asked_for))
+    asked_for = thinned_worker_history("worker-3", since, timedelta(minutes=10))
+    points, cost = reads(full, asked_for)
     assert 11 <= len(points) <= 13
     assert cost < 1_000
 
@@ -366,7 +349,7 @@ def test_failures_are_grouped_from_the_newest_attempts(full: Connection[Any]) ->
 
 
 def test_the_doctor_reads_tasks_in_flight(full: Connection[Any]) -> None:
-    (counts,), cost = reads(full, (count_abandoned, Seconds(60.0)))
+    (counts,), cost = reads(full, count_abandoned(60.0))
     assert counts == (0, 0, 0)
     assert cost < 500
 
@@ -378,19 +361,19 @@ def test_an_explanation_reads_a_bounded_part_of_a_long_queue(full: Connection[An
         "ORDER BY priority DESC, enqueued_at DESC, id DESC LIMIT 1"
     )
     task_id, priority, enqueued_at = last
-    (facts,), cost = reads(full, (explain_task, TaskId(task_id)))
+    (facts,), cost = reads(full, explain_task(task_id))
     assert facts.queue_name == "reports"
     assert cost < 30
-    place = CountAhead("reports", priority, enqueued_at, task_id, 101)
-    (ahead,), cost = reads(full, (count_ahead, place))
+    place = count_ahead("reports", priority, enqueued_at, task_id, 101)
+    (ahead,), cost = reads(full, place)
     assert ahead.due == 101
     assert cost < 300
-    (due,), cost = reads(full, (count_due, CountDue(["reports"], 101)))
+    (due,), cost = reads(full, count_due(["reports"], 101))
     assert due.due == 101
     assert cost < 600
-    unknown, cost = reads(full, (find_unknown_names, Names(["reports"])))
+    unknown, cost = reads(full, find_unknown_names(["reports"]))
     assert unknown == []  # workers that registered no names may know any
     assert cost < 3_500
-    places, cost = reads(full, (list_places, QueueName("mail")))
+    places, cost = reads(full, list_places("mail"))
     assert (len(places), places[0].in_queue) == (5, 50)
     assert cost < 300

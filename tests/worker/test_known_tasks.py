@@ -15,6 +15,7 @@ from horsies.db.statements.turn import ClaimedTask
 from horsies.tasks.outcome import Outcome, outcome_of_error
 from horsies.worker.agenda import NEVER
 from horsies.worker.known_tasks import PAUSE_SECONDS, KnownTasks, UnknownTasks, fingerprint
+from tests.support.statements import named
 
 GRACE_SECONDS = 600.0
 CHECK_SECONDS = 30.0
@@ -165,7 +166,7 @@ def test_refusals_of_one_fingerprint_are_looked_at_from_the_first_to_the_last() 
 
 def test_a_refusal_is_stored_once_per_task_in_a_text_that_every_encoding_takes() -> None:
     given = [uncalled(claimed("old"), "größe"), uncalled(claimed("old"), "größe")]
-    refuse, ask = unknown_tasks().refusal("me", given)
+    refuse, ask = map(named, unknown_tasks().refusal("me", given))
     assert (refuse.ids, refuse.fingerprints, refuse.messages) == (["id"], ["1"], ["gr\\xf6\\xdfe"])
     assert (ask.ids, ask.kinds, ask.names, ask.queues) == (["id"], ["tasks"], ["old"], ["mail"])
 

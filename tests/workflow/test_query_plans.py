@@ -12,7 +12,6 @@ from psycopg import Connection
 
 from horsies.db.statement import Step
 from horsies.db.statements.workflows import (
-    ListNewestRuns,
     ListRuns,
     count_nodes_by_status,
     end_of_run_window,
@@ -89,8 +88,8 @@ def asked(**filters: Any) -> ListRuns:
     return ListRuns(**{**everything(), **filters})
 
 
-def bounded(window: int, **filters: Any) -> ListNewestRuns:
-    return ListNewestRuns(**{**everything(), **filters}, window=window)
+def bounded(window: int, **filters: Any) -> Step:
+    return list_newest_runs(**{**everything(), **filters}, window=window)
 
 
 def everything() -> dict[str, Any]:
@@ -107,16 +106,16 @@ def everything() -> dict[str, Any]:
 
 
 def test_the_newest_runs_cost_what_is_shown(full: Connection[Any]) -> None:
-    rows, cost = reads(full, (list_newest_runs, bounded(50_000)))
+    rows, cost = reads(full, bounded(50_000))
     assert len(rows) == 20
     assert cost < 100
-    rows, cost = reads(full, (list_newest_runs, bounded(50_000, include_children=False)))
+    rows, cost = reads(full, bounded(50_000, include_children=False))
     assert len(rows) == 20
     assert cost < 200
 
 
 def test_a_filter_of_runs_that_matches_often_ends_early(full: Connection[Any]) -> None:
-    rows, cost = reads(full, (list_newest_runs, bounded(50_000, statuses=["FAILED"])))
+    rows, cost = reads(full, bounded(50_000, statuses=["FAILED"]))
     assert len(rows) == 20
     assert cost < 5_000
 
@@ -124,7 +123,7 @@ def test_a_filter_of_runs_that_matches_often_ends_early(full: Connection[Any]) -
 def test_a_filter_of_runs_that_matches_nothing_costs_the_window_and_no_more(
     full: Connection[Any],
 ) -> None:
-    rows, cost = reads(full, (list_newest_runs, bounded(1_000, names=["nothing"])))
+    rows, cost = reads(full, bounded(1_000, names=["nothing"]))
     assert rows == []
     assert cost < 2_100
     edge, cost = reads(full, end_of_run_window(LAST, LAST_ID, FIRST, 1_000))

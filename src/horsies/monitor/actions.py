@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.monitor import (
     QueueName,
     QueueState,
@@ -89,7 +89,7 @@ def check_queue(
 def known_queue_script(name: str, configured: Sequence[str] | None) -> Script[BrokerResult[None]]:
     known = configured
     if known is None:
-        rows: list[QueueName] = yield list_known_queues, Nothing()
+        rows: list[QueueName] = yield list_known_queues()
         known = [row.name for row in rows]
     if name in known:
         return Ok(None)
@@ -102,7 +102,7 @@ def _switch_script(order: QueueOrder) -> Script[BrokerResult[Switched[QueueState
     known = yield from known_queue_script(order.name, order.configured)
     if isinstance(known, Err):
         return known
-    before: list[QueueState] = yield list_queue_states, Nothing()
+    before: list[QueueState] = yield list_queue_states()
     was_paused = any(one.name == order.name and one.is_paused for one in before)
     (state,) = yield (pause_queue if order.paused else resume_queue), QueueName(order.name)
     assert isinstance(state, QueueState)

@@ -15,9 +15,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from horsies.db.listen import Listener
-from horsies.db.statement import Nothing, Script, read_rows, run_script, run_script_async
+from horsies.db.statement import Script, read_rows, run_script, run_script_async
 from horsies.db.statements.monitor import (
-    WorkerStateHistory,
     WorkerStateSnapshot,
     newest_worker_states,
     read_server,
@@ -78,7 +77,7 @@ async def ping_database_async(broker: PostgresBroker) -> BrokerResult[DatabasePi
 
 def _database_script() -> Script[DatabasePing]:
     started = time.perf_counter()
-    (server,) = yield read_server, Nothing()
+    (server,) = yield read_server()
     return DatabasePing(_milliseconds_since(started), server.server_version)
 
 
@@ -195,13 +194,13 @@ def read_pong(payload: str, correlation_id: str, latency_ms: float) -> WorkerPon
 
 def list_worker_states(broker: PostgresBroker) -> BrokerResult[list[WorkerStateSnapshot]]:
     """Return the newest snapshot of every worker on record, the most recent first."""
-    return broker.perform(_READING, read_rows((newest_worker_states, Nothing())))
+    return broker.perform(_READING, read_rows(newest_worker_states()))
 
 
 async def list_worker_states_async(
     broker: PostgresBroker,
 ) -> BrokerResult[list[WorkerStateSnapshot]]:
-    return await broker.perform_async(_READING, read_rows((newest_worker_states, Nothing())))
+    return await broker.perform_async(_READING, read_rows(newest_worker_states()))
 
 
 def get_worker_state_history(
@@ -210,8 +209,8 @@ def get_worker_state_history(
     """Return the snapshots of one worker, newest first; all of them without a limit."""
     if problem := _limit_problem(limit):
         return Err(problem)
-    history = WorkerStateHistory(worker_id, limit)
-    return broker.perform(_READING, read_rows((worker_state_history, history)))
+    history = worker_state_history(worker_id, limit)
+    return broker.perform(_READING, read_rows(history))
 
 
 async def get_worker_state_history_async(
@@ -219,8 +218,8 @@ async def get_worker_state_history_async(
 ) -> BrokerResult[list[WorkerStateSnapshot]]:
     if problem := _limit_problem(limit):
         return Err(problem)
-    history = WorkerStateHistory(worker_id, limit)
-    return await broker.perform_async(_READING, read_rows((worker_state_history, history)))
+    history = worker_state_history(worker_id, limit)
+    return await broker.perform_async(_READING, read_rows(history))
 
 
 def _limit_problem(limit: int | None) -> BrokerOperationError | None:

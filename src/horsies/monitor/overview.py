@@ -15,9 +15,7 @@ from horsies.db.statement import Script, one_or_none, read_rows
 from horsies.db.statements.blocked import BlockedRow, list_blocked
 from horsies.db.statements.monitor import (
     InFlightCount,
-    ListWorkers,
     QueueState,
-    ReadTaskDetail,
     RecentAttempts,
     TaskDetail,
     WaitingCount,
@@ -146,8 +144,8 @@ def overview_script(
 def arrivals_script() -> Script[dict[str, float]]:
     """Read how many tasks were sent to each queue, per minute of the last minute."""
     since = first_id_at(datetime.now(UTC) - timedelta(minutes=1))
-    sample = dashboard.ArrivalSample(since, ARRIVALS_SAMPLE)
-    found: list[RecentArrivals] = yield dashboard.count_recent_arrivals, sample
+    sample = dashboard.count_recent_arrivals(since, ARRIVALS_SAMPLE)
+    found: list[RecentArrivals] = yield sample
     return {row.queue_name: row.arrived * 60 / row.covered_seconds for row in found}
 
 
@@ -209,7 +207,7 @@ def read_workers(
     broker: PostgresBroker, *, include_stopped: bool = False
 ) -> BrokerResult[list[WorkerSummary]]:
     """List the workers, the most recently seen first; stopped ones only on request, at the end."""
-    return broker.perform(_READING, read_rows((list_workers, ListWorkers(include_stopped))))
+    return broker.perform(_READING, read_rows(list_workers(include_stopped)))
 
 
 def health_of(worker: WorkerSummary) -> WorkerHealth:
@@ -244,7 +242,7 @@ def task_script(task_id: str, payload: bool = False) -> Script[TaskReport | None
     """Describe one task; None if it does not exist. ``payload`` adds arguments and result."""
     if (stored := stored_form(task_id)) is None:
         return None
-    task = one_or_none((yield read_task_detail, ReadTaskDetail(stored, payload)))
+    task = one_or_none((yield read_task_detail(stored, payload)))
     if task is None:
         return None
     attempts = yield from handle.attempts_script(stored)

@@ -10,11 +10,7 @@ from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.dashboard import (
     DueTask,
     HistoryPoint,
-    NextInQueue,
-    TasksOfWorker,
-    ThinnedHistory,
     WorkerDetail,
-    WorkerKey,
     WorkerTask,
     next_in_queue,
     read_worker_detail,
@@ -22,7 +18,7 @@ from horsies.db.statements.dashboard import (
     thinned_worker_history,
 )
 from horsies.db.statements.measures import FailingTask, find_failing_tasks
-from horsies.db.statements.monitor import ListWorkers, WorkerSummary, list_workers
+from horsies.db.statements.monitor import WorkerSummary, list_workers
 from horsies.monitor.action_log import ActionRow, list_actions_script
 from horsies.monitor.measures import (
     Series,
@@ -100,7 +96,7 @@ def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[Queu
         return None
     living = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
     servers = [one for one in overview.workers if name in one.queues and health_of(one) in living]
-    front: list[DueTask] = yield next_in_queue, NextInQueue(name, NEXT_SHOWN)
+    front: list[DueTask] = yield next_in_queue(name, NEXT_SHOWN)
     changes = yield from list_actions_script(f"queue {name}", limit=CHANGES_SHOWN)
     arrivals = yield from arrivals_script()
     return QueuePanel(queue, servers, front, changes, arrivals.get(name, 0.0))
@@ -108,14 +104,11 @@ def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[Queu
 
 def worker_script(worker_id: str) -> Script[WorkerPanel | None]:
     """Read one worker, also a stopped one; None when it is not on record."""
-    worker = one_or_none((yield list_workers, ListWorkers(True, worker_id)))
+    worker = one_or_none((yield list_workers(True, worker_id)))
     if worker is None:
         return None
-    (detail,) = yield read_worker_detail, WorkerKey(worker_id)
-    tasks: list[WorkerTask] = yield tasks_of_worker, TasksOfWorker(worker_id, TASKS_SHOWN)
+    (detail,) = yield read_worker_detail(worker_id)
+    tasks: list[WorkerTask] = yield tasks_of_worker(worker_id, TASKS_SHOWN)
     since = datetime.now(UTC) - HISTORY
-    history: list[HistoryPoint] = yield (
-        thinned_worker_history,
-        ThinnedHistory(worker_id, since, _HISTORY_STEP),
-    )
+    history: list[HistoryPoint] = yield thinned_worker_history(worker_id, since, _HISTORY_STEP)
     return WorkerPanel(worker, detail, tasks, history)

@@ -19,10 +19,8 @@ from uuid import UUID
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.lookup import FoundTask, SearchTasks, search_tasks
 from horsies.db.statements.monitor import (
-    ListNewestTasks,
     ListTasks,
     TaskSummary,
-    Window,
     end_of_window,
     list_live_tasks,
     list_newest_tasks,
@@ -314,11 +312,8 @@ def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
 
     steps = ListSteps(
         unfinished=lambda statuses: (list_live_tasks, parameters(statuses)),
-        newest=lambda statuses: (
-            list_newest_tasks,
-            ListNewestTasks(*parameters(statuses), window=window),
-        ),
-        window_edge=(end_of_window, Window(before, since, window)),
+        newest=lambda statuses: list_newest_tasks(*parameters(statuses), window=window),
+        window_edge=end_of_window(before, since, window),
         position=attrgetter("id"),
         cursor=attrgetter("id"),
         by_index=(lambda statuses: (list_tasks_by_error, parameters(statuses)))
@@ -334,7 +329,7 @@ def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
     The end of a page must not depend on candidates that do not match: it would tell which masked values
     are stored.
     """
-    edges = yield end_of_window, Window(listed.before, listed.since, SEARCH_WINDOW)
+    edges = yield end_of_window(listed.before, listed.since, SEARCH_WINDOW)
     has_more = len(edges) == 2
     asked = SearchTasks(
         *listed._replace(limit=CANDIDATES_MAX),

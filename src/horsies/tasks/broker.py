@@ -25,7 +25,6 @@ from horsies.db.direct import execute, execute_async, stream, stream_async
 from horsies.db.errors import describe, is_transient
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import (
-    Nothing,
     Script,
     Step,
     drive,
@@ -325,21 +324,17 @@ class PostgresBroker:
 
     def get_worker_stats(self) -> BrokerResult[list[WorkerStats]]:
         """Count the running tasks of each child process."""
-        return self.perform(_READING, read_rows((monitor.count_worker_tasks, Nothing())))
+        return self.perform(_READING, read_rows(monitor.count_worker_tasks()))
 
     async def get_worker_stats_async(self) -> BrokerResult[list[WorkerStats]]:
-        return await self.perform_async(
-            _READING, read_rows((monitor.count_worker_tasks, Nothing()))
-        )
+        return await self.perform_async(_READING, read_rows(monitor.count_worker_tasks()))
 
     def get_expired_tasks(self) -> BrokerResult[list[ExpiredTask]]:
         """List PENDING tasks past their ``good_until`` that no worker has expired yet."""
-        return self.perform(_READING, read_rows((monitor.find_expired_tasks, Nothing())))
+        return self.perform(_READING, read_rows(monitor.find_expired_tasks()))
 
     async def get_expired_tasks_async(self) -> BrokerResult[list[ExpiredTask]]:
-        return await self.perform_async(
-            _READING, read_rows((monitor.find_expired_tasks, Nothing()))
-        )
+        return await self.perform_async(_READING, read_rows(monitor.find_expired_tasks()))
 
     def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
         """Fail stale RUNNING tasks as a crash of their worker would; return their number.
@@ -437,9 +432,7 @@ def _is_transient(stored: BrokerResult[Any]) -> bool:
 
 
 def _stale_tasks(stale_threshold_minutes: float) -> Script[list[StaleTask]]:
-    return read_rows(
-        (monitor.find_stale_tasks, monitor.StaleThreshold(stale_threshold_minutes * 60))
-    )
+    return read_rows(monitor.find_stale_tasks(stale_threshold_minutes * 60))
 
 
 def failure(

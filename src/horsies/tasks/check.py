@@ -21,7 +21,7 @@ from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.listen import receives_own_notification
 from horsies.db.migrate import UnusableSchemaError, pending_migrations, require_current_schema
-from horsies.db.statements.monitor import SchemaName, read_rights
+from horsies.db.statements.monitor import read_rights
 from horsies.error_codes import (
     BUILTIN_CODE_REGISTRY,
     OutcomeCode,
@@ -279,7 +279,7 @@ def _table_problem(
     connection: Connection[Any], schema: str, role: str, migrates: bool
 ) -> tuple[str, str] | None:
     """Return a sentence and its remedy if the tables can be neither used nor created or updated."""
-    rights = read_rights.run(connection, SchemaName(schema))[0]
+    rights = read_rights.fetch(connection, schema)[0]
     name = rights.role_name
     if rights.has_schema and not rights.can_use:
         grant = f"GRANT USAGE ON SCHEMA {schema} TO {name}"

@@ -15,11 +15,9 @@ from starlette.responses import Response
 
 from horsies._version import __version__
 from horsies.database_url import mask_url
-from horsies.db.statement import Nothing, read_rows
+from horsies.db.statement import read_rows
 from horsies.db.statements.monitor import (
-    ListWorkers,
     ServerVersion,
-    WorkerStateHistory,
     list_workers,
     read_server,
     worker_state_history,
@@ -110,7 +108,7 @@ async def meta(view: View) -> Response:
     """Versions, rights of the user, limits. A database of another release is named, not an error."""
     schema, server = "MATCH", None
     try:
-        rows: list[ServerVersion] = await view.read(read_rows((read_server, Nothing())))
+        rows: list[ServerVersion] = await view.read(read_rows(read_server()))
         server = rows[0].server_version
     except Unavailable as problem:
         if problem.members.get("retryable"):
@@ -196,13 +194,13 @@ def _length(view: View, name: str, default: timedelta) -> timedelta:
 async def workers(view: View) -> Response:
     """Workers that run; with ``include_stopped`` also those that have stopped."""
     is_all = (text_of(view, "include_stopped") or "").lower() in ("1", "true")
-    found = await view.read(read_rows((list_workers, ListWorkers(is_all))))
+    found = await view.read(read_rows(list_workers(is_all)))
     return answer({"workers": [worker_document(worker) for worker in found]})
 
 
 async def worker(view: View) -> Response:
     worker_id = view.params["id"]
-    rows = await view.read(read_rows((list_workers, ListWorkers(True))))
+    rows = await view.read(read_rows(list_workers(True)))
     found = next((one for one in rows if one.worker_id == worker_id), None)
     if found is None:
         raise NotFound(f"There is no worker {worker_id!r}.", code="WORKER_NOT_FOUND")
@@ -211,8 +209,8 @@ async def worker(view: View) -> Response:
 
 async def worker_history(view: View) -> Response:
     limit = number_of(view, "limit", LIMIT_DEFAULT, HISTORY_LIMIT_MAX)
-    asked = WorkerStateHistory(view.params["id"], limit)
-    rows = await view.read(read_rows((worker_state_history, asked)))
+    asked = worker_state_history(view.params["id"], limit)
+    rows = await view.read(read_rows(asked))
     return answer({"snapshots": [snapshot_document(asdict(row)) for row in rows]})
 
 

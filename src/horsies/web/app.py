@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from horsies.app import Horsies
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import mask_url
-from horsies.db.statement import Nothing, read_rows
+from horsies.db.statement import read_rows
 from horsies.db.statements.monitor import list_queue_states, read_server
 from horsies.tasks.recording import Action, Actor, log_action
 from horsies.web import (
@@ -233,7 +233,7 @@ class Dashboard:
             if route.method == "POST":
                 await self._require_intent(verb, view)
                 # A change may wait long, for a lock: a dead connection is found by a read before it.
-                await view.read(read_rows((read_server, Nothing())))
+                await view.read(read_rows(read_server()))
         except Forbidden as refusal:
             action, actor = Action(route.method.lower(), view.path), Actor(view.access.user, "web")
             log_action(action, actor, "forbidden", refusal.sentence)
@@ -303,7 +303,7 @@ class Dashboard:
 
     async def _readyz(self, request: Request) -> Response:
         try:
-            await self.site.reader.read(read_rows((list_queue_states, Nothing())))
+            await self.site.reader.read(read_rows(list_queue_states()))
         except Problem as problem:
             # The sentence may name hosts and users, and a probe needs no authentication.
             return PlainTextResponse(f"not ready: {problem.code}\n", 503)

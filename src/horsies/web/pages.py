@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from horsies.db.statement import Script, read_rows
 from horsies.db.statements.dashboard import HistoryPoint, WorkerTask
-from horsies.db.statements.monitor import ListWorkers, WorkerSummary, list_workers
+from horsies.db.statements.monitor import WorkerSummary, list_workers
 from horsies.monitor.diagnose.attention import (
     SHOWN_MAX,
     Figures,
@@ -147,7 +147,7 @@ async def queue(view: View) -> Page:
 async def workers(view: View) -> Page:
     """List the workers; stopped ones with ``?stopped=1``."""
     with_stopped = view.query.get("stopped") == "1"
-    script = read_rows((list_workers, ListWorkers(with_stopped)))
+    script = read_rows(list_workers(with_stopped))
     found: list[WorkerSummary] = await view.read(script)
     # Most workers serve the same queues, and their links were half of the time of this page.
     queue_links = cache(partial(_queue_links, view))

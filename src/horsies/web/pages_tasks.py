@@ -16,7 +16,7 @@ from uuid import UUID
 from starlette.responses import RedirectResponse, Response
 
 from horsies.database_url import mask_url
-from horsies.db.statement import Nothing, Script, one_or_none, read_rows
+from horsies.db.statement import Script, one_or_none, read_rows
 from horsies.db.statements.dashboard import estimate_rows
 from horsies.db.statements.lookup import (
     FailureGroup,
@@ -27,7 +27,6 @@ from horsies.db.statements.lookup import (
     newest_trace,
 )
 from horsies.db.statements.monitor import (
-    ReadTaskDetail,
     TaskDetail,
     list_known_queues,
     read_task_detail,
@@ -104,8 +103,8 @@ async def tasks(view: View) -> Page | Response:
 
 def _choices_script() -> Script[tuple[list[str], float | None]]:
     """Read the names of queues, and the estimated number of tasks."""
-    queues = yield list_known_queues, Nothing()
-    (estimated,) = yield estimate_rows, Nothing()
+    queues = yield list_known_queues()
+    (estimated,) = yield estimate_rows()
     return [row.name for row in queues], estimated.tasks
 
 
@@ -231,7 +230,7 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
     task = report.task
     if not payload and task.status == TaskStatus.FAILED.value:
         # The traceback is part of the result; the rest of the result is not shown.
-        whole = one_or_none((yield read_task_detail, ReadTaskDetail(task.id, True)))
+        whole = one_or_none((yield read_task_detail(task.id, True)))
         report = replace(report, task=task._replace(result=whole.result if whole else None))
     beat = None
     if task.status == TaskStatus.RUNNING.value:

@@ -27,8 +27,9 @@ from horsies.app import Horsies
 from horsies.codec.calls import CallSignature
 from horsies.codec.results import encode_task_error
 from horsies.db.pipeline import Pipeline
+from horsies.db.statement import Step
 from horsies.db.statements.blocked import find_due
-from horsies.db.statements.refusals import FindTakers, RefusedTask, RefuseTasks, Taker
+from horsies.db.statements.refusals import RefusedTask, Taker, find_takers, refuse_tasks
 from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, claim_unresolvable
 from horsies.error_codes import OperationalErrorCode
 from horsies.logs import as_event
@@ -191,14 +192,12 @@ class UnknownTasks:
         self._check_at = min(self._check_at, now + self._grace_seconds)
         return None
 
-    def refusal(self, worker_id: str, uncalled: Uncalled) -> tuple[RefuseTasks, FindTakers]:
-        """The parameters of the statements that store the refusal of these tasks and look for workers that
-        may run them.
-        """
+    def refusal(self, worker_id: str, uncalled: Uncalled) -> tuple[Step, Step]:
+        """The steps that store the refusal of these tasks and look for workers that may run them."""
         tasks = list({task.id: (task, outcome) for task, outcome in uncalled}.values())
         wanted = [self.known.wanted_by(task) for task, _ in tasks]
         ids = [task.id for task, _ in tasks]
-        refuse = RefuseTasks(
+        refuse = refuse_tasks(
             worker_id,
             self._grace_seconds,
             self._pause_seconds,
@@ -208,7 +207,7 @@ class UnknownTasks:
         )
         kinds, names = [one.kind for one in wanted], [one.name for one in wanted]
         queues = [task.queue_name for task, _ in tasks]
-        return refuse, FindTakers(self._grace_seconds, ids, kinds, names, queues)
+        return refuse, find_takers(self._grace_seconds, ids, kinds, names, queues)
 
     def left(
         self,

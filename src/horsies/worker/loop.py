@@ -290,9 +290,9 @@ class Worker:
 
     def _report_paused(self, pipeline: Pipeline) -> None:
         """Log the paused queues of a burst in one line, with their due tasks."""
-        from horsies.db.statements.explain import CountDue, count_due  # only a burst needs it
+        from horsies.db.statements.explain import count_due  # only a burst needs it
 
-        (queues,) = pipeline.run([(count_due, CountDue(self._config.queues, LEFT_COUNT_MAX))])
+        (queues,) = pipeline.run([count_due(self._config.queues, LEFT_COUNT_MAX)])
         left = {one.name: one.due for one in queues if one.paused_at is not None}
         if left:
             shown = [f"{name} {left[name]:,}" for name in self._config.queues if name in left]

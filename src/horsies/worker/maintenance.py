@@ -17,7 +17,7 @@ from horsies.config.app import AppConfig
 from horsies.db.errors import describe, is_transient
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
-from horsies.db.statements.blocked import FindUnheld, find_unheld
+from horsies.db.statements.blocked import find_unheld
 from horsies.db.statements.turn import (
     ClaimedTask,
     RenewClaims,
@@ -165,8 +165,8 @@ class Maintenance:
         """
         held = self._dispatcher.ledger.tasks()
         ids, generations = [task.id for task in held], [task.generation for task in held]
-        find = FindUnheld(self._liveness.identity.worker_id, ids, generations)
-        if pipeline.run([(find_unheld, find)])[0]:
+        find = find_unheld(self._liveness.identity.worker_id, ids, generations)
+        if pipeline.run([find])[0]:
             self._dispatcher.ledger.release_again()
 
     def _beat(self, pipeline: Pipeline, now: float) -> None:

@@ -16,9 +16,7 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.refusals import (
     REFUSALS_TABLE,
-    find_takers,
     forget_refusals,
-    refuse_tasks,
 )
 from horsies.db.statements.turn import ClaimedTask
 from horsies.tasks.blocked import Blocked, Change
@@ -58,12 +56,10 @@ class Refusals:
         return left
 
     def _refusing_steps(self, uncalled: Uncalled) -> list[Step]:
-        refuse, ask = self._unknown.refusal(self._worker_id, uncalled)
-        return [self._blocked.lock_wait(), (refuse_tasks, refuse), (find_takers, ask)]
+        return [self._blocked.lock_wait(), *self._unknown.refusal(self._worker_id, uncalled)]
 
     def _forgetting_steps(self, failing: Uncalled) -> list[Step]:
-        ids = forget_refusals([task.id for task, _ in failing])
-        return [self._blocked.lock_wait(), ids]
+        return [self._blocked.lock_wait(), forget_refusals([task.id for task, _ in failing])]
 
     def _run_each(
         self, pipeline: Pipeline, uncalled: Uncalled, steps_of: Callable[[Uncalled], list[Step]]

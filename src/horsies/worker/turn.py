@@ -21,7 +21,7 @@ from horsies.config.app import AppConfig
 from horsies.db.errors import describe_refusal, is_of_text
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
-from horsies.db.statements.blocked import DueTask, FindDue, FindUnheld, find_due, find_unheld
+from horsies.db.statements.blocked import DueTask, find_due, find_unheld
 from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
@@ -457,8 +457,8 @@ def _claim_one_by_one(
     limit = request.claims + REFUSALS_MAX
     left_out = [*request.refused_ids, *blocked.excluded()]
     refused_by = list(request.refused_by)
-    find = FindDue(claimer.queues, left_out, request.unknown_names, limit, refused_by)
-    (found,) = pipeline.run([(find_due, find)])
+    find = find_due(claimer.queues, left_out, request.unknown_names, limit, refused_by)
+    (found,) = pipeline.run([find])
     claimed: list[ClaimedTask] = []
     refusals = 0
     for due in found:
@@ -513,7 +513,7 @@ def release_unheld(
 
 def _release_one_by_one(pipeline: Pipeline, release: ReleaseUnstarted, blocked: Blocked) -> int:
     worker_id, ids, generations = release
-    (unheld,) = pipeline.run([(find_unheld, FindUnheld(worker_id, ids, generations))])
+    (unheld,) = pipeline.run([find_unheld(worker_id, ids, generations)])
     count = 0
     for task in unheld:
         others = [other for other in unheld if other is not task]

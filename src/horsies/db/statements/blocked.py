@@ -20,10 +20,6 @@ class ChangedId(NamedTuple):
     id: str
 
 
-class BlockedLimit(NamedTuple):
-    limit: int
-
-
 @dataclass(frozen=True, slots=True)
 class BlockedRow:
     """A task or run whose next change the database refuses."""
@@ -47,28 +43,10 @@ class FoundTask(NamedTuple):
     workflow_id: str | None
 
 
-class FindUnheld(NamedTuple):
-    """A worker, and the attempts it really holds."""
-
-    worker_id: str
-    held_ids: Sequence[str]
-    held_generations: Sequence[int]
-
-
 class UnheldTask(NamedTuple):
     id: str
     workflow_id: str | None
     generation: int
-
-
-class FindDue(NamedTuple):
-    queues: Sequence[str]
-    excluded: Sequence[str]
-    unknown_names: Sequence[str]
-    limit: int
-    refused_by: Sequence[str]
-    names: Sequence[str] | None = None
-    grace_seconds: float = 0.0
 
 
 class DueTask(NamedTuple):
@@ -92,7 +70,8 @@ def note_blocked(
 def limit_lock_wait(milliseconds: int) -> Setting: ...
 
 
-list_blocked = BLOCKED.declare("list_blocked", BlockedLimit, BlockedRow)
+@BLOCKED.statement
+def list_blocked(limit: int) -> BlockedRow: ...
 
 
 @BLOCKED.statement
@@ -108,7 +87,23 @@ def find_late(excluded: Sequence[str], limit: int) -> FoundTask:
 def find_lapsed(excluded: Sequence[str], limit: int) -> FoundTask: ...
 
 
-find_unheld = BLOCKED.declare("find_unheld", FindUnheld, UnheldTask)
-find_due = BLOCKED.declare("find_due", FindDue, DueTask)
+@BLOCKED.statement
+def find_unheld(
+    worker_id: str, held_ids: Sequence[str], held_generations: Sequence[int]
+) -> UnheldTask:
+    """A worker, and the attempts it really holds."""
+
+
+@BLOCKED.statement
+def find_due(
+    queues: Sequence[str],
+    excluded: Sequence[str],
+    unknown_names: Sequence[str],
+    limit: int,
+    refused_by: Sequence[str],
+    names: Sequence[str] | None = None,
+    grace_seconds: float = 0.0,
+) -> DueTask: ...
+
 
 BLOCKED.complete()

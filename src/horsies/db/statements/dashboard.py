@@ -5,15 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from horsies.db.statement import Nothing, StatementFile
-from horsies.db.statements.monitor import CountMost
+from horsies.db.statement import StatementFile
 
 DASHBOARD = StatementFile("dashboard.sql")
-
-
-class ArrivalSample(NamedTuple):
-    since: str
-    sample: int
 
 
 class RecentArrivals(NamedTuple):
@@ -29,22 +23,12 @@ class OpenRuns(NamedTuple):
     runs: int
 
 
-class NextInQueue(NamedTuple):
-    queue: str
-    limit: int
-
-
 class DueTask(NamedTuple):
     id: str
     task_name: str
     priority: int
     due_seconds: float
     retry_count: int
-
-
-class TasksOfWorker(NamedTuple):
-    worker_id: str
-    limit: int
 
 
 class WorkerTask(NamedTuple):
@@ -59,22 +43,12 @@ class WorkerTask(NamedTuple):
     heartbeat_seconds: float | None
 
 
-class WorkerKey(NamedTuple):
-    worker_id: str
-
-
 class WorkerDetail(NamedTuple):
     """``children``: pid, rss_mb, private_mb, done, since, task_id of each; None before the first snapshot."""
 
     children: list[dict[str, Any]] | None
     tasks_known: int | None
     snapshot_seconds: float | None
-
-
-class ThinnedHistory(NamedTuple):
-    worker_id: str
-    since: datetime
-    step: timedelta
 
 
 class HistoryPoint(NamedTuple):
@@ -89,12 +63,20 @@ class RowEstimate(NamedTuple):
     server_version: str
 
 
-count_recent_arrivals = DASHBOARD.declare("count_recent_arrivals", ArrivalSample, RecentArrivals)
-count_open_runs = DASHBOARD.declare("count_open_runs", CountMost, OpenRuns)
-next_in_queue = DASHBOARD.declare("next_in_queue", NextInQueue, DueTask)
-tasks_of_worker = DASHBOARD.declare("tasks_of_worker", TasksOfWorker, WorkerTask)
-read_worker_detail = DASHBOARD.declare("read_worker_detail", WorkerKey, WorkerDetail)
-thinned_worker_history = DASHBOARD.declare("thinned_worker_history", ThinnedHistory, HistoryPoint)
-estimate_rows = DASHBOARD.declare("estimate_rows", Nothing, RowEstimate)
+@DASHBOARD.statement
+def count_recent_arrivals(since: str, sample: int) -> RecentArrivals: ...
+@DASHBOARD.statement
+def count_open_runs(most: int) -> OpenRuns: ...
+@DASHBOARD.statement
+def next_in_queue(queue: str, limit: int) -> DueTask: ...
+@DASHBOARD.statement
+def tasks_of_worker(worker_id: str, limit: int) -> WorkerTask: ...
+@DASHBOARD.statement
+def read_worker_detail(worker_id: str) -> WorkerDetail: ...
+@DASHBOARD.statement
+def thinned_worker_history(worker_id: str, since: datetime, step: timedelta) -> HistoryPoint: ...
+@DASHBOARD.statement
+def estimate_rows() -> RowEstimate: ...
+
 
 DASHBOARD.complete()

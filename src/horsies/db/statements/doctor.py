@@ -6,15 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from horsies.db.statement import Nothing, StatementFile
-from horsies.db.statements.monitor import SchemaName
+from horsies.db.statement import StatementFile
 
 DOCTOR = StatementFile("doctor.sql")
-
-
-class TableName(NamedTuple):
-    schema: str
-    table: str
 
 
 class TableFound(NamedTuple):
@@ -114,18 +108,6 @@ class WorkerRelease(NamedTuple):
     task_names: Sequence[str] | None
 
 
-class Window(NamedTuple):
-    """How many of the newest attempts to read."""
-
-    window: int
-
-
-class Seconds(NamedTuple):
-    """An age in seconds."""
-
-    seconds: float
-
-
 class Abandoned(NamedTuple):
     """Numbers of tasks: at workers that are gone, with a lapsed lease, past their deadline."""
 
@@ -138,13 +120,6 @@ class Crashes(NamedTuple):
     task_name: str
     crashes: int
     most_of_one_task: int
-
-
-class Older(NamedTuple):
-    """An age in seconds, and the most rows."""
-
-    seconds: float
-    limit: int
 
 
 class OverlongTask(NamedTuple):
@@ -181,13 +156,6 @@ class PayloadSize(NamedTuple):
     bytes: float | None
 
 
-class ReadingLimits(NamedTuple):
-    """How long a statement may take, and how long it may wait for a lock."""
-
-    statement_ms: int
-    lock_ms: int
-
-
 class ReadingSettings(NamedTuple):
     is_read_only: str
     statement_timeout: str
@@ -198,25 +166,58 @@ class Backend(NamedTuple):
     pid: int
 
 
-find_table = DOCTOR.declare("find_table", TableName, TableFound)
-read_migrations = DOCTOR.declare("read_migrations", Nothing, AppliedFile)
-list_triggers = DOCTOR.declare("list_triggers", SchemaName, TriggerState)
-find_silencers = DOCTOR.declare("find_silencers", Nothing, Silencer)
-list_functions = DOCTOR.declare("list_functions", SchemaName, FunctionName)
-list_indexes = DOCTOR.declare("list_indexes", SchemaName, IndexState)
-read_server_state = DOCTOR.declare("read_server_state", Nothing, ServerState)
-list_tables = DOCTOR.declare("list_tables", SchemaName, TableState)
-find_xmin_holders = DOCTOR.declare("find_xmin_holders", Nothing, XminHolder)
-measure_claim_index = DOCTOR.declare("measure_claim_index", SchemaName, ClaimIndex)
-list_worker_releases = DOCTOR.declare("list_worker_releases", Nothing, WorkerRelease)
-count_abandoned = DOCTOR.declare("count_abandoned", Seconds, Abandoned)
-list_crashes = DOCTOR.declare("list_crashes", Window, Crashes)
-find_overlong_tasks = DOCTOR.declare("find_overlong_tasks", Older, OverlongTask)
-find_long_pauses = DOCTOR.declare("find_long_pauses", Older, PausedRun)
-find_overdue_schedules = DOCTOR.declare("find_overdue_schedules", Older, OverdueSchedule)
-read_oldest_ended = DOCTOR.declare("read_oldest_ended", Nothing, OldestEnded)
-measure_payload = DOCTOR.declare("measure_payload", Nothing, PayloadSize)
-begin_reading = DOCTOR.declare("begin_reading", ReadingLimits, ReadingSettings)
-read_backend = DOCTOR.declare("read_backend", Nothing, Backend)
+@DOCTOR.statement
+def find_table(schema: str, table: str) -> TableFound: ...
+@DOCTOR.statement
+def read_migrations() -> AppliedFile: ...
+@DOCTOR.statement
+def list_triggers(schema: str) -> TriggerState: ...
+@DOCTOR.statement
+def find_silencers() -> Silencer: ...
+@DOCTOR.statement
+def list_functions(schema: str) -> FunctionName: ...
+@DOCTOR.statement
+def list_indexes(schema: str) -> IndexState: ...
+@DOCTOR.statement
+def read_server_state() -> ServerState: ...
+@DOCTOR.statement
+def list_tables(schema: str) -> TableState: ...
+@DOCTOR.statement
+def find_xmin_holders() -> XminHolder: ...
+@DOCTOR.statement
+def measure_claim_index(schema: str) -> ClaimIndex: ...
+@DOCTOR.statement
+def list_worker_releases() -> WorkerRelease: ...
+@DOCTOR.statement
+def count_abandoned(seconds: float) -> Abandoned:
+    """An age in seconds."""
+
+
+@DOCTOR.statement
+def list_crashes(window: int) -> Crashes:
+    """How many of the newest attempts to read."""
+
+
+@DOCTOR.statement
+def find_overlong_tasks(seconds: float, limit: int) -> OverlongTask:
+    """An age in seconds, and the most rows."""
+
+
+@DOCTOR.statement
+def find_long_pauses(seconds: float, limit: int) -> PausedRun: ...
+@DOCTOR.statement
+def find_overdue_schedules(seconds: float, limit: int) -> OverdueSchedule: ...
+@DOCTOR.statement
+def read_oldest_ended() -> OldestEnded: ...
+@DOCTOR.statement
+def measure_payload() -> PayloadSize: ...
+@DOCTOR.statement
+def begin_reading(statement_ms: int, lock_ms: int) -> ReadingSettings:
+    """How long a statement may take, and how long it may wait for a lock."""
+
+
+@DOCTOR.statement
+def read_backend() -> Backend: ...
+
 
 DOCTOR.complete()

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from horsies.db.statement import Nothing, StatementFile
-from horsies.db.statements.monitor import QueueName
-from horsies.db.statements.tasks import TaskId
+from horsies.db.statement import StatementFile
 
 EXPLAIN = StatementFile("explain.sql")
 
@@ -112,23 +110,10 @@ class Place(NamedTuple):
     in_cluster: int
 
 
-class CountAhead(NamedTuple):
-    name: str
-    priority: int
-    enqueued_at: datetime
-    id: str
-    limit: int
-
-
 class Ahead(NamedTuple):
     """Due tasks before another one, up to the limit of the count."""
 
     due: int
-
-
-class CountDue(NamedTuple):
-    names: Sequence[str]
-    limit: int
 
 
 class DueCount(NamedTuple):
@@ -140,12 +125,6 @@ class DueCount(NamedTuple):
     first_at: datetime | None
     is_stored: bool
     paused_at: datetime | None
-
-
-class Names(NamedTuple):
-    """Names of queues or schedules."""
-
-    names: Sequence[str]
 
 
 class UnknownName(NamedTuple):
@@ -168,19 +147,9 @@ class Clock(NamedTuple):
     now: datetime
 
 
-class MapNodeKey(NamedTuple):
-    workflow_id: str
-    node_index: int
-
-
 class MapPlace(NamedTuple):
     id: str
     status: str
-
-
-class ExplainRun(NamedTuple):
-    id: str
-    node_id: str | None
 
 
 class RunFacts(NamedTuple):
@@ -205,11 +174,6 @@ class RunFacts(NamedTuple):
     join_type: str | None
     min_success: int | None
     looked_at: datetime
-
-
-class ListOpenNodes(NamedTuple):
-    id: str
-    indexes: Sequence[int] | None
 
 
 class NodeFacts(NamedTuple):
@@ -251,20 +215,46 @@ class ScheduleFacts(NamedTuple):
     looked_at: datetime
 
 
-explain_task = EXPLAIN.declare("explain_task", TaskId, TaskFacts)
+@EXPLAIN.statement
+def explain_task(id: str) -> TaskFacts: ...
+
+
 list_knowledge = EXPLAIN.declare("list_knowledge", WantedTask, Knowledge)
-list_recovery_settings = EXPLAIN.declare("list_recovery_settings", Nothing, RecoverySettings)
-find_last_server = EXPLAIN.declare("find_last_server", QueueName, LastServer)
-list_places = EXPLAIN.declare("list_places", QueueName, Place)
-count_ahead = EXPLAIN.declare("count_ahead", CountAhead, Ahead)
-count_due = EXPLAIN.declare("count_due", CountDue, DueCount)
-find_unknown_names = EXPLAIN.declare("find_unknown_names", Names, UnknownName)
-find_row_holder = EXPLAIN.declare("find_row_holder", TaskId, OpenTransaction)
-find_writers = EXPLAIN.declare("find_writers", Nothing, OpenTransaction)
-read_clock = EXPLAIN.declare("read_clock", Nothing, Clock)
-list_map_places = EXPLAIN.declare("list_map_places", MapNodeKey, MapPlace)
-explain_run = EXPLAIN.declare("explain_run", ExplainRun, RunFacts)
-list_open_nodes = EXPLAIN.declare("list_open_nodes", ListOpenNodes, NodeFacts)
-explain_schedules = EXPLAIN.declare("explain_schedules", Names, ScheduleFacts)
+
+
+@EXPLAIN.statement
+def list_recovery_settings() -> RecoverySettings: ...
+@EXPLAIN.statement
+def find_last_server(name: str) -> LastServer: ...
+@EXPLAIN.statement
+def list_places(name: str) -> Place: ...
+@EXPLAIN.statement
+def count_ahead(name: str, priority: int, enqueued_at: datetime, id: str, limit: int) -> Ahead: ...
+
+
+@EXPLAIN.statement
+def count_due(names: Sequence[str], limit: int) -> DueCount: ...
+
+
+@EXPLAIN.statement
+def find_unknown_names(names: Sequence[str]) -> UnknownName:
+    """Names of queues or schedules."""
+
+
+@EXPLAIN.statement
+def find_row_holder(id: str) -> OpenTransaction: ...
+@EXPLAIN.statement
+def find_writers() -> OpenTransaction: ...
+@EXPLAIN.statement
+def read_clock() -> Clock: ...
+@EXPLAIN.statement
+def list_map_places(workflow_id: str, node_index: int) -> MapPlace: ...
+@EXPLAIN.statement
+def explain_run(id: str, node_id: str | None) -> RunFacts: ...
+@EXPLAIN.statement
+def list_open_nodes(id: str, indexes: Sequence[int] | None) -> NodeFacts: ...
+@EXPLAIN.statement
+def explain_schedules(names: Sequence[str]) -> ScheduleFacts: ...
+
 
 EXPLAIN.complete()

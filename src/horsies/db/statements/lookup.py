@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
-from horsies.db.statements.monitor import Sample, TaskSummary
+from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.turn import ClaimedTask
 
 LOOKUP = StatementFile("lookup.sql")
@@ -84,7 +84,10 @@ class Heartbeat(NamedTuple):
 
 
 search_tasks = LOOKUP.declare("search_tasks", SearchTasks, FoundTask)
-end_of_attempts = LOOKUP.declare("end_of_attempts", Sample, AttemptPlace)
+
+
+@LOOKUP.statement
+def end_of_attempts(sample: int) -> AttemptPlace: ...
 
 
 @LOOKUP.statement

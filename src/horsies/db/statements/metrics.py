@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
-from horsies.db.statements.monitor import SchemaName
 
 METRICS = StatementFile("metrics.sql")
 
@@ -38,6 +37,8 @@ def read_gauges(
     """The schema, the longest count, and how many seconds after its slot a schedule is late."""
 
 
-read_table_sizes = METRICS.declare("read_table_sizes", SchemaName, TableSize)
+@METRICS.statement
+def read_table_sizes(schema: str) -> TableSize: ...
+
 
 METRICS.complete()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from horsies.db.statement import Nothing, StatementFile
+from horsies.db.statement import StatementFile
 from horsies.modules import Deferred
 from horsies.states import TaskStatus
 
@@ -17,10 +17,6 @@ else:
     task_result = Deferred("horsies.task_result")
 
 MONITOR = StatementFile("monitor.sql")
-
-
-class CountMost(NamedTuple):
-    most: int
 
 
 class WaitingCount(NamedTuple):
@@ -36,10 +32,6 @@ class InFlightCount(NamedTuple):
     queue_name: str
     claimed: int
     running: int
-
-
-class Sample(NamedTuple):
-    sample: int
 
 
 class RecentAttempts(NamedTuple):
@@ -65,11 +57,6 @@ class QueueState(NamedTuple):
 
 class QueueName(NamedTuple):
     name: str
-
-
-class ListWorkers(NamedTuple):
-    include_stopped: bool
-    worker_id: str | None = None
 
 
 class WorkerSummary(NamedTuple):
@@ -146,29 +133,6 @@ class ListTasks(NamedTuple):
     limit: int
 
 
-class ListNewestTasks(NamedTuple):
-    """The same filters over the newest ``window`` tasks only."""
-
-    before: str
-    since: str
-    statuses: Sequence[str]
-    queues: Sequence[str]
-    names: Sequence[str]
-    error_codes: Sequence[str]
-    workers: Sequence[str]
-    retried_only: bool
-    limit: int
-    window: int
-
-
-class Window(NamedTuple):
-    """The part of the primary key that ``list_newest_tasks`` read."""
-
-    before: str
-    since: str
-    window: int
-
-
 class WindowEdge(NamedTuple):
     id: str
 
@@ -198,11 +162,6 @@ class TaskSummary:
     def to_dict(self) -> dict[str, Any]:
         """Return the task as plain JSON values."""
         return task_result.json_object(self)
-
-
-class ReadTaskDetail(NamedTuple):
-    id: str
-    payload: bool
 
 
 class TaskDetail(NamedTuple):
@@ -244,10 +203,6 @@ class TaskDetail(NamedTuple):
     kwargs: str | None
     result: str | None
     age_seconds: float
-
-
-class SchemaName(NamedTuple):
-    schema: str
 
 
 class Rights(NamedTuple):
@@ -293,17 +248,6 @@ class WorkerStateSnapshot:
     worker_started_at: datetime
 
 
-class WorkerStateHistory(NamedTuple):
-    """A worker and the number of its newest snapshots; None for all."""
-
-    worker_id: str
-    limit: int | None
-
-
-class StaleThreshold(NamedTuple):
-    threshold_seconds: float
-
-
 class StaleTask(NamedTuple):
     """A RUNNING task without a recent heartbeat."""
 
@@ -344,25 +288,64 @@ class ServerVersion(NamedTuple):
     server_version: str
 
 
-count_waiting = MONITOR.declare("count_waiting", CountMost, WaitingCount)
-count_in_flight = MONITOR.declare("count_in_flight", Nothing, InFlightCount)
-count_recent_attempts = MONITOR.declare("count_recent_attempts", Sample, RecentAttempts)
-list_queue_states = MONITOR.declare("list_queue_states", Nothing, QueueState)
-list_known_queues = MONITOR.declare("list_known_queues", Nothing, QueueName)
-list_workers = MONITOR.declare("list_workers", ListWorkers, WorkerSummary)
-list_newest_tasks = MONITOR.declare("list_newest_tasks", ListNewestTasks, TaskSummary)
-end_of_window = MONITOR.declare("end_of_window", Window, WindowEdge)
+@MONITOR.statement
+def count_waiting(most: int) -> WaitingCount: ...
+@MONITOR.statement
+def count_in_flight() -> InFlightCount: ...
+@MONITOR.statement
+def count_recent_attempts(sample: int) -> RecentAttempts: ...
+@MONITOR.statement
+def list_queue_states() -> QueueState: ...
+@MONITOR.statement
+def list_known_queues() -> QueueName: ...
+@MONITOR.statement
+def list_workers(include_stopped: bool, worker_id: str | None = None) -> WorkerSummary: ...
+
+
+@MONITOR.statement
+def list_newest_tasks(
+    before: str,
+    since: str,
+    statuses: Sequence[str],
+    queues: Sequence[str],
+    names: Sequence[str],
+    error_codes: Sequence[str],
+    workers: Sequence[str],
+    retried_only: bool,
+    limit: int,
+    window: int,
+) -> TaskSummary:
+    """The same filters over the newest ``window`` tasks only."""
+
+
+@MONITOR.statement
+def end_of_window(before: str, since: str, window: int) -> WindowEdge:
+    """The part of the primary key that ``list_newest_tasks`` read."""
+
+
 list_live_tasks = MONITOR.declare("list_live_tasks", ListTasks, TaskSummary)
 list_tasks_by_error = MONITOR.declare("list_tasks_by_error", ListTasks, TaskSummary)
-read_task_detail = MONITOR.declare("read_task_detail", ReadTaskDetail, TaskDetail)
-read_rights = MONITOR.declare("read_rights", SchemaName, Rights)
-newest_worker_states = MONITOR.declare("newest_worker_states", Nothing, WorkerStateSnapshot)
-worker_state_history = MONITOR.declare(
-    "worker_state_history", WorkerStateHistory, WorkerStateSnapshot
-)
-find_stale_tasks = MONITOR.declare("find_stale_tasks", StaleThreshold, StaleTask)
-count_worker_tasks = MONITOR.declare("count_worker_tasks", Nothing, WorkerStats)
-find_expired_tasks = MONITOR.declare("find_expired_tasks", Nothing, ExpiredTask)
-read_server = MONITOR.declare("read_server", Nothing, ServerVersion)
+
+
+@MONITOR.statement
+def read_task_detail(id: str, payload: bool) -> TaskDetail: ...
+@MONITOR.statement
+def read_rights(schema: str) -> Rights: ...
+@MONITOR.statement
+def newest_worker_states() -> WorkerStateSnapshot: ...
+@MONITOR.statement
+def worker_state_history(worker_id: str, limit: int | None) -> WorkerStateSnapshot:
+    """A worker and the number of its newest snapshots; None for all."""
+
+
+@MONITOR.statement
+def find_stale_tasks(threshold_seconds: float) -> StaleTask: ...
+@MONITOR.statement
+def count_worker_tasks() -> WorkerStats: ...
+@MONITOR.statement
+def find_expired_tasks() -> ExpiredTask: ...
+@MONITOR.statement
+def read_server() -> ServerVersion: ...
+
 
 MONITOR.complete()

@@ -13,17 +13,6 @@ REFUSALS = StatementFile("refusals.sql")
 REFUSALS_TABLE = "horsies_refusals"
 
 
-class RefuseTasks(NamedTuple):
-    """Tasks that this worker cannot call, as columns, with the fingerprints of its own parameters."""
-
-    worker_id: str
-    grace_seconds: float
-    pause_seconds: float
-    ids: Sequence[str]
-    fingerprints: Sequence[str]
-    messages: Sequence[str]
-
-
 class RefusedTask(NamedTuple):
     """A task and for how many seconds workers with this fingerprint leave it out."""
 
@@ -32,28 +21,12 @@ class RefusedTask(NamedTuple):
     seconds: float
 
 
-class FindTakers(NamedTuple):
-    """Refused tasks, as columns: ``kinds`` are "tasks" or "workflows"."""
-
-    grace_seconds: float
-    ids: Sequence[str]
-    kinds: Sequence[str]
-    names: Sequence[str]
-    queues: Sequence[str]
-
-
 class Taker(NamedTuple):
     """Whether another worker may run a task, and whether it is too early to give up on it."""
 
     id: str
     is_known: bool
     is_recent: bool
-
-
-class RefusalLimit(NamedTuple):
-    """How many refusals to read."""
-
-    limit: int
 
 
 class RefusedCalls(NamedTuple):
@@ -70,9 +43,32 @@ class RefusedCalls(NamedTuple):
     message: str
 
 
-refuse_tasks = REFUSALS.declare("refuse_tasks", RefuseTasks, RefusedTask)
-find_takers = REFUSALS.declare("find_takers", FindTakers, Taker)
-list_refused = REFUSALS.declare("list_refused", RefusalLimit, RefusedCalls)
+@REFUSALS.statement
+def refuse_tasks(
+    worker_id: str,
+    grace_seconds: float,
+    pause_seconds: float,
+    ids: Sequence[str],
+    fingerprints: Sequence[str],
+    messages: Sequence[str],
+) -> RefusedTask:
+    """Tasks that this worker cannot call, as columns, with the fingerprints of its own parameters."""
+
+
+@REFUSALS.statement
+def find_takers(
+    grace_seconds: float,
+    ids: Sequence[str],
+    kinds: Sequence[str],
+    names: Sequence[str],
+    queues: Sequence[str],
+) -> Taker:
+    """Refused tasks, as columns: ``kinds`` are "tasks" or "workflows"."""
+
+
+@REFUSALS.statement
+def list_refused(limit: int) -> RefusedCalls:
+    """How many refusals to read."""
 
 
 @REFUSALS.statement

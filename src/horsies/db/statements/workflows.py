@@ -239,20 +239,6 @@ class ListRuns(NamedTuple):
     limit: int
 
 
-class ListNewestRuns(NamedTuple):
-    """The same filters among the newest ``window`` runs."""
-
-    before_at: datetime
-    before_id: str
-    since: datetime
-    statuses: Sequence[str]
-    names: Sequence[str]
-    workflow_keys: Sequence[str]
-    include_children: bool
-    limit: int
-    window: int
-
-
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """One workflow run of a list. ``completed_at`` is None while it is unfinished."""
@@ -284,10 +270,6 @@ class RunPosition(NamedTuple):
 
     id: str
     created_at: datetime
-
-
-class RunLimit(NamedTuple):
-    limit: int
 
 
 class BrokenRun(NamedTuple):
@@ -388,7 +370,21 @@ def list_map_items(
 def find_run_problems(id: str, limit: int) -> BrokenRun: ...
 
 
-list_newest_runs = WORKFLOWS.declare("list_newest_runs", ListNewestRuns, RunSummary)
+@WORKFLOWS.statement
+def list_newest_runs(
+    before_at: datetime,
+    before_id: str,
+    since: datetime,
+    statuses: Sequence[str],
+    names: Sequence[str],
+    workflow_keys: Sequence[str],
+    include_children: bool,
+    limit: int,
+    window: int,
+) -> RunSummary:
+    """The same filters among the newest ``window`` runs."""
+
+
 list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
 
 
@@ -400,7 +396,8 @@ def end_of_run_window(
 def read_run_position(id: str) -> RunPosition: ...
 
 
-find_broken_runs = WORKFLOWS.declare("find_broken_runs", RunLimit, BrokenRun)
+@WORKFLOWS.statement
+def find_broken_runs(limit: int) -> BrokenRun: ...
 
 
 @WORKFLOWS.statement

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import quote
 
-from horsies.db.statement import Nothing, Script
+from horsies.db.statement import Script
 from horsies.db.statements.dashboard import OpenRuns, RowEstimate, count_open_runs, estimate_rows
-from horsies.db.statements.monitor import CountMost
 from horsies.findings import Finding, Urgency
 from horsies.monitor.diagnose.doctor import CheckReport, doctor_script
 from horsies.monitor.facts import Facts
@@ -62,8 +61,8 @@ def figures_script(
     """Read the overview and the figures beside it, all by bounded statements."""
     overview = yield from overview_script(configured, facts)
     arrivals = yield from arrivals_script()
-    runs: list[OpenRuns] = yield count_open_runs, CountMost(RUNS_MOST)
-    (estimate,) = yield estimate_rows, Nothing()
+    runs: list[OpenRuns] = yield count_open_runs(RUNS_MOST)
+    (estimate,) = yield estimate_rows()
     return Figures(overview, arrivals, dict(runs), estimate)
 
 

@@ -16,8 +16,8 @@ from psycopg import Connection
 from horsies.db.database import Database
 from horsies.db.errors import describe
 from horsies.db.listen import receives_own_notification
-from horsies.db.statement import Nothing, Script, run_script
-from horsies.db.statements.doctor import ReadingLimits, begin_reading, read_backend
+from horsies.db.statement import Script, run_script
+from horsies.db.statements.doctor import begin_reading, read_backend
 from horsies.findings import Finding, Level
 from horsies.monitor.diagnose.checks import Check, red, yellow
 from horsies.monitor.diagnose.schema import SCHEMA_CHECKS, has_current_schema, read_applied
@@ -27,7 +27,7 @@ from horsies.monitor.facts import Facts, Limits
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, failure
 
-READING = ReadingLimits(statement_ms=10_000, lock_ms=1_000)
+READING_LIMITS_MS = 10_000, 1_000
 ECHO_SECONDS = 2.0
 # Transactions held at once to find a pooler; most pools are smaller.
 POOLER_TRIES = 10
@@ -92,7 +92,7 @@ def _shares_server(database: Database) -> bool:
 
 
 def _server_pid(client: Connection[Any]) -> int:
-    return read_backend.run(client, Nothing())[0].pid
+    return read_backend.fetch(client)[0].pid
 
 
 def _probe_notifications(database: Database) -> Iterator[Finding]:
@@ -185,7 +185,7 @@ def _run_check(
 @contextmanager
 def _reading(connection: Connection[Any]) -> Iterator[None]:
     with connection.transaction():
-        begin_reading.run(connection, READING)
+        begin_reading.fetch(connection, *READING_LIMITS_MS)
         yield
 
 

@@ -11,18 +11,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from horsies.db.statement import Nothing, Script, one_or_none
+from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.doctor import find_silencers
 from horsies.db.statements.explain import (
-    CountAhead,
-    CountDue,
     DueCount,
-    ExplainRun,
     Knowledge,
-    ListOpenNodes,
-    MapNodeKey,
     MapPlace,
-    Names,
     NodeFacts,
     OpenTransaction,
     RecoverySettings,
@@ -47,16 +41,12 @@ from horsies.db.statements.explain import (
     read_clock,
 )
 from horsies.db.statements.monitor import (
-    ListWorkers,
-    QueueName,
     RecentAttempts,
-    Sample,
     WorkerSummary,
     count_recent_attempts,
     list_workers,
 )
-from horsies.db.statements.refusals import RefusalLimit, RefusedCalls, list_refused
-from horsies.db.statements.tasks import TaskId
+from horsies.db.statements.refusals import RefusedCalls, list_refused
 from horsies.findings import Explanation as Explanation
 from horsies.findings import Finding as Finding
 from horsies.findings import finding, obstacles_first
@@ -148,7 +138,7 @@ def explain_run_script(run_id: str) -> Script[Explanation]:
 
 
 def _read_task(task_id: str) -> Script[Explanation | None]:
-    task = one_or_none((yield explain_task, TaskId(task_id)))
+    task = one_or_none((yield explain_task(task_id)))
     if task is None:
         return None
     situation = yield from _task_situation(task)
@@ -166,16 +156,16 @@ def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
     )
     if status is not TaskStatus.PENDING or not takers_of(queue):
         queue = replace(queue, recovery=(yield from _recovery()))
-    holder: OpenTransaction | None = one_or_none((yield find_row_holder, TaskId(task.id)))
+    holder: OpenTransaction | None = one_or_none((yield find_row_holder(task.id)))
     places: Sequence[MapPlace] = ()
     if task.is_parked and task.item_index is not None and task.node_index is not None:
-        places = yield list_map_places, MapNodeKey(task.workflow_id or "", task.node_index)
+        places = yield list_map_places(task.workflow_id or "", task.node_index)
     ahead, per_minute = None, 0.0
     if status is TaskStatus.PENDING and not task.held and task.enqueued_at <= task.looked_at:
-        key = CountAhead(
+        key = count_ahead(
             task.queue_name, task.priority, task.enqueued_at, task.id, limit=COUNT_MAX + 1
         )
-        (ahead,) = yield count_ahead, key
+        (ahead,) = yield key
         if ahead.due:
             per_minute = yield from _rate(task.queue_name)
     return TaskSituation(task, queue, ahead, per_minute, holder, places)
@@ -187,16 +177,16 @@ def _queue_situation(
     paused_by = None
     if paused_at is not None:
         paused_by = yield from author_script(f"queue {name}", "pause_queue")
-    workers: list[WorkerSummary] = yield list_workers, ListWorkers(include_stopped=False)
+    workers: list[WorkerSummary] = yield list_workers(include_stopped=False)
     known: list[Knowledge] = yield list_knowledge, wanted
-    places = yield list_places, QueueName(name)
+    places = yield list_places(name)
     last = None
     if not servers_of(name, workers):
-        last = one_or_none((yield find_last_server, QueueName(name)))
+        last = one_or_none((yield find_last_server(name)))
     others: list[DueCount] = []
     if before := queues_before(name, workers):
-        others = yield count_due, CountDue(before, COUNT_MAX + 1)
-    refused: list[RefusedCalls] = yield list_refused, RefusalLimit(COUNT_MAX)
+        others = yield count_due(before, COUNT_MAX + 1)
+    refused: list[RefusedCalls] = yield list_refused(COUNT_MAX)
     return QueueSituation(
         name=name,
         looked_at=looked_at,
@@ -212,13 +202,13 @@ def _queue_situation(
 
 
 def _recovery() -> Script[dict[str, dict[str, Any]]]:
-    rows: list[RecoverySettings] = yield list_recovery_settings, Nothing()
+    rows: list[RecoverySettings] = yield list_recovery_settings()
     return {row.worker_id: row.recovery for row in rows if row.recovery is not None}
 
 
 def _rate(queue_name: str) -> Script[float]:
     """Return the attempts per minute that a queue ends at present."""
-    recent: list[RecentAttempts] = yield count_recent_attempts, Sample(RATE_SAMPLE)
+    recent: list[RecentAttempts] = yield count_recent_attempts(RATE_SAMPLE)
     for one in recent:
         if one.queue_name == queue_name:
             return (one.done + one.failed + one.retried) * 60 / one.covered_seconds
@@ -231,8 +221,8 @@ def _not_an_id(what: str, text: str) -> Explanation:
 
 
 def _missing(what: str, row_id: str) -> Script[Explanation]:
-    writers: list[OpenTransaction] = yield find_writers, Nothing()
-    (clock,) = yield read_clock, Nothing()
+    writers: list[OpenTransaction] = yield find_writers()
+    (clock,) = yield read_clock()
     recovery = yield from _recovery()
     retentions = [one.get("terminal_record_retention_hours") for one in recovery.values()]
     hours = [one for one in retentions if isinstance(one, int)]
@@ -244,10 +234,10 @@ def _missing(what: str, row_id: str) -> Script[Explanation]:
 
 
 def _read_run(run_id: str) -> Script[Explanation | None]:
-    run = one_or_none((yield explain_run, ExplainRun(run_id, None)))
+    run = one_or_none((yield explain_run(run_id, None)))
     if run is None:
         return None
-    nodes: list[NodeFacts] = yield list_open_nodes, ListOpenNodes(run_id, None)
+    nodes: list[NodeFacts] = yield list_open_nodes(run_id, None)
     begun = [node for node in nodes if node.status != "PENDING"]
     by_node: dict[str, Sequence[Finding]] = {}
     for node in begun[:NODES_EXPLAINED]:
@@ -270,13 +260,13 @@ def explain_node_script(run_id: str, node_id: str) -> Script[Explanation]:
     subject = f"node {node_id} of run {run_id}"
     if (stored := stored_form(run_id)) is None:
         return _not_an_id("run", run_id)
-    run: RunFacts | None = one_or_none((yield explain_run, ExplainRun(stored, node_id)))
+    run: RunFacts | None = one_or_none((yield explain_run(stored, node_id)))
     if run is None:
         return (yield from _missing("run", stored))
     if run.task_index is None:
         sentence = f"Run {run.name} ({stored}) has no node {node_id!r}."
         return Explanation(subject, None, (finding("NOT_FOUND", sentence),))
-    (node,) = yield list_open_nodes, ListOpenNodes(stored, [run.task_index])
+    (node,) = yield list_open_nodes(stored, [run.task_index])
     reasons = yield from _reasons_of_node(run, node)
     silent = yield from _silent_triggers(run)
     return Explanation(subject, node.status, obstacles_first([*silent, *reasons]))
@@ -286,7 +276,7 @@ def _silent_triggers(run: RunFacts) -> Script[list[Finding]]:
     """The settings that keep an unfinished run from advancing."""
     if WorkflowStatus(run.status).is_terminal:
         return []
-    return list(silent_triggers((yield find_silencers, Nothing())))
+    return list(silent_triggers((yield find_silencers())))
 
 
 def _reasons_of_node(run: RunFacts, node: NodeFacts) -> Script[list[Finding]]:
@@ -297,9 +287,9 @@ def _reasons_of_node(run: RunFacts, node: NodeFacts) -> Script[list[Finding]]:
         explained = yield from _read_task(node.task_id)
         task = () if explained is None else explained.reasons
     elif node.kind == "map":
-        places = yield list_map_places, MapNodeKey(run.id, node.task_index)
+        places = yield list_map_places(run.id, node.task_index)
     if node.status in ("PENDING", "SKIPPED") and run.dependencies:
-        dependencies = yield list_open_nodes, ListOpenNodes(run.id, list(run.dependencies))
+        dependencies = yield list_open_nodes(run.id, list(run.dependencies))
     return node_reasons(run, node, dependencies, task, places)
 
 
@@ -308,8 +298,8 @@ def _reasons_of_node(run: RunFacts, node: NodeFacts) -> Script[list[Finding]]:
 
 def explain_queue_script(name: str, configured: Sequence[str] = ()) -> Script[Explanation]:
     """Explain why the tasks of a queue do not start; ``configured`` queues exist in any case."""
-    (waiting,) = yield count_due, CountDue([name], COUNT_MAX + 1)
-    (clock,) = yield read_clock, Nothing()
+    (waiting,) = yield count_due([name], COUNT_MAX + 1)
+    (clock,) = yield read_clock()
     queue = yield from _queue_situation(name, clock.now, waiting.paused_at, WantedTask(None, None))
     is_known = bool(
         queue.servers or queue.running or queue.last_server or waiting.due or waiting.delayed
@@ -317,7 +307,7 @@ def explain_queue_script(name: str, configured: Sequence[str] = ()) -> Script[Ex
     if not (is_known or name in configured or waiting.is_stored):
         sentence = f"There is no queue {name!r}: it has no worker and no task."
         return Explanation(f"queue {name}", None, (finding("NOT_FOUND", sentence),))
-    unknown: list[UnknownName] = yield find_unknown_names, Names([name])
+    unknown: list[UnknownName] = yield find_unknown_names([name])
     queue = replace(queue, waiting=waiting, unknown_names=[one.name for one in unknown])
     reasons = obstacles_first(queue_reasons(queue))
     status = "PAUSED" if queue.paused_at is not None else "OPEN"
@@ -326,7 +316,7 @@ def explain_queue_script(name: str, configured: Sequence[str] = ()) -> Script[Ex
 
 def explain_schedule_script(name: str) -> Script[Explanation]:
     """Explain why a schedule does not send its task or start its workflow."""
-    schedule = one_or_none((yield explain_schedules, Names([name])))
+    schedule = one_or_none((yield explain_schedules([name])))
     if schedule is None:
         sentence = f"There is no schedule {name!r} on record; a scheduler stores it when it starts."
         found = finding("NOT_FOUND", sentence, remedy="horsies scheduler APP")

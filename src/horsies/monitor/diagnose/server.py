@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 
-from horsies.db.statement import Nothing, Script
+from horsies.db.statement import Script
 from horsies.db.statements.doctor import (
     ServerState,
     XminHolder,
@@ -109,7 +109,7 @@ def judge_connections(server: ServerState, limits: Limits) -> Iterator[Finding]:
 
 def _clock(facts: Facts) -> Script[Iterable[Finding]]:
     before = facts.now()
-    (server,) = yield read_server_state, Nothing()
+    (server,) = yield read_server_state()
     return judge_clock(before, server.server_time, facts.now(), facts.limits)
 
 
