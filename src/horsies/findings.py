@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from horsies.words import lasting
@@ -111,13 +112,12 @@ class Explanation:
 
 
 class Entry(NamedTuple):
-    """One code of the catalogue; ``group`` is the state in which it is found.
+    """One code of the catalogue.
 
     ``level`` is its level in `horsies doctor`. With an ``urgency`` it is on the overview whatever its level.
     ``clause`` begins the sentence of an obstacle that the message of a time-out names as well.
     """
 
-    group: str
     blocks: bool
     meaning: str
     remedy: str
@@ -126,416 +126,330 @@ class Entry(NamedTuple):
     clause: str = ""
 
 
-MISSING, WAITING, CLAIMED, RUNNING, ENDED = (
-    "missing",
-    "task, waiting",
-    "task, claimed",
-    "task, running",
-    "task, ended",
-)
-RUN, NODE, QUEUE, SCHEDULE, WORKER = "run", "node", "queue", "schedule", "worker"
+_obstacle = partial(Entry, True)
+_remark = partial(Entry, False)
 
-CATALOGUE: dict[str, Entry] = {
-    "NOT_FOUND_YET": Entry(
-        MISSING,
-        True,
-        "There is no such row, but an open transaction may have inserted it and not committed yet.",
-        "Commit the transaction of the sender, or end its session.",
-    ),
-    "NOT_FOUND_DELETED": Entry(
-        MISSING,
-        True,
-        "There is no such row, and its id is older than the retention of finished tasks and runs.",
-        "Keep records longer: `terminal_record_retention_hours`, or `retention` of the send.",
-    ),
-    "NOT_FOUND": Entry(
-        MISSING,
-        True,
-        "There is no such row: the send was rolled back, or the command looks at another database.",
-        "Check the id, `--database-url` and the schema.",
-    ),
-    "BLOCKED": Entry(
-        WAITING,
-        True,
-        "The database refuses the next change of the task or run; a worker tries it again.",
-        "Remove the cause named in the error, such as a trigger.",
-        level=Level.RED,
-        urgency=Urgency.STOPPED,
-    ),
-    "HELD_BY_RUN": Entry(
-        WAITING,
-        True,
-        "The task belongs to a paused run.",
-        "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
-    ),
-    "PARKED_SIGNAL": Entry(
-        WAITING,
-        True,
-        "The task is a signal node that waits for its signal.",
-        "`horsies workflow signal RUN NAME VALUE`.",
-    ),
-    "PARKED_MAP": Entry(
-        WAITING,
-        True,
-        "The task is an item of a map, and `max_parallel` other items take all places.",
-        "Wait for them, explain one of them, or start runs with a higher `max_parallel`.",
-    ),
-    "SLEEPS": Entry(WAITING, True, "The task is a sleep node whose time is not over.", "Wait."),
-    "RETRY_LATER": Entry(
-        WAITING, True, "The last attempt failed, and the next one is due later.", "Wait."
-    ),
-    "SENT_FOR_LATER": Entry(WAITING, True, "The task was sent with a delay.", "Wait."),
-    "EXPIRED_UNSWEPT": Entry(
-        WAITING,
-        True,
-        "The deadline `good_until` has passed; the next turn of a worker ends the task as EXPIRED.",
-        "Send it again with a later `good_until`, and start a worker if none runs.",
-    ),
-    "QUEUE_PAUSED": Entry(
-        WAITING,
-        True,
-        "An operator paused the queue.",
-        "`horsies queues resume NAME`.",
-        urgency=Urgency.STOPPED,
-        clause="queue {queue!r} was paused",
-    ),
-    "QUEUE_UNSERVED": Entry(
-        WAITING,
-        True,
-        "No live worker serves the queue.",
-        "Start a worker with `--queues NAME`, or send to a queue that is served.",
-        level=Level.RED,
-        urgency=Urgency.STOPPED,
-        clause="no live worker serves queue {queue!r}",
-    ),
-    "TASK_UNKNOWN": Entry(
-        WAITING,
-        True,
-        "Live workers serve the queue, but none has this task or sub-workflow; after "
-        "`unknown_task_grace_ms` the task fails with `WORKER_RESOLUTION_ERROR`.",
-        "Deploy workers with the module of the task, or add it to `discover_tasks`.",
-        level=Level.RED,
-        urgency=Urgency.STOPPED,
-        clause="no live worker of queue {queue!r} knows {task}",
-    ),
-    "CALL_DOES_NOT_FIT": Entry(
-        WAITING,
-        True,
-        "The stored call does not fit the parameters of any live worker of the queue; after "
-        "`unknown_task_grace_ms` the task fails with `WORKER_SERIALIZATION_ERROR`.",
-        "Deploy workers of the release that sent the call, or cancel it and send it with the parameters "
-        "that the workers have.",
-        level=Level.RED,
-        urgency=Urgency.STOPPED,
-    ),
-    "PARAMETERS_DIFFER": Entry(
-        WAITING,
-        False,
-        "Workers of the queue have different parameters for the task. Each leaves calls that do not fit "
-        "to the others.",
-        "Deploy the same release to every worker of the queue.",
-    ),
-    "CLUSTER_CAP": Entry(
-        WAITING,
-        True,
-        "As many tasks are in flight as `cluster_wide_cap` allows.",
-        "Wait for one of them, or raise the cap.",
-    ),
-    "QUEUE_CAP": Entry(
-        WAITING,
-        True,
-        "As many tasks of the queue run as its `max_concurrency` allows.",
-        "Wait for one of them, or raise the cap.",
-    ),
-    "QUEUE_CAP_ZERO": Entry(
-        WAITING,
-        True,
-        "The `max_concurrency` of the queue is 0, so no task of it starts.",
-        "Raise the cap and restart the workers.",
-        level=Level.RED,
-        urgency=Urgency.STOPPED,
-    ),
-    "CAPS_DISAGREE": Entry(
-        WAITING,
-        False,
-        "Workers of the queue obey different caps.",
-        "Deploy one configuration to all of them.",
-        level=Level.RED,
-        urgency=Urgency.SUSPICIOUS,
-    ),
-    "CHILDREN_BUSY": Entry(
-        WAITING,
-        True,
-        "Every child of every worker that could run the task runs another one.",
-        "Wait, or start more workers or processes.",
-    ),
-    "BEHIND": Entry(
-        WAITING,
-        False,
-        "Other tasks of the queue are ahead: a better priority, or due for longer.",
-        "Wait, send with a better priority, or start more workers.",
-    ),
-    "BETTER_QUEUES_FIRST": Entry(
-        WAITING,
-        False,
-        "Its workers serve queues with a better priority first, and tasks are due there.",
-        "Wait, or start a worker for this queue alone.",
-    ),
-    "WORKERS_POLL": Entry(
-        WAITING,
-        False,
-        "Notifications do not reach a worker of the queue; it finds tasks by polling.",
-        "See [PgBouncer](pgbouncer.md): set `session_database_url`.",
-        level=Level.YELLOW,
-        urgency=Urgency.SUSPICIOUS,
-    ),
-    "ROW_LOCKED": Entry(
-        WAITING,
-        True,
-        "Another transaction has locked the row; claims pass it by until the transaction ends.",
-        "End the transaction: `SELECT pg_terminate_backend(PID)`.",
-    ),
-    "WORKER_LOST_RECENTLY": Entry(
-        WAITING,
-        False,
-        "The worker of the last attempt was lost, and the retry policy runs the task again.",
-        "Look for the end of that worker in its log.",
-    ),
-    "RETURNED": Entry(
-        WAITING,
-        False,
-        'The worker of the last attempt stopped and returned the task (`on_stop="requeue"`).',
-        "None is needed.",
-    ),
-    "SHOULD_START_NOW": Entry(
-        WAITING,
-        False,
-        "No obstacle was found: a worker claims it with its next turn.",
-        "Ask again; if it stays, `horsies workers --ping`.",
-    ),
-    "PREFETCHED": Entry(
-        CLAIMED,
-        False,
-        "A worker has claimed it ahead (`prefetch_buffer`) and starts it when a child is free.",
-        "Wait; the lease returns it to the queue if the worker does not renew it.",
-    ),
-    "LEASE_LAPSED": Entry(
-        CLAIMED,
-        True,
-        "The lease of the claim is over; the next turn of a worker returns it to the queue.",
-        "Start a worker if none runs.",
-    ),
-    "CLAIMER_LOST": Entry(
-        CLAIMED,
-        True,
-        "The worker that claimed it is gone; recovery returns it to the queue.",
-        "Start a worker if none runs, or call `requeue_stale_claimed`.",
-    ),
-    "RUNS": Entry(RUNNING, False, "A child process is running it.", "None is needed."),
-    "STOPPING": Entry(
-        RUNNING, False, "A cancel was asked for; its worker stops it.", "None is needed."
-    ),
-    "RUNNER_LOST": Entry(
-        RUNNING,
-        True,
-        "The worker that runs it is gone; recovery retries or fails it by its policy.",
-        "Start a worker if none runs, or call `mark_stale_tasks_as_failed`.",
-    ),
-    "SILENT": Entry(
-        f"{CLAIMED} or running",
-        True,
-        "Its worker has sent no sign of life for a while but is still connected: frozen, or cut off.",
-        "Look at the host of the worker.",
-        level=Level.YELLOW,
-        urgency=Urgency.FAILING,
-    ),
-    "OVER_LIMIT": Entry(
-        RUNNING,
-        True,
-        "It runs for longer than its `timeout_ms`; its worker should have stopped it.",
-        "Look at the host of the worker.",
-        level=Level.YELLOW,
-        urgency=Urgency.SUSPICIOUS,
-    ),
-    "NO_HEARTBEAT": Entry(
-        RUNNING,
-        True,
-        "It runs, but has sent no heartbeat for five minutes.",
-        "Look at the host of the worker.",
-        level=Level.YELLOW,
-        urgency=Urgency.SUSPICIOUS,
-    ),
-    "ENDED": Entry(
-        ENDED,
-        False,
-        "It has ended: completed, failed, was cancelled or expired.",
-        "`horsies retry ID`, or `horsies workflow retry RUN`.",
-    ),
-    "NOT_RETRIED_UNLISTED": Entry(
-        ENDED,
-        False,
-        "The retry policy lists neither the error code nor the exception.",
-        "Add it to `auto_retry_for`.",
-    ),
-    "NOT_RETRIED_USED_UP": Entry(
-        ENDED, False, "All retries have been used.", "Raise `max_retries`, or retry it by hand."
-    ),
-    "NOT_RETRIED_TOO_LATE": Entry(
-        ENDED, False, "The next attempt would start after `good_until`.", "Send it again."
-    ),
-    "NOT_RETRIED_CANCELLED": Entry(
-        ENDED, False, "A cancel was asked for before the attempt failed.", "Send it again."
-    ),
-    "NOT_RETRIED_NO_POLICY": Entry(
-        ENDED, False, "The task has no retry policy.", "Give the task a `retry_policy`."
-    ),
-    "RUN_PAUSED": Entry(
-        RUN,
-        True,
-        "The run is paused, by an operator or by the failure of a node.",
-        "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
-        level=Level.YELLOW,
-        urgency=Urgency.FAILING,
-    ),
-    "TRIGGERS_SILENT": Entry(
-        RUN,
-        True,
-        "`session_replication_role` is `replica` for the database or a role: triggers do not fire, "
-        "so runs stop after a node and notifications are missing.",
-        "Reset the setting as `horsies doctor` prints it, and restart the workers.",
-        level=Level.RED,
-        urgency=Urgency.STOPPED,
-    ),
-    "RUN_ENDED": Entry(
-        RUN, False, "The run has ended.", "`horsies workflow retry RUN` after a failure."
-    ),
-    "NODE_OPEN": Entry(
-        RUN,
-        False,
-        "A begun node has not ended; its own obstacles are listed as well.",
-        "`horsies explain RUN NODE`.",
-    ),
-    "SUB_RUN_PAUSED": Entry(
-        NODE, True, "The child run of the node is paused.", "`horsies workflow resume CHILD`."
-    ),
-    "SUB_RUN_OPEN": Entry(
-        NODE, False, "The child run of the node has not ended.", "`horsies explain CHILD`."
-    ),
-    "MAP_OPEN": Entry(
-        NODE, False, "Items of the map have not ended.", "`horsies explain ITEM` for one of them."
-    ),
-    "WAITS_FOR": Entry(
-        NODE, True, "Nodes that this node depends on have not ended.", "`horsies explain RUN NODE`."
-    ),
-    "NEVER": Entry(
-        NODE,
-        True,
-        "The node was skipped and does not run: its dependencies failed, or the run ended before.",
-        "`horsies workflow retry RUN`.",
-    ),
-    "NO_WINDOWS": Entry(
-        QUEUE,
-        False,
-        "Tasks of the queue go to children one at a time, very short ones too, because of a cap.",
-        "See [Windows](concurrency.md#windows): send very short tasks to a queue without a cap.",
-    ),
-    "QUEUE_STUCK": Entry(
-        QUEUE,
-        False,
-        "A task has been due for five minutes although children of its workers idle and no cap is reached.",
-        "`horsies explain ID` of the task; `horsies workers --ping`.",
-        level=Level.YELLOW,
-        urgency=Urgency.SUSPICIOUS,
-    ),
-    "QUEUE_EMPTY": Entry(QUEUE, False, "No task waits in the queue.", "None is needed."),
-    "ALL_DELAYED": Entry(
-        QUEUE, False, "Tasks wait in the queue, but none of them is due yet.", "Wait."
-    ),
-    "TASKS_DUE": Entry(
-        QUEUE,
-        False,
-        "Tasks of the queue are due; obstacles, if any, are listed as well.",
-        "`horsies explain ID` of one of them.",
-    ),
-    "WORKER_LOST": Entry(
-        WORKER,
-        False,
-        "The worker is gone without a shutdown.",
-        "Start a worker: it recovers the tasks of lost workers.",
-        level=Level.RED,
-        urgency=Urgency.FAILING,
-    ),
-    "TASK_FAILING": Entry(
-        WORKER,
-        False,
-        "Tasks of one name fail five times as often as usual, at least ten in ten minutes.",
-        "`horsies tasks --name NAME --status failed`.",
-        level=Level.YELLOW,
-        urgency=Urgency.FAILING,
-    ),
-    "PAUSED": Entry(
-        SCHEDULE, True, "An operator paused the schedule.", "`horsies schedules resume NAME`."
-    ),
-    "NOT_DUE": Entry(
-        SCHEDULE,
-        True,
-        "Its next slot is in the future.",
-        "Wait, or run it now, which does not change its next slot: `horsies schedules run NAME -m APP`.",
-    ),
-    "NO_SCHEDULER": Entry(
-        SCHEDULE,
-        True,
-        "A slot is overdue, and no scheduler is connected to the database.",
-        "Start `horsies scheduler`, or a worker with `--with-scheduler`.",
-        level=Level.RED,
-        urgency=Urgency.FAILING,
-    ),
-    "NOT_SERVED": Entry(
-        SCHEDULE,
-        True,
-        "A slot is overdue, and no connected scheduler serves the schedule: it is switched off, or its "
-        "configuration does not have it.",
-        "Start a scheduler of the application that has it.",
-        level=Level.RED,
-        urgency=Urgency.FAILING,
-    ),
-    "OVERLAP": Entry(
-        SCHEDULE,
-        True,
-        'A slot is due, but a task or run of the schedule is unfinished (`overlap="queue"`).',
-        "`horsies explain ID` of that task or run.",
-        level=Level.YELLOW,
-        urgency=Urgency.SUSPICIOUS,
-    ),
-    "SHOULD_FIRE_NOW": Entry(
-        SCHEDULE,
-        False,
-        "A slot is due; a scheduler fires it with its next tick.",
-        "Ask again.",
-        urgency=Urgency.SUSPICIOUS,
-    ),
-    "SCHEDULE_ENDED": Entry(
-        SCHEDULE, True, "The schedule has no further slot.", "Extend its `end_at`."
-    ),
-    **{
-        f"SKIPPED_{reason}": Entry(SCHEDULE, False, f"Slots were skipped: {meaning}.", remedy)
-        for reason, meaning, remedy in (
-            (
-                "MISSED",
-                "no scheduler ran at their time",
-                "Set `catch_up_missed` to fire them later.",
-            ),
-            ("MISFIRE", "they were older than `misfire_grace_seconds`", "Raise the limit."),
-            ("PAUSED", "the schedule was paused", "None is needed."),
-            ("OVERLAP", "a task or run of the schedule was unfinished", "See `overlap`."),
-            (
-                "REFUSED",
-                "the task or run could not be made",
-                "Look for the error in the scheduler's log.",
-            ),
-        )
+# By the state in which a code is found.
+GROUPS: dict[str, dict[str, Entry]] = {
+    "missing": {
+        "NOT_FOUND_YET": _obstacle(
+            "There is no such row, but an open transaction may have inserted it and not committed yet.",
+            "Commit the transaction of the sender, or end its session.",
+        ),
+        "NOT_FOUND_DELETED": _obstacle(
+            "There is no such row, and its id is older than the retention of finished tasks and runs.",
+            "Keep records longer: `terminal_record_retention_hours`, or `retention` of the send.",
+        ),
+        "NOT_FOUND": _obstacle(
+            "There is no such row: the send was rolled back, or the command looks at another database.",
+            "Check the id, `--database-url` and the schema.",
+        ),
+    },
+    "task, waiting": {
+        "BLOCKED": _obstacle(
+            "The database refuses the next change of the task or run; a worker tries it again.",
+            "Remove the cause named in the error, such as a trigger.",
+            level=Level.RED,
+            urgency=Urgency.STOPPED,
+        ),
+        "HELD_BY_RUN": _obstacle(
+            "The task belongs to a paused run.",
+            "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
+        ),
+        "PARKED_SIGNAL": _obstacle(
+            "The task is a signal node that waits for its signal.",
+            "`horsies workflow signal RUN NAME VALUE`.",
+        ),
+        "PARKED_MAP": _obstacle(
+            "The task is an item of a map, and `max_parallel` other items take all places.",
+            "Wait for them, explain one of them, or start runs with a higher `max_parallel`.",
+        ),
+        "SLEEPS": _obstacle("The task is a sleep node whose time is not over.", "Wait."),
+        "RETRY_LATER": _obstacle(
+            "The last attempt failed, and the next one is due later.", "Wait."
+        ),
+        "SENT_FOR_LATER": _obstacle("The task was sent with a delay.", "Wait."),
+        "EXPIRED_UNSWEPT": _obstacle(
+            "The deadline `good_until` has passed; the next turn of a worker ends the task as EXPIRED.",
+            "Send it again with a later `good_until`, and start a worker if none runs.",
+        ),
+        "QUEUE_PAUSED": _obstacle(
+            "An operator paused the queue.",
+            "`horsies queues resume NAME`.",
+            urgency=Urgency.STOPPED,
+            clause="queue {queue!r} was paused",
+        ),
+        "QUEUE_UNSERVED": _obstacle(
+            "No live worker serves the queue.",
+            "Start a worker with `--queues NAME`, or send to a queue that is served.",
+            level=Level.RED,
+            urgency=Urgency.STOPPED,
+            clause="no live worker serves queue {queue!r}",
+        ),
+        "TASK_UNKNOWN": _obstacle(
+            "Live workers serve the queue, but none has this task or sub-workflow; after "
+            "`unknown_task_grace_ms` the task fails with `WORKER_RESOLUTION_ERROR`.",
+            "Deploy workers with the module of the task, or add it to `discover_tasks`.",
+            level=Level.RED,
+            urgency=Urgency.STOPPED,
+            clause="no live worker of queue {queue!r} knows {task}",
+        ),
+        "CALL_DOES_NOT_FIT": _obstacle(
+            "The stored call does not fit the parameters of any live worker of the queue; after "
+            "`unknown_task_grace_ms` the task fails with `WORKER_SERIALIZATION_ERROR`.",
+            "Deploy workers of the release that sent the call, or cancel it and send it with "
+            "the parameters that the workers have.",
+            level=Level.RED,
+            urgency=Urgency.STOPPED,
+        ),
+        "PARAMETERS_DIFFER": _remark(
+            "Workers of the queue have different parameters for the task. Each leaves calls "
+            "that do not fit to the others.",
+            "Deploy the same release to every worker of the queue.",
+        ),
+        "CLUSTER_CAP": _obstacle(
+            "As many tasks are in flight as `cluster_wide_cap` allows.",
+            "Wait for one of them, or raise the cap.",
+        ),
+        "QUEUE_CAP": _obstacle(
+            "As many tasks of the queue run as its `max_concurrency` allows.",
+            "Wait for one of them, or raise the cap.",
+        ),
+        "QUEUE_CAP_ZERO": _obstacle(
+            "The `max_concurrency` of the queue is 0, so no task of it starts.",
+            "Raise the cap and restart the workers.",
+            level=Level.RED,
+            urgency=Urgency.STOPPED,
+        ),
+        "CAPS_DISAGREE": _remark(
+            "Workers of the queue obey different caps.",
+            "Deploy one configuration to all of them.",
+            level=Level.RED,
+            urgency=Urgency.SUSPICIOUS,
+        ),
+        "CHILDREN_BUSY": _obstacle(
+            "Every child of every worker that could run the task runs another one.",
+            "Wait, or start more workers or processes.",
+        ),
+        "BEHIND": _remark(
+            "Other tasks of the queue are ahead: a better priority, or due for longer.",
+            "Wait, send with a better priority, or start more workers.",
+        ),
+        "BETTER_QUEUES_FIRST": _remark(
+            "Its workers serve queues with a better priority first, and tasks are due there.",
+            "Wait, or start a worker for this queue alone.",
+        ),
+        "WORKERS_POLL": _remark(
+            "Notifications do not reach a worker of the queue; it finds tasks by polling.",
+            "See [PgBouncer](pgbouncer.md): set `session_database_url`.",
+            level=Level.YELLOW,
+            urgency=Urgency.SUSPICIOUS,
+        ),
+        "ROW_LOCKED": _obstacle(
+            "Another transaction has locked the row; claims pass it by until the transaction ends.",
+            "End the transaction: `SELECT pg_terminate_backend(PID)`.",
+        ),
+        "WORKER_LOST_RECENTLY": _remark(
+            "The worker of the last attempt was lost, and the retry policy runs the task again.",
+            "Look for the end of that worker in its log.",
+        ),
+        "RETURNED": _remark(
+            'The worker of the last attempt stopped and returned the task (`on_stop="requeue"`).',
+            "None is needed.",
+        ),
+        "SHOULD_START_NOW": _remark(
+            "No obstacle was found: a worker claims it with its next turn.",
+            "Ask again; if it stays, `horsies workers --ping`.",
+        ),
+    },
+    "task, claimed": {
+        "PREFETCHED": _remark(
+            "A worker has claimed it ahead (`prefetch_buffer`) and starts it when a child is free.",
+            "Wait; the lease returns it to the queue if the worker does not renew it.",
+        ),
+        "LEASE_LAPSED": _obstacle(
+            "The lease of the claim is over; the next turn of a worker returns it to the queue.",
+            "Start a worker if none runs.",
+        ),
+        "CLAIMER_LOST": _obstacle(
+            "The worker that claimed it is gone; recovery returns it to the queue.",
+            "Start a worker if none runs, or call `requeue_stale_claimed`.",
+        ),
+    },
+    "task, running": {
+        "RUNS": _remark("A child process is running it.", "None is needed."),
+        "STOPPING": _remark("A cancel was asked for; its worker stops it.", "None is needed."),
+        "RUNNER_LOST": _obstacle(
+            "The worker that runs it is gone; recovery retries or fails it by its policy.",
+            "Start a worker if none runs, or call `mark_stale_tasks_as_failed`.",
+        ),
+        "OVER_LIMIT": _obstacle(
+            "It runs for longer than its `timeout_ms`; its worker should have stopped it.",
+            "Look at the host of the worker.",
+            level=Level.YELLOW,
+            urgency=Urgency.SUSPICIOUS,
+        ),
+        "NO_HEARTBEAT": _obstacle(
+            "It runs, but has sent no heartbeat for five minutes.",
+            "Look at the host of the worker.",
+            level=Level.YELLOW,
+            urgency=Urgency.SUSPICIOUS,
+        ),
+    },
+    "task, claimed or running": {
+        "SILENT": _obstacle(
+            "Its worker has sent no sign of life for a while but is still connected: frozen, or cut off.",
+            "Look at the host of the worker.",
+            level=Level.YELLOW,
+            urgency=Urgency.FAILING,
+        ),
+    },
+    "task, ended": {
+        "ENDED": _remark(
+            "It has ended: completed, failed, was cancelled or expired.",
+            "`horsies retry ID`, or `horsies workflow retry RUN`.",
+        ),
+        "NOT_RETRIED_UNLISTED": _remark(
+            "The retry policy lists neither the error code nor the exception.",
+            "Add it to `auto_retry_for`.",
+        ),
+        "NOT_RETRIED_USED_UP": _remark(
+            "All retries have been used.", "Raise `max_retries`, or retry it by hand."
+        ),
+        "NOT_RETRIED_TOO_LATE": _remark(
+            "The next attempt would start after `good_until`.", "Send it again."
+        ),
+        "NOT_RETRIED_CANCELLED": _remark(
+            "A cancel was asked for before the attempt failed.", "Send it again."
+        ),
+        "NOT_RETRIED_NO_POLICY": _remark(
+            "The task has no retry policy.", "Give the task a `retry_policy`."
+        ),
+    },
+    "run": {
+        "RUN_PAUSED": _obstacle(
+            "The run is paused, by an operator or by the failure of a node.",
+            "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
+            level=Level.YELLOW,
+            urgency=Urgency.FAILING,
+        ),
+        "TRIGGERS_SILENT": _obstacle(
+            "`session_replication_role` is `replica` for the database or a role: triggers do "
+            "not fire, so runs stop after a node and notifications are missing.",
+            "Reset the setting as `horsies doctor` prints it, and restart the workers.",
+            level=Level.RED,
+            urgency=Urgency.STOPPED,
+        ),
+        "RUN_ENDED": _remark("The run has ended.", "`horsies workflow retry RUN` after a failure."),
+        "NODE_OPEN": _remark(
+            "A begun node has not ended; its own obstacles are listed as well.",
+            "`horsies explain RUN NODE`.",
+        ),
+    },
+    "node": {
+        "SUB_RUN_PAUSED": _obstacle(
+            "The child run of the node is paused.", "`horsies workflow resume CHILD`."
+        ),
+        "SUB_RUN_OPEN": _remark(
+            "The child run of the node has not ended.", "`horsies explain CHILD`."
+        ),
+        "MAP_OPEN": _remark(
+            "Items of the map have not ended.", "`horsies explain ITEM` for one of them."
+        ),
+        "WAITS_FOR": _obstacle(
+            "Nodes that this node depends on have not ended.", "`horsies explain RUN NODE`."
+        ),
+        "NEVER": _obstacle(
+            "The node was skipped and does not run: its dependencies failed, or the run ended before.",
+            "`horsies workflow retry RUN`.",
+        ),
+    },
+    "queue": {
+        "NO_WINDOWS": _remark(
+            "Tasks of the queue go to children one at a time, very short ones too, because of a cap.",
+            "See [Windows](concurrency.md#windows): send very short tasks to a queue without a cap.",
+        ),
+        "QUEUE_STUCK": _remark(
+            "A task has been due for five minutes although children of its workers idle and no "
+            "cap is reached.",
+            "`horsies explain ID` of the task; `horsies workers --ping`.",
+            level=Level.YELLOW,
+            urgency=Urgency.SUSPICIOUS,
+        ),
+        "QUEUE_EMPTY": _remark("No task waits in the queue.", "None is needed."),
+        "ALL_DELAYED": _remark("Tasks wait in the queue, but none of them is due yet.", "Wait."),
+        "TASKS_DUE": _remark(
+            "Tasks of the queue are due; obstacles, if any, are listed as well.",
+            "`horsies explain ID` of one of them.",
+        ),
+    },
+    "worker": {
+        "WORKER_LOST": _remark(
+            "The worker is gone without a shutdown.",
+            "Start a worker: it recovers the tasks of lost workers.",
+            level=Level.RED,
+            urgency=Urgency.FAILING,
+        ),
+        "TASK_FAILING": _remark(
+            "Tasks of one name fail five times as often as usual, at least ten in ten minutes.",
+            "`horsies tasks --name NAME --status failed`.",
+            level=Level.YELLOW,
+            urgency=Urgency.FAILING,
+        ),
+    },
+    "schedule": {
+        "PAUSED": _obstacle("An operator paused the schedule.", "`horsies schedules resume NAME`."),
+        "NOT_DUE": _obstacle(
+            "Its next slot is in the future.",
+            "Wait, or run it now, which does not change its next slot: `horsies schedules run "
+            "NAME -m APP`.",
+        ),
+        "NO_SCHEDULER": _obstacle(
+            "A slot is overdue, and no scheduler is connected to the database.",
+            "Start `horsies scheduler`, or a worker with `--with-scheduler`.",
+            level=Level.RED,
+            urgency=Urgency.FAILING,
+        ),
+        "NOT_SERVED": _obstacle(
+            "A slot is overdue, and no connected scheduler serves the schedule: it is switched "
+            "off, or its configuration does not have it.",
+            "Start a scheduler of the application that has it.",
+            level=Level.RED,
+            urgency=Urgency.FAILING,
+        ),
+        "OVERLAP": _obstacle(
+            'A slot is due, but a task or run of the schedule is unfinished (`overlap="queue"`).',
+            "`horsies explain ID` of that task or run.",
+            level=Level.YELLOW,
+            urgency=Urgency.SUSPICIOUS,
+        ),
+        "SHOULD_FIRE_NOW": _remark(
+            "A slot is due; a scheduler fires it with its next tick.",
+            "Ask again.",
+            urgency=Urgency.SUSPICIOUS,
+        ),
+        "SCHEDULE_ENDED": _obstacle("The schedule has no further slot.", "Extend its `end_at`."),
+        **{
+            f"SKIPPED_{reason}": _remark(f"Slots were skipped: {cause}.", remedy, clause=cause)
+            for reason, cause, remedy in (
+                (
+                    "MISSED",
+                    "no scheduler ran at their time",
+                    "Set `catch_up_missed` to fire them later.",
+                ),
+                ("MISFIRE", "they were older than `misfire_grace_seconds`", "Raise the limit."),
+                ("PAUSED", "the schedule was paused", "None is needed."),
+                ("OVERLAP", "a task or run of the schedule was unfinished", "See `overlap`."),
+                (
+                    "REFUSED",
+                    "the task or run could not be made",
+                    "Look for the error in the scheduler's log.",
+                ),
+            )
+        },
     },
 }
+CATALOGUE = {code: entry for entries in GROUPS.values() for code, entry in entries.items()}
 
 
 def finding(

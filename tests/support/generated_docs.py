@@ -35,7 +35,7 @@ from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSched
 from horsies.config.tracing import TracingConfig
 from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.errors import ErrorCode
-from horsies.findings import CATALOGUE as REASONS
+from horsies.findings import GROUPS
 from horsies.monitor.diagnose.doctor import CHECKS
 from horsies.monitor.metrics import CATALOGUE, Metric
 from horsies.retry import RetryPolicy
@@ -338,8 +338,9 @@ def _without_links(text: str) -> str:
 def reasons_table() -> str:
     """Return one row per reason of an explanation."""
     rows = [
-        [entry.group, f"`{code}`", "yes" if entry.blocks else "", entry.meaning, entry.remedy]
-        for code, entry in REASONS.items()
+        [group, f"`{code}`", "yes" if entry.blocks else "", entry.meaning, entry.remedy]
+        for group, entries in GROUPS.items()
+        for code, entry in entries.items()
     ]
     return table(["Of", "Code", "Obstacle", "Meaning", "Remedy"], rows)
 

@@ -175,3 +175,14 @@ def test_a_run_without_triggers_is_explained(ask: Ask, connection: Database) -> 
     assert [one["code"] for one in check["findings"]] == ["TRIGGERS_SILENT"]
     assert check["findings"][0]["sentence"] == silent["sentence"]
     assert "TRIGGERS_SILENT" in [one["code"] for one in lines]
+
+
+def test_the_metric_counts_the_schedules_of_the_findings(ask: Ask, connection: Database) -> None:
+    schedule(connection)
+    connection.execute(
+        "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at) "
+        "VALUES ('caught up', now() - interval '1 hour', now())"
+    )
+    (check,) = [one for one in ask("/api/doctor").json()["checks"] if one["id"] == "schedules"]
+    assert [one["subject"] for one in check["findings"]] == ["schedule nightly"]
+    assert "\nhorsies_schedules_overdue 1.0\n" in ask("/metrics").text

@@ -25,10 +25,10 @@ from horsies.monitor.measures import BOUNDS, NAMES_MAX, Series, read_split_measu
 from horsies.monitor.overview import (
     Overview,
     QueueOverview,
-    WorkerHealth,
     health_of,
     misses_notifications,
     overview_script,
+    servers_of,
 )
 from horsies.tasks.send import Producer, Sent
 
@@ -375,8 +375,7 @@ def _queue_samples(
     oldest = queue.oldest_waiting_seconds
     yield Sample("horsies_queue_oldest_due_seconds", (name,), oldest or 0.0)
     yield Sample("horsies_queue_drain_seconds", (name,), drain_seconds(queue.due, series))
-    living = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
-    serving = [one for one in workers if name in one.queues and health_of(one) in living]
+    serving = servers_of(name, workers)
     busy = sum(one.tasks_running for one in serving)
     idle = sum(max(0, one.processes - one.tasks_running) for one in serving)
     yield Sample("horsies_queue_children", (name, "busy"), busy)

@@ -91,6 +91,9 @@ class WorkerHealth(StrEnum):
     STOPPED = "stopped"
 
 
+_LIVE = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
+
+
 @dataclass(frozen=True, slots=True)
 class Overview:
     """All queues by name, all workers that have not shut down, and the oldest blocked tasks and runs."""
@@ -132,11 +135,8 @@ def overview_script(
     workers = yield from read(list_workers(include_stopped=False))
     names = {name for worker in workers for name in worker.queues}
     merged = merge_queues(names | set(configured), waiting, in_flight, recent, states)
-    servers = _servers_by_queue(workers)
-    queues = [
-        _with_servers(queue, servers.get(queue.name, ()), configured.get(queue.name))
-        for queue in merged
-    ]
+    running = live(workers)
+    queues = [_with_servers(queue, running, configured.get(queue.name)) for queue in merged]
     blocked = yield from read(list_blocked(BLOCKED_SHOWN))
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
@@ -184,18 +184,10 @@ def merge_queues(
     return overviews
 
 
-def _servers_by_queue(workers: Iterable[WorkerSummary]) -> dict[str, list[WorkerSummary]]:
-    servers: dict[str, list[WorkerSummary]] = {}
-    for worker in workers:
-        if health_of(worker) in (WorkerHealth.ALIVE, WorkerHealth.SILENT):
-            for name in worker.queues:
-                servers.setdefault(name, []).append(worker)
-    return servers
-
-
 def _with_servers(
-    queue: QueueOverview, servers: Sequence[WorkerSummary], configured_cap: int | None
+    queue: QueueOverview, running: Sequence[WorkerSummary], configured_cap: int | None
 ) -> QueueOverview:
+    servers = [one for one in running if queue.name in one.queues]
     caps = {(one.queue_caps or {}).get(queue.name) for one in servers}
     if not servers and configured_cap is not None:
         caps = {configured_cap}
@@ -223,6 +215,16 @@ def health_of(worker: WorkerSummary) -> WorkerHealth:
     if worker.seen_seconds_ago <= limit:
         return WorkerHealth.ALIVE
     return WorkerHealth.SILENT if worker.holds_lock else WorkerHealth.LOST
+
+
+def live(workers: Iterable[WorkerSummary]) -> list[WorkerSummary]:
+    """Return the workers that run, as far as the database shows."""
+    return [worker for worker in workers if health_of(worker) in _LIVE]
+
+
+def servers_of(queue_name: str, workers: Iterable[WorkerSummary]) -> list[WorkerSummary]:
+    """Return the live workers that serve a queue."""
+    return [worker for worker in live(workers) if queue_name in worker.queues]
 
 
 def counted_places(workers: Sequence[WorkerSummary]) -> str:

@@ -28,10 +28,9 @@ from horsies.monitor.measures import (
 )
 from horsies.monitor.overview import (
     QueueOverview,
-    WorkerHealth,
     arrivals_script,
-    health_of,
     overview_script,
+    servers_of,
 )
 
 NEXT_SHOWN = 25
@@ -94,8 +93,7 @@ def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[Queu
     queue = next((one for one in overview.queues if one.name == name), None)
     if queue is None:
         return None
-    living = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
-    servers = [one for one in overview.workers if name in one.queues and health_of(one) in living]
+    servers = servers_of(name, overview.workers)
     front: list[DueTask] = yield next_in_queue(name, NEXT_SHOWN)
     changes = yield from list_actions_script(f"queue {name}", limit=CHANGES_SHOWN)
     arrivals = yield from arrivals_script()

@@ -25,6 +25,7 @@ CROSS JOIN (
         coalesce(max(extract(epoch FROM now() - due.next_run_at)), 0)::float8 AS lag_seconds
     FROM (SELECT schedule.next_run_at FROM horsies_schedule_state AS schedule
           WHERE schedule.next_run_at < now() - %(grace_seconds)s::float8 * interval '1 second'
+            AND schedule.updated_at < now() - %(grace_seconds)s::float8 * interval '1 second'
             AND schedule.paused_at IS NULL
             AND (schedule.disabled_at IS NULL OR schedule.disabled_at < schedule.updated_at)
           ORDER BY schedule.next_run_at LIMIT %(most)s::integer) AS due) AS late

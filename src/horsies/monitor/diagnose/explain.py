@@ -59,7 +59,6 @@ from horsies.monitor.diagnose.queues import (
     queue_holds,
     queue_reasons,
     queues_before,
-    servers_of,
 )
 from horsies.monitor.diagnose.runs import (
     node_reasons,
@@ -69,7 +68,7 @@ from horsies.monitor.diagnose.runs import (
 )
 from horsies.monitor.diagnose.schema import silent_triggers
 from horsies.monitor.diagnose.tasks import TaskSituation, takers_of, task_holds, task_reasons
-from horsies.monitor.overview import TaskReport, task_script
+from horsies.monitor.overview import TaskReport, servers_of, task_script
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 

@@ -14,7 +14,13 @@ from horsies.db.statements.explain import DueCount, Knowledge, LastServer, OpenT
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.db.statements.refusals import RefusedCalls
 from horsies.findings import Finding, Level, Subject, between, command, finding, opening
-from horsies.monitor.overview import WorkerHealth, health_of, misses_notifications
+from horsies.monitor.overview import (
+    WorkerHealth,
+    health_of,
+    live,
+    misses_notifications,
+    servers_of,
+)
 from horsies.words import counted, first_sentence, lasting, listed
 
 # The most entries of the claim index that a count reads.
@@ -27,7 +33,6 @@ _NAMES_MAX = 5
 LONG_PAUSE_SECONDS = 3_600.0
 # The oldest due task may wait this long before idle children are suspicious.
 PATIENCE_SECONDS = 300.0
-LIVE = (WorkerHealth.ALIVE, WorkerHealth.SILENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +95,6 @@ class QueueSituation:
     @property
     def in_flight(self) -> int:
         return self.places[0].in_cluster if self.places else 0
-
-
-def live(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
-    return [worker for worker in workers if health_of(worker) in LIVE]
-
-
-def servers_of(queue_name: str, workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
-    return [worker for worker in live(workers) if queue_name in worker.queues]
 
 
 def queues_before(queue_name: str, workers: Sequence[WorkerSummary]) -> list[str]:

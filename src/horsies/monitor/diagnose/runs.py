@@ -15,6 +15,7 @@ from horsies.findings import (
     Subject,
     at_and_ago,
     between,
+    clause,
     command,
     finding,
 )
@@ -261,17 +262,10 @@ def _due(schedule: ScheduleFacts, late_seconds: float) -> Finding:
 def _skipped(schedule: ScheduleFacts) -> Iterator[Finding]:
     if schedule.skip_reason is None or schedule.skipped_at is None:
         return
-    words = {
-        "MISSED": "no scheduler ran at their time",
-        "MISFIRE": "they were older than misfire_grace_seconds",
-        "PAUSED": "the schedule was paused",
-        "OVERLAP": "its last task or run was unfinished",
-        "REFUSED": "its task or run could not be made",
-    }
+    code = f"SKIPPED_{schedule.skip_reason}"
     yield finding(
-        f"SKIPPED_{schedule.skip_reason}",
-        f"Slots until {between(schedule.skipped_at, schedule.looked_at)} ago were skipped: "
-        f"{words[schedule.skip_reason]}.",
+        code,
+        f"Slots until {between(schedule.skipped_at, schedule.looked_at)} ago were skipped: {clause(code)}.",
         since=schedule.skipped_at,
         subjects=[schedule.name],
     )

@@ -15,13 +15,12 @@ from horsies.monitor.diagnose.queues import (
     QueueSituation,
     at_least,
     capacity_reasons,
-    live,
     order_reasons,
     pause_reasons,
     session_label,
     unserved_reasons,
 )
-from horsies.monitor.overview import WorkerHealth, health_of
+from horsies.monitor.overview import WorkerHealth, health_of, live
 from horsies.retry import LIMIT_REACHED, NOT_LISTED
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE

@@ -51,7 +51,6 @@ from horsies.monitor.diagnose.queues import (
     QueueSituation,
     capacity_reasons,
     differing_caps,
-    live,
     misfit_reasons,
     pause_reasons,
     polling_reasons,
@@ -61,7 +60,7 @@ from horsies.monitor.diagnose.queues import (
 from horsies.monitor.diagnose.runs import paused_run, schedule_reasons
 from horsies.monitor.diagnose.tasks import running_reasons, silent_reasons
 from horsies.monitor.facts import HOUR, Facts, Limits
-from horsies.monitor.overview import WAITING_MOST, WorkerHealth, health_of
+from horsies.monitor.overview import WAITING_MOST, WorkerHealth, health_of, live
 from horsies.words import lasting
 
 # Attempts among which crashes are counted.
