@@ -22,6 +22,8 @@ from horsies.errors import ConfigurationError
 from tests.support.doc_pages import REPOSITORY
 from tests.support.embedded_places import install
 
+pytestmark = pytest.mark.slow
+
 JOIN = "from horsies.db.embedded import start_or_join; start_or_join({url!r}, keep_data={keep}); "
 DIE = "import os; os._exit(3)"
 

@@ -15,7 +15,10 @@ import pytest
 from horsies.db.embedded import temporary_parent, url_of
 from tests.support.embedded_places import ORDINARY_USER, install, start
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
+]
 ODD_NAME = """it's "a" $(touch /tmp/horsies-was-here) `pferd` ü日本 ,;&|"""
 
 

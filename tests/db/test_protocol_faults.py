@@ -36,6 +36,8 @@ from tests.support.rows import add_task, row_of
 from tests.support.tables import attempts
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.slow
+
 CLAIMER = Claimer("me", "host", ["default"], [None])
 STALL_SECONDS = 0.05
 # A conflict, a refusal of the data, and the end of the session.

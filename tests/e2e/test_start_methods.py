@@ -35,25 +35,22 @@ def test_a_worker_works_and_stops_with_every_start_method(
     assert all(map(is_gone, family))
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork", "spawn"])
-def test_files_opened_by_the_import_stay_open_in_children(
-    fleet: Fleet, programs: ModuleType, connection: psycopg.Connection[Any], method: str
-) -> None:
-    fleet.start("--start-method", method, application=AWKWARD, processes=1)
-    task_id = insert_raw(connection, "read_and_log", '["hello"]')
-    read = programs.app.get_result(task_id, 10_000).ok_value
-    assert read.startswith('"""An application whose import prints')
-    assert (fleet.directory / "awkward.log").read_text() == "hello\n"
-
-
 @pytest.mark.parametrize(("method", "imports"), [("forkserver", 2), ("fork", 1), ("spawn", 3)])
-def test_what_the_import_prints_is_written_once_per_import(
-    fleet: Fleet, method: str, imports: int
+def test_an_import_prints_once_and_its_files_stay_open_in_children(
+    fleet: Fleet,
+    programs: ModuleType,
+    connection: psycopg.Connection[Any],
+    method: str,
+    imports: int,
 ) -> None:
     worker = fleet.start(
         *("--start-method", method),
         application=AWKWARD,
         environment={"PYTHONUNBUFFERED": ""},
     )
+    task_id = insert_raw(connection, "read_and_log", '["hello"]')
+    read = programs.app.get_result(task_id, 10_000).ok_value
+    assert read.startswith('"""An application whose import prints')
+    assert (fleet.directory / "awkward.log").read_text() == "hello\n"
     assert worker.stop() == 0
     assert worker.log().count("the awkward application is imported") == imports

@@ -292,6 +292,7 @@ LOADED = "from horsies.locate import load_app; print(*load_app({!r}).list_tasks(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "directory", "arguments", "name"),
     [
@@ -322,6 +323,7 @@ def test_producers_and_workers_give_a_task_the_same_name(
     assert finished.stdout.split() == [name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "arguments", "reason"),
     [
