@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import httpx
 import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from horsies import Horsies, Ok
 from horsies.db.statement import Script
 from horsies.findings import CATALOGUE, Finding, Level
 from horsies.monitor.diagnose import doctor
 from horsies.monitor.diagnose.checks import Check, red
 from horsies.monitor.facts import Facts
+from horsies.web import attention
 from tests.support.database import Database
 from tests.support.rows import add_run, add_snapshot, add_task, add_worker, ago
-from tests.support.web_server import Ask
+from tests.support.web_server import Ask, client_of
 
 Make = Callable[[Database], object]
 
@@ -186,3 +191,31 @@ def test_the_metric_counts_the_schedules_of_the_findings(ask: Ask, connection: D
     (check,) = [one for one in ask("/api/doctor").json()["checks"] if one["id"] == "schedules"]
     assert [one["subject"] for one in check["findings"]] == ["schedule nightly"]
     assert "\nhorsies_schedules_overdue 1.0\n" in ask("/metrics").text
+
+
+def test_viewers_share_a_run_of_the_slow_checks_and_do_not_wait_long(
+    app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, may_end = list[object](), threading.Event()
+
+    def run_doctor(*arguments: object) -> object:
+        runs.append(arguments)
+        assert may_end.wait(30)
+        found = Finding("CRASHES", "Task leak ended its process.", Level.RED)
+        return Ok([doctor.CheckReport("crashes", "", (found,))])
+
+    async def codes(client: httpx.AsyncClient) -> set[str]:
+        answer = await client.get("/api/overview")
+        return {line["code"] for line in answer.json()["attention"]}
+
+    async def main() -> None:
+        async with client_of(app) as client:
+            assert "CRASHES" not in await codes(client)
+            may_end.set()
+            while "CRASHES" not in await codes(client):
+                pass  # the request itself lets the other task run
+
+    monkeypatch.setattr(attention, "run_doctor", run_doctor)
+    monkeypatch.setattr(attention, "PATIENCE_SECONDS", 0.01)
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert len(runs) == 1
