@@ -13,7 +13,7 @@ from horsies._version import __version__
 from horsies.db.migrate import known_migrations, schema_version
 from tests.support.command_line import Run
 from tests.support.commands import UNREACHABLE, Finished, horsies
-from tests.support.migrations import apply_all_but
+from tests.support.migrations import apply_all_but, following, later_release
 
 LATEST = f"the schema is at version {schema_version()}"
 APP = """
@@ -158,7 +158,7 @@ def test_migrate_brings_the_database_of_an_application_up_to_date(
     first = horsies(project, "migrate", "shop:app", SHOP_URL=database_url)
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
-    assert lines[0] == "applied 0001 tables"
+    assert lines[0] == "applied 0001 schema"
     assert len(lines) == len(known_migrations()) + 1
     second = horsies(project, "migrate", "shop:app", SHOP_URL=database_url)
     assert second.stdout == f"{LATEST}\n"
@@ -224,7 +224,7 @@ def test_migrate_check_tells_whether_something_is_missing(
 ) -> None:
     behind = horsies(tmp_path, "migrate", "--check", DATABASE_URL=database_url)
     assert behind.returncode == 1
-    assert behind.stderr.startswith("missing 0001 tables\n")
+    assert behind.stderr.startswith("missing 0001 schema\n")
     horsies(tmp_path, "migrate", DATABASE_URL=database_url)
     current = horsies(tmp_path, "migrate", "--check", DATABASE_URL=database_url)
     assert (current.returncode, current.stdout) == (0, f"{LATEST}\n")
@@ -233,23 +233,25 @@ def test_migrate_check_tells_whether_something_is_missing(
 def test_commands_notice_a_migration_that_is_missing_below_the_highest(
     project: Path, database_url: str
 ) -> None:
+    hole, newest = following()
     with psycopg.connect(database_url, autocommit=True) as connection:
-        apply_all_but(connection, 14)
-    given = {"DATABASE_URL": database_url, "SHOP_URL": database_url}
-    assert_report(status := horsies(project, "status", "--database-url", database_url), "HRS-211")
-    assert "lacks migration 0014 measures" in status.stderr
-    doctor = horsies(project, "doctor", "--database-url", database_url)
+        apply_all_but(connection, hole)
+    sources = later_release(project / "later")
+    given = {"DATABASE_URL": database_url, "SHOP_URL": database_url, "PYTHONPATH": str(sources)}
+    assert_report(status := horsies(project, "status", **given), "HRS-211")
+    assert f"lacks migration {hole.title}" in status.stderr
+    doctor = horsies(project, "doctor", **given)
     assert "lacks 1 of its migrations" in doctor.stdout
-    assert "0014 measures" in doctor.stdout
+    assert hole.title in doctor.stdout
     live = horsies(project, "check", "shop:app", "--live", **given)
-    assert "0014 measures" in live.stdout + live.stderr
+    assert hole.title in live.stdout + live.stderr
     behind = horsies(project, "migrate", "--check", **given)
-    assert (behind.returncode, behind.stderr.split("\n")[0]) == (1, "missing 0014 measures")
+    assert (behind.returncode, behind.stderr.split("\n")[0]) == (1, f"missing {hole.title}")
     mended = horsies(project, "migrate", **given)
-    assert mended.stdout.startswith("applied 0014 measures\n")
-    assert mended.stdout.endswith(f"{LATEST}\n")
+    assert mended.stdout.startswith(f"applied {hole.title}\n")
+    assert mended.stdout.endswith(f"the schema is at version {newest.version}\n")
     assert horsies(project, "migrate", "--check", **given).returncode == 0
-    assert horsies(project, "status", "--database-url", database_url).returncode == 0
+    assert horsies(project, "status", **given).returncode == 0
 
 
 def test_the_printed_sql_brings_a_database_up_to_date(tmp_path: Path, database_url: str) -> None:

@@ -11,12 +11,9 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db import migrate
-from horsies.db.migrate import apply_migrations
 from horsies.db.statements.turn import CompleteTasks, complete_tasks
 from horsies.db.statements.workers import delete_old_tasks
 from horsies.db.statements.workflows import delete_old_workflows
-from horsies.ids import new_id
 from tests.support.database import lock_waiters
 from tests.support.rows import add_attempt, add_run, add_task, ago, attempts_of
 from tests.support.wait import wait_until
@@ -126,20 +123,3 @@ def test_a_delete_from_an_old_snapshot_fails_rather_than_leave_an_attempt(
         with pytest.raises(psycopg.errors.SerializationFailure):
             delete(strict, task_id)
     assert len(attempts_of(connection, task_id)) == 1
-
-
-def test_a_database_with_the_foreign_key_keeps_its_attempts(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        with monkeypatch.context() as patched:
-            patched.setattr(migrate, "_MIGRATIONS", migrate._MIGRATIONS[:16])
-            apply_migrations(connection)
-        task_id = add_task(connection)
-        add_attempt(connection, task_id)
-        with pytest.raises(psycopg.errors.ForeignKeyViolation):
-            add_attempt(connection, new_id())
-        apply_migrations(connection)
-        assert len(attempts_of(connection, task_id)) == 1
-        delete(connection, task_id)
-        assert attempts_of(connection, task_id) == []

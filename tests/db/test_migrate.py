@@ -37,7 +37,7 @@ from horsies.db.migrate import (
     schema_version,
 )
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
-from tests.support.migrations import additions, apply_all_but, misplaced
+from tests.support.migrations import additions, apply_all_but, following, misplaced
 from tests.support.wait import wait_until
 
 # Twenty processes that have imported everything and stand before the same gate: a pipe that opens
@@ -95,9 +95,6 @@ def expected_record() -> list[tuple[str, int, str, str]]:
 # Schema version of every release, and the digest of its function files. Add a line with each
 # release; a function file that changes afterwards needs a new migration, if only with a comment.
 RELEASED: dict[int, str] = {}
-
-# Branches were merged with numbers out of order up to this one.
-NUMBERED_IN_ORDER = 20
 
 FUNCTION = "CREATE OR REPLACE FUNCTION public.horsies_answer() RETURNS integer LANGUAGE sql AS 'SELECT {}';"
 
@@ -188,7 +185,7 @@ def test_no_commit_adds_a_migration_below_the_highest_number() -> None:
     found = {
         commit: names
         for commit, before, after in additions()
-        if (names := [one for one in misplaced(before, after) if int(one[:4]) > NUMBERED_IN_ORDER])
+        if (names := misplaced(before, after))
     }
     assert found == {}, "give them the next free numbers"
 
@@ -415,37 +412,40 @@ def test_the_broker_reports_a_newer_schema_as_a_lasting_error(
     assert "upgrade horsies" in error.message
 
 
-HOLE = 14
+HOLE, NEWEST = following()
+HOLE_NAMED = f"{HOLE.version:04d} colours"
 
 
 @pytest.fixture
-def holed(empty: Connection[Any]) -> Connection[Any]:
-    """A database with the newest migrations, but without one below them."""
+def holed(empty: Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection[Any]]:
+    """A database of a release with two more migrations, which has the second one alone."""
     apply_all_but(empty, HOLE)
-    return empty
+    with release(monkeypatch, more=[HOLE, NEWEST]):
+        yield empty
 
 
 def test_a_migration_that_is_missing_below_the_highest_is_applied(
     holed: Connection[Any], process_url: str
 ) -> None:
-    hole = migrate._MIGRATIONS[HOLE - 1]
-    assert list(pending_migrations(holed)) == [hole, *functions()]
-    assert list(apply_migrations(holed)) == [hole, *functions()]
+    assert list(pending_migrations(holed)) == [HOLE, *functions()]
+    assert list(apply_migrations(holed)) == [HOLE, *functions()]
     assert recorded(holed) == expected_record()
     assert list(apply_migrations(holed)) == []
     with psycopg.connect(process_url) as migrated:
-        assert {name for _, name, _ in catalogue(holed)} == {
-            name for _, name, _ in catalogue(migrated)
-        }
+        added = set(catalogue(holed)) - set(catalogue(migrated))
+    assert {name for kind, name, _ in added if kind == "table"} == {
+        "horsies_colours",
+        "horsies_shapes",
+    }
 
 
 def test_a_process_that_does_not_migrate_names_the_missing_migration(
     holed: Connection[Any], database_url: str
 ) -> None:
-    with pytest.raises(SchemaMissingError, match="lacks migration 0014 measures; apply it with"):
+    with pytest.raises(SchemaMissingError, match=f"lacks migration {HOLE_NAMED}; apply it with"):
         require_current_schema(holed)
     config = PostgresConfig(database_url=database_url)
-    with pytest.raises(SchemaMissingError, match="0014 measures"):
+    with pytest.raises(SchemaMissingError, match=HOLE_NAMED):
         prepare_schema(Database(config, migrates=False))
     prepare_schema(Database(config))
     assert recorded(holed) == expected_record()
@@ -454,12 +454,12 @@ def test_a_process_that_does_not_migrate_names_the_missing_migration(
 def test_a_missing_migration_that_cannot_follow_the_later_ones_is_refused_in_one_sentence(
     holed: Connection[Any],
 ) -> None:
-    holed.execute("CREATE TABLE horsies_measures (id integer)")
+    holed.execute("CREATE TABLE horsies_colours (id integer)")
     before = catalogue(holed)
     with pytest.raises(UnusableSchemaError) as caught:
         apply_migrations(holed)
     assert str(caught.value).startswith(
-        f"Migration 0014 measures is missing below version {schema_version()} of this database and cannot"
+        f"Migration {HOLE_NAMED} is missing below version {schema_version()} of this database and cannot"
     )
     assert catalogue(holed) == before
 
@@ -467,11 +467,11 @@ def test_a_missing_migration_that_cannot_follow_the_later_ones_is_refused_in_one
 def test_an_older_release_refuses_a_newer_schema_that_lacks_one_of_its_own_migrations(
     empty: Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with release(monkeypatch, more=[later()]):
-        apply_all_but(empty, HOLE)
-    for attempt in (apply_migrations, pending_migrations, require_current_schema):
-        with pytest.raises(UnusableSchemaError, match=r"0014 measures.*of the newer release"):
-            attempt(empty)
+    apply_all_but(empty, HOLE)
+    with release(monkeypatch, more=[HOLE]):
+        for attempt in (apply_migrations, pending_migrations, require_current_schema):
+            with pytest.raises(UnusableSchemaError, match=f"{HOLE_NAMED}.*of the newer release"):
+                attempt(empty)
 
 
 def test_a_newer_release_may_lack_numbers_that_this_one_does_not_have(
@@ -488,14 +488,36 @@ def test_a_number_that_names_another_migration_is_refused_in_one_sentence(
     empty: Connection[Any],
 ) -> None:
     apply_migrations(empty)
-    empty.execute("UPDATE horsies_migrations SET name = 'other' WHERE version = 14")
+    empty.execute("UPDATE horsies_migrations SET name = 'other' WHERE version = 1")
     for attempt in (apply_migrations, pending_migrations, require_current_schema):
         with pytest.raises(UnusableSchemaError) as caught:
             attempt(empty)
         assert str(caught.value).startswith(
-            "Migration 0014 of this database is 'other', but 'measures' in this release: the tables "
+            "Migration 0001 of this database is 'other', but 'schema' in this release: the tables "
             "were made by a development version of horsies;"
         )
+
+
+def test_a_development_version_with_22_migrations_is_refused_in_one_sentence(
+    empty: Connection[Any],
+) -> None:
+    apply_migrations(empty)
+    empty.execute("DELETE FROM horsies_migrations")
+    empty.execute(
+        "INSERT INTO horsies_migrations (version, name, oldest_compatible) "
+        "SELECT number, CASE number WHEN 1 THEN 'tables' ELSE 'step_' || number END, 1 "
+        "FROM generate_series(1, 22) AS number"
+    )
+    before = catalogue(empty)
+    for attempt in (apply_migrations, pending_migrations, require_current_schema):
+        with pytest.raises(UnusableSchemaError) as caught:
+            attempt(empty)
+        assert str(caught.value) == (
+            "Migration 0001 of this database is 'tables', but 'schema' in this release: the tables were "
+            "made by a development version of horsies; use another database or schema, or drop its "
+            "horsies_* tables."
+        )
+    assert catalogue(empty) == before
 
 
 @pytest.mark.parametrize("lags_behind", [False, True])

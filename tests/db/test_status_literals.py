@@ -101,6 +101,6 @@ def test_every_group_is_used() -> None:
     ],
 )
 def test_a_domain_allows_exactly_the_words_of_its_enumeration(domain: str, words: set[str]) -> None:
-    match = re.search(rf"CREATE DOMAIN {domain} .*?;", SQL["migrations/0001_tables.sql"], re.DOTALL)
+    match = re.search(rf"CREATE DOMAIN {domain} .*?;", SQL["migrations/0001_schema.sql"], re.DOTALL)
     assert match is not None
     assert lists_of_words(match[0]) == [frozenset(map(str, words))]

@@ -217,12 +217,12 @@ def test_no_task_is_compared_with_the_ids_of_all_others(
 def explaining_claim() -> bytes:
     """A copy of the function that claims: it explains its statement, whose plan is not shown otherwise."""
     file = files("horsies.db.functions").joinpath("20_claim.sql").read_text("utf-8")
-    body = file[file.index("CREATE OR REPLACE FUNCTION horsies_claim_v3") :].split("\n$$;")[0]
+    body = file[file.index("CREATE OR REPLACE FUNCTION horsies_claim_v1") :].split("\n$$;")[0]
     claim = re.compile(r"RETURN QUERY\n(.+?;)\n.+?ROW_COUNT;", re.DOTALL)
     body, count = claim.subn(r"RETURN QUERY EXPLAIN (ANALYZE, FORMAT JSON)\n\1\nRETURN;", body)
     assert count == 1
     body = re.sub(r"RETURNS TABLE \(.+?\)", "RETURNS SETOF json", body, count=1, flags=re.DOTALL)
-    return body.replace("horsies_claim_v3", "pg_temp.claim", 1).encode() + b"\n$$"
+    return body.replace("horsies_claim_v1", "pg_temp.claim", 1).encode() + b"\n$$"
 
 
 def test_no_claimed_task_is_compared_with_all_others(tuned: Connection[Any]) -> None:

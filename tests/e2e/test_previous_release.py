@@ -1,4 +1,8 @@
-"""The previous release on the schema of this one: its workers, producers and schedulers keep working."""
+"""A release on the schema of the next one: its workers, producers and schedulers keep working.
+
+While the git history has no release with an older schema, the previous one is this code, and the next one
+the same with more migrations.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,8 @@ from typing import Any
 import psycopg
 import pytest
 
-import horsies
-from horsies.db.migrate import apply_migrations, schema_version
 from tests.support.database import Database
-from tests.support.previous_release import accept_newer_schemas, unpack_previous_release
+from tests.support.previous_release import next_release, previous_release
 from tests.support.wait import wait_until
 from tests.support.workers import DATABASE_VARIABLE, Fleet, RunningWorker
 
@@ -92,25 +94,33 @@ FUNCTIONS = "SELECT version, sha FROM horsies_migrations WHERE kind = 'function'
 @pytest.fixture
 def previous(database_url: str, tmp_path: Path) -> Path:
     """The sources of the previous release, which has migrated the database to its schema."""
-    sources = unpack_previous_release(tmp_path / "previous")
-    command = [sys.executable, "-m", "horsies", "migrate"]
-    settings = {"PYTHONPATH": str(sources), "HORSIES_DATABASE_URL": database_url}
-    subprocess.run(command, env=os.environ | settings, check=True, capture_output=True)
-    accept_newer_schemas(sources)
+    sources = previous_release(tmp_path / "previous")
+    migrate(sources, database_url)
     return sources
 
 
 @pytest.fixture
-def migrated(database_url: str, previous: Path) -> Iterator[Database]:
-    """A database that this release has brought from the schema of the previous one to its own."""
+def migrated(database_url: str, previous: Path, newer: Path) -> Iterator[Database]:
+    """A database that the newer release has brought from the schema of the previous one to its own."""
+    migrate(newer, database_url)
     with psycopg.connect(database_url, autocommit=True) as connection:
-        migrate(connection)
         yield connection
 
 
-def migrate(connection: Database) -> None:
-    applied = apply_migrations(connection)
-    assert 0 < len([one for one in applied if one.kind == "migration"]) < schema_version()
+@pytest.fixture
+def newer(tmp_path: Path) -> Path:
+    """The sources of the newer release."""
+    return next_release(tmp_path / "newer")
+
+
+def migrate(sources: Path, database_url: str) -> str:
+    """Bring the database to the schema of this code; return what the command printed."""
+    command = [sys.executable, "-m", "horsies", "migrate"]
+    settings = {"PYTHONPATH": str(sources), "HORSIES_DATABASE_URL": database_url}
+    environment = os.environ | settings
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert "applied 00" in done.stdout
+    return done.stdout
 
 
 @pytest.fixture
@@ -123,11 +133,10 @@ def shop(database_url: str, tmp_path: Path) -> Iterator[Fleet]:
     fleet.destroy()
 
 
-def environment(shop: Fleet, sources: Path | None) -> dict[str, str]:
-    path = [str(sources)] if sources else []
+def environment(shop: Fleet, sources: Path) -> dict[str, str]:
     return dict(os.environ) | {
         DATABASE_VARIABLE: shop.database_url,
-        "PYTHONPATH": os.pathsep.join([*path, str(shop.directory)]),
+        "PYTHONPATH": os.pathsep.join([str(sources), str(shop.directory)]),
     }
 
 
@@ -164,18 +173,18 @@ def test_the_previous_release_works_on_the_schema_of_this_one(
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_deployment_neither_stops_a_worker_nor_loses_a_task(
-    database_url: str, shop: Fleet, previous: Path
+    database_url: str, shop: Fleet, previous: Path, newer: Path
 ) -> None:
-    older, newer = environment(shop, previous), environment(shop, None)
+    older, next_one = environment(shop, previous), environment(shop, newer)
     workers = [start(shop, older)]
     assert place_of(produce(shop, older)).is_relative_to(previous)
     with psycopg.connect(database_url, autocommit=True) as connection:
-        migrate(connection)
+        migrate(newer, database_url)
         # The sessions of the worker, with their plans, are from before the migration.
         assert place_of(produce(shop, older)).is_relative_to(previous)
-        workers.append(start(shop, newer))
-        place = place_of(produce(shop, newer))
-        assert place.is_relative_to(previous) or place == Path(horsies.__file__)
+        workers.append(start(shop, next_one))
+        place = place_of(produce(shop, next_one))
+        assert place.is_relative_to(previous) or place.is_relative_to(newer)
         statuses = "SELECT DISTINCT status FROM horsies_tasks"
         assert connection.execute(statuses).fetchall() == [("COMPLETED",)]
     assert [worker.stop() for worker in workers] == [0, 0]

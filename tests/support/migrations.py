@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -11,14 +12,37 @@ from unittest.mock import patch
 from psycopg import Connection
 
 from horsies.db import migrate
+from horsies.db.migrate import Migration, schema_version
 from tests.support.doc_pages import REPOSITORY
 
 MIGRATIONS = "src/horsies/db/migrations"
+# The migration with which the numbers began anew.
+FIRST = "0001_schema.sql"
 
 
-def apply_all_but(connection: Connection[Any], version: int) -> None:
-    """Migrate as a commit of development that lacks a migration below its highest number."""
-    kept = tuple(one for one in migrate._MIGRATIONS if one.version != version)
+def following() -> tuple[Migration, Migration]:
+    """Two migrations that a later release may bring, each with a table."""
+    first = schema_version() + 1
+    table = "CREATE TABLE public.horsies_{} (id integer);\n"
+    return (
+        Migration(first, "colours", table.format("colours")),
+        Migration(first + 1, "shapes", table.format("shapes")),
+    )
+
+
+def later_release(directory: Path) -> Path:
+    """Copy the sources, add the following migrations, and return the folder to put on PYTHONPATH."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "src", directory, ignore=ignored)
+    for one in following():
+        name = f"{one.version:04d}_{one.name}.sql"
+        (directory / "horsies/db/migrations" / name).write_text(one.sql.replace("public.", ""))
+    return directory
+
+
+def apply_all_but(connection: Connection[Any], left_out: Migration) -> None:
+    """Migrate as a commit of development that lacks one of the following migrations."""
+    kept = tuple(one for one in (*migrate._MIGRATIONS, *following()) if one != left_out)
     with patch.object(migrate, "_MIGRATIONS", kept), patch.object(migrate, "_FUNCTIONS", ()):
         migrate.apply_migrations(connection)
 
@@ -30,12 +54,16 @@ def misplaced(before: Collection[str], after: Collection[str]) -> list[str]:
 
 
 def additions() -> Iterator[tuple[str, list[str], list[str]]]:
-    """Each commit that adds migrations, with the files before and after it; first the working tree."""
+    """Each commit that adds migrations behind the first one, with the files before and after it; first the
+    working tree.
+    """
     own = sorted(path.name for path in (REPOSITORY / MIGRATIONS).glob("*.sql"))
-    yield "the working tree", files_at("HEAD"), own
+    if FIRST in (before := files_at("HEAD")):
+        yield "the working tree", before, own
     found = git("log", "--first-parent", "-m", "--diff-filter=A", "--format=%H", "--", MIGRATIONS)
     for commit in found:
-        yield commit, files_at(f"{commit}^"), files_at(commit)
+        if FIRST in (before := files_at(f"{commit}^")):
+            yield commit, before, files_at(commit)
 
 
 def files_at(commit: str) -> list[str]:

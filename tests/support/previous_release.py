@@ -1,29 +1,22 @@
-"""The code of the previous release, from the git history: the last commit with an older schema."""
+"""The code of two releases in a row: the previous one from the git history, if that has an older schema."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from tests.support.migrations import MIGRATIONS, files_at, git
+from tests.support.migrations import FIRST, MIGRATIONS, files_at, git, later_release
 from tests.support.workers import REPOSITORY
 
-# For code that refuses every newer schema: its statements must work there all the same.
-ACCEPTS_ANY_SCHEMA = """
 
-def pending_migrations(connection):
-    return ()
-"""
-
-
-def unpack_previous_release(directory: Path) -> Path:
-    """Unpack the sources of the previous release and return the folder to put on PYTHONPATH."""
+def previous_release(directory: Path) -> Path:
+    """Copy the sources of the previous release and return the folder to put on PYTHONPATH."""
     commit = next(_older_commits(), None)
     if commit is None:
-        pytest.skip("the git history has no commit with an older schema, or there is no history")
+        shutil.copytree(REPOSITORY / "src", directory, ignore=shutil.ignore_patterns("__pycache__"))
+        return directory
     archive = ["git", "archive", commit, "src"]
     packed = subprocess.run(archive, cwd=REPOSITORY, check=True, capture_output=True).stdout
     directory.mkdir()
@@ -31,12 +24,10 @@ def unpack_previous_release(directory: Path) -> Path:
     return directory / "src"
 
 
-def accept_newer_schemas(sources: Path) -> None:
-    """Let code that refuses every newer schema work on one."""
-    migrate = sources / "horsies/db/migrate.py"
-    if "oldest_compatible" not in migrate.read_text():
-        with migrate.open("a") as file:
-            file.write(ACCEPTS_ANY_SCHEMA)
+def next_release(directory: Path) -> Path:
+    """The release behind the previous one: this code, with more migrations if their schemas are the same."""
+    has_older = next(_older_commits(), None) is not None
+    return REPOSITORY / "src" if has_older else later_release(directory)
 
 
 def _older_commits() -> Iterator[str]:
@@ -48,5 +39,5 @@ def _older_commits() -> Iterator[str]:
     added = git("log", "--diff-filter=A", "--no-renames", "--format=%H", "--", MIGRATIONS)
     for commit in ["HEAD", *(f"{one}^" for one in added)]:
         known = files_at(commit)
-        if known and known != own and known == own[: len(known)]:
+        if FIRST in known and known != own and known == own[: len(known)]:
             yield commit

@@ -321,7 +321,8 @@ def test_a_child_without_output_yields_none(duet: Duet) -> None:
     duet.succeed((child_of(duet), 0, None), value="not for the parent")
     duet.check()
     result = duet.connection.execute(
-        "SELECT horsies_run_result_v1(run) FROM horsies_workflows AS run WHERE id = %s", (run,)
+        "SELECT (horsies_run_result_v1(run, 1000000000)).result FROM horsies_workflows AS run WHERE id = %s",
+        (run,),
     ).fetchone()
     assert result == ('{"ok":null}',)
 

@@ -13,8 +13,8 @@ from tests.support.oracle.tree import NOTHING_YET, Node, Run, Work
 Picture = dict[str, Any]
 
 READ_RUNS = """
-SELECT id::text, status, error, horsies_run_result_v1(run), open_nodes, failed_nodes, total_nodes,
-    matched_case, completed_at IS NOT NULL, status <> 'PAUSED' OR paused_at IS NOT NULL,
+SELECT id::text, status, error, (horsies_run_result_v1(run, 1000000000)).result, open_nodes, failed_nodes,
+    total_nodes, matched_case, completed_at IS NOT NULL, status <> 'PAUSED' OR paused_at IS NOT NULL,
     ARRAY(SELECT name || '=' || value FROM horsies_workflow_signals AS early
           WHERE early.workflow_id = run.id ORDER BY early.id)
 FROM horsies_workflows AS run WHERE id = ANY(%s::uuid[])

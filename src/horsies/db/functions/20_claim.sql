@@ -177,7 +177,7 @@ $$;
 -- * "p_is_async" restricts the claim to tasks of "async def" functions, or to the others; NULL takes both.
 -- * "details" has the columns that only the code of the task may ask for, one per line in one text: more
 --   columns would cost the worker 0.1 us each, and nearly no task asks.
-CREATE OR REPLACE FUNCTION horsies_claim_v3(
+CREATE OR REPLACE FUNCTION horsies_claim_v1(
     p_worker_id text, p_hostname text, p_pids integer[], p_prefetch integer, p_lease_ms integer,
     p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,
     p_counts_claimed boolean, p_freed integer[], p_marked_priorities integer[] DEFAULT '{}',
@@ -329,59 +329,6 @@ BEGIN
         WHERE p_freed[position] > taken_here[position]
           AND (p_queue_caps[position] IS NOT NULL OR p_cluster_cap IS NOT NULL);
     END IF;
-END
-$$;
-
--- The claims of workers of the releases before: without windows, and without the details.
-CREATE OR REPLACE FUNCTION horsies_claim_v2(
-    p_worker_id text, p_hostname text, p_pids integer[], p_prefetch integer, p_lease_ms integer,
-    p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,
-    p_counts_claimed boolean, p_freed integer[], p_marked_priorities integer[] DEFAULT '{}',
-    p_marked_moments timestamptz[] DEFAULT '{}', p_marked_ids uuid[] DEFAULT '{}',
-    p_looks_everywhere boolean DEFAULT true, p_unknown_names text[] DEFAULT '{}',
-    p_refused_ids uuid[] DEFAULT '{}')
-RETURNS TABLE (
-    id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
-    max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
-    workflow_node_index integer, workflow_item_index integer, workflow_inputs text, priority integer,
-    enqueued_at timestamptz, details text)
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN QUERY
-    SELECT claimed.id, claimed.generation, claimed.task_name, claimed.queue_name, claimed.args, claimed.kwargs,
-        claimed.retry_count, claimed.max_retries, claimed.task_options, claimed.timeout_ms, claimed.worker_pid,
-        claimed.workflow_id, claimed.workflow_node_index, claimed.workflow_item_index,
-        claimed.workflow_inputs, claimed.priority, claimed.enqueued_at, claimed.details
-    FROM horsies_claim_v3(
-        p_worker_id, p_hostname, p_pids, p_prefetch, p_lease_ms, p_queues, p_queue_limits, p_queue_caps,
-        p_cluster_cap, p_counts_claimed, p_freed, p_marked_priorities, p_marked_moments, p_marked_ids,
-        p_looks_everywhere, p_unknown_names, p_refused_ids) AS claimed;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION horsies_claim_v1(
-    p_worker_id text, p_hostname text, p_pids integer[], p_prefetch integer, p_lease_ms integer,
-    p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,
-    p_counts_claimed boolean, p_freed integer[], p_marked_priorities integer[] DEFAULT '{}',
-    p_marked_moments timestamptz[] DEFAULT '{}', p_marked_ids uuid[] DEFAULT '{}',
-    p_looks_everywhere boolean DEFAULT true, p_unknown_names text[] DEFAULT '{}',
-    p_refused_ids uuid[] DEFAULT '{}')
-RETURNS TABLE (
-    id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
-    max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
-    workflow_node_index integer, workflow_item_index integer, workflow_inputs text, priority integer,
-    enqueued_at timestamptz)
-LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN QUERY
-    SELECT claimed.id, claimed.generation, claimed.task_name, claimed.queue_name, claimed.args, claimed.kwargs,
-        claimed.retry_count, claimed.max_retries, claimed.task_options, claimed.timeout_ms, claimed.worker_pid,
-        claimed.workflow_id, claimed.workflow_node_index, claimed.workflow_item_index,
-        claimed.workflow_inputs, claimed.priority, claimed.enqueued_at
-    FROM horsies_claim_v2(
-        p_worker_id, p_hostname, p_pids, p_prefetch, p_lease_ms, p_queues, p_queue_limits, p_queue_caps,
-        p_cluster_cap, p_counts_claimed, p_freed, p_marked_priorities, p_marked_moments, p_marked_ids,
-        p_looks_everywhere, p_unknown_names, p_refused_ids) AS claimed;
 END
 $$;
 

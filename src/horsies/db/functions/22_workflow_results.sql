@@ -148,7 +148,7 @@ $$;
 
 -- The size of the result of a completed run, NULL for any other, and the result if it is not larger than
 -- "p_max_bytes": that of the output node, or those of nodes without dependents, by id.
-CREATE OR REPLACE FUNCTION horsies_run_result_v2(
+CREATE OR REPLACE FUNCTION horsies_run_result_v1(
     p_run horsies_workflows, p_max_bytes bigint, OUT bytes bigint, OUT result text)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -161,11 +161,4 @@ BEGIN
         INTO result FROM horsies_result_nodes_v1(p_run) AS node;
     END IF;
 END
-$$;
-
--- The result of a completed run as one text.
-CREATE OR REPLACE FUNCTION horsies_run_result_v1(p_run horsies_workflows) RETURNS text
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce(found.result, horsies_too_large('run ' || p_run.id, found.bytes))
-    FROM horsies_run_result_v2(p_run, horsies_text_bytes_max()) AS found
 $$;

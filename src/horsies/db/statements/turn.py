@@ -86,7 +86,7 @@ class ClaimedTask(NamedTuple):
     # Its place in the queue; the time as PostgreSQL writes it, because it must come back unchanged.
     priority: int = 0
     enqueued_at: str = ""
-    # The columns that only the code of the task may ask for; see horsies_claim_v3.
+    # The columns that only the code of the task may ask for; see horsies_claim_v1.
     details: str = ""
     # Whether it may wait in a child behind others.
     burst: bool = False

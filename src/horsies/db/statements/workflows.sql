@@ -53,7 +53,7 @@ SELECT status FROM horsies_workflows WHERE id = %(id)s::uuid
 -- Runs for any number of waiters at once, by primary key. A result of more than "max_bytes" is left out.
 SELECT run.id::text, run.name, run.definition_key, run.status, run.error, found.bytes AS result_bytes,
     found.result, output.node_id AS output_node_id
-FROM horsies_workflows AS run CROSS JOIN LATERAL horsies_run_result_v2(run, %(max_bytes)s::bigint) AS found
+FROM horsies_workflows AS run CROSS JOIN LATERAL horsies_run_result_v1(run, %(max_bytes)s::bigint) AS found
 LEFT JOIN horsies_workflow_tasks AS output
     ON output.workflow_id = run.id AND output.task_index = run.output_task_index
 WHERE run.id = ANY(%(ids)s::uuid[])

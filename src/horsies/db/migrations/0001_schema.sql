@@ -1,4 +1,5 @@
--- Every table, domain, type and index: tasks, attempts, workers, queues, workflows, schedules.
+-- Every table, domain, type and index: tasks, attempts, workers, queues, workflows, schedules,
+-- measures, and the changes that people made.
 --
 -- Numbered files are applied once, in order, and never change after a release. Functions and triggers live in
 -- ../functions and are replaced as a whole whenever they change.
@@ -32,6 +33,8 @@ CREATE TABLE horsies_tasks (
     claimed_by_worker_id  varchar(255),
     claim_expires_at      timestamptz,
     good_until            timestamptz,
+    -- How long the row is kept after the end of the task; NULL where terminal_record_retention_hours decides.
+    retention             interval,
     retry_count           integer       NOT NULL DEFAULT 0,
     max_retries           integer       NOT NULL DEFAULT 0,
     next_retry_at         timestamptz,
@@ -46,10 +49,16 @@ CREATE TABLE horsies_tasks (
     generation            integer       NOT NULL DEFAULT 0,
     -- A held task is PENDING but never claimed. A paused workflow holds its tasks.
     held                  boolean       NOT NULL DEFAULT false,
+    -- Whether it may wait in a child behind others, because it is tried again after a crash or says so.
+    burst                 boolean       NOT NULL DEFAULT false,
     timeout_ms            integer,
     cancel_requested_at   timestamptz,
     idempotency_key       text,
     idempotency_sha       varchar(64),
+    -- An idempotency key that is unique for a time: while the task is 'waiting' for its first claim, or
+    -- while it is 'open'.
+    unique_key            text,
+    unique_while          text,
     retried_from_task_id  uuid,
     workflow_id           uuid,
     workflow_node_index   integer,
@@ -76,6 +85,11 @@ CREATE TABLE horsies_tasks (
 -- index at insert, primary key + in-flight index at start, and the primary key alone when it ends.
 CREATE INDEX horsies_tasks_claim ON horsies_tasks (queue_name, priority, enqueued_at, id)
     WHERE status = 'PENDING' AND NOT held;
+-- Tasks of "async def" functions, for async children: a claim for these finds them behind any number of other
+-- tasks. The text is the start of the options that producers store with such a task. Other tasks have no
+-- entry here and pay for one comparison.
+CREATE INDEX horsies_tasks_claim_async ON horsies_tasks (queue_name, priority, enqueued_at, id)
+    WHERE status = 'PENDING' AND NOT held AND task_options LIKE '{"async":true%';
 CREATE INDEX horsies_tasks_in_flight ON horsies_tasks (claimed_by_worker_id)
     WHERE status IN ('CLAIMED', 'RUNNING');
 CREATE INDEX horsies_tasks_lease ON horsies_tasks (claim_expires_at) WHERE status = 'CLAIMED';
@@ -89,15 +103,48 @@ CREATE INDEX horsies_tasks_items ON horsies_tasks (workflow_id, workflow_node_in
     WHERE status = 'PENDING' AND workflow_item_index IS NOT NULL;
 CREATE UNIQUE INDEX horsies_tasks_idempotency ON horsies_tasks (task_name, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
+-- A row leaves the index when its first claim increments the generation, or when it ends. A retry back to
+-- PENDING has a generation above 0, so it cannot collide with a later holder of the key.
+CREATE UNIQUE INDEX horsies_tasks_unique_key ON horsies_tasks (task_name, unique_key)
+    WHERE unique_key IS NOT NULL
+      AND CASE WHEN unique_while = text 'open' THEN status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
+          ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END;
+-- The tasks that were sent again from a task.
+CREATE INDEX horsies_tasks_retried ON horsies_tasks (retried_from_task_id) WHERE retried_from_task_id IS NOT NULL;
 CREATE INDEX horsies_tasks_schedule_runs ON horsies_tasks (schedule_name, sent_at)
     WHERE schedule_name IS NOT NULL;
 CREATE INDEX horsies_tasks_schedule_open ON horsies_tasks (schedule_name)
     WHERE schedule_name IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
+-- Retention finds old tasks by the time in their ids. Ids that are not UUIDv7, which manual inserts and other
+-- programs may use, have no time, so their rows have an index of their own. Tasks sent by this library never
+-- enter it: their end still writes no index but the primary key.
+CREATE INDEX horsies_tasks_untimed_ended ON horsies_tasks (coalesce(completed_at, failed_at, updated_at))
+    WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
+      AND substr(id::text, 15, 1) <> '7';
+-- Retention finds tasks with a time of their own here, oldest first. Other tasks never enter it. Sums of
+-- timestamps without time zone are immutable, as an index needs it.
+CREATE INDEX horsies_tasks_retention ON horsies_tasks
+    ((coalesce(completed_at, failed_at, updated_at) AT TIME ZONE 'UTC' + retention))
+    WHERE retention IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+      AND workflow_id IS NULL;
+
+-- How far running tasks have come, as their code reports it. A table of its own: a report must not make a new
+-- version of the task's row, which is wide and has indexes.
+CREATE TABLE horsies_task_progress (
+    task_id      uuid              PRIMARY KEY REFERENCES horsies_tasks (id) ON DELETE CASCADE,
+    attempt      integer           NOT NULL,
+    done         double precision  NOT NULL,
+    total        double precision,
+    note         text,
+    reported_at  timestamptz       NOT NULL
+) WITH (fillfactor = 50);
 
 -- Attempts ----------------------------------------------------------------------------------------
+-- A trigger, horsies_task_deleted, deletes attempts with their task. A foreign key would be checked for every
+-- attempt, although the statement that inserts one has just updated its task.
 CREATE TABLE horsies_task_attempts (
     id                   bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    task_id              uuid          NOT NULL REFERENCES horsies_tasks (id) ON DELETE CASCADE,
+    task_id              uuid          NOT NULL,
     attempt              integer       NOT NULL,
     outcome              horsies_attempt_outcome NOT NULL,
     will_retry           boolean       NOT NULL DEFAULT false,
@@ -106,10 +153,17 @@ CREATE TABLE horsies_task_attempts (
     error_code           text,
     error_message        text,
     failed_reason        text,
+    -- The rule by which a failed attempt was or was not retried, as a sentence for operators: a code or an
+    -- exception class of the policy, RetryLater, or the reason why none applied. NULL for successes, and for
+    -- tasks without a retry policy.
+    retry_reason         text,
     worker_id            varchar(255),
     worker_hostname      varchar(255),
     worker_pid           integer,
     worker_process_name  varchar(255),
+    -- The span of the attempt in the form of the W3C header, NULL without tracing. A retry links to the attempt
+    -- before it. The context of a send is part of the task's options.
+    traceparent          varchar(55),
     created_at           timestamptz   NOT NULL DEFAULT now(),
     UNIQUE (task_id, attempt)
 );
@@ -120,24 +174,77 @@ CREATE INDEX horsies_task_attempts_error_code ON horsies_task_attempts (error_co
 -- thousandth of the write cost of a B-tree.
 CREATE INDEX horsies_task_attempts_finished_at ON horsies_task_attempts USING brin (finished_at);
 
+-- Refused changes and calls -------------------------------------------------------------------------
+-- Tasks and runs whose next change the database refuses. A worker leaves such a task or run alone, tries again
+-- after a growing delay, and writes it down here, once.
+--
+-- "status" and "generation" are the state in which it is blocked. A row whose task or run has moved on counts
+-- no more, whichever process moved it, so nothing has to be deleted at once. There is no foreign key: a row
+-- must not keep a task from being changed or deleted.
+CREATE TABLE horsies_blocked (
+    id           uuid         NOT NULL,
+    kind         varchar(8)   NOT NULL CHECK (kind IN ('task', 'run')),
+    -- The run that the task belongs to, or the run itself.
+    workflow_id  uuid,
+    status       varchar(16)  NOT NULL,
+    generation   integer      NOT NULL DEFAULT 0,
+    action       varchar(16)  NOT NULL,
+    -- SQLSTATE and primary message.
+    error        text         NOT NULL,
+    worker_id    varchar(255),
+    since        timestamptz  NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (id, kind)
+);
+
+-- Calls that do not fit the parameters of a release. A worker that cannot call a task returns it to the queue
+-- and writes it down here, once for all workers with the same parameters: their claims leave the task out
+-- until then, and it fails only when no other worker has taken it for the grace period.
+--
+-- A row counts while its task has not ended; retention deletes the others. There is no foreign key: a row must
+-- not keep a task from being changed or deleted.
+CREATE TABLE horsies_refusals (
+    task_id      uuid         NOT NULL,
+    -- Of the parameters in horsies_workers.known_tasks; empty for a sub-workflow that the worker does not have.
+    fingerprint  varchar(64)  NOT NULL,
+    worker_id    varchar(255),
+    message      text         NOT NULL,
+    since        timestamptz  NOT NULL DEFAULT clock_timestamp(),
+    until        timestamptz  NOT NULL,
+    PRIMARY KEY (task_id, fingerprint)
+);
+
 -- Workers -----------------------------------------------------------------------------------------
 -- One current row per worker. A living worker holds the session advisory lock "lock_key" on its listening
 -- connection. The server frees the lock as soon as the connection is gone, so a free lock and a few seconds
 -- without a sign of life prove a worker dead long before any threshold.
 CREATE TABLE horsies_workers (
-    worker_id    varchar(255)  PRIMARY KEY,
-    lock_key     bigint        NOT NULL,
-    hostname     varchar(255)  NOT NULL,
-    pid          integer       NOT NULL,
-    processes    integer       NOT NULL,
-    queues       varchar[]     NOT NULL,
-    started_at   timestamptz   NOT NULL DEFAULT clock_timestamp(),
-    seen_at      timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    worker_id        varchar(255)  PRIMARY KEY,
+    -- The name that an operator gave to the worker (--name); NULL without one. Names need not be unique.
+    name             text,
+    lock_key         bigint        NOT NULL,
+    hostname         varchar(255)  NOT NULL,
+    pid              integer       NOT NULL,
+    -- The process behind the row. A worker in the same process space (one boot of one kernel, one pid namespace)
+    -- proves it gone at once: no process has this pid and this start. NULL where the operating system does not
+    -- provide it.
+    process_space    text,
+    process_started  bigint,
+    -- The release of horsies that the worker runs.
+    version          varchar(32),
+    processes        integer       NOT NULL,
+    queues           varchar[]     NOT NULL,
+    -- {"tasks": {name: fingerprint}, "workflows": {definition key: fingerprint}}; the fingerprint is that of the
+    -- parameters. NULL for a worker that did not register its tasks.
+    known_tasks      jsonb,
+    started_at       timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    seen_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
     -- False while notifications do not reach the worker and it relies on polling.
-    hears        boolean       NOT NULL DEFAULT true,
+    hears            boolean       NOT NULL DEFAULT true,
+    -- The children at the last snapshot: [{"pid", "rss_mb", "done", "since", "task_id"}].
+    children         jsonb,
     -- Set by an orderly shutdown, or by the worker that found this one dead and recovered its tasks.
-    stopped_at   timestamptz,
-    was_lost     boolean       NOT NULL DEFAULT false
+    stopped_at       timestamptz,
+    was_lost         boolean       NOT NULL DEFAULT false
 ) WITH (fillfactor = 50);
 
 CREATE INDEX horsies_workers_living ON horsies_workers (seen_at) WHERE stopped_at IS NULL;
@@ -303,10 +410,16 @@ CREATE TABLE horsies_workflow_tasks (
     map_over              integer,
     map_parameter         varchar(255),
     max_parallel          integer,
+    -- The largest number of items that a map may have (payload.max_map_items); NULL without a limit.
+    max_items             integer,
     allow_failed_items    boolean       NOT NULL DEFAULT false,
     items_total           integer,
     items_open            integer,
     items_bad             integer,
+    -- A long list becomes tasks a thousand at a time: items that have no task yet, and the index at which the
+    -- next step looks for them. NULL in a map whose tasks were inserted all at once.
+    items_waiting         integer,
+    items_next            integer,
     sub_definition_key    varchar(255),
     sub_workflow_name     varchar(255),
     sub_workflow_id       uuid,
@@ -358,6 +471,9 @@ CREATE TABLE horsies_schedule_state (
     definition      text,
     paused_at       timestamptz,
     resumed_at      timestamptz,
+    -- When a scheduler found that the schedule is switched off: it does not serve the schedule, and a slot is
+    -- overdue. Any later change of the row ("updated_at") makes it void.
+    disabled_at     timestamptz,
     -- The end of the last slots that did not fire, and the reason.
     skipped_at      timestamptz,
     skip_reason     varchar(16),
@@ -366,3 +482,52 @@ CREATE TABLE horsies_schedule_state (
 
 CREATE INDEX horsies_schedule_state_due ON horsies_schedule_state (next_run_at)
     WHERE next_run_at IS NOT NULL AND paused_at IS NULL;
+
+-- Measures ----------------------------------------------------------------------------------------
+-- Rates and durations of attempts, counted by workers. A worker adds the counts of its last half minute to the
+-- rows of their minutes, one row per queue and task; an idle worker writes nothing. Minutes become tens of
+-- minutes after six hours. Updates touch no indexed column, and half of each page is left free for them, so
+-- they are heap-only.
+CREATE TABLE horsies_measures (
+    -- Start of the slot, and its length: 1, or 10 once compacted.
+    minute      timestamptz   NOT NULL,
+    minutes     smallint      NOT NULL,
+    queue_name  varchar(100)  NOT NULL,
+    -- '' for all tasks beyond the first 200 names of a worker.
+    task_name   varchar(255)  NOT NULL,
+    -- Attempts by their end; "retried" ones have another attempt, the others are final.
+    done        integer       NOT NULL,
+    failed      integer       NOT NULL,
+    retried     integer       NOT NULL,
+    crashed     integer       NOT NULL,
+    stopped     integer       NOT NULL,
+    -- Sums, and counts by the bounds of monitor/measures.py: from due to started, from started to ended.
+    waited_ms   bigint        NOT NULL,
+    ran_ms      bigint        NOT NULL,
+    waited      integer[]     NOT NULL,
+    ran         integer[]     NOT NULL,
+    PRIMARY KEY (minute, minutes, queue_name, task_name)
+) WITH (fillfactor = 50);
+
+-- The rows to compact, without those that have been.
+CREATE INDEX horsies_measures_minutes ON horsies_measures (minute) WHERE minutes = 1;
+
+-- Actions -----------------------------------------------------------------------------------------
+-- Changes made by people: pauses, cancels, retries, bulk orders. A row is written in the transaction of its change,
+-- and for a refused change as well. It never holds arguments or results of tasks.
+CREATE TABLE horsies_actions (
+    id       bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at       timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    actor    varchar(255)  NOT NULL,
+    source   varchar(16)   NOT NULL,
+    verb     varchar(32)   NOT NULL,
+    subject  varchar(255)  NOT NULL,
+    outcome  varchar(16)   NOT NULL,
+    detail   text,
+    -- A bulk order: its bounds and filters, and how far it has come. One row per order, updated by its batches.
+    order_id        uuid  UNIQUE,
+    order_plan      text,
+    order_progress  text
+);
+CREATE INDEX horsies_actions_subject ON horsies_actions (subject, id);
+CREATE INDEX horsies_actions_actor ON horsies_actions (actor, id);

@@ -1,2 +1,0 @@
--- Nothing to change in the tables: the new version makes every database replace its functions by those that
--- set their own search_path.

@@ -1,2 +1,0 @@
--- A skipped node has no completed_at: it never began, so it did not complete. Rows of earlier releases keep
--- theirs. The functions change, and nothing else does.

@@ -1,2 +1,0 @@
--- No table changes: horsies_pause_runs notifies workers whose children may hold tasks of the paused runs, so that
--- a pause by an error takes them back as an operator's does.
