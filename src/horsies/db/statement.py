@@ -182,7 +182,7 @@ class StatementFile:
         """Declare the statement of this name: its parameters, and the type of its rows; None for no rows."""
         function: Any = signature
         row_name = function.__annotations__["return"]
-        row_type = Nothing if row_name == "None" else function.__globals__[row_name]
+        row_type: Any = Nothing if row_name == "None" else function.__globals__[row_name]
         return self._declared(function.__name__, signature, row_type)
 
     def declare(

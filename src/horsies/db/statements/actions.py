@@ -74,13 +74,8 @@ def record_action(
 def list_actions(subject: str | None, actor: str | None, before: int, limit: int) -> ActionRow: ...
 @ACTIONS.statement
 def last_action(subject: str, verb: str) -> ActionRow: ...
-
-
 @ACTIONS.statement
-def delete_old_actions(hours: float, limit: int) -> Deleted:
-    """The maximum age, and how many rows to delete at most."""
-
-
+def delete_old_actions(hours: float, limit: int) -> Deleted: ...
 @ACTIONS.statement
 def read_clock() -> Clock: ...
 @ACTIONS.statement

@@ -25,6 +25,7 @@ WHERE subject = %(subject)s AND verb = %(verb)s AND outcome = 'done' ORDER BY id
 
 -- name: delete_old_actions
 -- One batch past the retention. Rows are written in the order of their ids, so the scan ends at the first young one.
+-- Parameters: the maximum age, and how many rows to delete at most.
 DELETE FROM horsies_actions WHERE id = ANY(ARRAY(
     SELECT oldest.id FROM (SELECT id, at FROM horsies_actions ORDER BY id LIMIT %(limit)s::integer) AS oldest
     WHERE oldest.at < now() - %(hours)s * interval '1 hour'))

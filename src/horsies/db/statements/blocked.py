@@ -62,38 +62,21 @@ class DueTask(NamedTuple):
 @BLOCKED.statement
 def note_blocked(
     id: str, is_run: bool, action: str, error: str, worker_id: str | None
-) -> ChangedId:
-    """A refused change: of which task or run, by which worker, and the error in one line."""
-
-
+) -> ChangedId: ...
 @BLOCKED.statement
 def limit_lock_wait(milliseconds: int) -> Setting: ...
-
-
 @BLOCKED.statement
 def list_blocked(limit: int) -> BlockedRow: ...
-
-
 @BLOCKED.statement
 def delete_unblocked() -> ChangedId: ...
-
-
 @BLOCKED.statement
-def find_late(excluded: Sequence[str], limit: int) -> FoundTask:
-    """How many tasks to find, and those to leave out."""
-
-
+def find_late(excluded: Sequence[str], limit: int) -> FoundTask: ...
 @BLOCKED.statement
 def find_lapsed(excluded: Sequence[str], limit: int) -> FoundTask: ...
-
-
 @BLOCKED.statement
 def find_unheld(
     worker_id: str, held_ids: Sequence[str], held_generations: Sequence[int]
-) -> UnheldTask:
-    """A worker, and the attempts it really holds."""
-
-
+) -> UnheldTask: ...
 @BLOCKED.statement
 def find_due(
     queues: Sequence[str],

@@ -5,6 +5,7 @@
 -- name: note_blocked
 -- One row per blocked task or run; comes back only when it is new, so that one worker of all logs it. The
 -- state is read here: it tells later whether the task or run has moved on.
+-- Parameters: a refused change: of which task or run, by which worker, and the error in one line.
 INSERT INTO horsies_blocked AS known (id, kind, workflow_id, status, generation, action, error, worker_id)
 SELECT task.id, 'task', task.workflow_id, task.status, task.generation, %(action)s, %(error)s, %(worker_id)s
 FROM horsies_tasks AS task WHERE task.id = %(id)s::uuid AND NOT %(is_run)s::boolean
@@ -35,6 +36,7 @@ RETURNING known.id::text
 
 -- name: find_late
 -- The tasks that expire_tasks would take, by the same index.
+-- Parameters: how many tasks to find, and those to leave out.
 SELECT id::text, workflow_id::text FROM horsies_tasks
 WHERE status = 'PENDING' AND good_until IS NOT NULL AND good_until <= now() AND id <> ALL(%(excluded)s::uuid[])
 ORDER BY good_until LIMIT %(limit)s
@@ -47,6 +49,7 @@ ORDER BY claim_expires_at LIMIT %(limit)s
 
 -- name: find_unheld
 -- The tasks that release_unstarted would take.
+-- Parameters: a worker, and the attempts it really holds.
 SELECT task.id::text, task.workflow_id::text, task.generation FROM horsies_tasks AS task
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
   AND NOT EXISTS (

@@ -11,14 +11,9 @@ CLOCK = StatementFile("clock.sql")
 
 
 @CLOCK.statement
-def advance_tasks(seconds: float, only: Sequence[str] | None = None) -> TaskId:
-    """How many seconds pass; with ``only``, for these tasks and runs alone."""
-
-
+def advance_tasks(seconds: float, only: Sequence[str] | None = None) -> TaskId: ...
 @CLOCK.statement
 def advance_nodes(seconds: float, only: Sequence[str] | None = None) -> TaskId: ...
-
-
 @CLOCK.statement
 def advance_schedules(slots: float, pauses: float = 0.0) -> TaskId: ...
 

@@ -3,6 +3,7 @@
 -- name: advance_tasks
 -- PENDING tasks become due earlier by so many seconds, and expire earlier. "only" names tasks, or runs for all
 -- of their tasks.
+-- Parameters: how many seconds pass; with only, for these tasks and runs alone.
 UPDATE horsies_tasks SET
     enqueued_at = enqueued_at - %(seconds)s::float8 * interval '1 second',
     good_until = good_until - %(seconds)s::float8 * interval '1 second',

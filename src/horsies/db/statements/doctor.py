@@ -189,20 +189,11 @@ def measure_claim_index(schema: str) -> ClaimIndex: ...
 @DOCTOR.statement
 def list_worker_releases() -> WorkerRelease: ...
 @DOCTOR.statement
-def count_abandoned(seconds: float) -> Abandoned:
-    """An age in seconds."""
-
-
+def count_abandoned(seconds: float) -> Abandoned: ...
 @DOCTOR.statement
-def list_crashes(window: int) -> Crashes:
-    """How many of the newest attempts to read."""
-
-
+def list_crashes(window: int) -> Crashes: ...
 @DOCTOR.statement
-def find_overlong_tasks(seconds: float, limit: int) -> OverlongTask:
-    """An age in seconds, and the most rows."""
-
-
+def find_overlong_tasks(seconds: float, limit: int) -> OverlongTask: ...
 @DOCTOR.statement
 def find_long_pauses(seconds: float, limit: int) -> PausedRun: ...
 @DOCTOR.statement
@@ -212,10 +203,7 @@ def read_oldest_ended() -> OldestEnded: ...
 @DOCTOR.statement
 def measure_payload() -> PayloadSize: ...
 @DOCTOR.statement
-def begin_reading(statement_ms: int, lock_ms: int) -> ReadingSettings:
-    """How long a statement may take, and how long it may wait for a lock."""
-
-
+def begin_reading(statement_ms: int, lock_ms: int) -> ReadingSettings: ...
 @DOCTOR.statement
 def read_backend() -> Backend: ...
 

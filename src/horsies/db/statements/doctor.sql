@@ -117,6 +117,7 @@ FROM horsies_workers WHERE stopped_at IS NULL ORDER BY seen_at DESC LIMIT 1000
 -- name: count_abandoned
 -- Tasks that recovery should have taken: claimed or running at workers that are gone, with a lapsed lease,
 -- or past their deadline. Tasks in flight are few; deadlines are counted up to 10,000 from their index.
+-- Parameters: an age in seconds.
 SELECT count(*) FILTER (WHERE worker.stopped_at < now() - %(seconds)s::float8 * interval '1 second'
         OR (worker.worker_id IS NULL
             AND coalesce(task.started_at, task.claimed_at, task.updated_at)
@@ -132,6 +133,7 @@ WHERE task.status IN ('CLAIMED', 'RUNNING')
 -- name: list_crashes
 -- Attempts of the last hour that took their child process along, among the newest "window" attempts. Names
 -- are scalar subqueries, because a join might be planned as a hash over the whole history.
+-- Parameters: how many of the newest attempts to read.
 WITH newest AS MATERIALIZED (
     SELECT task_id, outcome, finished_at FROM horsies_task_attempts ORDER BY id DESC LIMIT %(window)s::integer),
 crashed AS MATERIALIZED (
@@ -144,6 +146,7 @@ WHERE task_name IS NOT NULL GROUP BY task_name ORDER BY crashes DESC, task_name 
 -- name: find_overlong_tasks
 -- RUNNING for longer than the time limit and 30 seconds, without a heartbeat for five minutes, or without a limit for
 -- "seconds"; from the in-flight index. The start counts as the first heartbeat.
+-- Parameters: an age in seconds, and the most rows.
 SELECT task.id::text, task.task_name, task.timeout_ms, task.started_at, beat.sent_at AS heartbeat_at,
     now() AS looked_at
 FROM horsies_tasks AS task LEFT JOIN LATERAL (
@@ -197,6 +200,7 @@ FROM (SELECT args, kwargs, result FROM horsies_tasks ORDER BY horsies_tasks.id D
 
 -- name: begin_reading
 -- For the rest of the transaction: no writes, no long statements, no waits for locks.
+-- Parameters: how long a statement may take, and how long it may wait for a lock.
 SELECT set_config('transaction_read_only', 'on', true) AS is_read_only,
     set_config('statement_timeout', %(statement_ms)s::integer::text, true) AS statement_timeout,
     set_config('lock_timeout', %(lock_ms)s::integer::text, true) AS lock_timeout

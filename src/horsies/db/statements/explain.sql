@@ -146,6 +146,7 @@ GROUP BY queue.name, stored.queue_name, stored.paused_at
 
 -- name: find_unknown_names
 -- Among the first due tasks of each of these queues, the names that no open worker of the queue registered.
+-- Parameters: names of queues or schedules.
 WITH RECURSIVE levels AS (
     SELECT queue.name, (
         SELECT task.priority FROM horsies_tasks AS task

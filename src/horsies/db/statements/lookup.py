@@ -88,13 +88,8 @@ search_tasks = LOOKUP.declare("search_tasks", SearchTasks, FoundTask)
 
 @LOOKUP.statement
 def end_of_attempts(sample: int) -> AttemptPlace: ...
-
-
 @LOOKUP.statement
-def group_failures(from_id: int, limit: int, names: Sequence[str]) -> FailureGroup:
-    """Failed attempts from ``from_id`` on, at most ``limit``; an empty list matches every task."""
-
-
+def group_failures(from_id: int, limit: int, names: Sequence[str]) -> FailureGroup: ...
 @LOOKUP.statement
 def list_resent(id: str) -> ResentTask: ...
 @LOOKUP.statement

@@ -36,6 +36,7 @@ SELECT id, finished_at FROM horsies_task_attempts ORDER BY id DESC OFFSET %(samp
 -- The newest failed attempts by task and error code. Names are scalar subqueries, because a join might be
 -- planned as a hash over the whole history. A failure is final unless the task is retried. An attempt that an
 -- operator cancelled is not a failure. The times are for a sparkline.
+-- Parameters: failed attempts from from_id on, at most limit; an empty list matches every task.
 WITH newest AS MATERIALIZED (
     SELECT id, task_id, will_retry, coalesce(error_code, '') AS error_code, left(error_message, 200) AS message,
         worker_hostname, finished_at

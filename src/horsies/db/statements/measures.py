@@ -74,27 +74,15 @@ def read_measures(
     split: str,
     queues: Sequence[str],
     names: Sequence[str],
-) -> Measured:
-    """How far to look back, where the first slot may begin, and the length of a slot. An empty list of queues
-    or names matches anything.
-    """
-
-
+) -> Measured: ...
 @MEASURES.statement
-def count_done_by_minute(minutes: int) -> DoneByMinute:
-    """How many whole minutes to look back."""
-
-
+def count_done_by_minute(minutes: int) -> DoneByMinute: ...
 @MEASURES.statement
 def find_failing_tasks() -> FailingTask: ...
 @MEASURES.statement
-def compact_measures(limit: int) -> Deleted:
-    """How many rows to delete at most."""
-
-
+def compact_measures(limit: int) -> Deleted: ...
 @MEASURES.statement
-def delete_old_measures(hours: float, limit: int) -> Deleted:
-    """The maximum age, and how many rows to delete at most."""
+def delete_old_measures(hours: float, limit: int) -> Deleted: ...
 
 
 MEASURES.complete()

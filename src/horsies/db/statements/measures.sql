@@ -34,6 +34,8 @@ ON CONFLICT (minute, minutes, queue_name, task_name) DO UPDATE SET
 -- Sums per slot of "step_seconds", in all or by queue or task, from one range of the primary key. The first slot
 -- begins so many seconds ago, at a whole multiple of "unit_seconds". A slot without attempts is one row; its
 -- subject is null unless the sums are those of all attempts.
+-- Parameters: how far to look back, where the first slot may begin, and the length of a slot. An empty list of queues
+-- or names matches anything.
 SELECT slot.at, now() AS until, CASE WHEN %(split)s::text = 'all' THEN '' ELSE found.subject END AS subject,
     coalesce(found.done, 0) AS done,
     coalesce(found.failed, 0) AS failed, coalesce(found.retried, 0) AS retried,
@@ -73,6 +75,7 @@ ORDER BY slot.at, found.subject
 -- The attempts of each queue that were done, by whole minutes ago. Two arrays for each queue, because a row costs
 -- the reader more than an element. The minute that is not over is left out after the scan: with both ends of the
 -- range, the planner expects few rows and reads a block for each of them.
+-- Parameters: how many whole minutes to look back.
 SELECT queue_name, array_agg(minutes_ago) AS minutes_ago, array_agg(done) AS done
 FROM (
     SELECT queue_name, sum(done) AS done, (extract(epoch FROM
@@ -101,6 +104,7 @@ WHERE recent > 0
 -- name: compact_measures
 -- Minutes older than six hours become tens of minutes. What is deleted is what is added, so two workers that
 -- do this at once, and a slot that is compacted in parts, change no sum.
+-- Parameters: how many rows to delete at most.
 WITH old AS (
     DELETE FROM horsies_measures WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM horsies_measures
@@ -138,6 +142,7 @@ compacted AS (
 SELECT minute::text AS id FROM old
 
 -- name: delete_old_measures
+-- Parameters: the maximum age, and how many rows to delete at most.
 DELETE FROM horsies_measures WHERE ctid = ANY(ARRAY(
     SELECT ctid FROM horsies_measures WHERE minute < now() - %(hours)s * interval '1 hour'
     ORDER BY minute LIMIT %(limit)s FOR UPDATE SKIP LOCKED))

@@ -33,10 +33,7 @@ def read_gauges(
     grace_seconds: float,
     # The table of tasks; a literal in SQL cannot name a table.
     tasks: str = "horsies_tasks",
-) -> Gauges:
-    """The schema, the longest count, and how many seconds after its slot a schedule is late."""
-
-
+) -> Gauges: ...
 @METRICS.statement
 def read_table_sizes(schema: str) -> TableSize: ...
 

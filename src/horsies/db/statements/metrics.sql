@@ -4,6 +4,7 @@
 -- Open runs and late schedules by their partial indexes, counted up to "most"; the planner's estimate of stored
 -- tasks; and two figures of the server that slow everything down when they grow. A role without
 -- pg_read_all_stats sees the transactions of its own sessions only.
+-- Parameters: the schema, the longest count, and how many seconds after its slot a schedule is late.
 SELECT runs.running, runs.paused, runs.oldest_paused_seconds, late.overdue, late.lag_seconds,
     (SELECT greatest(known.reltuples, 0)::float8 FROM pg_class AS known
      WHERE known.relnamespace = to_regnamespace(%(schema)s::text)::oid AND known.relname = %(tasks)s::text

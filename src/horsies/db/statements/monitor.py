@@ -300,8 +300,6 @@ def list_queue_states() -> QueueState: ...
 def list_known_queues() -> QueueName: ...
 @MONITOR.statement
 def list_workers(include_stopped: bool, worker_id: str | None = None) -> WorkerSummary: ...
-
-
 @MONITOR.statement
 def list_newest_tasks(
     before: str,
@@ -314,13 +312,9 @@ def list_newest_tasks(
     retried_only: bool,
     limit: int,
     window: int,
-) -> TaskSummary:
-    """The same filters over the newest ``window`` tasks only."""
-
-
+) -> TaskSummary: ...
 @MONITOR.statement
-def end_of_window(before: str, since: str, window: int) -> WindowEdge:
-    """The part of the primary key that ``list_newest_tasks`` read."""
+def end_of_window(before: str, since: str, window: int) -> WindowEdge: ...
 
 
 list_live_tasks = MONITOR.declare("list_live_tasks", ListTasks, TaskSummary)
@@ -334,10 +328,7 @@ def read_rights(schema: str) -> Rights: ...
 @MONITOR.statement
 def newest_worker_states() -> WorkerStateSnapshot: ...
 @MONITOR.statement
-def worker_state_history(worker_id: str, limit: int | None) -> WorkerStateSnapshot:
-    """A worker and the number of its newest snapshots; None for all."""
-
-
+def worker_state_history(worker_id: str, limit: int | None) -> WorkerStateSnapshot: ...
 @MONITOR.statement
 def find_stale_tasks(threshold_seconds: float) -> StaleTask: ...
 @MONITOR.statement

@@ -131,6 +131,7 @@ ORDER BY worker.stopped_at IS NOT NULL, worker.seen_at DESC, worker.worker_id LI
 -- name: list_newest_tasks
 -- Newest first, by the end of the primary key. The inner LIMIT bounds the cost of a filter that matches
 -- nothing; the outer one ends the scan as soon as there are enough. "ORDER BY id" would sort by text.
+-- Parameters: the same filters over the newest window tasks only.
 SELECT id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
     started_at, finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
@@ -151,6 +152,7 @@ ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_window
 -- The edge of list_newest_tasks: the last id inside its window and the first one beyond, or fewer at the end.
+-- Parameters: the part of the primary key that list_newest_tasks read.
 SELECT task.id::text FROM horsies_tasks AS task
 WHERE task.id < %(before)s::uuid AND task.id >= %(since)s::uuid
 ORDER BY task.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
@@ -268,6 +270,7 @@ ORDER BY state.snapshot_at DESC, state.worker_id
 
 -- name: worker_state_history
 -- The snapshots of one worker, newest first, by the index on (worker_id, snapshot_at).
+-- Parameters: a worker and the number of its newest snapshots; NULL for all.
 SELECT id, worker_id, snapshot_at, hostname, pid, processes, queues::text[] AS queues, tasks_running,
     tasks_claimed, memory_usage_mb, cpu_percent, memory_percent, children_memory_mb, max_claim_batch,
     max_claim_per_worker, cluster_wide_cap, queue_priorities, queue_max_concurrency, recovery_config, hears,

@@ -51,10 +51,7 @@ def refuse_tasks(
     ids: Sequence[str],
     fingerprints: Sequence[str],
     messages: Sequence[str],
-) -> RefusedTask:
-    """Tasks that this worker cannot call, as columns, with the fingerprints of its own parameters."""
-
-
+) -> RefusedTask: ...
 @REFUSALS.statement
 def find_takers(
     grace_seconds: float,
@@ -62,18 +59,10 @@ def find_takers(
     kinds: Sequence[str],
     names: Sequence[str],
     queues: Sequence[str],
-) -> Taker:
-    """Refused tasks, as columns: ``kinds`` are "tasks" or "workflows"."""
-
-
+) -> Taker: ...
 @REFUSALS.statement
-def list_refused(limit: int) -> RefusedCalls:
-    """How many refusals to read."""
-
-
+def list_refused(limit: int) -> RefusedCalls: ...
 @REFUSALS.statement
 def forget_refusals(ids: Sequence[str]) -> TaskId: ...
-
-
 @REFUSALS.statement
 def delete_refusals() -> TaskId: ...

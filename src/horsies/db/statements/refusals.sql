@@ -4,6 +4,7 @@
 -- name: refuse_tasks
 -- Write down claimed tasks that this worker cannot call, by the fingerprint of its parameters. All workers with
 -- that fingerprint leave them out of their claims: for the grace period, and then for a while after each look.
+-- Parameters: tasks that this worker cannot call, as columns, with the fingerprints of its own parameters.
 INSERT INTO horsies_refusals AS known (task_id, fingerprint, worker_id, message, until)
 SELECT asked.id, asked.fingerprint, %(worker_id)s, asked.message,
     clock_timestamp() + %(grace_seconds)s::float8 * interval '1 second'
@@ -19,6 +20,7 @@ RETURNING known.task_id::text AS id, known.fingerprint,
 -- For each of these refused tasks: whether a worker of its queue may run it ("is_known"), and whether one could
 -- within the grace period, or the first refusal is not as old ("is_recent"). A worker may if it registered the
 -- task or sub-workflow with parameters that have not refused this task, or registered no names at all.
+-- Parameters: refused tasks, as columns: kinds are "tasks" or "workflows".
 SELECT asked.id::text, count(worker.worker_id) FILTER (WHERE worker.stopped_at IS NULL) > 0 AS is_known,
     count(worker.worker_id) > 0
         OR coalesce((SELECT min(refusal.since) FROM horsies_refusals AS refusal WHERE refusal.task_id = asked.id)
@@ -40,6 +42,7 @@ GROUP BY asked.id
 -- Due tasks that every open worker of their queue has refused, by queue and by the task or sub-workflow that they
 -- want. "is_known": a worker of the queue has that, with parameters that the call does not fit. Queues without a
 -- worker are left out. At most "limit" refusals are read, and one task by its key for each.
+-- Parameters: how many refusals to read.
 WITH refused AS MATERIALIZED (
     SELECT task_id, fingerprint, message, since FROM horsies_refusals
     ORDER BY task_id, fingerprint LIMIT %(limit)s::integer),

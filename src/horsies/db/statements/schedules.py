@@ -170,8 +170,7 @@ class Schedulers(NamedTuple):
 @SCHEDULES.statement
 def find_due_schedules(
     names: str, hashes: str, task_names: Sequence[str], definition_keys: Sequence[str], limit: int
-) -> DueSchedule:
-    """The schedules that a scheduler serves, one per line, and how many due ones to read at once."""
+) -> DueSchedule: ...
 
 
 fire_slots = SCHEDULES.declare("fire_slots", FireSlots, ScheduleName)
@@ -184,10 +183,7 @@ def seconds_until_next_slot(
     task_names: Sequence[str],
     definition_keys: Sequence[str],
     looked_at: datetime | None,
-) -> NextSlot:
-    """The schedules that a scheduler serves, one per line, and the time of its last read, if any was due."""
-
-
+) -> NextSlot: ...
 @SCHEDULES.statement
 def read_schedule_records(
     names: Sequence[str], late_seconds: float = LATE_SECONDS
@@ -200,15 +196,9 @@ store_schedules = SCHEDULES.declare("store_schedules", StoreSchedules, ScheduleN
 @SCHEDULES.statement
 def note_disabled_schedules(
     owner: str, names: Sequence[str], disabled: Sequence[str], late_seconds: float = LATE_SECONDS
-) -> ScheduleName:
-    """An owner, the schedules it serves, and those that its configuration switches off."""
-
-
+) -> ScheduleName: ...
 @SCHEDULES.statement
-def list_orphaned_schedules(owner: str, names: Sequence[str]) -> ScheduleName:
-    """An owner and the schedules in its configuration."""
-
-
+def list_orphaned_schedules(owner: str, names: Sequence[str]) -> ScheduleName: ...
 @SCHEDULES.statement
 def add_schedule(
     name: str,
@@ -219,10 +209,7 @@ def add_schedule(
     definition_key: str | None,
     definition: str,
     replace: bool,
-) -> ScheduleName:
-    """A schedule added at run time, stored in the database only."""
-
-
+) -> ScheduleName: ...
 @SCHEDULES.statement
 def remove_schedule(name: str) -> ScheduleName: ...
 @SCHEDULES.statement
@@ -244,20 +231,13 @@ def run_schedule(
     retention_seconds: float | None,
     enqueue_sha: str,
     schedule_name: str,
-) -> TaskId:
-    """The task of a schedule that is run by hand."""
-
-
+) -> TaskId: ...
 @SCHEDULES.statement
-def start_schedule(id: str, plan: str, schedule_name: str) -> TaskId:
-    """The workflow of a schedule that is run by hand: its run id and plan as JSON text."""
-
-
+def start_schedule(id: str, plan: str, schedule_name: str) -> TaskId: ...
 @SCHEDULES.statement
-def list_schedules(name: str | None, after: str = "", limit: int | None = None) -> ScheduleState:
-    """The name of one schedule, or None for all, or for a page behind the name ``after``."""
-
-
+def list_schedules(
+    name: str | None, after: str = "", limit: int | None = None
+) -> ScheduleState: ...
 @SCHEDULES.statement
 def list_schedule_runs(name: str, limit: int) -> ScheduleRun: ...
 @SCHEDULES.statement

@@ -8,6 +8,7 @@
 -- Due schedules, oldest first; nothing is locked yet. A schedule whose last task or run is unfinished comes
 -- last, so that it does not keep others from their turn. Index probes for each that is due: an EXISTS might
 -- be answered by reading all tasks.
+-- Parameters: the schedules that a scheduler serves, one per line, and how many due ones to read at once.
 SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_hash AS hash, state.definition,
     state.resumed_at, now() AS looked_at,
     coalesce((
@@ -82,6 +83,7 @@ RETURNING state.schedule_name AS name
 
 -- name: seconds_until_next_slot
 -- How long a scheduler may sleep: NULL without a next slot, 0 or less when one is due.
+-- Parameters: the schedules that a scheduler serves, one per line, and the time of its last read, if any was due.
 SELECT extract(epoch FROM min(state.next_run_at) - clock_timestamp())::float8 AS seconds
 FROM horsies_schedule_state AS state
 LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
@@ -133,6 +135,7 @@ RETURNING state.schedule_name AS name
 -- name: note_disabled_schedules
 -- Configured schedules that are switched off, or that this owner's configuration no longer has, and whose
 -- slots no scheduler of another release serves: slots that pass from now on are not missed.
+-- Parameters: an owner, the schedules it serves, and those that its configuration switches off.
 UPDATE horsies_schedule_state SET disabled_at = now()
 WHERE definition IS NULL AND paused_at IS NULL AND (disabled_at IS NULL OR disabled_at < updated_at)
   AND next_run_at < now() - %(late_seconds)s::float8 * interval '1 second'
@@ -143,6 +146,7 @@ RETURNING schedule_name AS name
 
 -- name: list_orphaned_schedules
 -- Schedules that this owner stored and that its configuration no longer has.
+-- Parameters: an owner and the schedules in its configuration.
 SELECT schedule_name AS name FROM horsies_schedule_state
 WHERE owner = %(owner)s AND definition IS NULL AND schedule_name <> ALL(%(names)s::text[])
 ORDER BY schedule_name
@@ -151,6 +155,7 @@ ORDER BY schedule_name
 -- A schedule that exists only here. One of that name is replaced if it was added at run time too and
 -- "replace" is set, or if it is identical; the next slot stays while the timing does. Otherwise no row comes
 -- back.
+-- Parameters: a schedule added at run time, stored in the database only.
 WITH added AS (
     INSERT INTO horsies_schedule_state AS state (
         schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner, definition)
@@ -196,6 +201,7 @@ FROM resumed CROSS JOIN LATERAL pg_notify('horsies_schedules', resumed.schedule_
 
 -- name: run_schedule
 -- One run ordered by hand, beside the slots: the timetable goes on as it was.
+-- Parameters: the task of a schedule that is run by hand.
 WITH sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
@@ -215,6 +221,7 @@ SELECT sent.id::text AS id FROM sent
 
 -- name: start_schedule
 -- The same for a workflow.
+-- Parameters: the workflow of a schedule that is run by hand: its run id and plan as JSON text.
 WITH started AS MATERIALIZED (
     SELECT horsies_start_scheduled_v1(
         ARRAY[%(id)s::uuid], ARRAY[%(plan)s::text], ARRAY[%(schedule_name)s::text], ARRAY[NULL::timestamptz],
@@ -227,6 +234,7 @@ SELECT %(id)s::text AS id FROM started WHERE started.created > 0
 
 -- name: list_schedules
 -- Stored schedules, all or a page of them or one, and the status of the newest task or run of each.
+-- Parameters: the name of one schedule, or NULL for all, or for a page behind the name `after`.
 SELECT state.schedule_name AS name, state.task_name, state.definition_key,
     state.definition IS NOT NULL AS is_dynamic, state.owner, state.timing, state.next_run_at,
     state.last_run_at, state.last_task_id::text, coalesce(task.status::text, run.status::text) AS last_status,

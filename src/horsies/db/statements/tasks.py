@@ -206,25 +206,18 @@ def find_idempotent_task(task_name: str, idempotency_key: str) -> IdempotentTask
 def find_unique_task(task_name: str, idempotency_key: str) -> IdempotentTask: ...
 @TASKS.statement
 def read_outcomes(ids: Sequence[str]) -> OutcomeRow: ...
-
-
 @TASKS.statement
 def read_service(
     ids: Sequence[str], silent_seconds: float = SILENT_AFTER_SECONDS
 ) -> TaskService: ...
-
-
 @TASKS.statement
 def read_task(id: str, include_result: bool, include_failed_reason: bool) -> TaskRow: ...
-
-
 @TASKS.statement
 def read_attempts(id: str) -> TaskAttemptInfo: ...
 @TASKS.statement
 def read_progress(id: str) -> TaskProgress: ...
 @TASKS.statement
-def cancel_tasks(ids: Sequence[str], running: bool) -> CancelledTask:
-    """``running`` also asks RUNNING tasks to stop."""
+def cancel_tasks(ids: Sequence[str], running: bool) -> CancelledTask: ...
 
 
 TASKS.complete()

@@ -130,6 +130,7 @@ SELECT attempt, done, total, note, reported_at FROM horsies_task_progress WHERE 
 -- PENDING or CLAIMED -> CANCELLED at once: user code has not started. A RUNNING task is asked to stop: its
 -- worker is notified and records the outcome. Returns the rows it found. The roots of their workflows are
 -- locked first (forced step), in the order of their ids, so the holder of a task's row never waits for a run.
+-- Parameters: running also asks RUNNING tasks to stop.
 WITH root AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
     WHERE root.id = ANY(ARRAY(

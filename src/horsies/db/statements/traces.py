@@ -19,13 +19,9 @@ class AttemptTrace(NamedTuple):
 @TRACES.statement
 def store_traces(
     ids: Sequence[str], attempts: Sequence[int], traceparents: Sequence[str]
-) -> TaskId:
-    """Attempts and their spans, as columns."""
-
-
+) -> TaskId: ...
 @TRACES.statement
-def read_traces(ids: Sequence[str], attempts: Sequence[int]) -> AttemptTrace:
-    """Attempts, as columns."""
+def read_traces(ids: Sequence[str], attempts: Sequence[int]) -> AttemptTrace: ...
 
 
 TRACES.complete()

@@ -2,6 +2,7 @@
 
 -- name: store_traces
 -- The spans of recorded attempts, by the unique key of an attempt. An attempt that was not recorded has none.
+-- Parameters: attempts and their spans, as columns.
 UPDATE horsies_task_attempts AS recorded SET traceparent = traced.traceparent
 FROM unnest(%(ids)s::uuid[], %(attempts)s::integer[], %(traceparents)s::text[])
     AS traced (id, attempt, traceparent)
@@ -10,6 +11,7 @@ RETURNING recorded.task_id::text AS id
 
 -- name: read_traces
 -- The spans of these attempts, by the same key.
+-- Parameters: attempts, as columns.
 SELECT recorded.task_id::text AS id, recorded.traceparent
 FROM unnest(%(ids)s::uuid[], %(attempts)s::integer[]) AS wanted (id, attempt)
 JOIN horsies_task_attempts AS recorded ON recorded.task_id = wanted.id AND recorded.attempt = wanted.attempt

@@ -114,8 +114,6 @@ class TriggerMode(NamedTuple):
 
 @WORKERS.statement
 def read_trigger_mode() -> TriggerMode: ...
-
-
 @WORKERS.statement
 def notice_lost_client(
     idle_seconds: str, interval_seconds: str, probes: str, user_timeout_ms: str
@@ -126,29 +124,20 @@ end_earlier_session = WORKERS.declare("end_earlier_session", LockKey, Held)
 
 
 @WORKERS.statement
-def see_worker(worker_id: str, hears: bool, echo_channel: str) -> Presence:
-    """A heartbeat: whether the worker receives notifications, and the channel to test that on."""
-
-
+def see_worker(worker_id: str, hears: bool, echo_channel: str) -> Presence: ...
 @WORKERS.statement
 def record_worker_stop(worker_id: str) -> WorkerId: ...
 @WORKERS.statement
 def watch_workers(worker_id: str) -> WatchedWorker: ...
 @WORKERS.statement
-def find_active_sessions(worker_ids: Sequence[str], seconds: float) -> WorkerId:
-    """Workers, and the age of the latest statement of an active session."""
-
-
+def find_active_sessions(worker_ids: Sequence[str], seconds: float) -> WorkerId: ...
 @WORKERS.statement
 def close_lost_workers(
     worker_ids: Sequence[str],
     signs: Sequence[str],
     needs_free_lock: Sequence[bool],
     needs_tasks: Sequence[bool],
-) -> WorkerId:
-    """Workers found lost: their last signs of life, and the conditions that must still hold."""
-
-
+) -> WorkerId: ...
 @WORKERS.statement
 def find_abandoned(
     worker_ids: Sequence[str],
@@ -163,10 +152,7 @@ def find_ownerless(
     statuses: Sequence[str],
     limit: int,
     excluded: Sequence[str] = NOTHING,
-) -> AbandonedTask:
-    """The maximum age of the last heartbeat, by state."""
-
-
+) -> AbandonedTask: ...
 @WORKERS.statement
 def find_stale(
     stale_seconds: float, statuses: Sequence[str], limit: int, excluded: Sequence[str] = NOTHING
@@ -178,13 +164,8 @@ find_owned = WORKERS.declare("find_owned", FindOwned, TaskId)
 
 @WORKERS.statement
 def wake_queues(queues: Sequence[str]) -> QueueName: ...
-
-
 @WORKERS.statement
-def try_lead(job: int) -> Leads:
-    """A job that one worker does for all, by the key of its advisory lock."""
-
-
+def try_lead(job: int) -> Leads: ...
 @WORKERS.statement
 def store_worker_state(
     worker_id: str,
@@ -203,13 +184,8 @@ def store_worker_state(
     # JSON: a list with a row for each child.
     children: str,
 ) -> None: ...
-
-
 @WORKERS.statement
-def delete_old_heartbeats(hours: float, limit: int) -> Deleted:
-    """The maximum age, and how many rows to delete at most."""
-
-
+def delete_old_heartbeats(hours: float, limit: int) -> Deleted: ...
 @WORKERS.statement
 def delete_old_worker_states(hours: float, limit: int) -> Deleted: ...
 @WORKERS.statement
@@ -218,11 +194,8 @@ def delete_old_workers(hours: float, limit: int) -> Deleted: ...
 def delete_old_tasks(hours: float, limit: int) -> Deleted: ...
 @WORKERS.statement
 def delete_old_untimed_tasks(hours: float, limit: int) -> Deleted: ...
-
-
 @WORKERS.statement
-def delete_kept_tasks(limit: int) -> Deleted:
-    """How many rows to delete at most."""
+def delete_kept_tasks(limit: int) -> Deleted: ...
 
 
 WORKERS.complete()

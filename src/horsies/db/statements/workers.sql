@@ -37,6 +37,7 @@ WHERE held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.grante
 -- name: see_worker
 -- A sign of life of this worker. No row comes back if its row was deleted; a stopped one if it was declared
 -- lost. The worker notifies itself: the notification's arrival proves that notifications reach it.
+-- Parameters: a heartbeat: whether the worker receives notifications, and the channel to test that on.
 WITH seen AS (
     UPDATE horsies_workers SET seen_at = clock_timestamp(), hears = %(hears)s
     WHERE worker_id = %(worker_id)s
@@ -66,6 +67,7 @@ FROM other
 -- Of these workers, those whose session lock belongs to a session that ran a statement within the given time.
 -- Their rows may be locked, or the server too slow for their turns: they live. Sessions of other roles show
 -- no times to a role without pg_read_all_stats.
+-- Parameters: workers, and the age of the latest statement of an active session.
 SELECT worker.worker_id::text FROM horsies_workers AS worker
 JOIN pg_locks AS held ON held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
     AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -78,6 +80,7 @@ WHERE worker.worker_id = ANY(%(worker_ids)s::text[])
 -- name: close_lost_workers
 -- Close the rows of workers found lost, unless one has shown life since: its sign is another, its lock is held
 -- again, or it has no task that needs recovery.
+-- Parameters: workers found lost: their last heartbeats, and the conditions that must still hold.
 WITH watched AS MATERIALIZED (
     SELECT worker.worker_id, worker.lock_key, found.needs_free_lock, found.needs_tasks
     FROM unnest(%(worker_ids)s::text[], %(signs)s::text[], %(needs_free_lock)s::boolean[],
@@ -110,6 +113,7 @@ ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 -- Tasks whose worker's row is closed, which the recovery of a lost worker left behind, and tasks whose worker
 -- has no row (it was never registered, or its row is gone, or a manual edit named no worker) and that have
 -- given no sign of life for the threshold of their state. A manual edit may leave out every time, too.
+-- Parameters: the maximum age of the last heartbeat, by state.
 SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.retry_count, task.max_retries,
     task.task_options, task.worker_pid, task.status,
     task.claimed_by_worker_id::text AS worker_id, task.workflow_id::text
@@ -163,6 +167,7 @@ CROSS JOIN LATERAL pg_notify('task_queue_' || queue.name, '') AS woken
 
 -- name: try_lead
 -- One reaper at a time; a worker that does not get the lock leaves the job to the other.
+-- Parameters: a job that one worker does for all, by the key of its advisory lock.
 SELECT pg_try_advisory_xact_lock(1751348596, %(job)s) AS leads
 
 -- name: store_worker_state
@@ -181,6 +186,7 @@ SELECT worker_id, hostname, pid, processes, queues, %(tasks_running)s, %(tasks_c
 FROM worker
 
 -- name: delete_old_heartbeats
+-- Parameters: the maximum age, and how many rows to delete at most.
 DELETE FROM horsies_heartbeats WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_heartbeats WHERE sent_at < now() - %(hours)s * interval '1 hour'
     ORDER BY id LIMIT %(limit)s))
@@ -224,6 +230,7 @@ RETURNING id::text
 
 -- name: delete_kept_tasks
 -- The same for tasks with a retention of their own, from the send or its queue, by their own index.
+-- Parameters: how many rows to delete at most.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks
     WHERE retention IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')

@@ -291,10 +291,7 @@ class ExpiredRun(NamedTuple):
 
 
 @WORKFLOWS.statement
-def start_runs(runs: str) -> StartedRun:
-    """The plans of the runs to start: a JSON array."""
-
-
+def start_runs(runs: str) -> StartedRun: ...
 @WORKFLOWS.statement
 def lock_runs(workflow_ids: Sequence[str]) -> RunId: ...
 @WORKFLOWS.statement
@@ -304,48 +301,29 @@ def resume_run(id: str) -> ControlAnswer: ...
 @WORKFLOWS.statement
 def resume_retrying_run(id: str) -> ControlAnswer: ...
 @WORKFLOWS.statement
-def cancel_run(id: str, reason: str, interrupt: bool) -> ControlAnswer:
-    """``reason`` is the JSON of a TaskError; ``interrupt`` also stops running tasks."""
-
-
+def cancel_run(id: str, reason: str, interrupt: bool) -> ControlAnswer: ...
 @WORKFLOWS.statement
-def retry_run(id: str, node_ids: Sequence[str] | None) -> ControlAnswer:
-    """``node_ids`` is None for all failed nodes."""
-
-
+def retry_run(id: str, node_ids: Sequence[str] | None) -> ControlAnswer: ...
 @WORKFLOWS.statement
-def signal_run(id: str, name: str, value: str) -> ControlAnswer:
-    """``value`` is JSON text."""
-
-
+def signal_run(id: str, name: str, value: str) -> ControlAnswer: ...
 @WORKFLOWS.statement
 def list_signal_names(id: str) -> SignalName: ...
 @WORKFLOWS.statement
 def read_run_status(id: str) -> RunStatus: ...
 @WORKFLOWS.statement
-def read_runs(ids: Sequence[str], max_bytes: int) -> RunOutcome:
-    """Results of more than ``max_bytes`` are left out."""
-
-
+def read_runs(ids: Sequence[str], max_bytes: int) -> RunOutcome: ...
 @WORKFLOWS.statement
 def read_result_nodes(id: str) -> ResultNode: ...
 @WORKFLOWS.statement
 def read_nodes(id: str) -> NodeRow: ...
 @WORKFLOWS.statement
-def read_items(id: str, max_bytes: int) -> ItemRow:
-    """``max_bytes`` is how many bytes of results to read."""
-
-
+def read_items(id: str, max_bytes: int) -> ItemRow: ...
 @WORKFLOWS.statement
-def read_node(id: str, node_id: str, max_bytes: int) -> NodeOutcome:
-    """A result of more than ``max_bytes`` is left out."""
-
-
+def read_node(id: str, node_id: str, max_bytes: int) -> NodeOutcome: ...
 @WORKFLOWS.statement
-def read_results(workflow_ids: Sequence[str], indexes: Sequence[int], max_bytes: int) -> ResultPart:
-    """The nodes whose results are read, as columns, and how many bytes of results to read."""
-
-
+def read_results(
+    workflow_ids: Sequence[str], indexes: Sequence[int], max_bytes: int
+) -> ResultPart: ...
 @WORKFLOWS.statement
 def read_places(ids: Sequence[str]) -> RunPlace: ...
 @WORKFLOWS.statement
@@ -355,21 +333,13 @@ def read_tree_nodes(ids: Sequence[str]) -> TreeNode: ...
 @WORKFLOWS.statement
 def count_nodes_by_status(id: str) -> NodeCount: ...
 @WORKFLOWS.statement
-def list_retried_attempts(ids: Sequence[str], limit: int) -> RetriedAttempt:
-    """The tasks whose attempts are listed."""
-
-
+def list_retried_attempts(ids: Sequence[str], limit: int) -> RetriedAttempt: ...
 @WORKFLOWS.statement
 def list_map_items(
     id: str, task_index: int, after_well: bool, after_index: int, limit: int
-) -> MapItem:
-    """The position behind which a page of items begins, in the order of ``list_map_items``."""
-
-
+) -> MapItem: ...
 @WORKFLOWS.statement
 def find_run_problems(id: str, limit: int) -> BrokenRun: ...
-
-
 @WORKFLOWS.statement
 def list_newest_runs(
     before_at: datetime,
@@ -381,8 +351,7 @@ def list_newest_runs(
     include_children: bool,
     limit: int,
     window: int,
-) -> RunSummary:
-    """The same filters among the newest ``window`` runs."""
+) -> RunSummary: ...
 
 
 list_open_runs = WORKFLOWS.declare("list_open_runs", ListRuns, RunSummary)
@@ -394,26 +363,16 @@ def end_of_run_window(
 ) -> RunPosition: ...
 @WORKFLOWS.statement
 def read_run_position(id: str) -> RunPosition: ...
-
-
 @WORKFLOWS.statement
 def find_broken_runs(limit: int) -> BrokenRun: ...
-
-
 @WORKFLOWS.statement
 def find_paused_runs(
     max_paused_seconds: float, limit: int, excluded: Sequence[str] = NOTHING
 ) -> PausedRun: ...
-
-
 @WORKFLOWS.statement
-def expire_run(id: str, max_paused_seconds: float, reason: str) -> ExpiredRun:
-    """``reason`` is the JSON of a TaskError."""
-
-
+def expire_run(id: str, max_paused_seconds: float, reason: str) -> ExpiredRun: ...
 @WORKFLOWS.statement
-def delete_old_workflows(hours: float, limit: int) -> RunId:
-    """``limit`` counts trees of runs."""
+def delete_old_workflows(hours: float, limit: int) -> RunId: ...
 
 
 WORKFLOWS.complete()

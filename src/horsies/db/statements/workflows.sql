@@ -3,6 +3,7 @@
 
 -- name: start_runs
 -- Nothing -> RUNNING for any number of runs; see horsies_start_v1.
+-- Parameters: the plans of the runs to start: a JSON array.
 SELECT id, created, name, fingerprint FROM horsies_start_v1(%(runs)s::text::json)
 
 -- name: lock_runs
@@ -30,14 +31,17 @@ SELECT horsies_resume_retrying_v1(%(id)s::uuid) AS answer
 
 -- name: cancel_run
 -- Any open status -> CANCELLED, with all descendants.
+-- Parameters: reason is the JSON of a TaskError; interrupt also stops running tasks.
 SELECT horsies_cancel_v1(%(id)s::uuid, %(reason)s, %(interrupt)s) AS answer
 
 -- name: retry_run
 -- FAILED, PAUSED or RUNNING -> RUNNING with failed nodes tried again; see horsies_retry_v1.
+-- Parameters: node_ids is NULL for all failed nodes.
 SELECT horsies_retry_v1(%(id)s::uuid, %(node_ids)s::text[]) AS answer
 
 -- name: signal_run
 -- A value for a signal node that waits or will wait; see horsies_signal_v1.
+-- Parameters: value is JSON text.
 SELECT horsies_signal_v1(%(id)s::uuid, %(name)s, %(value)s) AS answer
 
 -- name: list_signal_names
@@ -51,6 +55,7 @@ SELECT status FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: read_runs
 -- Runs for any number of waiters at once, by primary key. A result of more than "max_bytes" is left out.
+-- Parameters: results of more than max_bytes are left out.
 SELECT run.id::text, run.name, run.definition_key, run.status, run.error, found.bytes AS result_bytes,
     found.result, output.node_id AS output_node_id
 FROM horsies_workflows AS run CROSS JOIN LATERAL horsies_run_result_v1(run, %(max_bytes)s::bigint) AS found
@@ -84,6 +89,7 @@ ORDER BY node.task_index
 -- name: read_items
 -- The items of a run's maps in their order, by the index on the run; of a retried item the last task. Results
 -- after the first "max_bytes" are left out.
+-- Parameters: max_bytes is how many bytes of results to read.
 SELECT item.task_index, item.item_index, item.id::text, item.status, item.retry_count, item.enqueued_at,
     item.started_at, item.completed_at, item.failed_reason, item.error_code,
     octet_length(item.result) AS result_bytes,
@@ -103,6 +109,7 @@ ORDER BY item.task_index, item.item_index
 -- name: read_node
 -- One node of a run by its id. The run exists when a row comes back, the node when its status is not NULL. A
 -- result of more than "max_bytes" is left out.
+-- Parameters: a result of more than max_bytes is left out.
 SELECT run.status AS run_status, run.definition_key, node.task_index, node.status, node.task_name, node.kind,
     size.bytes AS result_bytes,
     CASE WHEN size.bytes <= %(max_bytes)s::bigint THEN horsies_node_result_v1(node) END AS result
@@ -115,6 +122,7 @@ WHERE run.id = %(id)s::uuid
 -- The results of nodes that have ended: one row per node, or one per item when the result is a list of the
 -- results of items. Sizes are summed first: a node above "max_bytes", and nodes after the first "max_bytes" of
 -- the others, come with their size alone, in one row. The texts are read last, so that no sort holds them.
+-- Parameters: the nodes whose results are read, as columns, and how many bytes of results to read.
 WITH wanted AS MATERIALIZED (
     SELECT node.workflow_id, node.task_index, node.status, node.kind, node.task_name, node.sub_definition_key,
         node.sub_workflow_summary, octet_length(node.result) AS own_bytes,
@@ -197,6 +205,7 @@ WHERE node.workflow_id = %(id)s::uuid GROUP BY node.status ORDER BY node.status
 
 -- name: list_retried_attempts
 -- The attempts of these tasks after which they were retried, by the index on task and attempt.
+-- Parameters: the tasks whose attempts are listed.
 SELECT attempt.task_id::text, attempt.finished_at FROM horsies_task_attempts AS attempt
 WHERE attempt.task_id = ANY(%(ids)s::uuid[]) AND attempt.will_retry
 ORDER BY attempt.task_id, attempt.attempt LIMIT %(limit)s::integer
@@ -204,6 +213,7 @@ ORDER BY attempt.task_id, attempt.attempt LIMIT %(limit)s::integer
 -- name: list_map_items
 -- One page of the items of a map, those that did not complete first. Reads the items of this map and no other
 -- rows; keyset paging by (is_well, item_index).
+-- Parameters: the position behind which a page of items begins, in the order of list_map_items.
 SELECT item.id::text, item.item_index, item.status, item.is_well, item.retry_count, item.error_code,
     item.started_at, item.duration_seconds
 FROM (
@@ -225,6 +235,7 @@ SELECT %(id)s::text AS id, problem FROM horsies_problems_v1(%(id)s::uuid) AS pro
 -- name: list_newest_runs
 -- Newest first, by the index on the start. The inner LIMIT bounds the cost of a filter that matches nothing;
 -- the outer one ends the scan as soon as there are enough.
+-- Parameters: the same filters among the newest window runs.
 SELECT newest.id::text, newest.name, newest.status, newest.definition_key, newest.workflow_key,
     newest.parent_workflow_id::text, newest.total_nodes, newest.open_nodes, newest.failed_nodes,
     coalesce(newest.error::json #>> '{error_code,__builtin_task_code__}', newest.error::json ->> 'error_code')
@@ -300,11 +311,13 @@ ORDER BY paused_at LIMIT %(limit)s
 
 -- name: expire_run
 -- PAUSED -> EXPIRED unless the run was resumed meanwhile; see horsies_expire_v1.
+-- Parameters: reason is the JSON of a TaskError.
 SELECT horsies_expire_v1(%(id)s::uuid, %(max_paused_seconds)s, %(reason)s) AS expired
 
 -- name: delete_old_workflows
 -- Whole trees past their retention, once the root and every task in the tree have ended. Nodes, signals and
 -- children are deleted with the root, tasks by this statement.
+-- Parameters: limit counts trees of runs.
 WITH old AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
     WHERE root.completed_at < now() - %(hours)s * interval '1 hour' AND root.parent_workflow_id IS NULL
