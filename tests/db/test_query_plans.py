@@ -88,8 +88,9 @@ def full(full_url: str) -> Iterator[Connection[Any]]:
 def generic_plan(connection: Connection[Any], statement: Statement[Any, Any]) -> Any:
     connection.execute(b"PREPARE under_test AS " + statement.numbered())
     nothing = ", ".join("NULL" for _ in statement.parameters)
+    given = f" ({nothing})" if nothing else ""
     found = connection.execute(
-        f"EXPLAIN (FORMAT JSON) EXECUTE under_test ({nothing})".encode()
+        f"EXPLAIN (FORMAT JSON) EXECUTE under_test{given}".encode()
     ).fetchone()
     assert found is not None
     return found[0]
