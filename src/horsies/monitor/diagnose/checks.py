@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from horsies.db.database import Database
@@ -37,28 +38,24 @@ class Check:
         return self.id.upper().replace("-", "_")
 
 
-def red(
-    sentence: str, remedy: str | None = None, evidence: Iterable[str] = (), *, is_sql: bool = False
+def _found(
+    level: Level,
+    sentence: str,
+    remedy: str | None = None,
+    evidence: Iterable[str] = (),
+    *,
+    is_sql: bool = False,
 ) -> Finding:
-    """Return a red finding with the code of its check."""
-    return _found(Level.RED, sentence, remedy, evidence, is_sql)
+    return Finding("", sentence, level, remedy=remedy, evidence=tuple(evidence), is_sql=is_sql)
 
 
-def yellow(
-    sentence: str, remedy: str | None = None, evidence: Iterable[str] = (), *, is_sql: bool = False
-) -> Finding:
-    """Return a yellow finding with the code of its check."""
-    return _found(Level.YELLOW, sentence, remedy, evidence, is_sql)
+# Findings with the code of their check.
+red = partial(_found, Level.RED)
+yellow = partial(_found, Level.YELLOW)
 
 
-def graded(value: float, limits: tuple[float, float]) -> Callable[..., Finding] | None:
+def graded(value: float, limits: tuple[float, float]) -> partial[Finding] | None:
     """Return ``yellow`` or ``red`` for a value above these limits; None for one below."""
     if value < limits[0]:
         return None
     return red if value >= limits[1] else yellow
-
-
-def _found(
-    level: Level, sentence: str, remedy: str | None, evidence: Iterable[str], is_sql: bool
-) -> Finding:
-    return Finding("", sentence, level, remedy=remedy, evidence=tuple(evidence), is_sql=is_sql)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol
 
+from horsies.db.statements.doctor import OverlongTask
 from horsies.db.statements.explain import Ahead, Knowledge, MapPlace, OpenTransaction, TaskFacts
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.errors import UNLIMITED_RETRIES
@@ -65,23 +65,6 @@ def _knowing(queue: QueueSituation) -> list[WorkerSummary]:
 def _refusal(queue: QueueSituation, worker: WorkerSummary) -> Knowledge | None:
     known = queue.knowledge.get(worker.worker_id)
     return None if known is None or known.refusal is None else known
-
-
-class RunningTask(Protocol):
-    """A running task, as the facts of one task or a row of many."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def task_name(self) -> str: ...
-    @property
-    def timeout_ms(self) -> int | None: ...
-    @property
-    def started_at(self) -> datetime | None: ...
-    @property
-    def heartbeat_at(self) -> datetime | None: ...
-    @property
-    def looked_at(self) -> datetime: ...
 
 
 def task_reasons(situation: TaskSituation) -> list[Finding]:
@@ -431,7 +414,7 @@ def silent_reasons(owner: WorkerSummary | None) -> Iterator[Finding]:
         )
 
 
-def running_reasons(task: RunningTask, who: str = "It") -> Iterator[Finding]:
+def running_reasons(task: TaskFacts | OverlongTask, who: str = "It") -> Iterator[Finding]:
     """Yield why a running task should have ended: its time limit, or its missing heartbeats."""
     limit, subject = _limit(task), Subject("task", task.id, task.task_name)
     if limit is not None and limit < task.looked_at:
@@ -454,7 +437,7 @@ def running_reasons(task: RunningTask, who: str = "It") -> Iterator[Finding]:
         )
 
 
-def _limit(task: RunningTask) -> datetime | None:
+def _limit(task: TaskFacts | OverlongTask) -> datetime | None:
     if task.started_at is None or task.timeout_ms is None:
         return None
     return task.started_at + timedelta(milliseconds=task.timeout_ms)
