@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 import psycopg
+from psycopg import sql
 
 from horsies.app import Horsies
 from horsies.config.schedules import TaskSchedule, WorkflowSchedule
@@ -186,25 +187,21 @@ def ago(connection: Database, seconds: float) -> datetime:
 
 def tasks(connection: Database, name: str | None = "report") -> list[dict[str, Any]]:
     """The tasks of a schedule, or of all, by slot."""
-    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
-        rows = cursor.execute(
-            "SELECT *, id::text AS id FROM horsies_tasks "
-            "WHERE %(name)s::text IS NULL OR schedule_name = %(name)s "
-            "ORDER BY scheduled_for, schedule_name",
-            {"name": name},
-        ).fetchall()
-    return [{key: in_utc(value) for key, value in row.items()} for row in rows]
+    return _by_slot(connection, "horsies_tasks", name)
 
 
 def runs(connection: Database, name: str | None = "books") -> list[dict[str, Any]]:
     """The runs of a schedule, or of all, by slot."""
+    return _by_slot(connection, "horsies_workflows", name)
+
+
+def _by_slot(connection: Database, table: str, name: str | None) -> list[dict[str, Any]]:
+    query = sql.SQL(
+        "SELECT *, id::text AS id FROM {} WHERE %(name)s::text IS NULL OR schedule_name = %(name)s "
+        "ORDER BY scheduled_for, schedule_name"
+    )
     with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
-        rows = cursor.execute(
-            "SELECT *, id::text AS id FROM horsies_workflows "
-            "WHERE %(name)s::text IS NULL OR schedule_name = %(name)s "
-            "ORDER BY scheduled_for, schedule_name",
-            {"name": name},
-        ).fetchall()
+        rows = cursor.execute(query.format(sql.Identifier(table)), {"name": name}).fetchall()
     return [{key: in_utc(value) for key, value in row.items()} for row in rows]
 
 
