@@ -26,7 +26,7 @@ def test_children_are_not_started_for_cpus_that_others_use(tmp_path: Path) -> No
     assert usable_cpus(tmp_path / "missing", tmp_path) == 1
 
 
-# The group of the process, the quotas of the top group and of jobs/horsies below it, and the usable CPUs of 64.
+# The group of the process, the quotas of the top group and of jobs/horsies in it, and the usable CPUs of 64.
 SECOND_VERSION = [
     ("0::/", "150000 100000", None, 2),
     ("0::/", "10000 100000", None, 1),
