@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum
 from typing import Protocol
 
 from horsies.db.statements.turn import ClaimedTask
@@ -32,18 +32,18 @@ REFUSED_CHARACTERS_MAX = 256 * 1024 * 1024
 LATE_SECONDS = 1.0
 
 
-class State(Enum):
+class State(IntEnum):
     """How far an owned task has come."""
 
     # Claimed ahead; no child has seen it.
-    WAITING = "waiting"
-    RUNNING = "running"
+    WAITING = 0
+    RUNNING = 1
     # Not called: this worker's version of the function cannot take the call, another one may.
-    UNCALLED = "uncalled"
+    UNCALLED = 2
     # The next turn records its outcome.
-    ENDED = "ended"
+    ENDED = 3
     # The database refused its outcome, which is tried again alone.
-    REFUSED = "refused"
+    REFUSED = 4
 
 
 # Access to an enum's member takes 0.1 µs, and there are several per task.
@@ -93,8 +93,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self._owned: dict[str, Owned] = {}
-        # The same entries by state, in the order in which they came into it.
-        self._by_state: dict[State, dict[str, Owned]] = {state: {} for state in State}
+        # The same entries by state, in the order in which they came into it. A list: the hash of an enum's
+        # member takes 0.2 µs, and there were seven per task.
+        self._by_state: list[dict[str, Owned]] = [{} for _ in State]
         # Tasks that no child has begun, until they are released.
         self._returned: list[ClaimedTask] = []
         self._doubt = _Doubt()
