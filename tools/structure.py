@@ -40,7 +40,6 @@ KNOWN = {
     "worker.pool.children.Children": (29, 14),
     "worker.pool.mixed_pool.MixedPool": (29, 4),
     "worker.pool.pool.ChildPool": (36, 8),
-    "worker.work.Work": (23, 16),
     "workflow.run.handle.WorkflowHandle": (27, 6),
 }
 # Packages whose modules must not import each other in a circle.

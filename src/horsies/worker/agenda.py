@@ -26,8 +26,8 @@ SHORT_SECONDS = 0.0007
 # How long to wait for the rest of a batch: after its hand-out, and after the last report of any child.
 PATIENCE_SECONDS = 0.002
 SILENCE_SECONDS = 0.001
-# Weight of the newest observation, and its upper bound: a change of load shows within a few dozen
-# tasks, even when the last of the old tasks took an hour.
+# Weight of the newest run time, and its upper bound: a change of load shows within a few dozen tasks, even
+# when the last of the old tasks took an hour.
 _WEIGHT = 0.1
 _LONG_SECONDS = 0.05
 
@@ -141,6 +141,23 @@ class Agenda:
 
 
 @dataclass(slots=True)
+class RunTimes:
+    """The typical run time of tasks, as a moving average."""
+
+    typical_seconds: float
+    count: int = 0
+
+    @classmethod
+    def of(cls, run_seconds: float) -> RunTimes:
+        """The first run time counts whole."""
+        return cls(min(run_seconds, _LONG_SECONDS), 1)
+
+    def note(self, run_seconds: float) -> None:
+        self.typical_seconds += _WEIGHT * (min(run_seconds, _LONG_SECONDS) - self.typical_seconds)
+        self.count += 1
+
+
+@dataclass(slots=True)
 class Pace:
     """Whether to wait briefly for the rest of a batch before the next turn.
 
@@ -151,7 +168,7 @@ class Pace:
     wait: with tasks of 3 ms and eight children, waiting cost a quarter of the throughput.
     """
 
-    typical_seconds: float = SHORT_SECONDS
+    run_times: RunTimes = field(default_factory=lambda: RunTimes(SHORT_SECONDS))
     handed_out_at: float = 0.0
     reported_at: float = 0.0
     outstanding: set[str] = field(default_factory=set)
@@ -168,12 +185,11 @@ class Pace:
         """
         self.outstanding.discard(task_id)
         self.reported_at = now
-        run_seconds = min(run_seconds, _LONG_SECONDS)
-        self.typical_seconds += _WEIGHT * (run_seconds - self.typical_seconds)
+        self.run_times.note(run_seconds)
 
     def linger_seconds(self, now: float) -> float:
         """How long to wait for more reports of the last batch before taking a turn."""
-        if not self.outstanding or self.typical_seconds > SHORT_SECONDS:
+        if not self.outstanding or self.run_times.typical_seconds > SHORT_SECONDS:
             return 0.0
         until = min(self.handed_out_at + PATIENCE_SECONDS, self.reported_at + SILENCE_SECONDS)
         return max(0.0, until - now)

@@ -34,18 +34,17 @@ from horsies.tasks.recovery import (
     expire_one_by_one,
     release_one_by_one,
 )
-from horsies.worker.agenda import NEVER, Agenda, Shutdown
-from horsies.worker.async_claims import AsyncClaims
+from horsies.worker.agenda import Shutdown
 from horsies.worker.config import WorkerConfig
 from horsies.worker.dispatcher import NO_PARTS, Dispatcher, Parts
 from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
+from horsies.worker.lanes import Lane, lanes_of
 from horsies.worker.ledger import ENDED, REFUSED, RUNNING, UNCALLED, WAITING
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.refusals import Refusals
 from horsies.worker.tally import log_ends
 from horsies.worker.turn import (
-    Bookmarks,
     Claimer,
     TurnRequest,
     record_alone,
@@ -118,8 +117,8 @@ class Work:
         notice_freeze: Callable[[], None],
     ) -> None:
         recovery = app.config.recovery
-        self._app_config = app.config
         self._config = config
+        self._held_max = config.held_max
         self._pool = pool = dispatcher.pool
         self._dispatcher = dispatcher
         self._maintenance = maintenance
@@ -127,15 +126,14 @@ class Work:
         self._shutdown = shutdown
         self._notice_freeze = notice_freeze
         self._claimer = Claimer.of(app.config, config, identity.worker_id, identity.hostname)
-        self._bookmarks = Bookmarks(config.queues)
         self._unknown = UnknownTasks(
             known, recovery.unknown_task_grace_ms / 1000, recovery.check_interval_ms / 1000
         )
         self._refusals = Refusals(identity.worker_id, self._unknown, blocked)
         poll_seconds = app.config.resilience.notify_poll_interval_ms / 1000
-        self._agenda = Agenda(poll_seconds)
-        shared = pool.asynchronous
-        self._async = None if shared is None else AsyncClaims(shared, config.queues, poll_seconds)
+        self._lanes = lanes_of(
+            config.queues, poll_seconds, pool, dispatcher.windows, app.config.prefetch_buffer
+        )
         # Whether the last claim came after every notification that this worker's own transactions sent.
         self.claimed_last = False
         # Whether a shutdown gave up outcomes that the database refuses.
@@ -143,62 +141,49 @@ class Work:
 
     def note_news(self) -> None:
         """There may be new tasks anywhere in the queues."""
-        self._agenda.wake()
-        self._bookmarks.note_news()
-        if self._async is not None:
-            self._async.note_news()
+        for lane in self._lanes:
+            lane.note_news()
 
     def look_everywhere(self) -> None:
         """Claim from the front of every queue, and look ahead again."""
         self.note_news()
-        for agenda in self._agendas():
-            agenda.look_everywhere()
+        for lane in self._lanes:
+            lane.agenda.look_everywhere()
 
     @property
     def is_calm(self) -> bool:
         """Whether this worker owns no task, except for refused outcomes, and none is known to be due."""
-        has_only_refused = self._dispatcher.ledger.count() == self._dispatcher.ledger.count(REFUSED)
-        return (
-            has_only_refused and not self.has_turn() and all(one.is_calm for one in self._agendas())
-        )
-
-    def _agendas(self) -> list[Agenda]:
-        return [self._agenda] if self._async is None else [self._agenda, self._async.agenda]
+        ledger = self._dispatcher.ledger
+        if ledger.count() > ledger.count(REFUSED) or self.has_turn():
+            return False
+        return all(lane.agenda.is_calm for lane in self._lanes)
 
     def tick(self, now: float) -> None:
-        self._agenda.tick(now)
-        if self._async is not None:
-            self._async.agenda.tick(now)
+        for lane in self._lanes:
+            lane.agenda.tick(now)
 
     def next_at(self) -> float:
         """When the next round is due if nothing happens."""
-        at = NEVER if self._async is None else self._async.agenda.next_at()
-        return min(at, self._agenda.next_at(), self._maintenance.next_at(), self._unknown.next_at())
+        claim_at = min([lane.agenda.next_at() for lane in self._lanes])
+        return min(claim_at, self._maintenance.next_at(), self._unknown.next_at())
 
     def has_turn(self) -> bool:
         """Whether there is anything to record, release, start or claim right now."""
         ledger = self._dispatcher.ledger
         if ledger.count(ENDED, UNCALLED) or ledger.needs_release or self._maintenance.pings:
             return True
-        if self._async is not None and self._async_count(self._async):
-            return True
-        idle_count, waiting_count = self._pool.idle_count, ledger.count(WAITING)
-        can_prefetch = waiting_count < self._app_config.prefetch_buffer
-        depth = self._dispatcher.windows.depth
-        has_place = idle_count or can_prefetch or (depth > 1 and self._pool.window_space(depth)[0])
-        if self._shutdown.is_requested or not has_place:
+        if self._shutdown.is_requested:
             return False
-        return bool(waiting_count and idle_count) or (
-            self._agenda.may_have_work and self._room() > 0
-        )
+        prefetched = ledger.count(WAITING)
+        if prefetched and self._pool.idle_count:
+            return True
+        return any(lane.wants_tasks(prefetched) for lane in self._lanes) and self._room() > 0
 
     def _room(self) -> int:
         """How many tasks this worker may claim."""
         if self._dispatcher.ledger.is_full:
             return 0
-        return max(
-            0, self._config.held_max - self._dispatcher.ledger.count(WAITING, RUNNING, UNCALLED)
-        )
+        return max(0, self._held_max - self._dispatcher.ledger.count(WAITING, RUNNING, UNCALLED))
 
     def perform(self, pipeline: Pipeline) -> None:
         """Do all work that is due, heartbeats before turns when they are late."""
@@ -214,11 +199,7 @@ class Work:
         if ledger.count(UNCALLED) or time.monotonic() >= self._unknown.next_at():
             self._serve_unknown(pipeline)
         if ledger.needs_release:
-            self.claimed_last = False
-            release_unheld(pipeline, self._claimer.worker_id, ledger.tasks(), self._blocked)
-            returned = ledger.note_released()
-            others = returned if self._async is None else self._async.step_back(returned)
-            self._bookmarks.step_back(others)
+            self._release(pipeline)
         outcomes = ledger.to_record()
         if outcomes and self._pool.unstored_progress:
             self._maintenance.store_last_progress(pipeline, [one.task_id for one in outcomes])
@@ -226,7 +207,9 @@ class Work:
         if ledger.count(REFUSED):
             self._retry_refused(pipeline)
         now = time.monotonic()
-        if not ledger.count(ENDED) and self._wants_look_ahead(now):
+        if not ledger.count(ENDED) and any(
+            lane.agenda.wants_look_ahead(now) for lane in self._lanes
+        ):
             self._look_ahead(pipeline)
         if now >= self._maintenance.next_at():
             self.claimed_last = False
@@ -234,6 +217,15 @@ class Work:
             self._fence_if_lost(pipeline)
         if self._maintenance.pings:
             self._maintenance.answer_pings(pipeline)
+
+    def _release(self, pipeline: Pipeline) -> None:
+        """Return the tasks to their queues that the database lists and this worker does not hold."""
+        ledger = self._dispatcher.ledger
+        self.claimed_last = False
+        release_unheld(pipeline, self._claimer.worker_id, ledger.tasks(), self._blocked)
+        returned = ledger.note_released()
+        for lane in self._lanes:
+            lane.step_back(returned)
 
     def _serve_unknown(self, pipeline: Pipeline) -> None:
         """Leave tasks that this worker cannot run to other workers, or fail them if there are none."""
@@ -262,60 +254,55 @@ class Work:
                 unknown.check_again()
 
     def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
-        """Record outcomes and claim: for async children in a turn of their own if others want tasks too."""
-        request = self._turn_request(outcomes)
-        shared = None
-        if self._async is not None:
-            ends_nodes = _ends_nodes(outcomes)
-            shared = self._async_request(self._async, request.claims, ends_nodes=ends_nodes)
-        if shared is not None and not (request.starting or request.claims):
-            request, shared = shared._replace(freed=request.freed), None
-        if outcomes or request.starting or request.claims:
-            self._turn(pipeline, outcomes, request)
-        if shared is not None:
-            self._turn(pipeline, (), shared)
+        """Record outcomes and claim; if several lanes want tasks, each has a turn of its own."""
+        freed = self._dispatcher.ledger.freed_by_queue(outcomes) if self._claimer.is_capped else {}
+        wanted = [] if self._shutdown.is_requested else self._requests(_ends_nodes(outcomes))
+        if not wanted and outcomes:
+            wanted = [(self._lanes[0], TurnRequest())]
+        for number, (lane, request) in enumerate(wanted):
+            if number == 0:
+                self._turn(pipeline, outcomes, request._replace(freed=freed), lane)
+            else:
+                self._turn(pipeline, (), request, lane)
 
-    def _turn_request(self, outcomes: Sequence[Outcome]) -> TurnRequest:
-        """The tasks to start and to claim in the next turn: for idle children first, then ahead."""
-        ledger, windows = self._dispatcher.ledger, self._dispatcher.windows
-        freed = ledger.freed_by_queue(outcomes) if self._claimer.is_capped else {}
-        if self._shutdown.is_requested:
-            return TurnRequest(freed=freed)
-        pids, ahead = self._pool.places(windows.depth)
-        starting = list(zip(ledger.tasks(WAITING), pids, strict=False))
-        if not (self._agenda.may_have_work or _ends_nodes(outcomes)):
-            return TurnRequest(starting, freed=freed)
-        prefetched = ledger.count(WAITING) - len(starting)
+    def _requests(self, ends_nodes: bool) -> list[tuple[Lane, TurnRequest]]:
+        """The lanes that have tasks to start or to claim; the end of a node may create tasks."""
         room = self._room()
-        free_pids = pids[len(starting) :][:room]
-        prefetch = min(self._app_config.prefetch_buffer - prefetched, room - len(free_pids))
-        positions = self._bookmarks.positions(time.monotonic())
-        names, refused_by = self._unknown.exclusions()
-        request = TurnRequest(starting, free_pids, max(0, prefetch), freed, positions, names)
-        request = request._replace(refused_by=refused_by)
-        if self._async is not None:
-            request = request._replace(is_async=False)
-        if not ahead:
-            return request
-        ahead = ahead[: room - len(free_pids)]
-        return request._replace(ahead=ahead, short_names=windows.short_names())
+        found: list[tuple[Lane, TurnRequest]] = []
+        for lane in self._lanes:
+            request = self._request(lane, room, may_claim=ends_nodes or lane.agenda.may_have_work)
+            if request.starting or request.claims:
+                found.append((lane, request))
+                room -= request.claims
+        return found
 
-    def _async_request(
-        self, claims: AsyncClaims, others: int, *, ends_nodes: bool
-    ) -> TurnRequest | None:
-        """The tasks to claim for the async children, beside so many others; None if there are none."""
-        if not (count := self._async_count(claims, others, ends_nodes=ends_nodes)):
-            return None
-        return claims.request(count, self._unknown.exclusions(), time.monotonic())
+    def _request(self, lane: Lane, room: int, *, may_claim: bool) -> TurnRequest:
+        """The tasks of a lane to start and to claim: for free children first, then ahead."""
+        ledger, windows = self._dispatcher.ledger, self._dispatcher.windows
+        pids, ahead = lane.places.take(room)
+        waiting = ledger.tasks(WAITING) if lane.prefetch_max else []
+        starting = list(zip(waiting, pids, strict=False))
+        if not may_claim:
+            return TurnRequest(starting)
+        pids = pids[len(starting) :][:room]
+        prefetch = min(lane.prefetch_max - len(waiting) + len(starting), room - len(pids))
+        ahead = ahead[: room - len(pids)]
+        exclusions = self._unknown.exclusions()
+        return TurnRequest(
+            starting=starting,
+            pids=pids,
+            prefetch=max(0, prefetch),
+            positions=lane.bookmarks.positions(time.monotonic()),
+            unknown_names=exclusions.names,
+            refused_by=exclusions.refused_by,
+            ahead=ahead,
+            short_names=windows.short_names() if ahead else (),
+            is_async=lane.is_async,
+        )
 
-    def _async_count(
-        self, claims: AsyncClaims, others: int = 0, *, ends_nodes: bool = False
-    ) -> int:
-        if self._shutdown.is_requested:
-            return 0
-        return claims.count(self._room() - others, ends_nodes=ends_nodes)
-
-    def _turn(self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest) -> None:
+    def _turn(
+        self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest, lane: Lane
+    ) -> None:
         dispatcher = self._dispatcher
         ledger = dispatcher.ledger
         started, claims = time.monotonic(), request.claims
@@ -346,7 +333,7 @@ class Work:
         if dispatcher.traces is not None:
             dispatcher.traces.store(pipeline, turned.recorded)
         looked_everywhere = claims > 0 and self._note_claim(
-            request, turned.claimed, (started, ended)
+            lane, request, turned.claimed, (started, ended)
         )
         # A claim of one kind of tasks has not seen those of the other.
         self.claimed_last = looked_everywhere and request.is_async is None
@@ -369,24 +356,25 @@ class Work:
         return known
 
     def _note_claim(
-        self, request: TurnRequest, claimed: Sequence[ClaimedTask], span: tuple[float, float]
+        self,
+        lane: Lane,
+        request: TurnRequest,
+        claimed: Sequence[ClaimedTask],
+        span: tuple[float, float],
     ) -> bool:
         """Remember how far the claim came; True if it looked everywhere."""
-        agenda, bookmarks = self._agenda, self._bookmarks
         windows, claims = self._dispatcher.windows, request.claims
         batch = self._config.max_claim_batch or claims
-        if request.is_async and self._async is not None:
-            agenda, bookmarks = self._async.agenda, self._async.bookmarks
         # A claim that only did not fill the windows says nothing: a task that cannot wait in one is next.
         possible = min(len(request.pids) + request.prefetch, batch)
         was_short = len(claimed) < possible
         if windows.is_on and not request.is_async:
             names = [task.task_name for task in claimed if task.burst]
             windows.note_claim(min(claims, batch), names, is_drained=was_short)
-        agenda.note_claim(possible, len(claimed))
+        lane.agenda.note_claim(possible, len(claimed))
         if was_short and not request.positions.looks_everywhere:
-            agenda.wake_at(bookmarks.rested_at)
-        return bookmarks.note_claim(request.positions, claimed, was_short=was_short, span=span)
+            lane.agenda.wake_at(lane.bookmarks.rested_at)
+        return lane.bookmarks.note_claim(request.positions, claimed, was_short=was_short, span=span)
 
     def _hand_out_nodes(
         self, pipeline: Pipeline, nodes: Sequence[ClaimedTask], tasks: Sequence[ClaimedTask]
@@ -445,22 +433,19 @@ class Work:
             extra=as_event("outcomes_lost", task_ids=lost),
         )
 
-    def _wants_look_ahead(self, now: float) -> bool:
-        if self._agenda.wants_look_ahead(now):
-            return True
-        return self._async is not None and self._async.agenda.wants_look_ahead(now)
-
     def _look_ahead(self, pipeline: Pipeline) -> None:
         """Expire tasks past their deadline, free lapsed claims, find out when the next task is due."""
         now = time.monotonic()
         signs = self._maintenance.heartbeat.carried_signs(now)
         excluded = self._blocked.excluded() if self._blocked.delays else NOTHING
-        agenda, claims = self._agenda, self._async
-        last_look = agenda.last_look if claims is None else claims.last_look(agenda)
+        looks = [lane.agenda.last_look for lane in self._lanes]
         steps: list[Step] = [
             (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH, excluded)),
             (release_lapsed, ReleaseLapsed(EXPIRY_BATCH, excluded)),
-            (seconds_until_due, LookAhead(self._config.queues, last_look)),
+            (
+                seconds_until_due,
+                LookAhead(self._config.queues, None if None in looks else looks[0]),
+            ),
             *signs,
         ]
         expired, lapsed, (due,), *answers = self._blocked.isolated(
@@ -473,8 +458,8 @@ class Work:
             self.claimed_last = False
             logger.info("%d task(s) expired, %d lapsed claim(s) freed", expired, lapsed)
         ended = time.monotonic()
-        for one in self._agendas():
-            one.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
+        for lane in self._lanes:
+            lane.agenda.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
         if answers:
             # A recovery may follow, and this worker may claim the tasks it frees.
             self.claimed_last = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
+from horsies.worker.agenda import RunTimes
 from horsies.worker.pool.child_process import Held
 
 WIDTH_MAX = 32
@@ -21,10 +22,6 @@ PATIENCE_SECONDS = 0.01
 PATIENCE_FACTOR = 4
 # The longest time that a report waits for others, so that one turn records them together.
 LINGER_SECONDS = 0.002
-# Weight of the newest run time, and its upper bound: the load may change within a few dozen tasks, even when
-# the last of the old tasks took an hour.
-_WEIGHT = 0.1
-_LONG_SECONDS = 0.05
 
 
 def width(typical_seconds: float, widest: int) -> int:
@@ -66,7 +63,7 @@ class Windows:
     `widest` is the limit of the configuration; below 2 there are no windows.
     """
 
-    __slots__ = ("_ends", "_next_depth", "_typical", "depth", "is_on", "widest")
+    __slots__ = ("_next_depth", "_run_times", "depth", "is_on", "widest")
 
     def __init__(self, widest: int = 0) -> None:
         self.widest = widest
@@ -75,36 +72,32 @@ class Windows:
         self.depth = 1
         # The depth after the next full claim, unless twice the present one is more.
         self._next_depth = 1
-        self._ends: dict[str, int] = {}
-        self._typical: dict[str, float] = {}
+        self._run_times: dict[str, RunTimes] = {}
 
     def note_end(self, task_name: str, run_seconds: float) -> None:
         """A child measured the run time of a task."""
-        run_seconds = min(run_seconds, _LONG_SECONDS)
-        typical = self._typical.get(task_name)
-        if typical is None:
-            self._typical[task_name], self._ends[task_name] = run_seconds, 1
-            return
-        self._typical[task_name] = typical + _WEIGHT * (run_seconds - typical)
-        if self._ends[task_name] < ENDS_MIN:
-            self._ends[task_name] += 1
+        if task_name in self._run_times:
+            self._run_times[task_name].note(run_seconds)
+        else:
+            self._run_times[task_name] = RunTimes.of(run_seconds)
 
     def width(self, task_name: str) -> int:
         """How many tasks of that name a child may hold; 1 until enough of them have ended."""
-        if self._ends.get(task_name, 0) < ENDS_MIN:
+        times = self._run_times.get(task_name)
+        if times is None or times.count < ENDS_MIN:
             return 1
-        return width(self._typical[task_name], self.widest)
+        return width(times.typical_seconds, self.widest)
 
     def short_names(self) -> list[str]:
         """The tasks that may be in windows as deep as the next claim fills them."""
         least = max(2, self.depth)
-        return [name for name in self._typical if self.width(name) >= least]
+        return [name for name in self._run_times if self.width(name) >= least]
 
     def patience_seconds(self, task_name: str) -> float:
         """How long others may wait behind a task of that name; 0 if none may."""
         if self.width(task_name) < 2:
             return 0.0
-        return max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._typical[task_name])
+        return max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._run_times[task_name].typical_seconds)
 
     def note_claim(self, asked: int, names: Sequence[str], *, is_drained: bool) -> None:
         """A claim of up to `asked` tasks got tasks of these names that may be in a window.

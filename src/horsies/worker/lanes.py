@@ -1,0 +1,119 @@
+"""Lanes: the kinds of tasks that a worker claims apart, each with its agenda, bookmarks and places.
+
+A worker has one lane. One with async children has another for the tasks of ``async def`` functions: they
+come from the same queues by an index of their own, and an empty claim of one kind says nothing about the
+other kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from horsies.db.statements.turn import ClaimedTask
+from horsies.worker.agenda import Agenda
+from horsies.worker.pool.async_pool import AsyncPool
+from horsies.worker.pool.mixed_pool import AnyPool
+from horsies.worker.pool.window import Windows
+from horsies.worker.turn import Bookmarks
+
+# A claim of a thousand tasks would keep the worker from its other children for a tenth of a second.
+ASYNC_CLAIMS_MAX = 256
+# The claim finds async tasks by these first characters of their options.
+ASYNC_MARK = '{"async":true'
+
+
+class Places(Protocol):
+    """The children of one kind."""
+
+    def are_free(self) -> bool:
+        """Whether any of them can take a task; cheap, because the loop asks in each of its steps."""
+        ...
+
+    def take(self, room: int) -> tuple[Sequence[int], Sequence[int]]:
+        """The children to claim for, up to `room`, and those that may take short tasks behind others."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChildPlaces:
+    """Children that run one task at a time, with windows behind it."""
+
+    pool: AnyPool
+    windows: Windows
+
+    def are_free(self) -> bool:
+        depth = self.windows.depth
+        return self.pool.idle_count > 0 or (depth > 1 and self.pool.window_space(depth)[0] > 0)
+
+    def take(self, room: int) -> tuple[Sequence[int], Sequence[int]]:
+        return self.pool.places(self.windows.depth)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncPlaces:
+    """Async children, which run many tasks at a time."""
+
+    pool: AsyncPool
+
+    def are_free(self) -> bool:
+        return self.pool.places > 0
+
+    def take(self, room: int) -> tuple[Sequence[int], Sequence[int]]:
+        return self.pool.next_pids(min(room, self.pool.places, ASYNC_CLAIMS_MAX)), ()
+
+
+class Lane:
+    """The claims of one kind of tasks: when they are due, where they look first, and for which children.
+
+    `is_async` restricts them to tasks of ``async def`` functions, or to the others; None takes both.
+    `prefetch_max` is how many tasks may be claimed ahead.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[str],
+        poll_seconds: float,
+        places: Places,
+        is_async: bool | None = None,
+        prefetch_max: int = 0,
+    ) -> None:
+        self.agenda = Agenda(poll_seconds)
+        self.bookmarks = Bookmarks(queues)
+        self.places = places
+        self.is_async = is_async
+        self.prefetch_max = prefetch_max
+
+    def note_news(self) -> None:
+        """There may be new tasks anywhere in the queues."""
+        self.agenda.wake()
+        self.bookmarks.note_news()
+
+    def wants_tasks(self, prefetched: int) -> bool:
+        """Whether there may be tasks for free children, or to claim ahead beside so many prefetched ones."""
+        if not self.agenda.may_have_work:
+            return False
+        return prefetched < self.prefetch_max or self.places.are_free()
+
+    def step_back(self, returned: Iterable[ClaimedTask]) -> None:
+        """The next claim begins with the tasks of this lane among these."""
+        self.bookmarks.step_back([task for task in returned if self._takes(task)])
+
+    def _takes(self, task: ClaimedTask) -> bool:
+        if self.is_async is None:
+            return True
+        return (task.task_options or "").startswith(ASYNC_MARK) is self.is_async
+
+
+def lanes_of(
+    queues: Sequence[str], poll_seconds: float, pool: AnyPool, windows: Windows, prefetch_max: int
+) -> list[Lane]:
+    """The lane of the ordinary children, and that of the async ones if there are any."""
+    places, shared = ChildPlaces(pool, windows), pool.asynchronous
+    if shared is None:
+        return [Lane(queues, poll_seconds, places, None, prefetch_max)]
+    return [
+        Lane(queues, poll_seconds, places, False, prefetch_max),
+        Lane(queues, poll_seconds, AsyncPlaces(shared), True),
+    ]

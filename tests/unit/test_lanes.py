@@ -1,0 +1,68 @@
+"""When a lane wants tasks, and for which children."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from horsies.worker.lanes import ASYNC_CLAIMS_MAX, AsyncPlaces, ChildPlaces, Lane, lanes_of
+from horsies.worker.pool.window import Windows
+
+
+def pool(*, idle: int = 0, window: int = 0, shared: Any = None) -> Any:
+    return SimpleNamespace(
+        idle_count=idle,
+        window_space=lambda _: (window, 8),
+        places=lambda depth: (list(range(idle)), [9] * window if depth > 1 else []),
+        asynchronous=shared,
+    )
+
+
+def async_pool(places: int) -> Any:
+    return SimpleNamespace(places=places, next_pids=lambda count: [7] * count)
+
+
+@pytest.mark.parametrize(
+    ("idle", "prefetched", "may_have_work", "wants"),
+    [(1, 2, True, True), (0, 1, True, True), (0, 2, True, False), (1, 0, False, False)],
+)
+def test_a_lane_wants_tasks_for_free_children_and_to_fill_its_prefetch_buffer(
+    idle: int, prefetched: int, may_have_work: bool, wants: bool
+) -> None:
+    lane = Lane(["default"], 5.0, ChildPlaces(pool(idle=idle), Windows()), prefetch_max=2)
+    lane.agenda.may_have_work = may_have_work
+    assert lane.wants_tasks(prefetched) is wants
+
+
+@pytest.mark.parametrize(("depth", "is_free"), [(1, False), (2, True)])
+def test_room_behind_other_tasks_counts_only_while_windows_are_filled(
+    depth: int, is_free: bool
+) -> None:
+    windows = Windows(32)
+    windows.depth = depth
+    places = ChildPlaces(pool(window=3), windows)
+    assert places.are_free() is is_free
+    assert places.take(10) == ([], [9, 9, 9] if is_free else [])
+
+
+@pytest.mark.parametrize(
+    ("free", "room", "count"), [(5, 3, 3), (2, 3, 2), (1000, 1000, ASYNC_CLAIMS_MAX), (0, 3, 0)]
+)
+def test_async_children_take_as_many_tasks_as_they_have_places_up_to_a_limit(
+    free: int, room: int, count: int
+) -> None:
+    places = AsyncPlaces(async_pool(free))
+    assert places.are_free() is (free > 0)
+    assert places.take(room) == ([7] * count, ())
+
+
+def test_a_worker_has_one_lane_for_all_tasks_or_one_for_each_kind() -> None:
+    (both,) = lanes_of(["default"], 5.0, pool(), Windows(), 3)
+    assert (both.is_async, both.prefetch_max) == (None, 3)
+    shared = cast(Any, async_pool(4))
+    plain, coroutines = lanes_of(["default"], 5.0, pool(shared=shared), Windows(), 3)
+    assert (plain.is_async, plain.prefetch_max) == (False, 3)
+    assert (coroutines.is_async, coroutines.prefetch_max) == (True, 0)
+    assert coroutines.agenda is not plain.agenda
