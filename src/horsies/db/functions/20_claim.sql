@@ -162,6 +162,10 @@ $$;
 --   marks, which is one probe of the index per queue; the second one, with "p_looks_everywhere" and places
 --   left, looks at the marked queues from the front. Behind a mark the order is exact. The worker decides how
 --   often to look without marks, so that a task before them does not wait for long.
+-- * With several queues and marks, one statement finds the queues that have tasks, behind their marks if they
+--   have any. Four queues without tasks add 0.03 ms to a claim; searched one by one they added 0.08 ms, or
+--   0.36 ms if no child had a window. A claim without marks would walk over dead entries once more by it. A
+--   priority whose first task is not due is passed over.
 -- * Whether a queue is paused is checked in the statement that chooses the rows: a separate one cost 0.02 ms.
 -- * A worker that has met tasks it cannot run leaves out their names ("p_unknown_names"), the tasks
 --   ("p_refused_ids"), or the tasks that its parameters do not fit ("p_refused_by", see horsies_refusals). CASE
@@ -203,7 +207,9 @@ DECLARE
     wanted integer;
     changed integer;
     is_marked boolean;
+    has_tasks boolean[];
     level integer;
+    first_at timestamptz;
     after_at timestamptz;
     after_id uuid;
     look_at timestamptz;
@@ -216,10 +222,25 @@ BEGIN
     IF p_cluster_cap IS NOT NULL THEN
         places := least(places, p_cluster_cap - horsies_in_flight(NULL, true, look_at));
     END IF;
+    IF cardinality(p_queues) > 1 AND p_marked_ids <> '{}' THEN
+        -- LIMIT, because the planner may answer EXISTS by a hash table of all pending tasks.
+        has_tasks := ARRAY(
+            SELECT CASE WHEN p_marked_ids[place] IS NULL THEN (
+                SELECT true FROM horsies_tasks AS task
+                WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = p_queues[place]
+                ORDER BY task.priority LIMIT 1)
+            ELSE (
+                SELECT true FROM horsies_tasks AS task
+                WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = p_queues[place]
+                  AND task.priority = p_marked_priorities[place] AND task.enqueued_at <= look_at
+                  AND (task.enqueued_at, task.id) > (p_marked_moments[place], p_marked_ids[place])
+                ORDER BY task.enqueued_at, task.id LIMIT 1) END
+            FROM generate_subscripts(p_queues, 1) AS place ORDER BY place);
+    END IF;
     FOR pass IN 1 .. 2 LOOP
-        <<queues>>
         FOR position IN 1 .. cardinality(p_queues) LOOP
             EXIT WHEN taken >= places;
+            CONTINUE WHEN pass = 1 AND has_tasks[position] IS NULL AND has_tasks IS NOT NULL;
             is_marked := p_marked_ids[position] IS NOT NULL;
             CONTINUE WHEN pass = 2 AND NOT (is_marked AND p_looks_everywhere);
             is_marked := is_marked AND pass = 1;
@@ -241,20 +262,15 @@ BEGIN
             END IF;
             WHILE wanted > 0 LOOP
                 IF NOT is_marked THEN
-                    SELECT task.priority INTO level FROM horsies_tasks AS task
+                    SELECT task.priority, task.enqueued_at INTO level, first_at FROM horsies_tasks AS task
                     WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue
                       AND task.priority > level
-                    ORDER BY task.priority LIMIT 1;
+                    ORDER BY task.priority, task.enqueued_at LIMIT 1;
                     EXIT WHEN NOT FOUND;
+                    CONTINUE WHEN first_at > look_at;
                 END IF;
                 has_run := places > idle;
                 IF has_run THEN
-                    -- A queue without due tasks costs this probe, a third of a call.
-                    CONTINUE queues WHEN is_marked AND NOT EXISTS (
-                        SELECT FROM horsies_tasks AS task
-                        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue
-                          AND task.priority = level AND task.enqueued_at <= look_at
-                          AND (task.enqueued_at, task.id) > (after_at, after_id));
                     run := horsies_leading_run(
                         queue, level, after_at, after_id, look_at, wanted, idle - taken,
                         p_queue_caps[position] IS NOT NULL, p_short_names, p_is_async, leaves_out,
