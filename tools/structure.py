@@ -36,10 +36,7 @@ KNOWN = {
     "current_task.CurrentTask": (26, 3),
     "worker.connection.WorkerConnection": (27, 25),
     "worker.loop.Worker": (24, 19),
-    "worker.pool.async_pool.AsyncPool": (31, 12),
-    "worker.pool.children.Children": (29, 14),
-    "worker.pool.mixed_pool.MixedPool": (29, 4),
-    "worker.pool.pool.ChildPool": (36, 8),
+    "worker.pool.pool.ChildPool": (31, 15),
     "workflow.run.handle.WorkflowHandle": (27, 6),
 }
 # Packages whose modules must not import each other in a circle.

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horsies.db.statements.turn import ClaimedTask
-from horsies.worker.pool.assignments import PoolEvent, Reported
-from horsies.worker.pool.mixed_pool import AnyPool
+from horsies.worker.pool.events import PoolEvent, Reported
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, ChildBoot, NodePart, ProgressReport
 from tests.support.workers import is_gone as is_gone
@@ -41,7 +40,7 @@ def collect_until(pool: ChildPool, wanted: Callable[[], bool]) -> list[PoolEvent
     return events
 
 
-def collect_events(pool: AnyPool, count: int, kind: type[PoolEvent]) -> list[PoolEvent]:
+def collect_events(pool: ChildPool, count: int, kind: type[PoolEvent]) -> list[PoolEvent]:
     """Everything the pool tells until it has told `count` events of `kind`."""
     events: list[PoolEvent] = []
     deadline = time.monotonic() + DEADLINE_SECONDS
@@ -82,7 +81,7 @@ class RecordingPool:
     stopped: list[tuple[str, str]] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
     unstored_progress: dict[str, ProgressReport] = field(default_factory=dict)
-    asynchronous: None = None
+    has_async: bool = False
 
     def progress(self) -> dict[str, ProgressReport]:
         return self.unstored_progress
@@ -103,6 +102,9 @@ class RecordingPool:
 
     def stop_task(self, task_id: str, reason: str) -> None:
         self.stopped.append((task_id, reason))
+
+    def drop_task(self, task_id: str, reason: str) -> None:
+        self.kill_task(task_id)
 
     def kill_task(self, task_id: str) -> None:
         if task_id in (dispatched for dispatched, *_ in self.dispatched):

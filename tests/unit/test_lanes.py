@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -11,17 +11,17 @@ from horsies.worker.lanes import ASYNC_CLAIMS_MAX, AsyncPlaces, ChildPlaces, Lan
 from horsies.worker.pool.window import Windows
 
 
-def pool(*, idle: int = 0, window: int = 0, shared: Any = None) -> Any:
+def pool(*, idle: int = 0, window: int = 0, has_async: bool = False) -> Any:
     return SimpleNamespace(
         idle_count=idle,
         window_space=lambda _: (window, 8),
         places=lambda depth: (list(range(idle)), [9] * window if depth > 1 else []),
-        asynchronous=shared,
+        has_async=has_async,
     )
 
 
 def async_pool(places: int) -> Any:
-    return SimpleNamespace(places=places, next_pids=lambda count: [7] * count)
+    return SimpleNamespace(async_places=places, next_async_pids=lambda count: [7] * count)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,7 @@ def test_async_children_take_as_many_tasks_as_they_have_places_up_to_a_limit(
 def test_a_worker_has_one_lane_for_all_tasks_or_one_for_each_kind() -> None:
     (both,) = lanes_of(["default"], 5.0, pool(), Windows(), 3)
     assert (both.is_async, both.prefetch_max) == (None, 3)
-    shared = cast(Any, async_pool(4))
-    plain, coroutines = lanes_of(["default"], 5.0, pool(shared=shared), Windows(), 3)
+    plain, coroutines = lanes_of(["default"], 5.0, pool(has_async=True), Windows(), 3)
     assert (plain.is_async, plain.prefetch_max) == (False, 3)
     assert (coroutines.is_async, coroutines.prefetch_max) == (True, 0)
     assert coroutines.agenda is not plain.agenda

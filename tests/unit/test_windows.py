@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies.worker.pool.child_process import Held
 from horsies.worker.pool.window import (
     ENDS_MIN,
     Windows,
     fill_order,
     linger_seconds,
-    split_unstarted,
     width,
 )
 from horsies.worker.protocol import Assignment, assignment_number, encode_assignment
@@ -155,14 +153,6 @@ def test_filling_in_order_never_exceeds_the_room_of_a_child(
         assert held[pid] <= most[pid]
     assert levels == sorted(levels), "a child was filled before an emptier one"
     assert all(held[pid] >= most[pid] for pid in held), "a place was left out"
-
-
-@given(st.sets(st.integers(1, 20)), st.sets(st.integers(1, 20)))
-def test_tasks_with_unused_permits_have_not_begun(numbers: set[int], unused: set[int]) -> None:
-    held = [Held(number, TASK, 0.0) for number in sorted(numbers)]
-    begun, unstarted = split_unstarted(held, unused)
-    assert {one.number for one in begun} == numbers - unused
-    assert {one.number for one in unstarted} == numbers & unused
 
 
 def test_a_turn_waits_until_half_the_room_is_free_or_a_report_is_old() -> None:

@@ -14,7 +14,6 @@ from horsies.db.pipeline import Pipeline
 from horsies.worker.connection import TURN_SETTINGS
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod
-from horsies.worker.pool.mixed_pool import AnyPool, MixedPool
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import ChildBoot
 from tests.support.pool import BOOT, MakePool
@@ -28,24 +27,12 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 @pytest.fixture
 def make_pool(selector: selectors.BaseSelector) -> Iterator[MakePool]:
-    pools: list[AnyPool] = []
+    pools: list[ChildPool] = []
 
-    def make(
-        processes: int = 2,
-        *,
-        boot: ChildBoot = BOOT,
-        async_children: int = 0,
-        async_slots: int = 0,
-        **settings: Any,
-    ) -> Any:
+    def make(processes: int = 2, *, boot: ChildBoot = BOOT, **settings: Any) -> ChildPool:
         # The quickest way to children; the tests that are about start methods name all of them.
         settings.setdefault("start_method", StartMethod.FORK)
-        chosen = PoolSettings(processes, **settings)
-        pool: AnyPool = (
-            MixedPool(chosen, boot, selector, async_children, async_slots)
-            if async_children
-            else ChildPool(chosen, boot, selector)
-        )
+        pool = ChildPool(PoolSettings(processes, **settings), boot, selector)
         pools.append(pool)
         pool.start()
         return pool

@@ -36,7 +36,7 @@ from horsies.worker.ledger import (
 )
 from horsies.worker.loop import Worker
 from horsies.worker.node_inputs import NodeInputs
-from horsies.worker.pool.assignments import Died, HookFailed, PoolEvent, Reported, Stopped
+from horsies.worker.pool.events import Died, HookFailed, PoolEvent, Reported, Stopped, TakenBack
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import ChildReport, NodePart
 from horsies.worker.tally import log_ends
@@ -262,7 +262,7 @@ def test_a_death_before_the_start_gives_the_task_back(
     dispatcher: Dispatcher, ledger: Ledger
 ) -> None:
     dispatcher.hand_out([claimed("a", 1)])
-    dispatcher.absorb([Died(attempt("a"), 1, "exit code 3", started=False)])
+    dispatcher.absorb([TakenBack([attempt("a")])])
     assert ledger.needs_release
     assert ledger.to_record() == []
     assert held_ids(ledger) == []
@@ -421,7 +421,7 @@ def test_a_call_that_does_not_fit_waits_apart_until_it_is_left_or_fails(
     [
         (report("a"), "work a #1 completed after 0.000 s"),
         (
-            Died(attempt("a"), 1, "exit code 3", True, 2.5),
+            Died(attempt("a"), 1, "exit code 3", 2.5),
             "failed with WORKER_CRASHED after 2.500 s",
         ),
         (Stopped(attempt("a"), 1, True, STOPPED_BY_CANCEL, 0.5), "#1 was cancelled after 0.500 s"),

@@ -16,7 +16,7 @@ from horsies.config.app import PayloadConfig
 from horsies.error_codes import error_code_text
 from horsies.errors import RetryLater
 from horsies.worker.child.execute import AppProgram, execute
-from horsies.worker.pool.assignments import Reported, Stopped
+from horsies.worker.pool.events import Reported, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.protocol import Assignment, ChildReport
 from tests.support.applications import NOWHERE

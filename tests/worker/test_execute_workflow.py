@@ -18,7 +18,7 @@ from horsies import (
     WorkflowSpec,
 )
 from horsies.worker.child.execute import execute
-from horsies.worker.pool.assignments import Reported
+from horsies.worker.pool.events import Reported
 from horsies.worker.protocol import Assignment, ChildReport, NodeInput, NodePart
 from horsies.workflow.build.shape import NESTING_DEPTH_MAX
 from tests.support.apps.shop import app as shop

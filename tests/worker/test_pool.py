@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horsies.worker import os_process
-from horsies.worker.pool.assignments import Died, PoolEvent, Stopped, TakenBack
+from horsies.worker.pool.events import Died, PoolEvent, Stopped, TakenBack
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import NoIdleChildError
 from tests.support.pool import (
@@ -54,7 +54,7 @@ def test_children_are_looked_after_where_pids_have_no_descriptors(
     assert run(pool, "own_pid") == pid
     doomed = assignment("exit_with", 3)
     pool.dispatch(doomed)
-    assert next_event(pool) == Died(doomed, pid, "exit code 3", started=True)
+    assert next_event(pool) == Died(doomed, pid, "exit code 3")
     collect_until(pool, lambda: pool.idle_count == 1)
     assert run(pool, "own_pid") != pid
 
@@ -106,7 +106,7 @@ def test_a_dying_child_costs_its_own_assignment_only(
     sibling_pid = pool.dispatch(sibling)
     doomed = assignment(name, *args)
     doomed_pid = pool.dispatch(doomed)
-    assert next_event(pool) == Died(doomed, doomed_pid, description, started=True)
+    assert next_event(pool) == Died(doomed, doomed_pid, description)
     assert list(pool.busy) == [sibling.task_id]
     collect_until(pool, lambda: pool.idle_count == 1)
     assert run(pool, "echo", "refilled") == "refilled"
@@ -122,7 +122,7 @@ def test_a_child_killed_from_outside_is_noticed_and_replaced(
     pid = pool.dispatch(given)
     collect_until(pool, (tmp_path / "started").exists)
     os.kill(pid, signal.SIGKILL)
-    assert next_event(pool) == Died(given, pid, "signal 9 (SIGKILL)", started=True)
+    assert next_event(pool) == Died(given, pid, "signal 9 (SIGKILL)")
     collect_until(pool, lambda: pool.idle_count == 2)
 
 
@@ -145,7 +145,7 @@ def test_an_assignment_to_a_child_that_died_unnoticed_is_known_not_to_have_start
         pass
     given = assignment("echo", 1)
     assert pool.dispatch(given) == pid
-    assert next_event(pool) == Died(given, pid, "signal 9 (SIGKILL)", started=False)
+    assert next_event(pool) == TakenBack((given,))
 
 
 def test_an_assignment_that_was_never_read_is_known_not_to_have_started(
@@ -157,7 +157,7 @@ def test_an_assignment_that_was_never_read_is_known_not_to_have_started(
     given = assignment("echo", 1)
     pool.dispatch(given)
     os.kill(pid, signal.SIGKILL)
-    assert next_event(pool) == Died(given, pid, "signal 9 (SIGKILL)", started=False)
+    assert next_event(pool) == TakenBack((given,))
 
 
 def test_a_task_that_is_asked_to_stop_cleans_up_and_its_child_is_replaced(
@@ -273,6 +273,7 @@ def test_killing_all_children_tells_every_assignment_and_fills_the_pool_again(
     pool = make_pool(2)
     given = [assignment("wait_forever", str(tmp_path / f"started-{n}")) for n in range(2)]
     pids = [pool.dispatch(one) for one in given]
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
     pool.kill_all()
     events = collect_until(pool, lambda: pool.idle_count == 2)
     died = {(event.pid, event.description) for event in events if isinstance(event, Died)}
@@ -288,7 +289,7 @@ def test_shutdown_tells_what_became_of_running_assignments(
     collect_until(pool, (tmp_path / "started").exists)
     pids = pool.pids()
     assert [event for event in pool.shutdown() if isinstance(event, Died)] == [
-        Died(given, pid, "signal 9 (SIGKILL)", started=True)
+        Died(given, pid, "signal 9 (SIGKILL)")
     ]
     assert all(is_gone(one) for one in pids)
 

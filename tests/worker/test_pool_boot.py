@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from horsies.worker.child.fork_server import Reserve
-from horsies.worker.pool.assignments import Died, HookFailed, Reported
+from horsies.worker.pool.events import Died, HookFailed, Reported
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildBootError
 from horsies.worker.protocol import ChildBoot

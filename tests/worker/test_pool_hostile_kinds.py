@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from horsies.worker.pool.assignments import Died, PoolEvent, Reported, Stopped, TakenBack
 from horsies.worker.pool.children import PoolSettings
+from horsies.worker.pool.events import Died, PoolEvent, Reported, Stopped, TakenBack
 from horsies.worker.pool.launcher import StartMethod
-from horsies.worker.pool.mixed_pool import AnyPool, MixedPool
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import Assignment
 from tests.support.apps.hostile import KINDS, LOOP_KINDS
@@ -53,7 +52,7 @@ def begun(journal: Path) -> list[str]:
 class Outcomes:
     """Runs tasks as a worker does: those that come back are given to a child again."""
 
-    def __init__(self, pool: AnyPool, *, has_windows: bool = False) -> None:
+    def __init__(self, pool: ChildPool, *, has_windows: bool = False) -> None:
         self.pool = pool
         self.has_windows = has_windows
         self.waiting: list[Assignment] = []
@@ -75,19 +74,16 @@ class Outcomes:
                     self.waiting += assignments
                 case Reported(report=report):
                     self.ended[report.task_id] = event
-                case Died(assignment=one, started=False) if one is not None:
-                    self.waiting.append(one)
                 case Died(assignment=one) | Stopped(assignment=one) if one is not None:
                     self.ended[one.task_id] = event
         self._hand_out()
         return True
 
     def _hand_out(self) -> None:
-        if (shared := self.pool.asynchronous) is not None:
-            for pid in shared.next_pids(len(self.waiting)):
+        if self.pool.has_async:
+            for pid in self.pool.next_async_pids(len(self.waiting)):
                 self.pool.dispatch(self.waiting.pop(0), pid)
             return
-        assert isinstance(self.pool, ChildPool)
         for pid in self.pool.next_idle_pids(self.pool.idle_count):
             if self.has_windows and self.waiting:
                 self.pool.dispatch_window(pid, [(one, PATIENT) for one in self.waiting])
@@ -132,8 +128,10 @@ def cancel_in_the_same_child(outcomes: Outcomes, journal: Path) -> None:
 @pytest.mark.parametrize("kind", [*KINDS, *LOOP_KINDS])
 def test_a_hostile_coroutine_costs_no_task_that_comes_after_it(journal: Path, kind: str) -> None:
     with selectors.DefaultSelector() as selector:
-        settings = PoolSettings(0, StartMethod.FORK, stop_grace_seconds=0.1)
-        pool = MixedPool(settings, BOOT, selector, 1, 20)
+        settings = PoolSettings(
+            0, StartMethod.FORK, stop_grace_seconds=0.1, async_children=1, async_slots=20
+        )
+        pool = ChildPool(settings, BOOT, selector)
         try:
             assert pool.start()
             check_among_coroutines(Outcomes(pool), journal, kind)

@@ -15,8 +15,8 @@ import pytest
 
 from horsies.worker import os_process, protocol
 from horsies.worker.child import main
-from horsies.worker.pool.assignments import Died, Reported, Stopped
-from horsies.worker.pool.children import Children
+from horsies.worker.pool.events import Died, Reported, Stopped
+from horsies.worker.pool.inbox import Inbox
 from horsies.worker.pool.launcher import StartMethod
 from tests.support.pool import (
     BOOT,
@@ -88,7 +88,7 @@ def test_a_child_that_closes_its_socket_is_killed_and_replaced(make_pool: MakePo
     pool = make_pool(1)
     given = assignment("close_all_descriptors")
     pid = pool.dispatch(given)
-    assert next_event(pool) == Died(given, pid, "killed because it closed its socket", started=True)
+    assert next_event(pool) == Died(given, pid, "killed because it closed its socket")
     collect_until(pool, lambda: pool.idle_count == 1)
 
 
@@ -102,14 +102,14 @@ def test_a_child_that_sends_half_a_frame_is_killed_and_nobody_else(
     pid = pool.dispatch(given)
     event = next_event(pool)
     assert isinstance(event, Died)
-    assert (event.assignment, event.pid, event.started) == (given, pid, True)
+    assert (event.assignment, event.pid) == (given, pid)
     assert "malformed frame" in event.description
     assert list(pool.busy) == [sibling.task_id]
     collect_until(pool, lambda: pool.idle_count == 1)
 
 
 @pytest.mark.parametrize(
-    "forgery", ["other task", "other claim", "ready", "hello", "assign", "stopped"]
+    "forgery", ["other task", "other claim", "ready", "hello", "assign", "task stopped"]
 )
 def test_a_child_that_speaks_out_of_turn_is_killed(make_pool: MakePool, forgery: str) -> None:
     pool = make_pool(1)
@@ -239,7 +239,7 @@ def test_a_child_that_became_another_program_is_killed_and_replaced(make_pool: M
     pool = make_pool(1)
     given = assignment("become_another_program")
     pid = pool.dispatch(given)
-    assert next_event(pool) == Died(given, pid, "killed because it closed its socket", started=True)
+    assert next_event(pool) == Died(given, pid, "killed because it closed its socket")
     collect_until(pool, lambda: pool.idle_count == 1)
 
 
@@ -255,7 +255,7 @@ def test_a_child_without_descriptors_costs_no_other_task(make_pool: MakePool, co
     collect_until(pool, lambda: pool.idle_count == 1)
     pool.dispatch(given)
     event = next_event(pool)
-    assert not (isinstance(event, Died) and event.started), event
+    assert not isinstance(event, Died), event
     collect_until(pool, lambda: pool.idle_count == 1)
 
 
@@ -263,7 +263,7 @@ def test_a_child_that_may_make_no_system_calls_is_replaced(make_pool: MakePool) 
     pool = make_pool(1)
     given = assignment("forbid_system_calls")
     pid = pool.dispatch(given)
-    assert next_event(pool) == Died(given, pid, "signal 9 (SIGKILL)", started=True)
+    assert next_event(pool) == Died(given, pid, "signal 9 (SIGKILL)")
     collect_until(pool, lambda: pool.idle_count == 1)
 
 
@@ -281,9 +281,9 @@ def test_frames_without_end_are_not_read_to_their_end(
     make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = make_pool(1)
-    monkeypatch.setattr(Children, "receive", lambda children, child: True)
-    (child,) = pool._children.children
-    assert pool._children.drain(child)
+    monkeypatch.setattr(Inbox, "receive", lambda inbox, child: True)
+    (child,) = pool._children.all
+    assert pool._inbox.drain(child)
 
 
 @pytest.mark.parametrize("method", list(StartMethod))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from horsies.worker.pool.assignments import Died, Reported
 from horsies.worker.pool.children import PoolSettings
+from horsies.worker.pool.events import Died, Reported
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildBootError, ChildPool
 from tests.support.pool import BOOT, MakePool, assignment, collect_until, is_gone, run

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from horsies.worker.pool.assignments import Died, PoolEvent, Reported, Stopped, TakenBack
 from horsies.worker.pool.children import PoolSettings
+from horsies.worker.pool.events import Died, PoolEvent, Reported, Stopped, TakenBack
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildPool
 from tests.support.examples import examples

@@ -64,7 +64,6 @@ from horsies.worker.cpus import usable_cpus
 from horsies.worker.loop import ExitCode, Worker
 from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.launcher import StartMethod, default_start_method
-from horsies.worker.pool.mixed_pool import AnyPool, MixedPool
 from horsies.worker.pool.pool import ChildBootError, ChildPool
 from horsies.worker.pool.window import WIDTH_MAX
 from horsies.worker.probe import AddressError, serving, worker_routes
@@ -424,7 +423,7 @@ def _banner(app: Horsies, config: WorkerConfig) -> str:
     return f"\n  {title}\n{lines}\n"
 
 
-def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSelector) -> AnyPool:
+def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSelector) -> ChildPool:
     hook_seconds = DEBUG_SECONDS if config.debug else app.config.hook_timeout_seconds
     settings = PoolSettings(
         processes=config.processes,
@@ -435,6 +434,8 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
         exit_seconds_of_hooks=hook_seconds * len(app.hooks.stop),
         has_windows=config.window_width > 1,
         has_time_limits=not config.debug,
+        async_children=config.async_children,
+        async_slots=config.async_slots,
     )
     if config.debug:
         settings = replace(settings, boot_timeout_seconds=DEBUG_SECONDS)
@@ -448,9 +449,7 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
         worker_name=config.name,
         shares_terminal=config.debug,
     )
-    if not config.async_children:
-        return ChildPool(settings, boot, selector)
-    return MixedPool(settings, boot, selector, config.async_children, config.async_slots)
+    return ChildPool(settings, boot, selector)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from horsies.tasks.outcome import (
 from horsies.worker.agenda import Pace
 from horsies.worker.ledger import ENDED, RUNNING, UNCALLED, WAITING, Ledger
 from horsies.worker.node_inputs import NodeInputs
-from horsies.worker.pool.assignments import (
+from horsies.worker.pool.events import (
     Died,
     HookFailed,
     PoolEvent,
@@ -28,8 +28,7 @@ from horsies.worker.pool.assignments import (
     Stopped,
     TakenBack,
 )
-from horsies.worker.pool.mixed_pool import AnyPool
-from horsies.worker.pool.pool import NoIdleChildError
+from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.pool.window import Windows, linger_seconds
 from horsies.worker.protocol import Assignment, NodePart, assignment_of
 from horsies.worker.tally import Tally
@@ -46,7 +45,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        pool: AnyPool,
+        pool: ChildPool,
         ledger: Ledger,
         inputs: NodeInputs | None = None,
         traces: Traces | None = None,
@@ -190,9 +189,6 @@ class Dispatcher:
             return
         if (task := self.ledger.running(event.assignment)) is None:
             return
-        if not event.started:
-            self.ledger.give_back([task])
-            return
         logger.error(
             "child %s died (%s) while running %s %s",
             event.pid,
@@ -238,12 +234,10 @@ class Dispatcher:
 
     def keep_owned(self, task_ids: Iterable[str]) -> None:
         """Kill the children of tasks that are not among these, or cancel coroutines: others own them now."""
-        shared = self.pool.asynchronous
         waiting = [task.id for task in self.ledger.tasks(WAITING)]
         for task_id in {*self.pool.held_tasks, *waiting}.difference(task_ids):
             event = as_event("claim_lost", task_id=task_id)
             logger.warning("task %s belongs to another worker now", task_id, extra=event)
             if self.ledger.has(task_id, WAITING):
                 self.ledger.forget(task_id)
-            if shared is None or not shared.stop_task(task_id, STOPPED_BY_LOSS):
-                self.pool.kill_task(task_id)
+            self.pool.drop_task(task_id, STOPPED_BY_LOSS)

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.agenda import Agenda
-from horsies.worker.pool.async_pool import AsyncPool
-from horsies.worker.pool.mixed_pool import AnyPool
+from horsies.worker.pool.pool import ChildPool
 from horsies.worker.pool.window import Windows
 from horsies.worker.turn import Bookmarks
 
@@ -40,7 +39,7 @@ class Places(Protocol):
 class ChildPlaces:
     """Children that run one task at a time, with windows behind it."""
 
-    pool: AnyPool
+    pool: ChildPool
     windows: Windows
 
     def are_free(self) -> bool:
@@ -55,13 +54,13 @@ class ChildPlaces:
 class AsyncPlaces:
     """Async children, which run many tasks at a time."""
 
-    pool: AsyncPool
+    pool: ChildPool
 
     def are_free(self) -> bool:
-        return self.pool.places > 0
+        return self.pool.async_places > 0
 
     def take(self, room: int) -> tuple[Sequence[int], Sequence[int]]:
-        return self.pool.next_pids(min(room, self.pool.places, ASYNC_CLAIMS_MAX)), ()
+        return self.pool.next_async_pids(min(room, self.pool.async_places, ASYNC_CLAIMS_MAX)), ()
 
 
 class Lane:
@@ -107,13 +106,13 @@ class Lane:
 
 
 def lanes_of(
-    queues: Sequence[str], poll_seconds: float, pool: AnyPool, windows: Windows, prefetch_max: int
+    queues: Sequence[str], poll_seconds: float, pool: ChildPool, windows: Windows, prefetch_max: int
 ) -> list[Lane]:
     """The lane of the ordinary children, and that of the async ones if there are any."""
-    places, shared = ChildPlaces(pool, windows), pool.asynchronous
-    if shared is None:
+    places = ChildPlaces(pool, windows)
+    if not pool.has_async:
         return [Lane(queues, poll_seconds, places, None, prefetch_max)]
     return [
         Lane(queues, poll_seconds, places, False, prefetch_max),
-        Lane(queues, poll_seconds, AsyncPlaces(shared), True),
+        Lane(queues, poll_seconds, AsyncPlaces(pool), True),
     ]

@@ -34,8 +34,8 @@ from horsies.worker.liveness import Identity, lock_key
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.notifications import echo_channel, worker_channels
-from horsies.worker.pool.assignments import PoolEvent
-from horsies.worker.pool.mixed_pool import AnyPool
+from horsies.worker.pool.events import PoolEvent
+from horsies.worker.pool.pool import ChildPool
 from horsies.worker.pool.window import Windows
 from horsies.worker.probe import Vitals
 from horsies.worker.tally import Tally
@@ -84,7 +84,7 @@ class Worker:
     """
 
     def __init__(
-        self, app: Horsies, config: WorkerConfig, pool: AnyPool, selector: selectors.BaseSelector
+        self, app: Horsies, config: WorkerConfig, pool: ChildPool, selector: selectors.BaseSelector
     ) -> None:
         known = KnownTasks.of(app)
         identity = Identity.of(new_id(), known.as_json())
@@ -150,7 +150,7 @@ class Worker:
         """Describe this worker for probes; another thread calls it, so it only reads."""
         pool, connection = self._pool, self._connection
         pids, idle = pool.pids(), pool.idle_children
-        busy = len({child.pid for child in list(pool.busy.values())})
+        busy = len({held.pid for held in list(pool.busy.values())})
         return Vitals(
             awake_by=self._awake_by,
             has_started=self._has_started,
@@ -426,9 +426,8 @@ class Worker:
 
     def _on_stop_of_running(self) -> dict[str, OnStop]:
         return {
-            task_id: self._on_stop.get(child.assignment.task_name, "finish")
-            for task_id, child in self._pool.busy.items()
-            if child.assignment is not None
+            task_id: self._on_stop.get(held.assignment.task_name, "finish")
+            for task_id, held in self._pool.busy.items()
         }
 
     def _interrupt(self, wishes: Mapping[str, OnStop]) -> None:

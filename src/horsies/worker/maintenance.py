@@ -177,9 +177,9 @@ class Maintenance:
                 (find_cancel_requests, WorkerId(self._liveness.identity.worker_id))
             ]
             long = [
-                child.assignment
-                for child in busy.values()
-                if is_due and now - child.assigned_at >= self._beats.seconds and child.assignment
+                held.assignment
+                for held in busy.values()
+                if is_due and now - held.assigned_at >= self._beats.seconds
             ]
             if long:
                 beats = SendHeartbeats(

@@ -44,13 +44,12 @@ class FrameKind(IntEnum):
     HELLO = 4
     READY = 5
     REPORT = 6
-    STOPPED = 7
     HOOK_FAILED = 8
     BOOT_FAILED = 9
+    TASK_STOPPED = 22
     # Of children that run several coroutines at a time.
     SHARE = 20
     STOP_TASK = 21
-    TASK_STOPPED = 22
     PROGRESS = 23
     LOOP_BLOCKED = 24
     TASK_UNSTARTED = 25
@@ -175,7 +174,8 @@ class ChildBoot:
 _HEADER = Struct("!IB")
 _ASSIGN = Struct("!IBQ?qiqIIIIII")
 _ASSIGNMENT_NUMBER = Struct("!Q?")
-_LAST_NUMBER = Struct("!Q")
+_NUMBER_BYTES = 8
+_NUMBER_PLACE = slice(_HEADER.size, _HEADER.size + _NUMBER_BYTES)
 _REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
 _NO_TEXT = 0xFFFFFFFF
@@ -186,16 +186,14 @@ _RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
 # The longest frame of each kind: one that claims to be longer is not waited for.
 _LONGEST: dict[int, int] = dict.fromkeys(FrameKind, 1 << 26)
 _LONGEST |= dict.fromkeys((FrameKind.BOOT, FrameKind.ASSIGN, FrameKind.REPORT), MAX_FRAME_BYTES)
-for _kind in (FrameKind.STOP, FrameKind.HELLO, FrameKind.READY, FrameKind.STOPPED, FrameKind.SHARE):
+for _kind in (FrameKind.STOP, FrameKind.HELLO, FrameKind.READY, FrameKind.SHARE):
     _LONGEST[_kind] = _NUMBERS.size - 4
 
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_REPORT = int(FrameKind.REPORT)
 
 
-def encode_assignment(
-    assignment: Assignment, number: int = 1, *, needs_permit: bool = False
-) -> bytes:
+def encode_assignment(assignment: Assignment, number: int = 1, needs_permit: bool = False) -> bytes:
     """The frame with `assignment`, which has the `number` among those of its child."""
     task_id, name = assignment.task_id, assignment.task_name
     args, kwargs = assignment.args_json, assignment.kwargs_json
@@ -203,7 +201,7 @@ def encode_assignment(
     head, texts = ("", "") if node is None else _node_texts(node)
     body = f"{task_id}{name}{args}{kwargs}{stored}{head}{texts}".encode()
     header = _ASSIGN.pack(
-        _ASSIGN.size - 4 + len(body) + _LAST_NUMBER.size,
+        _ASSIGN.size - 4 + len(body) + _NUMBER_BYTES,
         _KIND_ASSIGN,
         number,
         needs_permit,
@@ -217,7 +215,7 @@ def encode_assignment(
         len(stored),
         len(head),
     )
-    return header + body + _LAST_NUMBER.pack(number)
+    return header + body + header[_NUMBER_PLACE]
 
 
 def assignment_number(frame: bytes) -> tuple[int, bool]:
@@ -227,11 +225,10 @@ def assignment_number(frame: bytes) -> tuple[int, bool]:
     """
     try:
         number, needs_permit = _ASSIGNMENT_NUMBER.unpack_from(frame, _HEADER.size)
-        (last,) = _LAST_NUMBER.unpack_from(frame, len(frame) - _LAST_NUMBER.size)
     except struct.error as error:
         raise ProtocolError(f"malformed assignment: {error}") from error
-    if number != last:
-        raise ProtocolError(f"assignment {number} ends as number {last}")
+    if frame[_NUMBER_PLACE] != frame[-_NUMBER_BYTES:]:
+        raise ProtocolError(f"assignment {number} does not end with its number")
     return number, needs_permit
 
 
@@ -240,7 +237,7 @@ def decode_assignment(frame: bytes) -> Assignment:
         numbers = _ASSIGN.unpack_from(frame)
         generation, attempt, timeout_ms, id_end, name_end, args_end = numbers[4:10]
         kwargs_end, stored_end, head_end = numbers[10:]
-        texts = frame[_ASSIGN.size : -_LAST_NUMBER.size].decode()
+        texts = frame[_ASSIGN.size : -_NUMBER_BYTES].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed assignment: {error}") from error
     name_end += id_end

@@ -581,7 +581,6 @@ COMMON_SIGNALS = (
 HOARD: list[bytearray] = []
 HOOKS_THAT_RAN: list[str] = []
 FORGERIES = {
-    "stopped": protocol.encode_numbers(FrameKind.STOPPED, 7),
     "other task": protocol.encode_report(ChildReport("another", 7, True, "1", None, None)),
     "other claim": protocol.encode_report(ChildReport("another", 8, True, "1", None, None)),
     "ready": protocol.encode_numbers(FrameKind.READY, 1, 1),

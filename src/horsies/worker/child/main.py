@@ -368,7 +368,8 @@ def _serve(
         started = time.perf_counter_ns()
         report = _run(execute, assignment, switch, parent.page)
         if report is None:
-            parent.send(protocol.encode_numbers(FrameKind.STOPPED, assignment.generation))
+            texts = (assignment.task_id, str(assignment.generation))
+            parent.send(protocol.encode_texts(FrameKind.TASK_STOPPED, *texts))
             return None
         rss_bytes = os_process.own_rss_bytes() if samples_memory else 0
         run_microseconds = (time.perf_counter_ns() - started) // 1_000

@@ -1,7 +1,8 @@
 """The assignments that children hold: given out, taken back, and the events in which they end.
 
-A child runs one assignment at a time, the front. With a window it holds more of them, in line behind the
-front, each with a permit that the worker can take back until the child begins the task.
+A child with one place runs one assignment at a time, the front. With a window it holds more of them, in
+line behind the front, each with a permit that the worker can take back until the child begins the task. An
+async child runs all that it holds.
 """
 
 from __future__ import annotations
@@ -9,250 +10,181 @@ from __future__ import annotations
 import logging
 import selectors
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from horsies.worker import protocol
 from horsies.worker.pool.child_process import ChildProcess, ChildState, Held
-from horsies.worker.pool.window import split_unstarted
-from horsies.worker.protocol import Assignment, ChildReport, ProgressReport
+from horsies.worker.pool.deadlines import Deadlines
+from horsies.worker.pool.events import Died, PoolEvent, Stopped, TakenBack
+from horsies.worker.protocol import Assignment, ProgressReport
 
 logger = logging.getLogger("horsies.pool")
 
 
-class Reported(NamedTuple):
-    """A child finished its assignment in `run_seconds`."""
-
-    report: ChildReport
-    pid: int
-    run_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """A child ended by itself, with its assignment if it had one.
-
-    `description` reads ``exit code 3`` or ``signal 9 (SIGKILL)``. `started` is False when user code
-    cannot have seen the assignment.
-    """
-
-    assignment: Assignment | None
-    pid: int
-    description: str
-    started: bool = True
-    run_seconds: float | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The worker stopped a task, by asking its child or (`forced`) by killing it."""
-
-    assignment: Assignment
-    pid: int
-    forced: bool
-    reason: str
-    run_seconds: float | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """Assignments that were given to a child, have not begun, and never will."""
-
-    assignments: Sequence[Assignment]
-
-
-@dataclass(frozen=True, slots=True)
-class HookFailed:
-    """A child's start hook failed: every further child would fail the same way."""
-
-    name: str
-    description: str
-
-
-PoolEvent = Reported | Died | Stopped | TakenBack | HookFailed
-
-
 class Assignments:
-    """The assignments of all children of a pool, their deadlines, and the events about them."""
+    """The assignments of all children of a pool, the deadlines, and the events."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
-        # The children by the task that they run, and by the tasks in line behind it.
-        self.busy: dict[str, ChildProcess] = {}
-        self.lined: dict[str, ChildProcess] = {}
-        self.deadlines: dict[ChildProcess, float] = {}
+    def __init__(self, selector: selectors.BaseSelector, *, has_time_limits: bool) -> None:
+        # By their tasks: the assignments that run or run next, and those in line.
+        self.busy: dict[str, Held] = {}
+        self.lined: dict[str, Held] = {}
+        self.deadlines: Deadlines[Held | ChildProcess] = Deadlines()
         self.events: list[PoolEvent] = []
         # The latest progress of each task that reported any, until the worker has stored it.
         self.progress: dict[str, ProgressReport] = {}
         self._selector = selector
+        self._has_time_limits = has_time_limits
 
-    def note_free(self, child: ChildProcess) -> None:
-        """A child has no assignment any more."""
-        raise NotImplementedError
+    def give(self, child: ChildProcess, assignment: Assignment) -> None:
+        """Give an assignment to a child that may begin it at once."""
+        child.send(self._hold(child, assignment, 0.0, False), self._selector)
 
-    def drain(self, child: ChildProcess) -> bool:
-        """Handle the frames that a child has sent; True if it sends faster than they are read."""
-        raise NotImplementedError
-
-    def note_progress(self, child: ChildProcess) -> None:
-        """Keep the child's latest report of progress until the worker stores it."""
-        if child.assignment is None:
-            return
-        raw = child.page.raw_progress
-        report = child.page.read_progress(child.assignment)
-        if report is not None:
-            child.seen_progress = raw
-            self.progress[report.task_id] = report
-
-    def release(self, child: ChildProcess) -> Assignment | None:
-        if child.page.raw_progress != child.seen_progress:
-            self.note_progress(child)
-        assignment = child.assignment
-        child.assignment = child.front = None
-        child.is_slow = False
-        if assignment is not None and self.busy.get(assignment.task_id) is child:
-            del self.busy[assignment.task_id]
-        self.deadlines.pop(child, None)
-        return assignment
-
-    def hold(self, child: ChildProcess, given: Iterable[tuple[Assignment, float]]) -> None:
-        """Give assignments, each with its patience, to a child that may hold several."""
+    def give_window(self, child: ChildProcess, given: Iterable[tuple[Assignment, float]]) -> None:
+        """Give assignments, each with its patience and its permit, to a child with a window."""
         assert child.permits is not None
-        held = [Held(number, *one) for number, one in enumerate(given, child.given + 1)]
-        child.given += len(held)
-        child.permits.grant(one.number for one in held)
-        for one in held:
-            self.lined[one.assignment.task_id] = child
-        child.line += held
-        if child.assignment is None:
-            child.state = ChildState.BUSY
-            self.advance(child, time.monotonic())
-        elif len(child.line) == len(held) and child.front is not None:
-            self._arm(child, child.front)
-        frames = [
-            protocol.encode_assignment(one.assignment, one.number, needs_permit=True)
-            for one in held
-        ]
+        first = child.given + 1
+        frames = [self._hold(child, assignment, patience, True) for assignment, patience in given]
+        if len(child.held) > 1 and (front := child.front) is not None:
+            self.arm(front)
+        child.permits.grant(range(first, child.given + 1))
         child.send(frames[0] if len(frames) == 1 else b"".join(frames), self._selector)
 
-    def advance(self, child: ChildProcess, now: float) -> None:
-        """The first assignment in line becomes the front."""
-        child.front = front = child.line.popleft()
-        child.assignment = assignment = front.assignment
-        child.assigned_at = now
-        self.lined.pop(assignment.task_id, None)
-        self.busy[assignment.task_id] = child
-        if child.state is ChildState.BUSY and (child.line or assignment.timeout_ms is not None):
-            self._arm(child, front)
-
-    def _arm(self, child: ChildProcess, front: Held) -> None:
-        """Set the time to look at the front: its time limit, or earlier when others wait behind it."""
-        timeout_ms = front.assignment.timeout_ms
-        if timeout_ms is None:
-            if not child.line:
-                self.deadlines.pop(child, None)
-                return
-            limit = front.patience_seconds
+    def _hold(
+        self,
+        child: ChildProcess,
+        assignment: Assignment,
+        patience_seconds: float,
+        needs_permit: bool,
+    ) -> bytes:
+        """Note an assignment of a child; returns its frame."""
+        child.state = ChildState.BUSY
+        child.given = number = child.given + 1
+        one = Held(number, assignment, child, patience_seconds)
+        is_next = child.is_async or not child.held
+        child.held[assignment.task_id] = one
+        if is_next:
+            self._start(one)
         else:
-            limit = timeout_ms / 1000
-            if child.line:
-                limit = min(limit, front.patience_seconds)
-        self.deadlines[child] = child.assigned_at + limit
+            self.lined[assignment.task_id] = one
+        return protocol.encode_assignment(assignment, number, needs_permit)
+
+    def _start(self, one: Held) -> None:
+        one.assigned_at = time.monotonic()
+        assignment = one.assignment
+        self.busy[assignment.task_id] = one
+        if assignment.timeout_ms is not None or len(one.child.held) > 1:
+            self.arm(one)
+
+    def arm(self, one: Held) -> None:
+        """Set the time to look at a task: its time limit, or earlier when others wait behind it."""
+        child, timeout_ms = one.child, one.assignment.timeout_ms
+        limit = None if timeout_ms is None or not self._has_time_limits else timeout_ms / 1000
+        target: Held | ChildProcess = one
+        if not child.is_async:
+            target = child
+            if len(child.held) > 1 and (limit is None or one.patience_seconds < limit):
+                limit = one.patience_seconds
+        if limit is None:
+            self.deadlines.clear(target)
+        else:
+            self.deadlines.set(target, one.assigned_at + limit)
+
+    def extend(self, one: Held, seconds: float) -> None:
+        """Look at a task that is being stopped once its grace period is over."""
+        target = one if one.child.is_async else one.child
+        self.deadlines.set(target, time.monotonic() + seconds)
+
+    def remove(self, one: Held) -> None:
+        """A child does not have this assignment any more; the next one in line becomes the front."""
+        child, task_id = one.child, one.assignment.task_id
+        if child.page.raw_progress != child.seen_progress:
+            self.note_progress(one)
+        del child.held[task_id]
+        target = one if child.is_async else child
+        # A child that leaves has a deadline of its own.
+        if target.deadline is not None and one.assigned_at and child.state is ChildState.BUSY:
+            self.deadlines.clear(target)
+        if one.stop_reason is not None:
+            child.stopping -= 1
+        if self.busy.get(task_id) is one:
+            del self.busy[task_id]
+        elif self.lined.get(task_id) is one:
+            del self.lined[task_id]
+        if child.held and not child.is_async:
+            self._advance(child)
+
+    def _advance(self, child: ChildProcess) -> None:
+        front = child.front
+        if front is not None and not front.assigned_at:
+            self.lined.pop(front.assignment.task_id, None)
+            self._start(front)
+
+    def note_progress(self, one: Held) -> None:
+        """Keep a task's latest report of progress in the shared page until the worker stores it."""
+        page = one.child.page
+        raw = page.raw_progress
+        if (report := page.read_progress(one.assignment)) is not None:
+            one.child.seen_progress = raw
+            self.progress[report.task_id] = report
 
     def take_back(self, child: ChildProcess) -> list[Held]:
         """Take from a child the assignments that it has not begun, the front possibly among them."""
-        if child.front is None or child.permits is None:
+        if child.permits is None or not child.held:
             return []
         unused = set(child.permits.take_back())
-        if not unused:
-            return []
-        begun, taken = split_unstarted(child.line, unused)
-        child.line = deque(begun)
-        for one in taken:
-            self.lined.pop(one.assignment.task_id, None)
-        if child.front.number in unused:
-            taken.insert(0, child.front)
-            self.release(child)
+        taken = [one for one in child.held.values() if one.number in unused]
+        # The last one first: none of them becomes the front meanwhile.
+        for one in reversed(taken):
+            self.remove(one)
         return taken
 
-    def return_unstarted(self, child: ChildProcess) -> None:
-        """Take back everything that a child has not begun and return it to the worker."""
-        self._return(self.take_back(child))
-        if child.state is ChildState.BUSY and child.assignment is None:
-            self.note_free(child)
-
-    def _return(self, taken: Sequence[Held]) -> None:
+    def return_tasks(self, taken: Sequence[Held]) -> None:
+        """The worker returns these tasks, which have not begun, to the queue."""
         if taken:
             self.events.append(TakenBack(tuple(one.assignment for one in taken)))
 
     def note_unstarted(self, child: ChildProcess, first: int, last: int) -> None:
         """A child has passed over the assignments of these numbers: it found no permits, or no messages.
 
-        Mostly the worker has taken them back. Those that it has not go to another child: a task has read
-        what the worker sent, or shut down the socket that permits come through.
+        Mostly the worker has taken them back, or has stopped them. Those that it has not go to another child:
+        a task has read what the worker sent, or shut down the socket that permits come through.
         """
-        held = child.line if child.front is None else (child.front, *child.line)
-        if not any(first <= one.number <= last for one in held):
-            return
-        self.taint(child, "read or cut off the messages or permits of other tasks")
-        held = child.line if child.front is None else (child.front, *child.line)
-        missed = [one for one in held if first <= one.number <= last]
-        self._return(missed)
-        child.line = deque(one for one in child.line if one not in missed)
-        for one in missed:
-            self.lined.pop(one.assignment.task_id, None)
-        if child.front in missed:
-            self.release(child)
-        if child.assignment is None and child.line:
-            self.advance(child, time.monotonic())
-        elif child.assignment is None and child.state is ChildState.BUSY:
-            self.note_free(child)
+        missed = [one for one in child.held.values() if first <= one.number <= last]
+        if any(one.stop_reason is None for one in missed):
+            self.taint(child, "read or cut off the messages or permits of other tasks")
+            missed = [one for one in child.held.values() if first <= one.number <= last]
+        for one in reversed(missed):
+            self.remove(one)
+        self.return_tasks(missed)
 
     def taint(self, child: ChildProcess, act: str) -> None:
         """The code of a task has meddled with the way to this child: it is replaced after its task."""
         if child.is_tainted:
             return
         child.is_tainted = True
-        task = child.assignment
+        task = next((one.assignment for one in child.held.values()), None)
         logger.warning(
             "A task in child %s %s; the child is replaced. It runs %s now, the task may be an earlier one.",
             child.pid,
             act,
             "no task" if task is None else f"task {task.task_name!r} ({task.task_id})",
         )
-        self.return_unstarted(child)
+        self.return_tasks(self.take_back(child))
 
-    def withdraw(self, task_id: str) -> bool:
-        """Take back one task behind the front of a window; False when it has begun meanwhile.
-
-        The kernel gives back the whole rest of the window: the other tasks go to the same child again.
-        """
-        child = self.lined[task_id]
-        taken = self.take_back(child)
-        kept = [one for one in taken if one.assignment.task_id != task_id]
-        self._return([one for one in taken if one.assignment.task_id == task_id])
-        if kept:
-            self.hold(child, (one[1:] for one in kept))
-        elif child.assignment is None:
-            self.note_free(child)
-        if len(kept) == len(taken):
-            # Its permit was used, so the report of its predecessor has been sent.
-            self.drain(child)
-        return len(kept) < len(taken)
-
-    def _relieve(self, child: ChildProcess) -> None:
-        """Take back the assignments behind a slow front: others can run them sooner."""
-        front = child.assignment
-        self.drain(child)
-        if child.assignment is not front or child.state is not ChildState.BUSY:
-            return
-        taken, since = self.take_back(child), child.assigned_at
-        if taken and taken[0].assignment is front:
-            # The child has not even begun. It keeps its front, as it would without a window.
-            self.hold(child, [taken.pop(0)[1:]])
-            child.assigned_at = since
-        self._return(taken)
-        child.is_slow = True
-        if child.front is not None:
-            self._arm(child, child.front)
+    def note_end_by_death(self, child: ChildProcess, description: str) -> bool:
+        """A child has ended with the assignments that it holds; return whether it had begun any."""
+        self.return_tasks(self.take_back(child))
+        now, pid, last_begun = time.monotonic(), child.known_pid, child.page.begun
+        held = list(child.held.values())
+        for one in reversed(held):
+            self.remove(one)
+        begun = [one for one in held if one.number <= last_begun]
+        for one in begun:
+            seconds = now - (one.assigned_at or now)
+            self.events.append(
+                Died(one.assignment, pid, description, seconds)
+                if one.stop_reason is None
+                else Stopped(one.assignment, pid, child.was_killed, one.stop_reason, seconds)
+            )
+        self.return_tasks([one for one in held if one.number > last_begun])
+        return bool(begun)

@@ -1,6 +1,6 @@
-"""One child process as the pool sees it: its socket, its state, its assignment, its limits.
+"""One child process as the pool sees it: its socket, its state, the assignments it holds, its limits.
 
-The pool and ``children.py`` decide about a child; this module moves its bytes.
+The other modules decide about a child; this one moves its bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import random
 import selectors
 import socket
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -58,7 +57,6 @@ class ChildState(Enum):
     SPARE = auto()
     IDLE = auto()
     BUSY = auto()
-    STOPPING = auto()
     EXITING = auto()
     CLOSED = auto()
     KILLED = auto()
@@ -82,16 +80,40 @@ class RecycleLimits:
         return random.randint(min(earliest, self.max_tasks - 1), self.max_tasks - 1)
 
 
-class Held(NamedTuple):
+class ChildKind(NamedTuple):
+    """Children with one place each, or async ones with several: how many there are, and their limits."""
+
+    processes: int
+    slots: int
+    limits: RecycleLimits
+    is_async: bool = False
+    has_windows: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Held:
     """An assignment in a child, with its number among those of this child.
 
-    Assignments behind it are taken back when it runs for longer than `patience_seconds`; 0 means that the
-    child gets none while this one is in front.
+    Those in line behind it are taken back when it runs for longer than `patience_seconds`; 0 means that
+    the child gets none while this one is in front.
     """
 
     number: int
     assignment: Assignment
-    patience_seconds: float
+    child: ChildProcess
+    patience_seconds: float = 0.0
+    # When it became a task that runs, or runs next; 0 in line.
+    assigned_at: float = 0.0
+    # Whether it has kept those in line waiting for too long.
+    is_slow: bool = False
+    stop_reason: str | None = None
+    # In an async child; others have one deadline, which may be that of the front.
+    deadline: float | None = None
+    queued_at: float | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self.child.pid
 
 
 class ExitWatch(NamedTuple):
@@ -105,12 +127,14 @@ class ChildProcess:
     """The parent's side of one child."""
 
     socket: socket.socket
-    limits: RecycleLimits
+    kind: ChildKind
     is_spare: bool
     page: SharedPage
     permits: PermitPipe | None = None
     socket_is_open: bool = True
     frames: FrameBuffer = field(init=False)
+    # Whether it runs all assignments that it holds, and not one after the other.
+    is_async: bool = False
     has_limits: bool = False
     soft_task_limit: int = 0
     state: ChildState = ChildState.BOOTING
@@ -118,42 +142,49 @@ class ChildProcess:
     exit_fd: int | None = None
     # Bytes that did not fit into the socket; 250 large assignments may wait for one blocked event loop.
     outgoing: bytearray = field(default_factory=bytearray)
-    # The task that runs, or runs next: the front of the window.
-    assignment: Assignment | None = None
-    assigned_at: float = 0.0
-    front: Held | None = None
-    # How many assignments it was given.
+    # In the order of their numbers. A child with one place runs the first, the front; the others are in line.
+    held: dict[str, Held] = field(default_factory=dict)
+    # How many assignments it was given, and how many of those that it holds are being stopped.
     given: int = 0
-    # The assignments behind the front, in order.
-    line: deque[Held] = field(default_factory=deque)
-    # Whether the front has kept others waiting for too long.
-    is_slow: bool = False
+    stopping: int = 0
     # The last report of progress that was read.
     seen_progress: bytes = bytes(28)
     ready_at: float | None = None
     tasks_done: int = 0
     rss_bytes: int = 0
-    stop_reason: str | None = None
+    deadline: float | None = None
+    queued_at: float | None = None
     was_killed: bool = False
     was_retired: bool = False
     # A child of several tasks that takes no more: it is replaced now and exits after the last one.
     is_draining: bool = False
     # Whether a task has meddled with the socket or the permits: the child takes no more and is replaced.
     is_tainted: bool = False
+    # Whether it has not begun its latest tasks for seconds: its event loop is blocked or receives nothing.
+    is_deaf: bool = False
     verdict: str | None = None
     failed_hook: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         self.socket.setblocking(False)
         self.frames = FrameBuffer(self.page.mark)
-        self.has_limits = self.limits.max_tasks > 0 or self.limits.max_rss_bytes > 0
-        self.soft_task_limit = self.limits.early_task_limit()
+        self.is_async = self.kind.is_async
+        limits = self.kind.limits
+        self.has_limits = limits.max_tasks > 0 or limits.max_rss_bytes > 0
+        self.soft_task_limit = limits.early_task_limit()
 
     @property
     def known_pid(self) -> int:
         """The pid of a child that has sent its hello frame."""
         assert self.pid is not None
         return self.pid
+
+    @property
+    def front(self) -> Held | None:
+        """The task that runs or runs next in a child with one place."""
+        for one in self.held.values():
+            return one
+        return None
 
     def is_regular(self) -> bool:
         """Whether the child counts towards `processes`: it is neither the spare nor about to exit."""
@@ -229,10 +260,10 @@ class ChildProcess:
 
     def may_retire(self) -> bool:
         """Whether the child has done nearly all of its tasks."""
-        return self.limits.max_tasks > 0 and self.tasks_done >= self.soft_task_limit
+        return self.kind.limits.max_tasks > 0 and self.tasks_done >= self.soft_task_limit
 
     def must_retire(self) -> bool:
-        limits = self.limits
+        limits = self.kind.limits
         return (
             self.is_tainted
             or 0 < limits.max_tasks <= self.tasks_done
@@ -246,34 +277,41 @@ class ChildProcess:
         return self.has_limits and (
             self.may_retire()
             or self.must_retire()
-            or 0 < self.limits.max_rss_bytes * _NEARLY <= self.rss_bytes
+            or 0 < self.kind.limits.max_rss_bytes * _NEARLY <= self.rss_bytes
         )
+
+    def is_spent(self) -> bool:
+        """Whether an async child takes no more tasks than it has."""
+        limit = self.soft_task_limit
+        return 0 < limit <= self.tasks_done + len(self.held) or self.must_retire()
+
+    def free_slots(self) -> int:
+        """How many tasks an async child may take; none while it stops one, which may end in its death."""
+        if self.state not in _WITH_ROOM or self.stopping or self.is_deaf:
+            return 0
+        if self.is_draining or self.is_tainted:
+            return 0
+        free = self.kind.slots - len(self.held)
+        if self.soft_task_limit:
+            free = min(free, self.soft_task_limit - self.tasks_done - len(self.held))
+        return max(0, free)
 
     def window_room(self, depth: int) -> int:
         """How many assignments the child may hold at the same time, at most `depth`; 0 if no more now."""
-        if self.permits is None or self.is_slow or self.is_tainted or self.state not in _WITH_ROOM:
+        if self.permits is None or self.is_tainted or self.state not in _WITH_ROOM:
             return 0
-        if self.assignment is not None and not self._may_be_followed():
+        if (front := self.front) is not None and not _may_be_followed(front):
             return 0
         if not self.has_limits:
             return depth
         if self.must_retire():
             return 0
-        most = self.limits.max_tasks
+        most = self.kind.limits.max_tasks
         return min(depth, most - self.tasks_done) if most > 0 else depth
 
-    def _may_be_followed(self) -> bool:
-        """Whether others may wait behind the front: it is short, and has not run for too long already."""
-        front = self.front
-        if front is None or not front.patience_seconds:
-            return False
-        return time.monotonic() < self.assigned_at + front.patience_seconds
 
-    @property
-    def held_count(self) -> int:
-        return len(self.line) + (self.assignment is not None)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the child has begun its assignment: it notes that in the shared page beforehand."""
-        return self.front is not None and self.page.begun >= self.front.number
+def _may_be_followed(front: Held) -> bool:
+    """Whether others may wait behind the front: it is short, and has not run for too long already."""
+    if front.is_slow or front.stop_reason is not None or not front.patience_seconds:
+        return False
+    return time.monotonic() < front.assigned_at + front.patience_seconds

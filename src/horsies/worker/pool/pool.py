@@ -1,7 +1,7 @@
-"""The pool of child processes: gives assignments to idle children and collects the results.
+"""The pool of child processes: gives assignments to children and collects the results.
 
-The death of one child costs one assignment, and the child is replaced. The pool does no database I/O,
-and everything happens inside ``collect``: there are no threads and no other timers.
+The death of one child costs the tasks that it had begun, and the child is replaced. The pool does no
+database I/O, and everything happens inside ``collect``: there are no threads and no other timers.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from horsies.worker import os_process, protocol
-from horsies.worker.pool.assignments import Died, HookFailed, PoolEvent, Reported
+from horsies.worker import os_process
+from horsies.worker.pool.assignments import Assignments
 from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, Held
 from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
-from horsies.worker.pool.launcher import Guard, Launcher, make_launcher
-from horsies.worker.pool.stuck import StuckWatch, see_child
+from horsies.worker.pool.events import Died, HookFailed, PoolEvent
+from horsies.worker.pool.inbox import Inbox
+from horsies.worker.pool.launcher import Guard, make_launcher
+from horsies.worker.pool.stops import Stops
+from horsies.worker.pool.stuck import StuckWatch
 from horsies.worker.pool.window import fill_order
-from horsies.worker.protocol import Assignment, ChildBoot, FrameKind, ProgressReport, ProtocolError
+from horsies.worker.protocol import Assignment, ChildBoot, ProgressReport
 from horsies.worker.sharing import PAGE_BYTES
 
 logger = logging.getLogger("horsies.pool")
 
 _ORPHAN_CHECK_SECONDS = 1.0
 _EXIT_POLL_SECONDS = 0.05
-SHUTDOWN_SECONDS = 15.0
+_SHUTDOWN_SECONDS = 15.0
 _BASELINE_WARNING = 0.8
 _FORKS_AHEAD = 8
 
@@ -54,20 +57,22 @@ class ChildSummary(NamedTuple):
     tasks: int | None = None
 
     @classmethod
-    def of(cls, child: ChildProcess, tasks: int | None = None) -> ChildSummary:
-        clock, at, task = time.time() - time.monotonic(), child.ready_at, child.assignment
+    def of(cls, child: ChildProcess) -> ChildSummary:
+        is_async = child.is_async
+        clock, at, front = time.time() - time.monotonic(), child.ready_at, child.front
         return cls(
             child.known_pid,
             os_process.rss_megabytes([child.known_pid]),
             child.tasks_done,
             None if at is None else datetime.fromtimestamp(clock + at, UTC),
-            None if task is None else task.task_id,
-            tasks,
+            None if is_async or front is None else front.assignment.task_id,
+            len(child.held) if is_async else None,
         )
 
 
 class ChildPool:
-    """A fixed number of child processes, each with its own socket, for one task at a time.
+    """A fixed number of child processes, each with its own socket: those that run one task at a time, and
+    async ones with several slots for coroutines.
 
     `selector` may hold other descriptors as well: ``foreign_keys`` lists those that were ready at the
     last ``collect``.
@@ -82,25 +87,28 @@ class ChildPool:
         boot = replace(
             boot,
             samples_memory=memory_mb is not None,
-            forks_singly=settings.processes,
+            forks_singly=settings.processes + settings.async_children,
             forks_ahead=_FORKS_AHEAD if recycles else 1,
             guard_mark=self._guard.mark,
         )
         self._settings = settings
         self._selector = selector
-        self._launcher = make_launcher(settings.start_method, boot, selector)
-        take_frames = (self._take_report, self._take_notice)
-        self._children = Children(settings, self._launcher, selector, *take_frames)
-        self._stuck = StuckWatch(self._children, see_child)
+        self.launcher = make_launcher(settings.start_method, boot, selector)
+        self._assignments = Assignments(selector, has_time_limits=settings.has_time_limits)
+        self._children = Children(settings, self.launcher, selector, self._assignments)
+        self._inbox = Inbox(self._children, self._assignments, selector)
+        parts = (self._children, self._assignments, self._inbox, selector)
+        self._stops = Stops(*parts, settings.stop_grace_seconds)
+        self._stuck = StuckWatch(self._children)
         self._orphans_checked_at = 0.0
+        self.has_async = settings.async_children > 0
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
-        # The children of another pool of this worker.
-        self.other_pids: Callable[[], Iterable[int]] = tuple
-
-    @property
-    def asynchronous(self) -> None:
-        """A worker without async children has no pool of them."""
-        return None
+        # The tasks that run or run next, by their ids.
+        self.busy: Mapping[str, Held] = self._assignments.busy
+        # How many children were killed or ended by themselves since the start, by cause.
+        self.deaths: Mapping[str, int] = self._children.deaths
+        # Reports of progress by task; the caller removes those that it has stored.
+        self.unstored_progress: dict[str, ProgressReport] = self._assignments.progress
 
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Start all children and wait until every one of them is ready.
@@ -109,18 +117,19 @@ class ChildPool:
         ``ChildBootError`` when the application does not load, a hook fails, or a fresh child is
         already larger than the memory limit. No process is left behind in either case.
         """
+        wanted = self._settings.processes + self._settings.async_children
         try:
             _check_file_size_limit()
             self._guard.attend()
-            self._launcher.start()
+            self.launcher.start()
             self._children.refill()
-            while len(self._children.idle) < self._settings.processes:
+            while sum(one.state is ChildState.IDLE for one in self._children.all) < wanted:
                 events = self.collect(1.0)
                 # First: a signal to the whole group may have ended children that were starting.
                 if should_stop():
                     self.shutdown()
                     return False
-                self.raise_boot_failure(events)
+                self._raise_boot_failure(events)
             self._check_baseline()
         except BaseException:
             self.shutdown()
@@ -128,36 +137,23 @@ class ChildPool:
         return True
 
     @property
-    def launcher(self) -> Launcher:
-        return self._launcher
-
-    @property
     def idle_count(self) -> int:
+        """How many children with one place have no task."""
         return len(self._children.idle)
 
     @property
     def idle_children(self) -> int:
-        return len(self._children.idle)
+        # A copy in one step of the interpreter: the thread for metrics calls this as well.
+        return sum(one.state is ChildState.IDLE for one in list(self._children.all))
 
     def pids(self) -> list[int]:
-        # A copy in one step of the interpreter: the thread for metrics calls this as well.
-        return [child.pid for child in list(self._children.children) if child.pid is not None]
+        return [child.pid for child in list(self._children.all) if child.pid is not None]
 
     def next_idle_pids(self, count: int) -> list[int]:
-        """The children that get the next `count` assignments, in that order."""
+        """The children with one place that get the next `count` assignments, in that order."""
         if count <= 0:
             return []
         return [child.known_pid for child in self._children.idle[: -count - 1 : -1]]
-
-    @property
-    def busy(self) -> Mapping[str, ChildProcess]:
-        """The children that run a task, by its id."""
-        return self._children.busy
-
-    @property
-    def deaths(self) -> Mapping[str, int]:
-        """How many children were killed or ended by themselves since the start, by cause."""
-        return self._children.deaths
 
     @property
     def started(self) -> int:
@@ -166,46 +162,52 @@ class ChildPool:
 
     def summaries(self) -> list[ChildSummary]:
         """Describe the children that have sent their pid."""
-        known = (child for child in self._children.children if child.pid is not None)
-        return [ChildSummary.of(child) for child in known]
+        return [ChildSummary.of(child) for child in self._children.all if child.pid is not None]
 
     def dispatch(self, assignment: Assignment, pid: int | None = None) -> int:
-        """Give `assignment` to the next idle child, or to the idle child `pid`; returns its pid.
+        """Give `assignment` to the next idle child, or to the child `pid`; returns its pid.
 
-        A child that has died unnoticed takes the assignment too: ``Died`` follows, with ``started``
-        False when the child cannot have read it.
+        A child that has died unnoticed takes the assignment too: ``TakenBack`` follows if it cannot have
+        begun.
         """
-        child = self._take_idle(pid)
-        if assignment.timeout_ms is not None and not self._settings.has_time_limits:
-            assignment = assignment._replace(timeout_ms=None)
-        child.given += 1
-        child.front = Held(child.given, assignment, 0.0)
-        child.assignment = assignment
-        child.assigned_at = now = time.monotonic()
-        child.state = ChildState.BUSY
-        self._children.busy[assignment.task_id] = child
-        if assignment.timeout_ms is not None:
-            self._children.deadlines[child] = now + assignment.timeout_ms / 1000
-        child.send(protocol.encode_assignment(assignment, child.given), self._selector)
+        idle = self._children.idle
+        if pid is None and not idle:
+            raise NoIdleChildError("No child is idle; look at idle_count before dispatching.")
+        child = idle[-1] if pid is None else self._find(pid)
+        if child.state is not ChildState.IDLE and (not child.is_async or not child.free_slots()):
+            raise NoIdleChildError(f"Child {pid} has no free place; it is busy or leaving.")
+        if not child.is_async:
+            idle.remove(child)
+        self._assignments.give(child, assignment)
         return child.known_pid
 
     def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> int:
-        """Give assignments to the child `pid`, which runs them in order behind those that it holds; return
-        how many of them wait behind another one.
+        """Give all of these assignments to the child `pid`, or none; return how many of them wait behind
+        another one.
 
-        Each comes with its patience: those behind it are taken back when it runs for longer.
+        Each comes with its patience: those behind it are taken back when it runs for longer. An async child
+        runs them at once.
         """
-        for child in self._children.children:
-            if child.pid != pid or child.permits is None:
-                continue
-            is_idle = child.state is ChildState.IDLE
-            if is_idle:
-                self._children.idle.remove(child)
-            elif not child.window_room(1):
-                break
-            self._children.hold(child, given)
-            return len(given) - is_idle
-        raise NoIdleChildError(f"Child {pid} takes no more assignments; it has ended or is busy.")
+        child = self._find(pid)
+        if child.is_async and child.free_slots() >= len(given):
+            for assignment, _ in given:
+                self._assignments.give(child, assignment)
+            return 0
+        is_idle = child.state is ChildState.IDLE and child.permits is not None
+        if child.is_async or not (is_idle or child.window_room(1)):
+            raise NoIdleChildError(
+                f"Child {pid} takes no more assignments; it has ended or is busy."
+            )
+        if is_idle:
+            self._children.idle.remove(child)
+        self._assignments.give_window(child, given)
+        return len(given) - is_idle
+
+    def _find(self, pid: int) -> ChildProcess:
+        for child in self._children.all:
+            if child.pid == pid:
+                return child
+        raise NoIdleChildError(f"Child {pid} has ended.")
 
     def places(self, depth: int) -> tuple[list[int], list[int]]:
         """The idle children that get the next assignments, and the children that get those behind: each
@@ -214,9 +216,10 @@ class ChildPool:
         idle = self.next_idle_pids(self.idle_count)
         if depth <= 1 or not self._settings.has_windows:
             return idle, []
+        busy = (one.child for one in self.busy.values())
         rooms = [
-            (child.known_pid, max(1, child.held_count), room)
-            for child in (*reversed(self._children.idle), *self._children.busy.values())
+            (child.known_pid, max(1, len(child.held)), room)
+            for child in (*reversed(self._children.idle), *busy)
             if (room := child.window_room(depth))
         ]
         return idle, fill_order(rooms)
@@ -224,21 +227,43 @@ class ChildPool:
     def window_space(self, depth: int) -> tuple[int, int]:
         """How many more tasks children could hold in windows of `depth`, and how many altogether."""
         free = room = 0
-        for child in self._children.children:
+        for child in self._children.all:
             if most := child.window_room(depth):
                 room += most
-                free += most - child.held_count
+                free += most - len(child.held)
         return free, room
+
+    def _free_slots(self) -> dict[int, int]:
+        """The free slots of the async children, by their pids."""
+        shared = (one for one in self._children.all if one.is_async and one.pid is not None)
+        return {child.known_pid: child.free_slots() for child in shared}
+
+    @property
+    def async_places(self) -> int:
+        """How many coroutines may be dispatched now."""
+        return sum(self._free_slots().values())
+
+    def next_async_pids(self, count: int) -> list[int]:
+        """The async children of the next `count` assignments: the least loaded one first, over and over."""
+        free = self._free_slots()
+        pids: list[int] = []
+        while len(pids) < count and any(free.values()):
+            pid = max(free, key=free.__getitem__)
+            free[pid] -= 1
+            pids.append(pid)
+        return pids
 
     @property
     def held_tasks(self) -> Iterable[str]:
         """The tasks that children run, and those in line behind them."""
-        return [*self._children.busy, *self._children.lined]
+        return [*self.busy, *self._assignments.lined]
 
     def return_unstarted(self) -> None:
         """Take back everything that no child has begun; ``collect`` returns the events."""
-        for child in set(self._children.lined.values()) | set(self._children.busy.values()):
-            self._children.find_front(child)
+        for child in {
+            one.child for one in (*self.busy.values(), *self._assignments.lined.values())
+        }:
+            self._stops.find_front(child)
 
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Stop the task, and kill its child when the grace period is over.
@@ -246,14 +271,33 @@ class ChildPool:
         ``Stopped`` follows, ``TakenBack`` when the task had not begun, or ``Reported`` when it was faster.
         False when no child has it.
         """
-        if task_id in self._children.lined and self._children.withdraw(task_id):
+        if (held := self._assignments.lined.get(task_id)) is not None and self._stops.withdraw(
+            held
+        ):
             return True
-        child = self._children.busy.get(task_id)
-        if child is None:
+        if (held := self.busy.get(task_id)) is None:
             return False
-        if child.state is ChildState.BUSY:
-            self._children.stop(child, reason)
+        self._stops.stop(held, reason)
         return True
+
+    def kill_task(self, task_id: str) -> None:
+        """Kill the child that runs the task, if one does; ``collect`` returns the event."""
+        if (held := self._assignments.lined.get(task_id)) is not None and self._stops.withdraw(
+            held
+        ):
+            return
+        if (held := self.busy.get(task_id)) is not None:
+            self._stops.find_front(held.child)
+            if self.busy.get(task_id) is held:
+                self._children.kill(held.child)
+
+    def drop_task(self, task_id: str, reason: str) -> None:
+        """End a task that this worker does not own any more: cancel its coroutine, or kill its child."""
+        held = self.busy.get(task_id)
+        if held is not None and held.child.is_async:
+            self._stops.stop(held, reason)
+        else:
+            self.kill_task(task_id)
 
     def collect(self, timeout_seconds: float | None) -> list[PoolEvent]:
         """Wait for events, at most `timeout_seconds`, and return them."""
@@ -265,50 +309,34 @@ class ChildPool:
                 if mask & selectors.EVENT_WRITE and data.socket_is_open:
                     data.flush(self._selector)
                 if mask & selectors.EVENT_READ and data.socket_is_open:
-                    self._children.receive(data)
+                    self._inbox.receive(data)
             elif type(data) is ExitWatch:
                 ended.append(data.child)
-            elif data is self._launcher:
-                self._launcher.attend()
+            elif data is self.launcher:
+                self.launcher.attend()
             else:
                 foreign.append((key, mask))
         self.foreign_keys = foreign
-        for child in ended:
-            self._reap(child)
-        self._look_after_children()
-        events = self._children.events
-        self._children.events = []
+        self._look_after_children(ended)
+        events = self._assignments.events
+        self._assignments.events = []
         return events
 
     def announce_stop(self) -> None:
         """Let the running tasks see that the worker is shutting down."""
-        for child in self._children.children:
+        for child in self._children.all:
             child.page.request_stop()
-
-    @property
-    def unstored_progress(self) -> dict[str, ProgressReport]:
-        """Reports of progress by task; the caller removes those that it has stored."""
-        return self._children.progress
 
     def progress(self) -> Mapping[str, ProgressReport]:
         """``unstored_progress`` with the latest reports of the running tasks."""
-        for child in self._children.busy.values():
-            if child.page.raw_progress != child.seen_progress:
-                self._children.note_progress(child)
-        return self._children.progress
-
-    def kill_task(self, task_id: str) -> None:
-        """Kill the child that runs the task, if one does; ``collect`` returns the event."""
-        if task_id in self._children.lined and self._children.withdraw(task_id):
-            return
-        if (child := self._children.busy.get(task_id)) is not None:
-            self._children.find_front(child)
-            if task_id in self._children.busy:
-                self._children.kill(child)
+        for held in self.busy.values():
+            if held.child.page.raw_progress != held.child.seen_progress:
+                self._assignments.note_progress(held)
+        return self.unstored_progress
 
     def kill_all(self) -> None:
         """Kill every child and its process group at once; ``collect`` returns the events."""
-        for child in list(self._children.children):
+        for child in list(self._children.all):
             self._children.kill(child)
 
     def shutdown(self) -> list[PoolEvent]:
@@ -317,120 +345,60 @@ class ChildPool:
         Returns the events, the assignments of killed children included.
         """
         self._children.is_closing = True
-        self._launcher.close()
-        for child in list(self._children.children):
+        self.launcher.close()
+        for child in list(self._children.all):
             if child.state in (ChildState.IDLE, ChildState.SPARE):
                 self._children.retire(child)
             elif child.state is not ChildState.EXITING:
                 self._children.kill(child)
         events: list[PoolEvent] = []
-        deadline = time.monotonic() + SHUTDOWN_SECONDS + self._settings.exit_seconds_of_hooks
-        while self._children.children and time.monotonic() < deadline:
+        deadline = time.monotonic() + _SHUTDOWN_SECONDS + self._settings.exit_seconds_of_hooks
+        while self._children.all and time.monotonic() < deadline:
             events += self.collect(_EXIT_POLL_SECONDS)
         self._children.abandon_all()
         self._guard.close()
-        os_process.reap_orphans({*self.other_pids()})
+        os_process.reap_orphans(set())
         return events
-
-    def _take_idle(self, pid: int | None) -> ChildProcess:
-        idle = self._children.idle
-        if pid is None:
-            if not idle:
-                raise NoIdleChildError("No child is idle; look at idle_count before dispatching.")
-            return idle.pop()
-        for child in idle:
-            if child.pid == pid:
-                idle.remove(child)
-                return child
-        raise NoIdleChildError(f"Child {pid} is not idle; it has ended or is busy.")
 
     def next_deadline(self) -> float | None:
         """When ``collect`` must act even if nothing happens, on the monotonic clock."""
         children = self._children
-        deadline = min(children.deadlines.values()) if children.deadlines else None
+        deadline = self._assignments.deadlines.next_at
         if (look_at := self._stuck.next_look) is not None:
             deadline = look_at if deadline is None else min(deadline, look_at)
-        if not children.needs_children or children.is_closing:
-            return deadline
-        launch_at = children.delay.not_before
-        return launch_at if deadline is None else min(deadline, launch_at)
+        if children.needs_children and not children.is_closing:
+            launch_at = children.delay.not_before
+            deadline = launch_at if deadline is None else min(deadline, launch_at)
+        if children.unwatched:
+            poll_at = time.monotonic() + _EXIT_POLL_SECONDS
+            deadline = poll_at if deadline is None else min(deadline, poll_at)
+        return deadline
 
     def _bounded(self, timeout_seconds: float | None) -> float | None:
-        if self._children.events:  # a stop has read reports or taken tasks back
+        if self._assignments.events:  # a stop has read reports or taken tasks back
             return 0.0
-        deadline = self.next_deadline()
-        now = time.monotonic()
-        if self._children.unwatched:
-            deadline = min(deadline or now + 1.0, now + _EXIT_POLL_SECONDS)
-        if deadline is None:
+        if (deadline := self.next_deadline()) is None:
             return timeout_seconds
-        left = max(0.0, deadline - now)
+        left = max(0.0, deadline - time.monotonic())
         return left if timeout_seconds is None else min(left, timeout_seconds)
 
-    def _take_report(self, child: ChildProcess, frame: bytes) -> None:
-        report, rss_bytes, run_microseconds = protocol.decode_report(frame)
-        assignment = child.assignment
-        if assignment is None or report.task_id != assignment.task_id:
-            raise ProtocolError("a report about a task it does not have")
-        if report.generation != assignment.generation:
-            raise ProtocolError("a report about another claim of its task")
-        children = self._children
-        children.events.append(Reported(report, child.known_pid, run_microseconds / 1e6))
-        children.release(child)
-        children.delay.reset(child.ready_at)
-        child.tasks_done += 1
-        child.rss_bytes = rss_bytes
-        if child.line:
-            self._take_next(child)
-        elif child.state is ChildState.BUSY:
-            if child.is_near_limit():
-                children.recycle(child)
-            else:
-                children.make_idle(child)
-        elif child.state is ChildState.STOPPING:
-            # It finished before the stop frame reached it; the frame is still on its way.
-            children.retire(child)
-
-    def _take_next(self, child: ChildProcess) -> None:
-        """The child goes on with the next assignment that it holds."""
-        self._children.advance(child, time.monotonic())
-        if child.state is ChildState.BUSY and child.is_near_limit():
-            self._children.needs_children = True
-            if child.must_retire():
-                self._children.return_unstarted(child)
-
-    def _take_notice(self, child: ChildProcess, frame: bytes) -> None:
-        kind = frame[4]
-        if kind == FrameKind.HELLO:
-            self._children.note_hello(child, protocol.decode_numbers(frame)[0])
-        elif kind == FrameKind.READY:
-            self._children.note_ready(child, protocol.decode_numbers(frame)[1])
-        elif kind == FrameKind.STOPPED:
-            self._children.note_stopped(child)
-        elif kind == FrameKind.TASK_UNSTARTED:
-            self._children.note_unstarted(child, *protocol.decode_numbers(frame))
-        elif kind == FrameKind.HOOK_FAILED:
-            name, problem = protocol.decode_texts(frame, 2)
-            child.failed_hook = (name, problem)
-        elif kind == FrameKind.BOOT_FAILED:
-            child.verdict = f"could not load the application: {protocol.decode_texts(frame, 1)[0]}"
-        else:
-            raise ProtocolError(f"kind {kind} does not come from a child")
-
-    def _reap(self, child: ChildProcess) -> None:
-        """A child has ended; handle the frames it sent before."""
-        while self._children.drain(child):
-            pass
-        self._children.reap(child)
-
-    def _look_after_children(self) -> None:
+    def _look_after_children(self, ended: list[ChildProcess]) -> None:
         children = self._children
         now = time.monotonic()
-        for child in tuple(children.unwatched):
-            if os_process.has_ended(child.known_pid):
-                self._reap(child)
-        if children.deadlines:
-            children.enforce_deadlines(now)
+        if children.unwatched:
+            unwatched = tuple(children.unwatched)
+            ended += [one for one in unwatched if os_process.has_ended(one.known_pid)]
+        for child in ended:
+            # First the frames that it sent before.
+            while self._inbox.drain(child):
+                pass
+            children.reap(child)
+        while (target := self._assignments.deadlines.pop_due(now)) is not None:
+            held = target if isinstance(target, Held) else target.front
+            if held is not None and held.child.state is ChildState.BUSY:
+                self._stops.enforce(held, now)
+            elif not isinstance(target, Held):
+                children.enforce_deadline(target)
         self._stuck.attend(now)
         if children.needs_children:
             children.refill()
@@ -438,11 +406,11 @@ class ChildPool:
             self._orphans_checked_at = now
             if not children.is_closing:
                 self._guard.attend()
-            os_process.reap_orphans({*self.pids(), *self.other_pids()})
+            os_process.reap_orphans({*self.pids()})
 
-    def raise_boot_failure(self, events: Iterable[PoolEvent]) -> None:
+    def _raise_boot_failure(self, events: Iterable[PoolEvent]) -> None:
         """Raise ``ChildBootError`` if the events or the launcher say that a child could not start."""
-        if (failure := self._launcher.failure) is not None:
+        if (failure := self.launcher.failure) is not None:
             raise ChildBootError(f"The application could not be loaded: {failure}")
         for event in events:
             if isinstance(event, HookFailed):
@@ -454,7 +422,7 @@ class ChildPool:
         limit_mb = self._settings.max_memory_per_child_mb
         if limit_mb is None:
             return
-        baseline_mb = max((one.rss_bytes for one in self._children.children), default=0) / MEGABYTE
+        baseline_mb = max((one.rss_bytes for one in self._children.all), default=0) / MEGABYTE
         if limit_mb <= baseline_mb:
             raise ChildBootError(
                 f"A fresh child process already uses {baseline_mb:.0f} MB, which is not below "

@@ -7,7 +7,8 @@ returns to the queue, and one that has begun would never have been reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import itertools
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from horsies.worker.pool.child_process import ChildProcess, ChildState
@@ -17,7 +18,6 @@ STUCK_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 # How often a child must look the same: a worker that was frozen itself gives its children time to go on.
 _LOOKS = 3
-_WITH_TASK = (ChildState.BUSY, ChildState.STOPPING)
 
 
 @dataclass(slots=True)
@@ -38,13 +38,12 @@ Sign = tuple[Hashable, str]
 
 
 class StuckWatch:
-    """Looks at the children of a pool about once a second, by a function that sees signs."""
+    """Looks at the children of a pool about once a second."""
 
-    __slots__ = ("_children", "_looked_at", "_see", "_suspicions")
+    __slots__ = ("_children", "_looked_at", "_suspicions")
 
-    def __init__(self, children: Children, see: Callable[[ChildProcess], Sign | None]) -> None:
+    def __init__(self, children: Children) -> None:
         self._children = children
-        self._see = see
         self._looked_at = 0.0
         self._suspicions: dict[ChildProcess, Suspicion] = {}
 
@@ -53,19 +52,15 @@ class StuckWatch:
         """When to look again even if nothing happens; None without a suspicion."""
         return self._looked_at + _LOOK_SECONDS if self._suspicions else None
 
-    def is_suspected(self, child: ChildProcess) -> bool:
-        """Whether the child has been stuck for so long that it should get no more tasks."""
-        found = self._suspicions.get(child)
-        return found is not None and found.looks >= _LOOKS
-
     def attend(self, now: float) -> None:
         """Look at all children if it is time to, and kill those that are stuck."""
         if now - self._looked_at < _LOOK_SECONDS:
             return
         self._looked_at = now
         suspicions: dict[ChildProcess, Suspicion] = {}
-        for child in tuple(self._children.children):
-            if child.was_killed or (sign := self._see(child)) is None:
+        for child in tuple(self._children.all):
+            child.is_deaf = False
+            if child.was_killed or (sign := see_child(child)) is None:
                 continue
             found = self._suspicions.get(child)
             if found is None or found.sign != sign[0]:
@@ -73,6 +68,7 @@ class StuckWatch:
                 continue
             suspicions[child] = found
             found.looks += 1
+            child.is_deaf = found.looks >= _LOOKS
             if found.is_proved(now) and found.problem:
                 child.verdict = child.verdict or f"killed because it {found.problem}"
                 self._children.kill(child)
@@ -80,11 +76,21 @@ class StuckWatch:
 
 
 def see_child(child: ChildProcess) -> Sign | None:
-    """What is wrong with a child that runs one task at a time, if anything."""
+    """What is wrong with a child, if anything.
+
+    An async one that does not begin its latest tasks is killed only when it runs no others: a coroutine may
+    be blocking its event loop.
+    """
+    if child.state is not ChildState.BUSY and child.state is not ChildState.IDLE:
+        return None
     if (size := child.frames.pending_bytes) > 0:
         problem = f"sent a malformed frame (incomplete, and nothing more for {STUCK_SECONDS:g} s)"
         return ("frame", child.tasks_done, size), problem
-    if child.assignment is not None and child.state in _WITH_TASK and not child.has_begun:
-        task = child.assignment.task_id, child.assignment.generation
-        return ("begin", task), f"did not begin a task within {STUCK_SECONDS:g} s"
-    return None
+    begun = child.page.begun
+    places = itertools.islice(child.held.values(), child.kind.slots)
+    waiting = [one.assignment for one in places if one.number > begun]
+    if not waiting:
+        return None
+    runs_none = len(waiting) == min(child.kind.slots, len(child.held))
+    problem = f"did not begin a task within {STUCK_SECONDS:g} s" if runs_none else ""
+    return ("begin", begun, waiting[0].task_id, waiting[0].generation, runs_none), problem

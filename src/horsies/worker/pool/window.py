@@ -6,10 +6,9 @@ waits for the other. Decisions only, without I/O; ``assignments.py`` carries the
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from horsies.worker.agenda import RunTimes
-from horsies.worker.pool.child_process import Held
 
 WIDTH_MAX = 32
 # How much work a child may have behind the running task: 5 ms, and the overhead of tasks of 5 ms.
@@ -39,15 +38,6 @@ def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:
     places = [(at, pid) for pid, held, most in rooms for at in range(held, most)]
     places.sort(key=lambda place: place[0])
     return [pid for _, pid in places]
-
-
-def split_unstarted(held: Iterable[Held], unused: Container[int]) -> tuple[list[Held], list[Held]]:
-    """The assignments of a child that have begun, and those that have not: their permits are unused."""
-    begun: list[Held] = []
-    unstarted: list[Held] = []
-    for one in held:
-        (unstarted if one.number in unused else begun).append(one)
-    return begun, unstarted
 
 
 def linger_seconds(free: int, room: int, waiting_since: float, now: float) -> float:

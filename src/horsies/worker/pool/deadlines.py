@@ -1,0 +1,95 @@
+"""The times at which the pool must look at a task or a child even if nothing happens."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Generic, Protocol, TypeVar
+
+# How many entries that no longer hold may be kept before they are swept.
+_STALE_MAX = 1_000
+
+
+class Timed(Protocol):
+    """Has one deadline at a time, or none, and at most one entry in the heap that counts."""
+
+    deadline: float | None
+    queued_at: float | None
+
+
+T = TypeVar("T", bound=Timed)
+
+
+class Deadlines(Generic[T]):
+    """A heap of targets by a time that is not later than the deadline of each.
+
+    A deadline that moves on keeps its entry: each short task in a window has one, and none of them costs
+    a change of the heap.
+    """
+
+    __slots__ = ("_heap", "_made", "_targets")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, T]] = []
+        self._made = 0
+        self._targets = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def set(self, target: T, at: float) -> None:
+        if target.deadline is None:
+            self._targets += 1
+        target.deadline = at
+        if target.queued_at is None or at < target.queued_at:
+            self._push(target, at)
+            if len(self._heap) > 2 * self._targets + _STALE_MAX:
+                self.sweep()
+
+    def _push(self, target: T, at: float) -> None:
+        target.queued_at = at
+        self._made += 1
+        heapq.heappush(self._heap, (at, self._made, target))
+
+    def sweep(self) -> None:
+        """Forget the targets without a deadline: an entry keeps the shared memory of a dead child open."""
+        for _, _, target in self._heap:
+            if target.deadline is None:
+                target.queued_at = None
+        self._heap = [one for one in self._heap if one[2].queued_at == one[0]]
+        heapq.heapify(self._heap)
+
+    def clear(self, target: T) -> None:
+        if target.deadline is not None:
+            target.deadline = None
+            self._targets -= 1
+
+    @property
+    def next_at(self) -> float | None:
+        """When to call ``pop_due`` again.
+
+        The entry of a target without a deadline stays until then: most get their next one soon.
+        """
+        while self._targets:
+            at, _, target = self._heap[0]
+            if target.queued_at == at and target.deadline in (None, at):
+                return at
+            self._take_first()
+        return None
+
+    def pop_due(self, now: float) -> T | None:
+        """Take a target whose time has come; None if there is no more."""
+        while self._targets and self._heap[0][0] <= now:
+            target = self._heap[0][2]
+            if target.deadline is not None and target.deadline <= now:
+                self.clear(target)
+                return target
+            self._take_first()
+        return None
+
+    def _take_first(self) -> None:
+        """Take out the first entry; its target comes in again at its deadline, if it has one."""
+        at, _, target = heapq.heappop(self._heap)
+        if target.queued_at == at:
+            target.queued_at = None
+            if target.deadline is not None:
+                self._push(target, target.deadline)

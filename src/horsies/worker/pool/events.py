@@ -1,0 +1,59 @@
+"""The events that a pool returns: how assignments end, and how children die."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from horsies.worker.protocol import Assignment, ChildReport
+
+
+class Reported(NamedTuple):
+    """A child finished its assignment in `run_seconds`."""
+
+    report: ChildReport
+    pid: int
+    run_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A child ended by itself, with an assignment that it had begun, or without any.
+
+    `description` reads ``exit code 3`` or ``signal 9 (SIGKILL)``.
+    """
+
+    assignment: Assignment | None
+    pid: int
+    description: str
+    run_seconds: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The worker stopped a task, by asking its child or (`forced`) by killing it."""
+
+    assignment: Assignment
+    pid: int
+    forced: bool
+    reason: str
+    run_seconds: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """Assignments that were given to a child, have not begun, and never will."""
+
+    assignments: Sequence[Assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class HookFailed:
+    """A child's start hook failed: every further child would fail the same way."""
+
+    name: str
+    description: str
+
+
+PoolEvent = Reported | Died | Stopped | TakenBack | HookFailed

@@ -1,0 +1,119 @@
+"""Stopping tasks: on request, at their time limit, and those in line behind a slow one."""
+
+from __future__ import annotations
+
+import selectors
+
+from horsies.worker import os_process, protocol
+from horsies.worker.pool.assignments import Assignments
+from horsies.worker.pool.child_process import ChildProcess, ChildState, Held
+from horsies.worker.pool.children import Children
+from horsies.worker.pool.inbox import Inbox
+from horsies.worker.protocol import FrameKind
+
+
+class Stops:
+    """Stops tasks; the child of one that does not end within the grace period is killed."""
+
+    __slots__ = ("_assignments", "_children", "_grace_seconds", "_inbox", "_selector")
+
+    def __init__(
+        self,
+        children: Children,
+        assignments: Assignments,
+        inbox: Inbox,
+        selector: selectors.BaseSelector,
+        grace_seconds: float,
+    ) -> None:
+        self._children = children
+        self._assignments = assignments
+        self._inbox = inbox
+        self._selector = selector
+        self._grace_seconds = grace_seconds
+
+    def find_front(self, child: ChildProcess) -> None:
+        """Find out which task runs: with no permits left, and all reports read, it is the front."""
+        self._assignments.return_tasks(self._assignments.take_back(child))
+        self._children.release(child)
+        self._inbox.drain(child)
+
+    def stop(self, held: Held, reason: str) -> None:
+        """Raise ``TaskStopped`` in a task, or cancel its coroutine."""
+        child, task_id = held.child, held.assignment.task_id
+        if not child.is_async:
+            self.find_front(child)
+        if child.held.get(task_id) is not held or held.stop_reason is not None:
+            return
+        if child.state is not ChildState.BUSY:
+            return
+        held.stop_reason = reason
+        child.stopping += 1
+        self._assignments.extend(held, self._grace_seconds)
+        if child.is_async:
+            texts = (task_id, str(held.assignment.generation))
+            child.send(protocol.encode_texts(FrameKind.STOP_TASK, *texts), self._selector)
+            return
+        child.page.request_stop()
+        # The frame shows the child that the signal comes from its parent. A child that has not read
+        # its assignment yet finds the frame behind it and has nothing to interrupt.
+        child.send(protocol.encode_numbers(FrameKind.STOP), self._selector)
+        if child.pid is not None:
+            os_process.terminate(child.pid)
+
+    def withdraw(self, held: Held) -> bool:
+        """Take back one task in line; False when it has begun meanwhile.
+
+        The kernel gives back the whole rest of the window: the other tasks go to the same child again.
+        """
+        child = held.child
+        taken = self._assignments.take_back(child)
+        kept = [one for one in taken if one is not held]
+        if kept:
+            given = [(one.assignment, one.patience_seconds) for one in kept]
+            self._assignments.give_window(child, given)
+        self._children.release(child)
+        if held not in taken:
+            # Its permit was used, so the report of its predecessor has been sent.
+            self._inbox.drain(child)
+            return False
+        self._assignments.return_tasks([held])
+        return True
+
+    def enforce(self, held: Held, now: float) -> None:
+        """The deadline of a task: stop it, kill its child, or take back those that wait behind it."""
+        child, limit_ms = held.child, held.assignment.timeout_ms
+        if held.stop_reason is not None:
+            child.verdict = child.verdict or (
+                f"killed because task {held.assignment.task_name!r} in it did not end within "
+                f"{self._grace_seconds:g} s after it was stopped"
+            )
+            self._children.kill(child)
+        elif limit_ms is None or now < held.assigned_at + limit_ms / 1000:
+            self._relieve(held)
+        else:
+            self._stop_overdue(held)
+
+    def _stop_overdue(self, held: Held) -> None:
+        child, tasks_done = held.child, held.child.tasks_done
+        self.stop(held, "timeout")
+        if child.state is ChildState.IDLE and child.tasks_done == tasks_done:
+            child.verdict = "killed because it did not begin a task within its timeout_ms"
+            self._children.kill(child)
+
+    def _relieve(self, front: Held) -> None:
+        """Take back the assignments behind a slow front: others can run them sooner."""
+        child = front.child
+        self._inbox.drain(child)
+        if child.front is not front or child.state is not ChildState.BUSY:
+            return
+        taken = self._assignments.take_back(child)
+        if front in taken:
+            # The child has not even begun. It keeps its front, as it would without a window.
+            taken.remove(front)
+            given = [(front.assignment, front.patience_seconds)]
+            self._assignments.give_window(child, given)
+        self._assignments.return_tasks(taken)
+        for one in child.held.values():
+            one.assigned_at = front.assigned_at
+            one.is_slow = True
+            self._assignments.arm(one)
