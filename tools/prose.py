@@ -5,13 +5,14 @@
 log line, an error message or a help text uses a retired word, and when a page of the documentation or a
 module of the folders in `CLEAN` has one of the `HABITS`, which it prints with the plain wording. In other
 folders habits are only counted. `-v` lists every hit; `-v PREFIX` those in files whose path starts with
-PREFIX, such as `src/horsies/db`.
+PREFIX, such as `src/horsies/db`. `--draw N SEED` prints N texts at random, to be rated by readers.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import random
 import re
 import sys
 import tokenize
@@ -204,8 +205,25 @@ def retired_words() -> list[str]:
     ]
 
 
+def draw(count: int, seed: int) -> str:
+    """Whole texts of at least four words at random, numbered and with their places: docstrings, comments,
+    SQL, pages and messages.
+    """
+    messages = (text for path in sorted(SOURCE.rglob("*.py")) for text in spoken(path))
+    texts = [
+        f"{text.place}: {' '.join(text.text.split())}"
+        for text in (*all_prose(), *messages)
+        if len(re.findall(r"[A-Za-z']{2,}", text.text)) >= 4
+    ]
+    drawn = random.Random(seed).sample(texts, count)
+    return "\n".join(f"{number}. {text}" for number, text in enumerate(drawn, 1))
+
+
 def main() -> int:
     """Print the figures and return 1 when one is over its limit."""
+    if sys.argv[1:2] == ["--draw"]:
+        print(draw(int(sys.argv[2]), int(sys.argv[3])))
+        return 0
     verbose = "-v" in sys.argv
     prefix = sys.argv[-1] if len(sys.argv) > 2 else ""
     sentences = [(text.place, one) for text in all_prose() for one in text.sentences()]
