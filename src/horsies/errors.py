@@ -243,7 +243,7 @@ class MultipleValidationErrors(HorsiesError):
 
 
 def raise_collected(report: ValidationReport) -> None:
-    """Raise the error of a report, or all of them as one; do nothing when there is none."""
+    """Raise the only error of a report, or one exception with all its errors; without errors, do nothing."""
     if not report.errors:
         return
     if len(report.errors) == 1:
@@ -365,12 +365,12 @@ def checked_delay(seconds: object) -> float:
 
 
 class TaskFailed(Exception):
-    """A task failed: raise it in a task for an error of its domain; ``handle.result()`` raises it.
+    """The failure of a task: your task raises it to fail, and ``handle.result()`` raises it to the caller.
 
-    Raised in a task, it becomes the error that ``TaskError(error_code=code, message=..., data=...)``
-    describes; the code is one of your own. From ``handle.result()``, ``task_id`` is that of the failed
-    task, and ``traceback`` is the text of the exception's traceback in the worker, if an exception ended
-    the task.
+    A task that raises it with a code of its own fails with the error that
+    ``TaskError(error_code=code, message=..., data=...)`` describes. When ``handle.result()`` raises it,
+    ``task_id`` is the id of the failed task, and ``traceback`` is the text of the traceback in the worker,
+    if an exception ended the task.
 
     Example:
         raise TaskFailed("CARD_REFUSED", "the bank said no", data={"retry_on": "monday"})

@@ -360,7 +360,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "Nodes that this node depends on have not ended.", "`horsies explain RUN NODE`."
         ),
         "NEVER": _obstacle(
-            "The node was skipped and does not run: its dependencies failed, or the run ended before.",
+            "The node was skipped: its dependencies failed, or the run ended before it could start.",
             "`horsies workflow retry RUN`.",
         ),
     },

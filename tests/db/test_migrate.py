@@ -470,7 +470,7 @@ def test_an_older_release_refuses_a_newer_schema_that_lacks_one_of_its_own_migra
     apply_all_but(empty, HOLE)
     with release(monkeypatch, more=[HOLE]):
         for attempt in (apply_migrations, pending_migrations, require_current_schema):
-            with pytest.raises(UnusableSchemaError, match=f"{HOLE_NAMED}.*of the newer release"):
+            with pytest.raises(UnusableSchemaError, match=f"{HOLE_NAMED}.*from the newer release"):
                 attempt(empty)
 
 

@@ -147,8 +147,8 @@ def retry(  # noqa: PLR0913, PLR0917
 ) -> None:
     """Retry finished tasks: send the same requests again, as new tasks that refer to the old ones.
 
-    The tasks are named by their ids, or chosen by filters; without --status, these choose failed tasks. A
-    bulk retry shows its counts and asks first. It leaves out tasks that were sent again before.
+    Name the tasks by their ids, or choose them with filters; without --status, filters choose failed tasks. A
+    bulk retry shows its counts and asks first. It skips tasks that have already been retried.
 
     Exit codes: 0 sent, 1 failure or refusal, 4 no such task.
 

@@ -30,7 +30,9 @@ DryRunOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 OrderOption = Annotated[
     str | None,
-    typer.Option("--order", metavar="ID", help="Continue this bulk order; changes nothing twice."),
+    typer.Option(
+        "--order", metavar="ID", help="Continue this bulk order; nothing is changed twice."
+    ),
 ]
 
 

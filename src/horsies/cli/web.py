@@ -55,7 +55,7 @@ SessionUrlOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="A direct address of the same database, where --database-url leads to a pooler.",
+        help="A direct address of the same database, if --database-url points to a pooler.",
         show_default=False,
     ),
 ]
@@ -63,7 +63,7 @@ PoolerOption = Annotated[
     bool,
     typer.Option(
         "--pgbouncer-transaction-mode",
-        help="--database-url leads to PgBouncer in transaction mode.",
+        help="--database-url points to PgBouncer in transaction mode.",
     ),
 ]
 HostOption = Annotated[

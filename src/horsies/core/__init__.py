@@ -1,1 +1,1 @@
-"""Leads to `horsies.core.models.queues`; import everything else from `horsies`."""
+"""The package of `horsies.core.models.queues`; import everything else from `horsies`."""

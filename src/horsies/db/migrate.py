@@ -264,7 +264,7 @@ def _refuse_holes(record: _Record, missing: Sequence[Migration]) -> None:
     if missing:
         raise SchemaMissingError(
             f"The database schema is version {record.version}, newer than this release of horsies, but "
-            f"lacks {_titles(missing)}; apply it with `horsies migrate` of the newer release."
+            f"lacks {_titles(missing)}; run `horsies migrate` from the newer release."
         )
 
 

@@ -146,8 +146,9 @@ def read_measures_script(
 def read_split_measures_script(
     split: Literal["queue", "task"], since: timedelta, queues: Sequence[str] = ()
 ) -> Script[dict[str, Series]]:
-    """Read the attempts of the last ``since`` as one slot for each queue or task that has any, by name. The
-    task name '' is that of all tasks beyond the first 200 of a worker.
+    """Read the attempts of the period ``since``, up to now, as one slot per queue or task name that has any.
+
+    A worker measures its first 200 task names separately; the name '' stands for all its other tasks.
     """
     step = since + timedelta(minutes=1)
     seconds = round(step.total_seconds())

@@ -155,7 +155,7 @@ WORKER = _metrics(
         ("alone", "window"),
     ),
     (*("horsies_turns_total", "counter", ()), "Transactions that record and claim tasks."),
-    (*("horsies_turn_tasks_total", "counter", ()), "Tasks that turns recorded or claimed."),
+    (*("horsies_turn_tasks_total", "counter", ()), "Tasks that were recorded or claimed in turns."),
     (*("horsies_turn_duration_seconds", "histogram", ()), "How long a turn took."),
     (
         *("horsies_children", "gauge", ("state",)),

@@ -35,7 +35,7 @@ else:
 
 
 class Operations(ABC):
-    """Stored tasks, queues and workers of one application, read and controlled by methods."""
+    """The methods that read and control the stored tasks, queues and workers of an application."""
 
     @abstractmethod
     def get_broker(self) -> PostgresBroker:

@@ -85,10 +85,12 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class TaskFilters:
-    """Which tasks to list. An empty dimension matches every task; otherwise any of its values does.
+    """Which tasks to list. An empty filter matches every task; a filter with values matches tasks that have
+    any of them.
 
-    Tasks were sent at ``since`` or later and earlier than ``until``; ``after`` is the id to continue from.
-    ``workers`` are ids or host names. A ``search`` looks at the arguments of the newest 20,000 tasks.
+    ``since`` and ``until`` bound the time of the send; ``since`` is included, ``until`` is not. ``after`` is
+    the id to continue from. ``workers`` are ids or host names. A ``search`` covers the arguments of the
+    newest 20,000 tasks.
     """
 
     statuses: Sequence[TaskStatus] = ()

@@ -36,8 +36,8 @@ from horsies.tracing import Sending
 
 logger = logging.getLogger("horsies.scheduler")
 
-# The most tasks and workflow nodes per tick, unless a single slot has more: a long catch-up continues in
-# the next tick instead of one huge statement.
+# The most tasks and workflow nodes that one tick sends, unless a single slot has more. A long catch-up thus
+# continues in the next tick and does not need one huge statement.
 RUNS_MAX = 10_000
 # The kind of batch that fails when the database refuses a tick.
 TICK = "tick"

@@ -239,10 +239,12 @@ class Blocked:
         *,
         waits: bool = True,
     ) -> Answer:
-        """Change tasks as one ``batch``, in one transaction; if single ones cause an error, ``one_by_one``.
+        """Run ``batch``, which changes all tasks in one transaction. If some of the tasks make it fail, run
+        ``one_by_one`` instead.
 
-        `job` tells batches of the same action apart: only failures of one kind, in a row, count. Without
-        `waits` the batch waits for no row of a task, so a lock that it waited for concerns all of them.
+        Failures in a row are counted per `job`, the name of a kind of batch; the default is the action. If
+        `waits` is False, the batch does not wait for locks on the rows of tasks, so a lock timeout affects
+        the whole batch and is raised.
         """
         job = job or action
         if not self.failures.is_suspect(job):

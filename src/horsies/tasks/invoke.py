@@ -275,7 +275,10 @@ def mismatch_error(
 
 
 def _plain_fault(value: object, expected: str, problem: CodecError) -> str:
-    """Describe a wrong value in the words of a plain function, which knows no `ok`."""
+    """Describe a value of the wrong type that a plain function returned.
+
+    The message does not mention `ok`, because such a function returns no TaskResult.
+    """
     if not problem.message.startswith("ok must be "):
         clause = problem.message.removeprefix("ok").replace(", the type of ok (", " (")
         return f"returned a value that does not fit its annotation: value{clause}"

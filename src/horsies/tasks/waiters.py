@@ -232,7 +232,7 @@ class Waiters:
             self._fail_if_thread_died()
 
     def _open(self) -> Connection[Any]:
-        """Connect for statements over ``Pipeline``: psycopg's cursors take 0.15 ms more for each read."""
+        """Connect, and read through a ``Pipeline``: each read with a cursor of psycopg takes 0.15 ms more."""
         connection = self._connect()
         try:
             connection.execute(_STABLE_PLANS)

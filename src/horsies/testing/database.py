@@ -101,7 +101,7 @@ def database_on(server: str, name: str) -> str:
 
 
 def drop_database(server: str, name: str) -> None:
-    """Drop a database, with its sessions; a missing one is ignored."""
+    """Drop a database and end its sessions; do nothing if it does not exist."""
     drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(drop.format(sql.Identifier(name)))

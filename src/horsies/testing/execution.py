@@ -114,7 +114,7 @@ class Execution:
         return self._ended(task, self._execute(assignment_of(task, node)))
 
     async def run_async(self, task: ClaimedTask, node: NodePart | None = None) -> Ended:
-        """``run``; the coroutine of an ``async def`` task runs on the event loop of the caller."""
+        """Like ``run``, but the coroutine of an ``async def`` task runs on the event loop of the caller."""
         if not self._is_async(task.task_name):
             return self.run(task, node)
         assignment = assignment_of(task, node)

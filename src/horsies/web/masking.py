@@ -28,7 +28,7 @@ _KINDS = {'"': "string", "t": "boolean", "f": "boolean", "n": "null", "{": "obje
 _CLOSING = {"{": "}", "[": "]"}
 # More levels are written without further indentation: a megabyte of brackets must not become a terabyte.
 _LEVELS_MAX = 40
-# Values that are nested deeper are not parsed: every reader of them would have to fear the stack.
+# Values that are nested deeper are not parsed, because code that walks them could overflow the stack.
 _DEPTH_MAX = 100
 
 _INVISIBLE = re.compile(

@@ -1,4 +1,4 @@
-"""``/metrics``: the gauges of the cluster for Prometheus, in one collection for all scrapers."""
+"""``/metrics``: the gauges of the cluster for Prometheus, collected once for all scrapers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHARED: WeakKeyDictionary[
 
 
 async def metrics(view: View) -> Response:
-    """Return the gauges; while the database is away, ``horsies_up`` is 0."""
+    """Return the gauges; while the database cannot be reached, ``horsies_up`` is 0."""
     try:
         body, content_type = exposition(
             await _collect(view), view.request.headers.get("accept", "")

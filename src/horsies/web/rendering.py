@@ -147,7 +147,7 @@ class View:
     async def read(self, script: Script[T]) -> T:
         """Run a script in one short read-only transaction.
 
-        Raises ``TookTooLong`` at the time limit and ``Unavailable`` when the database is away.
+        Raises ``TookTooLong`` at the time limit and ``Unavailable`` when the database cannot be reached.
         """
         return await self.site.reader.read(script)
 

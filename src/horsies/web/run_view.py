@@ -227,7 +227,7 @@ class RunView:
 
     @property
     def is_timeline_cut(self) -> bool:
-        """Whether nodes that have begun are left out of the timeline."""
+        """Whether the timeline leaves out some of the nodes that have begun."""
         return len(self.timeline_places) == TIMELINE_ROWS_MAX < len(self.nodes)
 
     def _weight(self, place: int, on_path: frozenset[int]) -> tuple[bool, bool, float, int]:

@@ -99,7 +99,7 @@ def short_id(value: str | None) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """Return a text of at most this length, with an ellipsis for its end."""
+    """Shorten a text to at most this length; an ellipsis replaces the part that is cut off."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

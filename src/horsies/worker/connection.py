@@ -461,10 +461,10 @@ class WorkerConnection:
         return self._echo_check.is_receiving and self._watched_fd >= 0
 
     def note_call(self, now: float) -> None:
-        """The worker has shown life and notified itself.
+        """Note that the worker has just sent a heartbeat and notified itself.
 
-        A session that delivers nothing is closed only now: its lock will be free for a moment, and
-        other workers have just seen this one alive.
+        This is the time to close a session that delivers no notifications. Closing it releases the
+        worker's lock for a moment, but other workers have just seen the heartbeat.
         """
         self._echo_check.note_call(now)
         if not self._echo_check.needs_new_connection:

@@ -22,8 +22,8 @@ from horsies.worker.turn import TurnResult
 
 logger = logging.getLogger("horsies.worker")
 
-# The outcomes of one turn. PostgreSQL accepts no statement of a gigabyte, and reads an array of texts at
-# some 60 MB/s: a longer turn would keep the worker from showing signs of life.
+# The most characters of outcomes in one turn. PostgreSQL refuses a statement of a gigabyte and reads an array
+# of texts at some 60 MB/s, so recording more at once would delay the worker's heartbeat.
 TURN_CHARACTERS_MAX = 16 * 1024 * 1024
 # Refused outcomes that a worker keeps before it claims no more.
 REFUSED_MAX = 1000

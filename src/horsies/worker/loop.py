@@ -389,7 +389,7 @@ class Worker:
         if received.work or received.gap:
             self._work.note_news()
         if received.paused:
-            # The next claim takes those again that are not paused.
+            # Return all tasks that have not begun; the next claim skips the paused queues.
             self._dispatcher.put_back()
         self._maintenance.note_cancels(received.cancelled)
         self._maintenance.pings += received.pings

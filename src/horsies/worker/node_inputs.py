@@ -1,13 +1,13 @@
-"""Node inputs: the results that claimed tasks of workflows take from other nodes, read once and cached.
+"""Node inputs: the results that claimed workflow tasks take from other nodes, read once and cached.
 
-Results are stored once and consumed by reference, so a worker fetches them when it hands a task out:
-one statement for all tasks that a turn claimed, and none for results it has just recorded or read
-itself. A chain therefore needs no second round trip, and a large result is fetched once for a thousand
-consumers. Results stay texts here: only children decode them.
+The result of a node is stored once, and the nodes that take it refer to it. A worker fetches results when
+it hands out tasks: it runs one statement for all tasks that a turn claimed, and skips results that it has
+just recorded or read itself. A chain therefore needs no second round trip, and a large result is fetched
+once for a thousand consumers. Results stay JSON texts here; only children decode them.
 
-Sizes are summed before results are fetched: a statement returns results up to the limit for one task,
-and the sizes of the others. A task that takes more than the limit fails; the rest of what any other
-task takes is fetched for that task alone.
+The statement sums the sizes before it fetches any result. It returns results up to the limit for one task,
+and only the sizes of the other results. A task that takes more than the limit fails. For any other task
+with missing results, the worker fetches them in a statement for that task alone.
 """
 
 from __future__ import annotations

@@ -478,7 +478,7 @@ class FrameBuffer:
         return frames
 
     def _cut(self, data: bytes | bytearray) -> tuple[list[bytes], int]:
-        """The whole frames in `data`, and where the frame begins that is not whole."""
+        """Return the complete frames in `data`, and the position where the incomplete frame begins."""
         frames = []
         mark, end = self._mark, 0
         while (start := self._next_mark(data, end)) + len(mark) <= len(data) - 5:

@@ -106,7 +106,10 @@ class SharedPage:
         return number
 
     def note_begun(self, number: int) -> None:
-        """A child begins the assignment with this number: all before it have begun, or never will."""
+        """Note that the child begins the assignment with this number.
+
+        Assignments with lower numbers have already begun, or never will.
+        """
         self._memory[_BEGUN_START:_BEGUN_END] = _NUMBER.pack(number)
 
     def write_progress(self, token: int, done: float, total: float, note: bytes) -> None:

@@ -113,7 +113,7 @@ class Bookmarks:
         if not self._last or (is_rested and is_time):
             return EVERYWHERE
         last = [self._last.get(queue, _NO_TASK) for queue in self._queues]
-        # Lists: the encoder caches tuples.
+        # Lists, because the encoder caches tuples and these values change with every claim.
         priorities, times, ids = map(list, zip(*last, strict=True))
         return Positions(priorities, times, ids, is_rested)
 

@@ -61,9 +61,9 @@ BEGIN
 END
 $$;
 
--- The next due tasks of "async def" functions, or of all others, for the claim of a worker with async children:
--- locked, in order. The index horsies_tasks_claim_async has the first ones only; the others are found in the
--- claim index, where the walk over a task of the wrong kind costs about 1 us, as over left-out tasks.
+-- Lock and return the next due tasks, in order, for a worker with async children: either "async def" tasks only
+-- or all other tasks only. The index horsies_tasks_claim_async holds only "async def" tasks. The others are found
+-- through the claim index, where it costs about 1 us to skip an "async def" task or a task that is left out.
 CREATE OR REPLACE FUNCTION horsies_due_of_kind(
     p_is_async boolean, p_queue text, p_level integer, p_look_at timestamptz, p_after_at timestamptz,
     p_after_id uuid, p_wanted integer, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[])

@@ -50,8 +50,8 @@ BEGIN
 END
 $$;
 
--- Decide the nodes of these runs that wait although their counters allow a decision, and the READY ones
--- without a task. Returns those that ended: skipped nodes, and maps without elements.
+-- Advance the nodes of these runs that are stuck: PENDING nodes whose counters already allow a decision, and
+-- READY nodes without a task. Returns the nodes that ended: skipped nodes, and maps without elements.
 CREATE OR REPLACE FUNCTION horsies_decide_nodes(p_runs uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     ready horsies_nodes;

@@ -114,9 +114,9 @@ FROM unnest(%(names)s::text[]) AS wanted (name)
 LEFT JOIN horsies_schedule_state AS state ON state.schedule_name = wanted.name
 
 -- name: store_schedules
--- Schedules of the configuration: new ones are inserted, stored ones get a new next slot when their timing
--- has changed, they had none, or they were switched off. Counters and pauses stay. In the order of names,
--- against deadlocks.
+-- Store the schedules of the configuration. New ones are inserted. A stored schedule gets a new next slot if
+-- its timing has changed, if it had no next slot, or if it was switched off; its counters and its pause are
+-- kept. Rows are written in the order of their names, to avoid deadlocks.
 INSERT INTO horsies_schedule_state AS state (
     schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner)
 SELECT fresh.* FROM unnest(

@@ -47,7 +47,9 @@ class InsertTask(NamedTuple):
 
 
 class InsertTasks(NamedTuple):
-    """Many rows of one task: shared values once, the others as columns, one value per line."""
+    """Many rows of one task: the values that all rows share are given once, the others as columns, texts with
+    one value per line.
+    """
 
     task_name: str
     queue_name: str
@@ -163,7 +165,7 @@ class TaskAttemptInfo:
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """How far a task has come, as its code reported last in this attempt."""
+    """The latest progress that the task reported in its current attempt."""
 
     attempt: int
     done: float

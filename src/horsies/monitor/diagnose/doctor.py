@@ -29,7 +29,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, 
 
 READING_LIMITS_MS = 10_000, 1_000
 ECHO_SECONDS = 2.0
-# Transactions held at once to find a pooler; most pools are smaller.
+# How often the process ids of two connections are compared to find a pooler in transaction mode.
 POOLER_TRIES = 10
 # The finding of every check that needs the tables, while they cannot be read.
 NOT_READ = Finding(

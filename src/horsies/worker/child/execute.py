@@ -179,9 +179,9 @@ def _will_retry(task: CurrentTask, report: ChildReport) -> bool:
 
 
 def execute(app: Horsies, assignment: Assignment, around: Sequence[AroundTask] = ()) -> ChildReport:
-    """Run one assignment of `app` and report its outcome; never raises but for TaskStopped.
+    """Run one assignment of `app` and report its outcome. The only exception it raises is TaskStopped.
 
-    ``around`` hooks come before those of the application.
+    The ``around`` hooks enclose the hooks of the application.
     """
     try:
         task = app.get_task(assignment.task_name)

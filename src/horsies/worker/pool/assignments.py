@@ -56,7 +56,7 @@ class Assignments:
         patience_seconds: float,
         needs_permit: bool,
     ) -> bytes:
-        """Note an assignment of a child; returns its frame."""
+        """Note that a child gets an assignment, and return the frame to send."""
         child.state = ChildState.BUSY
         child.given = number = child.given + 1
         one = Held(number, assignment, child, patience_seconds)

@@ -165,10 +165,10 @@ class ChildPool:
         return [ChildSummary.of(child) for child in self._children.all if child.pid is not None]
 
     def dispatch(self, assignment: Assignment, pid: int | None = None) -> int:
-        """Give `assignment` to the next idle child, or to the child `pid`; returns its pid.
+        """Give `assignment` to the next idle child, or to the child `pid`, and return the child's pid.
 
-        A child that has died unnoticed takes the assignment too: ``TakenBack`` follows if it cannot have
-        begun.
+        The child may have died without the pool having noticed. If the assignment cannot have begun there,
+        a ``TakenBack`` event follows.
         """
         idle = self._children.idle
         if pid is None and not idle:

@@ -152,7 +152,10 @@ def _node_problems(nodes: NodeIndex) -> Iterator[HorsiesError]:
 
 
 def _conflicting_signals(nodes: NodeIndex) -> Iterator[HorsiesError]:
-    """Find signals whose nodes take values of different types: any of them may receive a value."""
+    """Find signals that several nodes wait for with different types of values.
+
+    A signal may reach any of these nodes, so they must all accept the same type.
+    """
     first_use: dict[str, tuple[str, Any]] = {}
     for node_id, node in zip(nodes.ids, nodes.members, strict=True):
         if not isinstance(node, SignalNode) or not isinstance(node.name, str):

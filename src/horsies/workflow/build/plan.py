@@ -353,7 +353,9 @@ def _inputs(node: CallingNode[Any]) -> str | None:
 
 
 def _unwrapped_element(node: CallingNode[Any]) -> str | None:
-    """Return the parameter of a map over a map that takes the value of an item, not its result."""
+    """Return the element parameter of a map over another map, if the parameter takes the value of an item
+    and not its whole result.
+    """
     if not isinstance(node, MapNode) or not isinstance(node.over, MapNode) or node.each is None:
         return None
     annotation = node.fn.definition.signature.annotation_of(node.each)

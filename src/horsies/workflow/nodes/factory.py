@@ -105,7 +105,7 @@ class NodeFactory(Generic[P, T]):
         """Return the node that calls the task with these parameters, all given by name."""
         if args:
             raise WorkflowValidationError(
-                f"The parameters of a node of {self._task.definition.name!r} are given by name.",
+                f"The parameters of a node of {self._task.definition.name!r} must be passed by name.",
                 code=ErrorCode.WORKFLOW_POSITIONAL_ARGS_NOT_SUPPORTED,
                 help_text="write the name of each parameter: task.node()(order_id=7)",
             )

@@ -438,7 +438,7 @@ def _is_left_out(row: RunOutcome | NodeOutcome) -> bool:
 
 
 def _reading(run_id: str, indexes: Sequence[int]) -> Step:
-    """The statement that reads the results of these nodes, as far as one call may read."""
+    """Return the statement that reads the results of these nodes, up to the size limit of one call."""
     return read_results([run_id] * len(indexes), list(indexes), READ_BYTES_MAX)
 
 
@@ -447,7 +447,7 @@ def _id_of(node: object) -> str | None:
 
 
 def _nodes_named(node: object) -> list[str] | None:
-    """Return the ids of the nodes to retry: that of the given node, or None for all failed ones."""
+    """Return a list with the id of the node to retry, or None to retry all failed nodes."""
     return None if node is None else [_id_of(node) or ""]
 
 
