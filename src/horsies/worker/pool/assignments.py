@@ -82,7 +82,8 @@ class Assignments:
         target: Held | ChildProcess = one
         if not child.is_async:
             target = child
-            if len(child.held) > 1 and (limit is None or one.patience_seconds < limit):
+            has_line = len(child.held) > 1 and not one.is_slow
+            if has_line and (limit is None or one.patience_seconds < limit):
                 limit = one.patience_seconds
         if limit is None:
             self.deadlines.clear(target)

@@ -113,7 +113,7 @@ class Stops:
             given = [(front.assignment, front.patience_seconds)]
             self._assignments.give_window(child, given)
         self._assignments.return_tasks(taken)
-        for one in child.held.values():
-            one.assigned_at = front.assigned_at
-            one.is_slow = True
-            self._assignments.arm(one)
+        # Only the front: one behind it whose permit the child has just used starts with the front's report.
+        if (kept := child.front) is not None:
+            kept.assigned_at, kept.is_slow = front.assigned_at, True
+            self._assignments.arm(kept)
