@@ -240,6 +240,33 @@ def test_an_order_is_stopped_and_continued(anna: Visitor, connection: Database) 
     assert found == [("retry_tasks", "done"), ("stop_order", "done"), ("stop_order", "unchanged")]
 
 
+def test_an_order_that_is_stopped_before_its_turn_changes_nothing(
+    anna: Visitor, connection: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "horsies.audit")
+    add_failed(connection, 2)
+    waiting = add_task(connection)
+    first = order_of(anna.get("/orders/new?verb=retry_task"))
+    second = order_of(anna.get("/orders/new?verb=cancel_task"))
+    connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_OF_ORDERS,))  # no batch can begin
+    try:
+        anna.post("/orders", "retry_task", order=first)
+        anna.post("/orders", "cancel_task", order=second)
+        anna.post(f"/orders/{second}/stop", "cancel_task")
+        assert 'data-outcome="stopping"' in anna.get(f"/orders/{second}").text
+    finally:
+        connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_OF_ORDERS,))
+    assert anna.finish(first)["done"] == 2
+    ended = anna.finish(second)
+    assert (ended["outcome"], ended["done"]) == ("stopped", 0)
+    assert row_of(connection, waiting)["status"] == "PENDING"
+    assert any(
+        f"(order {second}): stopped, 0 of 1 changed." in message for message in caplog.messages
+    )
+    anna.post("/orders", "cancel_task", order=second)
+    assert anna.finish(second)["done"] == 1
+
+
 def test_selected_tasks_are_cancelled(anna: Visitor, connection: Database) -> None:
     first, second, third = (add_task(connection) for _ in range(3))
     ids = [first, second]

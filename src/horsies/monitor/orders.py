@@ -242,9 +242,19 @@ def carry_out(
 
 async def carry_out_async(broker: PostgresBroker, order: Order) -> BrokerResult[OrderState]:
     """``carry_out`` without blocking the event loop."""
-    actor = current_actor()
-    script = start_script(order, actor)
+    script = start_script(order, current_actor())
     state = _flat(await broker.perform_async(_WORKING, script, atomic=True))
+    return await run_batches_async(broker, order, state)
+
+
+async def run_batches_async(
+    broker: PostgresBroker, order: Order, state: BrokerResult[OrderState]
+) -> BrokerResult[OrderState]:
+    """Run the batches of an order that ``start_script`` has stored, to its end.
+
+    If the order is stopped before its first batch, that batch only records the stop.
+    """
+    actor = current_actor()
     while (open_state := state.ok()) is not None and open_state.is_open:
         await asyncio.sleep(PAUSE_SECONDS)
         for delay_seconds in (*RESEND_DELAYS_SECONDS, None):

@@ -32,12 +32,13 @@ from horsies.monitor.orders import (
     order_script,
     preview_script,
     resent_id,
+    run_batches_async,
     start_script,
     stop_script,
     store_draft_script,
 )
 from horsies.monitor.queries import RunFilters, TaskFilters, run_filters, task_filters
-from horsies.result import Err
+from horsies.result import Err, Ok
 from horsies.task_result import storable_text
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.recording import Action, Actor, acting_as, perform_action_async
@@ -231,16 +232,17 @@ async def _start(view: View, order: Order) -> OrderState:
     state = stored.ok_value
     if state.is_open and order.id not in _running:
         with acting_as(view.access.user, "web"):  # the task inherits the author
-            task = asyncio.create_task(_carry_out(view, state.order))
+            task = asyncio.create_task(_carry_out(view, state))
         _running[order.id] = task
         task.add_done_callback(lambda _: _running.pop(order.id, None))
     return state
 
 
-async def _carry_out(view: View, order: Order) -> None:
+async def _carry_out(view: View, state: OrderState) -> None:
+    """Run the batches of a started order in its turn; to start it again would undo a stop meanwhile."""
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     async with turn:
-        await carry_out_async(view.site.broker, order)
+        await run_batches_async(view.site.broker, state.order, Ok(state))
 
 
 async def show_order(view: View) -> Page:
