@@ -385,6 +385,10 @@ def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database
             page = visitor.get(path)
             assert page.status_code == 403
             assert "You lack the right cancel_task." in html.unescape(page.text)
+        both = visitor.client.request(
+            "GET", "/orders/new?verb=cancel_task", data={"verb": "retry_task"}
+        )
+        assert "can be sent again" in visitor.runner.run(both).text.lower()
         form = visitor.get("/orders/new?verb=retry_task").text
         draft = {"order": re.findall(r'name="order" value="([^"]+)"', form)[0]}
         for answer in (

@@ -135,7 +135,7 @@ async def _verb_of_stored(view: View, order_id: object) -> Verb:
 
 async def new_order(view: View) -> Page:
     """Show the dry run of an order, with the button that starts it."""
-    verb = _verb_named(view.query.get("verb"))
+    verb = await _selected_verb(view)
     if texts_of(view, "argument"):
         raise BadRequest(
             "A bulk order cannot filter by argument; select the tasks in the list instead.",
