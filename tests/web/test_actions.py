@@ -355,6 +355,31 @@ def test_a_draft_that_is_out_of_date_starts_nothing_and_is_deleted(
     assert drafts(connection) == []
 
 
+@pytest.mark.parametrize("berta", ["berta", "berta\x00", "berta" * 100])
+def test_a_draft_is_started_only_by_the_user_who_made_it(
+    app: Horsies, anna: Visitor, connection: Database, berta: str
+) -> None:
+    add_failed(connection, 2)
+    author = Visitor(app, AllowAll(berta))
+    try:
+        order = order_of(author.get("/orders/new?verb=retry_task"))
+        made = drafts(connection)
+        refused = anna.api("/orders", {"order": order})
+        assert (refused.status_code, refused.json()["code"]) == (403, "DRAFT_OF_ANOTHER_USER")
+        sentence = "Another user made this dry run; make your own to start the order."
+        assert refused.json()["title"] == sentence
+        posted = anna.post("/orders", "retry_task", order=order)
+        assert (posted.status_code, sentence in posted.text) == (403, True)
+        assert "Start</button>" not in anna.get(f"/orders/{order}").text
+        assert (drafts(connection), resent(connection)) == (made, [0])
+        assert "Start</button>" in author.get(f"/orders/{order}").text
+        assert author.api("/orders", {"order": order}).status_code == 202
+        assert author.finish(order)["done"] == 2
+    finally:
+        author.close()
+    assert anna.api("/orders", {"order": order}).json()["outcome"] == "done"
+
+
 class OnlyRetries:
     """A policy whose user may send tasks again and nothing else."""
 

@@ -47,6 +47,11 @@ class Actor(NamedTuple):
     name: str
     source: Source = "program"
 
+    @property
+    def stored_name(self) -> str:
+        """The name as the column ``actor`` holds it."""
+        return task_result.storable_text(self.name)[:_NAME_MAX]
+
 
 class Action(NamedTuple):
     """A change to record: a verb, its subject such as ``queue mail``, and the reason its author gave."""
@@ -130,7 +135,7 @@ class Columns(NamedTuple):
     @classmethod
     def of(cls, action: Action, actor: Actor, detail: str | None) -> Columns:
         return cls(
-            task_result.storable_text(actor.name)[:_NAME_MAX],
+            actor.stored_name,
             actor.source,
             action.verb,
             task_result.storable_text(action.subject)[:_NAME_MAX],

@@ -62,7 +62,7 @@ from horsies.web.filters import (
     task_filters_of,
     texts_of,
 )
-from horsies.web.reading import BadRequest, NotFound, Refused
+from horsies.web.reading import BadRequest, Forbidden, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
 
 WAITING_MAX = 10
@@ -198,8 +198,18 @@ async def start_order(view: View) -> Response:
     state = await view.read(order_script(str((await fields_of(view)).get("order"))))
     if state is None:
         raise Refused("The dry run is out of date; count again.", code="STALE_ORDER")
+    if not _may_start(view, state):
+        raise Forbidden(
+            "Another user made this dry run; make your own to start the order.",
+            code="DRAFT_OF_ANOTHER_USER",
+        )
     reason = await text_field(view, "reason") or state.order.reason
     return await _started(view, replace(state.order, reason=reason))
+
+
+def _may_start(view: View, state: OrderState) -> bool:
+    """Whether this user made the draft; an order that was started is continued by anyone with its right."""
+    return state.outcome != "draft" or state.actor == Actor(view.access.user).stored_name
 
 
 async def start_selected(view: View) -> Response:
@@ -251,7 +261,7 @@ async def show_order(view: View) -> Page:
         "state": state,
         "order": state.order,
         "right": _right(state.order.verb),
-        "is_here": state.order.id in _running,
+        "may_start": _may_start(view, state) and state.order.id not in _running,
         "list_page": _list_page(state.order),
     }
     title = f"{state.order.words.title}: {state.order.subject}"
