@@ -359,7 +359,7 @@ class Horsies(Operations):
         self._suppressed = value
 
     def are_sends_suppressed(self) -> bool:
-        """Tell whether sends are suppressed, by the application or by the environment."""
+        """Return whether sends are suppressed, by the application or by the environment."""
         named = any(os.environ.get(name) == "1" for name in SUPPRESSION_VARIABLES)
         return named or self._suppressed or bool(self._running_imports)
 
@@ -389,7 +389,7 @@ class Horsies(Operations):
 
     @registers(refuse_bad_hook)
     def on_child_process_stop(self, fn: Hook) -> Hook:
-        """Run this function in every worker child that ends in order, after its last task; the last one
+        """Run this function in every worker child that shuts down cleanly, after its last task; the last one
         registered runs first. An exception is logged.
         """
         add_once(self.hooks.stop, fn)

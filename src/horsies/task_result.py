@@ -308,7 +308,7 @@ class TaskResult(Generic[T_co, E_co]):
         return {"err": err.to_dict() if isinstance(err, TaskError) else json_object({"": err})[""]}
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        # As of pydantic's models: encoders that know no schema call dict().
+        # Like pydantic's models, because encoders without a schema call dict().
         return iter(_sides(self).items())
 
     def __eq__(self, other: object) -> bool:

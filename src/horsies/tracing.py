@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 CARRIER_BYTES_MAX = 1_024
 FLUSH_MS = 2_000
-# Keys of the carrier that are not a propagator's: the task was not sent to run at once, and the span of
-# the attempt before.
+# Keys that Horsies adds to the carrier of the propagator: the task was not sent to run at once, and the
+# span of the previous attempt.
 LATER, PREVIOUS = "later", "previous"
 # Left out of a carrier that is too large, in this order.
 _DISPENSABLE = ("baggage", "tracestate")
@@ -171,7 +171,7 @@ def with_carrier(options_json: str, carrier: Mapping[str, str]) -> str:
 
 
 def with_previous(options_json: str | None, traceparent: str) -> str:
-    """Return stored task options that name the span of the attempt before.
+    """Return stored task options that name the span of the previous attempt.
 
     Other text in the place of options, by a manual edit, stays as it is.
     """
@@ -250,7 +250,7 @@ class Processing:
         self._token = context.attach(self._context)
 
     def detach(self) -> None:
-        """Make the span before current again."""
+        """Make the previous span the current one."""
         from opentelemetry import context
 
         if self._token is not None:

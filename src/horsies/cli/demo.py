@@ -112,7 +112,7 @@ def demo(
     # A terminated demonstration stops its processes, too, and so does one whose terminal is closed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_TERMINATED))
-    # Ctrl-C works even where it was ignored before.
+    # Ctrl-C works even if the process was started with SIGINT ignored.
     signal.signal(signal.SIGINT, _interrupt)
     console = Console(highlight=False)
     try:

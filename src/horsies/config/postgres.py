@@ -65,7 +65,7 @@ class PostgresConfig(FrozenModel):
     everything."""
 
     pgbouncer_transaction_mode: bool = False
-    """Set it when database_url leads to PgBouncer in transaction mode: it turns prepared statements
+    """Set it when database_url points to PgBouncer in transaction mode: it turns prepared statements
     off and makes session_database_url required. Defaults to False."""
 
     schema_name: str = Field(default=DEFAULT_SCHEMA, alias="schema")

@@ -57,7 +57,7 @@ class DriverError(Exception):
 
 
 def leads_elsewhere(error: BaseException) -> bool:
-    """Check whether the caller's connection does not lead to the tables of the application."""
+    """Return whether the caller's connection does not reach the tables of the application."""
     return getattr(error, "sqlstate", None) in _MISSING_STATES
 
 

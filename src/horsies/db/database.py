@@ -172,7 +172,7 @@ class Lent(Generic[AnyOwnConnection]):
     put_back_at: float = 0.0
 
     def expire(self) -> None:
-        """Do not lend it again: it leads to a standby, and a new one may lead to the primary."""
+        """Never lend this connection again: it reaches a standby, and a new one may reach the primary."""
         self.expires_at = 0.0
 
 
@@ -250,7 +250,7 @@ class Pool(_Pool[OwnConnection]):
     def __init__(self, connect: Callable[[], OwnConnection], limits: PoolLimits) -> None:
         super().__init__(limits)
         self._connect = connect
-        # A Ctrl-C inside of a threading.Semaphore may leave its lock taken for ever.
+        # A Ctrl-C inside of a threading.Semaphore may leave its lock taken forever.
         self._slots: SimpleQueue[None] = SimpleQueue()
         self._release = partial(self._slots.put, None)
         for _ in range(limits.most):
@@ -331,7 +331,7 @@ def is_readable(pgconn: Any) -> bool:
     return bool(poller.poll(0))
 
 
-# Pools inherited through a fork are kept here for ever: if the garbage collector closed their
+# Pools inherited through a fork are kept here forever: if the garbage collector closed their
 # connections, it would end sessions that the parent process still uses.
 _inherited: list[object] = []
 

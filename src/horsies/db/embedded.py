@@ -178,7 +178,7 @@ def _reason(error: OSError | subprocess.SubprocessError | RuntimeError) -> str:
 
 
 def is_used_by_others(url: str) -> bool:
-    """Tell whether another process uses the server that this one has joined."""
+    """Return whether another process uses the server that this one has joined."""
     server = _package().get_server(data_directory(url), start=False)
     users = server.global_process_id_list.get_and_remove(_NO_PID)
     return any(pid != os.getpid() and _is_running(pid) for pid in users)
@@ -352,7 +352,7 @@ def _socket_directory(server: Any) -> Path:
 
 
 def _fits_socket(directory: Path) -> bool:
-    """Tell whether the path is short enough, and has no comma, where libpq begins another host."""
+    """Return whether the path is short enough, and has no comma, where libpq begins another host."""
     path = os.fsencode(directory / _SOCKET_NAME)
     return len(path) < _SOCKET_PATH_BYTES and b"," not in path
 
@@ -460,7 +460,7 @@ def _refuse_closed_parents(path: Path) -> None:
 
 
 def _is_of_package(path: Path) -> bool:
-    """Tell whether the path is one of the programs, for which there is a copy."""
+    """Return whether the path is one of the programs, for which there is a copy."""
     return path in _package().utils.POSTGRES_VERSIONS.values()
 
 

@@ -191,7 +191,7 @@ def is_of_text(error: psycopg.Error) -> bool:
     """Whether the database refuses to hold a text of the statement itself.
 
     A trigger, or a constraint that an operator added, refuses a row, not its text. An error without a
-    SQLSTATE is that of a statement too large to send.
+    SQLSTATE means that the statement was too large to send.
     """
     is_of_trigger = "PL/pgSQL" in (error.diag.context or "") or _is_raised_elsewhere(error)
     if is_of_trigger or not is_of_data(error):

@@ -10,7 +10,7 @@ migration may therefore drop a function that a release renames, or whose paramet
 The version of the schema is the number of the last migration. A release that changes a function file
 also brings a migration, if only one with a comment, so the version rises with every change. Where the
 functions differ although the version is the same, only ``horsies migrate`` replaces them: two releases
-that each replaced the functions of the other would do so for ever.
+that each replaced the functions of the other would do so forever.
 
 An older release never changes a newer schema. It works on one that lists it as compatible: migrations
 only add, and functions that statements call keep their names and parameters.
@@ -102,7 +102,7 @@ WHERE held.granted AND held.pid <> pg_backend_pid()
 ORDER BY activity.xact_start LIMIT 5
 """
 
-# A process that waited for the lock must see the changes its holder committed, also where the
+# A process that waited for the lock must see the changes its holder committed, even if the
 # database's default is a stricter level with one snapshot for the whole transaction.
 _ISOLATION = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _PATH = f"SET LOCAL search_path = {SAFE_SEARCH_PATH}"
@@ -140,7 +140,7 @@ class Migration:
 
     @property
     def sha(self) -> str:
-        """The digest that tells whether a function file, or the way it is qualified, has changed.
+        """The digest that shows whether a function file, or the way it is qualified, has changed.
 
         Every process compares the digests when it starts; qualifying the texts for that took 40 ms.
         """
@@ -431,7 +431,7 @@ def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]
 
 
 def foreign_table(table: str) -> UnusableSchemaError:
-    """Return the refusal of a table that has a name of ours, but no record of our migrations."""
+    """Return the refusal of a table that has one of our names, but no record of our migrations."""
     return UnusableSchemaError(
         f"The table {table} in this database was made by another program, such as the horsies 0.5.4 of the "
         "public package index, or by a development version; use another database or schema, or drop its "

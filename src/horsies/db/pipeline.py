@@ -165,7 +165,7 @@ class Pipeline:
         ]
 
     def run_script(self, script: Script[Answer]) -> Answer:
-        """Run a script, each of its statements in a transaction of its own; return its answer."""
+        """Run a script, each of its statements in its own transaction; return its answer."""
         return drive(lambda statement, params: self.run([(statement, params)])[0], script)
 
     def _exchange(self, pgconn: PGconn, steps: Sequence[Step]) -> list[PGresult]:

@@ -77,7 +77,7 @@ def in_schema(text: str, schema: str) -> str:
 
 
 def lock_key(schema: str, plain_key: int, *, bits: int) -> int:
-    """The key of an advisory lock in a schema; ``plain_key`` is that of the default one."""
+    """The key of an advisory lock in a schema; ``plain_key`` is the key in the default schema."""
     if schema == DEFAULT_SCHEMA:
         return plain_key
     digest = sha256(f"{schema}:{plain_key}".encode()).digest()

@@ -138,7 +138,7 @@ def _is_usable(installed: Path, files: Files) -> bool:
 
 
 def _is_readable(path: Path) -> bool:
-    """Tell whether every user may read this file, and run it if its owner may."""
+    """Return whether every user may read this file, and run it if its owner may."""
     mode = path.stat().st_mode
     wanted = stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)
     return mode & wanted == wanted
@@ -216,7 +216,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _is_private(directory: Path, *, is_last: bool) -> bool:
-    """Tell whether only this user and root can replace what is in this directory."""
+    """Return whether only this user and root can replace what is in this directory."""
     found = directory.stat()
     owners = {0} if sys.platform == "win32" else {0, os.geteuid()}
     is_closed = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -238,7 +238,7 @@ def _lock(home: Path) -> Iterator[None]:
 
 
 def _is_complete(copy: Path, files: Files) -> bool:
-    """Tell whether all files are there: a crash of the machine, or a clean-up of /tmp, may cost some."""
+    """Return whether all files are there: a crash of the machine, or a clean-up of /tmp, may cost some."""
     try:
         return all(
             (copy / name).stat().st_size == path.stat().st_size for name, path in files.items()

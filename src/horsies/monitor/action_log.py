@@ -19,7 +19,7 @@ _LAST_ID = (1 << 63) - 1
 def list_actions_script(
     subject: str | None = None, actor: str | None = None, before: int | None = None, limit: int = 50
 ) -> Script[list[ActionRow]]:
-    """Read a page of changes, newest first; ``before`` is the id of the last row of the page before."""
+    """Read a page of changes, newest first; ``before`` is the id of the last row of the previous page."""
     found: list[ActionRow] = yield list_actions(
         subject=None if subject is None else storable_text(subject),
         actor=None if actor is None else storable_text(actor),

@@ -1,6 +1,6 @@
 """Operations: the methods of an application that read and control stored tasks, queues and workers.
 
-A base class of ``Horsies`` in a file of its own: nothing here defines or sends tasks.
+A base class of ``Horsies`` in its own file: nothing here defines or sends tasks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Operations(ABC):
 
     @abstractmethod
     def are_sends_suppressed(self) -> bool:
-        """Tell whether sends of this process are suppressed."""
+        """Return whether sends of this process are suppressed."""
 
     @abstractmethod
     def get_valid_queue_names(self) -> list[str]:
@@ -185,7 +185,7 @@ class Operations(ABC):
 
         ``status`` takes a TaskStatus or its text, in upper or lower case.
         ``since`` and ``until`` bound the time of the send. ``limit`` is at most 1,000. ``after`` is the
-        ``next_cursor`` of the page before. Err(INVALID_QUERY) names a wrong filter.
+        ``next_cursor`` of the previous page. Err(INVALID_QUERY) names a wrong filter.
 
         Example:
             page = app.tasks_where(status="FAILED", queue=["mail", "reports"]).unwrap()

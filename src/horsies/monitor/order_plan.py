@@ -101,7 +101,7 @@ class Order:
     ids: tuple[str, ...] = ()
     include_running: bool = True
     reason: str | None = None
-    # Whether tasks are left out that were sent again before.
+    # Whether to skip tasks that have already been retried.
     once: bool = True
     at: datetime | None = None
     newest: str | None = None

@@ -169,7 +169,7 @@ def _named_script(order: Order, start: int, limit: int) -> Script[tuple[list[_Fo
 
 
 def _is_meant(order: Order, found: _Found) -> bool:
-    """Tell whether a row is within the bounds: it was sent, or has ended, before the dry run."""
+    """Return whether a row is within the bounds: it was sent, or has ended, before the dry run."""
     row = found.row
     since = row.finished_at or row.created_at
     if order.at is not None and since > order.at:

@@ -126,7 +126,7 @@ def read_overview(
 def overview_script(
     configured: Mapping[str, int | None], facts: Facts | None = None
 ) -> Script[Overview]:
-    """Describe all workers and queues; with ``facts``, rows that were read before are used again."""
+    """Describe all workers and queues; with ``facts``, reuse the rows that were already read."""
     read = (facts or Facts()).read
     waiting = yield from read(count_waiting(WAITING_MOST))
     in_flight = yield from read(count_in_flight())
@@ -203,10 +203,10 @@ def read_workers(
 
 
 def health_of(worker: WorkerSummary) -> WorkerHealth:
-    """Judge a worker by its shutdown record, its last sign of life and its advisory lock.
+    """Judge a worker by its shutdown record, its last heartbeat and its advisory lock.
 
-    The server frees the lock when the worker's connection ends. A worker without recent sign of life and
-    without its lock is therefore lost, even before recovery has found that out.
+    The server frees the lock when the worker's connection ends. A worker without a recent heartbeat and
+    without its lock is therefore lost, even before recovery has noticed.
     """
     if worker.stopped_at is not None:
         return WorkerHealth.LOST if worker.was_lost else WorkerHealth.STOPPED
@@ -236,7 +236,7 @@ def counted_places(workers: Sequence[WorkerSummary]) -> str:
 
 
 def misses_notifications(worker: WorkerSummary) -> bool:
-    """Tell whether a live worker receives no notifications and finds work by polling alone."""
+    """Return whether a live worker receives no notifications and finds work by polling alone."""
     return health_of(worker) is WorkerHealth.ALIVE and not worker.hears
 
 

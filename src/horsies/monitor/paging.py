@@ -1,7 +1,7 @@
 """Pages of tasks or workflow runs, newest first.
 
 A list looks at the newest ``LIST_WINDOW`` rows, which bounds its statement to about 50 ms however long
-the history is. Rows in an unfinished status are found at any age, through an index of their own.
+the history is. Rows in an unfinished status are found at any age, through their own index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIST_WINDOW = 50_000
 class Page(Generic[Row]):
     """One page of a list, newest first.
 
-    ``next_cursor`` leads to the next page; None at the end. ``looked_at_all`` is False when the search
+    ``next_cursor`` is where the next page begins; None at the end. ``looked_at_all`` is False when the search
     ended before the page was full: the next page continues further back.
     """
 

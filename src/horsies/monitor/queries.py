@@ -271,7 +271,7 @@ def _not_a_cursor(after: object) -> _FilterProblem:
 
 
 def sent_time(task_id: str) -> datetime:
-    """Return the time in an id, to the millisecond: that of the send."""
+    """Return the time of the send, which is part of the id, to the millisecond."""
     milliseconds = UUID(task_id).int >> 80
     return _EPOCH + min(milliseconds, _LAST_MILLISECOND) * timedelta(milliseconds=1)
 

@@ -1,7 +1,7 @@
 """Statistics of tasks for programs: rates and durations over time, by queue or task, and counts by value.
 
-The data are those of the dashboard: the measures that workers store, and the list of tasks. No query counts
-all tasks on record.
+The data are those that the dashboard shows: the measures that workers store, and the list of tasks. No query
+counts all tasks on record.
 """
 
 from __future__ import annotations

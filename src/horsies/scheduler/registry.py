@@ -51,7 +51,7 @@ class Registry:
     def of(
         cls, config: AppConfig, definitions: Definitions, owner: str, app: BuildsSpecs | None = None
     ) -> Registry:
-        """Check the enabled schedules of a configuration; raises the first error.
+        """Check the enabled schedules of a configuration and raise the first error.
 
         ``app`` builds the workflows of schedules that start any.
         """

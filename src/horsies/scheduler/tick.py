@@ -73,8 +73,8 @@ class TickResult:
 
 @dataclass(slots=True)
 class Refused:
-    """What a scheduler remembers of refused ticks: their failures in a row, and until when it leaves
-    schedules alone whose slots fail again and again with an error that usually passes.
+    """A scheduler's memory of refused ticks: how many failed in a row, and until when it skips schedules
+    whose slots keep failing with an error that usually passes.
     """
 
     failures: Failures = field(default_factory=Failures)

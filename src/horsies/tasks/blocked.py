@@ -1,7 +1,7 @@
 """Blocked tasks and runs: those whose next change the database refuses, and the search for them.
 
 An error of the data concerns single rows, see ``db/errors.py``, and so does a row that another session has
-locked. After such an error of a batch every task or run gets a transaction of its own. An error that
+locked. After such an error of a batch every task or run gets its own transaction. An error that
 usually passes, such as a time limit, has this effect when the same kind of batch fails several times in a row
 with it. The task or run that causes the error is logged once, recorded for operators, left alone, and
 tried again after a delay that doubles from a second to five minutes.
@@ -55,7 +55,7 @@ PATIENCE = 3
 SHOWN = 3
 # So many tasks in a row, each refused with the same error, are not the cause of it.
 ALIKE = 3
-# A change alone that took too long is followed by a rest of this many times its duration.
+# After a single change took too long, the next attempt waits this many times its duration.
 REST_FACTOR = 10
 
 Task = TypeVar("Task")
@@ -68,7 +68,7 @@ Action: TypeAlias = Literal[
 # How long a change that is tried again anyway waits for a lock, and how many seconds this uses up. One second
 # comes back per second; without patience a change hardly waits, so that a thousand of them silence no worker.
 _PATIENT_MS, _IMPATIENT_MS = 200, 1
-# How long such a change may take in all, its COMMIT included.
+# How long such a change may take in total, including its COMMIT.
 _PATIENT_SECONDS, _IMPATIENT_SECONDS = 10.0, 1.0
 _WAIT_COST_SECONDS = 1.0
 _PATIENCE_SECONDS = 3.0
@@ -82,7 +82,7 @@ class Failures:
         self._counts: dict[str, int] = {}
 
     def is_isolated(self, job: str, error: psycopg.Error) -> bool:
-        """Count a failed batch; whether single tasks or runs are the cause, as far as can be told."""
+        """Count a failed batch, and return whether single tasks or runs are probably the cause."""
         if is_of_data(error) or is_lock_timeout(error):
             return True
         if may_last(error):
@@ -90,7 +90,7 @@ class Failures:
         return may_last(error) and self.is_suspect(job)
 
     def is_suspect(self, job: str) -> bool:
-        """Whether this job has failed so often that each task gets a transaction of its own."""
+        """Whether this job has failed so often that each task gets its own transaction."""
         return self._counts.get(job, 0) >= self.patience
 
     def note_search(self, job: str) -> None:
@@ -132,7 +132,7 @@ class _Delay:
     seconds: float
     ends_at: float
     is_locked: bool
-    # How long the slowest attempt took that a time limit ended.
+    # The duration of the slowest attempt that a time limit ended.
     taken_seconds: float
 
 
@@ -222,7 +222,7 @@ class Blocked:
         return max(_PATIENT_SECONDS, 2 * self.seconds_taken(one))
 
     def seconds_taken(self, one: str) -> float:
-        """How long the slowest attempt of a refused change took that a time limit ended."""
+        """The duration of the slowest attempt at a refused change that a time limit ended."""
         delay = self.delays.get(one)
         return 0.0 if delay is None else delay.taken_seconds
 

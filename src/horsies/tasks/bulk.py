@@ -1,7 +1,8 @@
 """Sending many: a stream of calls becomes chunks of rows, stored in one transaction: all of them, or none.
 
-A chunk is encoded while the server inserts the one before, so a million calls take no more memory than two
-thousand. A hook or a span, which take the number of calls, need all of them beforehand.
+A chunk is encoded while the server inserts the previous one. The rows of two chunks are in memory at a time,
+and 16 bytes for each task that was sent. Hooks and spans take the number of calls, so with either, all calls
+are encoded first.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ Handles = Sequence[TaskHandle[T]]
 # A statement of a thousand rows takes the server 10 ms, of which a tenth of a millisecond for the statement.
 CHUNK_CALLS = 1_000
 CHUNK_CHARACTERS = 1_000_000
-# A single row would be named in a notification of its own: the last chunk gets two calls of the one before.
+# A chunk of one row would send another notification, which names the row, so the last chunk takes over two
+# calls of the previous chunk.
 _CARRIED = 2
 # Rows kept for a resend go to a temporary file beyond this size.
 KEPT_BYTES_IN_MEMORY = 8_000_000
@@ -95,7 +97,7 @@ async def send_many_async(
 
 
 class TaskHandles(Sequence[TaskHandle[T]]):
-    """The handles of a stream of calls, 16 bytes for each: a handle is made when it is asked for."""
+    """The handles of a stream of calls. It keeps 16 bytes per task and makes a handle on access."""
 
     __slots__ = ("_ids", "_make")
 

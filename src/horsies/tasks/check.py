@@ -170,7 +170,7 @@ def _unknown_code(task: TaskDefinition, code: str, known: Iterable[str]) -> str:
 
 
 def _is_loaded_class(name: str) -> bool:
-    """Tell whether ``module.Class`` is an exception class of a loaded module."""
+    """Return whether ``module.Class`` is an exception class of a loaded module."""
     parts = name.split(".")
     for size in range(len(parts) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(parts[:size]))
@@ -235,7 +235,7 @@ def live_errors(
     """Return the error that makes the database unusable: no connection, no tables and no right to create
     them, no rights on them, or no notifications.
 
-    Uses connections of its own and closes them; the application's broker is not touched. No table is
+    Uses its own connections and closes them; the application's broker is not touched. No table is
     created or changed.
     """
     database = Database(config, "check")

@@ -114,7 +114,7 @@ def define(
 
 
 def is_decorated(given: object) -> bool:
-    """Tell whether a decorator without parentheses got this, rather than its first argument.
+    """Return whether a decorator without parentheses got this, rather than its first argument.
 
     A classmethod or property cannot be called, but can be bound to an object.
     """
@@ -340,7 +340,7 @@ def _types_help(error: ValueError, usual: str) -> str:
 
 
 def _mentions_result(declared: Any) -> bool:
-    """Recognize TaskResult, also with wrong parameters and as a member of a union."""
+    """Recognize TaskResult, even with wrong parameters or as a member of a union."""
     choices = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
     return any((get_origin(bare(one)) or bare(one)) is TaskResult for one in choices)
 

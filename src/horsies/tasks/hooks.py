@@ -94,13 +94,13 @@ def refuse_bad_send_hook(hook: object) -> None:
 
 
 def _is(hook: object, *kinds: Callable[[Any], bool]) -> bool:
-    """Tell whether calling `hook` only makes an object of one of these kinds."""
+    """Return whether calling `hook` only makes an object of one of these kinds."""
     called = getattr(type(hook), "__call__", None)  # noqa: B004 - asked for its kind, not called
     return any(is_kind(function) for is_kind in kinds for function in (hook, called))
 
 
 def _takes(hook: Any, *arguments: object) -> bool:
-    """Tell whether `hook` can be called with these arguments; True if it does not show its signature."""
+    """Return whether `hook` can be called with these arguments; True if it does not show its signature."""
     try:
         signature = inspect.signature(hook)
     except (TypeError, ValueError):

@@ -44,8 +44,9 @@ def _do_nothing() -> None:
 def invoke(
     config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TaskResult[Any, TaskError]:
-    """Call the task function and return its result, with arguments and result checked against the
-    annotations; never raises but for TaskStopped and KeyboardInterrupt.
+    """Check the arguments against the annotations, call the task function, check its result and return it.
+
+    The only exceptions it raises are TaskStopped and KeyboardInterrupt.
     """
     if problem := call_problem(definition, args, kwargs):
         return _uncalled(problem)
@@ -116,7 +117,7 @@ def call_function(
     clean_up: Callable[[], None] = _do_nothing,
 ) -> TaskResult[Any, TaskError] | TaskError:
     """Call the task function, then `clean_up`; return its result unchecked, or the error if it raised
-    or should have returned a TaskResult. Never raises but for TaskStopped and KeyboardInterrupt.
+    or should have returned a TaskResult. The only exceptions are TaskStopped and KeyboardInterrupt.
     """
     try:
         value = definition.function(*args, **kwargs)

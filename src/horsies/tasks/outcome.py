@@ -95,7 +95,7 @@ class Outcome(NamedTuple):
         attempt_outcome: TaskAttemptOutcome = TaskAttemptOutcome.FAILED,
         decision: RetryDecision = _FINAL,
     ) -> Outcome:
-        """The task ended without a result of its own; the error result is made here."""
+        """The task ended without returning a result; the error result is made here."""
         return cls(
             task_id=task.id,
             generation=task.generation,
@@ -305,8 +305,8 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
 
 
 def _newest(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Leave out attempts that are followed by another of the same task: their claim is not valid any more,
-    and the statements find the values of a task by the place of its id.
+    """Leave out an attempt if a later attempt of the same task follows: its claim is no longer valid, and
+    the statements find the values of a task by the place of its id.
     """
     if len({one.task_id for one in outcomes}) == len(outcomes):
         return outcomes

@@ -63,7 +63,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Switched(Generic[T]):
-    """The state after a pause or a resume, and whether it was another one before."""
+    """The state after a pause or a resume, and whether the call changed it."""
 
     state: T
     is_changed: bool

@@ -102,7 +102,7 @@ def _expire_batch(pipeline: Pipeline, excluded: Sequence[str]) -> int:
 
 
 def expire_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:
-    """Expire a batch of tasks, each in a transaction of its own. Return their number."""
+    """Expire a batch of tasks, each in its own transaction. Return their number."""
     changed = 0
     for task in _others(pipeline, find_late, blocked):
         change = Change("expire", task.id, task.workflow_id)
@@ -116,7 +116,7 @@ def _expiry_step(excluded: Sequence[str], only: Sequence[str] | None = None) -> 
 
 
 def release_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:
-    """Release a batch of lapsed claims, each in a transaction of its own. Return their number."""
+    """Release a batch of lapsed claims, each in its own transaction. Return their number."""
     changed = 0
     for task in _others(pipeline, find_lapsed, blocked):
         change = Change("release", task.id, task.workflow_id)

@@ -149,7 +149,7 @@ def prepare(
 ) -> TaskSendResult[Request]:
     """Check and encode one call; a missing stamp means a new id and the current time.
 
-    ``shared`` are the values of checked options, where a sender has computed them before.
+    ``shared`` are the values of checked options, if the sender has already computed them.
     """
     if shared is None and (problem := option_problem(config, options, delay_seconds)):
         return Err(refused(definition, problem))
@@ -377,7 +377,7 @@ def replay(
 ) -> TaskSendResult[Request]:
     """Rebuild the request of a failed send with the same id and fingerprint.
 
-    ``scheduled`` tells whether it must have been a schedule; None takes both.
+    ``scheduled`` says whether it must have been a schedule; None accepts both.
     """
     if not isinstance(error, TaskSendError):
         problem = "only the TaskSendError of a failed send can be retried"

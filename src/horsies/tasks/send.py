@@ -330,7 +330,7 @@ def insert_script(row: InsertTask) -> Script[str]:
         if row.idempotency_sha is None:
             logger.warning("task %s was stored earlier and has been deleted since", row.id)
             return row.id
-        # The task that held the key was deleted, or ended, in between; nothing of ours is stored yet.
+        # The task that held the key was deleted, or ended, in between; this send has stored nothing yet.
 
 
 def _find_holder(row: InsertTask) -> Step:

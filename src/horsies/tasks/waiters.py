@@ -61,7 +61,7 @@ SMALL_RESULT_BYTES = 1_048_576
 OBSTACLE_SECONDS = 0.5
 _SERVICE_LOCK_MS = 100
 # Plans made once: for an array the server would otherwise plan every read anew, which takes longer than the
-# read. A plan made while the table was almost empty would scan it whole for ever, so only indexes are left.
+# read. A plan made while the table was almost empty would scan it whole forever, so only indexes are left.
 _STABLE_PLANS = b"SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
 # The longest timeout that threading accepts.
 _LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
@@ -160,7 +160,7 @@ class Waiters:
         return self._watch((Subject.RUN, workflow_id), until, once)
 
     def read_service(self, task_id: str) -> Future[TaskService | None]:
-        """Return a future that tells whether live workers can take a task; None unless it waits."""
+        """Return a future that shows whether live workers can take a task; None if the task does not wait."""
         return self._watch((Subject.SERVICE, task_id), frozenset(), once=True)
 
     def obstacle(self, task_id: str, asked: Future[TaskService | None]) -> str:
@@ -423,9 +423,9 @@ def seconds_to_wait(timeout_ms: int | None) -> float | None:
 
 
 def wait_for(future: Future[Any], seconds: float | None) -> None:
-    """Wait for a future, at most that long; ``done()`` then tells whether it has its row.
+    """Wait for a future, at most that long; ``done()`` then shows whether it has its row.
 
-    A bare lock: ``concurrent.futures.wait`` takes 40 µs longer to return.
+    It uses a bare lock, because ``concurrent.futures.wait`` takes 40 µs longer to return.
     """
     ended = threading.Lock()
     ended.acquire()

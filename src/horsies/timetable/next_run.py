@@ -107,7 +107,7 @@ def next_run(
 def _instants(wall: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
     """Return the first and second instant of a wall-clock time; they differ only at a clock change.
 
-    A skipped time has them in reverse order: by the offset after the gap, then by the one before.
+    For a skipped time they are in reverse order: first by the offset after the gap, then by the earlier one.
     """
     early = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
     late = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)

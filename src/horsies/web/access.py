@@ -125,7 +125,7 @@ class TokenPolicy:
         if len(token) < TOKEN_LENGTH_MIN:
             raise ValueError(f"the token has fewer than {TOKEN_LENGTH_MIN} characters")
         self._token = token.encode()
-        # A new token ends the sessions of the one before.
+        # A new token ends the sessions of the old one.
         self._purpose = f"session {hashlib.sha256(self._token).hexdigest()}"
         self._signer = signer
         self._access = Access(user, VERBS, sees_payload=True)
@@ -282,7 +282,7 @@ class Signer:
         return self.sign("form", user, verb, str(_period()))
 
     def is_form_token(self, token: str, user: str, verb: str) -> bool:
-        """Check the token of a form against this period and the one before."""
+        """Check the token of a form against this period and the previous one."""
         now = _period()
         return any(
             self.is_signed(token, "form", user, verb, str(period)) for period in (now, now - 1)

@@ -106,7 +106,7 @@ def _origin(view: View) -> str | None:
         return None
     found = urlsplit(referer)
     path = found.path.removeprefix(root)
-    # A path that begins with // would lead to another host.
+    # A path that begins with // would redirect to another host.
     if not path.startswith("/") or path.startswith("//") or not found.path.startswith(root):
         return None
     return f"{path}?{found.query}" if found.query else path

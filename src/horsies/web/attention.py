@@ -58,7 +58,7 @@ async def _slow_findings(broker: PostgresBroker) -> Sequence[Finding]:
 
 
 async def _refresh(broker: PostgresBroker, slow: _Slow) -> None:
-    """Run the checks in a thread; when the database is away, the last findings stay."""
+    """Run the checks in a thread; if the database cannot be reached, keep the last findings."""
     done = await asyncio.to_thread(run_doctor, broker, SLOW_IDS)
     if isinstance(done, Ok):
         slow.findings = findings_of(done.ok_value)

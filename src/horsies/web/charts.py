@@ -36,7 +36,7 @@ Cell = Callable[[float | None], str]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The numbers of one slot of time, one for each series; ``href`` leads to its tasks."""
+    """The numbers of one time slot, one for each series; ``href`` is the list of its tasks."""
 
     at: datetime
     values: Sequence[float | None]

@@ -99,7 +99,7 @@ class Masking:
     def _pieces(self, text: str, names: Sequence[str]) -> Iterator[str]:
         """Yield the tokens with indentation; the value of a secret key is one piece."""
         tokens = _Tokens(text)
-        # Per open container: its bracket, and how many items came before.
+        # Per open container: its bracket, and how many items have been read.
         open_at: list[list[Any]] = []
         yield from self._value(tokens, open_at)
         while open_at:

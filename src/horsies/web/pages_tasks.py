@@ -69,7 +69,7 @@ _CSV_COLUMNS = (
 
 
 async def tasks(view: View) -> Page | Response:
-    """List tasks by the filters in the URL; ``q`` leads to a task, a run or a name."""
+    """List tasks by the filters in the URL; ``q`` redirects to a task, a run or a name."""
     if (asked := text_of(view, "q")) is not None:
         return await _jump(view, asked.strip())
     refuse_unknown(view, TASK_FILTERS | {"q", "first"})

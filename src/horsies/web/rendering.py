@@ -203,7 +203,7 @@ class RefusedForm(Exception):
 
 
 Handler = Callable[[View], Awaitable[Page | Response]]
-# The verb of a path; that of a bulk order is part of its request.
+# The verb of a path. The request of a bulk order names its verb.
 RouteVerb = Verb | Callable[[View], Awaitable[Verb]]
 
 

@@ -45,7 +45,7 @@ class Shares:
 class Node:
     """The words of one box.
 
-    ``key`` identifies it in live updates; ``href`` selects it; ``open_href`` leads to its child run.
+    ``key`` identifies it in live updates; ``href`` selects it; ``open_href`` opens its child run.
     ``summary`` is the whole sentence that a screen reader reads.
     """
 

@@ -17,8 +17,8 @@ _LIFETIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 # An idle worker looks ahead at once; a busy one at most this often.
 LOOK_AHEAD_SECONDS = 0.1
-# A look that took long is followed by a rest of this many times its duration: looking takes a tenth
-# of the time at most.
+# After a look-ahead, the next one waits this many times its duration, so that it takes at most a tenth of the
+# time.
 REST_FACTOR = 10
 
 # Tasks count as short when they take less than a turn, as measured by their child.
@@ -43,8 +43,8 @@ BurstStep = Literal["go_on", "look_again", "stop"]
 def burst_step(*, is_calm: bool, ended: int, looked_after: int | None) -> BurstStep:
     """Decide whether a worker that runs due tasks only (--burst) has run all of them.
 
-    It has when a look at every queue, begun while nothing was in flight, led to no further attempt:
-    ``ended`` counts the attempts so far, ``looked_after`` those before the last such look.
+    It has if a check of every queue, begun while nothing was in flight, was followed by no further attempt:
+    ``ended`` is the number of attempts so far, ``looked_after`` the number before the last such check.
     """
     if not is_calm:
         return "go_on"
@@ -67,7 +67,7 @@ class Agenda:
     poll_seconds: float
     may_have_work: bool = True
     needs_look_ahead: bool = True
-    # When the last look ahead happened, by the database's clock. The next one counts only tasks that
+    # When the last look-ahead happened, by the database's clock. The next one counts only tasks that
     # became due since then; None makes it count every due task.
     last_look: datetime | None = None
     looked_ahead_at: float = -NEVER
@@ -80,13 +80,13 @@ class Agenda:
         self.may_have_work = True
 
     def look_everywhere(self) -> None:
-        """Claim, and count every due task again, not only those that became due since the last look."""
+        """Claim, and count every due task again, not only those that became due since the last look-ahead."""
         self.may_have_work = self.needs_look_ahead = True
         self.last_look = None
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing is due, as far as the last claim and the last look ahead can tell."""
+        """Whether nothing is due according to the last claim and the last look-ahead."""
         return not (self.may_have_work or self.needs_look_ahead) and self.claim_at == NEVER
 
     def wake_at(self, at: float) -> None:
@@ -94,7 +94,7 @@ class Agenda:
         self.claim_at = at
 
     def tick(self, now: float) -> None:
-        """Turn a due time into a wish to claim, and the safety poll into a look at everything."""
+        """If a due time has come, ask for a claim; if the safety poll is due, for a check of everything."""
         if now >= self.claim_at:
             self.may_have_work = True
             self.claim_at = NEVER

@@ -51,7 +51,7 @@ logger = logging.getLogger("horsies.worker")
 
 TURN_ROLE = "turn"
 # Stable plans, planned once: planning took 0.46 of a claim's 0.47 ms when PostgreSQL planned each
-# one anew. A plan made while the table was almost empty would scan it whole for ever, so only the
+# one anew. A plan made while the table was almost empty would scan it whole forever, so only the
 # indexes are left to choose from.
 TURN_SETTINGS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off "
@@ -315,7 +315,7 @@ class WorkerConnection:
         )
 
     def confirm(self) -> None:
-        """A statement succeeded: the next error starts from the shortest delay again."""
+        """Note that a statement succeeded, so that the delay after the next error is the shortest."""
         if self._is_broken:
             logger.info("database is back", extra=as_event("database_back"))
             self.reconnects += 1

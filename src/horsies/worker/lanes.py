@@ -1,8 +1,8 @@
 """Lanes: the kinds of tasks that a worker claims apart, each with its agenda, bookmarks and places.
 
-A worker has one lane. One with async children has another for the tasks of ``async def`` functions: they
-come from the same queues by an index of their own, and an empty claim of one kind says nothing about the
-other kind.
+A worker has one lane. A worker with async children has a second lane for the tasks of ``async def``
+functions: they come from the same queues through their own index, and an empty claim of one kind says nothing
+about the other kind.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Worker:
         # The last heartbeat before this worker stopped its own tasks.
         self._stopped_after: float | None = None
         self._failure: str | None = None
-        # With --burst: the attempts that had ended before the last look at every queue.
+        # With --burst: how many attempts had ended before the last check of every queue.
         self._looked_after: int | None = None
         self._has_started = False
         # Called with every shutdown request, in a signal handler too.

@@ -109,7 +109,7 @@ class Maintenance:
         return self._progress.at if self._dispatcher.pool.busy else NEVER
 
     def perform(self, pipeline: Pipeline, now: float) -> None:
-        """Do every job that is due, the sign of life first: the others may take long."""
+        """Do every job that is due, the heartbeat first, because the others may take long."""
         recovery = self._app_config.recovery
         if now >= self.heartbeat.due_at():
             self.heartbeat.send(pipeline, now)

@@ -105,9 +105,9 @@ def fork() -> int:
 
 
 def start_interpreter(entry_module: str, socket_fd: int, *, keeps_input: bool = False) -> int:
-    """Start a fresh interpreter that runs ``main(socket_fd)`` of `entry_module`; returns its pid.
+    """Start a fresh interpreter that runs ``main(socket_fd)`` of `entry_module`, and return its pid.
 
-    It inherits standard output, standard error and that one socket, and standard input if told so.
+    It inherits standard output, standard error and that one socket, and with `keeps_input` standard input.
     """
     os.set_inheritable(socket_fd, True)
     code = f"from {entry_module} import main; main({socket_fd})"
@@ -115,7 +115,7 @@ def start_interpreter(entry_module: str, socket_fd: int, *, keeps_input: bool = 
 
 
 def start_script(path: str, *arguments: str) -> int:
-    """Start an interpreter that runs a file without site packages; returns its pid."""
+    """Start an interpreter that runs a file without site packages, and return its pid."""
     # Not -I: some installations need PYTHONHOME.
     return _spawn("-S", "-P", path, *arguments)
 
@@ -200,7 +200,7 @@ def describe_exit(exit_code: int) -> str:
 
 
 def reap_orphans(known_pids: Collection[int]) -> int:
-    """Reap ended orphans of children; returns how many.
+    """Reap ended orphans of children and return how many there were.
 
     Only processes outside this process's own session: they came from a child. Processes that this one
     started for other purposes keep their exit status.
@@ -219,7 +219,7 @@ def reap_orphans(known_pids: Collection[int]) -> int:
 def end_session(session_id: int) -> None:
     """Kill the members of a session whose leader has ended, and wait for them.
 
-    Killing the leader's group misses members that joined groups of their own.
+    Killing the leader's group misses members that joined other groups.
     """
     while pids := [
         pid for pid in _direct_children() if _session_of(pid) == session_id and _kill(pid)

@@ -187,7 +187,7 @@ def serving(host: str, port: int, routes: Routes) -> Iterator[int]:
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers every request in a thread of its own, so that a slow client does not delay a probe.
+    """Answers every request in its own thread, so that a slow client does not delay a probe.
 
     A new connection beyond the limit ends the oldest one: slow clients must not use up the threads and
     files of the worker.

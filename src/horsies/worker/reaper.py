@@ -170,7 +170,7 @@ def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blo
 def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked) -> int:
     """End runs that have been paused for longer than allowed and return how many ended.
 
-    Each ends in a transaction of its own; a run that is resumed meanwhile goes on.
+    Each ends in its own transaction; a run that is resumed meanwhile continues.
     """
     policy = "paused_workflow_auto_cancel_after"
     allowed = recovery.paused_workflow_auto_cancel_after

@@ -181,7 +181,7 @@ class PermitPipe:
             self._writing.send(permits, socket.MSG_DONTWAIT)
 
     def take_back(self) -> Iterable[int]:
-        """Empty the pipe; returns the numbers of assignments that have not begun and never will."""
+        """Empty the pipe and return the numbers of the assignments that have not begun and never will."""
         try:
             data = self._reading.recv(_EVERYTHING, socket.MSG_DONTWAIT)
         except OSError:

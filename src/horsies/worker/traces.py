@@ -1,6 +1,6 @@
 """The spans of a worker's attempts: those that children report, and those of children that died.
 
-A retry links to the attempt before, so the spans are stored with the attempts. Only a worker whose
+A retry links to the previous attempt, so the spans are stored with the attempts. Only a worker whose
 application traces has this object.
 """
 
@@ -71,7 +71,7 @@ class Traces:
             )
 
     def linked(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> list[ClaimedTask]:
-        """Return the tasks with the span of the attempt before in the options of retried ones."""
+        """Return the tasks; the options of retried ones get the span of their previous attempt."""
         retried = [task for task in tasks if task.retry_count]
         if not retried:
             return list(tasks)

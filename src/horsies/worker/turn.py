@@ -268,7 +268,7 @@ def take_turn(
     """Record the outcomes, start prefetched tasks and claim new ones, in one transaction.
 
     Raises transient errors and those of the installation, with nothing assumed about the COMMIT:
-    recording again is harmless. If single tasks cause an error, every task has a transaction of its own, and
+    recording again is harmless. If single tasks cause an error, every task has its own transaction, and
     a task whose change the database refuses is left to ``blocked``.
     """
     blocked = blocked or Blocked(claimer.worker_id)
@@ -448,7 +448,7 @@ def _claim_apart(
 def _claim_one_by_one(
     pipeline: Pipeline, claimer: Claimer, request: TurnRequest, blocked: Blocked
 ) -> list[ClaimedTask]:
-    """Claim each task in a transaction of its own, from the position just before it.
+    """Claim each task in its own transaction, from the position just before it.
 
     Another worker may have taken it meanwhile, so the claim itself also leaves out what this one cannot
     run or change.

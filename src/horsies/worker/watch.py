@@ -53,7 +53,7 @@ class WatchLimits(NamedTuple):
 
     @property
     def look_seconds(self) -> float:
-        """The longest time between two looks of an observer."""
+        """The longest time between two polls of an observer."""
         return self.lost / LOOKS_PER_LIMIT
 
     @property
@@ -68,17 +68,17 @@ class WatchLimits(NamedTuple):
 
     @property
     def suspicion_seconds(self) -> float:
-        """The time between two looks while a worker is suspected."""
+        """The time between two polls while a worker is suspected."""
         return min(SUSPICION_SECONDS, self.look_seconds)
 
     @property
     def gap_seconds(self) -> float:
-        """More time than this between the answers of two looks is a gap in the observation."""
+        """More time than this between the answers of two polls is a gap in the observation."""
         return self.lost / 2
 
 
 class Verdict(NamedTuple):
-    """A worker found lost, by the sign of life that was its last.
+    """A worker that was found lost, with the time of its last heartbeat.
 
     ``needs_free_lock`` and ``needs_tasks`` must still hold when its row is closed.
     """
@@ -92,7 +92,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Silence:
-    """An unchanged sign of life and state of the lock, and when this observer first saw both."""
+    """An unchanged heartbeat and state of the lock, and when this observer first saw both."""
 
     sign: str
     lock_is_free: bool
@@ -121,9 +121,9 @@ class Watch:
     def note_look(
         self, workers: Sequence[WatchedWorker], asked_at: float, answered_at: float
     ) -> list[Verdict]:
-        """Take one look at the other workers and return those that are lost.
+        """Poll the other workers once and return those that are lost.
 
-        Only the time between the answer of one look and the question of another is certain silence.
+        Only the time between the answer of one poll and the start of a later one is certain silence.
         """
         has_gap = answered_at - self._looked_at > self._limits.gap_seconds
         known = {} if has_gap else self._silences

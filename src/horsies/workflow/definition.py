@@ -124,7 +124,7 @@ class WorkflowDefinition(Generic[T]):
     def build_with(cls, app: Any, *args: Any, **params: Any) -> WorkflowSpec[T]:
         """Make the specification for parameters; override it to use them.
 
-        Every call must make a new specification; its key is that of the class. Parameters are given by
+        Every call must make a new specification; it has the key of the class. Parameters are passed by
         name.
 
         Example:

@@ -96,7 +96,7 @@ class WorkflowSpec(Generic[T]):
         return None if index is None else self.graph.nodes[index]
 
     def output_key(self) -> NodeKey[T] | None:
-        """Return the key of the output node, or None if the result is that of all ends."""
+        """Return the key of the output node, or None if the result consists of the results of all ends."""
         output: Any = self.output
         key: NodeKey[T] | None = None if output is None else output.key()
         return key
@@ -179,8 +179,8 @@ class WorkflowMaker:
     """``app.workflow``: makes specifications with the queues and the broker of an application.
 
     ``tasks`` are the nodes. ``output`` is the node whose result is the result of the workflow; without
-    it the result is that of every end of the graph, by node id. ``definition_key`` is the stable
-    identity of the workflow across deployments; inside ``build_with`` it defaults to that of the class.
+    it the result has the results of all ends of the graph, by node id. ``definition_key`` is the stable
+    identity of the workflow across deployments; inside ``build_with`` it defaults to the key of the class.
 
     Example:
         spec = app.workflow("report", [fetch, render], output=render, definition_key="report.v1")
@@ -223,7 +223,7 @@ class WorkflowMaker:
         *,
         definition_key: str | None = None,
     ) -> WorkflowSpec[Any]:
-        """Check the workflow as a whole and return its specification; raises all mistakes at once."""
+        """Check the whole workflow and return its specification, or raise all mistakes at once."""
         call = _build_with.get()
         if definition_key is None and call is not None:
             definition_key = call.definition_key

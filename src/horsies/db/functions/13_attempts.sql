@@ -6,7 +6,7 @@
 CREATE OR REPLACE FUNCTION horsies_delete_attempts() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
-        -- The statement may have named the attempts, too; such a table cannot be truncated again.
+        -- The statement may truncate the attempts too, and PostgreSQL refuses a second TRUNCATE of that table.
         DELETE FROM horsies_task_attempts;
     ELSE
         DELETE FROM horsies_task_attempts AS attempt

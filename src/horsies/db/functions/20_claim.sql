@@ -3,7 +3,7 @@
 -- Plans made on an empty table
 --
 -- A plan lives as long as its connection, and it may have been made while the tables held two rows. Such a
--- plan reads a table from end to end for ever after, or walks a partial index past everything in flight. Five
+-- plan reads a table from end to end forever after, or walks a partial index past everything in flight. Five
 -- idioms leave the planner no wrong choice; other files refer to them by these names.
 --
 -- * Opaque status: coalesce(status, '') = 'RUNNING' is a guard that the planner cannot match to a partial
@@ -349,7 +349,7 @@ END
 $$;
 
 -- Seconds until a task on these queues becomes due or expires, NULL when none will, and the time of this
--- look. A task that became due since the last look counts as due now: it may have done so after the claim
+-- query. A task that became due since the last query counts as due now: it may have become due after the claim
 -- that did not find it. One index probe per queue and priority in use.
 CREATE OR REPLACE FUNCTION horsies_seconds_until_due_v1(
     p_queues text[], p_last_look timestamptz, OUT seconds double precision, OUT looked_at timestamptz)

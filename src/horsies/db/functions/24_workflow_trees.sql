@@ -1,7 +1,7 @@
 -- Trees of runs: ids, nodes by their keys, descendants, and the lock of the root.
 --
 -- Here and in other files, "RETURN expression" stands for small functions that the planner inlines: their
--- operators are resolved when the function is created. The others get a search_path of their own, which
+-- operators are resolved when the function is created. The others get their own search_path, which
 -- forbids inlining; see in_schema in db/schema.py.
 
 -- A new id that begins with its time (UUIDv7), as producers make them.

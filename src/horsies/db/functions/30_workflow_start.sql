@@ -12,7 +12,7 @@ BEGIN
     LOOP
         created_ids := created_ids || horsies_insert_runs(plans);
         EXIT WHEN cardinality(created_ids) = jsonb_array_length(plans);
-        -- A run that held the key may have ended between the insert and this look: then the key is free.
+        -- A run that held the key may have ended between the insert and this query: then the key is free.
         EXIT WHEN NOT EXISTS (SELECT FROM horsies_find_runs(plans) AS run WHERE run.found_id IS NULL);
     END LOOP;
     WITH inserted AS (

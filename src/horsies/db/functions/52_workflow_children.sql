@@ -1,4 +1,4 @@
--- Sub-workflows: a node starts a run of its own and ends with it.
+-- Sub-workflows: a node starts another run and ends with it.
 
 -- Start the runs of nodes whose expansion task succeeded: its result is the plan. Under a run paused
 -- meanwhile the child starts paused, under an ended one not at all. Returns nodes without a run.

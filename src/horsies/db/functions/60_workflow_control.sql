@@ -93,7 +93,7 @@ BEGIN
 END
 $$;
 
--- PAUSED -> EXPIRED when a run has been paused for too long. Each run below has a pause of its own.
+-- PAUSED -> EXPIRED when a run has been paused for too long. Each run below has its own pause.
 CREATE OR REPLACE FUNCTION horsies_expire_v1(
     p_run_id uuid, p_max_paused_seconds double precision, p_reason text) RETURNS boolean
 LANGUAGE plpgsql AS $$

@@ -90,7 +90,7 @@ $$;
 -- Failed nodes of a run wait again, and so do the nodes skipped below them; their counters decide when each
 -- begins. A skipped node that another failure stops is skipped once more when its counters are read.
 --
--- * A node after these that a failure let in, and that has not begun, waits for them again.
+-- * A dependent that a failure made ready, but that has not begun, waits for these nodes once more.
 -- * A sub-workflow whose run has failed goes on in that run, unless it must wait: then the results it takes
 --   will be new, and so will its run.
 CREATE OR REPLACE FUNCTION horsies_reset_nodes(p_run_id uuid, p_failed integer[]) RETURNS void
@@ -129,8 +129,9 @@ LANGUAGE sql STABLE AS $$
         WHERE child.id = p_node.sub_workflow_id AND child.status = 'FAILED')
 $$;
 
--- Nodes after these whose tasks are in the queue, because they may begin after failures, wait for these
--- again. A task that is being started right now is locked by its worker: after the wait it is RUNNING.
+-- Dependents of the reset nodes that accept failures may already have tasks in the queue. Cancel these tasks, so
+-- that the dependents wait for the reset nodes once more. A worker that is starting such a task holds its lock;
+-- when the lock is free, the task is RUNNING and stays.
 CREATE OR REPLACE FUNCTION horsies_withdraw_tasks(p_run_id uuid, p_reset integer[]) RETURNS void
 LANGUAGE sql AS $$
     WITH waiting AS (

@@ -2,7 +2,7 @@
 -- dry run, is kept here for an hour until it is started; nothing has changed yet, so the history leaves it out.
 
 -- name: record_action
--- A row of its own for every change. It belongs to the transaction of the change.
+-- One row per change, written in the transaction of the change.
 INSERT INTO horsies_actions (actor, source, verb, subject, outcome, detail)
 VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, %(outcome)s, %(detail)s)
 

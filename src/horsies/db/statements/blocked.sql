@@ -19,7 +19,8 @@ WHERE (known.status, known.generation) IS DISTINCT FROM (EXCLUDED.status, EXCLUD
 RETURNING known.id::text
 
 -- name: limit_lock_wait
--- For the rest of the transaction. A task alone in its transaction need not wait for a lock: it comes again.
+-- For the rest of the transaction. A task that is alone in its transaction need not wait for a lock, because the
+-- change is tried again later.
 SELECT set_config('lock_timeout', %(milliseconds)s::integer::text, true) AS setting
 
 -- name: list_blocked

@@ -186,7 +186,7 @@ WHERE state.next_run_at < now() - %(seconds)s::float8 * interval '1 second' AND 
 ORDER BY state.next_run_at, state.schedule_name LIMIT %(limit)s::integer
 
 -- name: read_oldest_ended
--- The oldest finished task among the first thousand ids, without a retention of its own.
+-- The oldest finished task among the first thousand ids, without its own retention.
 SELECT extract(epoch FROM now() - min(first.ended_at))::float8 AS seconds FROM (
     SELECT coalesce(completed_at, failed_at, updated_at) AS ended_at, status, retention FROM horsies_tasks
     ORDER BY horsies_tasks.id LIMIT 1000) AS first

@@ -74,7 +74,7 @@ SELECT traceparent FROM horsies_task_attempts WHERE task_id = %(id)s::uuid AND t
 ORDER BY attempt DESC LIMIT 1
 
 -- name: newest_heartbeat
--- The last sign of life of a running task: one probe.
+-- The last heartbeat of a running task: one probe.
 SELECT sent_at FROM horsies_heartbeats WHERE task_id = %(id)s::uuid AND role = 'runner'
 ORDER BY sent_at DESC LIMIT 1
 

@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
 
 class DoneByMinute(NamedTuple):
-    """The attempts of one queue that were done: so many minutes ago, and how many."""
+    """The number of attempts of a queue that were done in one minute, and how many minutes ago that was."""
 
     queue_name: str
     minutes_ago: Sequence[int]

@@ -31,9 +31,9 @@ ON CONFLICT (minute, minutes, queue_name, task_name) DO UPDATE SET
         ORDER BY place)
 
 -- name: read_measures
--- Sums per slot of "step_seconds", in all or by queue or task, from one range of the primary key. The first slot
--- begins so many seconds ago, at a whole multiple of "unit_seconds". A slot without attempts is one row; its
--- subject is null unless the sums are those of all attempts.
+-- Sums per slot of "step_seconds", in total or by queue or task, from one range of the primary key. The first slot
+-- begins "seconds" ago, at a whole multiple of "unit_seconds". A slot without attempts is one row; its
+-- subject is null unless the sums cover all attempts.
 -- Parameters: how far to look back, where the first slot may begin, and the length of a slot. An empty list of queues
 -- or names matches anything.
 SELECT slot.at, now() AS until, CASE WHEN %(split)s::text = 'all' THEN '' ELSE found.subject END AS subject,

@@ -22,10 +22,10 @@ FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS 
 
 -- name: resend_tasks
 -- Nothing -> PENDING, copied from tasks that have ended. Those rows stay; a new one refers to its origin, starts
--- its retries anew, and drops the idempotency key and a past deadline. With "once", tasks that were sent again
--- before are left alone. The span of a new task links to the first send and is not a child of it. A new id that
--- exists belongs to a request whose answer was lost. Returns the rows it found.
--- Parameters: once leaves tasks alone that were sent again before.
+-- its retries anew, and drops the idempotency key and a past deadline. With "once", tasks that have
+-- already been sent again are skipped. The span of a new task links to the first send and is not a child of it.
+-- A new id that exists belongs to a request whose answer was lost. Returns the rows it found.
+-- Parameters: once skips tasks that have already been sent again.
 WITH met AS MATERIALIZED (
     SELECT task.*, asked.new_id, %(once)s::boolean AND EXISTS (
         SELECT FROM horsies_tasks AS again WHERE again.retried_from_task_id = asked.id) AS was_resent

@@ -3,7 +3,7 @@
 
 -- name: refuse_tasks
 -- Write down claimed tasks that this worker cannot call, by the fingerprint of its parameters. All workers with
--- that fingerprint leave them out of their claims: for the grace period, and then for a while after each look.
+-- that fingerprint leave them out of their claims: for the grace period, and then for a while after each check.
 -- Parameters: tasks that this worker cannot call, as columns, with the fingerprints of its own parameters.
 INSERT INTO horsies_refusals AS known (task_id, fingerprint, worker_id, message, until)
 SELECT asked.id, asked.fingerprint, %(worker_id)s, asked.message,

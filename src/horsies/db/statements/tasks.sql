@@ -4,8 +4,9 @@
 
 -- name: insert_task
 -- Nothing -> PENDING. No row comes back when the id or the idempotency key exists; the caller then compares
--- fingerprints. Times but sent_at and "at" are on the database's clock and count from the send: a caller's
--- transaction may have begun long before. A time in the past means now, so that the task does not overtake.
+-- fingerprints. Except for sent_at and "at", times are on the database's clock and count from the send, because
+-- a caller's transaction may have begun long before the send. A time in the past means now, so that the task
+-- does not overtake others.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
     good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha,

@@ -267,8 +267,8 @@ WHERE task.id = ANY(%(ids)s::uuid[])
 RETURNING task.id::text
 
 -- name: store_progress
--- How far running attempts have come, one row per task; the attempt before is replaced. A report of an attempt
--- that is not this worker's any more does not match.
+-- The progress of running attempts, one row per task; it replaces the progress of the previous attempt. A report
+-- for an attempt that this worker no longer owns does not match.
 INSERT INTO horsies_task_progress AS known (task_id, attempt, done, total, note, reported_at)
 SELECT task.id, task.retry_count + 1, (%(done)s::float8[])[report.place], (%(totals)s::float8[])[report.place],
     (%(notes)s::text[])[report.place], clock_timestamp()

@@ -43,7 +43,7 @@ class Presence(NamedTuple):
 
 
 class WatchedWorker(NamedTuple):
-    """Another worker as one look finds it: its last sign of life, its lock, its process."""
+    """Another worker as a query finds it: its last heartbeat, its lock, its process."""
 
     worker_id: str
     sign: str

@@ -1,5 +1,5 @@
 -- Statements on the workers' own records, and the reaper's search for tasks of dead workers. The reaper has
--- no verbs of its own: it reads here and records through a worker's statements, in the name of the dead one.
+-- no verbs: it reads here and records through a worker's statements, in the name of the dead one.
 
 -- name: register_worker
 -- One current row per worker; a worker that was declared lost returns under its own id.
@@ -35,7 +35,7 @@ WHERE held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.grante
   AND held.classid::bigint << 32 | held.objid::bigint = %(lock_key)s AND held.pid <> pg_backend_pid()
 
 -- name: see_worker
--- A sign of life of this worker. No row comes back if its row was deleted; a stopped one if it was declared
+-- A heartbeat of this worker. Returns no row if the worker's row was deleted, and a stopped one if it was declared
 -- lost. The worker notifies itself: the notification's arrival proves that notifications reach it.
 -- Parameters: a heartbeat: whether the worker receives notifications, and the channel to test that on.
 WITH seen AS (
@@ -51,8 +51,8 @@ WHERE worker_id = %(worker_id)s AND stopped_at IS NULL
 RETURNING worker_id::text
 
 -- name: watch_workers
--- The last sign of life of the other workers, and whether their session locks are free. The oldest signs come
--- first: a dead worker is among the first hundred within seconds, however many there are. A sign from the
+-- The last heartbeats of the other workers, and whether their session locks are free. The oldest heartbeats come
+-- first: a dead worker is among the first hundred within seconds, however many there are. A heartbeat from the
 -- future (the server's clock was set back) comes before all of them. The probe shares the lock: observers do
 -- not take each other's probes for a living worker.
 WITH other AS MATERIALIZED (
@@ -112,7 +112,7 @@ ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 -- name: find_ownerless
 -- Tasks whose worker's row is closed, which the recovery of a lost worker left behind, and tasks whose worker
 -- has no row (it was never registered, or its row is gone, or a manual edit named no worker) and that have
--- given no sign of life for the threshold of their state. A manual edit may leave out every time, too.
+-- had no heartbeat for the threshold of their state. A manual edit may leave out every time, too.
 -- Parameters: the maximum age of the last heartbeat, by state.
 SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.retry_count, task.max_retries,
     task.task_options, task.worker_pid, task.status,
@@ -130,8 +130,8 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
 ORDER BY task.id LIMIT %(limit)s FOR UPDATE OF task SKIP LOCKED
 
 -- name: find_stale
--- Tasks in these states without a sign of life for so long: their claim, their start, the heartbeats of this
--- attempt and the signs of life of their worker all count. So does the start of the server, for every
+-- Tasks in these states without a heartbeat for this long: their claim, their start, the heartbeats of this
+-- attempt and the heartbeats of their worker all count. So does the start of the server, for every
 -- registered worker: it may need time to return. A worker that holds its session lock is alive.
 WITH locked AS MATERIALIZED (
     SELECT held.classid::bigint << 32 | held.objid::bigint AS lock_key FROM pg_locks AS held
@@ -229,7 +229,7 @@ DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
 RETURNING id::text
 
 -- name: delete_kept_tasks
--- The same for tasks with a retention of their own, from the send or its queue, by their own index.
+-- The same for tasks with their own retention, from the send or its queue, through a separate index.
 -- Parameters: how many rows to delete at most.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks

@@ -33,7 +33,7 @@ class RunId(NamedTuple):
 
 
 class ControlAnswer(NamedTuple):
-    """The answer of a control function: the status it found or a word of its own, None for no run."""
+    """The answer of a control function: the status it found, another word, or None if there is no run."""
 
     answer: str | None
 
@@ -47,7 +47,7 @@ class RunStatus(NamedTuple):
 
 
 class RunOutcome(NamedTuple):
-    """A run; ``result_bytes`` of a completed one, also if it comes without its result."""
+    """A run. A completed one has ``result_bytes``, even if its result is left out."""
 
     id: str
     name: str

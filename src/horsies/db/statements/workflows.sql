@@ -15,7 +15,7 @@ WHERE root.id = ANY(ARRAY(
 ORDER BY root.id FOR NO KEY UPDATE
 
 -- name: pause_run
--- RUNNING -> PAUSED, with the running ones below; returns the status it found, NULL for no such run. The
+-- RUNNING -> PAUSED, with the running ones below. Returns the status it found, or NULL for no such run. The
 -- notification makes workers forget tasks that they have claimed ahead; see horsies_pause_runs for the others.
 SELECT paused.answer
 FROM (SELECT horsies_pause_v1(%(id)s::uuid) AS answer) AS paused
@@ -153,7 +153,7 @@ summed AS (
 SELECT part.workflow_id::text, part.task_index, part.item_index, part.status, part.kind, part.task_name,
     part.sub_definition_key, part.sub_workflow_summary, part.result_bytes,
     CASE WHEN part.fits THEN coalesce(
-        -- Nearly every result is that of a task: a function for it would double the time.
+        -- Nearly every result comes from a task: a function call for it would double the time.
         (SELECT coalesce(task.result, horsies_task_result_v1(task)) FROM horsies_tasks AS task
          WHERE task.id = part.task_id),
         (SELECT horsies_node_result_v1(node) FROM horsies_workflow_tasks AS node

@@ -1,6 +1,6 @@
 """``horsies doctor``: run the checks of the server, the schema and the work, and report findings.
 
-Nothing is written: each check has a read-only transaction of its own with short timeouts, so that one
+Nothing is written: each check has its own read-only transaction with short timeouts, so that a check
 that fails or takes too long does not hide the others.
 """
 
@@ -75,11 +75,11 @@ def _probe_pooler(database: Database) -> Iterator[Finding]:
 
 
 def _shares_server(database: Database) -> bool:
-    """Tell whether connections share server processes between their transactions.
+    """Return whether connections share server processes between their transactions.
 
-    A pooler invents the process id that a client gets at login. In transaction mode, the process of a client
-    changes, or two clients have the same one. No transaction is held meanwhile: behind a small pool, the
-    next one would wait for it without end.
+    A pooler invents the process id that a client gets at login. In transaction mode, the process that serves
+    a client changes, or two clients share one. No transaction is kept open meanwhile: behind a small pool,
+    the next one would wait for it indefinitely.
     """
     with database.connect("operator") as first, database.connect("operator") as other:
         if _server_pid(first) == first.info.backend_pid:

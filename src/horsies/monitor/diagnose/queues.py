@@ -150,7 +150,7 @@ def capacity_reasons(
     queue: QueueSituation, servers: Sequence[WorkerSummary], kinds: Sequence[bool] = (False, True)
 ) -> Iterator[Finding]:
     """Yield the caps and the busy children that keep these workers from claiming tasks of these kinds: of
-    ``async def`` functions or not. Caps hold for every worker of the queue, also if none of these is there.
+    ``async def`` functions or not. Caps hold for every worker of the queue, even if no worker is given.
     """
     yield from _cap_reasons(queue, servers or queue.servers)
     is_free = any(worker.free_places(kind) for worker in servers for kind in kinds)

@@ -77,7 +77,7 @@ def shipped_options() -> dict[str, set[str]]:
 
 
 def has_current_schema(applied: Sequence[AppliedFile]) -> bool:
-    """Tell whether the statements of this release can work on these tables."""
+    """Return whether the statements of this release can work on these tables."""
     return not missing_migrations(_versions(applied))
 
 

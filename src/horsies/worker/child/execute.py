@@ -199,7 +199,7 @@ def execute(app: Horsies, assignment: Assignment, around: Sequence[AroundTask] =
 async def execute_async(
     app: Horsies, assignment: Assignment, around: Sequence[AroundTask] = ()
 ) -> ChildReport:
-    """``execute`` on the running event loop; raises CancelledError if the worker stops the task."""
+    """Like ``execute``, but on the running event loop: a task that the worker stops raises CancelledError."""
     try:
         task = app.get_task(assignment.task_name)
         if task is None:

@@ -5,7 +5,7 @@ them by a mark that the children set on themselves before any user code runs: an
 RLIMIT_RTTIME. The limit concerns real-time scheduling only, every process may read it, and unlike the
 parent, the session or the environment it survives setsid, a double fork, exec and a change of user.
 
-This file runs as a script of its own, in an interpreter that imports nothing but the modules below: the
+This file runs as a separate script, in an interpreter that imports nothing but the modules below: the
 guard shares neither memory nor descriptors nor user code with the processes that it outlives.
 """
 
@@ -28,7 +28,7 @@ _EMPTY_PASSES = 3
 def main(worker_pid: int, mark: int) -> None:
     """Wait for the end of the worker, then kill every process with `mark`.
 
-    A worker that ends in order kills its guard first.
+    A worker that shuts down cleanly kills its guard first.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     worker_group = os.getpgrp()
@@ -47,7 +47,7 @@ def main(worker_pid: int, mark: int) -> None:
 
 
 def kill_marked(mark: int, spared_group: int = 0) -> list[int]:
-    """Kill the processes with `mark` until none is left; returns those that cannot be killed.
+    """Kill the processes with `mark` until none is left, and return those that cannot be killed.
 
     One pass is not enough, because a process may fork while the list is read, and one that forks and
     ends all the time is only caught with its process group. Children are marked just before they leave

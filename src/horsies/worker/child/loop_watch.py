@@ -1,7 +1,7 @@
 """Watches an event loop from a thread: names the task that keeps it from running.
 
-A coroutine that computes or waits without ``await`` stops every other one on its loop. The thread asks the
-loop for a sign of life a few times a second while tasks run, and looks at its stack when none comes.
+A coroutine that computes or waits without ``await`` stops every other one on its loop. While tasks run, the
+thread asks the loop for an answer a few times a second, and reads the stack of the loop when none comes.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class LoopWatch:
             self._ask()
             time.sleep(_LOOK_SECONDS)
             while self._ran_at < asked_at and not self._is_closed:
-                # Many short steps of many tasks also hold up the loop: only a task that is there at two
-                # looks in a row is at fault.
+                # Many short steps of many tasks also hold up the loop: only a task that is there at
+                # two checks in a row is at fault.
                 found, stuck = stuck, asyncio.current_task(self._loop)
                 self._look(time.monotonic() - asked_at, stuck if stuck is found else None)
                 self._ask()

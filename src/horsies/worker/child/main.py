@@ -181,7 +181,7 @@ class StopSwitch:
             raise TaskStopped
 
     def arm(self) -> None:
-        """User code follows. A signal that came before, with the assignment still unread, counts now."""
+        """Note that user code follows. A signal that arrived before the assignment was read counts now."""
         self._is_armed = True
         if self._came_early:
             self._came_early = False

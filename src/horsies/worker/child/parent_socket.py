@@ -123,7 +123,9 @@ class ParentSocket:
         return True
 
     def missing_before(self, number: int) -> tuple[int, int] | None:
-        """An assignment has arrived: the first and the last number between the one before and this one."""
+        """Note that an assignment has arrived, and return the first and the last of the numbers that are
+        missing between the previous assignment and this one; None if none is missing.
+        """
         expected, self._received = self._received + 1, number
         if number < expected:
             raise ProtocolError(f"assignment {number} came where {expected} was expected")

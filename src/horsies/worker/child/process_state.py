@@ -112,7 +112,7 @@ class ProcessState:
         return self.restore_limits()
 
     def restore_limits(self) -> bool:
-        """Undo changes of the limits; False when one cannot be raised again."""
+        """Undo changes of the limits. Return False if a limit cannot be raised to its old value."""
         for limit, before in self._limits:
             if resource.getrlimit(limit) != before:
                 try:

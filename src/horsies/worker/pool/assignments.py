@@ -102,7 +102,7 @@ class Assignments:
             self.note_progress(one)
         del child.held[task_id]
         target = one if child.is_async else child
-        # A child that leaves has a deadline of its own.
+        # A child that leaves has its own deadline.
         if target.deadline is not None and one.assigned_at and child.state is ChildState.BUSY:
             self.deadlines.clear(target)
         if one.stop_reason is not None:

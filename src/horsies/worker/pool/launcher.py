@@ -43,7 +43,7 @@ class SpawnLauncher:
         self._boot = boot
 
     def launch(self, own_end: socket.socket, child_end: socket.socket) -> int | None:
-        """Start a child on `child_end` and return its pid; raises ``OSError`` when that fails."""
+        """Start a child on `child_end` and return its pid, or raise ``OSError``."""
         own_end.sendall(protocol.encode_boot(self._boot, os.getpid()))
         return os_process.start_interpreter(
             "horsies.worker.child.main",
@@ -139,7 +139,7 @@ class ForkServerLauncher:
         try:
             self.start()
         except OSError as error:
-            # The next launch of a child tries again.
+            # The next launch of a child tries to start it.
             logger.error("The fork server could not be started: %s", error)
             self._delay.note_early_death()
 
@@ -221,7 +221,7 @@ class Guard:
             logger.warning("Starting the guard process failed (%s); trying again.", error)
 
     def close(self) -> None:
-        """End the guard: this worker ends in order and has no children left."""
+        """End the guard: this worker shuts down cleanly and has no children left."""
         if self._pid is not None:
             os_process.kill_group(self._pid)
             os_process.wait_for_exit(self._pid)

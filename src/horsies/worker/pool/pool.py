@@ -113,7 +113,7 @@ class ChildPool:
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Start all children and wait until every one of them is ready.
 
-        False when `should_stop`, called after every event, returned True before. Raises
+        Return False if `should_stop`, called after every event, returned True first. Raises
         ``ChildBootError`` when the application does not load, a hook fails, or a fresh child is
         already larger than the memory limit. No process is left behind in either case.
         """
@@ -389,7 +389,7 @@ class ChildPool:
             unwatched = tuple(children.unwatched)
             ended += [one for one in unwatched if os_process.has_ended(one.known_pid)]
         for child in ended:
-            # First the frames that it sent before.
+            # First read the frames that it sent before it ended.
             while self._inbox.drain(child):
                 pass
             children.reap(child)

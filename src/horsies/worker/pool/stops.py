@@ -63,7 +63,8 @@ class Stops:
     def withdraw(self, held: Held) -> bool:
         """Take back one task in line; False when it has begun meanwhile.
 
-        The kernel gives back the whole rest of the window: the other tasks go to the same child again.
+        This empties the pipe, which takes back the rest of the window, so the other tasks are sent to the
+        child once more.
         """
         child = held.child
         taken = self._assignments.take_back(child)

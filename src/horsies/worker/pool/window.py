@@ -92,10 +92,10 @@ class Windows:
     def note_claim(self, asked: int, names: Sequence[str], *, is_drained: bool) -> None:
         """A claim of up to `asked` tasks got tasks of these names that may be in a window.
 
-        Windows grow while claims come back full of short tasks. When the queues are drained they begin
-        again, so that other workers get a share of few tasks. Otherwise a task is next that needs a child
-        of its own, or windows that are less deep. The claim locked the rows behind it in vain: no window
-        is filled until a child takes that task, and then to half the depth.
+        Windows grow while claims return as many short tasks as they asked for. When the queues are drained,
+        windows start small once more, so that other workers get a share of the few tasks. Otherwise the next
+        task needs its own child or a less deep window, and the claim has locked the rows behind it in vain:
+        no window is filled until a child takes that task, and then only to half the depth.
         """
         if not self.is_on or is_drained:
             self.depth = self._next_depth = 1

@@ -85,7 +85,7 @@ def build_graph(
     definition_key: str | None = None,
     producer: Producer | None = None,
 ) -> Graph:
-    """Check everything, then copy; raises all mistakes at once and then changes no node."""
+    """Check the whole workflow, then copy its nodes. If there are mistakes, raise all and change no node."""
     if not isinstance(tasks, Iterable) or isinstance(tasks, str | bytes | Mapping):
         raise WorkflowValidationError(
             f"Workflow {name!r} has tasks of type {type(tasks).__name__}, not a list of nodes.",
@@ -250,7 +250,7 @@ class _Router:
 def _copies(
     nodes: NodeIndex, arguments: Sequence[EncodedArguments], routes: Mapping[int, Route]
 ) -> tuple[AnyNode, ...]:
-    """Copy the nodes; references lead to the copies."""
+    """Copy the nodes; the copies refer to each other, not to the originals."""
     copies = tuple(object.__new__(type(node)) for node in nodes.members)
     by_original = {id(node): copy for node, copy in zip(nodes.members, copies, strict=True)}
     for index, (node, copy) in enumerate(zip(nodes.members, copies, strict=True)):

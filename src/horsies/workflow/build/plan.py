@@ -84,7 +84,7 @@ def plan(
     sent_at: datetime | None = None,
     parent: Parent | None = None,
 ) -> str:
-    """Return the JSON text of a run to start; raises when the workflow cannot be started.
+    """Return the JSON text of a run to start, or raise an error if the workflow cannot be started.
 
     ``workflow_id`` must be a UUID (HRS-032), the workflow must have a definition key (HRS-016) and
     must have been built through an application, which has its queues (HRS-014, HRS-015).

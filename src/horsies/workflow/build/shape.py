@@ -91,7 +91,7 @@ def slugify(text: str) -> str:
 
 
 def index_nodes(name: str, nodes: Sequence[object]) -> NodeIndex:
-    """Give every node its index and id; raises if the name, a member or an id is unusable."""
+    """Give every node its index and id. Raise an error if the name, a member or an id is unusable."""
     if not isinstance(name, str) or not is_storable_name(name):
         raise WorkflowValidationError(
             f"A workflow needs a name of 1 to {NAME_LENGTH_MAX} characters.",

@@ -88,8 +88,8 @@ class SignalDelivery(StrEnum):
 class WorkflowTaskInfo:
     """A node of a run, or with ``item_index`` one item of a map node.
 
-    ``name`` is that of the task or of the sub-workflow. ``sub_workflow_status`` is that of the child
-    run, which may be paused while this run continues.
+    ``name`` is the name of the task or of the sub-workflow. ``sub_workflow_status`` is the status of the
+    child run, which may be paused while this run continues.
     """
 
     node_id: str

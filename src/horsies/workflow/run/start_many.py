@@ -40,7 +40,8 @@ T = TypeVar("T")
 # A chunk bounds the memory of the program and the time of one statement.
 CHUNK_RUNS = 500
 CHUNK_CHARACTERS = 1_000_000
-# A single row would be named in its own notification: the last chunk gets two runs of the one before.
+# A chunk of one row would send another notification, which names the row, so the last chunk takes over two
+# runs of the previous chunk.
 _CARRIED = 2
 
 
