@@ -308,6 +308,28 @@ def test_a_session_that_cannot_take_its_lock_is_closed(
     assert [connection.closed for connection in opened] == [True]
 
 
+def test_a_session_that_fails_after_it_took_its_lock_is_closed(
+    process_url: str,
+    selector: selectors.BaseSelector,
+    connection: Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[Connection[Any]] = []
+
+    def fail(pipeline: Pipeline) -> None:
+        opened.append(pipeline.connection)
+        pipeline.connection.execute("SELECT * FROM nothing")
+
+    monkeypatch.setattr(connection_module, "_warn_of_silent_triggers", fail)
+    worker = make_connection(process_url, selector)
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        worker.listen()
+    assert [one.closed for one in opened] == [True]
+    wait_until(lambda: lock_is_free(connection, worker.lock._key.lock_key))
+    assert worker.pipeline is None
+    assert not selector.get_map()
+
+
 @pytest.mark.parametrize("has_two", [False, True])
 def test_the_session_that_listens_holds_the_lock(
     process_url: str,

@@ -226,7 +226,11 @@ class WorkerConnection:
             pipeline = open_turns(self._database, self._limits)
             if self._listener is None:
                 self._prepare_session(pipeline.connection)
-            _warn_of_silent_triggers(pipeline)
+            try:
+                _warn_of_silent_triggers(pipeline)
+            except BaseException:
+                pipeline.connection.close()  # it may hold the worker's lock
+                raise
             self.pipeline = pipeline
             self._opened_at, self._is_proven = time.monotonic(), False
         return self.pipeline
