@@ -17,6 +17,13 @@ from tests.support.workers import Fleet
 SEEN_AT = "SELECT seen_at FROM horsies_workers"
 
 
+def status(connection: Database, task_id: str) -> str:
+    ((found,),) = connection.execute(
+        "SELECT status FROM horsies_tasks WHERE id = %s", (task_id,)
+    ).fetchall()
+    return str(found)
+
+
 @contextmanager
 def hindered(kind: str, url: str, connection: Database) -> Iterator[None]:
     """Refuse every change of the rows of workers: by a lock of an operator's session, or by a trigger."""
@@ -49,3 +56,25 @@ def test_a_worker_whose_own_row_cannot_be_changed_goes_on_with_its_tasks(
     assert programs.sleep.send(0).unwrap().get(timeout_ms=30_000).is_ok()
     assert len(worker.events("heartbeat_refused")) == 1
     assert "database_lost" not in {event["event"] for event in worker.events()}
+
+
+def test_a_worker_whose_heartbeats_are_refused_notices_that_it_was_declared_lost(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(processes=1)
+    running = programs.sleep.send(120).unwrap()
+    wait_until(lambda: status(connection, running.task_id) == "RUNNING")
+    with poisoned(connection, "NEW.seen_at <> OLD.seen_at", table="horsies_workers"):
+        worker.wait_for("heartbeat_refused")
+        connection.execute("UPDATE horsies_workers SET stopped_at = now(), was_lost = true")
+        worker.wait_for("worker_declared_lost")
+        waiting = programs.sleep.send(0).unwrap()
+        refused = len(worker.events("database_lost"))
+        wait_until(lambda: len(worker.events("database_lost")) > refused)
+        assert status(connection, waiting.task_id) == "PENDING", "it must register first"
+    assert waiting.get(timeout_ms=30_000).is_ok()
+    assert running.get(timeout_ms=30_000).is_err(), "its child was killed"
+    assert len(worker.events("worker_declared_lost")) == 1
+    assert connection.execute(
+        "SELECT stopped_at IS NULL AND NOT was_lost FROM horsies_workers"
+    ).fetchall() == [(True,)]

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import psycopg
 import pytest
+from psycopg.errors import LockNotAvailable
 
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, WorkerResilienceConfig
 from horsies.db.pipeline import Pipeline
@@ -29,10 +30,12 @@ from horsies.db.statements.turn import (
 )
 from horsies.db.statements.workers import (
     Leads,
+    OwnRow,
     Presence,
     WatchedWorker,
     close_lost_workers,
     find_owned,
+    read_own_row,
     register_worker,
     see_worker,
     store_worker_state,
@@ -48,7 +51,7 @@ from horsies.worker.agenda import Timer
 from horsies.worker.config import WorkerConfig
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.dispatcher import Dispatcher
-from horsies.worker.heartbeat import SEEN_SECONDS
+from horsies.worker.heartbeat import SEEN_SECONDS, Heartbeat, HeartbeatClock
 from horsies.worker.ledger import WAITING, Ledger
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity
 from horsies.worker.maintenance import PROGRESS_SECONDS, Maintenance
@@ -70,6 +73,8 @@ class RecordingDatabase:
     is_known: bool = True
     leads: bool = True
     failure: Exception | None = None
+    # The answer to heartbeats only.
+    refusal: Exception | None = None
     cancelled: Sequence[str] = ()
     silent: Sequence[str] = ()
     owned: Sequence[str] = ()
@@ -79,10 +84,13 @@ class RecordingDatabase:
         self.steps += steps
         if self.failure is not None:
             raise self.failure
+        if self.refusal is not None and any(statement is see_worker for statement, _ in steps):
+            raise self.refusal
         answers: dict[Any, list[Any]] = {
             see_worker: [Presence("id", self.was_stopped, datetime.now(UTC))]
             if self.is_known
             else [],
+            read_own_row: [OwnRow(self.was_stopped)] if self.is_known else [],
             try_lead: [Leads(self.leads)],
             find_cancel_requests: [TaskId(task_id) for task_id in self.cancelled],
             watch_workers: [
@@ -341,6 +349,80 @@ def test_after_a_break_or_a_freeze_a_heartbeat_comes_before_anything_else(
     maintenance.heartbeat.note_freeze()
     assert maintenance.heartbeat.must_come_first
     assert len(database.asked(see_worker)) == 2
+
+
+def registered(
+    dispatcher: Dispatcher, connection: QuietConnection | None = None
+) -> tuple[Heartbeat, RecordingDatabase]:
+    """The heartbeat of a worker whose first one was accepted."""
+    heartbeat = make_maintenance(dispatcher, connection=connection).heartbeat
+    database = RecordingDatabase()
+    heartbeat.show(cast(Pipeline, database), 100.0)
+    return heartbeat, database
+
+
+@pytest.mark.parametrize("refused", ["sent", "carried"])
+def test_a_break_counts_as_noticed_only_after_an_accepted_heartbeat(
+    dispatcher: Dispatcher, refused: str
+) -> None:
+    connection = QuietConnection()
+    heartbeat, database = registered(dispatcher, connection)
+    connection.connected = False  # only the heartbeat finds out
+    if refused == "sent":
+        database.refusal = LockNotAvailable("locked")
+        heartbeat.send(cast(Pipeline, database), 103.0)
+    else:
+        assert heartbeat.carried_signs(103.0)
+    assert heartbeat.must_come_first
+    connection.connected, database.refusal = True, None
+    heartbeat.show(cast(Pipeline, database), 104.0)
+    assert not heartbeat.must_come_first
+
+
+@pytest.mark.parametrize("way", ["send", "show"])
+def test_a_worker_whose_heartbeats_are_refused_notices_that_it_was_declared_lost(
+    dispatcher: Dispatcher, way: str
+) -> None:
+    heartbeat, database = registered(dispatcher)
+    database.refusal, database.was_stopped = LockNotAvailable("locked"), True
+    getattr(heartbeat, way)(cast(Pipeline, database), 103.0)
+    assert heartbeat.is_lost
+    asked = len(database.asked(see_worker))
+    heartbeat.send_if_late(cast(Pipeline, database), 103.1)
+    assert len(database.asked(see_worker)) == asked, "the loss is dealt with first"
+    for attempt_to_return in (heartbeat.register_again, lambda to: heartbeat.show(to, 104.0)):
+        with pytest.raises(LockNotAvailable):
+            attempt_to_return(cast(Pipeline, database))
+        assert heartbeat.must_come_first, "nothing is claimed before the worker is registered"
+    database.refusal, database.was_stopped = None, False
+    heartbeat.show(cast(Pipeline, database), 105.0)
+    assert not heartbeat.must_come_first
+    assert database.steps[-3][0] is register_worker
+
+
+def test_the_rest_after_a_slow_refusal_ends_with_an_accepted_heartbeat() -> None:
+    clock = HeartbeatClock(2.0, 2.5, 1.0, asked_at=time.monotonic() - 5.0)
+    clock.note_refusal(100.0)
+    assert clock.due_at(is_idle=False, has_suspects=False) >= 150.0
+    clock.note_accepted(101.0)
+    assert clock.due_at(is_idle=False, has_suspects=False) == 103.0
+
+
+@pytest.mark.parametrize("row", ["open", "deleted", "unreadable"])
+def test_a_worker_whose_heartbeats_are_refused_is_not_lost_unless_its_row_is_closed(
+    dispatcher: Dispatcher, row: str
+) -> None:
+    heartbeat, database = registered(dispatcher)
+    database.refusal, database.is_known = LockNotAvailable("locked"), row != "deleted"
+    if row == "unreadable":
+        database.failure = database.refusal
+    heartbeat.send(cast(Pipeline, database), 103.0)
+    assert not heartbeat.is_lost
+    assert not heartbeat.must_come_first, "its tasks go on"
+    assert len(database.asked(read_own_row)) == 1
+    with pytest.raises(LockNotAvailable):
+        heartbeat.show(cast(Pipeline, database), 104.0)
+    assert not heartbeat.is_lost
 
 
 def test_after_a_break_the_children_of_tasks_owned_elsewhere_are_killed(

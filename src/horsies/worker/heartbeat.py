@@ -1,7 +1,8 @@
 """The heartbeat: how a worker shows that it is alive, and finds out which others are not.
 
 A heartbeat renews the worker's row and looks at the rows of the others. After a freeze or a lost connection
-it comes before any other work, because other workers may have recovered tasks meanwhile.
+it comes before any other work, because other workers may have recovered tasks meanwhile. While the database
+refuses it, the worker reads from its row whether others have declared it lost.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
+
 from horsies.config.app import AppConfig
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.turn import ClaimedTask
-from horsies.db.statements.workers import find_owned, watch_workers
-from horsies.tasks.blocked import Blocked
+from horsies.db.statements.workers import find_owned, read_own_row, watch_workers
+from horsies.tasks.blocked import Blocked, is_of_one
 from horsies.worker.agenda import NEVER, REST_FACTOR, lifetime_clock
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.dispatcher import Dispatcher
@@ -71,6 +74,9 @@ class HeartbeatClock:
             seconds = min(seconds, self.suspicion_seconds)
         return max(self.sent_at + seconds, self.refused_until)
 
+    def note_accepted(self, now: float) -> None:
+        self.sent_at, self.refused_until = now, 0.0
+
     def note_refusal(self, now: float) -> None:
         taken_seconds = time.monotonic() - self.asked_at
         self.refused_until = now + max(self.busy_seconds, REST_FACTOR * taken_seconds)
@@ -97,7 +103,8 @@ class Heartbeat:
         self._clock = HeartbeatClock.of(app_config, limits)
         # The start of the last heartbeat that was stored, on the clock that runs through a suspend.
         self.shown_at = lifetime_clock()
-        self._breaks = -1
+        # The breaks of the connection before the last accepted heartbeat, and before the last one sent.
+        self._breaks = self._breaks_asked = -1
         # How often the database had to confirm that this worker still owns its tasks, and how often it did.
         self._checks_needed = self._checks_done = 0
         self.is_lost = False
@@ -127,11 +134,20 @@ class Heartbeat:
 
     def show(self, pipeline: Pipeline, now: float) -> None:
         """Send a heartbeat, and end tasks that belong to another worker by now; again if a freeze has made
-        the answers old.
+        the answers old. A refused one raises, unless this worker is lost.
         """
         self._checks_needed = check = self._checks_needed + 1
         self._clock.sent_at = -NEVER
-        self.note_signs(pipeline, pipeline.run(self._signs_of_life(now)), now)
+        try:
+            answers = pipeline.run(self._signs_of_life(now))
+        except psycopg.Error as error:
+            if not is_of_one(error):
+                raise
+            self._note_refusal(pipeline, now)
+            if self.is_lost:
+                return
+            raise
+        self.note_signs(pipeline, answers, now)
         if not self.is_lost and (held := self._dispatcher.ledger.tasks()):
             self._dispatcher.keep_owned(self.owned(pipeline, held))
         self._checks_done = check
@@ -163,9 +179,25 @@ class Heartbeat:
             with self._blocked.job(_JOB, "heartbeat_refused", _REMEDY):
                 answers = pipeline.run(steps)
         if answers is None:
-            self._clock.note_refusal(now)
+            self._note_refusal(pipeline, now)
         else:
             self.note_signs(pipeline, answers, now)
+
+    def _note_refusal(self, pipeline: Pipeline, now: float) -> None:
+        """The database refused a heartbeat: read without locking whether this worker was declared lost.
+        A read that is refused as well proves nothing, nor does a deleted row.
+        """
+        self._clock.note_refusal(now)
+        if not self._liveness.is_registered:
+            return
+        find = read_own_row(self._liveness.identity.worker_id)
+        try:
+            _, rows = pipeline.run([self._blocked.lock_wait(), find])
+        except psycopg.Error as error:
+            if not is_of_one(error):
+                raise
+        else:
+            self.is_lost = any(row.was_stopped for row in rows)
 
     def carried_signs(self, now: float) -> list[Step]:
         """The statements of a heartbeat for another transaction to carry along: an idle worker then needs
@@ -178,27 +210,30 @@ class Heartbeat:
     def _signs_of_life(self, now: float) -> list[Step]:
         """The statements that show this worker alive and look for lost ones."""
         self.is_receiving = self._connection.check_notifications(now)
-        self._notice_breaks()
+        self._has_broken()
+        self._breaks_asked = self._connection.breaks
         self._clock.asked_at = time.monotonic()
         return [
             *self._liveness.steps(receives_notifications=self.is_receiving),
             watch_workers(self._liveness.identity.worker_id),
         ]
 
-    def _notice_breaks(self) -> bool:
-        """Whether the connection has held since the last call; a break is a gap in the observation."""
+    def _has_broken(self) -> bool:
+        """Whether the connection broke after the heartbeat that was accepted last; a break is a gap in the
+        observation.
+        """
         self._connection.is_connected()  # notices a break that only the socket shows
-        has_held = self._breaks == self._connection.breaks
-        if not has_held:
-            self._breaks = self._connection.breaks
+        has_broken = self._breaks != self._connection.breaks
+        if has_broken:
             self._watch.note_gap()
-        return has_held
+        return has_broken
 
     def note_signs(self, pipeline: Pipeline, answers: Sequence[list[Any]], now: float) -> None:
         """Take the answers to the statements of a heartbeat, and recover the tasks of lost workers."""
         *_, seen, others = answers
         taken_seconds = time.monotonic() - self._clock.asked_at
-        self._clock.sent_at = now
+        self._clock.note_accepted(now)
+        self._breaks = self._breaks_asked
         self.shown_at = lifetime_clock() - taken_seconds
         if seen:
             self._dispatcher.tally.note_clock(seen[0].seen_at, taken_seconds)
@@ -208,10 +243,12 @@ class Heartbeat:
             self._watch.note_gap()
             return
         # A pooler may have held the query back through an outage that freed the locks of live workers.
-        if self._notice_breaks():
-            verdicts = self._watch.note_look(others, now, now + taken_seconds)
-            with self._blocked.job("the recovery of lost workers"):
-                recover_lost_workers(pipeline, verdicts, self._app_config, self._blocked)
+        if self._has_broken():
+            self._breaks = self._connection.breaks
+            return
+        verdicts = self._watch.note_look(others, now, now + taken_seconds)
+        with self._blocked.job("the recovery of lost workers"):
+            recover_lost_workers(pipeline, verdicts, self._app_config, self._blocked)
 
     def register_again(self, pipeline: Pipeline) -> None:
         """Another worker declared this one lost: register, as after a start."""

@@ -42,6 +42,12 @@ class Presence(NamedTuple):
     seen_at: datetime
 
 
+class OwnRow(NamedTuple):
+    """A worker's row as the worker itself reads it; stopped when others have declared it lost."""
+
+    was_stopped: bool
+
+
 class WatchedWorker(NamedTuple):
     """Another worker as a query finds it: its last heartbeat, its lock, its process."""
 
@@ -125,6 +131,8 @@ end_earlier_session = WORKERS.declare("end_earlier_session", LockKey, Held)
 
 @WORKERS.statement
 def see_worker(worker_id: str, hears: bool, echo_channel: str) -> Presence: ...
+@WORKERS.statement
+def read_own_row(worker_id: str) -> OwnRow: ...
 @WORKERS.statement
 def record_worker_stop(worker_id: str) -> WorkerId: ...
 @WORKERS.statement

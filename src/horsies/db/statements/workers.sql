@@ -44,6 +44,11 @@ WITH seen AS (
     RETURNING worker_id::text, stopped_at IS NOT NULL AS was_stopped, seen_at)
 SELECT seen.worker_id, seen.was_stopped, seen.seen_at FROM seen CROSS JOIN LATERAL pg_notify(%(echo_channel)s, '') AS called
 
+-- name: read_own_row
+-- Whether this worker was declared lost, while the database refuses its heartbeats. A plain read: neither a
+-- locked row nor a trigger hinders it.
+SELECT stopped_at IS NOT NULL AS was_stopped FROM horsies_workers WHERE worker_id = %(worker_id)s
+
 -- name: record_worker_stop
 -- An orderly shutdown.
 UPDATE horsies_workers SET stopped_at = clock_timestamp(), was_lost = false
