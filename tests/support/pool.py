@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from horsies.db.statements.turn import ClaimedTask
+from horsies.worker.os_process import own_rss_bytes
 from horsies.worker.pool.events import PoolEvent, Reported
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.protocol import Assignment, ChildBoot, NodePart, ProgressReport
@@ -120,3 +121,8 @@ def claimed(
 
 def attempt(task_id: str, generation: int = 1) -> Assignment:
     return Assignment(task_id, generation, "work", 1, "[]", "{}", None)
+
+
+def wide_memory_limit_mb() -> int:
+    """A limit 400 MB above a fresh child, which may be forked from this process with all its memory."""
+    return round(own_rss_bytes() / 1024 / 1024) + 400

@@ -6,8 +6,10 @@ import selectors
 from collections.abc import Mapping, Set
 from types import MappingProxyType, SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
+from psycopg import OperationalError
 
 from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
@@ -40,7 +42,7 @@ from horsies.worker.pool.events import Died, HookFailed, PoolEvent, Reported, St
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.protocol import ChildReport, NodePart
 from horsies.worker.tally import log_ends
-from horsies.worker.turn import TurnResult
+from horsies.worker.turn import TurnRequest, TurnResult
 from tests.support.pool import MakePool, RecordingPool, attempt, claimed
 
 
@@ -215,6 +217,30 @@ def test_events_that_come_during_a_statement_are_absorbed_with_their_wait_if_it_
     assert waits == [30.5, 0.0]
 
 
+def test_claimed_nodes_are_kept_though_the_spans_of_recorded_tasks_cannot_be_stored(
+    app: Horsies,
+    make_pool: MakePool,
+    selector: selectors.BaseSelector,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @app.task("work")
+    def work_of_a_node() -> None: ...
+
+    pool = make_pool(1)
+    worker = Worker(app, WorkerConfig("app:app", 1, ["default"]), pool, selector)
+    node = claimed("a", pool.pids()[0])._replace(workflow_id="run", workflow_inputs="{}")
+    turn = TurnResult({"b"}, {}, [node])
+    monkeypatch.setattr("horsies.worker.work.take_turn", lambda *_: turn)
+    monkeypatch.setattr(NodeInputs, "read", lambda *_: ({}, []))
+    lost = Mock(side_effect=OperationalError("the connection is lost"))
+    traces = Mock(linked=lambda _, tasks: tasks, store=lost)
+    monkeypatch.setattr(worker._dispatcher, "traces", traces)
+    work = worker._work
+    with pytest.raises(OperationalError):
+        work._turn(Mock(), [], TurnRequest(pids=pool.pids()), work._lanes[0])
+    assert held_ids(worker._dispatcher.ledger) == ["a"]
+
+
 def test_the_outcome_of_an_attempt_is_void_once_its_task_comes_back(
     dispatcher: Dispatcher, ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -291,13 +317,14 @@ def test_freed_places_are_counted_by_queue(dispatcher: Dispatcher, ledger: Ledge
     assert ledger.freed_by_queue(ledger.to_record()) == {"x": 2, "y": 1}
 
 
-def test_a_cancelled_task_is_stopped_and_one_that_waits_is_forgotten(
+def test_a_cancelled_task_is_stopped_and_one_that_waits_goes_back_in_case_it_was_started(
     dispatcher: Dispatcher, ledger: Ledger, pool: RecordingPool
 ) -> None:
     dispatcher.hand_out([claimed("a", 1), claimed("b")])
     dispatcher.cancel(["a", "b"])
     assert ("a", STOPPED_BY_CANCEL) in pool.stopped
     assert held_ids(ledger) == ["a"]
+    assert ledger.needs_release
 
 
 def test_a_failed_hook_is_remembered(dispatcher: Dispatcher, ledger: Ledger) -> None:

@@ -16,7 +16,15 @@ from horsies.worker.pool.children import PoolSettings
 from horsies.worker.pool.events import Died, Reported
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.pool.pool import ChildBootError, ChildPool
-from tests.support.pool import BOOT, MakePool, assignment, collect_until, is_gone, run
+from tests.support.pool import (
+    BOOT,
+    MakePool,
+    assignment,
+    collect_until,
+    is_gone,
+    run,
+    wide_memory_limit_mb,
+)
 
 
 def drain(pool: ChildPool, count: int) -> tuple[Counter[int], int]:
@@ -112,7 +120,8 @@ def test_a_pool_without_a_limit_keeps_its_children(make_pool: MakePool) -> None:
 
 
 def test_a_child_over_its_memory_limit_reports_and_leaves(make_pool: MakePool) -> None:
-    pool = make_pool(2, max_memory_per_child_mb=500)
+    limit_mb = wide_memory_limit_mb()
+    pool = make_pool(2, max_memory_per_child_mb=limit_mb)
     pids = set(pool.pids())
     large = pool.next_idle_pids(1)[0]
     assert run(pool, "allocate", 500) == 1
@@ -122,9 +131,10 @@ def test_a_child_over_its_memory_limit_reports_and_leaves(make_pool: MakePool) -
 
 
 def test_a_child_near_its_memory_limit_stays_while_a_spare_stands_by(make_pool: MakePool) -> None:
-    pool = make_pool(1, max_memory_per_child_mb=500)
+    limit_mb = wide_memory_limit_mb()
+    pool = make_pool(1, max_memory_per_child_mb=limit_mb)
     (pid,) = pool.pids()
-    run(pool, "allocate", 475 - round(run(pool, "own_rss_mb")))
+    run(pool, "allocate", limit_mb - 25 - round(run(pool, "own_rss_mb")))
     collect_until(pool, lambda: len(pool.pids()) == 2)
     assert pool.idle_count == 1
     assert run(pool, "own_pid") == pid
@@ -163,9 +173,10 @@ def test_fifty_recycled_children_leak_no_descriptor(make_pool: MakePool) -> None
 
 
 def test_a_dead_spare_is_replaced(make_pool: MakePool) -> None:
-    pool = make_pool(1, max_memory_per_child_mb=500)
+    limit_mb = wide_memory_limit_mb()
+    pool = make_pool(1, max_memory_per_child_mb=limit_mb)
     (pid,) = pool.pids()
-    run(pool, "allocate", 475 - round(run(pool, "own_rss_mb")))
+    run(pool, "allocate", limit_mb - 25 - round(run(pool, "own_rss_mb")))
     collect_until(pool, lambda: len(pool.pids()) == 2)
     (spare,) = set(pool.pids()) - {pid}
     os.kill(spare, signal.SIGKILL)

@@ -20,6 +20,7 @@ from tests.support.pool import (
     collect_until,
     is_gone,
     run,
+    wide_memory_limit_mb,
 )
 from tests.support.wait import wait_until
 
@@ -356,7 +357,8 @@ def test_a_child_near_its_limit_takes_all_tasks_that_are_left_to_it(
 def test_a_child_that_grew_too_large_goes_after_its_front(
     make_pool: MakePool, journal: Path
 ) -> None:
-    pool = make_pool(1, has_windows=True, max_memory_per_child_mb=500)
+    limit_mb = wide_memory_limit_mb()
+    pool = make_pool(1, has_windows=True, max_memory_per_child_mb=limit_mb)
     large = pool.pids()[0]
     behind = [sleeper(journal, 0.05), *notes(journal, 5)]
     give(pool, [assignment("allocate", 500), *behind])

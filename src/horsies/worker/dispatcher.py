@@ -226,10 +226,11 @@ class Dispatcher:
         self.ledger.give_back(self.ledger.tasks(WAITING))
 
     def cancel(self, task_ids: Iterable[str]) -> None:
-        """Stop these tasks where they run; forget those that wait."""
+        """Stop these tasks where they run; give back those that wait, whose start may be in doubt."""
+        waiting = {task.id: task for task in self.ledger.tasks(WAITING)}
         for task_id in task_ids:
-            if self.ledger.has(task_id, WAITING):
-                self.ledger.forget(task_id)
+            if task_id in waiting:
+                self.ledger.give_back([waiting[task_id]])
             self.pool.stop_task(task_id, STOPPED_BY_CANCEL)
 
     def keep_owned(self, task_ids: Iterable[str]) -> None:

@@ -330,8 +330,6 @@ class Work:
         log_ends(ends)
         ended = time.monotonic()
         dispatcher.tally.note_turn(ended - started, len(outcomes) + len(turned.claimed))
-        if dispatcher.traces is not None:
-            dispatcher.traces.store(pipeline, turned.recorded)
         looked_everywhere = claims > 0 and self._note_claim(
             lane, request, turned.claimed, (started, ended)
         )
@@ -339,6 +337,10 @@ class Work:
         self.claimed_last = looked_everywhere and request.is_async is None
         if nodes:
             self._hand_out_nodes(pipeline, nodes, tasks)
+        if (
+            dispatcher.traces is not None
+        ):  # last: it may lose the connection, and every task is in the ledger
+            dispatcher.traces.store(pipeline, turned.recorded)
 
     def _sort_out(self, claimed: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
         """The claimed tasks that this worker knows; the others go to workers that know them."""
