@@ -367,10 +367,9 @@ def checked_delay(seconds: object) -> float:
 class TaskFailed(Exception):
     """The failure of a task: your task raises it to fail, and ``handle.result()`` raises it to the caller.
 
-    A task that raises it with a code of its own fails with the error that
-    ``TaskError(error_code=code, message=..., data=...)`` describes. When ``handle.result()`` raises it,
-    ``task_id`` is the id of the failed task, and ``traceback`` is the text of the traceback in the worker,
-    if an exception ended the task.
+    A task that raises it fails with ``TaskError(error_code=code, message=..., data=...)``; the code must not
+    be a built-in one. When ``handle.result()`` raises it, ``task_id`` is the id of the failed task, and
+    ``traceback`` is the text of the traceback in the worker, if an exception ended the task.
 
     Example:
         raise TaskFailed("CARD_REFUSED", "the bank said no", data={"retry_on": "monday"})

@@ -43,8 +43,8 @@ _LASTING_STATES = {
     *("53000", "53200", "53400"),  # resources: memory, a configured limit
     *("40001", "40P01"),
 }
-# The database cannot hold a text, whatever row it belongs to: its characters, its length, its syntax where an
-# index or a type of an operator reads it, or its size.
+# No row can store this text, because of its characters, its length or its size, or because of its syntax
+# where an operator's index or type parses it.
 _TEXT_STATES = {"22021", "22P05", "22001", "22P02", _LIMIT_EXCEEDED}
 _TOO_LARGE = "invalid memory alloc request size"  # not translated
 _INSTALLATION_CLASSES = ("28", "3D", "3F")  # the login, the database, the schema

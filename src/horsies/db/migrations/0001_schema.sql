@@ -116,8 +116,8 @@ CREATE INDEX horsies_tasks_schedule_runs ON horsies_tasks (schedule_name, sent_a
 CREATE INDEX horsies_tasks_schedule_open ON horsies_tasks (schedule_name)
     WHERE schedule_name IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
 -- Retention finds old tasks by the time in their ids. Ids that are not UUIDv7, which manual inserts and other
--- programs may use, have no time, so their rows have an index of their own. Tasks sent by this library never
--- enter it: their end still writes no index but the primary key.
+-- programs may use, have no time, so this index finds their rows. Tasks sent by this library never enter it,
+-- so their end writes no index but the primary key.
 CREATE INDEX horsies_tasks_untimed_ended ON horsies_tasks (coalesce(completed_at, failed_at, updated_at))
     WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
       AND substr(id::text, 15, 1) <> '7';

@@ -269,10 +269,9 @@ class _Server:
             number, _ = protocol.assignment_number(frame)
             if (missing := self._parent.missing_before(number)) is not None:
                 self._note_unstarted(*missing)
+            # Decoded first: an assignment that cannot be decoded is reported as one that never begins.
             assignment = protocol.decode_assignment(frame)
-            self._last_taken = (
-                number  # of one that cannot be read, the parent learns that it never begins
-            )
+            self._last_taken = number
             self._start(assignment, number)
         elif frame[4] == _KIND_STOP_TASK:
             task_id, generation = protocol.decode_texts(frame, 2)

@@ -161,7 +161,7 @@ class ChildProcess:
     # Whether a task has meddled with the socket or the permits: the child takes no more and is replaced.
     is_tainted: bool = False
     # Whether it has not begun its latest tasks for seconds: its event loop is blocked or receives nothing.
-    is_deaf: bool = False
+    is_stuck: bool = False
     verdict: str | None = None
     failed_hook: tuple[str, str] | None = None
 
@@ -287,7 +287,7 @@ class ChildProcess:
 
     def free_slots(self) -> int:
         """How many tasks an async child may take; none while it stops one, which may end in its death."""
-        if self.state not in _WITH_ROOM or self.stopping or self.is_deaf:
+        if self.state not in _WITH_ROOM or self.stopping or self.is_stuck:
             return 0
         if self.is_draining or self.is_tainted:
             return 0

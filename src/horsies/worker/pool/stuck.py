@@ -59,7 +59,7 @@ class StuckWatch:
         self._looked_at = now
         suspicions: dict[ChildProcess, Suspicion] = {}
         for child in tuple(self._children.all):
-            child.is_deaf = False
+            child.is_stuck = False
             if child.was_killed or (sign := see_child(child)) is None:
                 continue
             found = self._suspicions.get(child)
@@ -68,7 +68,7 @@ class StuckWatch:
                 continue
             suspicions[child] = found
             found.looks += 1
-            child.is_deaf = found.looks >= _LOOKS
+            child.is_stuck = found.looks >= _LOOKS
             if found.is_proved(now) and found.problem:
                 child.verdict = child.verdict or f"killed because it {found.problem}"
                 self._children.kill(child)
