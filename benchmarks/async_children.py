@@ -50,7 +50,7 @@ class Measured(NamedTuple):
 
 def measure(url: str, tasks: int, children: int, slots: int) -> Measured:
     """Let a worker with async children drain that many sleeping tasks, one of them blocking."""
-    command = [sys.executable, "-m", "horsies", "worker", "benchmarks.noop_app:app"]
+    command = [sys.executable, "-m", "horsies", "worker", "benchmarks.newer_app:app"]
     command += ["--processes", "0", "--async-children", str(children), "--async-slots", str(slots)]
     environment = {**os.environ, "HORSIES_DATABASE_URL": url}
     with connect(url) as connection, tempfile.TemporaryDirectory() as place:

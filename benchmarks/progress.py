@@ -25,7 +25,7 @@ def progress(url: str) -> bool:
     rows, calls, costs = [], [], []
     with connect(url) as connection:
         lifecycle.load(connection, 1)
-        with running_worker(url, 2) as worker:
+        with running_worker(url, 2, application="benchmarks.newer_app:app") as worker:
             wait_for(connection, 1, worker)
             for done in range(ROUNDS):
                 begin_round()

@@ -10,7 +10,7 @@ from benchmarks.rounds import Checkout, alternate, heading, ratios, spread
 from benchmarks.worker import costs
 
 CHILDREN = 4
-ROUNDS = 3
+ROUNDS = 9
 # Fewer for a quick look on a busy machine.
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
 ALONE = "one queue"

@@ -34,6 +34,8 @@ FROM horsies_tasks AS task JOIN horsies_task_attempts AS attempt ON attempt.task
 ORDER BY task.id
 """
 
+APPLICATION = "benchmarks.newer_app:app"
+
 Drain = Callable[..., list["Run"]]
 
 
@@ -52,11 +54,12 @@ def running(url: str, workers: int, children: int, *flags: str) -> Iterator[Drai
     """Run that many warm workers; lend the function that lets them run tasks of these lengths."""
     begin_round()
     os.environ["HORSIES_DATABASE_URL"] = url
-    function = importlib.import_module("benchmarks.noop_app").burst_for
+    function = importlib.import_module("benchmarks.newer_app").burst_for
     more = ("--max-tasks-per-child", "0", *flags)
     with connect(url) as connection, ExitStack() as stack:
         processes = [
-            stack.enter_context(running_worker(url, children, *more)) for _ in range(workers)
+            stack.enter_context(running_worker(url, children, *more, application=APPLICATION))
+            for _ in range(workers)
         ]
 
         def drain(*batches: Sequence[float], **options: Any) -> list[Run]:

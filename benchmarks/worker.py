@@ -40,10 +40,12 @@ def connect(url: str) -> Connection[Any]:
 
 
 @contextmanager
-def running_worker(url: str, children: int, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+def running_worker(
+    url: str, children: int, *flags: str, application: str = "benchmarks.noop_app:app"
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a worker on this database until the block ends."""
     os.environ["HORSIES_DATABASE_URL"] = url
-    with figures.running_worker(children, *flags) as process:
+    with figures.running_worker(children, *flags, application=application) as process:
         yield process
 
 
