@@ -99,7 +99,7 @@ if TYPE_CHECKING:
         TaskHandle,
         TaskInfo,
     )
-    from horsies.tasks.options import OutgoingTask, TaskOptions
+    from horsies.tasks.options import Debounce, OutgoingTask, TaskOptions
     from horsies.tasks.request import (
         TaskSendError,
         TaskSendErrorCode,
@@ -259,6 +259,7 @@ __all__ = [
     "TaskSendErrorCode",
     "TaskSendFailed",
     "TaskSendPayload",
+    "Debounce",
     "OutgoingTask",
     "TaskOptions",
     # workflows
@@ -374,7 +375,7 @@ _NAMES_BY_MODULE = {
     "task_result": "SubWorkflowError SubWorkflowSummary TaskError TaskResult",
     "tasks.broker": "BrokerErrorCode BrokerOperationError BrokerResult PostgresBroker",
     "tasks.handle": "TaskActionError TaskActionErrorCode TaskCancelled TaskHandle TaskInfo",
-    "tasks.options": "OutgoingTask TaskOptions",
+    "tasks.options": "Debounce OutgoingTask TaskOptions",
     "tasks.request": "TaskSendError TaskSendErrorCode TaskSendPayload TaskSendResult",
     "tasks.send": "TaskCall",
     "timetable.next_run": "calculate_next_run",

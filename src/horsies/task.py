@@ -280,7 +280,8 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
         and with the tasks it sends. ``retention``: how long its row is kept after its end.
         ``idempotency_key``: a second send with the same key and request returns the first one's
         handle; ``unique`` says how long: "forever", "while_open" until the task has ended, or
-        "while_waiting" until a worker has claimed it. ``transaction``: your open connection, of
+        "while_waiting" until a worker has claimed it. ``debounce``: run once after the last of many sends
+        with this key, with the newest arguments. ``transaction``: your open connection, of
         psycopg, asyncpg, SQLAlchemy or Django; the task commits or rolls back with it.
 
         Example:

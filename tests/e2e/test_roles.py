@@ -41,6 +41,7 @@ OF_PRODUCERS = {
     "horsies_migrations": {"SELECT"},
     "horsies_task_attempts": {"SELECT"},
     "horsies_task_progress": {"SELECT"},
+    "horsies_task_defaults": {"SELECT"},
     "horsies_tasks": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflows": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflow_tasks": {"SELECT", "INSERT", "UPDATE"},
@@ -131,6 +132,13 @@ def producer_of(installed: Installed) -> tuple[Horsies, Any]:
     return app, add
 
 
+def registered_tasks(installed: Installed) -> list[str]:
+    """The tasks that a worker has registered for sends from SQL."""
+    with psycopg.connect(installed.url) as connection:
+        query = "SELECT task_name FROM horsies.horsies_task_defaults"
+        return [name for (name,) in connection.execute(query)]
+
+
 Command: TypeAlias = Callable[..., tuple[int, str]]
 
 
@@ -169,6 +177,9 @@ def test_producers_workers_and_viewers_do_their_work(
         handle = add.send(1, 2).unwrap()
         assert handle.get(30_000).ok_value == 3
         assert len(handle.info(include_attempts=True).unwrap().attempts) == 1
+        with psycopg.connect(installed.url_of(PRODUCER)) as producer:
+            wait_until(lambda: "add" in registered_tasks(installed))
+            producer.execute("""SELECT horsies.horsies_send_v1('add', '{"a": 1, "b": 2}')""")
         later = add.schedule(600, 1, 2).unwrap()
         assert later.cancel().unwrap()
         first = add.node()(a=1, b=2)

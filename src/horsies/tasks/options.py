@@ -42,6 +42,26 @@ UNSET: Final = Unset.UNSET
 Uniqueness: TypeAlias = Literal["while_waiting", "while_open", "forever"]
 
 
+@dataclass(frozen=True, slots=True)
+class Debounce:
+    """Run once after the last of many sends, with the arguments of the newest one.
+
+    While a task with the same ``idempotency_key`` waits, a further send replaces its arguments, and the task
+    becomes due ``quiet`` after that send, at the latest ``at_most`` after the first one.
+
+    Example:
+        reindex.with_options(
+            idempotency_key=f"document-{number}",
+            debounce=Debounce(quiet=timedelta(seconds=2), at_most=timedelta(seconds=30)),
+        ).send(number)
+    """
+
+    quiet: timedelta
+    """How long no further send may come."""
+    at_most: timedelta
+    """How long the task waits in all, whatever comes."""
+
+
 class SendKeywords(TypedDict, total=False):
     """The keyword arguments of ``task.with_options``."""
 
@@ -56,6 +76,7 @@ class SendKeywords(TypedDict, total=False):
     delay: timedelta | None
     headers: Mapping[str, str] | None
     retention: timedelta | None
+    debounce: Debounce | None
     transaction: object
 
 
@@ -75,6 +96,7 @@ class SendOptions:
     delay: timedelta | None = None
     headers: Mapping[str, str] | None = None
     retention: timedelta | None = None
+    debounce: Debounce | None = None
 
 
 _OTHER_WORDS = {"eta": "at", "countdown": "delay", "queue": "queue_name"}
@@ -222,6 +244,7 @@ def option_problem(
     return (
         _time_problem(options, delay_seconds)
         or _key_problem(options)
+        or _debounce_problem(options, delay_seconds)
         or _override_problem(config, options)
         or _stored_problem(options)
     )
@@ -264,6 +287,25 @@ def _key_problem(options: SendOptions) -> str | None:
         return "unique must be 'while_waiting', 'while_open' or 'forever'"
     if key is None:
         return "unique needs an idempotency_key, which names the tasks that must not exist twice"
+    return None
+
+
+def _debounce_problem(options: SendOptions, delay_seconds: float | Unset) -> str | None:
+    debounce = options.debounce
+    if debounce is None:
+        return None
+    if not isinstance(debounce, Debounce):
+        return f"debounce must be a Debounce, not {type(debounce).__name__}"
+    if not is_duration(debounce.quiet, timedelta(milliseconds=1)):
+        return "quiet of debounce must be a timedelta from one millisecond to 100 years"
+    if not is_duration(debounce.at_most, debounce.quiet):
+        return "at_most of debounce must be a timedelta from quiet to 100 years"
+    if options.idempotency_key is None:
+        return "debounce needs an idempotency_key, which names the tasks that replace each other"
+    if options.unique == "while_open":
+        return "debounce implies unique='while_waiting'; leave unique out"
+    if options.at is not None or options.delay is not None or delay_seconds is not UNSET:
+        return "debounce sets the time of the task; leave at, delay and schedule out"
     return None
 
 

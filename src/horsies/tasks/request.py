@@ -26,6 +26,7 @@ from horsies.task_result import exception_text
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.options import (
     UNSET,
+    Debounce,
     OutgoingTask,
     SendHook,
     SendOptions,
@@ -76,6 +77,7 @@ class TaskSendPayload:
     max_retries: int = 0
     timeout_ms: int | None = None
     retention_seconds: float | None = None
+    debounce: Debounce | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class Request(NamedTuple):
     row: InsertTask
     delay: timedelta | None
     enqueue_delay_seconds: float | None
+    debounce: Debounce | None = None
 
     @property
     def payload(self) -> TaskSendPayload:
@@ -119,6 +122,7 @@ class Request(NamedTuple):
             idempotency_key=row.idempotency_key or row.unique_key,
             unique=_UNIQUENESS[row.unique_while],
             delay=self.delay,
+            debounce=self.debounce,
         )
 
 
@@ -165,7 +169,7 @@ def prepare(
     task_id, sent_at = stamp or Stamp(new_id(), datetime.now(UTC))
     shared = shared or shared_values(config, definition, options, delay)
     row = _row(task_id, definition.name, options, shared, sent_at, encoded.value, delay)
-    return Ok(Request(row, options.delay, delay))
+    return Ok(Request(row, options.delay, delay, options.debounce))
 
 
 def _row(
@@ -177,7 +181,9 @@ def _row(
     call: EncodedCall,
     delay_seconds: float | None,
 ) -> InsertTask:
-    key, is_forever = options.idempotency_key, options.unique == "forever"
+    key, debounce = options.idempotency_key, options.debounce
+    unique: Uniqueness = options.unique if debounce is None else "while_waiting"
+    is_forever, delay = unique == "forever", debounce.quiet if debounce else options.delay
     return InsertTask(
         task_id,
         task_name,
@@ -187,7 +193,7 @@ def _row(
         call.kwargs_json,
         sent_at,
         options.at,
-        options.delay.total_seconds() if options.delay else delay_seconds or 0.0,
+        delay.total_seconds() if delay else delay_seconds or 0.0,
         shared.good_until,
         shared.max_retries,
         shared.task_options,
@@ -197,7 +203,7 @@ def _row(
         key if is_forever else None,
         None if key is None else _idempotency_sha(task_name, shared, call),
         None if is_forever else key,
-        None if is_forever else options.unique.removeprefix("while_"),
+        None if is_forever else unique.removeprefix("while_"),
     )
 
 
@@ -248,7 +254,8 @@ def encode(
 
 
 def _replayed(task_id: str, payload: TaskSendPayload) -> Request:
-    key, delay = payload.idempotency_key, payload.delay
+    key, debounce = payload.idempotency_key, payload.debounce
+    delay = payload.delay if debounce is None else debounce.quiet
     is_forever = payload.unique == "forever"
     call = EncodedCall(payload.args_json, payload.kwargs_json)
     row = InsertTask(
@@ -262,7 +269,7 @@ def _replayed(task_id: str, payload: TaskSendPayload) -> Request:
         unique_key=None if is_forever else key,
         unique_while=None if is_forever else payload.unique.removeprefix("while_"),
     )
-    return Request(row, delay, payload.enqueue_delay_seconds)
+    return Request(row, payload.delay, payload.enqueue_delay_seconds, debounce)
 
 
 class SharedValues(NamedTuple):

@@ -19,8 +19,10 @@ from horsies.config.tracing import TracingConfig
 from horsies.current_task import inherited_headers
 from horsies.db.statement import Script, Step
 from horsies.db.statements.tasks import (
+    DebounceTask,
     InsertTask,
     InsertTasks,
+    debounce_task,
     find_idempotent_task,
     find_sent_tasks,
     find_unique_task,
@@ -37,7 +39,7 @@ from horsies.tasks.broker import (
 )
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.handle import TaskHandle
-from horsies.tasks.options import UNSET, SendHook, SendOptions, Unset, option_problem
+from horsies.tasks.options import UNSET, Debounce, SendHook, SendOptions, Unset, option_problem
 from horsies.tasks.request import (
     Request,
     SharedValues,
@@ -119,10 +121,12 @@ class PreparedSend(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether one statement on a connection of our own may be all that the send needs."""
-        return self.transaction is None and not self.resend and self.broker.is_direct
+        is_own = self.transaction is None and not self.resend and self.broker.is_direct
+        return is_own and self.request.debounce is None
 
     def script(self) -> Script[str]:
-        return insert_script(self.request.row)
+        row, debounce = self.request.row, self.request.debounce
+        return insert_script(row) if debounce is None else _debounce_script(row, debounce)
 
     def end(self, stored: BrokerResult[str]) -> TaskSendResult[TaskHandle[Any]]:
         """Return the handle or the error, and end the span of the send."""
@@ -331,6 +335,18 @@ def insert_script(row: InsertTask) -> Script[str]:
             logger.warning("task %s was stored earlier and has been deleted since", row.id)
             return row.id
         # The task that held the key was deleted, or ended, in between; this send has stored nothing yet.
+
+
+def _debounce_script(row: InsertTask, debounce: Debounce) -> Script[str]:
+    """Insert the row, or replace the arguments of the task that waits with its key."""
+    values = DebounceTask.of(row, debounce.at_most.total_seconds())
+    (stored,) = yield debounce_task, values
+    if stored.id is None:
+        raise PayloadMismatchError(
+            f"A task {row.task_name!r} with this idempotency key waits on another queue, or was sent without "
+            "debounce; use a new idempotency key."
+        )
+    return str(stored.id)
 
 
 def _find_holder(row: InsertTask) -> Step:

@@ -15,12 +15,15 @@ from typing import Any, Protocol, TypeVar
 from horsies.app import Horsies
 from horsies.db.statement import Script, Statement, drive
 from horsies.db.statements.tasks import (
+    DebouncedTask,
+    DebounceTask,
     IdempotentTask,
     InsertedTasks,
     InsertTask,
     InsertTasks,
     SentTask,
     TaskId,
+    debounce_task,
     find_idempotent_task,
     find_sent_tasks,
     find_unique_task,
@@ -67,6 +70,9 @@ class Stored:
         """Return the rows that the database would return."""
         if statement is insert_task:
             return self._insert(params)
+        if statement is debounce_task:
+            self.tasks.append(_debounced(params))
+            return [DebouncedTask(params.id)]
         if statement is insert_new_tasks or statement is insert_tasks:
             rows = _rows(params)
             self.tasks += rows
@@ -243,6 +249,16 @@ def _replace_beneath(newest: object, broker: InMemoryBroker) -> None:
 def key_of(row: InsertTask) -> str | None:
     """The idempotency key of a request, however long it is unique."""
     return row.idempotency_key or row.unique_key
+
+
+def _debounced(params: DebounceTask) -> InsertTask:
+    """The row of a debounced send: without a clock, none of them replaces another."""
+    values = params._asdict() | {
+        "enqueue_at": None,
+        "idempotency_key": None,
+        "unique_while": "waiting",
+    }
+    return InsertTask(**{name: values[name] for name in InsertTask._fields})
 
 
 def _rows(params: InsertTasks) -> list[InsertTask]:

@@ -35,7 +35,9 @@ from horsies.error_codes import OperationalErrorCode
 from horsies.logs import as_event
 from horsies.task_result import TaskError
 from horsies.tasks.blocked import Blocked, Change
+from horsies.tasks.options import NO_OPTIONS, retention_seconds
 from horsies.tasks.outcome import Outcome, outcome_of_error
+from horsies.tasks.request import max_retries
 from horsies.words import first_sentence
 from horsies.worker.agenda import NEVER
 from horsies.worker.child.builtin_tasks import BUILTIN_TASKS, expansion_request
@@ -50,6 +52,8 @@ PAUSE_SECONDS = 60.0
 UNRESOLVABLE_BATCH = 100
 
 _FINGERPRINT_CHARACTERS = 12
+# The largest bigint.
+_NO_LIMIT = 2**63 - 1
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -86,6 +90,35 @@ class KnownTasks:
         if task.task_name == EXPAND_TASK and (key := _definition_key(task.kwargs or "")):
             return Wanted("workflows", key, self.workflows.get(key, ""))
         return Wanted("tasks", task.task_name, self.tasks.get(task.task_name, ""))
+
+
+def task_defaults(app: Horsies) -> str:
+    """What the decorators of the application's tasks say, as JSON, for sends from SQL."""
+    config = app.config
+    queues = {
+        queue.name: {
+            "priority": queue.priority,
+            "retention_seconds": retention_seconds(config, queue.name, NO_OPTIONS),
+        }
+        for queue in config.queues()
+    }
+    limit = config.payload.reject_bytes
+    return json.dumps(
+        [
+            {
+                "task_name": name,
+                "queue_name": task.queue_name,
+                "queues": queues,
+                "retry_policy": task.retry_policy.to_json() if task.retry_policy else None,
+                "max_retries": max_retries(task),
+                "timeout_ms": task.timeout_ms,
+                "is_async": task.is_async,
+                "burst": task.burst,
+                "reject_bytes": _NO_LIMIT if limit is None else limit,
+            }
+            for name, task in sorted(app.definitions().items())
+        ]
+    )
 
 
 def _definition_key(kwargs_json: str) -> str | None:

@@ -70,9 +70,12 @@ class Identity:
     process_space: str | None = None
     process_started: int | None = None
     known_tasks: str | None = None
+    task_defaults: str | None = None
 
     @classmethod
-    def of(cls, worker_id: str, known_tasks: str | None = None) -> Identity:
+    def of(
+        cls, worker_id: str, known_tasks: str | None = None, task_defaults: str | None = None
+    ) -> Identity:
         pid = os.getpid()
         return cls(
             worker_id,
@@ -81,6 +84,7 @@ class Identity:
             os_process.process_space(),
             os_process.process_started(pid),
             known_tasks,
+            task_defaults,
         )
 
     def sees_gone(self, other: WatchedWorker) -> bool:

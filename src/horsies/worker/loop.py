@@ -28,7 +28,7 @@ from horsies.worker.agenda import NEVER, Shutdown, burst_step, lifetime_clock
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.dispatcher import Dispatcher
-from horsies.worker.known_tasks import KnownTasks
+from horsies.worker.known_tasks import KnownTasks, task_defaults
 from horsies.worker.ledger import ENDED, LATE_SECONDS, REFUSED, RUNNING, Ledger
 from horsies.worker.liveness import Identity, lock_key
 from horsies.worker.maintenance import Maintenance
@@ -87,7 +87,7 @@ class Worker:
         self, app: Horsies, config: WorkerConfig, pool: ChildPool, selector: selectors.BaseSelector
     ) -> None:
         known = KnownTasks.of(app)
-        identity = Identity.of(new_id(), known.as_json())
+        identity = Identity.of(new_id(), known.as_json(), task_defaults(app))
         self.worker_id = identity.worker_id
         self._config = config
         self._app_config = app.config

@@ -29,6 +29,7 @@ from horsies.db.statements.turn import (
     send_heartbeats,
     store_progress,
 )
+from horsies.db.statements.workers import register_defaults
 from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import locking_steps
 from horsies.worker.agenda import NEVER, Timer
@@ -51,6 +52,11 @@ logger = logging.getLogger("horsies.worker")
 PROGRESS_SECONDS = 0.34
 SWEEP_SECONDS = 3600.0
 NEXT_SWEEP_SECONDS = 1.0
+
+_DEFAULTS_REMEDY = (
+    "; until it works, sends from SQL use the defaults that another worker has registered; look at the "
+    "rights of the role on horsies_task_defaults"
+)
 
 
 class Maintenance:
@@ -80,6 +86,8 @@ class Maintenance:
         self._sweep = Timer(SWEEP_SECONDS)
         self._progress = Timer(PROGRESS_SECONDS)
         self.pings: list[str] = []
+        # Those of the application's tasks, until they are stored.
+        self._defaults = identity.task_defaults
 
     def check_cancels(self) -> None:
         """Notifications may have been missed: look for cancel requests at once."""
@@ -125,6 +133,7 @@ class Maintenance:
         if self._snapshot.is_due(now) or is_receiving != self._snapshot_is_receiving:
             self._snapshot.done(now)
             self._snapshot_is_receiving = is_receiving
+            self._register_defaults(pipeline)
             with self._blocked.job("the snapshot of this worker"):
                 pipeline.run([self._blocked.lock_wait(), self._state()])
         if now >= self._dispatcher.tally.flush_at:
@@ -140,6 +149,13 @@ class Maintenance:
         if self._sweep.is_due(now):
             has_more = sweep(pipeline, recovery, self._blocked.failures)
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
+
+    def _register_defaults(self, pipeline: Pipeline) -> None:
+        """Store what the decorators of the tasks say, once, for sends from SQL."""
+        if self._defaults is not None:
+            with self._blocked.job("registering the defaults of tasks", remedy=_DEFAULTS_REMEDY):
+                pipeline.run([self._blocked.lock_wait(), register_defaults(self._defaults)])
+                self._defaults = None
 
     def store_last_progress(self, pipeline: Pipeline, ended_ids: Iterable[str]) -> None:
         """Store the last reports of tasks whose outcomes are recorded next."""

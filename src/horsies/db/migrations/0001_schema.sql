@@ -213,6 +213,25 @@ CREATE TABLE horsies_refusals (
     PRIMARY KEY (task_id, fingerprint)
 );
 
+-- Defaults of tasks ---------------------------------------------------------------------------------
+-- What the decorators of tasks say, for sends from SQL. A worker writes the rows of its application when it starts;
+-- the worker that started last decides.
+CREATE TABLE horsies_task_defaults (
+    task_name      varchar(255)  PRIMARY KEY,
+    queue_name     varchar(100)  NOT NULL,
+    -- The queues of the application: {name: {"priority": 1 to 100, "retention_seconds": number or null}}.
+    queues         jsonb         NOT NULL,
+    -- As task_options holds it.
+    retry_policy   jsonb,
+    max_retries    integer       NOT NULL,
+    timeout_ms     integer,
+    is_async       boolean       NOT NULL,
+    burst          boolean       NOT NULL,
+    -- payload.reject_bytes of the application; the largest bigint without a limit.
+    reject_bytes   bigint        NOT NULL,
+    updated_at     timestamptz   NOT NULL DEFAULT clock_timestamp()
+);
+
 -- Workers -----------------------------------------------------------------------------------------
 -- One current row per worker. A living worker holds the session advisory lock "lock_key" on its listening
 -- connection. The server frees the lock as soon as the connection is gone, so a free lock and a few seconds

@@ -46,6 +46,39 @@ class InsertTask(NamedTuple):
     unique_while: str | None
 
 
+class DebounceTask(NamedTuple):
+    """The row that a debounced send inserts, or whose values the waiting task takes over."""
+
+    id: str
+    task_name: str
+    queue_name: str
+    priority: int
+    args: str
+    kwargs: str
+    sent_at: datetime
+    delay_seconds: float
+    at_most_seconds: float
+    good_until: datetime | None
+    max_retries: int
+    task_options: str
+    timeout_ms: int | None
+    retention_seconds: float | None
+    enqueue_sha: str
+    unique_key: str | None
+    idempotency_sha: str | None
+
+    @classmethod
+    def of(cls, row: InsertTask, at_most_seconds: float) -> DebounceTask:
+        values = row._asdict() | {"at_most_seconds": at_most_seconds}
+        return cls(**{name: values[name] for name in cls._fields})
+
+
+class DebouncedTask(NamedTuple):
+    """The task that waits; None if another kind of send holds its key."""
+
+    id: str | None
+
+
 class InsertTasks(NamedTuple):
     """Many rows of one task: the values that all rows share are given once, the others as columns, texts with
     one value per line.
@@ -196,6 +229,7 @@ class CancelledTask(NamedTuple):
 
 
 insert_task = TASKS.declare("insert_task", InsertTask, TaskId)
+debounce_task = TASKS.declare("debounce_task", DebounceTask, DebouncedTask)
 insert_new_tasks = TASKS.declare("insert_new_tasks", InsertTasks, Nothing)
 insert_tasks = TASKS.declare("insert_tasks", InsertTasks, InsertedTasks)
 

@@ -21,6 +21,15 @@ VALUES (
 ON CONFLICT DO NOTHING
 RETURNING id::text
 
+-- name: debounce_task
+-- Nothing -> PENDING, or PENDING -> PENDING with the newest values for the task that waits with this key. The
+-- function is also that of sends from SQL.
+SELECT horsies_debounce_v1(
+    %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, %(args)s, %(kwargs)s, %(sent_at)s::timestamptz,
+    %(delay_seconds)s::float8, %(at_most_seconds)s::float8, %(good_until)s::timestamptz, %(max_retries)s,
+    %(task_options)s, %(timeout_ms)s, %(retention_seconds)s::float8, %(enqueue_sha)s, %(unique_key)s,
+    %(idempotency_sha)s)::text AS id
+
 -- name: insert_new_tasks
 -- The same for many rows of one task: shared values are sent once, the others as columns with one value per
 -- line (JSON text has no line feeds, and the driver needs ten times as long to write an array). The ids are

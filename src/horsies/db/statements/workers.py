@@ -111,6 +111,10 @@ def register_worker(
 ) -> None: ...
 
 
+@WORKERS.statement
+def register_defaults(defaults: str) -> None: ...
+
+
 take_worker_lock = WORKERS.declare("take_worker_lock", LockKey, Held)
 
 

@@ -10,6 +10,26 @@ VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(que
     %(process_space)s, %(process_started)s, %(known_tasks)s::text::jsonb, %(name)s, %(version)s)
 ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
+-- name: register_defaults
+-- What the decorators of tasks say, for sends from SQL: the worker that started last decides. In the order of their
+-- names, so that two workers that start together do not wait for each other in a circle. An equal row is left alone.
+INSERT INTO horsies_task_defaults AS stored (
+    task_name, queue_name, queues, retry_policy, max_retries, timeout_ms, is_async, burst, reject_bytes)
+SELECT task.task_name, task.queue_name, task.queues, nullif(task.retry_policy, 'null'), task.max_retries,
+    task.timeout_ms, task.is_async, task.burst, task.reject_bytes
+FROM jsonb_to_recordset(%(defaults)s::text::jsonb) AS task (
+    task_name text, queue_name text, queues jsonb, retry_policy jsonb, max_retries integer, timeout_ms integer,
+    is_async boolean, burst boolean, reject_bytes bigint)
+ORDER BY task.task_name
+ON CONFLICT (task_name) DO UPDATE SET queue_name = EXCLUDED.queue_name, queues = EXCLUDED.queues,
+    retry_policy = EXCLUDED.retry_policy, max_retries = EXCLUDED.max_retries, timeout_ms = EXCLUDED.timeout_ms,
+    is_async = EXCLUDED.is_async, burst = EXCLUDED.burst, reject_bytes = EXCLUDED.reject_bytes,
+    updated_at = clock_timestamp()
+WHERE (stored.queue_name, stored.queues, stored.retry_policy, stored.max_retries, stored.timeout_ms,
+        stored.is_async, stored.burst, stored.reject_bytes)
+    IS DISTINCT FROM (EXCLUDED.queue_name, EXCLUDED.queues, EXCLUDED.retry_policy, EXCLUDED.max_retries,
+        EXCLUDED.timeout_ms, EXCLUDED.is_async, EXCLUDED.burst, EXCLUDED.reject_bytes)
+
 -- name: take_worker_lock
 -- The session lock that proves this worker alive; the server frees it when this connection is gone.
 SELECT pg_try_advisory_lock(%(lock_key)s) AS held
