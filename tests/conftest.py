@@ -94,6 +94,13 @@ def broker_config(database_url: str) -> PostgresConfig:
 
 
 @pytest.fixture
+def other_url(server_url: str) -> Iterator[str]:
+    """A second database with the tables, for one test."""
+    with created_database(server_url, template_database(server_url)) as url:
+        yield url
+
+
+@pytest.fixture
 def connection(process_url: str) -> Iterator[Database]:
     """A connection to this process's database, whose tables are empty."""
     with psycopg.connect(process_url, autocommit=True) as connection:

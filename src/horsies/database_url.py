@@ -85,6 +85,18 @@ def is_embedded(url: str) -> bool:
     return url.startswith(EMBEDDED_SCHEME)
 
 
+def database_name(url: str) -> str:
+    """Return the name of the database in a URL; empty if libpq has to choose it.
+
+    >>> database_name("postgresql://app@db1,db2/shop?sslmode=require")
+    'shop'
+    """
+    from urllib.parse import unquote  # only a command that shows several databases needs names
+
+    _, _, path = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
+    return unquote(path.rpartition("/")[2]) if "/" in path else ""
+
+
 def url_problem(url: str) -> str | None:
     """Return one sentence why the URL is refused, or None when its scheme is accepted.
 

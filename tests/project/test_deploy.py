@@ -33,8 +33,9 @@ def parsed(words: list[str]) -> dict[str, Any]:
     command: Any = typer.main.get_command(command_line())
     name, *rest = words
     context = command.commands[name].make_context(name, rest)
-    assert context.params["locator"] == "shop.background:app"
     found: dict[str, Any] = context.params
+    named = found.get("locators") or [found.get("locator")]
+    assert list(named) == ["shop.background:app"]
     return found
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
 from horsies.cli import output
 from horsies.cli.layout import Table, Text
-from horsies.cli.options import ApplicationOption, DatabaseUrlOption
-from horsies.cli.session import EXIT_NOT_FOUND, JsonOption, open_session, unwrap_or_exit
+from horsies.cli.options import ApplicationsOption, DatabaseUrlsOption
+from horsies.cli.session import (
+    EXIT_FAILED,
+    EXIT_NOT_FOUND,
+    JsonOption,
+    Session,
+    open_sessions,
+    read_each,
+    report_unread,
+    require_one,
+)
 from horsies.db.statement import Script
 from horsies.monitor.diagnose.explain import (
     Explanation,
@@ -20,6 +29,7 @@ from horsies.monitor.diagnose.explain import (
     explain_script,
 )
 from horsies.monitor.diagnose.explain import explain as read_explanation
+from horsies.tasks.broker import BrokerResult
 
 
 def explain(
@@ -37,28 +47,50 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    module: ApplicationOption = None,
-    database_url: DatabaseUrlOption = None,
+    modules: ApplicationsOption = None,
+    database_urls: DatabaseUrlsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Explain why a task, a node of a run, a run, a queue or a schedule does not move: all reasons,
-    obstacles first, with the command that helps, and the conditions that are met.
+    obstacles first, with the command that helps, and the conditions that are met. Of several databases,
+    every one that has the subject explains it.
 
-    Exit codes: 0 explained, 1 failure, 4 no such task, run, node, queue or schedule.
+    Exit codes: 0 explained, 1 failure, 4 no such task, run, node, queue or schedule. If none of the databases
+    that can be read has it, one that cannot be read is a failure.
 
     Example:
         horsies explain 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
         horsies explain queue mail
     """
-    with open_session("explain", module, database_url) as session:
+
+    def read(session: Session) -> BrokerResult[Explanation]:
         script = _script(subject, name, list(session.queue_caps or ()))
-        explanation = unwrap_or_exit(read_explanation(session.broker, script))
-    if as_json:
-        output.print_json(explanation.to_dict())
-    else:
+        return read_explanation(session.broker, script)
+
+    with open_sessions("explain", modules, database_urls) as sessions:
+        found = read_each(sessions, read)
+    require_one(found)
+    explained = report_unread(found)
+    known = [(session, one) for session, one in explained if one.status is not None]
+    _print_all(known or explained[:1], as_json, is_one=len(found) == 1)
+    if not known:
+        raise typer.Exit(EXIT_NOT_FOUND if len(explained) == len(found) else EXIT_FAILED)
+
+
+def _print_all(
+    explained: Sequence[tuple[Session, Explanation]], as_json: bool, *, is_one: bool
+) -> None:
+    if as_json and not is_one:
+        rows = [{"database": session.name, **one.to_dict()} for session, one in explained]
+        output.print_json({"databases": rows})
+        return
+    for session, explanation in explained:
+        if as_json:
+            output.print_json(explanation.to_dict())
+            return
+        if explanation.status is not None and session.name:
+            output.print_parts(output.safe_text(f"database {session.name}", "bold"))
         _print(explanation)
-    if explanation.status is None:
-        raise typer.Exit(EXIT_NOT_FOUND)
 
 
 def _script(subject: str, name: str | None, configured: list[str]) -> Script[Explanation]:

@@ -12,7 +12,9 @@ import typer
 from horsies.cli import output
 from horsies.cli.options import (
     DatabaseUrlOption,
+    DatabaseUrlsOption,
     LocatorArgument,
+    LocatorsArgument,
     ModuleOption,
     refuse_missing_extra,
 )
@@ -22,6 +24,8 @@ from horsies.cli.session import (
     Session,
     exit_with,
     open_session,
+    open_sessions,
+    read_each,
     unwrap_or_exit,
 )
 from horsies.db.statements.monitor import WorkerSummary
@@ -29,12 +33,12 @@ from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.monitor.defaults import PING_TIMEOUT_SECONDS
 from horsies.monitor.documents import worker_document
 from horsies.monitor.health import WorkerPong, ping_workers
-from horsies.monitor.metrics import ClusterGauges, Sample
+from horsies.monitor.metrics import UP, ClusterGauges, Sample, exposition_of
 from horsies.monitor.overview import WorkerHealth, health_of, read_workers
 from horsies.result import Ok
-from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
+from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 from horsies.worker.config import DEFAULT_HOST
-from horsies.worker.probe import AddressError, Answer, Routes, scraped, serving
+from horsies.worker.probe import AddressError, Answer, Routes, serving
 
 DEFAULT_PORT = 9464
 
@@ -102,9 +106,9 @@ def _document(worker: WorkerSummary, pong: WorkerPong | None) -> dict[str, Any]:
 
 
 def metrics(
-    locator: LocatorArgument = None,
+    locators: LocatorsArgument = None,
     module: ModuleOption = None,
-    database_url: DatabaseUrlOption = None,
+    database_urls: DatabaseUrlsOption = None,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address.")] = DEFAULT_HOST,
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="The port; 0: any free port.")
@@ -113,16 +117,18 @@ def metrics(
     """Serve the gauges of the whole cluster for Prometheus, until a signal stops it.
 
     The same text is at /metrics of the dashboard. Any number of scrapers share one collection every
-    five seconds. A worker's own counters are on its --metrics-port.
+    five seconds. A worker's own counters are on its --metrics-port. Gauges of several databases have the
+    label `database`.
 
     Example:
         horsies metrics --port 9400
     """
     refuse_missing_extra("horsies metrics")
-    with open_session("metrics", module or locator, database_url) as session:
+    named = [module] if module else locators
+    with open_sessions("metrics", named, database_urls) as sessions:
         attach_handler(LogLevel.INFO, LogFormat.TEXT)
         try:
-            with serving(host, port, _routes(session)):
+            with serving(host, port, _routes(sessions)):
                 _wait_for_signal()
         except AddressError as error:
             exit_with(str(error), EXIT_FAILED)
@@ -135,24 +141,39 @@ def _wait_for_signal() -> None:
     stopped.wait()
 
 
-def _routes(session: Session) -> Routes:
-    broker = session.broker
-    gauges = ClusterGauges(broker.config.schema_name, session.queue_caps or {})
-    collecting = threading.Lock()
+def _routes(sessions: Sequence[Session]) -> Routes:
+    collectors = {session.name: _Collector(session) for session in sessions}
 
-    def collect() -> Sequence[Sample]:
-        with collecting:
-            if (fresh := gauges.fresh()) is not None:
-                return fresh
-            done = broker.perform(BrokerErrorCode.MONITORING_QUERY_FAILED, gauges.script())
-            return done.ok_value if isinstance(done, Ok) else gauges.note_failure()
+    def collect() -> dict[str, Sequence[Sample]]:
+        found = read_each(sessions, lambda session: collectors[session.name].collect())
+        return {session.name: done.ok_value for session, done in found if isinstance(done, Ok)}
 
     def readyz(_: str) -> Answer:
-        is_up = Sample("horsies_up", (), 1.0) in collect()
-        return Answer.line("ready" if is_up else "the database cannot be read", ok=is_up)
+        down = [name for name, samples in collect().items() if UP not in samples]
+        text = f"the database {', '.join(down)} cannot be read".replace("  ", " ")
+        return Answer.line(text if down else "ready", ok=len(down) < len(sessions))
 
     return {
-        "/metrics": lambda accept: scraped(collect(), accept),
+        "/metrics": lambda accept: Answer(200, *exposition_of(collect(), accept)),
         "/livez": lambda _: Answer.line("alive", ok=True),
         "/readyz": readyz,
     }
+
+
+class _Collector:
+    """The gauges of one database, read by one scraper at a time."""
+
+    def __init__(self, session: Session) -> None:
+        self._broker = session.broker
+        self._gauges = ClusterGauges(session.broker.config.schema_name, session.queue_caps or {})
+        self._collecting = threading.Lock()
+
+    def collect(self) -> BrokerResult[Sequence[Sample]]:
+        """Return recent gauges; while the database cannot be read, that it is down."""
+        with self._collecting:
+            if (fresh := self._gauges.fresh()) is not None:
+                return Ok(fresh)
+            done = self._broker.perform(
+                BrokerErrorCode.MONITORING_QUERY_FAILED, self._gauges.script()
+            )
+            return done if isinstance(done, Ok) else Ok(self._gauges.note_failure())

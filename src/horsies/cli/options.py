@@ -36,6 +36,16 @@ LocatorArgument = Annotated[
         show_default=False,
     ),
 ]
+# For commands that serve or show several databases.
+LocatorsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="LOCATOR",
+        help="package.module:app or path/to/file.py:app; :app may be left out if the module has exactly one "
+        "application; several for several databases, each optionally named, as in NAME=LOCATOR.",
+        show_default=False,
+    ),
+]
 ModuleOption = Annotated[
     str | None,
     typer.Option(
@@ -64,6 +74,27 @@ DatabaseUrlOption = Annotated[
         metavar="URL",
         help="The database, instead of an application; default: HORSIES_DATABASE_URL or "
         "DATABASE_URL.",
+        show_default=False,
+    ),
+]
+DatabaseUrlsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--database-url",
+        metavar="URL",
+        help="The database, instead of an application; default: HORSIES_DATABASE_URL or "
+        "DATABASE_URL; repeat it for several databases, as in NAME=URL.",
+        show_default=False,
+    ),
+]
+ApplicationsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--module",
+        "-m",
+        metavar="LOCATOR",
+        help="The application: package.module:app or path/to/file.py:app; :app may be left out if the "
+        "module has exactly one application; repeat it for several databases, as in NAME=LOCATOR.",
         show_default=False,
     ),
 ]

@@ -34,6 +34,8 @@ class _Conversion:
         kind = param.type_descriptor.annotation
         if is_single and (value is None or (kind in _PLAIN and type(value) is kind)):
             return value
+        if not is_single and kind == list[str]:
+            return list(value or ())
         try:
             return self._build().coerce(value, param=param, ctx=ctx)
         except typer.BadParameter as error:

@@ -6,9 +6,11 @@ Operator commands need a database, not an application, and never create or chang
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
@@ -20,11 +22,12 @@ from horsies.cli.options import EXIT_NOT_FOUND as EXIT_NOT_FOUND
 from horsies.cli.options import exit_with as exit_with
 from horsies.cli.options import named_database, open_app, refuse_both
 from horsies.config.defaults import default_config
+from horsies.database_url import database_name
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import Deferred, failure_at
 from horsies.monitor.defaults import LIMIT_MAX
-from horsies.result import Ok
+from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult, PostgresBroker
 from horsies.tasks.recording import acting_as, process_user
 
@@ -43,15 +46,21 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 ReasonOption = Annotated[
     str | None, typer.Option(help="Why; recorded with your name, see `horsies history`.")
 ]
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+_NAMED = re.compile(rf"({_NAME.pattern})=(.*)", re.DOTALL)
 LimitOption = Annotated[int, typer.Option(min=1, max=LIMIT_MAX, help="Show at most this many.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """An open database, and the application if one was named."""
+    """An open database, and the application if one was named.
+
+    ``name`` tells several databases apart; it is empty when a command has only one.
+    """
 
     broker: PostgresBroker
     app: Horsies | None
+    name: str = ""
 
     @property
     def queue_caps(self) -> Mapping[str, int | None] | None:
@@ -69,20 +78,110 @@ class Session:
 @contextmanager
 def open_session(command: str, locator: str | None, database_url: str | None) -> Iterator[Session]:
     """Open the database that a command was given, directly or through an application."""
+    locators = [locator] if locator else []
+    urls = [] if database_url is None else [database_url]
+    with open_sessions(command, locators, urls) as (session,):
+        yield session
+
+
+@contextmanager
+def open_sessions(
+    command: str, locators: Sequence[str] | None, database_urls: Sequence[str] | None
+) -> Iterator[list[Session]]:
+    """Open every database that a command was given; that of the environment if it was given none."""
     attach_handler(LogLevel.WARNING, LogFormat.TEXT)
-    refuse_both("LOCATOR", locator, "--database-url", database_url)
-    app = open_app(command, locator) if locator else None
-    if app is not None:
-        config = app.config.broker
-    else:
-        quick = cast("PostgresConfig | None", default_config(database_url))
-        config = quick or named_database(database_url)
-    broker = PostgresBroker(config, role="operator", migrates=False)
-    try:
-        with acting_as(process_user(), "cli"):
-            yield Session(broker, app)
-    finally:
-        broker.close()
+    refuse_both("LOCATOR", locators, "--database-url", database_urls)
+    with ExitStack() as stack:
+        sessions: list[Session] = []
+        for target in named_targets(command, locators or (), database_urls or ()):
+            broker = PostgresBroker(target.config, role="operator", migrates=False)
+            stack.callback(broker.close)
+            sessions.append(Session(broker, target.app, target.name))
+        stack.enter_context(acting_as(process_user(), "cli"))
+        yield sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A database that a command was given: its name among several, and its application if one was given."""
+
+    name: str
+    config: PostgresConfig
+    app: Horsies | None
+
+
+def named_targets(
+    command: str,
+    locators: Sequence[str],
+    database_urls: Sequence[str],
+    configured: Callable[[str | None], PostgresConfig] | None = None,
+) -> list[Target]:
+    """Load the applications, and name the databases if there are several.
+
+    The name stands before the locator or the URL, as in ``east=shop.orders:app``; by default it is the
+    name of the database on its server. ``configured`` returns the configuration of a URL, None that of
+    the environment.
+    """
+    configured = configured or _quick_database
+    found = [_target_of(open_app(command, rest), name) for name, rest in map(split_name, locators)]
+    for name, url in map(split_name, database_urls):
+        config = configured(url)
+        found.append(Target(name or database_name(config.database_url), config, None))
+    if len(found) <= 1:
+        return [replace(one, name="") for one in found] or [Target("", configured(None), None)]
+    for target in found:
+        _refuse_name(target, [one.name for one in found])
+    return found
+
+
+def _target_of(app: Horsies, name: str) -> Target:
+    config = app.config.broker
+    return Target(name or database_name(config.database_url), config, app)
+
+
+def _quick_database(url: str | None) -> PostgresConfig:
+    return cast("PostgresConfig | None", default_config(url)) or named_database(url)
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """Split NAME=LOCATOR or NAME=URL; the name is empty if none is given."""
+    match = _NAMED.fullmatch(text)
+    return (match[1], match[2]) if match else ("", text)
+
+
+def _refuse_name(target: Target, names: Sequence[str]) -> None:
+    help_text = "put a name before each, as in east=shop.east:app west=shop.west:app"
+    if not _NAME.fullmatch(target.name):
+        message = f"The database {target.name!r} needs a name of letters, digits, '.', '_' and '-'."
+        raise failure_at(None, message, help_text=help_text)
+    if names.count(target.name) > 1:
+        message = f"Two of the databases are named {target.name!r}."
+        raise failure_at(None, message, help_text=help_text)
+
+
+def read_each(
+    sessions: Sequence[Session], read: Callable[[Session], BrokerResult[T]]
+) -> list[tuple[Session, BrokerResult[T]]]:
+    """Read all databases at the same time, so that one that does not answer delays no other."""
+    if len(sessions) == 1:
+        return [(sessions[0], read(sessions[0]))]
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        return list(zip(sessions, pool.map(read, sessions), strict=True))
+
+
+def require_one(found: Sequence[tuple[Session, BrokerResult[T]]]) -> None:
+    """End a command whose only database cannot be read."""
+    if len(found) == 1:
+        unwrap_or_exit(found[0][1])
+
+
+def report_unread(found: Sequence[tuple[Session, BrokerResult[T]]]) -> list[tuple[Session, T]]:
+    """Name each database that cannot be read in one sentence; return the values of the others."""
+    for session, done in found:
+        if isinstance(done, Err):
+            place = f"database {session.name}: " if session.name else ""
+            typer.echo(f"error: {place}{done.err_value.message}", err=True)
+    return [(session, done.ok_value) for session, done in found if isinstance(done, Ok)]
 
 
 def unwrap_or_exit(done: BrokerResult[T]) -> T:

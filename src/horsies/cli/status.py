@@ -6,13 +6,20 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from horsies.cli import output
-from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
-from horsies.cli.session import JsonOption, Session, open_session, unwrap_or_exit
+from horsies.cli.options import EXIT_FAILED, DatabaseUrlsOption, LocatorsArgument, ModuleOption
+from horsies.cli.session import (
+    JsonOption,
+    Session,
+    open_sessions,
+    read_each,
+    report_unread,
+    require_one,
+)
 from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.modules import Deferred
@@ -36,13 +43,15 @@ else:
 _QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
 # Workers of one set of queues that `status` names.
 _NAMES_SHOWN = 5
+Found: TypeAlias = Sequence[tuple[Session, BrokerResult[Overview]]]
+
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def status(
-    locator: LocatorArgument = None,
+    locators: LocatorsArgument = None,
     module: ModuleOption = None,
-    database_url: DatabaseUrlOption = None,
+    database_urls: DatabaseUrlsOption = None,
     as_json: JsonOption = False,
     watch: Annotated[
         bool, typer.Option("--watch", help="Show the status again and again, until Ctrl-C.")
@@ -59,50 +68,70 @@ def status(
     Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that will be
     retried. The next change of a BLOCKED task or run is refused by the database; workers try it again.
 
-    With --watch, a terminal is redrawn; other output gets one report after the other.
+    With --watch, a terminal is redrawn; other output gets one report after the other. Of several databases
+    each has its own report; those that cannot be read are named on standard error.
 
-    Exit codes: 0 done, 1 failure.
+    Exit codes: 0 done, 1 failure, even of only one database.
 
     Example:
         horsies status
         horsies status --watch
+        horsies status shop.orders:app shop.media:app
     """
-    with open_session("status", module or locator, database_url) as session:
-        if not watch:
-            _print_status(session, _read_status(session), as_json)
-            return
-        with suppress(KeyboardInterrupt):
-            _watch_status(session, as_json, every)
+    named = [module] if module else locators
+    with open_sessions("status", named, database_urls) as sessions:
+        found = read_each(sessions, _read)
+        require_one(found)
+        if watch:
+            with suppress(KeyboardInterrupt):
+                _watch_status(sessions, found, as_json, every)
+        elif not _print_all(found, as_json):
+            raise typer.Exit(EXIT_FAILED)
 
 
-def _read_status(session: Session) -> Overview:
-    return unwrap_or_exit(read_overview(session.broker, session.queue_caps))
+def _read(session: Session) -> BrokerResult[Overview]:
+    return read_overview(session.broker, session.queue_caps)
 
 
-def _watch_status(session: Session, as_json: bool, every: float) -> None:
+def _watch_status(sessions: Sequence[Session], found: Found, as_json: bool, every: float) -> None:
     """Print the status until an interrupt. A database that goes away later is waited for."""
-    found: BrokerResult[Overview] = Ok(_read_status(session))
     while True:
-        if isinstance(found, Err):
-            typer.echo(f"error: {found.err_value.message}", err=True)
-        else:
-            if sys.stdout.isatty():
-                sys.stdout.write(CLEAR_SCREEN)
-            _print_status(session, found.ok_value, as_json)
-            sys.stdout.flush()
+        if sys.stdout.isatty() and any(isinstance(done, Ok) for _, done in found):
+            sys.stdout.write(CLEAR_SCREEN)
+        _print_all(found, as_json)
+        sys.stdout.flush()
         time.sleep(every)
-        found = read_overview(session.broker, session.queue_caps)
+        found = read_each(sessions, _read)
+
+
+def _print_all(found: Found, as_json: bool) -> bool:
+    """Print the databases that could be read, and name the others; return whether there are none of these."""
+    read = report_unread(found)
+    if as_json and len(found) > 1:
+        output.print_json({"databases": [_document(session, done) for session, done in found]})
+        return len(read) == len(found)
+    for session, overview in read:
+        if session.name:
+            output.print_parts(output.safe_text(f"database {session.name}", "bold"))
+        _print_status(session, overview, as_json)
+    return len(read) == len(found)
+
+
+def _document(session: Session, done: BrokerResult[Overview]) -> dict[str, Any]:
+    if isinstance(done, Err):
+        return {"database": session.name, "error": done.err_value.message}
+    return {"database": session.name, **documents.overview_document(done.ok_value)}
 
 
 def _print_status(session: Session, found: Overview, as_json: bool) -> None:
     if as_json:
         output.print_json(documents.overview_document(found))
-    else:
-        print_queues(found.queues)
-        summary = _worker_summary(found.workers, session.cluster_wide_cap)
-        lines = [summary, *_serving_lines(found.workers)]
-        output.print_parts(output.safe_text("\n".join(lines)))
-        _print_blocked(found.blocked, found.blocked_count)
+        return
+    print_queues(found.queues)
+    summary = _worker_summary(found.workers, session.cluster_wide_cap)
+    lines = [summary, *_serving_lines(found.workers)]
+    output.print_parts(output.safe_text("\n".join(lines)))
+    _print_blocked(found.blocked, found.blocked_count)
 
 
 def _print_blocked(blocked: Sequence[BlockedRow], count: int) -> None:

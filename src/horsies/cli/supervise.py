@@ -1,7 +1,8 @@
-"""Run commands of horsies as processes that restart when the project's code changes.
+"""Run commands of horsies as processes: ``Supervisor`` restarts them when the project's code changes,
+``Group`` serves several applications with one worker each.
 
-`horsies worker --reload` and `horsies dev` use it. A change is tried with `horsies check` first: code that
-cannot be imported leaves the running processes alone, and the next change tries again.
+`horsies worker --reload` and `horsies dev` use the first. A change is tried with `horsies check` first: code
+that cannot be imported leaves the running processes alone, and the next change tries again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,6 +29,9 @@ logger = logging.getLogger("horsies.dev")
 _POLL_SECONDS = 0.1
 # How long processes have to end after an immediate stop before they are killed.
 _KILL_SECONDS = 5.0
+# The pauses before a failed worker of a group is started again: doubled from the first to the longest. A
+# worker that ran longer than the longest begins with the first.
+_PAUSE_SECONDS = (1.0, 60.0)
 
 # A part shuts down cleanly if the supervisor dies.
 PART_ENTRY = (
@@ -108,7 +112,7 @@ class Supervisor:
     def run(self) -> int:
         """Run the parts until a stop signal; return their ``first_failure``."""
         changes = self._changes()
-        with self._stop_signals():
+        with counted_stops(self._stops):
             next(changes, None)  # a change during the start counts
             try:
                 self._start()
@@ -136,7 +140,7 @@ class Supervisor:
 
     def _try_change(self, changed: Sequence[str]) -> None:
         names = ", ".join(sorted({os.path.relpath(path) for path in changed})[:3])
-        is_usable = self._check()
+        is_usable = is_importable(self._locator, self.is_set)
         if self._stops:
             return
         if not is_usable:
@@ -146,17 +150,6 @@ class Supervisor:
         self._stop()
         if not self._stops:
             self._start()
-
-    def _check(self) -> bool:
-        """Whether the code can be imported. A stop ends the check: an import may take forever."""
-        command = [sys.executable, "-c", PART_ENTRY.format(os.getpid()), "check", self._locator]
-        null = subprocess.DEVNULL
-        with subprocess.Popen(command, stdin=null, stdout=null) as check:  # noqa: S603
-            while check.poll() is None:
-                if self._stops:
-                    check.kill()
-                time.sleep(_POLL_SECONDS / 2)
-        return check.returncode == 0
 
     def _start(self) -> None:
         for part in self._parts:
@@ -207,22 +200,123 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
             yield ()
 
-    @contextmanager
-    def _stop_signals(self) -> Iterator[None]:
-        """Count stop signals from here to the end of the process.
 
-        SIGHUP counts once: a closed terminal may send it twice. ``nohup`` ignores it, and so does this then.
-        """
+def is_importable(locator: str, should_stop: Callable[[], bool]) -> bool:
+    """Whether the code can be imported. A stop ends the check: an import may take forever."""
+    command = [sys.executable, "-c", PART_ENTRY.format(os.getpid()), "check", locator]
+    null = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=null, stdout=null) as check:  # noqa: S603
+        while check.poll() is None:
+            if should_stop():
+                check.kill()
+            time.sleep(_POLL_SECONDS / 2)
+    return check.returncode == 0
 
-        def stop(number: int, _frame: FrameType | None) -> None:
-            self._stops.append(number)
-            if number == signal.SIGHUP:
-                signal.signal(number, signal.SIG_IGN)
 
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, stop)
-        yield
+@contextmanager
+def counted_stops(stops: list[int]) -> Iterator[None]:
+    """Add stop signals to the list, from here to the end of the process.
+
+    SIGHUP counts once: a closed terminal may send it twice. ``nohup`` ignores it, and so does this then.
+    """
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        stops.append(number)
+        if number == signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, stop)
+    yield
+
+
+class Group:
+    """Runs one worker per application until a stop signal or the end of all.
+
+    The workers are independent: one that fails is started again after a pause, while the others work on.
+    Every stop signal goes to all of them at once, so the second interrupts tasks as in a single worker.
+    """
+
+    def __init__(self, parts: Sequence[Part], *, restarts: bool = True) -> None:
+        self._members = [_Member(part) for part in parts]
+        self._restarts = restarts
+        self._stops: list[int] = []
+
+    def run(self) -> int:
+        """Start the workers once all applications can be imported; return the worst exit code."""
+        with counted_stops(self._stops):
+            for member in self._members:
+                if not is_importable(member.part.name, lambda: bool(self._stops)):
+                    return 0 if self._stops else 1
+            passed_on = 0
+            while self._keep_up():
+                for number in self._stops[passed_on:]:
+                    passed_on += 1
+                    for member in self._members:
+                        member.part.send(number)
+                time.sleep(_POLL_SECONDS)
+        return worst(member.part.exit_code for member in self._members)
+
+    def _keep_up(self) -> bool:
+        """Start the workers that are due; return whether one runs or will run again."""
+        if self._stops:
+            return any(member.is_running for member in self._members)
+        now = time.monotonic()
+        wanted = [member.keep_up(now, restarts=self._restarts) for member in self._members]
+        return any(wanted)
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    """One worker of a group, and when to start it again."""
+
+    part: Part
+    pause: float = 0.0
+    started_at: float = 0.0
+    starts_at: float | None = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self.part.process is not None and self.part.exit_code is None
+
+    def keep_up(self, now: float, *, restarts: bool) -> bool:
+        """Start the worker when it is due, also again after a failure; False once it has ended for good."""
+        if self.is_running:
+            return True
+        if self.starts_at is None:
+            code = self.part.exit_code or 0
+            if not restarts or worst([code]) != 1:
+                return False
+            self._plan_restart(now, os_process.describe_exit(code))
+        if self.starts_at is not None and now >= self.starts_at:
+            self.started_at, self.starts_at = now, None
+            self.part.start()
+        return True
+
+    def _plan_restart(self, now: float, reason: str) -> None:
+        self.pause = next_pause(self.pause, now - self.started_at)
+        self.starts_at = now + self.pause
+        logger.error(
+            "the worker of %s ended (%s); it is started again in %g s",
+            *(self.part.name, reason, self.pause),
+        )
+
+
+def next_pause(last: float, ran_seconds: float) -> float:
+    """Return the pause before a worker that ran this long is started again.
+
+    >>> [next_pause(0, 3), next_pause(1, 3), next_pause(60, 3), next_pause(60, 3600)]
+    [1.0, 2.0, 60.0, 1.0]
+    """
+    shortest, longest = _PAUSE_SECONDS
+    return min(2.0 * last, longest) if last and ran_seconds < longest else shortest
+
+
+def worst(exit_codes: Iterable[int | None]) -> int:
+    """Return the exit code of a group: 1 if a worker failed, else 3 if tasks were interrupted, else 0."""
+    codes = {code for code in exit_codes if code and code != -signal.SIGTERM}
+    return 0 if not codes else 3 if codes == {3} else 1
 
 
 def can_watch() -> bool:

@@ -6,26 +6,27 @@ import ipaddress
 import os
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from horsies.cli.options import (
-    DatabaseUrlOption,
-    LocatorArgument,
+    DatabaseUrlsOption,
+    LocatorsArgument,
     LogFormatOption,
     LogLevelOption,
     ModuleOption,
     exit_with,
     named_database,
-    open_app,
     refuse_both,
 )
+from horsies.cli.session import Target, named_targets
 from horsies.database_url import is_embedded
 from horsies.logs import LogFormat, LogLevel, attach_handler
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from horsies.web.access import Networks, Policy, Signer
+    from horsies.web.rendering import Settings
 
 PORT = 8600
 # The packages of the extra `web`.
@@ -117,9 +119,9 @@ PayloadOption = Annotated[
 
 
 def web(  # noqa: PLR0913, PLR0917
-    locator: LocatorArgument = None,
+    locators: LocatorsArgument = None,
     module: ModuleOption = None,
-    database_url: DatabaseUrlOption = None,
+    database_urls: DatabaseUrlsOption = None,
     session_database_url: SessionUrlOption = None,
     pgbouncer_transaction_mode: PoolerOption = False,
     host: HostOption = "127.0.0.1",
@@ -139,6 +141,7 @@ def web(  # noqa: PLR0913, PLR0917
     """Serve the dashboard at http://127.0.0.1:8600.
 
     It changes nothing and hides arguments and results unless --enable-actions and --payload are given.
+    Several applications or URLs have one address: / lists the databases, /db/NAME/ shows one.
     SIGTERM or Ctrl-C ends it. Exit codes: 0 clean shutdown, 1 error.
 
     Example:
@@ -146,23 +149,23 @@ def web(  # noqa: PLR0913, PLR0917
         horsies web shop.background:app --enable-actions
     """
     attach_handler(loglevel, log_format)
-    named = module or locator
-    pooled = {
+    named, urls = [module] if module else locators or [], database_urls or []
+    refuse_both("LOCATOR", named, "--database-url", urls)
+    pooled: dict[str, Any] = {
         "session_database_url": session_database_url,
         "pgbouncer_transaction_mode": pgbouncer_transaction_mode,
     }
-    for name, value in {"database_url": database_url, **pooled}.items():
-        refuse_both("LOCATOR", named, f"--{name.replace('_', '-')}", value or None)
+    _refuse_pooler(named, urls, pooled)
     _refuse_open_address(host, auth)
     _require_extra()
     from horsies.web.access import LOOPBACK_NAMES, Signer
-    from horsies.web.app import SECRET_VARIABLE, build
+    from horsies.web.app import SECRET_VARIABLE
     from horsies.web.rendering import Settings
 
     signer = Signer(os.environ.get(SECRET_VARIABLE))
     proxies = _networks(trusted_proxy or ())
     policy = _policy(auth, signer, token_file, users_file, trusted_header, proxies)
-    app = open_app("web", named) if named else None
+    targets = named_targets("web", named, urls, partial(named_database, **pooled))
     settings = Settings(
         actions=enable_actions,
         payload=payload,
@@ -171,10 +174,30 @@ def web(  # noqa: PLR0913, PLR0917
         is_standalone=True,
         authentication=auth.value,
     )
-    database = app.config.broker if app else named_database(database_url, **pooled)
-    if is_embedded(database.database_url) and not _is_loopback(host):
+    if any(is_embedded(one.config.database_url) for one in targets) and not _is_loopback(host):
         exit_with(f"An embedded:// database serves this machine alone, not --host {host}.", 1)
-    _serve(build(database, app, settings, policy, signer), host, port, root_path)
+    _serve(_dashboard(targets, settings, policy, signer), host, port, root_path)
+
+
+def _refuse_pooler(named: Sequence[str], urls: Sequence[str], pooled: dict[str, Any]) -> None:
+    """Refuse the flags of a pooler beside an application, which has them, and beside several URLs."""
+    for name, value in pooled.items():
+        flag = f"--{name.replace('_', '-')}"
+        refuse_both("LOCATOR", named, flag, value)
+        refuse_both("A second --database-url", urls[1:], flag, value)
+
+
+def _dashboard(
+    targets: Sequence[Target], settings: Settings, policy: Policy, signer: Signer
+) -> ASGIApp:
+    """Return the dashboard of one database, or those of several with a list of them."""
+    from horsies.web.app import build
+    from horsies.web.databases import Served, build_all
+
+    if len(targets) == 1:
+        return build(targets[0].config, targets[0].app, settings, policy, signer)
+    served = [Served(one.name, one.config, one.app) for one in targets]
+    return build_all(served, settings, policy, signer)
 
 
 def _require_extra() -> None:

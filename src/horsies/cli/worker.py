@@ -12,7 +12,7 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Annotated
@@ -23,7 +23,7 @@ import typer
 from horsies._version import __version__
 from horsies.app import Horsies
 from horsies.cli.options import (
-    LocatorArgument,
+    LocatorsArgument,
     LogFormatOption,
     LogLevelOption,
     ModuleOption,
@@ -32,7 +32,8 @@ from horsies.cli.options import (
     refuse_broken_app,
     refuse_missing_extra,
 )
-from horsies.cli.supervise import Part, Supervisor, watched_folders
+from horsies.cli.session import split_name
+from horsies.cli.supervise import Group, Part, Supervisor, watched_folders
 from horsies.database_url import mask_url
 from horsies.db.database import Database
 from horsies.db.errors import describe
@@ -159,7 +160,8 @@ MetricsPortOption = Annotated[
         min=0,
         max=65_535,
         metavar="PORT",
-        help="Serve /metrics, /livez and /readyz on this port; 0: any free port.",
+        help="Serve /metrics, /livez and /readyz there; 0: any free port; each worker of several "
+        "applications has the next one.",
     ),
 ]
 MetricsHostOption = Annotated[
@@ -175,9 +177,7 @@ BurstOption = Annotated[
         help="Run all tasks that are due, then stop; not related to burst=True of a task.",
     ),
 ]
-ReloadOption = Annotated[
-    bool, typer.Option("--reload", help="Restart when a Python file of the project changes.")
-]
+ReloadOption = Annotated[bool, typer.Option("--reload", help="Restart when a Python file changes.")]
 DebugOption = Annotated[
     bool,
     typer.Option(
@@ -188,7 +188,7 @@ DebugOption = Annotated[
 
 
 def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
-    locator: LocatorArgument = None,
+    locators: LocatorsArgument = None,
     module: ModuleOption = None,
     processes: ProcessesOption = None,
     async_children: AsyncChildrenOption = 0,
@@ -213,22 +213,22 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     reload: ReloadOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Run a worker: claim tasks, run each in a child process, store its result.
-    SIGTERM or Ctrl-C lets running tasks finish; a second signal interrupts them, a third exits at once.
-    Exit codes: 0 clean shutdown, 1 error, 3 running tasks were interrupted.
+    """Run a worker: claim tasks, run each in a child process, store its result. SIGTERM or Ctrl-C lets
+    running tasks finish; a second signal interrupts them, a third exits at once. Each of several applications
+    has its own worker. Exit codes: 0 clean shutdown, 1 error, 3 running tasks were interrupted.
 
     Example:
         horsies worker shop.background:app --queues mail,reports --processes 4
     """
-    _start_logs(loglevel, log_format, quiet_tasks, supervises=reload)
-    named = module or locator
+    given = [module] if module else locators or []
+    _start_logs(loglevel, log_format, quiet_tasks, supervises=reload or len(given) > 1)
     _refuse_all("--burst", burst, {"--with-scheduler": with_scheduler, "--reload": reload})
     _refuse_all("--debug", debug, {"--processes": processes, "--async-children": async_children})
-    _reload(named if reload else None, debug=debug)
+    named = _alone(given, metrics_port, burst, (queues, exclude_queues, reload, debug))
     app = open_app("worker", named)
     config = WorkerConfig(
         app_locator=named or "",
-        processes=(1 if debug else usable_cpus()) if processes is None else processes,
+        processes=processes if processes is not None else 1 if debug else usable_cpus(),
         queues=served_queues(app, queues, exclude_queues),
         max_claim_batch=max_claim_batch,
         max_claim_per_worker=max_claim_per_worker,
@@ -291,13 +291,49 @@ def _check(app: Horsies, config: WorkerConfig) -> None:
     logger.info("%d task(s) registered", len(app.list_tasks()))
 
 
-def _reload(locator: str | None, *, debug: bool) -> None:
+def _alone(
+    given: Sequence[str],
+    metrics_port: int | None,
+    burst: bool,
+    of_one: tuple[object, object, bool, bool],
+) -> str | None:
+    """Return the application if this process serves it; else supervise others that do, then exit.
+
+    ``of_one`` are the values of --queues, --exclude-queues, --reload and --debug.
+    """
+    if len(given) > 1:
+        names = ("--queues", "--exclude-queues", "--reload", "--debug")
+        _refuse_all("Several applications", True, dict(zip(names, of_one, strict=True)))
+        _serve_several(given, metrics_port, restarts=not burst)
+    named = split_name(given[0])[1] if given else None
+    *_, reload, debug = of_one
+    if reload and named is not None:
+        _reload(named, debug=debug)
+    return named
+
+
+def _reload(locator: str, *, debug: bool) -> None:
     """Run this command without --reload in another process, again after every change; then exit."""
-    if locator is None:
-        return
     arguments = [one for one in sys.argv[1:] if one != "--reload"]
     parts = [Part("worker", arguments, debug, event_descriptors())]
     raise typer.Exit(Supervisor(parts, locator, watched_folders(locator)).run())
+
+
+def _serve_several(locators: Sequence[str], metrics_port: int | None, *, restarts: bool) -> None:
+    """Run this command for every application in its own process, then exit.
+
+    Each worker serves its metrics on its own port, counted up from the first.
+    """
+    os.environ[OPTIONAL_SCHEDULER_VARIABLE] = "1"  # not every application has schedules
+    flags = sys.argv[2:]
+    for locator in locators:
+        flags.remove(locator)
+    parts = []
+    for number, locator in enumerate(locators):
+        port = [f"--metrics-port={metrics_port + number}"] if metrics_port else []
+        words = ["worker", split_name(locator)[1], *flags, *port]
+        parts.append(Part(words[1], words, False, event_descriptors()))
+    raise typer.Exit(Group(parts, restarts=restarts).run())
 
 
 def _for_debugger(config: WorkerConfig) -> WorkerConfig:

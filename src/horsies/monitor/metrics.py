@@ -245,12 +245,19 @@ def require_prometheus() -> None:
 
 def exposition(values: Iterable[Value], accept: str = "") -> tuple[bytes, str]:
     """Return the text for a scraper, and its content type."""
+    return exposition_of({"": values}, accept)
+
+
+def exposition_of(
+    by_database: Mapping[str, Iterable[Value]], accept: str = ""
+) -> tuple[bytes, str]:
+    """``exposition`` of several databases, told apart by the label ``database``; "" gets no label."""
     require_prometheus()
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder
 
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(list(values)))
+    registry.register(_Collected(by_database))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
@@ -258,15 +265,25 @@ def exposition(values: Iterable[Value], accept: str = "") -> tuple[bytes, str]:
 class _Collected:
     """A collector of values that are already there."""
 
-    def __init__(self, values: Sequence[Value]) -> None:
-        self._values = values
+    def __init__(self, by_database: Mapping[str, Iterable[Value]]) -> None:
+        self._by_database = by_database
 
     def collect(self) -> Iterator[Family]:
         by_name: dict[str, list[Value]] = {}
-        for value in self._values:
-            by_name.setdefault(value.name, []).append(value)
+        for database, values in self._by_database.items():
+            for value in values:
+                labelled = _of_database(value, database) if database else value
+                by_name.setdefault(value.name, []).append(labelled)
+        is_labelled = any(self._by_database)
         for name, values in by_name.items():
-            yield _family(_BY_NAME[name], values)
+            metric = _BY_NAME[name]
+            if is_labelled:
+                metric = metric._replace(labels=("database", *metric.labels))
+            yield _family(metric, values)
+
+
+def _of_database(value: Value, database: str) -> Value:
+    return value._replace(labels=(database, *value.labels))
 
 
 def _family(metric: Metric, values: Iterable[Value]) -> Family:
@@ -335,6 +352,9 @@ class ClusterGauges:
     def _keep(self, samples: Sequence[Sample]) -> Sequence[Sample]:
         self._samples, self._collected_at = samples, self.clock()
         return samples
+
+
+UP = Sample("horsies_up", (), 1.0)
 
 
 def _about(seconds: float, *, up: bool) -> Iterator[Sample]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from starlette.responses import PlainTextResponse, Response
 
-from horsies.monitor.metrics import ClusterGauges, MissingExtraError, Sample, exposition
+from horsies.monitor.metrics import ClusterGauges, MissingExtraError, Sample, exposition_of
 from horsies.tasks.broker import PostgresBroker
 from horsies.web.reading import Problem
 from horsies.web.rendering import Route, Site, View
@@ -28,22 +28,26 @@ _SHARED: WeakKeyDictionary[
 
 async def metrics(view: View) -> Response:
     """Return the gauges; while the database cannot be reached, ``horsies_up`` is 0."""
+    return await answer_scrape({"": view.site}, view.request.headers.get("accept", ""))
+
+
+async def answer_scrape(sites: Mapping[str, Site], accept: str) -> Response:
+    """Return the gauges of these databases, read at the same time."""
+    collected = await asyncio.gather(*map(_collect, sites.values()))
     try:
-        body, content_type = exposition(
-            await _collect(view), view.request.headers.get("accept", "")
-        )
+        body, content_type = exposition_of(dict(zip(sites, collected, strict=True)), accept)
     except MissingExtraError as error:
         return PlainTextResponse(f"{error}\n", 501)
     return Response(body, media_type=content_type)
 
 
-async def _collect(view: View) -> Sequence[Sample]:
-    gauges, collecting = _shared(view.site)
+async def _collect(site: Site) -> Sequence[Sample]:
+    gauges, collecting = _shared(site)
     async with collecting:
         if (fresh := gauges.fresh()) is not None:
             return fresh
         try:
-            return await view.read(gauges.script())
+            return await site.reader.read(gauges.script())
         except Problem:
             return gauges.note_failure()
 

@@ -110,7 +110,7 @@ async def overview(view: View) -> Page:
         "queues": _queue_rows(figures, rates),
         "charts": _charts(view, name, rates, {}),
         "ranges": RANGES,
-        **_figures(figures, rates),
+        **totals_of(figures, rates),
     }
     return Page("overview.html", "Overview", context)
 
@@ -186,7 +186,7 @@ async def _within_time(view: View, script: Script[T]) -> T | None:
         return None
 
 
-def _figures(figures: Figures, rates: Rates | None) -> dict[str, Any]:
+def totals_of(figures: Figures, rates: Rates | None) -> dict[str, Any]:
     """Return the totals of all queues, and of the workers that are alive."""
     queues = figures.overview.queues
     alive = [one for one in figures.overview.workers if health_of(one) is WorkerHealth.ALIVE]

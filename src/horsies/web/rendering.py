@@ -72,6 +72,9 @@ class Settings:
     is_standalone: bool = False
     # How the viewer is authenticated, for the help page.
     authentication: str = "policy of the application"
+    # The names of all databases that the process shows, and that of this one; empty on the list of all.
+    databases: tuple[str, ...] = ()
+    database: str = ""
 
 
 @dataclass
@@ -285,10 +288,21 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
         "path": view.path,
         "query": view.query,
         "here": view.url(here) + _query(view),
+        "databases": _databases(view),
         "live_url": view.url(f"/live{here}") + _query(view) if is_live else None,
         "notice": None,
         **page.context,
     }
+
+
+def _databases(view: View) -> list[tuple[str, str]]:
+    """Return the address of the list of all databases, and that of each; nothing for a single one."""
+    settings = view.site.settings
+    if not settings.databases:
+        return []
+    root = view.url("").removesuffix(f"/db/{settings.database}" if settings.database else "")
+    addresses = [(name, f"{root}/db/{name}/") for name in settings.databases]
+    return [("", f"{root}/"), *addresses]
 
 
 def _query(view: View) -> str:

@@ -1,0 +1,128 @@
+"""Several databases below one address: ``/`` lists them all, ``/db/NAME/`` is the dashboard of one.
+
+Each dashboard has its own connections and live updates, so a database that cannot be reached takes nothing
+from the others: the list shows the reason in its row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount
+from starlette.routing import Route as StarletteRoute
+from starlette.types import ASGIApp
+
+from horsies.app import Horsies
+from horsies.config.postgres import PostgresConfig
+from horsies.database_url import mask_url
+from horsies.monitor.diagnose.attention import figures_script
+from horsies.web.access import Policy, Signer
+from horsies.web.app import Dashboard, help_page
+from horsies.web.metrics import answer_scrape
+from horsies.web.pages import totals_of
+from horsies.web.reading import Problem, web_broker
+from horsies.web.rendering import Page, Route, Settings, Site, View, environment
+
+# How long the list waits for a database; one that takes longer fills its row in a later update.
+ANSWER_SECONDS = 1.0
+
+
+class Served(NamedTuple):
+    """A database that the dashboard shows, and its application if one was given."""
+
+    name: str
+    config: PostgresConfig
+    app: Horsies | None
+
+
+def build_all(
+    served: Sequence[Served], settings: Settings, policy: Policy, signer: Signer
+) -> ASGIApp:
+    """Join the dashboards of several databases and the list of them."""
+    settings = replace(settings, databases=tuple(one.name for one in served))
+    sites = {
+        one.name: Site(
+            web_broker(one.config),
+            one.app,
+            replace(settings, database=one.name),
+            signer,
+            environment(),
+        )
+        for one in served
+    }
+    listing = Listing(sites)
+    # The list has no database of its own, and never uses the broker of its site.
+    front = Site(next(iter(sites.values())).broker, None, settings, signer, environment())
+    routes = [
+        StarletteRoute("/readyz", listing.readyz),
+        *(StarletteRoute(f"/db/{name}", _with_slash) for name in sites),
+        *(Mount(f"/db/{name}", Dashboard(site, policy)) for name, site in sites.items()),
+        Mount("/", Dashboard(front, policy, listing.routes())),
+    ]
+    return Starlette(routes=routes)
+
+
+async def _with_slash(request: Request) -> Response:
+    return RedirectResponse(request.url.path + "/")
+
+
+class Listing:
+    """The pages about all databases."""
+
+    def __init__(self, sites: Mapping[str, Site]) -> None:
+        self._sites = sites
+        self._rows = {name: _Row(name, site) for name, site in sites.items()}
+
+    def routes(self) -> Sequence[Route]:
+        return (
+            Route("GET", "/", None, self.databases),
+            Route("GET", "/metrics", None, self.metrics),
+            Route("GET", "/help", None, help_page),
+        )
+
+    async def databases(self, view: View) -> Page:
+        """Show the figures of every database, and the reason beside one that cannot be read."""
+        rows = await asyncio.gather(*(row.current() for row in self._rows.values()))
+        return Page("databases.html", "Databases", {"rows": rows})
+
+    async def metrics(self, view: View) -> Response:
+        """Return the gauges of all databases, told apart by the label ``database``."""
+        return await answer_scrape(self._sites, view.request.headers.get("accept", ""))
+
+    async def readyz(self, request: Request) -> Response:
+        """Answer 200 if one of the databases can be read; name the others."""
+        rows = await asyncio.gather(*(row.current() for row in self._rows.values()))
+        down = [row["name"] for row in rows if row["problem"]]
+        text = f"cannot be read: {', '.join(down)}" if down else "ready"
+        return PlainTextResponse(f"{text}\n", 503 if len(down) == len(rows) else 200)
+
+
+class _Row:
+    """The last figures of one database, or why it could not be read; read by one task at a time."""
+
+    def __init__(self, name: str, site: Site) -> None:
+        self._name = name
+        self._site = site
+        self._reading: asyncio.Task[None] | None = None
+        self._problem: str | None = f"The database did not answer within {ANSWER_SECONDS:g} s."
+        self._totals: dict[str, Any] = {}
+
+    async def current(self) -> dict[str, Any]:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read())
+        await asyncio.wait({self._reading}, timeout=ANSWER_SECONDS)
+        return {"name": self._name, "problem": self._problem, **self._totals}
+
+    async def _read(self) -> None:
+        try:
+            figures = await self._site.reader.read(figures_script(self._site.queue_caps))
+        except Problem as problem:
+            self._problem, self._totals = mask_url(problem.sentence), {}
+        else:
+            self._problem, self._totals = None, totals_of(figures, None)
