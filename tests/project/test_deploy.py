@@ -18,6 +18,7 @@ import yaml
 
 from horsies.cli.main import command_line
 from tests.support.database import Database
+from tests.support.helm import Chart
 from tests.support.rows import add_task, ago
 from tests.support.workers import REPOSITORY
 
@@ -154,3 +155,100 @@ def test_the_scaler_counts_due_and_running_tasks(connection: Database) -> None:
     ):
         add_task(connection, **columns)
     assert connection.execute(query.encode()).fetchone() == (3,)
+
+
+CHART = Chart(DEPLOY / "helm" / "horsies")
+SCALED = {"queues": ["mail", "reports"], "autoscaling": {"enabled": True}}
+
+
+def by_name(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
+    return {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == kind}
+
+
+def pods_of(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one["spec"]["template"]["spec"] for one in objects if "template" in one["spec"]]
+
+
+def test_the_chart_runs_the_same_containers_as_the_manifests() -> None:
+    found = {pod["containers"][0]["args"][0]: pod for pod in pods_of(CHART.documents("shop"))}
+    for name, pod in pods().items():
+        (container,), (charted,) = pod["containers"], found[name]["containers"]
+        # The chart has its own Job for migrations, so no other process migrates.
+        env = [one for one in charted.pop("env") if one["name"] != "HORSIES_MIGRATE"]
+        assert charted.pop("imagePullPolicy") == "IfNotPresent"
+        assert sorted(env, key=str) == sorted(container.pop("env"), key=str)
+        assert charted.pop("args") == [str(one) for one in container.pop("args")]
+        container.setdefault("securityContext", charted["securityContext"])
+        assert charted == container
+
+
+def test_every_set_of_workers_of_the_chart_has_time_to_stop_and_a_budget() -> None:
+    objects = CHART.documents("shop", workers={"mail": {**SCALED, "shutdownGraceSeconds": 600}})
+    deployments, budgets = by_name(objects, "Deployment"), by_name(objects, "PodDisruptionBudget")
+    for name in ("shop-worker-default", "shop-worker-mail"):
+        spec = deployments[name]
+        pod = spec["template"]["spec"]
+        params = parsed(pod["containers"][0]["args"])
+        least = params["shutdown_grace"] + BEYOND_GRACE_SECONDS
+        assert pod["terminationGracePeriodSeconds"] >= least
+        assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+        assert budgets[name]["selector"] == spec["selector"]
+    assert "replicas" not in deployments["shop-worker-mail"]  # KEDA sets it
+    assert deployments["shop-worker-default"]["replicas"] == 2
+    served = deployments["shop-worker-mail"]["template"]["spec"]["containers"][0]["args"]
+    assert list(parsed(served)["queues"]) == ["mail,reports"]
+
+
+def test_the_chart_refers_to_secrets_and_contains_none() -> None:
+    for pod in pods_of(CHART.documents("shop", workers={"mail": SCALED}, web={"actions": True})):
+        for variable in pod["containers"][0]["env"]:
+            is_secret = variable["name"].endswith(("_URL", "_TOKEN"))
+            assert ("secretKeyRef" in variable.get("valueFrom", {})) == is_secret
+    kinds = [one["kind"] for one in CHART.documents("shop", web={"enabled": False})]
+    assert sorted(kinds) == ["Deployment", "Deployment", "Job", "PodDisruptionBudget"]
+
+
+def test_the_chart_scales_by_unfinished_tasks_and_by_the_oldest_due(connection: Database) -> None:
+    objects = CHART.documents("shop", schema="public", workers={"mail": SCALED})
+    (scaler,) = by_name(objects, "ScaledObject").values()
+    assert scaler["scaleTargetRef"]["name"] == "shop-worker-mail"
+    unfinished, oldest = (one["metadata"]["query"] for one in scaler["triggers"])
+
+    def answers() -> list[int]:
+        return [connection.execute(one.encode()).fetchone()[0] for one in (unfinished, oldest)]  # type: ignore[index]
+
+    assert answers() == [0, 0]
+    for columns in (
+        {"queue_name": "mail", "enqueued_at": ago(300)},
+        {"queue_name": "reports"},
+        {"queue_name": "reports", "status": "RUNNING"},
+        {"queue_name": "mail", "enqueued_at": ago(-600)},
+        {"queue_name": "mail", "held": True},
+        {"queue_name": "other", "enqueued_at": ago(900)},
+    ):
+        add_task(connection, **columns)
+    count, seconds = answers()
+    assert count == 3
+    assert 300 <= seconds < 600
+    connection.execute("INSERT INTO horsies_queues VALUES ('mail', now())")
+    assert answers()[0] == 2
+    everything = CHART.documents(
+        "shop", schema="public", workerDefaults={"autoscaling": {"enabled": True}}
+    )
+    (scaler,) = by_name(everything, "ScaledObject").values()
+    assert connection.execute(scaler["triggers"][0]["metadata"]["query"].encode()).fetchone() == (
+        3,
+    )
+
+
+def test_the_schema_of_the_chart_names_every_value_of_a_worker() -> None:
+    schema = json.loads((DEPLOY / "helm" / "horsies" / "values.schema.json").read_text("utf-8"))
+    worker = schema["definitions"]["worker"]["properties"]
+    assert worker.keys() == CHART.values["workerDefaults"].keys()
+    assert (
+        worker["autoscaling"]["properties"].keys()
+        == CHART.values["workerDefaults"]["autoscaling"].keys()
+    )
+    (queue,) = [worker["queues"]["items"]["pattern"]]
+    assert re.search(queue, "mail")
+    assert not re.search(queue, "it's")
