@@ -189,7 +189,7 @@ def test_a_report_that_asks_for_an_impossible_retry_is_refused(seconds: str) -> 
     frame = protocol.encode_report(asking)
     start = frame.rindex(b"[[]")
     forged = frame[4:start] + f"[[],{seconds},null]".encode()
-    with pytest.raises(ProtocolError, match="its rest cannot be read"):
+    with pytest.raises(ProtocolError, match="its remaining fields cannot be read"):
         protocol.decode_report(len(forged).to_bytes(4, "big") + forged)
 
 

@@ -17,8 +17,8 @@ _LIFETIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 # An idle worker looks ahead at once; a busy one at most this often.
 LOOK_AHEAD_SECONDS = 0.1
-# After a look-ahead, the next one waits this many times its duration, so that it takes at most a tenth of the
-# time.
+# After a look-ahead, the next one waits this many times its duration, so that look-aheads take at
+# most a tenth of the worker's time.
 REST_FACTOR = 10
 
 # Tasks count as short when they take less than a turn, as measured by their child.
@@ -26,8 +26,8 @@ SHORT_SECONDS = 0.0007
 # How long to wait for the rest of a batch: after its hand-out, and after the last report of any child.
 PATIENCE_SECONDS = 0.002
 SILENCE_SECONDS = 0.001
-# Weight of the newest run time, and its upper bound: a change of load shows within a few dozen tasks, even
-# when the last of the old tasks took an hour.
+# Weight of the newest run time, and its upper bound: the average follows a change of load within a
+# few dozen tasks, even after a task of an hour.
 _WEIGHT = 0.1
 _LONG_SECONDS = 0.05
 
@@ -43,8 +43,9 @@ BurstStep = Literal["go_on", "look_again", "stop"]
 def burst_step(*, is_calm: bool, ended: int, looked_after: int | None) -> BurstStep:
     """Decide whether a worker that runs due tasks only (--burst) has run all of them.
 
-    It has if a check of every queue, begun while nothing was in flight, was followed by no further attempt:
-    ``ended`` is the number of attempts so far, ``looked_after`` the number before the last such check.
+    That is the case when no attempt has ended since a check of every queue that began while nothing
+    was in flight: ``ended`` is the number of attempts so far, ``looked_after`` the number before
+    the last such check.
     """
     if not is_calm:
         return "go_on"
@@ -76,7 +77,7 @@ class Agenda:
     poll_at: float = 0.0
 
     def wake(self) -> None:
-        """There may be work: after a notification, a gap, or freed capacity."""
+        """Note that there may be work: after a notification, a gap, or freed capacity."""
         self.may_have_work = True
 
     def look_everywhere(self) -> None:
@@ -90,17 +91,19 @@ class Agenda:
         return not (self.may_have_work or self.needs_look_ahead) and self.claim_at == NEVER
 
     def wake_at(self, at: float) -> None:
-        """Claim again at that time, whether or not a task is known to be due."""
+        """Request a claim at that time, whether or not a task is known to be due."""
         self.claim_at = at
 
     def tick(self, now: float) -> None:
-        """If a due time has come, ask for a claim; if the safety poll is due, for a check of everything."""
+        """Request a claim if a due time has come, and a check of everything if the safety poll is
+        due.
+        """
         if now >= self.claim_at:
             self.may_have_work = True
             self.claim_at = NEVER
         if now < self.due_at and now < self.poll_at:
             return
-        # Deadlines pass while every child is busy, too.
+        # Deadlines also pass while every child is busy.
         self.needs_look_ahead = True
         if now >= self.due_at:
             self.may_have_work = True
@@ -110,7 +113,9 @@ class Agenda:
         self.poll_at = now + self.poll_seconds
 
     def note_claim(self, wanted: int, got: int) -> None:
-        """A full claim means that there may be more tasks, a short one that there are none for now."""
+        """Note the size of a claim: after a full one there may be more tasks, after a short one
+        there are none for now.
+        """
         self.may_have_work = got >= wanted
         if got < wanted:
             self.needs_look_ahead = True
@@ -125,7 +130,7 @@ class Agenda:
         taken_seconds: float = 0.0,
         looked_at: datetime | None = None,
     ) -> None:
-        """The next task is due in that many seconds, 0 meaning now; None if none is scheduled."""
+        """Note when the next task is due, in seconds; 0 means now, None that no task is scheduled."""
         self.needs_look_ahead = False
         self.last_look = looked_at
         self.looked_ahead_at = now + max(0.0, REST_FACTOR * taken_seconds - LOOK_AHEAD_SECONDS)
@@ -149,7 +154,7 @@ class RunTimes:
 
     @classmethod
     def of(cls, run_seconds: float) -> RunTimes:
-        """The first run time counts whole."""
+        """The first run time is taken as the average."""
         return cls(min(run_seconds, _LONG_SECONDS), 1)
 
     def note(self, run_seconds: float) -> None:
@@ -178,10 +183,8 @@ class Pace:
         self.handed_out_at = now
 
     def note_end(self, task_id: str, run_seconds: float, now: float) -> None:
-        """A task of any batch has ended.
-
-        Of any batch: children that are out of step end up in a batch each, and only waiting for each
-        other brings them back in step.
+        """Note the end of a task, whichever batch it belongs to. Children that are out of step each
+        form their own batch; only waiting for each other brings them back in step.
         """
         self.outstanding.discard(task_id)
         self.reported_at = now
@@ -249,13 +252,13 @@ class Shutdown:
         return True
 
     def wants_interruption(self, now: float) -> bool:
-        """Whether to interrupt the running tasks now; it happens once."""
+        """Return whether to interrupt the running tasks now; True only once."""
         if self._is_over:
             return False
         return self._requests >= 2 or now >= self._grace_ends_at
 
     def note_interruption(self, count: int, *, forced: int) -> None:
-        """So many tasks were interrupted; ``forced`` of them should have finished."""
+        """Count the interrupted tasks; ``forced`` of them should have finished."""
         self._grace_ends_at = NEVER
         self._is_over = count > 0
         self.has_interrupted = forced > 0
@@ -265,17 +268,21 @@ class Shutdown:
         return self._grace_ends_at
 
     def release_ends_at(self) -> float:
-        """Until when to wait for a lost database before giving up on releasing a claim in doubt."""
+        """The time until which to wait for a lost database, before a claim in doubt is left
+        unreleased.
+        """
         if self._began_at is None:
             return NEVER
         return self._began_at + (0.0 if self._requests >= 2 else RELEASE_PATIENCE_SECONDS)
 
     def note_turn(self) -> None:
-        """The database accepted a turn."""
+        """Note that the database accepted a turn."""
         self._refused_since = None
 
     def note_refusal(self, now: float) -> bool:
-        """A reachable database refused a turn; True if it did so for too long since the request."""
+        """Note that a reachable database refused a turn; True if it has done so for too long since
+        the request.
+        """
         if self._began_at is None:
             return False
         if self._refused_since is None:

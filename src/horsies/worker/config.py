@@ -27,7 +27,8 @@ class WorkerConfig:
     """
 
     app_locator: str
-    """The path to the application, as given to the command; empty if it was found by itself."""
+    """The path to the application, as given to the command; empty if the command found it itself.
+    """
     processes: int
     """The number of child processes."""
     queues: Sequence[str]
@@ -73,11 +74,11 @@ class WorkerConfig:
     metrics_host: str = DEFAULT_HOST
     """The address on which metrics are served."""
     metrics_port: int | None = None
-    """Its port; None serves no metrics."""
+    """The port for metrics; None serves no metrics."""
     async_children: int = 0
     """Children for ``async def`` tasks."""
     async_slots: int = DEFAULT_ASYNC_SLOTS
-    """How many tasks each of them runs at a time."""
+    """How many tasks each async child runs at a time."""
     burst: bool = False
     """Stop when nothing is due."""
     debug: bool = False
@@ -90,8 +91,8 @@ class WorkerConfig:
 
     @property
     def effective_claims(self) -> int:
-        """How many tasks this worker may hold at once, running and claimed ahead; tasks behind another
-        in a window count only against a limit that was given.
+        """How many tasks this worker may hold at once, running and claimed ahead; tasks that wait
+        in a window behind another one count only against an explicit limit.
         """
         return self.held_max if self.max_claim_per_worker else self.places + self.prefetch_buffer
 

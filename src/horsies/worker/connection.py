@@ -50,9 +50,9 @@ from horsies.worker.notifications import (
 logger = logging.getLogger("horsies.worker")
 
 TURN_ROLE = "turn"
-# Stable plans, planned once: planning took 0.46 of a claim's 0.47 ms when PostgreSQL planned each
-# one anew. A plan made while the table was almost empty would scan it whole forever, so only the
-# indexes are left to choose from.
+# Plan each statement once: planning took 0.46 of a claim's 0.47 ms when PostgreSQL planned every
+# claim. A plan made while the table was almost empty would keep scanning the whole table, so
+# sequential scans are disabled.
 TURN_SETTINGS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off "
     "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off"
@@ -60,8 +60,8 @@ TURN_SETTINGS = (
 # The data of the selector's key for the socket that receives notifications.
 NOTIFICATION_SOCKET = "notifications"
 
-# A connection that breaks after this long is replaced at once: its lock is free meanwhile, and other
-# workers see that.
+# A connection that lasted at least this long is replaced at once when it breaks: meanwhile its lock
+# is free, which other workers observe.
 STEADY_SECONDS = 0.2
 # The time limit of one attempt to reconnect while tasks run, well below worker_lost_after_ms.
 RECONNECT_TIMEOUT_SECONDS = 4
@@ -85,7 +85,9 @@ def open_turns(database: Database, limits: Limits = NO_LIMITS) -> Pipeline:
 
 
 def _warn_of_silent_triggers(pipeline: Pipeline) -> None:
-    """Warn of a setting that only a superuser can undo: without triggers, runs stop after a node."""
+    """Warn of session_replication_role, which only a superuser can reset: without triggers, runs
+    stop after a node.
+    """
     ((mode,),) = pipeline.run([read_trigger_mode()])
     if mode.is_silent:
         logger.warning(
@@ -105,10 +107,11 @@ class SessionLock:
     def take(self, connection: Connection[Any]) -> None:
         """Take the lock on a new session, ending an earlier session of this worker that still holds it.
 
-        The server may not have noticed that the earlier one is gone, and may execute its last statements
-        after those of the new session: a claim would be forgotten, a release would take back a task that
-        runs. A failure is transient: the probe of an observer, or an earlier session that needs time.
-        A role that SET ROLE has replaced may not end its own sessions: then the server must notice.
+        The server may not have noticed that the earlier session is gone, and may execute its last
+        statements after those of the new session: a late claim would take tasks that this worker
+        does not know of, and a late release would take back a running task. A failure is transient:
+        an observer is probing the lock, or the earlier session needs time to end. A role replaced
+        by SET ROLE may not end its own sessions, so the server itself must notice.
         """
         if not self._is_taken(connection):
             with suppress(psycopg.errors.InsufficientPrivilege):
@@ -163,7 +166,8 @@ class WorkerConnection:
         self._echo_check = EchoCheck()
         self._delivered = 0
         self._watched_fd = -1
-        # The turns' session that notifications were last received on: another one means a gap.
+        # The session for turns on which notifications were last received; a different one means a
+        # gap.
         self._received_on: Pipeline | None = None
         # Whether the listening session was replaced during a statement.
         self._missed = False
@@ -256,12 +260,12 @@ class WorkerConnection:
             raise
 
     def lose(self, error: psycopg.Error) -> None:
-        """Pause after an error, raise one that only an operator can end; the session is closed unless
-        only a transaction failed.
+        """Pause after an error, or raise it if only an operator can remove its cause.
 
-        An error of the data concerns single tasks and is isolated where it happens. One that comes as far
-        as here must not end a running worker either. A server that refuses the credentials of a worker
-        with tasks may accept them again: passwords are rotated and databases restored.
+        The session is closed unless only a transaction failed. A data error concerns single tasks
+        and is isolated where it happens; one that reaches this method must not end a running worker
+        either. A server that refuses the credentials of a worker with tasks may accept them again:
+        passwords are rotated and databases restored.
         """
         kind = kind_of(error)
         is_starting = self.pipeline is None
@@ -357,7 +361,8 @@ class WorkerConnection:
     def watch_socket(self) -> None:
         """Have the selector watch the current socket, if there is one.
 
-        At once: the number of a socket that libpq has closed may soon be that of a child's socket.
+        Call it at once: the number of a socket that libpq has closed may be reused for a child's
+        socket.
         """
         session = self._session
         current = -1 if session is None or session.closed else session.pgconn.socket
@@ -371,10 +376,10 @@ class WorkerConnection:
         self._watched_fd = current
 
     def seconds_until_receive(self) -> float | None:
-        """How long until ``receive`` has something to do although the socket is not readable.
+        """Seconds until ``receive`` must be called even if the socket is not readable.
 
-        0 when notifications came in with the answer to a statement, or on a new session; the delay of
-        a reconnect; None otherwise.
+        0 after notifications that arrived with the answer to a statement, and on a new session; the
+        remaining delay before a reconnect; None otherwise.
         """
         if self._listener is not None:
             has_news = self._missed or len(self._inbox)
@@ -435,8 +440,9 @@ class WorkerConnection:
     # Liveness
 
     def keep_lock(self) -> None:
-        """While a statement waits for its answer: reconnect the session that holds the lock, if that is
-        another one. A pooler may hold the statement back for minutes after the server has returned.
+        """While a statement waits for its answer, reconnect the session that holds the lock, if it
+        is a separate one. A pooler may hold the statement back for minutes after the server has
+        returned.
         """
         listener = self._listener
         if listener is None or self.is_connected() or listener.seconds_until_retry() != 0.0:
@@ -449,7 +455,7 @@ class WorkerConnection:
         previous call should have arrived.
         """
         if (session := self._session) is not None:
-            with suppress(psycopg.Error):  # the next receive meets the same error
+            with suppress(psycopg.Error):  # the next receive raises the same error
                 self._inbox.drain(session.pgconn)
         self.watch_socket()
         self._note_deliveries()
@@ -490,7 +496,7 @@ class WorkerConnection:
 
 
 def _client_probes(config: PostgresConfig) -> ClientProbes:
-    """The same limits for the server that the client has for its side of the connection."""
+    """The server's limits for the connection, equal to those of the client."""
     return ClientProbes(
         str(config.tcp_keepalives_idle),
         str(config.tcp_keepalives_interval),

@@ -54,7 +54,7 @@ class Dispatcher:
         self.pool = pool
         self.ledger = ledger
         self.inputs = inputs or NodeInputs()
-        # None unless the application traces.
+        # None if the application does not trace.
         self.traces = traces
         self.windows = windows or Windows()
         self.tally = Tally()
@@ -113,10 +113,9 @@ class Dispatcher:
     def take_started(
         self, requested: Iterable[ClaimedTask], pids: Mapping[str, int]
     ) -> list[ClaimedTask]:
-        """The prefetched tasks that have started; one without a pid was lost meanwhile.
-
-        Or it only cannot start: on hold, past its deadline, or its start was in doubt. Then this worker
-        still owns it and must release it.
+        """Return the prefetched tasks that have started. One without a pid has either been lost, or
+        cannot start: it is on hold, past its deadline, or its start was in doubt. In the second
+        case this worker still owns it and must release it.
         """
         started = []
         for task in requested:
@@ -132,7 +131,7 @@ class Dispatcher:
     # From children
 
     def absorb(self, events: Iterable[PoolEvent], waited_seconds: float = 0.0) -> None:
-        """Turn events of children into outcomes; the events came so many seconds ago."""
+        """Turn events of children into outcomes; ``waited_seconds`` is the age of the events."""
         came_at = time.monotonic() - waited_seconds
         for event in events:
             match event:
@@ -226,7 +225,9 @@ class Dispatcher:
         self.ledger.give_back(self.ledger.tasks(WAITING))
 
     def cancel(self, task_ids: Iterable[str]) -> None:
-        """Stop these tasks where they run; give back those that wait, whose start may be in doubt."""
+        """Stop these tasks where they run; return waiting ones, whose start may be in doubt, to the
+        queue.
+        """
         waiting = {task.id: task for task in self.ledger.tasks(WAITING)}
         for task_id in task_ids:
             if task_id in waiting:
@@ -234,11 +235,13 @@ class Dispatcher:
             self.pool.stop_task(task_id, STOPPED_BY_CANCEL)
 
     def keep_owned(self, task_ids: Iterable[str]) -> None:
-        """Kill the children of tasks that are not among these, or cancel coroutines: others own them now."""
+        """Kill the children (or cancel the coroutines) of all tasks but these: other workers own
+        them now.
+        """
         waiting = [task.id for task in self.ledger.tasks(WAITING)]
         for task_id in {*self.pool.held_tasks, *waiting}.difference(task_ids):
             event = as_event("claim_lost", task_id=task_id)
-            logger.warning("task %s belongs to another worker now", task_id, extra=event)
+            logger.warning("task %s now belongs to another worker", task_id, extra=event)
             if self.ledger.has(task_id, WAITING):
                 self.ledger.forget(task_id)
             self.pool.drop_task(task_id, STOPPED_BY_LOSS)

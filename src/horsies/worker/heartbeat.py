@@ -30,7 +30,8 @@ from horsies.worker.watch import Watch, WatchLimits
 
 logger = logging.getLogger("horsies.worker")
 
-# A worker with tasks shows itself this often; an idle one at its safety poll, with the same statement.
+# A worker with tasks sends a heartbeat this often; an idle one at its safety poll, with the same
+# statement.
 SEEN_SECONDS = 2.0
 # A heartbeat goes out this much before its time if another transaction goes out anyway.
 EARLY_SECONDS = 0.5
@@ -52,14 +53,14 @@ class HeartbeatClock:
     idle_seconds: float
     suspicion_seconds: float
     sent_at: float = -NEVER
-    # Until then none is tried, because the database refused the last one.
+    # No heartbeat is tried before this time, because the database refused the last one.
     refused_until: float = 0.0
-    # When the last one was asked for; its answer may come much later.
+    # When the last heartbeat was requested; its answer may come much later.
     asked_at: float = 0.0
 
     @classmethod
     def of(cls, config: AppConfig, limits: WatchLimits) -> HeartbeatClock:
-        """Well before silence counts, however rarely the worker polls."""
+        """Well before the worker counts as silent, however rarely it polls."""
         most_seconds = min(limits.look_seconds, limits.lock_seconds)
         poll_seconds = config.resilience.notify_poll_interval_ms / 1000
         return cls(
@@ -128,13 +129,14 @@ class Heartbeat:
         return self._checks_needed != self._checks_done
 
     def note_freeze(self) -> None:
-        """This process did not run for long: check the ownership of its tasks."""
+        """Note that this process did not run for long: the ownership of its tasks must be checked."""
         self._checks_needed += 1
         self._watch.note_gap()
 
     def show(self, pipeline: Pipeline, now: float) -> None:
-        """Send a heartbeat, and end tasks that belong to another worker by now; again if a freeze has made
-        the answers old. A refused one raises, unless this worker is lost.
+        """Send a heartbeat, and end tasks that belong to another worker by now; repeat it if a
+        freeze has made the answers outdated. A refused heartbeat raises, unless this worker is
+        lost.
         """
         self._checks_needed = check = self._checks_needed + 1
         self._clock.sent_at = -NEVER
@@ -155,7 +157,7 @@ class Heartbeat:
             self.show(pipeline, time.monotonic())
 
     def owned(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> set[str]:
-        """The ids of those attempts that the database still lists as this worker's."""
+        """Return the ids of the attempts that the database still lists as this worker's."""
         ids, generations = [task.id for task in tasks], [task.generation for task in tasks]
         find = find_owned(self._liveness.identity.worker_id, ids, generations)
         return {row.id for row in pipeline.run([find])[0]}
@@ -184,8 +186,8 @@ class Heartbeat:
             self.note_signs(pipeline, answers, now)
 
     def _note_refusal(self, pipeline: Pipeline, now: float) -> None:
-        """The database refused a heartbeat: read without locking whether this worker was declared lost.
-        A read that is refused as well proves nothing, nor does a deleted row.
+        """The database refused a heartbeat: read without locking whether this worker was declared
+        lost. A refused read proves nothing, and neither does a deleted row.
         """
         self._clock.note_refusal(now)
         if not self._liveness.is_registered:
@@ -200,8 +202,9 @@ class Heartbeat:
             self.is_lost = any(row.was_stopped for row in rows)
 
     def carried_signs(self, now: float) -> list[Step]:
-        """The statements of a heartbeat for another transaction to carry along: an idle worker then needs
-        one per poll in all. Empty if it is too early, or while the database refuses them.
+        """The statements of a heartbeat for another transaction to carry along: an idle worker then
+        needs one transaction per poll in all. Empty if it is too early, or while the database
+        refuses heartbeats.
         """
         if now < self.due_at() - EARLY_SECONDS or _JOB in self._blocked.refused_jobs:
             return []
@@ -219,8 +222,8 @@ class Heartbeat:
         ]
 
     def _has_broken(self) -> bool:
-        """Whether the connection broke after the heartbeat that was accepted last; a break is a gap in the
-        observation.
+        """Whether the connection broke after the heartbeat that was accepted last; a broken
+        connection interrupts the observation of other workers.
         """
         self._connection.is_connected()  # notices a break that only the socket shows
         has_broken = self._breaks != self._connection.breaks

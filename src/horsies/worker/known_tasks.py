@@ -1,11 +1,12 @@
 """Known tasks: what this worker's version of the application can run, and the tasks it leaves to others.
 
-During a deployment two releases of an application share the queues. A worker registers the names of its
-tasks and sub-workflows, each with a fingerprint of its parameters. A claimed task that it does not know,
-or whose stored call does not fit, is released without counting an attempt, and this worker's claims leave
-it out from then on: by its name if that is unknown, else alone, because another call of the same name may
-fit. Such a refusal is stored with the fingerprint, so that workers with the same parameters leave the task
-out without claiming it. It fails when no worker has taken it for the grace period.
+During a deployment two releases of an application share the queues. A worker registers the names of
+its tasks and sub-workflows, each with a fingerprint of its parameters. If a worker claims a task
+that it does not know, or whose stored call does not fit, it releases the task without counting an
+attempt and leaves it out of later claims: all tasks of an unknown name, otherwise only this task,
+because another call of the same name may fit. Such a refusal is stored with the fingerprint, so
+that workers with the same parameters leave the task out without claiming it. It fails when no
+worker has taken it for the grace period.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from horsies.workflow.expand import missing_definition
 
 logger = logging.getLogger("horsies.worker")
 
-# How long claims leave out a refused task that is older than the grace period, at most.
+# The longest time for which claims leave out a refused task that is older than the grace period.
 PAUSE_SECONDS = 60.0
 UNRESOLVABLE_BATCH = 100
 
@@ -58,7 +59,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Wanted(NamedTuple):
-    """What a task needs from a worker: a kind, "tasks" or "workflows", a name, and this worker's version."""
+    """The requirement of a task: a kind, "tasks" or "workflows", a name, and this worker's version
+    of it.
+    """
 
     kind: str
     name: str
@@ -122,7 +125,7 @@ def task_defaults(app: Horsies) -> str:
 
 
 def _definition_key(kwargs_json: str) -> str | None:
-    """The key in a stored expansion; None if it cannot be one, which the child reports."""
+    """The key in a stored expansion; None if it is malformed, which the child reports."""
     request = expansion_request(kwargs_json)
     key: Any = None if request is None else request[0]
     return key if isinstance(key, str) and key.isprintable() else None
@@ -147,10 +150,10 @@ def _types(signature: CallSignature) -> list[tuple[str, str]]:
 
 
 class _WithoutDefaults(GenerateJsonSchema):
-    """The schema of a type without the values of defaults, which each process may compute for itself.
+    """The schema of a type without the values of defaults, which each process may compute anew.
 
-    Between workers of one release they would be other parameters, and a call that fits none of them
-    would never fail. Whether a field has a default is part of the schema.
+    With them, workers of the same release would have different fingerprints, and a call that fits
+    none of them would never fail. Whether a field has a default is part of the schema.
     """
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
@@ -158,7 +161,9 @@ class _WithoutDefaults(GenerateJsonSchema):
 
 
 def _type_text(annotation: Any) -> str:
-    """A text of a type that is the same in every process and changes with the fields of a model."""
+    """A textual form of a type that is the same in every process and changes with the fields of a
+    model.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -189,12 +194,13 @@ class UnknownTasks:
         self._check_seconds = min(check_seconds, grace_seconds)
         self._pause_seconds = min(PAUSE_SECONDS, grace_seconds)
         self._check_at = NEVER
-        # When this worker first met a name that it does not know; claims leave it out for good.
+        # When this worker first met a name that it does not know; claims leave it out permanently.
         self._met_at: dict[str, float] = {}
-        # By fingerprint, until when the last refused task is left out, and when to look for others.
+        # By fingerprint: until when the last refused task is left out, and when to search for
+        # others.
         self._refused: dict[str, tuple[float, float]] = {}
         self._warned: set[Wanted] = set()
-        # The names that need no second look.
+        # The names that need no further check.
         self._plain = known.tasks.keys() - {EXPAND_TASK}
 
     def exclusions(self) -> Exclusions:
@@ -213,8 +219,8 @@ class UnknownTasks:
         return name == EXPAND_TASK and not self.known.wanted_by(task).fingerprint
 
     def note_unknown(self, task: ClaimedTask, now: float) -> Outcome | None:
-        """A task that this worker does not know was claimed; an expansion comes with the outcome that it
-        has unless another worker knows the sub-workflow.
+        """Note the claim of a task that this worker does not know. An expansion comes with its
+        outcome in case no other worker knows the sub-workflow.
         """
         wanted = self.known.wanted_by(task)
         if wanted.kind == "workflows":
@@ -226,7 +232,7 @@ class UnknownTasks:
         return None
 
     def refusal(self, worker_id: str, uncalled: Uncalled) -> tuple[Step, Step]:
-        """The steps that store the refusal of these tasks and look for workers that may run them."""
+        """The steps that store the refusal of these tasks and find workers that may run them."""
         tasks = list({task.id: (task, outcome) for task, outcome in uncalled}.values())
         wanted = [self.known.wanted_by(task) for task, _ in tasks]
         ids = [task.id for task, _ in tasks]
@@ -249,11 +255,10 @@ class UnknownTasks:
         takers: Sequence[Taker],
         now: float,
     ) -> set[str]:
-        """The tasks to leave to other workers, now that these are known; the others fail.
-
-        A task is left while a worker may take it, and until none could have for the grace period. A
-        prefetched one is left in any case: only a started one can fail. So is one without an answer, whose
-        refusal could not be stored.
+        """Return the tasks to leave to other workers; the others fail. A task is left while some
+        worker may take it, and for the grace period after that. A prefetched task is always left,
+        because only a started one can fail, and so is a task without an answer, whose refusal could
+        not be stored.
         """
         asked = {one.id for one in takers}
         left = {one.id for one in takers if one.is_known or one.is_recent}
@@ -270,13 +275,13 @@ class UnknownTasks:
         return left
 
     def next_at(self) -> float:
-        """When to look at refused tasks again, or for tasks that no worker knows."""
+        """When to check refused tasks again, or to search for tasks that no worker knows."""
         if not self._warned:
             return NEVER
         return min([self._check_at, *(look_at for _, look_at in self._refused.values())])
 
     def forget_old(self, now: float) -> bool:
-        """Whether claims may see refused tasks again, because their time is over."""
+        """Whether claims may see refused tasks again because their exclusion has expired."""
         looks = [one for one, (_, look_at) in self._refused.items() if look_at <= now]
         for one in looks:
             until, _ = self._refused.pop(one)
@@ -287,7 +292,9 @@ class UnknownTasks:
     def check(
         self, worker_id: str, hostname: str, queues: Sequence[str], now: float
     ) -> ClaimUnresolvable | None:
-        """The statement's parameters that claim tasks which no worker knows; None if it is too early."""
+        """The parameters of the statement that claims tasks unknown to every worker; None if it is
+        too early.
+        """
         if now < self._check_at:
             return None
         self._check_at = now + self._check_seconds
@@ -301,7 +308,7 @@ class UnknownTasks:
         )
 
     def check_again(self) -> None:
-        """There may be more tasks that no worker knows."""
+        """Note that there may be more tasks that no worker knows."""
         self._check_at = 0.0
 
     def outcome(self, task: ClaimedTask) -> Outcome:
@@ -359,14 +366,15 @@ def _claim_unknown_one_by_one(
     claimed: list[ClaimedTask] = []
     for due in found:
         step = claim_unresolvable, claim._replace(only=[due.id])
-        # Not "claim": after a refused claim, a worker claims the tasks that it knows one by one, too.
+        # Not "claim": after a refused claim, a worker also claims the tasks that it knows one by
+        # one.
         answers = blocked.attempt(pipeline, Change("start", due.id, due.workflow_id), [step])
         claimed += answers[0] if answers else ()
     return claimed
 
 
 def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Outcome:
-    """The outcome that a child's report of this error has: a retry if the policy lists the code."""
+    """The outcome of a child's report of this error: a retry if the policy lists the code."""
     return outcome_of_error(
         task,
         result_json=encode_task_error(TaskError(error_code=code, message=message)),
@@ -376,5 +384,7 @@ def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Out
 
 
 def _storable(text: str) -> str:
-    """A message as every database encoding takes it; it may contain names that users chose."""
+    """Escape a message so that every database encoding accepts it; it may contain names that users
+    chose.
+    """
     return text.encode("ascii", "backslashreplace").decode()

@@ -1,8 +1,9 @@
-"""Lanes: the kinds of tasks that a worker claims apart, each with its agenda, bookmarks and places.
+"""Lanes:
 
-A worker has one lane. A worker with async children has a second lane for the tasks of ``async def``
-functions: they come from the same queues through their own index, and an empty claim of one kind says nothing
-about the other kind.
+the kinds of tasks that a worker claims separately, each with its agenda, bookmarks and slots. A
+worker has one lane. A worker with async children has a second lane for the tasks of ``async def``
+functions: they come from the same queues through their own index, and an empty claim of one kind
+says nothing about the other kind.
 """
 
 from __future__ import annotations
@@ -85,12 +86,12 @@ class Lane:
         self.prefetch_max = prefetch_max
 
     def note_news(self) -> None:
-        """There may be new tasks anywhere in the queues."""
+        """Note that there may be new tasks anywhere in the queues."""
         self.agenda.wake()
         self.bookmarks.note_news()
 
     def wants_tasks(self, prefetched: int) -> bool:
-        """Whether there may be tasks for free children, or to claim ahead beside so many prefetched ones."""
+        """Whether to claim: for free children, or ahead when ``prefetched`` tasks are held already."""
         if not self.agenda.may_have_work:
             return False
         return prefetched < self.prefetch_max or self.places.are_free()

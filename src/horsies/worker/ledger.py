@@ -25,17 +25,17 @@ logger = logging.getLogger("horsies.worker")
 # The most characters of outcomes in one turn. PostgreSQL refuses a statement of a gigabyte and reads an array
 # of texts at some 60 MB/s, so recording more at once would delay the worker's heartbeat.
 TURN_CHARACTERS_MAX = 16 * 1024 * 1024
-# Refused outcomes that a worker keeps before it claims no more.
+# A worker with this many refused outcomes claims no more tasks.
 REFUSED_MAX = 1000
 REFUSED_CHARACTERS_MAX = 256 * 1024 * 1024
-# Outcomes wait this long only for a database that does not answer.
+# Outcomes wait this long only when the database does not answer.
 LATE_SECONDS = 1.0
 
 
 class State(IntEnum):
     """How far an owned task has come."""
 
-    # Claimed ahead; no child has seen it.
+    # Claimed ahead; not yet given to a child.
     WAITING = 0
     RUNNING = 1
     # Not called: this worker's version of the function cannot take the call, another one may.
@@ -46,7 +46,7 @@ class State(IntEnum):
     REFUSED = 4
 
 
-# Access to an enum's member takes 0.1 µs, and there are several per task.
+# Accessing an enum member takes 0.1 µs, and there are several accesses per task.
 WAITING, RUNNING, UNCALLED, ENDED, REFUSED = State
 
 
@@ -71,8 +71,8 @@ class Attempt(Protocol):
 
 
 class _Doubt:
-    """A block in which a claim may be committed although the block fails: the worker may then own tasks
-    that no child has seen.
+    """A block that claims tasks. If it fails, its claim may have been committed all the same: the
+    worker may then own tasks that no child has seen.
     """
 
     __slots__ = ("is_raised",)
@@ -93,8 +93,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self._owned: dict[str, Owned] = {}
-        # The same entries by state, in the order in which they came into it. A list: the hash of an enum's
-        # member takes 0.2 µs, and there were seven per task.
+        # The same entries by state, in the order in which they entered it. A list, because hashing
+        # an enum member takes 0.2 µs, and there were seven hashes per task.
         self._by_state: list[dict[str, Owned]] = [{} for _ in State]
         # Tasks that no child has begun, until they are released.
         self._returned: list[ClaimedTask] = []
@@ -136,7 +136,7 @@ class Ledger:
 
     @property
     def is_full(self) -> bool:
-        """Whether the refused outcomes in memory are too many to run more tasks."""
+        """Whether too many refused outcomes are kept in memory to run more tasks."""
         if not (refused := self._by_state[REFUSED]):
             return False
         size = sum(len(outcome.result) for _, outcome in self.outcomes(REFUSED))
@@ -144,7 +144,9 @@ class Ledger:
 
     @property
     def ended_since(self) -> float:
-        """When the first attempt ended whose outcome the next turn records; only if there is one."""
+        """When the first of the attempts ended whose outcomes the next turn records; None without
+        any.
+        """
         return next(iter(self._by_state[ENDED].values())).ended_at
 
     def freed_by_queue(self, outcomes: Iterable[Outcome]) -> Mapping[str, int]:
@@ -174,20 +176,20 @@ class Ledger:
         ended_at: float,
         state: State = ENDED,
     ) -> None:
-        """A child has reported the end of an attempt, or it ended with the child."""
+        """Note the end of an attempt: its child reported it or died."""
         owned = self._by_state[RUNNING].pop(task.id)
         owned.outcome, owned.run_seconds, owned.ended_at = outcome, run_seconds, ended_at
         owned.state = state
         self._by_state[state][task.id] = owned
 
     def forget(self, task_id: str) -> None:
-        """This worker does not own the task any more, or never did."""
+        """Forget a task that this worker no longer owns, or never did."""
         owned = self._owned.pop(task_id, None)
         if owned is not None:
             del self._by_state[owned.state][task_id]
 
     def give_back(self, tasks: Iterable[ClaimedTask]) -> None:
-        """The next release returns these tasks to their queues: no child has begun them."""
+        """Return these tasks to their queues with the next release: no child has begun them."""
         for task in tasks:
             self.forget(task.id)
             self._returned.append(task)
@@ -197,7 +199,8 @@ class Ledger:
     def to_record(self) -> list[Outcome]:
         """The outcomes for the next turn: all, unless their texts are too long for one transaction.
 
-        A wait for the database counts as run time, from which the database computes the start.
+        The database computes the start of an attempt from its run time, so a wait for the database
+        is added to it.
         """
         outcomes: list[Outcome] = []
         size = 0
@@ -252,7 +255,7 @@ class Ledger:
         self._doubt.is_raised = True
 
     def note_released(self) -> Sequence[ClaimedTask]:
-        """The tasks were released; return those that were given back."""
+        """Note that the tasks were released; return those that were given back."""
         returned, self._returned = self._returned, []
         self._doubt.is_raised = False
         return returned
@@ -274,6 +277,4 @@ def _as_recorded(outcome: Outcome, turned: TurnResult) -> Outcome:
 
 def _log_dropped(task_id: str) -> None:
     event = as_event("outcome_dropped", task_id=task_id)
-    logger.warning(
-        "outcome of task %s dropped: its claim is not valid any more", task_id, extra=event
-    )
+    logger.warning("outcome of task %s dropped: its claim is no longer valid", task_id, extra=event)

@@ -1,8 +1,10 @@
-"""Liveness: the signs by which other workers see that this one is alive, and the state it publishes.
+"""Liveness:
 
-Three signs, from fast to slow: a session advisory lock on the connection that listens, which the server
-frees as soon as the process is gone; the ``seen_at`` of the worker's row, renewed every few seconds;
-and heartbeat rows for tasks that run longer than an interval. Snapshots and pongs are for people.
+how other workers see that this one is alive, and the state it publishes. There are three
+indicators, from fast to slow: a session advisory lock on the connection that listens, which the
+server frees as soon as the process is gone; the ``seen_at`` of the worker's row, renewed every few
+seconds; and heartbeat rows for tasks that run longer than an interval. Snapshots and pongs are for
+operators.
 """
 
 from __future__ import annotations
@@ -131,13 +133,13 @@ class Liveness:
         return [row, seen]
 
     def note_seen(self, rows: Sequence[Presence]) -> bool:
-        """The row was renewed; False when another worker has declared this one lost."""
-        # A deleted row says nothing about this worker: it is written again next time.
+        """Note that the row was renewed; False when another worker has declared this one lost."""
+        # A deleted row proves nothing about this worker: the next heartbeat writes it again.
         self.is_registered = bool(rows)
         return not any(row.was_stopped for row in rows)
 
     def forget(self) -> None:
-        """Another worker closed this worker's row; register it anew."""
+        """Note that another worker closed this worker's row: it must register again."""
         self.is_registered = False
 
     def snapshot(self, running: int, waiting: int, children: Sequence[ChildSummary]) -> Step:
@@ -166,7 +168,7 @@ class Liveness:
         )
 
     def _usage(self) -> tuple[float | None, float | None, float | None]:
-        """Memory in MB, CPU and memory in percent; None when the system does not say, such as a process
+        """Memory in MB, CPU and memory in percent; None where they cannot be read, for example
         without free descriptors.
         """
         process = self._process

@@ -45,9 +45,10 @@ from horsies.worker.work import Work
 
 logger = logging.getLogger("horsies.worker")
 
-# While the database is unavailable, a pooler would hold the last statements back, and the worker with them.
+# While the database is unavailable, a pooler would hold back the last statements and block the
+# worker.
 RECORD_STOP_SECONDS = 1.0
-# The most due tasks of a priority that a burst counts in a paused queue.
+# The most due tasks per priority that a burst counts in a paused queue.
 LEFT_COUNT_MAX = 1_000_000
 
 
@@ -64,7 +65,9 @@ class ImmediateShutdown(BaseException):
 
 
 def turn_limits(resilience: WorkerResilienceConfig, watched: WatchLimits) -> Limits:
-    """How long a statement of a worker may wait for a lock and take: it sends no heartbeat meanwhile."""
+    """The limits of a worker's statements: on waiting for a lock, and in all. No heartbeat is sent
+    meanwhile.
+    """
     return Limits(
         round(min(LOCK_TIMEOUT_MS, watched.lock_seconds * 1000)),
         round(min(resilience.statement_timeout_ms, watched.statement_seconds * 1000)),
@@ -72,7 +75,7 @@ def turn_limits(resilience: WorkerResilienceConfig, watched: WatchLimits) -> Lim
 
 
 def _owns_nothing(ledger: Ledger) -> bool:
-    """Whether a worker owns no task, in the database either."""
+    """Whether a worker owns no task, neither in memory nor in the database."""
     return ledger.is_empty and not ledger.needs_release
 
 
@@ -129,9 +132,9 @@ class Worker:
             self._shutdown,
             self._notice_freeze,
         )
-        # Events of children that came during a statement, and when.
+        # Events of children that arrived during a statement, and when they did.
         self._early_events: list[tuple[float, Sequence[PoolEvent]]] = []
-        # When this process should run again at the latest, unless it is frozen.
+        # The time by which this process runs again, unless it is frozen.
         self._awake_by = lifetime_clock()
         # The last heartbeat before this worker stopped its own tasks.
         self._stopped_after: float | None = None
@@ -228,14 +231,14 @@ class Worker:
                 "shutdown: claimed tasks could not be released, other workers recover them",
                 extra=as_event("claims_left"),
             )
-        # A worker that may own tasks does not record its stop: the others then recover its tasks as
-        # quickly as after a crash.
+        # A worker that may own tasks does not record its stop, so that other workers recover the
+        # tasks as quickly as after a crash.
         if (pipeline := self._connection.pipeline) is not None and _owns_nothing(
             self._dispatcher.ledger
         ):
             pipeline.meanwhile = None  # there are no children left to serve, and the wait is short
             pipeline.timeout_seconds = RECORD_STOP_SECONDS
-            with suppress(psycopg.Error):  # the others notice it by themselves
+            with suppress(psycopg.Error):  # other workers notice it without the record
                 self._maintenance.record_stop(pipeline)
         self._connection.close()
 
@@ -315,7 +318,7 @@ class Worker:
         return max(0.0, min(wake_at - now, self._seconds_until_silent()))
 
     def _drain_signals(self) -> None:
-        """Read the sockets that signals write to; an unread one would never let the loop sleep."""
+        """Read the sockets that signals write to; unread bytes would keep the loop from sleeping."""
         for key, _ in self._pool.foreign_keys:
             if callable(key.data):
                 key.data()
@@ -323,7 +326,7 @@ class Worker:
     def _notice_freeze(self) -> None:
         """After a long freeze, the database must confirm that the tasks are still this worker's.
 
-        A freeze is time beyond the sleep that the loop planned.
+        A freeze is the time by which the loop overslept.
         """
         now = lifetime_clock()
         late_seconds, self._awake_by = now - self._awake_by, now
@@ -368,8 +371,8 @@ class Worker:
     def _absorb_early(self) -> None:
         """Absorb the events that came during the last statement.
 
-        Their wait counts only after a statement that took long. After a turn of a millisecond, the worker
-        lingers for the rest of a batch as if they had come now.
+        Their waiting time counts only if the statement took long. After a turn of a millisecond,
+        the worker waits for the rest of the batch as if the events had just arrived.
         """
         now = time.monotonic()
         for came_at, events in self._early_events:
@@ -400,7 +403,8 @@ class Worker:
             seconds = self._dispatcher.linger_seconds(time.monotonic())
             if not seconds:
                 return
-            # No event is not a reason to stop: the end or start of a child wakes the selector, too.
+            # The absence of events is not a reason to stop: the end or start of a child also wakes
+            # the selector.
             self._dispatcher.absorb(self._pool.collect(seconds))
 
     def _advance_shutdown(self) -> None:

@@ -90,11 +90,11 @@ class Maintenance:
         self._defaults = identity.task_defaults
 
     def check_cancels(self) -> None:
-        """Notifications may have been missed: look for cancel requests at once."""
+        """Check for cancel requests at once: notifications may have been missed."""
         self._must_check_cancels = True
 
     def note_cancels(self, task_ids: Iterable[str]) -> None:
-        """A notification says that these tasks are cancelled; the table decides."""
+        """Check these tasks for a cancel: a notification named them, but only the table counts."""
         if any(map(self._dispatcher.ledger.has, task_ids)):
             self._must_check_cancels = True
 
@@ -113,7 +113,9 @@ class Maintenance:
         )
 
     def _progress_at(self) -> float:
-        """While tasks run, look at the pages of their children: no statement, and 0.05 % of a core."""
+        """While tasks run, read the shared pages of their children: no statement, and 0.05 % of a
+        core.
+        """
         return self._progress.at if self._dispatcher.pool.busy else NEVER
 
     def perform(self, pipeline: Pipeline, now: float) -> None:
@@ -129,7 +131,7 @@ class Maintenance:
             self._progress.done(now)
             self._store_progress(pipeline, list(self._dispatcher.pool.progress().values()))
         is_receiving = self.heartbeat.is_receiving
-        # Snapshots should not say something else for half a minute.
+        # Otherwise snapshots would contradict it for half a minute.
         if self._snapshot.is_due(now) or is_receiving != self._snapshot_is_receiving:
             self._snapshot.done(now)
             self._snapshot_is_receiving = is_receiving
@@ -158,7 +160,7 @@ class Maintenance:
                 self._defaults = None
 
     def store_last_progress(self, pipeline: Pipeline, ended_ids: Iterable[str]) -> None:
-        """Store the last reports of tasks whose outcomes are recorded next."""
+        """Store the last progress reports of tasks whose outcomes are recorded next."""
         unstored = self._dispatcher.pool.unstored_progress
         reports = [unstored[task_id] for task_id in ended_ids if task_id in unstored]
         self._store_progress(pipeline, reports)
@@ -176,8 +178,8 @@ class Maintenance:
             self._dispatcher.pool.unstored_progress.pop(one.task_id, None)
 
     def _find_forgotten(self, pipeline: Pipeline) -> None:
-        """Look for tasks that belong to this worker without its knowledge: behind a pooler, a claim of a
-        lost connection may commit after the release that followed.
+        """Find tasks that belong to this worker without its knowledge: behind a pooler, the claim
+        of a lost connection may be committed after the release that followed it.
         """
         held = self._dispatcher.ledger.tasks()
         ids, generations = [task.id for task in held], [task.generation for task in held]
@@ -259,7 +261,9 @@ class Maintenance:
         self._flush_tally(pipeline)
 
     def _flush_tally(self, pipeline: Pipeline) -> None:
-        """Store the counts of attempts, or lose them: they are no reason to stop a worker."""
+        """Store the counts of attempts. If that fails they are lost: a worker does not stop because
+        of them.
+        """
         steps, failures = self._dispatcher.tally.take_flush(), self._blocked.failures
         try:
             if steps:

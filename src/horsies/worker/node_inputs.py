@@ -36,9 +36,9 @@ from horsies.workflow.run.results import whole_results
 
 logger = logging.getLogger("horsies.worker")
 
-# Enough for a few dozen large results, little beside the children's own memory.
+# Enough for a few dozen large results, and small compared with the children's own memory.
 KEPT_BYTES_MAX = 32 * 1024 * 1024
-# An entry beside its text: key, object, links.
+# The size of an entry without its text: key, object, links.
 _ENTRY_BYTES = 500
 
 Source = tuple[str, int]
@@ -50,7 +50,8 @@ Refused = list[tuple[ClaimedTask, Outcome]]
 class KeptInputs:
     """A cache of the results of completed nodes, which evicts the least recently used.
 
-    Only of completed nodes: a failed or skipped node may run again, a completed one never changes.
+    Results of other nodes are not cached: a failed or skipped node may run again, while a completed
+    one never changes.
     """
 
     bytes_max: int = KEPT_BYTES_MAX
@@ -80,10 +81,9 @@ def _size(result: NodeInput) -> int:
 
 
 class NodeInputs:
-    """Reads the part that a task has in its workflow: its node, and the results it takes from others.
-
-    ``is_injected`` says by a task's name whether its function takes the workflow's context or meta;
-    ``size_max`` is the most bytes of results that one task may take.
+    """Reads a task's part in its workflow: its node, and the results it takes from other nodes.
+    ``is_injected`` returns for a task's name whether its function takes the workflow's context or
+    meta; ``size_max`` is the most bytes of results that one task may take.
     """
 
     def __init__(
@@ -94,7 +94,9 @@ class NodeInputs:
         self._kept = KeptInputs()
 
     def has_part(self, task: ClaimedTask) -> bool:
-        """Whether a node's task needs its part; if not, it runs like a task outside of a workflow."""
+        """Whether a node's task needs its part in the workflow; if not, it runs like a task outside
+        of one.
+        """
         return task.workflow_inputs is not None or self._is_injected(task.task_name)
 
     def note_ends(self, ends: Iterable[End]) -> None:
@@ -120,8 +122,8 @@ class NodeInputs:
     ) -> tuple[dict[str, NodePart], Refused]:
         """Return the parts of these tasks by task id, and the tasks that cannot have their inputs.
 
-        Raises transient errors: then no task is handed out. A lasting error must not affect the other
-        tasks, so then the inputs of each task are read separately.
+        Raises transient errors; no task is handed out then. After a lasting error, which must not
+        affect other tasks, the inputs of each task are read separately.
         """
         try:
             return self._parts(pipeline, tasks)
@@ -154,7 +156,7 @@ class NodeInputs:
         refused: Refused = []
         for task in tasks:
             taken = set(wanted[task.id])
-            # In characters where the text is here: that is close enough.
+            # Counted in characters for texts in memory: that is close enough.
             size = sum(len(found[source].result) for source in taken & found.keys())
             size += sum(left_out[source] for source in taken & left_out.keys() - found.keys())
             if size > self._size_max:
@@ -183,7 +185,7 @@ class NodeInputs:
         found: dict[Source, NodeInput],
         left_out: dict[Source, int],
     ) -> dict[str, RunPlace]:
-        """Read results and places in one round trip, or in none when every result is cached.
+        """Read results and nodes in one round trip, or in none when every result is cached.
 
         ``left_out`` receives the sizes of results that did not fit into the limit.
         """
@@ -225,7 +227,9 @@ def tasks_with_injection(app: Horsies) -> Callable[[str], bool]:
 
 
 def _sources(task: ClaimedTask) -> list[Source]:
-    """The nodes whose results a task takes; none when they are unreadable, which its child reports."""
+    """The nodes whose results a task takes; none when the list is unreadable, which the child
+    reports.
+    """
     if task.workflow_id is None or task.workflow_inputs is None:
         return []
     try:

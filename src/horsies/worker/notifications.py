@@ -16,9 +16,9 @@ PING_CHANNEL = "horsies_worker_ping"
 PAUSE_CHANNEL = "horsies_pause"
 ECHO_CHANNEL_PREFIX = "horsies_echo_"
 
-# However often a worker notifies itself, the echo has at least this long to come back.
+# The least time for an echo to arrive, however often a worker notifies itself.
 PATIENCE_SECONDS = 1.0
-# A connection that delivers nothing is replaced, ever more rarely if that does not help.
+# A connection that delivers nothing is replaced, at growing intervals if that does not help.
 FIRST_REST_SECONDS = 5.0
 LAST_REST_SECONDS = 60.0
 
@@ -29,7 +29,7 @@ def worker_channels(queues: Iterable[str]) -> list[str]:
 
 
 def echo_channel(worker_id: str) -> str:
-    """The channel on which a worker notifies itself, to learn whether notifications are delivered."""
+    """The channel on which a worker notifies itself, to check whether notifications are delivered."""
     return f"{ECHO_CHANNEL_PREFIX}{worker_id}"
 
 
@@ -76,18 +76,18 @@ class EchoCheck:
 
     is_receiving: bool = True
     needs_new_connection: bool = False
-    # The oldest call whose echo is missing.
+    # When the worker sent the oldest notification whose echo is missing.
     _called_at: float | None = None
     _rests_until: float = 0.0
     _rest_seconds: float = FIRST_REST_SECONDS
 
     def note_call(self, now: float) -> None:
-        """The worker notified itself: an echo should come."""
+        """Note that the worker notified itself: an echo should arrive."""
         if self._called_at is None:
             self._called_at = now
 
     def note_delivery(self) -> None:
-        """Any notification proves as much as an echo."""
+        """Note a notification; any one proves delivery, as an echo does."""
         self.is_receiving = True
         self.needs_new_connection = False
         self._called_at = None
@@ -95,12 +95,14 @@ class EchoCheck:
         self._rest_seconds = FIRST_REST_SECONDS
 
     def note_lost(self) -> None:
-        """The connection is gone, and with it the echoes on their way to it."""
+        """Note that the connection is gone, with the echoes that were on their way."""
         self.needs_new_connection = False
         self._called_at = None
 
     def judge(self, now: float) -> None:
-        """Conclude from a missing echo, before the next call."""
+        """Conclude from a missing echo that nothing is delivered; call it before the worker
+        notifies itself again.
+        """
         if self._called_at is None or now - self._called_at < PATIENCE_SECONDS:
             return
         self.is_receiving = False

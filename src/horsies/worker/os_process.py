@@ -1,7 +1,7 @@
 """Calls to the operating system: process groups, parentage, memory, exit statuses.
 
-Parent and children both use it. On Linux a child dies with its parent, and the worker adopts orphans of
-children; elsewhere the end-of-file of the socket takes their place.
+Parent and children both use it. On Linux a child dies with its parent, and the worker adopts
+orphans of children; elsewhere, end-of-file on the socket replaces both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEGABYTE = 1024 * 1024
 
-# Opened before any fork: every page a fresh child touches for the first time costs it some µs.
+# Opened before any fork: a fresh child pays some µs for every page that it touches first.
 _library = ctypes.CDLL(None, use_errno=True)
 _library_prctl = _library.prctl if IS_LINUX else None
 
@@ -149,8 +149,8 @@ def terminate(pid: int) -> None:
 def kill_group(pid: int) -> None:
     """Kill a child and its process group; call it before the child is reaped.
 
-    Until then the pid cannot be reused. A child leads a group of its own from its first frame on;
-    before that only the process itself is killed.
+    Until then the pid cannot be reused. A child leads its own group from its first frame on; before
+    that only the process itself is killed.
     """
     with suppress(ProcessLookupError, PermissionError):
         if os.getpgid(pid) == pid:
@@ -173,13 +173,13 @@ def has_ended(pid: int) -> bool:
 def reap(pid: int) -> int | None:
     """The exit code of `pid` (negative: the signal), or None while it runs.
 
-    A process whose status other code collected counts as ended with code 0.
+    A process whose status was collected by other code counts as exited with code 0.
     """
     try:
         reaped, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return 0
-    # A process may make its parent its tracer, which then also learns of its stops.
+    # A process may make its parent its tracer; waitpid() then also reports its stops.
     has_ended = reaped == pid and not os.WIFSTOPPED(status)
     return os.waitstatus_to_exitcode(status) if has_ended else None
 
@@ -202,8 +202,8 @@ def describe_exit(exit_code: int) -> str:
 def reap_orphans(known_pids: Collection[int]) -> int:
     """Reap ended orphans of children and return how many there were.
 
-    Only processes outside this process's own session: they came from a child. Processes that this one
-    started for other purposes keep their exit status.
+    Reaps only processes outside this process's own session: those descend from a child. Processes
+    that this one started for other purposes keep their exit status.
     """
     own_session = os.getsid(0)
     reaped = 0
@@ -238,7 +238,7 @@ def rss_megabytes(pids: Collection[int]) -> float:
 
 
 def private_megabytes(pids: Collection[int]) -> float:
-    """The sum of the memory that each process shares with no other; where that is unknown, all of it."""
+    """The total private memory of the processes; the resident memory where that is unknown."""
     return sum(_private_bytes(pid) for pid in pids) / _MEGABYTE
 
 
@@ -292,7 +292,9 @@ def _direct_children() -> list[int]:
 
 
 def process_space() -> str | None:
-    """The boot of the kernel and the pid namespace of this process: in here a pid means one process."""
+    """The boot of the kernel and this process's pid namespace: together they make a pid
+    unambiguous.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot_id = file.read().strip()
@@ -302,15 +304,15 @@ def process_space() -> str | None:
 
 
 def process_started(pid: int) -> int | None:
-    """The start of a process in clock ticks since the boot, which a later process with its pid does not
-    share; None where it cannot be read.
+    """The start of a process in clock ticks since boot, which differs for a later process with the
+    same pid; None where it cannot be read.
     """
     stat = _read_stat(pid)
     return None if stat is None else int(stat[19])
 
 
 def is_process_gone(pid: int, started: int) -> bool:
-    """Prove that a process of this process space has ended; False when in doubt."""
+    """Return whether a process of this pid namespace has provably ended; False when in doubt."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

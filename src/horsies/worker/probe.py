@@ -50,7 +50,7 @@ class Answer(NamedTuple):
         return cls(200 if ok else 503, f"{text}\n".encode())
 
 
-# By path; the parameter is the Accept header.
+# By path; the argument is the Accept header.
 Routes = Mapping[str, Callable[[str], Answer]]
 
 
@@ -78,7 +78,7 @@ class Vitals:
 
 
 def judge_liveness(vitals: Vitals, now: float) -> Answer:
-    """Fail when the loop hangs; a lost database is not a reason to restart a worker."""
+    """Report failure when the loop hangs; a lost database is not a reason to restart a worker."""
     late = now - vitals.awake_by
     if vitals.has_started and late > STALL_SECONDS:
         return Answer.line(f"the loop has not run for {late:.0f} s", ok=False)
@@ -86,7 +86,7 @@ def judge_liveness(vitals: Vitals, now: float) -> Answer:
 
 
 def judge_readiness(vitals: Vitals, *, is_scheduling: bool = True) -> Answer:
-    """Fail while this worker claims nothing, or while the scheduler inside it cannot send anything."""
+    """Report failure while this worker claims nothing, or while its scheduler cannot send anything."""
     problems = {
         "the worker is starting": not vitals.has_started,
         "the worker is shutting down": vitals.is_stopping,
@@ -129,7 +129,7 @@ def worker_values(vitals: Vitals, tally: Tally) -> Iterator[Value]:
 def _attempt_values(totals: Mapping[Key, Counts]) -> Iterator[Value]:
     labelled: dict[Key, Counts] = {}
     for (queue, name), counts in totals.items():
-        label = queue, name or OTHER_TASK  # a task may have that name
+        label = queue, name or OTHER_TASK  # a task may have this name
         labelled[label] = counts.plus(labelled[label]) if label in labelled else counts
     for (queue, task), counts in labelled.items():
         for end, count in zip(ENDS, counts.ends, strict=True):
@@ -167,7 +167,9 @@ def scraped(values: Iterable[Value], accept: str) -> Answer:
 
 @contextmanager
 def serving(host: str, port: int, routes: Routes) -> Iterator[int]:
-    """Serve the paths in a thread until the block ends; yield the port, which 0 leaves to the system."""
+    """Serve the paths in a thread until the block ends; yield the port (the system chooses one for
+    0).
+    """
     try:
         server = _Server(host, port, routes)
     except OSError as error:
@@ -210,7 +212,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         for oldest in list(self._open)[: len(self._open) - CONNECTIONS_MAX + 1]:
             self._open.pop(oldest, None)
-            with suppress(OSError):  # it has ended by itself
+            with suppress(OSError):  # the connection has ended by itself
                 oldest.shutdown(SHUT_RDWR)
         self._open[request] = None
         super().process_request(request, client_address)

@@ -1,14 +1,15 @@
 """Frames between the worker's parent process and its children: assignments to a child, reports back.
 
 A frame is a four-byte length, a kind byte, fixed numbers (the lengths of the texts in characters
-among them) and the texts in UTF-8, one behind the other. Decoding never builds objects from names: from
-any bytes that a child writes the parent either reads one of the values below or raises
-``ProtocolError``, and then only that child is lost. Every frame of a child follows a mark, random bytes
-that only this child has: other bytes, which the code of a task wrote to the socket, are passed over.
+among them) and the texts in UTF-8, one behind the other. Decoding never builds objects from names:
+from any bytes that a child writes the parent either reads one of the values below or raises
+``ProtocolError``, and then only that child is lost. Every frame of a child begins with a mark,
+random bytes that only this child has, so that bytes written to the socket by task code can be
+skipped.
 
-Assignments are numbered from 1 in each child, at the beginning and at the end of their frame. Code of a task
-can read what the worker has sent to its child: by the numbers the child notices frames that are missing, and
-those of which a part is missing.
+Assignments are numbered from 1 in each child, at the beginning and at the end of their frame. Task
+code can read data that the worker has sent to its child; the numbers show the child which frames
+are missing or incomplete.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from horsies.db.statements.turn import ClaimedTask
 
 MAX_FRAME_BYTES = 1 << 30
-# No assignment has a higher number.
+# The highest number of an assignment.
 LAST_NUMBER = (1 << 63) - 1
 
 
@@ -183,7 +184,7 @@ _NO_TIMEOUT = -1
 # Ten years: the start of an attempt is computed from its run time.
 _RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
 
-# The longest frame of each kind: one that claims to be longer is not waited for.
+# The longest frame of each kind: a frame that declares a greater length is refused.
 _LONGEST: dict[int, int] = dict.fromkeys(FrameKind, 1 << 26)
 _LONGEST |= dict.fromkeys((FrameKind.BOOT, FrameKind.ASSIGN, FrameKind.REPORT), MAX_FRAME_BYTES)
 for _kind in (FrameKind.STOP, FrameKind.HELLO, FrameKind.READY, FrameKind.SHARE):
@@ -194,7 +195,7 @@ _KIND_REPORT = int(FrameKind.REPORT)
 
 
 def encode_assignment(assignment: Assignment, number: int = 1, needs_permit: bool = False) -> bytes:
-    """The frame with `assignment`, which has the `number` among those of its child."""
+    """Return the frame for `assignment`, whose position among those of its child is `number`."""
     task_id, name = assignment.task_id, assignment.task_name
     args, kwargs = assignment.args_json, assignment.kwargs_json
     timeout_ms, node, stored = assignment.timeout_ms, assignment.node, assignment.stored
@@ -221,7 +222,7 @@ def encode_assignment(assignment: Assignment, number: int = 1, needs_permit: boo
 def assignment_number(frame: bytes) -> tuple[int, bool]:
     """The number of the assignment in `frame`, and whether it needs a permit.
 
-    Raises ``ProtocolError`` when the frame consists of the beginning of one and the end of another.
+    Raises ``ProtocolError`` when the beginning and the end belong to different frames.
     """
     try:
         number, needs_permit = _ASSIGNMENT_NUMBER.unpack_from(frame, _HEADER.size)
@@ -260,13 +261,12 @@ def decode_assignment(frame: bytes) -> Assignment:
 
 
 def _node_texts(node: NodePart) -> tuple[str, str]:
-    """The head that describes the part in a workflow, and behind it the texts of the results.
-
-    Results may be large: the parent neither reads nor rewrites them.
+    """The header that describes the part in a workflow, followed by the texts of the results.
+    Results may be large, so the parent neither parses nor rewrites them.
     """
     sources = [(*source[:3], len(source.result), *source[4:]) for source in node.sources]
     place = (node.workflow_id, node.task_index, node.root_workflow_id, node.depth)
-    # Not the standard library's json: a fifth of the time, on both sides.
+    # Not the standard library's json, which takes five times as long on both sides.
     head = to_json((place, node.inputs_json, sources)).decode()
     return head, "".join(source.result for source in node.sources)
 
@@ -330,7 +330,7 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
     code_end = result_end if code_size == _NO_TEXT else result_end + code_size
     message_end = code_end if message_size == _NO_TEXT else code_end + message_size
     if not 0 <= run_microseconds <= _RUN_MICROSECONDS_MAX:
-        raise ProtocolError("malformed report: a run time that cannot be")
+        raise ProtocolError("malformed report: impossible run time")
     if message_end > len(texts) or (message_end != len(texts) and not flags & 4):
         raise ProtocolError("malformed report: its texts do not add up to its length")
     report = ChildReport(
@@ -360,7 +360,7 @@ def _rest_of_report(text: str) -> tuple[tuple[str, ...], float | None, str | Non
             None if traceparent is None else str(traceparent),
         )
     except (ValueError, TypeError, RecursionError) as error:
-        raise ProtocolError("malformed report: its rest cannot be read") from error
+        raise ProtocolError("malformed report: its remaining fields cannot be read") from error
 
 
 def _without_surrogates(report: ChildReport) -> ChildReport:
@@ -402,7 +402,7 @@ def decode_texts(frame: bytes, count: int) -> list[str]:
     if not isinstance(texts, list) or len(texts) != count:
         raise ProtocolError(f"malformed frame: {count} texts were expected")
     if not all(isinstance(text, str) for text in texts):
-        raise ProtocolError("malformed frame: something that is not a text")
+        raise ProtocolError("malformed frame: a value is not a string")
     return texts
 
 
@@ -439,7 +439,7 @@ def decode_boot(frame: bytes) -> tuple[ChildBoot, int]:
 
 
 def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
-    """Wait for the boot frame and read not one byte more; None when the worker is gone."""
+    """Wait for the boot frame without reading any byte after it; None when the worker is gone."""
     length = connected.recv(4, socket.MSG_WAITALL)
     body = connected.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
     return decode_boot(length + body) if body else None
@@ -491,7 +491,7 @@ class FrameBuffer:
         return frames, start
 
     def _next_mark(self, data: bytes | bytearray, start: int) -> int:
-        """Where the next frame begins, or may begin once more bytes arrive."""
+        """The position where the next frame begins, or may begin once more bytes arrive."""
         mark = self._mark
         if data.startswith(mark, start):
             return start
@@ -505,7 +505,7 @@ class FrameBuffer:
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes of a frame have arrived that is not whole."""
+        """How many bytes of an incomplete frame have arrived."""
         return max(0, len(self._pending) - len(self._mark))
 
     def wanted_bytes(self) -> int:
@@ -518,7 +518,9 @@ class FrameBuffer:
 
 
 def checked_size(header: bytes | bytearray) -> int:
-    """The length in the first five bytes of a frame, if one of its kind can be that long."""
+    """The length in the first five bytes of a frame; refused if no frame of its kind can be that
+    long.
+    """
     size, kind = _HEADER.unpack(header)
     if not 1 <= size <= _LONGEST.get(kind, 0):
         raise ProtocolError(f"a frame of kind {kind} claims a length of {size} bytes")

@@ -1,9 +1,9 @@
 """The reaper: recovers the tasks of lost workers, ends runs that were paused for too long, and deletes
 rows past their retention.
 
-Any worker may reap; two at once do no harm. ``watch.py`` decides which workers are lost and
-``tasks/recovery.py`` how their tasks end. Every step is idempotent,
-bounded, and simply repeated at the next occasion when it fails.
+Any worker may do this, even two at once. ``watch.py`` decides which workers are lost and
+``tasks/recovery.py`` how their tasks end. Every step is idempotent, bounded, and repeated in the
+next pass if it fails.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ logger = logging.getLogger("horsies.reaper")
 RETENTION_BATCH = 1000
 # The record of changes made by people is kept for 90 days.
 ACTION_RETENTION_HOURS = 90 * 24
-# Whole trees of runs, with all of their nodes and tasks.
+# Whole trees of runs, with all their nodes and tasks.
 RETENTION_RUNS = 50
 EXPIRE_BATCH = 50
 # The kind of batch that closes the rows of lost workers.
@@ -77,10 +77,10 @@ def recover_lost_workers(
 ) -> Recovered:
     """Close the rows of lost workers and recover their tasks.
 
-    The rows first: a worker that comes back meanwhile learns of its loss before anything else. Should
-    this worker die in between, ``recover_ownerless`` of another one finds the
-    tasks, and those that the database refused to recover. A row that it refuses to close raises at the
-    end, after the recovery of the others.
+    The rows are closed first, so that a worker that comes back meanwhile sees that it was declared
+    lost. If this worker dies in between, ``recover_ownerless`` in another worker finds the tasks,
+    including those that the database refused to recover. If the database refuses to close a row,
+    the error is raised at the end, after the recovery of the others.
     """
     verdicts = _without_active(pipeline, verdicts, WatchLimits.of(config).held)
     if not verdicts:
@@ -104,8 +104,8 @@ def recover_lost_workers(
 def _close(
     pipeline: Pipeline, verdicts: Sequence[Verdict], blocked: Blocked
 ) -> tuple[list[str], psycopg.Error | None]:
-    """Close the rows of lost workers, one by one if the database refuses them together; return the closed
-    ones, and the refusal of another.
+    """Close the rows of lost workers, one by one if the database refuses them together; return the
+    closed ones and a refusal, if there was one.
     """
     if not blocked.failures.is_suspect(CLOSING):
         try:
@@ -153,8 +153,8 @@ def _recoverable_statuses(recovery: RecoveryConfig) -> list[str]:
 
 
 def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked) -> int:
-    """Recover tasks whose worker's row is closed, and tasks without a worker's row that showed no life for
-    the threshold of their state.
+    """Recover tasks whose worker's row is closed, and tasks without a worker's row without a
+    heartbeat for longer than the threshold of their state.
     """
     find = find_ownerless(
         recovery.claimed_stale_threshold_ms / 1000,
@@ -231,9 +231,9 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | Non
 
 
 def _delete(pipeline: Pipeline, step: Step, failures: Failures) -> int:
-    """Delete a batch of rows; one that the database refuses, as a foreign key does, or that another session
-    has locked is kept and logged. A worker works without the table of refusals, so a missing right on it
-    is logged, too.
+    """Delete a batch of rows. A row that cannot be deleted, because of a foreign key or another
+    session's lock, is kept and logged. A missing right on the table of refusals is only logged as
+    well, because a worker can run without it.
     """
     name = step[0].name
     try:

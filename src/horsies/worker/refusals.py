@@ -41,10 +41,9 @@ class Refusals:
         self._has_named_right = False
 
     def store(self, pipeline: Pipeline, uncalled: Uncalled) -> set[str]:
-        """Store the refusal of these tasks; return those to leave to other workers, the rest fails.
-
-        A task whose refusal cannot be stored is left as well, and this worker alone leaves it out of its
-        claims until the next attempt.
+        """Store the refusal of these tasks; return those to leave to other workers; the others
+        fail. A task whose refusal cannot be stored is left to others, too, and only this worker
+        excludes it from its claims until the next attempt.
         """
         stored = self._run_each(pipeline, uncalled, self._refusing_steps)
         refused = [one for answers in stored for one in answers[-2]]
@@ -64,7 +63,9 @@ class Refusals:
     def _run_each(
         self, pipeline: Pipeline, uncalled: Uncalled, steps_of: Callable[[Uncalled], list[Step]]
     ) -> list[list[list[Any]]]:
-        """Run these steps for the tasks; the answers by transaction, none if the role has no right."""
+        """Run these steps for the tasks; return the answers by transaction, none if the role lacks
+        the right.
+        """
         blocked = self._blocked
         try:
             return blocked.run_each(pipeline, uncalled, _reassignment, steps_of)

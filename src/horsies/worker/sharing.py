@@ -6,9 +6,9 @@ per assignment into a socket pair, and the child reads one before it begins a ta
 end, and the kernel gives each number to one of them: a number that the parent reads back belongs to a task
 that has not begun and never will.
 
-The code of a task reaches every descriptor of its process. Worker and child share the reading end, flags
-included, so neither reads it in a way that could wait. A number that a task has read is missed by the
-child, which reports the task as not begun.
+The code of a task reaches every descriptor of its process. Worker and child share the reading end,
+flags included, so neither reads it in a way that could wait. If a task reads a number, the child
+misses it and reports that assignment as not begun.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from horsies.worker.protocol import Assignment, ProgressReport
 
 # 64 bits: a child without max_tasks_per_child can run more than 2**32 tasks within weeks.
 _NUMBER = Struct("!Q")
-# The first byte of a permit: one that was read in parts does not look like another one.
+# The first byte of a permit, so that a permit read in parts is not mistaken for another one.
 _PERMIT = 0xA5 << 56
 # How far ahead of an assignment the next permit may be, when those between were taken back.
 _AHEAD_MAX = 1 << 32
@@ -47,10 +47,10 @@ class SharedPage:
     """The memory that a child shares with its worker: a stop request, the progress of its task, how many
     assignments it has begun, and the mark with which its frames begin.
 
-    Not frames: a task may report progress ten thousand times a second, from several threads and from
-    processes it forks, and the worker reads the latest report whenever it has time. The worker takes no
-    bytes here on trust. Numbers are written in one call, so that threads cannot mix theirs; a report that
-    is read while it is written is read again.
+    Not frames: a task may report progress ten thousand times a second, from several threads and
+    from processes it forks, and the worker reads the latest report whenever it has time. The worker
+    validates everything that it reads here. Numbers are written in one call, so that threads cannot
+    mix theirs; a report that is read while it is written is read again.
     """
 
     __slots__ = ("_count", "_memory")
@@ -90,7 +90,9 @@ class SharedPage:
 
     @property
     def mark(self) -> bytes:
-        """The random bytes before every frame of the child, which tell it from what a task has written."""
+        """The random bytes before every frame of the child, which distinguish it from bytes that a
+        task has written.
+        """
         return self._memory[_MARK_START:]
 
     @property
@@ -140,7 +142,9 @@ class SharedPage:
 
 
 def _new_page_file() -> int:
-    """A descriptor of memory that no task can shorten: reading behind its end would kill the worker."""
+    """A descriptor of memory that no task can shorten: reading beyond its end would kill the
+    worker.
+    """
     if not _HAS_MEMFD:
         with tempfile.TemporaryFile() as file:
             os.ftruncate(file.fileno(), PAGE_BYTES)
@@ -174,7 +178,7 @@ class PermitPipe:
     def grant(self, numbers: Iterable[int]) -> None:
         """Permit the assignments with these numbers.
 
-        Where a task has shut the socket down, the child finds no permit and says so.
+        If a task has shut down the socket, the child finds no permit and reports that.
         """
         permits = b"".join([_NUMBER.pack(_PERMIT + number) for number in numbers])
         with suppress(OSError):
@@ -228,8 +232,8 @@ class Permits:
 
 
 def send_descriptors(connected: socket.socket, page: int, permits: int | None) -> None:
-    """Give a new child the page that it shares with the worker, and its permits if it has any: the first
-    byte it reads.
+    """Give a new child the page that it shares with the worker, and its permits if it has any, with
+    the first byte that it reads.
     """
     socket.send_fds(connected, [b"P"], [page] if permits is None else [page, permits])
 

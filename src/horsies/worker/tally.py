@@ -1,7 +1,7 @@
 """Tally: the worker's counts of its attempts, for ``horsies_measures`` and for Prometheus; and their log.
 
-Counts only grow, so a scrape from another thread needs no lock. What goes to the database is the growth
-since the last ``cut``. An attempt costs 1.2 us here, a third of it for parsing the time at which the
+Counts only grow, so a scrape from another thread needs no lock. The growth since the last ``cut``
+goes to the database. An attempt costs 1.2 us here, a third of it for parsing the time at which the
 task was due.
 """
 
@@ -93,7 +93,7 @@ class Tally:
         self._cut: dict[Key, list[float]] = {}
         self._grown: dict[tuple[int, Key], list[float]] = {}
         self._minute = 0
-        # What to add to this host's clock for the database's.
+        # The offset of the database's clock from this host's.
         self._ahead_seconds = 0.0
         self.flush_at = NEVER
         # Tasks that went to children: to idle ones, and behind another task.
@@ -105,11 +105,13 @@ class Tally:
         self.turn_buckets = [0] * (len(TURN_BOUNDS) + 1)
 
     def note_clock(self, database_now: datetime, taken_seconds: float) -> None:
-        """The database's clock, asked for ``taken_seconds`` ago: on average it was read in between."""
+        """Set the database's clock, requested ``taken_seconds`` ago: on average it was read
+        halfway.
+        """
         self._ahead_seconds = database_now.timestamp() - (time.time() - taken_seconds / 2)
 
     def note_starts(self, tasks: Sequence[ClaimedTask], behind: int = 0) -> None:
-        """These tasks have gone to children, so many of them behind another one."""
+        """Count tasks that were given to children, ``behind`` of them behind another one."""
         now, find = self._now(), self._counts.get
         self.handed_alone += len(tasks) - behind
         self.handed_behind += behind
@@ -124,7 +126,7 @@ class Tally:
                 counts[_WAITED_SECONDS] += waited
 
     def note_ends(self, ends: Sequence[End]) -> None:
-        """These outcomes are recorded."""
+        """Count these recorded outcomes."""
         if not ends:
             return
         self._now()
@@ -137,7 +139,7 @@ class Tally:
                 counts[_RAN_SECONDS] += seconds
 
     def note_turn(self, seconds: float, tasks: int) -> None:
-        """A turn has recorded, started or claimed so many tasks."""
+        """Count the tasks that a turn has recorded, started or claimed."""
         self.turns += 1
         self.turn_tasks += tasks
         self.turn_seconds += seconds
@@ -164,7 +166,7 @@ class Tally:
         return [(add_measures, _as_columns(grown))] if grown else []
 
     def _now(self) -> float:
-        """The database's time; counts from now on belong to its minute."""
+        """Set the database's time; counts from now on belong to its minute."""
         now = time.time() + self._ahead_seconds
         minute = int(now // 60)
         if minute != self._minute:
@@ -175,7 +177,7 @@ class Tally:
         return now
 
     def _first(self, task: ClaimedTask) -> list[float]:
-        """The counts of a task that had none in its queue."""
+        """Return new counts for a task that had none in its queue."""
         name = task.task_name
         if name not in self._names:
             if len(self._names) >= NAMES_MAX:
@@ -190,14 +192,14 @@ class Tally:
             if before == counts:
                 continue
             now = self._cut[key] = list(counts)
-            # A clock that is set back may return to a minute.
+            # A clock that is set back may return to an earlier minute.
             earlier = self._grown.get((self._minute, key), _NONE)
             columns = zip(before or _NONE, now, earlier, strict=True)
             self._grown[self._minute, key] = [then - cut + more for cut, then, more in columns]
 
 
 def _end_of(outcome: Outcome) -> int:
-    """Which end an unsuccessful attempt counts as; one with another attempt to follow is retried."""
+    """The kind of end that an unsuccessful attempt counts as: retried if another attempt follows."""
     if outcome.delay_seconds is not None:
         return _RETRIED
     return _FINAL.get(outcome.error_code or "", _FAILED)
@@ -267,7 +269,7 @@ def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
     if outcome.retry_reason is not None:
         end += f" ({outcome.retry_reason})"
     text, words = "%s %s #%d %s", (task.task_name, task.id, task.retry_count + 1, end)
-    # Not logger.info, which looks for the line of its caller: a fifth of the cost of a line.
+    # Not logger.info, which determines the caller's line: a fifth of the time per log line.
     record = ends_logger.makeRecord(
         ends_logger.name, logging.INFO, __file__, 0, text, words, None, extra=fields
     )

@@ -35,7 +35,7 @@ class Traces:
         self._ended: dict[str, tuple[int, str]] = {}
 
     def note(self, task: ClaimedTask, traceparent: str) -> None:
-        """A child reported the span of an attempt."""
+        """Note the span that a child reported for an attempt."""
         self._ended[task.id] = task.retry_count + 1, traceparent
 
     def close(self, assignment: Assignment, outcome: Outcome, seconds: float | None) -> None:

@@ -53,7 +53,9 @@ REFUSALS_MAX = 100
 
 
 class Positions(NamedTuple):
-    """Per queue, the task behind which to look first; and whether to look everywhere for the rest."""
+    """Per queue, the task after which to search first; and whether to search everywhere for the
+    rest.
+    """
 
     priorities: Sequence[int | None] = ()
     enqueued_at: Sequence[str | None] = ()
@@ -68,9 +70,9 @@ _NO_TASK = (None, None, None)
 class Bookmarks:
     """The last task claimed from each queue, behind which the next claim looks first.
 
-    Claimed tasks leave entries in the claim index that lead nowhere until vacuum removes them, which it
-    cannot do while any transaction is kept open. A claim that starts at the front of the queue walks
-    over all of them, one that starts behind the last task it got over none.
+    Claimed tasks leave dead entries in the claim index until vacuum removes them, which it cannot
+    do while any transaction is open. A claim that starts at the front of the queue scans all of
+    them; one that starts behind the last claimed task scans none.
 
     A claim that looks behind a bookmark does not see a task before it. That task is claimed all the
     same, because claims look everywhere
@@ -82,9 +84,9 @@ class Bookmarks:
     * every ``EVERYWHERE_SECONDS``: no notification announces a scheduled task of a better priority that
       is due now, or the rollback of another worker's claim.
 
-    So a worker with more work than children may take a task too late by a tenth of a second; the order
-    behind the bookmark is exact. Only while looking everywhere is itself slow does the next such look
-    wait for ten times as long as the last one took.
+    So a worker with more work than children may take a task too late by a tenth of a second; the
+    order behind the bookmark is exact. Only when a search everywhere is itself slow does the next
+    one wait for ten times its duration.
     """
 
     def __init__(self, queues: Sequence[str]) -> None:
@@ -92,15 +94,15 @@ class Bookmarks:
         self._last: dict[str, tuple[int, str, str]] = {}
         self._has_news = True
         self._everywhere_at = 0.0
-        # From then on claims may look everywhere again.
+        # From this time on, claims may search everywhere again.
         self.rested_at = 0.0
 
     def note_news(self) -> None:
-        """There may be a task before a bookmark now."""
+        """Note that there may be a task before a bookmark now."""
         self._has_news = True
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
-        """These tasks went back to their queues: the next claim begins with them."""
+        """Begin the next claim with these tasks, which went back to their queues."""
         for task in returned:
             last = self._last.get(task.queue_name)
             if last is not None and (task.priority, task.enqueued_at, task.id) < last:
@@ -125,8 +127,8 @@ class Bookmarks:
         was_short: bool,
         span: tuple[float, float],
     ) -> bool:
-        """A claim from these positions, within that span of time, got these tasks; True if it looked
-        everywhere.
+        """Update the bookmarks after a claim from these positions, within that span of time; True
+        if it searched everywhere.
         """
         for task in claimed:
             self._last[task.queue_name] = task.priority, task.enqueued_at, task.id
@@ -174,11 +176,11 @@ class TurnRequest(NamedTuple):
 class TurnResult(NamedTuple):
     """The ids of recorded outcomes, the children of prefetched tasks that started, and the claimed tasks.
 
-    `refused` are the outcomes that the database refused, which the worker keeps. `as_decided` is False
-    when another outcome may have been recorded instead of a refused one. `failed` are the recorded ones
-    that are final, although the worker may have decided to retry, `cancelled` those with their outcome
-    for an accepted cancel. `instead` are the outcomes recorded in place of those whose texts the database
-    refuses.
+    `refused` are the outcomes that the database refused, which the worker keeps. `as_decided` is
+    False when another outcome may have been recorded instead of a refused one. `failed` are the
+    recorded outcomes that are final although the worker may have decided to retry, `cancelled`
+    those that an accepted cancel has replaced. `instead` are the outcomes recorded in place of
+    those whose texts the database refuses.
     """
 
     recorded: set[str]
@@ -222,7 +224,7 @@ class Claimer:
 
     @cached_property
     def is_capped(self) -> bool:
-        """Whether a freed place may let another worker claim."""
+        """Whether a freed slot may let another worker claim."""
         return self.cluster_cap is not None or any(cap is not None for cap in self.queue_caps)
 
     def only(self, queue: str) -> Claimer:
@@ -267,9 +269,9 @@ def take_turn(
 ) -> TurnResult:
     """Record the outcomes, start prefetched tasks and claim new ones, in one transaction.
 
-    Raises transient errors and those of the installation, with nothing assumed about the COMMIT:
-    recording again is harmless. If single tasks cause an error, every task has its own transaction, and
-    a task whose change the database refuses is left to ``blocked``.
+    Raises transient errors and those of the installation, without knowing whether the COMMIT took
+    effect: recording again is harmless. If single tasks cause an error, every task has its own
+    transaction, and a task whose change the database refuses is left to ``blocked``.
     """
     blocked = blocked or Blocked(claimer.worker_id)
     if request.claims and blocked.delays:
@@ -301,8 +303,8 @@ def _one_by_one(
     request: TurnRequest,
     blocked: Blocked,
 ) -> TurnResult:
-    """A turn with one transaction per task. Blocked outcomes keep no place under a cap, so they are
-    reported before the claim.
+    """A turn with one transaction per task. Blocked outcomes do not occupy a slot under a cap, so
+    they are reported before the claim.
     """
     with blocked.search(pipeline):
         each = {one.task_id: record_alone(pipeline, claimer, one, blocked) for one in outcomes}
@@ -382,10 +384,11 @@ def record_alone(
 ) -> TurnResult | None:
     """Record one outcome in a transaction; None if the database refuses it.
 
-    An outcome whose own texts the database refuses is recorded as a failure without them. The refusal of
-    a trigger, such as the progress of a run, or of a constraint says nothing about the texts, nor does an
-    error that may pass, such as a lock of another session: the outcome is kept as it is. The last attempt of
-    a worker that stops may take `last_seconds`; with `waits` it waits longer for a lock.
+    An outcome whose own texts the database refuses is recorded as a failure without them. The
+    refusal of a trigger, such as the progress of a run, or of a constraint is not caused by the
+    texts, nor is an error that may pass, such as a lock of another session: the outcome is kept as
+    it is. The last attempt of a worker that stops may take `last_seconds`; with `waits` it waits
+    longer for a lock.
     """
     change = Change("record", outcome.task_id, outcome.workflow_id)
     request = TurnRequest(freed=freed)
@@ -450,8 +453,8 @@ def _claim_one_by_one(
 ) -> list[ClaimedTask]:
     """Claim each task in its own transaction, from the position just before it.
 
-    Another worker may have taken it meanwhile, so the claim itself also leaves out what this one cannot
-    run or change.
+    Another worker may have taken it meanwhile, so the claim itself also excludes tasks that this
+    worker cannot run or change.
     """
     request = request._replace(ahead=())
     limit = request.claims + REFUSALS_MAX

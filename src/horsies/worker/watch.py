@@ -1,10 +1,10 @@
 """Watch: which other workers are lost, judged only by this worker's own uninterrupted observation.
 
-Pure: ``maintenance.py`` looks at the rows of the other workers every few seconds and passes them on.
-Silence counts from the moment this worker saw it, on its own monotonic clock; the first look after a
-start, a lost connection or a pause in looking starts from zero. An outage or a lock interrupts the
-observation as well, and the server's clock is not used, so none of them makes a living worker count as lost.
-``docs/internals/liveness.md`` describes the whole protocol.
+Pure: ``maintenance.py`` looks at the rows of the other workers every few seconds and passes them
+on. Silence counts from the moment this worker observed it, on its own monotonic clock; the first
+poll after a start, a lost connection or a pause starts from zero. An outage or a lock interrupts
+the observation as well, and the server's clock is not used, so none of these makes a live worker
+count as lost. ``docs/internals/liveness.md`` describes the whole protocol.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import NamedTuple
 from horsies.config.app import AppConfig
 from horsies.db.statements.workers import WatchedWorker
 
-# An observer looks at least this many times within ``lost_seconds``.
+# An observer polls at least this many times within ``lost_seconds``.
 LOOKS_PER_LIMIT = 4
-# A suspected worker is looked at this often.
+# A suspected worker is polled this often.
 SUSPICION_SECONDS = 1.0
-# A worker without tasks reconnects with growing delays; it has this many times the longest one.
+# A worker without tasks reconnects with growing delays; it may be silent for this many times the
+# longest delay.
 RETURN_FACTOR = 2.0
 
 
@@ -58,7 +59,9 @@ class WatchLimits(NamedTuple):
 
     @property
     def lock_seconds(self) -> float:
-        """How long a worker may wait for a lock: it must show itself well before its silence counts."""
+        """How long a worker may wait for a lock: it must send a heartbeat well before it counts as
+        silent.
+        """
         return min(self.held / 3, self.own / LOOKS_PER_LIMIT)
 
     @property
@@ -110,11 +113,13 @@ class Watch:
         self._is_gone = is_gone
         self._silences: dict[str, _Silence] = {}
         self._looked_at = 0.0
-        # Whether a worker without its lock is among them.
+        # Whether one of the suspects does not hold its lock.
         self.has_suspects = False
 
     def note_gap(self) -> None:
-        """This worker could not observe the others for some time: all silence counts from now on."""
+        """Count all silence from now on, because this worker could not observe the others for some
+        time.
+        """
         self._silences = {}
         self.has_suspects = False
 

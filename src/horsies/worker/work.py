@@ -54,11 +54,11 @@ from horsies.worker.turn import (
 
 logger = logging.getLogger("horsies.worker")
 
-# How long the last attempts to record refused outcomes wait for locks, all together.
+# How long the last attempts to record refused outcomes may wait for locks in total.
 LAST_WAIT_SECONDS = 5.0
-# How long all last attempts may take.
+# How long all last attempts may take in total.
 LAST_PASS_SECONDS = 30.0
-# How long each of them may take at least, however many there are.
+# The least time for each of them, however many there are.
 LAST_SHARE_SECONDS = 3.0
 _NO_CLAIM = nullcontext()
 
@@ -70,7 +70,7 @@ def _expire_batch(pipeline: Pipeline, steps: Sequence[Step]) -> tuple[Any, ...]:
 
 
 def _expire_each(pipeline: Pipeline, steps: Sequence[Step], blocked: Blocked) -> tuple[Any, ...]:
-    """The same without the signs of life, which may be the cause of the error."""
+    """The same steps without the heartbeat, which may be the cause of the error."""
     expired = expire_one_by_one(pipeline, blocked)
     lapsed = release_one_by_one(pipeline, blocked)
     return expired, lapsed, *pipeline.run(steps[2:3])
@@ -85,7 +85,7 @@ def _attempts(refused: Sequence[Outcome]) -> Iterator[_Attempt]:
 
 
 def _last_attempts(refused: Sequence[Outcome]) -> Iterator[_Attempt]:
-    """The last attempts, as long as there is time: each may take its share of the time that is left."""
+    """Yield the last attempts while there is time: each gets its share of the remaining time."""
     started = time.monotonic()
     for count, outcome in zip(range(len(refused), 0, -1), refused, strict=True):
         now = time.monotonic()
@@ -102,7 +102,7 @@ def _ends_nodes(outcomes: Iterable[Outcome]) -> bool:
 
 
 class Work:
-    """Takes turns with the database for the children of one worker."""
+    """Runs the turns of one worker's children."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Work:
         self.has_given_up = False
 
     def note_news(self) -> None:
-        """There may be new tasks anywhere in the queues."""
+        """Note that there may be new tasks anywhere in the queues."""
         for lane in self._lanes:
             lane.note_news()
 
@@ -219,7 +219,9 @@ class Work:
             self._maintenance.answer_pings(pipeline)
 
     def _release(self, pipeline: Pipeline) -> None:
-        """Return the tasks to their queues that the database lists and this worker does not hold."""
+        """Return tasks to their queues that the database lists as this worker's but that it does
+        not hold.
+        """
         ledger = self._dispatcher.ledger
         self.claimed_last = False
         release_unheld(pipeline, self._claimer.worker_id, ledger.tasks(), self._blocked)
@@ -228,11 +230,13 @@ class Work:
             lane.step_back(returned)
 
     def _serve_unknown(self, pipeline: Pipeline) -> None:
-        """Leave tasks that this worker cannot run to other workers, or fail them if there are none."""
+        """Leave tasks that this worker cannot run to other workers, or fail them if no other worker
+        can.
+        """
         ledger, unknown = self._dispatcher.ledger, self._unknown
         if (
             self._shutdown.is_requested
-        ):  # it does not wait for a table: another worker meets the tasks
+        ):  # it does not wait for the table: another worker will claim the tasks
             ledger.give_back(ledger.tasks(UNCALLED))
         elif uncalled := ledger.outcomes(UNCALLED):
             left = self._refusals.store(pipeline, uncalled)
@@ -254,7 +258,7 @@ class Work:
                 unknown.check_again()
 
     def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
-        """Record outcomes and claim; if several lanes want tasks, each has a turn of its own."""
+        """Record outcomes and claim; if several lanes want tasks, each has its own turn."""
         freed = self._dispatcher.ledger.freed_by_queue(outcomes) if self._claimer.is_capped else {}
         wanted = [] if self._shutdown.is_requested else self._requests(_ends_nodes(outcomes))
         if not wanted and outcomes:
@@ -324,7 +328,7 @@ class Work:
             for task in tasks
             if task.workflow_id is not None and task.worker_pid and has_part(task)
         ]
-        if not nodes:  # children first: they work during the bookkeeping
+        if not nodes:  # children first: they work while the bookkeeping is done
             self._hand_out(pipeline, tasks, NO_PARTS)
         dispatcher.tally.note_ends(ends)
         log_ends(ends)
@@ -333,7 +337,7 @@ class Work:
         looked_everywhere = claims > 0 and self._note_claim(
             lane, request, turned.claimed, (started, ended)
         )
-        # A claim of one kind of tasks has not seen those of the other.
+        # A claim of one kind of tasks does not see those of the other kind.
         self.claimed_last = looked_everywhere and request.is_async is None
         if nodes:
             self._hand_out_nodes(pipeline, nodes, tasks)
@@ -364,10 +368,11 @@ class Work:
         claimed: Sequence[ClaimedTask],
         span: tuple[float, float],
     ) -> bool:
-        """Remember how far the claim came; True if it looked everywhere."""
+        """Remember how far the claim searched; True if it searched everywhere."""
         windows, claims = self._dispatcher.windows, request.claims
         batch = self._config.max_claim_batch or claims
-        # A claim that only did not fill the windows says nothing: a task that cannot wait in one is next.
+        # Unfilled windows do not mean an empty queue: the next task may not be allowed to wait in
+        # one.
         possible = min(len(request.pids) + request.prefetch, batch)
         was_short = len(claimed) < possible
         if windows.is_on and not request.is_async:
@@ -381,7 +386,9 @@ class Work:
     def _hand_out_nodes(
         self, pipeline: Pipeline, nodes: Sequence[ClaimedTask], tasks: Sequence[ClaimedTask]
     ) -> None:
-        """Give tasks to children, these nodes of workflows with the results they take from others."""
+        """Give tasks to children, workflow nodes together with the results they take from other
+        nodes.
+        """
         with self._dispatcher.ledger.claim_in_doubt():
             parts, refused = self._dispatcher.inputs.read(pipeline, nodes)
         for task, outcome in refused:  # nodes that cannot have their inputs
@@ -400,7 +407,9 @@ class Work:
         self._dispatcher.hand_out(tasks, parts)
 
     def _retry_refused(self, pipeline: Pipeline) -> None:
-        """Try again to record outcomes that the database refused; a worker that stops then gives up."""
+        """Try again to record outcomes that the database refused; a worker that is stopping gives
+        up after that.
+        """
         ledger, blocked = self._dispatcher.ledger, self._blocked
         refused = [outcome for _, outcome in ledger.outcomes(REFUSED)]
         is_last = self._shutdown.is_requested and ledger.count() == len(refused)

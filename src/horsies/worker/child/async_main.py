@@ -1,8 +1,8 @@
 """A child that runs several coroutines at a time, each one an assignment, on one event loop.
 
-Every assignment has a context of its own: its ``current_task()``, its log labels, its headers. The parent
-decides how many run here, and stops one by a frame: its coroutine is cancelled. Time limits are the
-parent's, which kills the process when a coroutine does not end.
+Every assignment runs in its own context, with its own ``current_task()``, log labels and headers.
+The parent decides how many run here, and stops one by sending a frame, which cancels its coroutine.
+The parent also enforces time limits: it kills the process when a coroutine does not end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROGRESS_SECONDS = 0.3
 
 _RECEIVE_BYTES = 1 << 18
 _ATTEND_SECONDS = 0.25
-# What the loops of asyncio wake themselves with, when another thread has something for them.
+# The object through which another thread wakes an asyncio loop.
 _WAKE_UP = ("_ssock", "_read_from_self")
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP_TASK = int(FrameKind.STOP_TASK)
@@ -80,8 +80,8 @@ def serve_coroutines(
 ) -> None:
     """Run assignments until the parent closes the socket and the last of them has ended.
 
-    The loop is the one of the application's asynchronous hooks. It does not run a coroutine of this module:
-    code that cancels every task, stops the loop or exits ends no task of others.
+    The application's asynchronous hooks use the same loop. No coroutine of this module runs on it,
+    so code that cancels every task, stops the loop or exits does not end other tasks.
     """
     loop = kept_event_loop()
     server = _Server(loop, parent, execute, process_state, samples_memory)
@@ -113,7 +113,7 @@ def _leave(loop: asyncio.AbstractEventLoop) -> None:
 class _Running:
     """One assignment: its coroutine, its latest progress, whether the parent has stopped it.
 
-    For its ``CurrentTask`` it is the memory shared with the worker.
+    ``CurrentTask`` uses it in place of the memory that other children share with the worker.
     """
 
     __slots__ = (
@@ -136,7 +136,7 @@ class _Running:
         self.number = number
         self.context = contextvars.copy_context()
         self.task: asyncio.Task[ChildReport] | None = None
-        # False until its first step.
+        # False until the coroutine's first step.
         self.has_begun = False
         self.started_ns = time.perf_counter_ns()
         self.is_stopped = False
@@ -161,8 +161,8 @@ class _Running:
 
 
 class _AssignmentTask(asyncio.Task[ChildReport]):
-    """The coroutine of an assignment: code of another assignment, as one that cancels all tasks of its
-    event loop, does not cancel it.
+    """The coroutine of an assignment. Code of another assignment cannot cancel it, even if it
+    cancels all tasks of the event loop.
     """
 
     running: _Running | None = None
@@ -232,7 +232,9 @@ class _Server:
                 self._loop.add_reader(own_end, read)
 
     def _attend(self) -> None:
-        """While there are tasks: undo a few times a second what one of them may have done to the loop."""
+        """While there are tasks, undo changes that they may have made to the loop, a few times a
+        second.
+        """
         self._has_timer = bool(self._running)
         if self._has_timer:
             self._listen()
@@ -280,7 +282,7 @@ class _Server:
                 running.stop()
 
     def _note_unstarted(self, first: int, last: int) -> None:
-        """Tell the parent that the assignments of these numbers never begin here."""
+        """Report to the parent that the assignments with these numbers will never begin here."""
         self._outbox.send(protocol.encode_numbers(FrameKind.TASK_UNSTARTED, first, last))
 
     def _start(self, assignment: Assignment, number: int) -> None:
@@ -292,7 +294,8 @@ class _Server:
             self._loop.call_later(_ATTEND_SECONDS, self._attend)
         current = CurrentTask(assignment, time.time(), running)
         running.context.run(set_running_task_here, current)
-        # Not loop.create_task(): a task factory of the application may take no context, or begin at once.
+        # Not loop.create_task(): a task factory of the application may not accept a context, or may
+        # begin the task at once.
         running.task = task = _AssignmentTask(
             self._run(running), loop=self._loop, name=assignment.task_name, context=running.context
         )
@@ -301,14 +304,15 @@ class _Server:
 
     async def _run(self, running: _Running) -> ChildReport:
         running.has_begun = True
-        if running.number > self._last_begun:  # one that starts a second time may be behind others
+        # a coroutine that starts a second time may be behind others
+        if running.number > self._last_begun:
             self._last_begun = running.number
             if (page := self._parent.page) is not None:
                 page.note_begun(running.number)
         return await self._execute(running.assignment)
 
     def _finish(self, running: _Running, task: asyncio.Task[ChildReport]) -> None:
-        """An assignment has ended: report it, or that it was stopped, or never began."""
+        """Report the end of an assignment: its outcome, or that it was stopped or never began."""
         assignment = running.assignment
         running.is_over = True
         del self._running[assignment.task_id]
@@ -318,7 +322,7 @@ class _Server:
         self._outbox.send_progress(assignment.task_id)
         try:
             frame = self._end_frame(running, task)
-        except BaseException as error:  # without a frame the task would run for ever
+        except BaseException as error:  # without a frame the task would never end for the parent
             text = "The end of task %r cannot be reported."
             log_safely(logger, logging.ERROR, text, assignment.task_name, error=error)
             problem = f"could not report its end: {type(error).__name__}: {exception_text(error)}"
@@ -327,7 +331,7 @@ class _Server:
         if not (self._process_state.restore_limits() or self._is_closed):
             self._close()
         if not self._running:
-            # Tasks share the rest of the state of the process, so it is restored when there are none.
+            # Tasks share the rest of the process state, so it is restored when no task runs.
             self._process_state.restore()
             self._watch.pause()
             self._listen()
@@ -349,7 +353,9 @@ class _Server:
         return protocol.encode_report(report, rss_bytes, run_microseconds)
 
     def _note_blockage(self, blockage: Blockage) -> None:
-        """The event loop does not run: tell the parent, whose log is not held up. In the watch's thread."""
+        """Report to the parent that the event loop does not run; the parent's log is not blocked by
+        it. Called in the watch's thread.
+        """
         others = len(self._running) - 1
         name = None if blockage.task is None else blockage.task.name
         texts = (name or "", f"{blockage.seconds:.1f}", blockage.line, str(max(0, others)))
@@ -421,7 +427,7 @@ class _Outbox:
                 self._loop.stop()
 
     def note_progress(self, task_id: str, frame: bytes) -> None:
-        """Send this progress with the next batch; any thread may call this, as often as it likes."""
+        """Send this progress with the next batch; any thread may call this at any rate."""
         self._progress[task_id] = frame
         if not self._has_timer:
             self._has_timer = True

@@ -1,7 +1,7 @@
-"""The library's own tasks, which are nodes of workflows beside the tasks of their users.
+"""The library's own tasks, which are nodes of workflows like the tasks that users write.
 
-They run in children like all others, after a wait that held no child: a sleep that is over, a signal
-that came or timed out, and the expansion of a sub-workflow into a plan.
+They run in children, after a wait that occupied no child: a finished sleep, a signal that arrived
+or timed out, and the expansion of a sub-workflow into a plan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_builtin(assignment: Assignment) -> bool:
 
 
 def run_builtin(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
-    """Run one of the library's own tasks; the JSON text of its value, or its error."""
+    """Run one of the library's own tasks; return the JSON text of its value, or its error."""
     name = assignment.task_name
     if name == SLEEP_TASK:
         return Ok("null")
@@ -50,7 +50,7 @@ def run_builtin(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
 
 
 def _signal_value(kwargs_json: str) -> Result[str, TaskError]:
-    """The JSON text of the value that was sent; without a value the wait has timed out."""
+    """Return the JSON text of the signal's value, or an error if the wait has timed out."""
     if kwargs_json == _NOTHING:
         return Err(
             TaskError(

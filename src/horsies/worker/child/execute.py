@@ -42,7 +42,7 @@ _MISFITS = (
     OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
 )
 _NO_SPAN = "The span of task %r could not be %s."
-# Tasks of the library that only mark a moment of a run.
+# Tasks of the library that only mark a point in time of a run.
 _UNTRACED = frozenset({SLEEP_TASK, SIGNAL_TASK})
 
 logger = logging.getLogger("horsies.child")
@@ -96,7 +96,7 @@ class AppProgram:
             return report if span is None else _end_span(span, report)
 
     async def execute_async(self, assignment: Assignment) -> ChildReport:
-        """``execute`` on the running event loop, in a context of the assignment's own."""
+        """Like ``execute``, but on the running event loop and in the assignment's own context."""
         if self._tracing is None or assignment.task_name in _UNTRACED:
             return await execute_async(self._app, assignment)
         with _span_of(self._tracing, assignment) as span:
@@ -147,7 +147,7 @@ def _span_of(
     try:
         yield span
     except BaseException:
-        span.detach()  # the worker stops the task: it has the reason, and makes the span
+        span.detach()  # stopped by the worker, which knows the reason and records the span
         raise
 
 
@@ -165,7 +165,9 @@ def _end_span(span: tracing.Processing, report: ChildReport) -> ChildReport:
 
 
 def _will_retry(task: CurrentTask, report: ChildReport) -> bool:
-    """Decide as the worker will; only ``good_until`` and a cancel, which it checks later, are left out."""
+    """Return the outcome that the worker will decide on, apart from ``good_until`` and a cancel,
+    which the worker checks later.
+    """
     limit = task.max_attempts
     decision = decide_retry(
         task_options=json.dumps(dict(task.options)),
@@ -192,7 +194,7 @@ def execute(app: Horsies, assignment: Assignment, around: Sequence[AroundTask] =
         return _execute(app, definition, assignment)
     except TaskStopped:
         raise
-    except BaseException as error:  # user code also reads arguments and writes results
+    except BaseException as error:  # reading arguments and writing results runs user code as well
         return _failure(assignment, _codec_error(assignment, error))
 
 
@@ -211,7 +213,8 @@ async def execute_async(
             return call
         returned = await await_function(app.config, definition, call.args, call.kwargs)
         if isinstance(returned, TaskError) and _is_stop(returned.exception):
-            raise asyncio.CancelledError  # the worker knows the reason, and records the end
+            # stopped by the worker, which knows the reason and records the end
+            raise asyncio.CancelledError
         return _encode(app, definition, assignment, returned)
     except asyncio.CancelledError:
         raise
@@ -272,7 +275,7 @@ def _encode(
         return _report(app, definition, assignment, encoded.value, error)
     if isinstance(encoded.value, TypeMismatch):
         return _failure(assignment, mismatch_error(definition, returned, encoded.value))
-    if returned.is_err():  # its code and message are stored without the rest
+    if returned.is_err():  # the error's code and message are stored without the rest
         return _failure(assignment, returned.err_value)
     problem = f"The result of task {definition.name!r} cannot be stored: {encoded.value.message}"
     return _failure(assignment, _serialization_error(problem))
@@ -284,7 +287,7 @@ def _call(
     try:
         return call_function(app.config, definition, call.args, call.kwargs, clear_timers)
     except KeyboardInterrupt:
-        # Children disregard Ctrl-C: the task itself raised this.
+        # Children ignore Ctrl-C, so the task itself raised this.
         return TaskError(
             error_code=OperationalErrorCode.UNHANDLED_EXCEPTION,
             message=f"Task {definition.name!r} raised KeyboardInterrupt.",
@@ -292,7 +295,7 @@ def _call(
 
 
 def _execute_builtin(app: Horsies, assignment: Assignment) -> ChildReport:
-    """Run a task that is not registered; only the library's own are not a mistake."""
+    """Run a built-in task of the library; any other task that is not registered is an error."""
     if not is_builtin(assignment):
         problem = TaskError(
             error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
@@ -315,7 +318,9 @@ def _report(
     result_json: str,
     error: TaskError | None,
 ) -> ChildReport:
-    """Report a result, unless it is too large: then the error in its place, its own if it was one."""
+    """Report a result. One that is too large is replaced by an error, or by its own error if it is
+    a failure.
+    """
     payload, size = app.config.payload, payload_bytes(result_json)
     limit = payload.max_result_bytes
     if limit is not None and size > limit:

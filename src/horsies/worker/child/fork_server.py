@@ -101,7 +101,7 @@ def _load_and_serve(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
 
 
 def _next_request(control: socket.socket) -> int | None:
-    """The socket of the next child; None when the worker has closed its end."""
+    """Return the socket of the next child, or None when the worker has closed its end."""
     _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     return descriptors[0] if descriptors else None
 
@@ -109,8 +109,9 @@ def _next_request(control: socket.socket) -> int | None:
 class Reserve:
     """Forked processes that wait for the socket which makes them children.
 
-    To become the worker's, a child needs an intermediate process that forks it and ends, which costs
-    as much as the child itself. One such process therefore forks several, once children are replaced.
+    A child becomes a child of the worker when an intermediate process forks it and exits. That
+    process costs as much as the child itself, so one of them forks several children, once children
+    are being replaced.
     """
 
     def __init__(
@@ -125,14 +126,15 @@ class Reserve:
         self._waiting: list[socket.socket] = []
 
     def hand_out(self, child_fd: int) -> None:
-        """Make a child on `child_fd`; fork it with others if none waits."""
+        """Make a child on `child_fd`: use a waiting process, or fork it together with others."""
         try:
             if not self._give_to_waiting(child_fd):
                 self._fork_some(child_fd)
                 self._give_to_waiting(child_fd)
         finally:
-            # Without a child this closes the last copy: the pool sees the socket end, and asks again
-            # after a while. Trying on here would only make a full system fuller.
+            # If no child was forked, this closes the last copy of the socket; the pool notices that
+            # and asks again after a while. Retrying here would add load to a system that is already
+            # full.
             os.close(child_fd)
 
     def _give_to_waiting(self, child_fd: int) -> bool:
@@ -143,7 +145,7 @@ class Reserve:
         return False
 
     def _fork_some(self, foreign_fd: int) -> None:
-        """Fork processes that wait, or fewer or none of them if the system refuses."""
+        """Fork processes that wait; fewer or none if the system refuses."""
         count = self._boot.forks_ahead if self._singly <= 0 else 1
         self._singly -= count
         pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -166,7 +168,9 @@ class Reserve:
     def _fork_children(
         self, pairs: list[tuple[socket.socket, socket.socket]], foreign_fd: int
     ) -> NoReturn:
-        """The intermediate process: fork the children and end, which makes them the worker's."""
+        """The intermediate process: fork the children and exit, which makes the worker their
+        parent.
+        """
         try:
             self._control.close()
             os.close(foreign_fd)
@@ -186,7 +190,8 @@ class Reserve:
     ) -> NoReturn:
         for other in (one for pair in pairs for one in pair if one is not own_end):
             other.close()
-        # By the time it comes the intermediate process has ended, and this one is the worker's.
+        # When the socket arrives, the intermediate process has exited and the worker is this
+        # process's parent.
         child_fd = _next_request(own_end)
         own_end.close()
         if child_fd is None:
@@ -227,14 +232,13 @@ def _kind_of(fd: int) -> str:
 def _blank_inherited_descriptors(kept_fd: int) -> None:
     """Point inherited sockets, pipes and the like at /dev/null; files and devices stay open.
 
-    Closing them would free their numbers, which copied objects of the worker will still close one day.
+    Closing them would free their numbers, and copied objects of the worker may close those numbers
+    later.
     """
     null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in _open_descriptors():
         if fd not in (1, 2, kept_fd, null_fd) and _kind_of(fd).startswith(_NOT_TO_BE_SHARED):
-            with suppress(
-                OSError
-            ):  # the limit on open files may have been lowered below its number
+            with suppress(OSError):  # a descriptor above a lowered limit on open files
                 os.dup2(null_fd, fd, inheritable=False)
     os.dup2(null_fd, 0)
     os.close(null_fd)

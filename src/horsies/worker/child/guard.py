@@ -1,9 +1,10 @@
-"""The guard: a small process that kills the processes of tasks when their worker was killed.
+"""The guard: a small process that kills the processes of tasks when their worker is killed.
 
-The kernel kills the children of a dead worker, but not the programs that tasks started. The guard finds
-them by a mark that the children set on themselves before any user code runs: an unusual soft limit of
-RLIMIT_RTTIME. The limit concerns real-time scheduling only, every process may read it, and unlike the
-parent, the session or the environment it survives setsid, a double fork, exec and a change of user.
+The kernel kills the children of a dead worker, but not the programs that tasks have started. The
+guard finds those by a mark that the children set on themselves before any user code runs: an
+unusual soft limit of RLIMIT_RTTIME. The limit concerns real-time scheduling only, every process may
+read it, and unlike the parent, the session or the environment it survives setsid, a double fork,
+exec and a change of user.
 
 This file runs as a separate script, in an interpreter that imports nothing but the modules below: the
 guard shares neither memory nor descriptors nor user code with the processes that it outlives.
@@ -35,7 +36,8 @@ def main(worker_pid: int, mark: int) -> None:
     with suppress(PermissionError):
         os.setsid()
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    # A worker may run inside a task of another worker: that one's guard must not end this guard early.
+    # A worker may run inside a task of another worker. The guard of that other worker must not kill
+    # this guard early.
     resource.setrlimit(resource.RLIMIT_RTTIME, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
     while os.getppid() == worker_pid:
@@ -49,9 +51,10 @@ def main(worker_pid: int, mark: int) -> None:
 def kill_marked(mark: int, spared_group: int = 0) -> list[int]:
     """Kill the processes with `mark` until none is left, and return those that cannot be killed.
 
-    One pass is not enough, because a process may fork while the list is read, and one that forks and
-    ends all the time is only caught with its process group. Children are marked just before they leave
-    the group of the worker, which they share with other programs: that group is spared.
+    One pass is not enough, because a process may fork while the list is read, and a process that
+    forks and exits continuously can only be killed through its process group. Children are marked
+    just before they leave the worker's group, which also contains other programs, so that group is
+    not killed.
     """
     deadline = time.monotonic() + _LAST_SECONDS
     empty_passes = 0

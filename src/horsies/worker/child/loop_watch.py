@@ -1,7 +1,8 @@
-"""Watches an event loop from a thread: names the task that keeps it from running.
+"""Watches an event loop from a thread and names the task that blocks it.
 
-A coroutine that computes or waits without ``await`` stops every other one on its loop. While tasks run, the
-thread asks the loop for an answer a few times a second, and reads the stack of the loop when none comes.
+A coroutine that computes or waits without ``await`` blocks all others on its loop. While tasks run,
+the thread schedules a callback on the loop a few times a second, and reads the loop's stack when
+the callback does not run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from horsies.current_task import CurrentTask, running_task
 
-# How long a loop may stand still without a report.
+# How long a loop may be blocked without a report.
 BLOCKED_SECONDS = 1.0
 # How often one task is reported, at most.
 REPEAT_SECONDS = 60.0
@@ -29,7 +30,9 @@ _EVENTS_FILE = asyncio.events.__file__
 
 
 class Blockage(NamedTuple):
-    """A loop that has not run for `seconds`: the task at fault if it is known, and the line it is at."""
+    """A loop that has not run for `seconds`: the responsible task if it is known, and the line it
+    is executing.
+    """
 
     task: CurrentTask | None
     seconds: float
@@ -37,7 +40,9 @@ class Blockage(NamedTuple):
 
 
 class LoopWatch:
-    """The thread beside a loop; it starts with the first task and sleeps while there is none."""
+    """The thread that watches a loop; it starts with the first task and sleeps while there are
+    none.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[Blockage], None]) -> None:
         self._loop = loop
@@ -50,7 +55,7 @@ class LoopWatch:
         self._reported_at: dict[str | None, float] = {}
 
     def resume(self) -> None:
-        """There are tasks: watch the loop."""
+        """Watch the loop, because it has tasks now."""
         if self._has_tasks.is_set():
             return
         self._ran_at = time.monotonic()
@@ -75,15 +80,16 @@ class LoopWatch:
             self._ask()
             time.sleep(_LOOK_SECONDS)
             while self._ran_at < asked_at and not self._is_closed:
-                # Many short steps of many tasks also hold up the loop: only a task that is there at
-                # two checks in a row is at fault.
+                # Many short steps of many tasks also delay the loop, so a task is responsible only
+                # if two checks in a row find it running.
                 found, stuck = stuck, asyncio.current_task(self._loop)
                 self._look(time.monotonic() - asked_at, stuck if stuck is found else None)
                 self._ask()
                 time.sleep(_LOOK_SECONDS)
 
     def _ask(self) -> None:
-        # A loop that waits in its own wake-up, which a task has made blocking, goes on with the next one.
+        # A loop can hang in its own wake-up, which a task has made blocking; another wake-up lets
+        # it continue.
         keep_awake(self._loop)
         self._loop.call_soon_threadsafe(self._note_run)
 
@@ -112,7 +118,9 @@ def keep_awake(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _owner_of(stuck: asyncio.Task[object]) -> CurrentTask | None:
-    """The task of the application whose coroutine, or a coroutine that this one started, is running."""
+    """Return the task of the application that is running, directly or through a coroutine that it
+    started.
+    """
     for one in gc.get_referents(stuck):  # Task.get_context() is new in Python 3.12
         if isinstance(one, contextvars.Context):
             return one.copy().run(running_task)
@@ -120,7 +128,9 @@ def _owner_of(stuck: asyncio.Task[object]) -> CurrentTask | None:
 
 
 def _line_of(frame: FrameType) -> str:
-    """The line of the application's own coroutine, and the innermost one if it is elsewhere."""
+    """Return the line of the application's own coroutine, and the innermost line if it is
+    elsewhere.
+    """
     frames = [frame]
     while (outer := frames[-1].f_back) is not None and outer.f_code.co_filename != _EVENTS_FILE:
         frames.append(outer)

@@ -1,8 +1,9 @@
 """The arguments of a node's task: its own, and results of other nodes.
 
 A result of another node becomes a parameter, read by the parameter's annotation, or a member of the
-context. Where the whole result is taken, one that cannot be read arrives as an error result and the task
-runs all the same. Where the value is taken, the task runs only with a value that fits.
+context. A parameter that takes the whole result receives an error result when the stored one cannot
+be read, and the task still runs. A parameter that takes the value needs one that fits; otherwise
+the task does not run.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def build_call(
 ) -> Result[BoundCall, CodecError]:
     """Return the call of a node: its own arguments, results of other nodes, context and meta.
 
-    The parameter of a source that has not ended (its join did not wait for it) is left out. A required
-    one is an error result: the source had ended, and is retried now.
+    The parameter of a source that has not ended (its join did not wait for it) is left out. A
+    required one receives an error result: its source had ended and is being retried.
     """
     node = assignment.node
     assert node is not None
@@ -71,9 +72,9 @@ def build_call(
 
 
 def _with_value_of(kwargs_json: str, signature: CallSignature, element: str) -> str:
-    """Return the stored arguments of a map over a map with the value of the element's result.
-
-    A failed item has none and becomes null, which only an annotation that allows None accepts.
+    """Return the stored arguments of a map over a map with the element replaced by the value of its
+    result. A failed item has no value and becomes null, which only an annotation that allows None
+    accepts.
     """
     if not takes_value(signature.annotation_of(element)):
         return kwargs_json
@@ -101,8 +102,9 @@ def _value(
 ) -> Result[dict[str, Any], CodecError]:
     """Return the value of a node as an argument.
 
-    A node that failed or was skipped has none: then it is None if the annotation allows it, otherwise the
-    default applies. A stored value that does not fit was written for another release of the function.
+    For a node that failed or was skipped, the argument is None if the annotation allows it;
+    otherwise the parameter's default applies. A stored value that does not fit was written for
+    another release of the function.
     """
     side, text = ("err", "") if source is None else split_result(source.result) or ("", "")
     if source is not None and side == "ok":
@@ -110,7 +112,7 @@ def _value(
             text = to_json([item.get("ok") for item in from_json(text)]).decode()
         return signature.decode_keywords(f"{{{json.dumps(name)}:{text}}}")
     if side != "err":
-        return Err(CodecError(f"the node that parameter {name!r} takes has no stored result", name))
+        return Err(CodecError(f"the source node of parameter {name!r} has no stored result", name))
     has_default = name not in signature.names.required
     if admits_none(annotation) and (source is not None or not has_default):
         return Ok({name: None})

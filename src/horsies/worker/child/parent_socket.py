@@ -1,4 +1,4 @@
-"""A child's end of the socket to its worker: frames, permits, and the count of tasks that it has begun."""
+"""A child's end of the socket to its worker: frames, permits, and the number of tasks begun."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGE_FRAME_BYTES = 1 << 12
 class ParentSocket:
     """The child's end of its socket; only the process that opened it may use it.
 
-    The code of a task may have made it blocking or not, or given it timeouts: it works either way.
+    It works whether or not task code has made the socket blocking or set timeouts on it.
     """
 
     __slots__ = (
@@ -45,7 +45,7 @@ class ParentSocket:
         self._mark = b"" if page is None else page.mark
         # The number of the latest assignment that was received.
         self._received = 0
-        # The kernel doubles the value that it is given.
+        # The kernel doubles the requested value.
         self._buffer_bytes = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
         # The first and the last of the latest assignments that never begin here.
         self._unstarted: tuple[int, int] | None = None
@@ -88,7 +88,7 @@ class ParentSocket:
             self._poll.poll()
             try:
                 data = self.socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:  # a thread or a process that a task left was faster
+            except BlockingIOError:  # a thread or process left behind by a task has read it first
                 continue
             if not data:
                 return None
@@ -96,20 +96,20 @@ class ParentSocket:
         return self._waiting.pop(0)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The frames that `data` from the socket completes."""
+        """Return the frames completed by `data` from the socket."""
         return self._frames.feed(data)
 
     def waiting_frames(self) -> list[bytes]:
-        """Take the frames that were received with the last one."""
+        """Return the frames that were received together with the last one."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
     def may_begin(self, frame: bytes) -> bool:
         """Whether the assignment in `frame` may begin; False when its permit is gone.
 
-        The parent has taken the permit back, or other code in this process has read it: only the parent
-        can tell, so it learns of every assignment that is passed over, before a later one begins. Those
-        whose frame never arrived are passed over as well.
+        Either the parent has taken the permit back or other code in this process has read it. Only
+        the parent can distinguish the two, so every skipped assignment is reported to it before a
+        later one begins. Assignments whose frame never arrived are skipped as well.
         """
         number, needs_permit = protocol.assignment_number(frame)
         if (missing := self.missing_before(number)) is not None:
@@ -123,8 +123,8 @@ class ParentSocket:
         return True
 
     def missing_before(self, number: int) -> tuple[int, int] | None:
-        """Note that an assignment has arrived, and return the first and the last of the numbers that are
-        missing between the previous assignment and this one; None if none is missing.
+        """Note that an assignment has arrived, and return the first and last missing number between
+        the previous assignment and this one, or None.
         """
         expected, self._received = self._received + 1, number
         if number < expected:
@@ -140,13 +140,15 @@ class ParentSocket:
             self._unstarted = None
 
     def has_stop_request(self) -> bool:
-        """Whether the parent's stop frame, or its end, is on the socket, behind any assignments."""
+        """Whether the parent's stop frame or an end-of-file follows on the socket, after any
+        assignments.
+        """
         try:
             while data := self.socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT):
                 self._waiting += self._frames.feed(data)
         except BlockingIOError:
             return any(frame[4] == _KIND_STOP for frame in self._waiting)
-        except ProtocolError:  # the task has read a part of what the parent sent
+        except ProtocolError:  # the task has read part of the data from the parent
             return False
         except OSError:
             pass

@@ -1,10 +1,10 @@
 """The process-wide state of a child: its logging, and everything that user code may change in it.
 
-Signal handlers, timers, the working directory, the file mode mask and the limits of the process are again
-as the start hooks left them when the next task comes, and the child again dies with its parent; where a
-limit cannot be raised again, the child ends. A child writes log records to
-the standard error it inherited; every record of a running task names the task. A record that cannot be
-written is lost without effect on the task.
+Before the next task, signal handlers, timers, the working directory, the file mode mask and the
+process limits are restored to the values that the start hooks left, and the child is again set to
+die with its parent. A child whose limit cannot be raised again exits. A child writes log records to
+the standard error it inherited; every record of a running task names the task. A record that cannot
+be written is lost without effect on the task.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ _TIMERS = (int(signal.ITIMER_REAL), int(signal.ITIMER_VIRTUAL), int(signal.ITIME
 _COMMON_SIGNALS = tuple(
     int(getattr(signal, f"SIG{name}")) for name in ("ALRM", "CHLD", "HUP", "PIPE", "USR1", "USR2")
 )
-# Those that make the next task fail. Reading each takes some 0.2 µs.
+# The limits that make the next task fail when they are lowered. Reading each takes some 0.2 µs.
 _LIMITS = tuple(
     getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE")
 )
 
-# Global, as the timers are; empty until the process serves as a child.
+# Global, because timers are; empty until the process serves as a child.
 _cleared_timers: tuple[int, ...] = ()
 
 
 def clear_timers() -> None:
-    """Stop the timers that a task left running: they must not ring in the library's code."""
+    """Stop the timers that a task left running: they must not fire in the library's code."""
     for timer in _cleared_timers:
         _plain_signal.setitimer(timer, 0.0)
 
 
 def disregard(_signal_number: int, _frame: FrameType | None) -> None:
-    """Handle a signal by doing nothing; unlike an ignored one, programs that tasks start receive it."""
+    """A signal handler that does nothing. Unlike SIG_IGN, it is not inherited by programs that
+    tasks start.
+    """
 
 
 class ProcessState:
@@ -73,7 +75,7 @@ class ProcessState:
         self._guards: tuple[tuple[int, Any], ...] = (
             (int(signal.SIGTERM), stop),
             (int(signal.SIGINT), disregard),
-            # Sent when something arrives on a descriptor for which a task asked for it.
+            # Sent when data arrives on a descriptor for which a task requested the signal.
             (int(signal.SIGIO), disregard),
         )
         self.adopt()
@@ -85,7 +87,7 @@ class ProcessState:
         known = [(number, _plain_signal.getsignal(number)) for number in _COMMON_SIGNALS]
         # None stands for a handler that is not Python's: it cannot be restored.
         self._handlers = (*self._guards, *(pair for pair in known if pair[1] is not None))
-        # A timer that repeats was started to stay, as those of sampling profilers are.
+        # A repeating timer was started to keep running, as the timers of sampling profilers are.
         _cleared_timers = tuple(
             timer for timer in _TIMERS if _plain_signal.getitimer(timer)[1] == 0.0
         )
@@ -95,9 +97,9 @@ class ProcessState:
         os.umask(self._umask)
 
     def restore(self) -> bool:
-        """Undo the changes of a task; False when that is not possible, so that no other may follow."""
-        # The kernel forgets the death signal when a task or a hook changes its effective user or group.
-        # Setting it and looking for the parent take about 1 µs.
+        """Undo the changes of a task; False if that is not possible and no other task may follow."""
+        # The kernel forgets the death signal when a task or a hook changes its effective user or
+        # group. Setting it again and checking for the parent take about 1 µs.
         self._set_death_signal()
         if os.getppid() != self._parent_pid:
             os._exit(0)
@@ -123,7 +125,9 @@ class ProcessState:
 
 
 def _working_directory() -> str:
-    """The working directory, or "." when it has been removed, as that of an old release may be."""
+    """Return the working directory, or "." if it was removed, as happens to the directory of an old
+    release.
+    """
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -145,7 +149,7 @@ def configure_logging(log_level: str, log_format: str) -> None:
 
 
 def label_handlers() -> None:
-    """Have the records of all handlers that the app attached carry the running task."""
+    """Add the running task to the records of all handlers that the app attached."""
     for handler in (*logging.getLogger().handlers, *logging.getLogger("horsies").handlers):
         if not any(isinstance(known, TaskFilter) for known in handler.filters):
             handler.addFilter(TaskFilter())
@@ -158,7 +162,9 @@ def log_safely(
     *args: object,
     error: BaseException | None = None,
 ) -> None:
-    """Log, with the traceback of `error`; an exception of a handler must not cost a task its outcome."""
+    """Log a message with the traceback of `error`. An exception of a handler must not lose the
+    outcome of a task.
+    """
     try:
         logger.log(level, message, *args, exc_info=error, stacklevel=2)
     except TaskStopped:

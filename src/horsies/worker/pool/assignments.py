@@ -1,8 +1,9 @@
-"""The assignments that children hold: given out, taken back, and the events in which they end.
+"""The assignments that children hold: how they are given out and taken back, and the events they
+end in.
 
-A child with one place runs one assignment at a time, the front. With a window it holds more of them, in
-line behind the front, each with a permit that the worker can take back until the child begins the task. An
-async child runs all that it holds.
+A child with one place runs one assignment at a time, the front. With a window it holds more of
+them, queued behind the front, each with a permit that the worker can take back until the child
+begins the task. An async child runs all that it holds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Assignments:
         child.send(self._hold(child, assignment, 0.0, False), self._selector)
 
     def give_window(self, child: ChildProcess, given: Iterable[tuple[Assignment, float]]) -> None:
-        """Give assignments, each with its patience and its permit, to a child with a window."""
+        """Give assignments to a child with a window, each with its patience and its permit."""
         assert child.permits is not None
         first = child.given + 1
         frames = [self._hold(child, assignment, patience, True) for assignment, patience in given]
@@ -76,7 +77,9 @@ class Assignments:
             self.arm(one)
 
     def arm(self, one: Held) -> None:
-        """Set the time to look at a task: its time limit, or earlier when others wait behind it."""
+        """Set the time of the next check of a task: its time limit, or earlier when others wait
+        behind it.
+        """
         child, timeout_ms = one.child, one.assignment.timeout_ms
         limit = None if timeout_ms is None or not self._has_time_limits else timeout_ms / 1000
         target: Held | ChildProcess = one
@@ -91,18 +94,18 @@ class Assignments:
             self.deadlines.set(target, one.assigned_at + limit)
 
     def extend(self, one: Held, seconds: float) -> None:
-        """Look at a task that is being stopped once its grace period is over."""
+        """Check a task that is being stopped when its grace period is over."""
         target = one if one.child.is_async else one.child
         self.deadlines.set(target, time.monotonic() + seconds)
 
     def remove(self, one: Held) -> None:
-        """A child does not have this assignment any more; the next one in line becomes the front."""
+        """Note that a child no longer has this assignment; the next one in line becomes the front."""
         child, task_id = one.child, one.assignment.task_id
         if child.page.raw_progress != child.seen_progress:
             self.note_progress(one)
         del child.held[task_id]
         target = one if child.is_async else child
-        # A child that leaves has its own deadline.
+        # A child that is exiting has its own deadline.
         if target.deadline is not None and one.assigned_at and child.state is ChildState.BUSY:
             self.deadlines.clear(target)
         if one.stop_reason is not None:
@@ -129,26 +132,26 @@ class Assignments:
             self.progress[report.task_id] = report
 
     def take_back(self, child: ChildProcess) -> list[Held]:
-        """Take from a child the assignments that it has not begun, the front possibly among them."""
+        """Take back the assignments that a child has not begun, possibly including the front."""
         if child.permits is None or not child.held:
             return []
         unused = set(child.permits.take_back())
         taken = [one for one in child.held.values() if one.number in unused]
-        # The last one first: none of them becomes the front meanwhile.
+        # The last one first, so that none of them becomes the front meanwhile.
         for one in reversed(taken):
             self.remove(one)
         return taken
 
     def return_tasks(self, taken: Sequence[Held]) -> None:
-        """The worker returns these tasks, which have not begun, to the queue."""
+        """Return these tasks, which have not begun, to the queue."""
         if taken:
             self.events.append(TakenBack(tuple(one.assignment for one in taken)))
 
     def note_unstarted(self, child: ChildProcess, first: int, last: int) -> None:
-        """A child has passed over the assignments of these numbers: it found no permits, or no messages.
-
-        Mostly the worker has taken them back, or has stopped them. Those that it has not go to another child:
-        a task has read what the worker sent, or shut down the socket that permits come through.
+        """Note that a child skipped the assignments with these numbers, for lack of permits or
+        messages. Usually the worker has taken them back or stopped them. Otherwise a task has read
+        the worker's messages, or shut down the socket for permits, and the assignments go to
+        another child.
         """
         missed = [one for one in child.held.values() if first <= one.number <= last]
         if any(one.stop_reason is None for one in missed):
@@ -159,13 +162,14 @@ class Assignments:
         self.return_tasks(missed)
 
     def taint(self, child: ChildProcess, act: str) -> None:
-        """The code of a task has meddled with the way to this child: it is replaced after its task."""
+        """Replace a child after its task, because task code has interfered with the child's socket."""
         if child.is_tainted:
             return
         child.is_tainted = True
         task = next((one.assignment for one in child.held.values()), None)
         logger.warning(
-            "A task in child %s %s; the child is replaced. It runs %s now, the task may be an earlier one.",
+            "A task in child %s %s; the child is replaced. It is running %s now, but an earlier task may "
+            "have been the cause.",
             child.pid,
             act,
             "no task" if task is None else f"task {task.task_name!r} ({task.task_id})",
@@ -173,7 +177,9 @@ class Assignments:
         self.return_tasks(self.take_back(child))
 
     def note_end_by_death(self, child: ChildProcess, description: str) -> bool:
-        """A child has ended with the assignments that it holds; return whether it had begun any."""
+        """Note that a child has ended with the assignments it holds; return whether it had begun
+        any.
+        """
         self.return_tasks(self.take_back(child))
         now, pid, last_begun = time.monotonic(), child.known_pid, child.page.begun
         held = list(child.held.values())

@@ -44,7 +44,7 @@ class RestartDelay:
             self.not_before = time.monotonic() + min(delay, _LONGEST_DELAY_SECONDS)
 
     def reset(self, ready_at: float | None = None) -> None:
-        """A process lives; one that was ready before the last death says nothing about later ones."""
+        """Note that a process lives; one that became ready before the last death does not count."""
         if ready_at is None or ready_at > self._died_at:
             self._deaths = 0
             self.not_before = 0.0
@@ -94,20 +94,20 @@ class ChildKind(NamedTuple):
 class Held:
     """An assignment in a child, with its number among those of this child.
 
-    Those in line behind it are taken back when it runs for longer than `patience_seconds`; 0 means that
-    the child gets none while this one is in front.
+    Assignments queued behind it are taken back when it runs for longer than `patience_seconds`; 0
+    means that none are queued while this one is the front.
     """
 
     number: int
     assignment: Assignment
     child: ChildProcess
     patience_seconds: float = 0.0
-    # When it became a task that runs, or runs next; 0 in line.
+    # When the task became the one that runs or runs next; 0 while it is queued.
     assigned_at: float = 0.0
-    # Whether it has kept those in line waiting for too long.
+    # Whether it has kept the tasks behind it waiting for too long.
     is_slow: bool = False
     stop_reason: str | None = None
-    # In an async child; others have one deadline, which may be that of the front.
+    # Only in an async child; others have one deadline, which may belong to the front.
     deadline: float | None = None
     queued_at: float | None = None
 
@@ -144,7 +144,7 @@ class ChildProcess:
     outgoing: bytearray = field(default_factory=bytearray)
     # In the order of their numbers. A child with one place runs the first, the front; the others are in line.
     held: dict[str, Held] = field(default_factory=dict)
-    # How many assignments it was given, and how many of those that it holds are being stopped.
+    # How many assignments it was given, and how many of those it holds are being stopped.
     given: int = 0
     stopping: int = 0
     # The last report of progress that was read.
@@ -158,9 +158,11 @@ class ChildProcess:
     was_retired: bool = False
     # A child of several tasks that takes no more: it is replaced now and exits after the last one.
     is_draining: bool = False
-    # Whether a task has meddled with the socket or the permits: the child takes no more and is replaced.
+    # Whether a task has interfered with the socket or the permits: the child takes no more tasks
+    # and is replaced.
     is_tainted: bool = False
-    # Whether it has not begun its latest tasks for seconds: its event loop is blocked or receives nothing.
+    # Whether it has not begun its latest tasks for seconds: its event loop is blocked or receives
+    # no data.
     is_stuck: bool = False
     verdict: str | None = None
     failed_hook: tuple[str, str] | None = None
@@ -205,7 +207,7 @@ class ChildProcess:
     def send(self, frame: bytes, selector: selectors.BaseSelector) -> None:
         """Write `frame`; bytes that do not fit into the socket follow when it is writable.
 
-        A child that is gone is not an error here: its end arrives through the selector.
+        It is not an error if the child is gone: the selector reports its end.
         """
         if self.outgoing:
             self.outgoing += frame
@@ -229,7 +231,9 @@ class ChildProcess:
             return len(data)
 
     def watch_exit(self, pid: int, selector: selectors.BaseSelector) -> bool:
-        """The child's pid is known: have the selector report its end; False if it cannot."""
+        """Have the selector report the end of the child, whose pid is now known; False if it
+        cannot.
+        """
         self.pid = pid
         self.exit_fd = os_process.open_process(pid)
         if self.exit_fd is None:
@@ -259,7 +263,7 @@ class ChildProcess:
             os_process.kill_group(self.pid)
 
     def may_retire(self) -> bool:
-        """Whether the child has done nearly all of its tasks."""
+        """Whether the child has run nearly all tasks of its limit."""
         return self.kind.limits.max_tasks > 0 and self.tasks_done >= self.soft_task_limit
 
     def must_retire(self) -> bool:
@@ -281,12 +285,14 @@ class ChildProcess:
         )
 
     def is_spent(self) -> bool:
-        """Whether an async child takes no more tasks than it has."""
+        """Whether an async child accepts no further tasks."""
         limit = self.soft_task_limit
         return 0 < limit <= self.tasks_done + len(self.held) or self.must_retire()
 
     def free_slots(self) -> int:
-        """How many tasks an async child may take; none while it stops one, which may end in its death."""
+        """How many more tasks an async child may take; none while it stops one, because that may
+        kill it.
+        """
         if self.state not in _WITH_ROOM or self.stopping or self.is_stuck:
             return 0
         if self.is_draining or self.is_tainted:
@@ -297,7 +303,9 @@ class ChildProcess:
         return max(0, free)
 
     def window_room(self, depth: int) -> int:
-        """How many assignments the child may hold at the same time, at most `depth`; 0 if no more now."""
+        """How many assignments the child may hold at a time, at most `depth`; 0 if it may take none
+        now.
+        """
         if self.permits is None or self.is_tainted or self.state not in _WITH_ROOM:
             return 0
         if (front := self.front) is not None and not _may_be_followed(front):
@@ -311,7 +319,9 @@ class ChildProcess:
 
 
 def _may_be_followed(front: Held) -> bool:
-    """Whether others may wait behind the front: it is short, and has not run for too long already."""
+    """Whether other tasks may wait behind the front: it is short, and has not run for too long
+    already.
+    """
     if front.is_slow or front.stop_reason is not None or not front.patience_seconds:
         return False
     return time.monotonic() < front.assigned_at + front.patience_seconds

@@ -92,7 +92,7 @@ class Children:
         self.is_closing = False
         self.needs_children = True
         self.delay = RestartDelay()
-        # How many became ready, and how many ended otherwise than by their retirement, by cause.
+        # How many children became ready, and how many ended other than by retirement, by cause.
         self.started = 0
         self.deaths: Counter[str] = Counter()
         self._settings = settings
@@ -126,9 +126,9 @@ class Children:
         return wants_spare and not self._is_full(kind) and not self._launch(kind, is_spare=True)
 
     def _is_full(self, kind: ChildKind) -> bool:
-        """Whether as many children exit as may be usable: another starts when one of them has ended.
-
-        Without this bound, stop hooks slower than the tasks would use up the processes of the host.
+        """Whether the number of exiting children has reached `processes`: another one starts when
+        one of them has ended. Without this bound, stop hooks slower than the tasks would exhaust
+        the host's processes.
         """
         return sum(child.kind is kind for child in self.all) > 2 * kind.processes
 
@@ -184,13 +184,13 @@ class Children:
             self.unwatched.add(child)
 
     def note_hello(self, child: ChildProcess, pid: int) -> None:
-        """A child sent its pid; from now on its end is noticed."""
+        """Note the pid that a child sent; from now on its end is noticed."""
         if child.pid is None:
             self._watch_exit(child, pid)
             if child.was_killed:
                 child.kill()
         elif child.pid != pid:
-            raise ProtocolError("a child that claims another pid")
+            raise ProtocolError("a pid that is not the child's")
 
     def note_ready(self, child: ChildProcess, rss_bytes: int) -> None:
         if child.was_killed:
@@ -217,7 +217,9 @@ class Children:
             self.idle.append(child)
 
     def release(self, child: ChildProcess) -> None:
-        """Tasks of a child have ended or gone: it is idle if they were the last, or leaves."""
+        """Note that tasks of a child have ended or gone: if they were the last, it becomes idle or
+        exits.
+        """
         leaves = False
         if child.is_async:
             if not child.is_draining and child.is_spent():
@@ -234,7 +236,9 @@ class Children:
             self._make_idle(child)
 
     def _retires_now(self, child: ChildProcess) -> bool:
-        """Whether a child must retire, or may and others near their limits need a spare as well."""
+        """Whether to retire a child: it must retire, or it may and others near their limits also
+        need the spare.
+        """
         if child.must_retire():
             return True
         if self._spare is None or self._spare.state is not ChildState.SPARE:
@@ -247,7 +251,7 @@ class Children:
             child.socket.shutdown(socket.SHUT_WR)
 
     def note_closed(self, child: ChildProcess) -> None:
-        """The child's end of the socket is closed: it is ending, or user code closed it."""
+        """Handle the closed socket of a child: it is exiting, or user code closed it."""
         child.close_socket(self._selector)
         self._return_unstarted(child)
         if child.pid is None:
@@ -261,9 +265,8 @@ class Children:
             self._take_out(child, ChildState.CLOSED, _CLOSED_GRACE_SECONDS)
 
     def kill(self, child: ChildProcess) -> None:
-        """Kill a child and its process group; it is reaped when its end is noticed.
-
-        One that has not sent its pid yet is killed as soon as it does.
+        """Kill a child and its process group; it is reaped when its end is noticed. A child that
+        has not sent its pid yet is killed as soon as it does.
         """
         self._return_unstarted(child)
         self._take_out(child, ChildState.KILLED, _EXIT_GRACE_SECONDS)
@@ -300,7 +303,9 @@ class Children:
         self.kill(child)
 
     def reap(self, child: ChildProcess) -> None:
-        """A child has ended: collect its status, kill its remaining processes, add the events."""
+        """Handle the end of a child: collect its status, kill its remaining processes, add the
+        events.
+        """
         if child not in self.all or child.pid is None:
             return
         os_process.kill_group(child.pid)
@@ -314,7 +319,8 @@ class Children:
         if had_tasks or child.was_killed or not child.was_retired:
             self.deaths[ended] += 1
         if has_begun:
-            self.delay.reset(child.ready_at)  # it died of one of its tasks and is replaced at once
+            # it died because of one of its tasks and is replaced at once
+            self.delay.reset(child.ready_at)
         elif not child.was_retired:
             self._note_early_death(child)
         if not had_tasks:

@@ -1,16 +1,16 @@
-"""The times at which the pool must look at a task or a child even if nothing happens."""
+"""The times at which the pool must check a task or a child even if nothing happens."""
 
 from __future__ import annotations
 
 import heapq
 from typing import Generic, Protocol, TypeVar
 
-# How many entries that no longer hold may be kept before they are swept.
+# How many outdated entries may be kept before they are removed.
 _STALE_MAX = 1_000
 
 
 class Timed(Protocol):
-    """Has one deadline at a time, or none, and at most one entry in the heap that counts."""
+    """A target of deadlines: it has at most one deadline, and at most one valid entry in the heap."""
 
     deadline: float | None
     queued_at: float | None
@@ -20,10 +20,10 @@ T = TypeVar("T", bound=Timed)
 
 
 class Deadlines(Generic[T]):
-    """A heap of targets by a time that is not later than the deadline of each.
+    """A heap of targets, ordered by a time not later than each target's deadline.
 
-    A deadline that moves on keeps its entry: each short task in a window has one, and none of them costs
-    a change of the heap.
+    When a deadline moves to a later time, its entry stays where it is: each short task in a window
+    moves one, and the heap need not change.
     """
 
     __slots__ = ("_heap", "_made", "_targets")
@@ -51,7 +51,9 @@ class Deadlines(Generic[T]):
         heapq.heappush(self._heap, (at, self._made, target))
 
     def sweep(self) -> None:
-        """Forget the targets without a deadline: an entry keeps the shared memory of a dead child open."""
+        """Remove the targets without a deadline: an entry keeps the shared memory of a dead child
+        open.
+        """
         for _, _, target in self._heap:
             if target.deadline is None:
                 target.queued_at = None
@@ -67,7 +69,8 @@ class Deadlines(Generic[T]):
     def next_at(self) -> float | None:
         """When to call ``pop_due`` again.
 
-        The entry of a target without a deadline stays until then: most get their next one soon.
+        The entry of a target without a deadline stays until then, because most targets soon get
+        another one.
         """
         while self._targets:
             at, _, target = self._heap[0]
@@ -87,7 +90,7 @@ class Deadlines(Generic[T]):
         return None
 
     def _take_first(self) -> None:
-        """Take out the first entry; its target comes in again at its deadline, if it has one."""
+        """Remove the first entry; its target is added again at its deadline, if it has one."""
         at, _, target = heapq.heappop(self._heap)
         if target.queued_at == at:
             target.queued_at = None

@@ -1,4 +1,4 @@
-"""The frames of the children: reports, notices, and bytes that are no frames."""
+"""The frames of the children: reports, notices, and bytes that are not frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horsies.worker.protocol import FrameKind, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
 
-# More than a socket holds: a child that sends without end does not hold up the others.
+# More than a socket holds, so that a child that keeps sending does not delay the others.
 _DRAIN_READS = 16
 _KIND_REPORT = int(FrameKind.REPORT)
 
@@ -62,7 +62,7 @@ class Inbox:
     def _take_report(self, child: ChildProcess, frame: bytes) -> None:
         report, rss_bytes, run_microseconds = protocol.decode_report(frame)
         held = child.held.get(report.task_id)
-        if held is None or not held.assigned_at:  # in line, it cannot have begun
+        if held is None or not held.assigned_at:  # a queued assignment cannot have begun
             raise ProtocolError("a report about a task it does not have")
         if report.generation != held.assignment.generation:
             raise ProtocolError("a report about another claim of its task")
@@ -78,7 +78,7 @@ class Inbox:
         if child.permits is not None and child.held and child.must_retire():
             self._assignments.return_tasks(self._assignments.take_back(child))
         if held.stop_reason is not None and not child.is_async:
-            # It exits when it is stopped; if its task was faster, the stop frame is still on its way.
+            # A stopped child exits; if its task ended first, the stop frame is still on its way.
             if child.state is ChildState.BUSY:
                 self._children.retire(child)
         else:

@@ -60,7 +60,7 @@ class SpawnLauncher:
 class ForkServerLauncher:
     """Children are forked by the fork server, which is restarted when it dies.
 
-    `failure` says why the application could not be loaded.
+    `failure` is the reason why the application could not be loaded.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class ForkServerLauncher:
             return os_process.start_interpreter(entry_module, server_end.fileno())
         # Only the first fork server may be forked from the worker: later the worker holds sockets.
         self._forks_worker = False
-        # Both processes go on with the same pages: a later collection would copy each that it visits.
+        # Both processes keep sharing these pages: a later garbage collection would copy each page
+        # that it visits.
         gc.collect()
         gc.freeze()
         pid = os_process.fork()
@@ -188,9 +189,8 @@ class ForkServerLauncher:
 
 
 class Guard:
-    """The process that kills the processes of tasks when this worker was killed.
-
-    Children must start with its `mark`, which is 0 where there can be no guard.
+    """The process that kills the processes of tasks if this worker is killed. Children must start
+    with its `mark`, which is 0 where no guard can run.
     """
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class Guard:
             )
 
     def attend(self) -> None:
-        """Start the guard if it does not run."""
+        """Start the guard if it is not running."""
         if self.mark == 0 or time.monotonic() < self._delay.not_before:
             return
         if self._pid is not None:

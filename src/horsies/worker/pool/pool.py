@@ -42,11 +42,13 @@ class ChildBootError(Exception):
 
 
 class NoIdleChildError(Exception):
-    """An assignment was dispatched although no child, or not the named one, was idle."""
+    """An assignment was dispatched although no child, or not the requested one, was idle."""
 
 
 class ChildSummary(NamedTuple):
-    """One child: its resident memory, how many tasks it has ended, when it was ready, and its task."""
+    """One child: its resident memory, how many tasks it has run, when it became ready, and its
+    current task.
+    """
 
     pid: int
     rss_mb: float
@@ -107,7 +109,7 @@ class ChildPool:
         self.busy: Mapping[str, Held] = self._assignments.busy
         # How many children were killed or ended by themselves since the start, by cause.
         self.deaths: Mapping[str, int] = self._children.deaths
-        # Reports of progress by task; the caller removes those that it has stored.
+        # Progress reports by task; the caller removes those that it has stored.
         self.unstored_progress: dict[str, ProgressReport] = self._assignments.progress
 
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
@@ -143,7 +145,7 @@ class ChildPool:
 
     @property
     def idle_children(self) -> int:
-        # A copy in one step of the interpreter: the thread for metrics calls this as well.
+        # A copy made atomically under the interpreter lock: the metrics thread calls this as well.
         return sum(one.state is ChildState.IDLE for one in list(self._children.all))
 
     def pids(self) -> list[int]:
@@ -172,21 +174,21 @@ class ChildPool:
         """
         idle = self._children.idle
         if pid is None and not idle:
-            raise NoIdleChildError("No child is idle; look at idle_count before dispatching.")
+            raise NoIdleChildError("No child is idle; check idle_count before dispatching.")
         child = idle[-1] if pid is None else self._find(pid)
         if child.state is not ChildState.IDLE and (not child.is_async or not child.free_slots()):
-            raise NoIdleChildError(f"Child {pid} has no free place; it is busy or leaving.")
+            raise NoIdleChildError(f"Child {pid} has no free slot; it is busy or exiting.")
         if not child.is_async:
             idle.remove(child)
         self._assignments.give(child, assignment)
         return child.known_pid
 
     def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> int:
-        """Give all of these assignments to the child `pid`, or none; return how many of them wait behind
-        another one.
+        """Give either all of these assignments to the child `pid` or none; return how many of them
+        wait behind another one.
 
-        Each comes with its patience: those behind it are taken back when it runs for longer. An async child
-        runs them at once.
+        Each comes with its patience: when it runs for longer, those behind it are taken back. An
+        async child runs them at once.
         """
         child = self._find(pid)
         if child.is_async and child.free_slots() >= len(given):
@@ -210,8 +212,8 @@ class ChildPool:
         raise NoIdleChildError(f"Child {pid} has ended.")
 
     def places(self, depth: int) -> tuple[list[int], list[int]]:
-        """The idle children that get the next assignments, and the children that get those behind: each
-        may hold `depth` of them.
+        """The idle children that get the next assignments, and the children that may hold up to
+        `depth` and get those behind.
         """
         idle = self.next_idle_pids(self.idle_count)
         if depth <= 1 or not self._settings.has_windows:
@@ -225,7 +227,7 @@ class ChildPool:
         return idle, fill_order(rooms)
 
     def window_space(self, depth: int) -> tuple[int, int]:
-        """How many more tasks children could hold in windows of `depth`, and how many altogether."""
+        """How many more tasks fit into windows of `depth`, and how many in total."""
         free = room = 0
         for child in self._children.all:
             if most := child.window_room(depth):
@@ -244,7 +246,7 @@ class ChildPool:
         return sum(self._free_slots().values())
 
     def next_async_pids(self, count: int) -> list[int]:
-        """The async children of the next `count` assignments: the least loaded one first, over and over."""
+        """The async children for the next `count` assignments, each time the least loaded one."""
         free = self._free_slots()
         pids: list[int] = []
         while len(pids) < count and any(free.values()):
@@ -268,8 +270,8 @@ class ChildPool:
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Stop the task, and kill its child when the grace period is over.
 
-        ``Stopped`` follows, ``TakenBack`` when the task had not begun, or ``Reported`` when it was faster.
-        False when no child has it.
+        A ``Stopped`` event follows, ``TakenBack`` if the task had not begun, or ``Reported`` if it
+        ended first. Return False when no child has the task.
         """
         if (held := self._assignments.lined.get(task_id)) is not None and self._stops.withdraw(
             held
@@ -292,7 +294,7 @@ class ChildPool:
                 self._children.kill(held.child)
 
     def drop_task(self, task_id: str, reason: str) -> None:
-        """End a task that this worker does not own any more: cancel its coroutine, or kill its child."""
+        """End a task that this worker no longer owns: cancel its coroutine, or kill its child."""
         held = self.busy.get(task_id)
         if held is not None and held.child.is_async:
             self._stops.stop(held, reason)
@@ -323,7 +325,7 @@ class ChildPool:
         return events
 
     def announce_stop(self) -> None:
-        """Let the running tasks see that the worker is shutting down."""
+        """Show the running tasks that the worker is shutting down."""
         for child in self._children.all:
             child.page.request_stop()
 
@@ -438,7 +440,9 @@ class ChildPool:
 
 
 def _check_file_size_limit() -> None:
-    """The memory that a worker shares with a child counts as a file: without it no child ever starts."""
+    """Check the limit on file sizes: the memory that a worker shares with a child counts as a file,
+    so no child could start.
+    """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < PAGE_BYTES:
         raise ChildBootError(

@@ -1,4 +1,4 @@
-"""Stopping tasks: on request, at their time limit, and those in line behind a slow one."""
+"""Stopping tasks: on request, at their time limit, and those queued behind a slow one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horsies.worker.protocol import FrameKind
 
 
 class Stops:
-    """Stops tasks; the child of one that does not end within the grace period is killed."""
+    """Stops tasks, and kills the child of a task that does not end within the grace period."""
 
     __slots__ = ("_assignments", "_children", "_grace_seconds", "_inbox", "_selector")
 
@@ -32,7 +32,9 @@ class Stops:
         self._grace_seconds = grace_seconds
 
     def find_front(self, child: ChildProcess) -> None:
-        """Find out which task runs: with no permits left, and all reports read, it is the front."""
+        """Determine which task runs: when no permits are left and all reports are read, it is the
+        front.
+        """
         self._assignments.return_tasks(self._assignments.take_back(child))
         self._children.release(child)
         self._inbox.drain(child)
@@ -61,10 +63,10 @@ class Stops:
             os_process.terminate(child.pid)
 
     def withdraw(self, held: Held) -> bool:
-        """Take back one task in line; False when it has begun meanwhile.
+        """Take back one queued task; False when it has begun meanwhile.
 
-        This empties the pipe, which takes back the rest of the window, so the other tasks are sent to the
-        child once more.
+        This empties the permit pipe and so takes back the whole window, so the other tasks are sent
+        to the child again.
         """
         child = held.child
         taken = self._assignments.take_back(child)
@@ -81,7 +83,7 @@ class Stops:
         return True
 
     def enforce(self, held: Held, now: float) -> None:
-        """The deadline of a task: stop it, kill its child, or take back those that wait behind it."""
+        """Handle the deadline of a task: stop it, kill its child, or take back the tasks behind it."""
         child, limit_ms = held.child, held.assignment.timeout_ms
         if held.stop_reason is not None:
             child.verdict = child.verdict or (
@@ -102,7 +104,7 @@ class Stops:
             self._children.kill(child)
 
     def _relieve(self, front: Held) -> None:
-        """Take back the assignments behind a slow front: others can run them sooner."""
+        """Take back the assignments behind a slow front: other children can run them sooner."""
         child = front.child
         self._inbox.drain(child)
         if child.front is not front or child.state is not ChildState.BUSY:
@@ -114,7 +116,8 @@ class Stops:
             given = [(front.assignment, front.patience_seconds)]
             self._assignments.give_window(child, given)
         self._assignments.return_tasks(taken)
-        # Only the front: one behind it whose permit the child has just used starts with the front's report.
+        # Only the front: a task behind it whose permit the child has just used starts when the
+        # front reports.
         if (kept := child.front) is not None:
             kept.assigned_at, kept.is_slow = front.assigned_at, True
             self._assignments.arm(kept)

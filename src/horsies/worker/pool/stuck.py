@@ -1,8 +1,10 @@
-"""Children that are stuck: one that does not begin its task, or has sent half a frame and nothing more.
+"""Stuck children:
 
-A child begins a task within milliseconds and sends a frame in one go. One that does neither for seconds no
-longer receives assignments, or a task has written to its socket. It is killed: a task that has not begun
-returns to the queue, and one that has begun would never have been reported.
+those that do not begin their task, or have sent half a frame and nothing more. A healthy child
+begins a task within milliseconds and sends a frame in one write. If it does neither for seconds, it
+no longer receives assignments, or a task has written to its socket. A stuck child is killed: a task
+that it has not begun returns to the queue, and one that it has begun would never have been
+reported.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from horsies.worker.pool.children import Children
 
 STUCK_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
-# How often a child must look the same: a worker that was frozen itself gives its children time to go on.
+# How many checks must find a child unchanged: a worker that was frozen itself gives its children
+# time to continue.
 _LOOKS = 3
 
 
 @dataclass(slots=True)
 class Suspicion:
-    """What a child has looked like since when, at so many looks, and what is wrong with it."""
+    """The state that a child has shown unchanged: since when, in how many checks, and the problem."""
 
     sign: Hashable
     problem: str
@@ -33,12 +36,13 @@ class Suspicion:
         return self.looks >= _LOOKS and now - self.since >= STUCK_SECONDS
 
 
-# A value that changes whenever the child goes on, and the problem if it does not; None when all is well.
+# A value that changes whenever the child makes progress, and the problem if it does not; None for a
+# healthy child.
 Sign = tuple[Hashable, str]
 
 
 class StuckWatch:
-    """Looks at the children of a pool about once a second."""
+    """Checks the children of a pool about once a second."""
 
     __slots__ = ("_children", "_looked_at", "_suspicions")
 
@@ -49,11 +53,11 @@ class StuckWatch:
 
     @property
     def next_look(self) -> float | None:
-        """When to look again even if nothing happens; None without a suspicion."""
+        """When to check again even if nothing happens; None without a suspicion."""
         return self._looked_at + _LOOK_SECONDS if self._suspicions else None
 
     def attend(self, now: float) -> None:
-        """Look at all children if it is time to, and kill those that are stuck."""
+        """Check all children if it is time to, and kill those that are stuck."""
         if now - self._looked_at < _LOOK_SECONDS:
             return
         self._looked_at = now
@@ -76,10 +80,8 @@ class StuckWatch:
 
 
 def see_child(child: ChildProcess) -> Sign | None:
-    """What is wrong with a child, if anything.
-
-    An async one that does not begin its latest tasks is killed only when it runs no others: a coroutine may
-    be blocking its event loop.
+    """Return the problem of a child, if it has one. An async child that does not begin its latest
+    tasks is killed only when it runs no others: a coroutine may be blocking its event loop.
     """
     if child.state is not ChildState.BUSY and child.state is not ChildState.IDLE:
         return None

@@ -1,7 +1,7 @@
-"""Windows: how many short tasks a child may hold, who gets the next ones, and when a turn is due.
-
-A child with a window finds its next task in its socket when one ends, so that neither it nor the database
-waits for the other. Decisions only, without I/O; ``assignments.py`` carries them out.
+"""Windows: how many short tasks a child may hold, which child gets the next ones, and when a turn
+is due. When a task ends, a child with a window finds the next one in its socket, so neither the
+child nor the database waits for the other. Decisions only, without I/O; ``assignments.py`` carries
+them out.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from horsies.worker.agenda import RunTimes
 WIDTH_MAX = 32
 # How much work a child may have behind the running task: 5 ms, and the overhead of tasks of 5 ms.
 AHEAD_SECONDS = 0.006
-# Run times count once this many ends of a task were seen.
+# Run times of a task are used once it has ended this many times.
 ENDS_MIN = 10
-# How long tasks wait behind a running one before they are taken back: this, or so many times its typical
-# run time.
+# How long tasks wait behind a running one before they are taken back: this, or this many times its
+# typical run time.
 PATIENCE_SECONDS = 0.01
 PATIENCE_FACTOR = 4
-# The longest time that a report waits for others, so that one turn records them together.
+# The longest time that a report waits for others to be recorded in the same turn.
 LINGER_SECONDS = 0.002
 
 
@@ -33,7 +33,8 @@ def width(typical_seconds: float, widest: int) -> int:
 def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:
     """The children that get the next tasks behind others, from (pid, tasks held, tasks at most).
 
-    Round robin from the emptiest: few tasks are spread over the children, not stacked on one.
+    Round robin, starting with the child that holds the fewest, so that few tasks are spread over
+    all children.
     """
     places = [(at, pid) for pid, held, most in rooms for at in range(held, most)]
     places.sort(key=lambda place: place[0])
@@ -41,7 +42,9 @@ def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:
 
 
 def linger_seconds(free: int, room: int, waiting_since: float, now: float) -> float:
-    """How long a turn waits for more reports: until half of all room is free, or the first one is old."""
+    """How long a turn waits for more reports: until half of all slots are free, or the first report
+    is old.
+    """
     if 2 * free >= room:
         return 0.0
     return max(0.0, waiting_since + LINGER_SECONDS - now)
@@ -60,12 +63,12 @@ class Windows:
         self.is_on = widest > 1
         # How many tasks the next claim may give to each child, the first one included.
         self.depth = 1
-        # The depth after the next full claim, unless twice the present one is more.
+        # The depth after the next full claim, unless double the current depth is more.
         self._next_depth = 1
         self._run_times: dict[str, RunTimes] = {}
 
     def note_end(self, task_name: str, run_seconds: float) -> None:
-        """A child measured the run time of a task."""
+        """Record the run time of a task, as measured by its child."""
         if task_name in self._run_times:
             self._run_times[task_name].note(run_seconds)
         else:
@@ -84,18 +87,20 @@ class Windows:
         return [name for name in self._run_times if self.width(name) >= least]
 
     def patience_seconds(self, task_name: str) -> float:
-        """How long others may wait behind a task of that name; 0 if none may."""
+        """How long other tasks may wait behind a task of that name; 0 if none may."""
         if self.width(task_name) < 2:
             return 0.0
         return max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._run_times[task_name].typical_seconds)
 
     def note_claim(self, asked: int, names: Sequence[str], *, is_drained: bool) -> None:
-        """A claim of up to `asked` tasks got tasks of these names that may be in a window.
+        """Adjust the depth after a claim of up to `asked` tasks that got tasks of these names for
+        windows.
 
-        Windows grow while claims return as many short tasks as they asked for. When the queues are drained,
-        windows start small once more, so that other workers get a share of the few tasks. Otherwise the next
-        task needs its own child or a less deep window, and the claim has locked the rows behind it in vain:
-        no window is filled until a child takes that task, and then only to half the depth.
+        Windows grow while claims return as many short tasks as they asked for. When the queues are
+        drained, windows start small once more, so that other workers get a share of the few tasks.
+        In the remaining case the next task needs its own child or a less deep window, and the claim
+        has locked the rows behind it for nothing: no window is filled until a child takes that
+        task, and then only to half the depth.
         """
         if not self.is_on or is_drained:
             self.depth = self._next_depth = 1
