@@ -33,7 +33,7 @@ FREE_RELATIVE = re.compile(
 RETIRED = re.compile(
     r"\b(goodbye|farewell|dead hands|deaf|ear|hears?|heard|hearing|bury|buried|told|settle[ds]?|settlement"
     r"|desk|roster|strays?|steer(ed|ing)?|survey|portrait|whoever|nobody|somebody|anybody|papers"
-    r"|is no [a-z]+|are no [a-z]+ of)\b",
+    r"|is no (?!longer\b)[a-z]+|are no [a-z]+ of)\b",
     re.IGNORECASE,
 )
 _THING = r"(?:(?:the|a|an|its|their|each|all|one|this|that|those|your|every|another) )?[\w'-]+"
@@ -65,8 +65,8 @@ CLEAN = (
     *(
         f"src/horsies/{folder}/"
         for folder in (
-            *("cli", "codec", "config", "demo", "django", "scheduler", "testing"),
-            *("timetable", "web", "workflow"),
+            *("cli", "codec", "config", "db", "demo", "django", "monitor", "scheduler", "tasks"),
+            *("testing", "timetable", "web", "worker", "workflow"),
         )
     ),
 )

@@ -149,7 +149,7 @@ def test_an_ordinary_user_keeps_the_data_at_home(place: Path, ordinary: Path) ->
 @pytest.mark.parametrize(
     ("url", "user", "variables", "sentence"),
     [
-        ("embedded://", ORDINARY_USER, {"HOME": "{place}"}, "name a directory of your own"),
+        ("embedded://", ORDINARY_USER, {"HOME": "{place}"}, "name your own directory"),
         ("embedded://", 54321, {"HOME": None}, "no home directory"),
         ("embedded://{place}/x", 54321, {}, "the user 54321 has none on this machine"),
         ("embedded://{place}/closed/x", 0, {}, "{place}/closed is closed to that user"),

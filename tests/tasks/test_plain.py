@@ -208,7 +208,7 @@ def test_task_failed_with_a_reserved_code_is_a_mistake_of_the_task() -> None:
     assert error.message is not None
     assert error.message.endswith(
         "raised ValueError: TaskFailed does not take the built-in code WORKER_CRASHED; "
-        "raise a code of your own, such as CARD_REFUSED"
+        "raise your own code, such as CARD_REFUSED"
     )
 
 
@@ -218,7 +218,7 @@ def test_task_failed_with_a_reserved_code_is_a_mistake_of_the_task() -> None:
         (
             '"TASK_CANCELLED"',
             "TaskFailed does not take the built-in code TASK_CANCELLED; "
-            "raise a code of your own, such as CARD_REFUSED",
+            "raise your own code, such as CARD_REFUSED",
         ),
         ("7", "the TaskFailed cannot be stored: error_code must be a string, not int"),
     ],

@@ -63,7 +63,7 @@ def leads_elsewhere(error: BaseException) -> bool:
 
 @contextmanager
 def borrowed(transaction: object, within: Installation) -> Iterator[Execute]:
-    """Execute statements in the caller's transaction, under a savepoint."""
+    """Execute statements in the caller's transaction, inside a savepoint."""
     found = _find(transaction)
     if _is_sqlalchemy(found):
         with _translated(), found.begin_nested():
@@ -76,13 +76,13 @@ def borrowed(transaction: object, within: Installation) -> Iterator[Execute]:
 
 @asynccontextmanager
 async def borrowed_async(transaction: object, within: Installation) -> AsyncIterator[ExecuteAsync]:
-    """``borrowed`` on an asynchronous connection."""
+    """Like ``borrowed``, but on an asynchronous connection."""
     found = await _find_async(transaction)
     if _is_asyncpg(found):
         with _translated():
             _refuse_if(found.is_closed(), _CLOSED)
             _refuse_if(not found.is_in_transaction(), _NO_TRANSACTION)
-            async with found.transaction():  # a savepoint inside of another one
+            async with found.transaction():  # a savepoint inside another one
                 yield lambda statement, params: _fetch_asyncpg(found, statement, params, within)
     elif _is_sqlalchemy_async(found):
         with _translated():
@@ -152,9 +152,9 @@ async def _find_async(transaction: object) -> Any:
 
 
 def _refuse_ended(given: object, session: Any) -> None:
-    """Refuse a SQLAlchemy session that was closed: it would begin a transaction that nobody commits.
-
-    A closed session looks like one after a commit, but not like a new one, which has dispatched no event.
+    """Refuse a SQLAlchemy session that was closed: it would begin a transaction that is never
+    committed. A closed session looks like one after a commit, but differs from a new one, which has
+    not dispatched any event.
     """
     if "dispatch" in vars(session) and not session.in_transaction():
         name = type(given).__name__
@@ -288,7 +288,7 @@ def savepoint(connection: Connection[Any]) -> Iterator[None]:
 
 @asynccontextmanager
 async def savepoint_async(connection: AsyncConnection[Any]) -> AsyncIterator[None]:
-    """``savepoint`` on an asynchronous connection."""
+    """Like ``savepoint``, but on an asynchronous connection."""
     async with AsyncCursor(connection) as cursor:
         await cursor.execute(_SAVEPOINT)
         try:

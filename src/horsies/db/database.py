@@ -54,8 +54,9 @@ SPARE_SECONDS = 60.0
 
 AnyConnection = TypeVar("AnyConnection", Connection[Any], AsyncConnection[Any])
 
-# The settings that statements and psycopg's parsers rely on; a database, a role or the environment may
-# have others. Not sent with the startup packet: PgBouncer refuses it then, in session mode too.
+# The settings that statements and psycopg's parsers rely on; a database, a role or the environment
+# may have others. They are not sent in the startup packet, because PgBouncer refuses that even in
+# session mode.
 _SETTINGS = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
@@ -69,7 +70,7 @@ _SESSION_SETTINGS = (
 ).encode()
 # Behind a pooler in transaction mode every transaction begins with these two.
 TRANSACTION_BEGIN = b"BEGIN ISOLATION LEVEL READ COMMITTED"
-# The first statement of a transaction that only reads, and whose statements all see one state.
+# The first statement of a read-only transaction whose statements all see the same snapshot.
 ONE_STATE = b"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 TRANSACTION_SETTINGS = (
     "SELECT "
@@ -82,9 +83,9 @@ _TRANSACTION_TIMEOUT_SINCE = 170_000
 
 
 def time_limits(statement_ms: int, server_version: int) -> dict[str, str]:
-    """The settings that replace the time limits which a database or role has for all of its sessions.
+    """The settings that replace the time limits of the database or role.
 
-    A limit for statements alone: one for transactions would end the session.
+    They limit statements only: a limit on transactions would end the session.
     """
     settings = {
         "statement_timeout": str(statement_ms),
@@ -104,8 +105,8 @@ class Installation:
 
 
 class IsoTimestamptzLoader(TimestamptzLoader):
-    """Reads times in ISO style, which TRANSACTION_SETTINGS select, whatever style the session reports:
-    the server reports a change no earlier than at the end of the transaction.
+    """Reads times in ISO style, which TRANSACTION_SETTINGS select, whatever style the session
+    reports: the server reports a changed style only at the end of the transaction.
     """
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
@@ -143,7 +144,7 @@ def installation_of(connection: Connection[Any] | AsyncConnection[Any]) -> Insta
 
 
 class PoolTimeout(psycopg.OperationalError):
-    """All connections stayed in use during the wait for one."""
+    """No connection became available within the time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +178,8 @@ class Lent(Generic[AnyOwnConnection]):
 
 
 class _Pool(Generic[AnyOwnConnection]):
-    """The part of a pool that never waits: connections between two borrowers. The last one returned is
-    lent first, so the first in the list has been idle longest.
+    """The part of a pool that never waits: its idle connections. The last one returned is lent
+    first, so the first in the list has been idle longest.
     """
 
     _release: Callable[[], None]
@@ -250,7 +251,7 @@ class Pool(_Pool[OwnConnection]):
     def __init__(self, connect: Callable[[], OwnConnection], limits: PoolLimits) -> None:
         super().__init__(limits)
         self._connect = connect
-        # A Ctrl-C inside of a threading.Semaphore may leave its lock taken forever.
+        # A Ctrl-C inside a threading.Semaphore may leave its lock held forever.
         self._slots: SimpleQueue[None] = SimpleQueue()
         self._release = partial(self._slots.put, None)
         for _ in range(limits.most):
@@ -313,7 +314,7 @@ class AsyncPool(_Pool[AsyncOwnConnection]):
             except TimeoutError as error:
                 raise self._limits.exhausted() from error
         else:
-            await self._slots.acquire()  # returns at once; a timeout around it costs 10 µs
+            await self._slots.acquire()  # returns at once; wrapping it in a timeout costs 10 µs
         try:
             return self._take_idle() or self._admit(await self._connect())
         except BaseException:
@@ -322,9 +323,8 @@ class AsyncPool(_Pool[AsyncOwnConnection]):
 
 
 def is_readable(pgconn: Any) -> bool:
-    """Check for input on an idle connection: most likely the server has closed it.
-
-    This costs about 2 µs where the usual SELECT 1 costs 80, a third of a whole send.
+    """Check for input on an idle connection, which most likely means that the server has closed it.
+    This costs about 2 µs; the usual SELECT 1 costs 80 µs, a third of a whole send.
     """
     poller = select.poll()
     poller.register(pgconn.socket, select.POLLIN)
@@ -337,7 +337,7 @@ _inherited: list[object] = []
 
 
 def _warn_of_search_path(config: PostgresConfig) -> None:
-    """Warn of a schema that the environment chooses for other programs, and not for these tables."""
+    """Warn when the environment sets a search_path, which does not apply to these tables."""
     path = search_path_in_options(os.environ.get("PGOPTIONS", ""))
     if path is not None and "schema_name" not in config.model_fields_set:
         logger.warning(
@@ -433,7 +433,7 @@ class Database:
         return connection
 
     async def connect_async(self, role: str) -> AsyncOwnConnection:
-        """``connect`` on the running event loop, for ordinary work."""
+        """Like ``connect``, but on the running event loop, for ordinary work."""
         connection = await AsyncOwnConnection.connect(self.urls()[0], **self.options(role))
         try:
             connection.installation = self._installation(session=False)
@@ -509,7 +509,7 @@ def _limit_settings(connection: Connection[Any], statement_ms: int | None) -> by
     return "".join(f"; SET {name} = {value}" for name, value in limits.items()).encode()
 
 
-# Weak: an instance ends with its broker.
+# Weak references, because an instance ends with its broker.
 _databases: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
@@ -518,7 +518,7 @@ def _reset_all() -> None:
         database.reset_after_fork()
 
 
-# Before the child has a second thread, so that no two of them can reset one after the other.
+# Called before the child has a second thread, so that no two threads reset it.
 os.register_at_fork(after_in_child=_reset_all)
 
 

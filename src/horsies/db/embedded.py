@@ -49,13 +49,14 @@ _NO_PID = -1
 _LOGIN_MAP = "map=horsies"
 _SOCKET_NAME = ".s.PGSQL.5432"
 _SOCKET_DIRECTORY_PREFIX = "horsies-socket-"
-# The kernel's limit for the path of a socket, with the zero at its end.
+# The kernel's limit for the path of a socket, including the terminating zero.
 _SOCKET_PATH_BYTES = 108 if sys.platform == "linux" else 104
 _joined: set[Path] = set()
-# Before the application can change the working directory: its children must find the same server.
+# Read before the application can change the working directory: its children must find the same
+# server.
 try:
     _started_in = Path.cwd()
-except FileNotFoundError:  # it has been deleted
+except FileNotFoundError:  # the working directory has been deleted
     _started_in = Path("/")
 
 
@@ -80,7 +81,7 @@ def data_directory(url: str) -> Path:
 
 
 def _with_three_slashes(path: str) -> str:
-    """Return the URL that was meant; only a shell expands the ~ of a home directory."""
+    """Return the intended URL; only a shell expands the ~ of a home directory."""
     home = Path(os.path.expanduser(unquote(path, errors="surrogateescape")))
     return url_of(home) if path.startswith("~") and home.is_absolute() else f"embedded:///{path}"
 
@@ -104,9 +105,9 @@ def temporary_parent() -> Path:
 def project_directory(start: Path) -> Path:
     """Return the nearest directory, from here upwards, that holds a project file or a repository.
 
-    Without one it is the start itself. The data are kept outside of the project: there, ``git clean``
-    would delete them, a read-only checkout could not hold them, and the user of root's server could
-    often not enter.
+    Without one, return the start itself. The data is kept outside the project, because inside it
+    ``git clean`` would delete the data, a checkout may be read-only, and the user of root's server
+    often has no access.
     """
     for directory in (start, *start.parents):
         if any((directory / name).exists() for name in (*PROJECT_FILES, ".git")):
@@ -142,13 +143,13 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
             f"The embedded database in {directory} belongs to another user, or its directory is closed to "
             f"this one ({error.strerror}: {error.filename}).",
             code=ErrorCode.BROKER_INVALID_URL,
-            help_text="name a directory of your own: embedded:///some/directory",
+            help_text="name your own directory: embedded:///some/directory",
         ) from error
     except (
         OSError,
         subprocess.SubprocessError,
         RuntimeError,
-    ) as error:  # the last: another version's data
+    ) as error:  # the last one: data of another version
         log = directory / "log"
         seen = f"see {log}, " if os.path.exists(log) else ""
         raise ConfigurationError(
@@ -160,7 +161,9 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
 
 
 def _announce_creation(directory: Path) -> None:
-    """Name the cause of the wait: in the log, or on standard error of a program that logs no such line."""
+    """Name the cause of the wait: in the log, or on standard error if the program does not log such
+    lines.
+    """
     text = f"creating a PostgreSQL server in {directory}: the first start takes a few seconds"
     if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
         logger.info("%s", text)
@@ -196,7 +199,7 @@ def _address(server: Any) -> str:
     if information.socket_dir is None:
         return str(server.get_uri())
     host = quote(os.fsencode(information.socket_dir))
-    # With a port: PGPORT in the environment would change it.
+    # With a port, because PGPORT in the environment would change it.
     return f"postgresql://{server.postgres_user}@/{server.postgres_user}?port={information.port}&host={host}"
 
 
@@ -215,7 +218,7 @@ def _removed_if_empty(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Deliver Ctrl-C and SIGTERM after the block: a server that is starting belongs to no process."""
+    """Deliver Ctrl-C and SIGTERM after the block: a server that is starting has no owner yet."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -241,12 +244,13 @@ def _make_parents(directory: Path) -> None:
     for parent in reversed(missing):
         parent.mkdir(exist_ok=True)
         if is_root():
-            parent.chmod(0o711)  # the server's own user must pass
+            parent.chmod(0o711)  # the server's own user needs access
 
 
 def _start(server: Any) -> None:
-    # Exit handlers run in reverse order: dead users are forgotten, then the server's own handler counts
-    # the living ones and may stop it, then the directory of its socket is deleted.
+    # Exit handlers run in reverse order: ended processes are removed from the list, then the
+    # server's own handler counts the remaining ones and may stop the server, then the directory of
+    # its socket is deleted.
     if sys.platform != "win32":
         server.bin_path = usable_programs(Path(server.bin_path))
         server._lock = _DirectoryLock(server.pgdata)
@@ -261,7 +265,7 @@ def _start(server: Any) -> None:
 class _DirectoryLock:
     """Excludes other processes and threads while the server is started or stopped.
 
-    It locks the data directory itself. A lock file would be one that another user could own.
+    It locks the data directory itself, because a lock file could belong to another user.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -294,7 +298,8 @@ def _ensure_running(server: Any) -> None:
     _restrict_logins(server.pgdata, {user_name(), server.system_user or user_name()})
     found = _running_server(server.pgdata)
     if found is None:
-        # The shell of pg_ctl expands variables without reading their text: paths may hold any character.
+        # The shell of pg_ctl expands variables without interpreting their text, so paths may
+        # contain any character.
         run_program(
             "pg_ctl",
             ("-w", "-o", '-D "$PGDATA" -h "" -k "$HORSIES_SOCKETS"', "-l", "$HORSIES_LOG", "start"),
@@ -313,7 +318,7 @@ def _ensure_running(server: Any) -> None:
 
 
 def _running_server(data: Path) -> Any:
-    """Return what a running server has written into its directory, or None."""
+    """Return the contents of the pid file of a running server, or None."""
     record = data / "postmaster.pid"
     try:
         lines = [os.fsdecode(line) for line in record.read_bytes().splitlines()]
@@ -325,7 +330,7 @@ def _running_server(data: Path) -> Any:
         return None
     if not information.is_running():
         return None
-    if information.process.name() != "postgres":  # a later process has the number
+    if information.process.name() != "postgres":  # a later process has the same pid
         record.unlink()
         return None
     return information
@@ -338,7 +343,9 @@ def _quoted(directory: Path) -> str:
 
 
 def _socket_directory(server: Any) -> Path:
-    """Return the data directory, which initdb closes to others, or one that is short enough for a socket."""
+    """Return the data directory, which initdb closes to others, or a directory short enough for a
+    socket.
+    """
     if _fits_socket(server.pgdata):
         return Path(server.pgdata)
     places = [temporary_parent(), *map(Path, ("/tmp", "/var/tmp", "/dev/shm"))]  # noqa: S108
@@ -379,8 +386,8 @@ def _delete_socket_directory(server: Any) -> None:
 
 
 def _forget_dead_users(server: Any) -> None:
-    """Remove killed processes, such as worker children, from the server's users: it runs as long
-    as it has any.
+    """Remove killed processes, such as worker children, from the server's list of users: the server
+    runs as long as the list is not empty.
     """
     with server._lock:
         users = server.global_process_id_list
@@ -409,7 +416,7 @@ def _home() -> Path:
     if is_root():
         return ROOT_HOME
     named = os.environ.get("XDG_DATA_HOME", "")
-    if os.path.isabs(named):  # others are to be ignored
+    if os.path.isabs(named):  # other users are ignored
         return Path(named) / "horsies"
     try:
         return Path.home() / ".local" / "share" / "horsies"
@@ -417,7 +424,7 @@ def _home() -> Path:
         raise ConfigurationError(
             "The user of this process has no home directory for the data of embedded://.",
             code=ErrorCode.BROKER_INVALID_URL,
-            help_text="set HOME, or name a directory of your own: embedded:///some/directory",
+            help_text="set HOME, or name your own directory: embedded:///some/directory",
         ) from None
 
 
@@ -460,12 +467,12 @@ def _refuse_closed_parents(path: Path) -> None:
 
 
 def _is_of_package(path: Path) -> bool:
-    """Return whether the path is one of the programs, for which there is a copy."""
+    """Return whether the path is one of the programs, which have a copy."""
     return path in _package().utils.POSTGRES_VERSIONS.values()
 
 
 def _change_nothing(*_: Any) -> None:
-    """Stands for the function of the package that opens its programs to all users."""
+    """Replaces the package's function that makes its programs accessible to all users."""
 
 
 def _package() -> Any:

@@ -31,7 +31,8 @@ _TRANSIENT_STATES = {
     "25006",  # read-only: a server before or after its time as the primary
     *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
 }
-# A general limit was exceeded. Only that of the notification queue is not one of the statement.
+# A general limit was exceeded. Only the limit of the notification queue does not concern the
+# statement itself.
 _LIMIT_EXCEEDED = "54000"
 # The server's function that adds notifications to the queue; its messages may be translated.
 _QUEUES_NOTIFICATIONS = "PreCommit_Notify"
@@ -95,8 +96,8 @@ def is_transient(error: BaseException) -> bool:
 def is_notification_queue_full(error: BaseException) -> bool:
     """Whether a transaction could not commit because the server's queue of notifications is full.
 
-    The queue is one for the whole server. A session that has executed LISTEN and then stays in a
-    transaction keeps everything behind its position in the queue.
+    There is one queue for the whole server. A session that has executed LISTEN and stays in a
+    transaction keeps all later notifications in the queue.
     """
     return (
         isinstance(error, psycopg.Error)
@@ -115,7 +116,9 @@ def is_refusal(error: BaseException) -> bool:
 
 
 class ErrorKind(Enum):
-    """What a database error concerns, and so who can end it; see the module's docstring."""
+    """The kind of a database error, which decides who can remove its cause; see the module's
+    docstring.
+    """
 
     TRANSIENT = "transient"
     INSTALLATION = "installation"
@@ -136,7 +139,9 @@ def kind_of(error: psycopg.Error) -> ErrorKind:
 
 
 def _is_raised_elsewhere(error: psycopg.Error) -> bool:
-    """Whether a function outside Horsies failed: of a trigger or of a constraint that an operator added."""
+    """Whether a function outside Horsies failed: that of a trigger or constraint that an operator
+    added.
+    """
     return any(_is_of_other_function(line) for line in (error.diag.context or "").splitlines())
 
 
@@ -151,9 +156,10 @@ def _is_of_other_function(line: str) -> bool:
 
 
 def _is_of_session(state: str) -> bool:
-    """Whether the state of the server or of the session causes this error, in whatever function.
+    """Whether the state of the server or of the session causes this error, whichever function
+    raised it.
 
-    A failed connection is not: it is one that the function has opened.
+    A connection error is excluded, because it concerns a connection that the function opened.
     """
     return _is_transient_state(state) and not state.startswith("08")
 
@@ -172,23 +178,25 @@ def is_lock_timeout(error: psycopg.Error) -> bool:
 
 
 def may_last(error: psycopg.Error) -> bool:
-    """Whether the error usually passes, but may come from one row each time that this row is changed."""
+    """Whether the error usually passes, but one row may cause it every time it is changed."""
     return error.sqlstate in _LASTING_STATES
 
 
 def is_time_limit(error: psycopg.Error) -> bool:
-    """Whether a statement or a transaction took longer than it may."""
+    """Whether a statement or a transaction exceeded its time limit."""
     return error.sqlstate in ("57014", "25P04")
 
 
 def lacks_right_on(error: psycopg.Error, table: str) -> bool:
-    """Whether the role lacks a right on this table; translations of the message keep its name."""
+    """Whether the role lacks a right on this table, whose name occurs in every translation of the
+    message.
+    """
     is_right = isinstance(error, psycopg.errors.InsufficientPrivilege)
     return is_right and table in (error.diag.message_primary or "")
 
 
 def is_of_text(error: psycopg.Error) -> bool:
-    """Whether the database refuses to hold a text of the statement itself.
+    """Whether the database refuses to store a text of the statement itself.
 
     A trigger, or a constraint that an operator added, refuses a row, not its text. An error without a
     SQLSTATE means that the statement was too large to send.

@@ -44,7 +44,7 @@ class Inbox:
     ignore_pid: int | None = None
     kept: Sequence[str] = ()
     delivered: int = 0
-    # The beginning of the channels in this schema; owners use the plain names.
+    # The prefix of the channels in this schema; owners use the plain names.
     _prefix: str = ""
     _queue: list[tuple[int, str, str]] = field(default_factory=list)
 
@@ -52,7 +52,9 @@ class Inbox:
         return len(self._queue)
 
     def subscribe(self, connection: Connection[Any], channels: Sequence[str]) -> None:
-        """LISTEN on these channels; notifications that come with a statement's answer count too."""
+        """LISTEN on these channels; notifications that arrive with a statement's answer are
+        received as well.
+        """
         self._prefix = channel_prefix(installation_of(connection).schema)
         connection.add_notify_handler(lambda note: self._keep(note.pid, note.channel, note.payload))
         for channel in channels:
@@ -121,7 +123,7 @@ class Listener:
         """Return the time until ``receive`` can reconnect, None while connected."""
         if self.connection is None:
             return max(0.0, self._retry_at - time.monotonic())
-        return 0.0 if self.connection.closed else None  # a statement found it closed
+        return 0.0 if self.connection.closed else None  # a statement found the connection closed
 
     def has_notifications(self) -> bool:
         """Check for notifications that came with the answer to a statement on this connection: the
@@ -182,9 +184,9 @@ def is_connection_alive(connection: Connection[Any], inbox: Inbox) -> bool:
 
 
 def free_notification_queue(connection: Connection[Any]) -> None:
-    """Make room in the server's notification queue, as far as every listening session has read it.
+    """Free the part of the server's notification queue that every listening session has read.
 
-    A full queue stays full when the session that blocked it has ended: the server moves the end of the
+    A full queue stays full after the session that blocked it has ended: the server truncates the
     queue only after a commit with a notification, which a full queue refuses, and in this function.
     """
     connection.execute("SELECT pg_catalog.pg_notification_queue_usage()", prepare=False)

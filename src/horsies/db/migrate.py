@@ -114,7 +114,7 @@ Kind: TypeAlias = Literal["migration", "function"]
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One SQL file of the schema; the version of a function file is its place in their order."""
+    """One SQL file of the schema; the version of a function file is its position in their order."""
 
     version: int
     name: str
@@ -123,7 +123,7 @@ class Migration:
 
     @property
     def title(self) -> str:
-        """The file as messages name it."""
+        """The name of the file in messages."""
         number = f"{self.version:04d} " if self.kind == "migration" else "functions "
         return number + self.name
 
@@ -154,11 +154,11 @@ class UnusableSchemaError(Exception):
 
 
 class SchemaBusyError(psycopg.OperationalError):
-    """Other sessions held locks on the tables for the whole patience of a migration."""
+    """Other sessions held locks on the tables for longer than a migration waits."""
 
 
 class SchemaMissingError(UnusableSchemaError):
-    """The tables are not there, or older than this release, and the process must not change them."""
+    """The tables are missing or older than this release, and the process must not change them."""
 
 
 def known_migrations() -> Sequence[Migration]:
@@ -269,7 +269,7 @@ def _refuse_holes(record: _Record, missing: Sequence[Migration]) -> None:
 
 
 def _titles(missing: Sequence[Migration]) -> str:
-    """The migrations as a message names them, the first five."""
+    """The names of the first five migrations, for a message."""
     names = ", ".join(one.title for one in missing[:5])
     return f"migration {names}" + (", ..." if len(missing) > 5 else "")
 
@@ -307,7 +307,8 @@ def require_current_schema(connection: Connection[Any]) -> None:
 def apply_migrations(connection: Connection[Any], *, replaces: bool = False) -> Sequence[Migration]:
     """Bring the database up to date in one transaction and return what was applied.
 
-    A lock that is not available is waited for in short turns, so that others can work in between.
+    The wait for an unavailable lock is split into short attempts, so that other sessions can work
+    in between.
     """
     if not pending_migrations(connection, replaces=replaces):
         return ()
@@ -386,7 +387,7 @@ def _describe_blockers(connection: Connection[Any]) -> str:
 
 
 def migration_script(migrations: Sequence[Migration], schema: str = DEFAULT_SCHEMA) -> str:
-    """Return the SQL that applies these migrations by hand, the record included."""
+    """Return the SQL that applies these migrations manually, including their record."""
     steps = [
         f"-- {migration.title}\n{migration.sql.strip()}\n{migration.record};\n"
         for migration in migrations
@@ -431,7 +432,7 @@ def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]
 
 
 def foreign_table(table: str) -> UnusableSchemaError:
-    """Return the refusal of a table that has one of our names, but no record of our migrations."""
+    """Return the refusal of a table that has one of our names but no migration record."""
     return UnusableSchemaError(
         f"The table {table} in this database was made by another program, such as the horsies 0.5.4 of the "
         "public package index, or by a development version; use another database or schema, or drop its "

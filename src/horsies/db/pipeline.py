@@ -42,23 +42,23 @@ _NO_FRAME: tuple[tuple[bytes, ...], tuple[bytes, ...]] = (), ()
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
 # How long a cancel request may take.
 CANCEL_SECONDS = 2.0
-# The server takes messages of up to a gigabyte; the rest is for the lengths and formats of parameters.
+# The server accepts messages of up to a gigabyte, including the lengths and formats of parameters.
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024 - 64 * 1024
-# The time limit of a statement does not end a COMMIT: a group without an answer for so much longer than
-# its limit, or for twice the limit, is cancelled.
+# The time limit of a statement does not end a COMMIT: a group is cancelled when its answer is late
+# by this much, or by its whole limit.
 COMMIT_SECONDS = 5.0
-# Behind a pooler, the share of the wait for an answer after which the server ends a statement, and so
+# Behind a pooler, the server ends a statement after this share of the wait for an answer, and so
 # gives a reason.
 _STATEMENT_SHARE = 0.8
-# What a server process waits for.
+# The wait event of a server process.
 _WAIT_EVENT = "SELECT wait_event FROM pg_catalog.pg_stat_activity WHERE pid = %s"
 # How long to wait for an answer between two calls of ``meanwhile``.
 WAIT_SECONDS = 0.1
 
 
 class Limits(NamedTuple):
-    """How many milliseconds a statement waits for a lock, and how many it may take in all; without the
-    second, the time limits of the database and the role apply.
+    """The milliseconds that a statement may wait for a lock, and may take in total; without the
+    second value, the time limits of the database and the role apply.
     """
 
     lock_ms: int = LOCK_TIMEOUT_MS
@@ -87,7 +87,7 @@ class Pipeline:
         connect: Callable[[], Connection[Any]] | None = None,
     ) -> None:
         self.connection = connection
-        # Opens a second session, which asks why this one does not answer.
+        # Opens a second session, which checks why this one does not answer.
         self._connect = connect
         self.timeout_seconds = self._patience_seconds = timeout_seconds
         # Whether the current group took too long and was cancelled.
@@ -99,11 +99,12 @@ class Pipeline:
         self._logged = logged
         self._prepared: set[bytes] | None = set() if prepared else None
         self._poller = select.poll()
-        # Called every WAIT_SECONDS while waiting for an answer; an exception loses the connection.
+        # Called every WAIT_SECONDS while waiting for an answer; an exception closes the connection.
         self.meanwhile: Callable[[], None] | None = None
         # The error that ended reading from the socket.
         self._break: OperationalError | None = None
-        # Without the connection, because behind a pooler its settings are those of the last transaction.
+        # Without the connection, because behind a pooler its settings belong to the last
+        # transaction.
         self._transformer = Transformer(None)
         self.round_trips = 0
         self.statements = 0
@@ -116,8 +117,8 @@ class Pipeline:
         session_settings: str | None = None,
         limits: Limits = NO_LIMITS,
     ) -> Pipeline:
-        """Connect; ``session_settings`` apply only without a pooler, where the session is ours alone, and
-        the limit for locks only behind one.
+        """Connect. ``session_settings`` apply only without a pooler, where the session is ours
+        alone; the lock limit applies only behind one.
 
         A pooler accepts every statement at once and keeps it while the database is down, two minutes
         by default, so TCP never reports the dead server: ``tcp_user_timeout_ms`` limits the wait here.
@@ -141,9 +142,8 @@ class Pipeline:
         return None if self._prepared is None else self.connection.pgconn.backend_pid
 
     def run(self, steps: Sequence[Step], timeout_seconds: float | None = None) -> list[list[Any]]:
-        """Execute the statements in order and return the rows of each; all of them or none apply.
-
-        ``timeout_seconds`` is a shorter wait for an answer than that of other groups.
+        """Execute the statements in order and return the rows of each; they apply together or not
+        at all. ``timeout_seconds`` shortens the wait for the answer to this group.
         """
         waits = [one for one in (timeout_seconds, self.timeout_seconds) if one is not None]
         self._patience_seconds = min(waits, default=None)
@@ -246,7 +246,7 @@ class Pipeline:
             self._next_result(pgconn)  # the None that ends this error
 
     def _next_result(self, pgconn: PGconn) -> PGresult | None:
-        # get_result() would wait by itself, but without handling signals and holding the GIL.
+        # get_result() would wait by itself, but without handling signals and while holding the GIL.
         while pgconn.is_busy():
             if not self._wait(pgconn, select.POLLIN):
                 break
@@ -259,8 +259,8 @@ class Pipeline:
         while not ready and self._waits_for_standby():
             ready = self._first_event(self._patience_seconds)
         if not ready:
-            # Without a cancel the abandoned group could still be applied much later. A server that is
-            # there answers it with an error, and the session goes on.
+            # Without a cancel the abandoned group could still be applied much later. A reachable
+            # server answers it with an error, and the session continues.
             self._has_cancelled = True
             with suppress(Error):
                 self.connection.cancel_safe(timeout=CANCEL_SECONDS)
@@ -279,8 +279,8 @@ class Pipeline:
     def _waits_for_standby(self) -> bool:
         """Whether the server has committed the group and waits for a synchronous standby.
 
-        A cancel would end that wait, and a commit that no standby has would count as success. Behind a
-        pooler nobody knows which server process it is.
+        A cancel would end that wait, and a commit that no standby has received would count as a
+        success. Behind a pooler the server process is unknown.
         """
         if self._connect is None:
             return False
@@ -325,18 +325,19 @@ class Pipeline:
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
         for result in results:
             if result.status in _FAILED:
-                # Nothing of this group was applied; its PREPAREs may be undone as well.
-                # Not prepared itself, as psycopg does with a statement it sees for the fifth time.
+                # Nothing of this group was applied; its PREPAREs may be undone as well. This
+                # statement is not prepared itself, which psycopg would do at its fifth use.
                 if self._prepared is not None:
                     try:
                         self.connection.execute("DEALLOCATE ALL", prepare=False)
                     except Error as error:  # unknown PREPAREs: only a new session helps
                         raise OperationalError(f"the session is in doubt: {error}") from error
                     self._prepared = set()
-                self.connection.rollback()  # one that BEGIN opened; without one it sends nothing
+                # a transaction that BEGIN opened; without one it sends nothing
+                self.connection.rollback()
                 failure = error_from_result(result)
                 if is_notification_queue_full(failure):
-                    with suppress(Error):  # the next group meets the same error
+                    with suppress(Error):  # the next group raises the same error
                         free_notification_queue(self.connection)
                 if self._has_cancelled and isinstance(failure, QueryCanceled):
                     raise QueryCanceled(self._silence())
@@ -358,7 +359,9 @@ def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]
 
 
 def _answer_seconds(tcp_timeout_ms: int, limits: Limits, is_pooled: bool) -> float | None:
-    """How long to wait for an answer; a connection without a pooler notices by itself that it is lost."""
+    """How long to wait for an answer; without a pooler, the connection itself reports that it is
+    lost.
+    """
     if is_pooled and tcp_timeout_ms:
         return tcp_timeout_ms / 1000
     if limits.statement_ms is None:
@@ -370,8 +373,8 @@ def _answer_seconds(tcp_timeout_ms: int, limits: Limits, is_pooled: bool) -> flo
 def _pooled_frame(
     timeout_seconds: float | None, limits: Limits, server_version: int
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """The commands around a group of statements; a lock or a statement must time out before the whole
-    group does.
+    """The commands around a group of statements; a lock or a statement must time out before the
+    whole group.
     """
     answer_ms = math.inf if timeout_seconds is None else 1000 * timeout_seconds
     settings = {"lock_timeout": str(round(min(limits.lock_ms, answer_ms / 2)))}

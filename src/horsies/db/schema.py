@@ -1,9 +1,9 @@
 """The schema that holds all tables and functions: its name is written into every SQL text.
 
 The ``.sql`` files use plain names and run in psql as they are. Before a text is sent, ``in_schema``
-qualifies the names, so that no statement depends on a search_path, also not in the transaction of a
-caller. Two installations in one database have different schemas: the channels of their notifications
-and the keys of their advisory locks differ as well. Those of the default schema are the plain ones.
+qualifies the names, so that no statement depends on a search_path, even in a caller's transaction.
+Two installations in one database have different schemas: the channels of their notifications and
+the keys of their advisory locks differ as well. In the default schema they are unchanged.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from importlib.resources import files
 
 from horsies.database_url import DEFAULT_SCHEMA, channel_prefix
 
-# Functions and sessions resolve operators, casts and unqualified functions here alone: with a schema
-# that others may create in, they could run code in the name of every role that touches a task.
+# Functions and sessions resolve operators, casts and unqualified functions only here. A schema in
+# which others may create objects would let them run code as every role that touches a task.
 SAFE_SEARCH_PATH = "pg_catalog, pg_temp"
 MIGRATIONS_TABLE = "horsies_migrations"
 

@@ -1,8 +1,9 @@
-"""The programs of the embedded PostgreSQL, at a place where the server's user can run them.
+"""The programs of the embedded PostgreSQL, in a directory where the server's user can run them.
 
-Root's server runs as another user, who often cannot enter the directory of the virtual environment: home
-directories are closed. The programs are public, so they are copied to a directory of root's, named by the
-digest of their contents; no mode of an existing directory is changed. Other users cannot write there.
+Root's server runs as another user, which often cannot enter the directory of the virtual
+environment, because home directories are closed. The programs are public, so they are copied to a
+directory owned by root and named after the digest of their contents; no mode of an existing
+directory is changed. Other users cannot write there.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def run_program(
     variables: Mapping[str, str] | None = None,
     **_: Any,
 ) -> str:
-    """Run a program of the server as its user, out of reach of Ctrl-C, and return what it printed."""
+    """Run a program of the server as its user, shielded from Ctrl-C, and return its output."""
     command = [str(bin_path / name), *arguments]
     options = switch_options(user)
     options["env"] |= variables or {}
@@ -58,7 +59,7 @@ def run_program(
     except subprocess.CalledProcessError as error:
         if "invalid locale settings" not in error.output:
             raise
-        # The environment names a locale that this machine lacks, as after ssh from another one.
+        # The environment names a locale that this machine lacks, as after ssh from another machine.
         options["env"] |= {"LC_ALL": "C"}
         return _run(command, options)
 
@@ -87,7 +88,7 @@ def _run(command: Sequence[str], options: Mapping[str, Any]) -> str:
 
 @cache
 def usable_programs(installed: Path) -> Path:
-    """Return the directory of these programs for the server's user: the installed one, or that of a copy."""
+    """Return the directory of these programs for the server's user: the installed one, or a copy."""
     files = _program_files(installed)
     if _is_usable(installed, files):
         return installed
@@ -200,8 +201,8 @@ def _make_home(home: Path) -> None:
 
 
 def _make_directory(directory: Path) -> None:
-    """Create a directory that the server's user can pass. One that another process has made meanwhile stays
-    as it is: it may be a link of another user's.
+    """Create a directory that the server's user can enter. One that another process has made
+    meanwhile is left as it is: it may be another user's link.
     """
     try:
         directory.mkdir()
@@ -216,7 +217,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _is_private(directory: Path, *, is_last: bool) -> bool:
-    """Return whether only this user and root can replace what is in this directory."""
+    """Return whether only this user and root can replace the contents of this directory."""
     found = directory.stat()
     owners = {0} if sys.platform == "win32" else {0, os.geteuid()}
     is_closed = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -227,7 +228,7 @@ def _is_private(directory: Path, *, is_last: bool) -> bool:
 
 @contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    # Not the directory itself: every user can open that, and keep it locked.
+    # Not the directory itself, which every user could open and keep locked.
     descriptor = os.open(home / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if sys.platform != "win32":
@@ -238,7 +239,9 @@ def _lock(home: Path) -> Iterator[None]:
 
 
 def _is_complete(copy: Path, files: Files) -> bool:
-    """Return whether all files are there: a crash of the machine, or a clean-up of /tmp, may cost some."""
+    """Return whether all files exist: a crash of the machine or a clean-up of /tmp may have removed
+    some.
+    """
     try:
         return all(
             (copy / name).stat().st_size == path.stat().st_size for name, path in files.items()
@@ -268,7 +271,7 @@ def _write(files: Files, home: Path, copy: Path) -> None:
 
 
 def _remove_remains(home: Path) -> None:
-    """Delete copies that a killed process has begun, and those that nobody has used for a week."""
+    """Delete unfinished copies of killed processes, and copies that were not used for a week."""
     for entry in home.iterdir():
         if entry.name.startswith(_PARTIAL_PREFIX) or (
             entry.is_dir()

@@ -21,7 +21,8 @@ if sys.platform != "win32":
 SERVER_USER = "pgserver"
 _CREATION_ATTEMPTS = 20
 _CREATION_PAUSE_SECONDS = 0.25
-# The rest of root's environment may hold secrets, and the server's user can read that of its processes.
+# The rest of root's environment may hold secrets, and the server's user can read the environment of
+# its processes.
 _SHARED_VARIABLES = ("PATH", "TMPDIR", "TZ", "TZDIR", "LANG", "LANGUAGE", "LD_LIBRARY_PATH")
 
 
@@ -30,7 +31,7 @@ def is_root() -> bool:
 
 
 def user_name() -> str:
-    """Return the name of this process's user; PostgreSQL knows users by name."""
+    """Return the name of this process's user, because PostgreSQL identifies users by name."""
     if sys.platform == "win32":
         return ""
     try:

@@ -47,7 +47,7 @@ _AUTOCOMMIT = nullcontext()
 
 
 class Nothing(NamedTuple):
-    """The parameters or rows of a statement without any."""
+    """Placeholder for a statement without parameters or without rows."""
 
 
 class Statement(Generic[P, Row]):
@@ -124,8 +124,8 @@ class Statement(Generic[P, Row]):
     ) -> list[Row]:
         """Execute on a synchronous connection and return the rows, if the statement returns any.
 
-        ``within`` is the installation, where it is not that of the connection. Behind a pooler, the
-        statement has a transaction with the settings that a session cannot keep.
+        ``within`` is the installation if it differs from that of the connection. Behind a pooler,
+        the statement runs in a transaction with the settings that a session cannot keep.
         """
         installation = within or installation_of(connection)
         query, values = self.query(installation.schema), self.mapping(params)
@@ -142,7 +142,7 @@ class Statement(Generic[P, Row]):
         params: tuple[Any, ...],
         within: Installation | None = None,
     ) -> list[Row]:
-        """``run`` on an asynchronous connection."""
+        """Like ``run``, but on an asynchronous connection."""
         installation = within or installation_of(connection)
         query, values = self.query(installation.schema), self.mapping(params)
         async with (
@@ -234,13 +234,14 @@ def _written(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> str:
-    """Return the text of a value; a member of an enumeration of texts or numbers counts as its value."""
+    """Return the text of a value; an enumeration member counts as its value."""
     if isinstance(value, str):
         return str.__str__(value)
     return int.__repr__(value) if isinstance(value, int) else str(value)
 
 
-# Arrays that recur, such as the queues of a worker. Typed: True equals 1 but has another text.
+# Arrays that recur, such as the queues of a worker. Typed, because True equals 1 but has another
+# text.
 @lru_cache(maxsize=256, typed=True)
 def _constant_array(*values: Any) -> bytes:
     return _array(values)
@@ -271,7 +272,8 @@ def _encoded(text: str) -> bytes:
     return encoded
 
 
-# By exact type: a turn writes some thirty values, and a chain of checks for each took 7 % of its time.
+# Selected by exact type: a turn writes some thirty values, and a chain of checks for each took 7 %
+# of its time.
 _WRITERS: dict[type, Callable[[Any], bytes | None]] = {
     type(None): {None: None}.__getitem__,
     bool: {True: b"true", False: b"false"}.__getitem__,
@@ -289,12 +291,12 @@ _ELEMENTS: dict[type, Callable[[Any], str]] = {
 
 
 def one_or_none(rows: list[Row]) -> Row | None:
-    """Return the only row of a statement that changes or finds at most one."""
+    """Return the single row of a statement that changes or finds at most one."""
     return rows[0] if rows else None
 
 
-# A script decides which statements to run and never waits; the functions below do the waiting.
-# So the synchronous and the asynchronous methods share one body of logic.
+# A script decides which statements to run and never waits; the functions below do the waiting. The
+# synchronous and the asynchronous methods therefore share the same logic.
 Step = tuple[Statement[Any, Any], Any]
 Script = Generator[Step, list[Any], Answer]
 
@@ -320,7 +322,7 @@ def run_script(
 async def run_script_async(
     connection: AsyncConnection[Any], script: Script[Answer], *, logged: bool = False
 ) -> Answer:
-    """``run_script`` on an asynchronous connection."""
+    """Like ``run_script``, but on an asynchronous connection."""
 
     def execute(statement: Statement[Any, Any], params: Any) -> Awaitable[list[Any]]:
         return statement.run_async(connection, params)

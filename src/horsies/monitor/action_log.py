@@ -35,7 +35,7 @@ def last_action_script(subject: str, verb: str) -> Script[ActionRow | None]:
 
 
 def author_script(subject: str, verb: str) -> Script[str | None]:
-    """Return who made the last such change by hand, with the reason if there is one."""
+    """Return the author of the last such manual change, with the reason if there is one."""
     row = yield from last_action_script(subject, verb)
     if row is None:
         return None

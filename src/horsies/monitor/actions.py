@@ -1,7 +1,7 @@
 """Operator actions: pause and resume queues, and retry finished tasks.
 
-A paused queue takes effect on all workers with their next turn. A retry never changes the finished
-task: it sends the same request again, as a new task.
+A pause takes effect on every worker with its next turn. A retry never changes the finished task: it
+sends the same request again, as a new task.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def stored_json(text: str | None) -> Any:
 
 
 def page_document(page: Page[Any], key: str) -> dict[str, Any]:
-    """Return a page of a list as a JSON object, without ages, which change with every call."""
+    """Return a page of a list as a JSON object, without ages, because they change with every call."""
     rows = [asdict(row) for row in page.rows]
     for row in rows:
         del row["age_seconds"]

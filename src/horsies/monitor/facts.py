@@ -17,7 +17,7 @@ MEGABYTE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From which values on a fact is a finding; where there are two, yellow and red."""
+    """The values at which a fact becomes a finding; two values are the limits for yellow and red."""
 
     xmin_seconds: tuple[float, float] = (5 * MINUTE, HOUR)
     xmin_transactions: tuple[int, int] = (1_000_000, 50_000_000)

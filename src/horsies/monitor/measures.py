@@ -21,7 +21,7 @@ from horsies.db.statements.measures import (
     read_measures,
 )
 
-# The upper bounds of the buckets in seconds; a sixteenth bucket has all longer durations.
+# The upper bounds of the buckets in seconds; a sixteenth bucket counts all longer durations.
 BOUNDS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
     *(2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
@@ -51,9 +51,10 @@ class Percentiles:
 class Slot:
     """The attempts that ended in one slot of time, which begins at ``at``.
 
-    ``retried`` attempts are followed by another one; the other ends are final. ``stopped`` ones were
-    cancelled, exceeded their time limit, or ended with their worker. ``waited`` is the time from due to
-    started, of attempts that started in the slot; ``ran`` is the time from started to ended.
+    ``retried`` attempts are followed by another one; the other ends are final. ``stopped`` attempts
+    were cancelled, exceeded their time limit, or ended with their worker. ``waited`` is the time
+    from due to started, of attempts that started in the slot; ``ran`` is the time from started to
+    ended.
     """
 
     at: datetime
@@ -96,7 +97,7 @@ def bucket_of(seconds: float) -> int:
 def percentile(buckets: Sequence[int], share: float) -> float | None:
     """Return the duration in seconds that this share of attempts does not exceed; None without attempts.
 
-    Beyond the last bound nothing is known, so the last bound is the answer.
+    Durations beyond the last bound are reported as that bound.
     """
     reached = list(accumulate(buckets))
     return _percentile(buckets, reached, share) if any(buckets) else None
@@ -113,7 +114,7 @@ def _percentile(buckets: Sequence[int], reached: Sequence[int], share: float) ->
 
 
 def percentiles(buckets: Sequence[int], sum_ms: float) -> Percentiles:
-    """Describe the durations that these buckets count and that add up to ``sum_ms``."""
+    """Describe the durations counted in these buckets, whose sum is ``sum_ms``."""
     reached = list(accumulate(buckets))
     if not (count := reached[-1] if reached else 0):
         return Percentiles()
@@ -122,8 +123,8 @@ def percentiles(buckets: Sequence[int], sum_ms: float) -> Percentiles:
 
 
 def fitting_step(since: timedelta, step: timedelta) -> timedelta:
-    """Return the step in whole minutes, and in whole tens of minutes for a series that begins before
-    the minutes that are kept.
+    """Round the step to whole minutes, or to tens of minutes for a series that begins before the
+    stored minutes.
     """
     unit = timedelta(minutes=1) if since <= MINUTES_KEPT else _TEN_MINUTES
     return max(1, round(step / unit)) * unit

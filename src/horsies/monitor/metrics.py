@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as Family
 
-# Scrapers share a collection of this age; sizes of tables are read more rarely.
+# Scrapers share a collection up to this age; table sizes are read less often.
 COLLECT_SECONDS = 5.0
 SIZES_SECONDS = 60.0
-# The rate that the time to drain a queue is computed from.
+# The period of the rate from which the time to drain a queue is computed.
 RATE_SPAN = timedelta(minutes=5)
 # Runs and schedules are counted up to this number.
 COUNT_MOST = 10_000
@@ -49,7 +49,7 @@ Source = Literal["cluster", "worker", "producer"]
 
 
 class Metric(NamedTuple):
-    """One entry of the catalogue. ``values`` are those of its last label, if they are fixed."""
+    """One entry of the catalogue. ``values`` are the values of its last label, if they are fixed."""
 
     name: str
     kind: Kind
@@ -263,7 +263,7 @@ def exposition_of(
 
 
 class _Collected:
-    """A collector of values that are already there."""
+    """A collector of values that were read before."""
 
     def __init__(self, by_database: Mapping[str, Iterable[Value]]) -> None:
         self._by_database = by_database
@@ -314,9 +314,10 @@ def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
 
 @dataclass
 class ClusterGauges:
-    """The gauges of the cluster, collected at most every five seconds, however many scrapers ask.
+    """The gauges of the cluster, collected at most every five seconds, however many scrapers there
+    are.
 
-    The caller runs ``script`` on its own connection while ``fresh`` is None, one at a time.
+    While ``fresh`` is None, one caller at a time runs ``script`` on its own connection.
     """
 
     schema: str
@@ -328,7 +329,7 @@ class ClusterGauges:
     _sized_at: float | None = None
 
     def fresh(self) -> Sequence[Sample] | None:
-        """The last collection while it is recent."""
+        """The last collection, if it is recent."""
         is_recent = self.clock() - self._collected_at < COLLECT_SECONDS
         return self._samples if is_recent else None
 
@@ -346,7 +347,7 @@ class ClusterGauges:
         return self._keep([*samples, *_about(self.clock() - started, up=True)])
 
     def note_failure(self, seconds: float = 0.0) -> Sequence[Sample]:
-        """The database could not be read: keep that answer as long as another."""
+        """Note that the database could not be read; this answer is kept as long as any other."""
         return self._keep(list(_about(seconds, up=False)))
 
     def _keep(self, samples: Sequence[Sample]) -> Sequence[Sample]:
@@ -406,7 +407,7 @@ def _queue_samples(
 
 
 def drain_seconds(due: int, series: Series | None) -> float:
-    """Return how long the due tasks take at the rate at which tasks ended lately."""
+    """Return how long the due tasks will take at the recent rate."""
     if not due:
         return 0.0
     total = series.total if series else None

@@ -1,6 +1,6 @@
 """Operations: the methods of an application that read and control stored tasks, queues and workers.
 
-A base class of ``Horsies`` in its own file: nothing here defines or sends tasks.
+A base class of ``Horsies`` for methods that neither define nor send tasks.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class Operations(ABC):
     def explain(self, row_id: str, node: str | None = None) -> BrokerResult[Explanation]:
         """Explain why a task or a run does not move, whichever has this id, or a node of the run.
 
-        ``status`` of the explanation is None when there is no such task, run or node; its reason then
-        tells why.
+        ``status`` of the explanation is None when there is no such task, run or node; its reason
+        then explains why.
 
         Example:
             for reason in app.explain(handle.task_id).unwrap().reasons:
@@ -241,9 +241,8 @@ class Operations(ABC):
         limit: int = LIMIT_DEFAULT,
         after: str | None = None,
     ) -> BrokerResult[RunPage]:
-        """Return a page of workflow runs, newest first, as ``tasks_where`` does of tasks.
-
-        Runs that other runs started are left out without ``include_children``.
+        """Return a page of workflow runs, newest first, like ``tasks_where`` for tasks. Runs that
+        other runs started are included only with ``include_children``.
         """
         filters = queries.run_filters(
             status=status,
@@ -331,7 +330,9 @@ class Operations(ABC):
         timeout_seconds: float = PING_TIMEOUT_SECONDS,
         min_responses: int | None = None,
     ) -> BrokerResult[list[WorkerPong]]:
-        """Ping all workers or one; ends with the target's response, ``min_responses`` or the timeout."""
+        """Ping all workers or one; return after the target's response, ``min_responses`` or the
+        timeout.
+        """
         return health.ping_workers(
             self.get_broker(), target_worker_id, timeout_seconds, min_responses
         )

@@ -50,7 +50,7 @@ Statuses: TypeAlias = Sequence[TaskStatus | WorkflowStatus]
 
 
 class Scope(NamedTuple):
-    """The statuses that a verb applies to, and those it takes without a status filter."""
+    """The statuses that a verb applies to, and those it selects without a status filter."""
 
     default: Statuses
     allowed: Statuses
@@ -90,8 +90,8 @@ WORDS: Mapping[OrderVerb, Wording] = {
 class Order:
     """A verb, the tasks or runs it is for, and the bounds that a dry run has fixed.
 
-    ``newest`` is the cursor from which the batches begin, ``oldest`` that of the last row. Tasks may also be
-    named by their ids.
+    ``newest`` is the cursor where the batches begin, ``oldest`` the cursor of the last row. Tasks
+    may also be named by their ids.
     """
 
     id: str
@@ -129,7 +129,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The answer of a dry run. ``has_more``: rows older than those of this order match too."""
+    """The answer of a dry run. ``has_more`` means that older rows match as well."""
 
     order: Order
     matching: int
@@ -198,7 +198,7 @@ class OrderState:
 
     @property
     def seen(self) -> int:
-        """The rows that the batches so far have changed or refused."""
+        """The number of rows that the batches so far have changed or refused."""
         return self.progress.done + sum(self.progress.refused.values())
 
     @property
@@ -236,7 +236,7 @@ def draft_order(
     reason: str | None = None,
     order_id: str | None = None,
 ) -> BrokerResult[Order]:
-    """Check the status filter of an order; it has no bounds before its dry run."""
+    """Check the status filter of an order, before its dry run has fixed the bounds."""
     scope = SCOPES[verb]
     wrong = [status.value for status in filters.statuses if status not in scope.allowed]
     if wrong:

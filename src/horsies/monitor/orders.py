@@ -1,11 +1,12 @@
 """Bulk orders: one verb for all tasks or runs that match filters, with a dry run, a bound and a stop.
 
-A dry run fixes the bounds of an order: the newest and the oldest row that matched, and the time. What ends
-or is sent later is not touched. The dashboard stores a dry run as a draft of the order, a row of
-``horsies_actions``, and a form starts it by its id. An order is carried out in batches. Each batch is one
-transaction that also stores the position of the order, in the same row. So a repeated request, a lost answer
-or a crash changes nothing twice, and any process can continue an order by its id. The ids of tasks that are
-sent again are derived from the order and the old id.
+A dry run fixes the bounds of an order: the newest and the oldest row that matched, and the time.
+Rows that end or are sent later are not affected. The dashboard stores a dry run as a draft of the
+order, a row of ``horsies_actions``, and a form starts it by its id. An order is carried out in
+batches. Each batch is one transaction that also stores the position of the order, in the same row.
+So nothing changes twice after a repeated request, a lost answer or a crash, and any process can
+continue an order by its id. The ids of tasks that are sent again are derived from the order and the
+old id.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ from horsies.tasks.recording import Action, Actor, Columns, current_actor, log_a
 BATCH = 200
 # Pause between two batches, for the transactions of workers.
 PAUSE_SECONDS = 0.05
-# Pages of a dry run: up to 50,000 rows are read for each.
+# Pages of a dry run; up to 50,000 rows are read per page.
 _PAGES_MAX = 40
 
 _WORKING = BrokerErrorCode.ENQUEUE_FAILED
@@ -132,7 +133,7 @@ class _Found(NamedTuple):
 def _page_script(
     order: Order, after: str | None, limit: int
 ) -> Script[tuple[list[_Found], str | None]]:
-    """Read rows of an order from a position on, newest first, and the position after them."""
+    """Read rows of an order from a position on, newest first; return them with the next position."""
     if order.ids:
         return (yield from _named_script(order, int(after or 0), limit))
     start, found = after or order.newest, list[_Found]()
@@ -187,7 +188,7 @@ def _is_below(cursor: str, other: str) -> bool:
 
 
 def _just_above(found: _Found) -> str:
-    """Return the cursor of which a row is the next one."""
+    """Return the cursor that directly precedes a row."""
     above = str(UUID(int=min(UUID(found.row.id).int + 1, (1 << 128) - 1)))
     is_run = run_position(found.cursor) is not None
     return run_cursor(RunPosition(above, found.row.created_at)) if is_run else above
@@ -294,9 +295,9 @@ def store_draft_script(order: Order, actor: Actor) -> Script[None]:
 
 
 def start_script(order: Order, actor: Actor) -> Script[BrokerResult[OrderState]]:
-    """Store an order, or set a stopped one going again; ``batch_script`` carries it out.
+    """Store an order, or resume a stopped one; ``batch_script`` carries it out.
 
-    The draft of the order, if there is one, is replaced: the row of an order is as old as its start.
+    A draft of the order is replaced, so that the row of an order is as old as its start.
     """
     columns = _columns(order, actor)
     yield discard_draft(order.id)
@@ -325,7 +326,9 @@ def order_script(order_id: str) -> Script[OrderState | None]:
 
 
 def stop_script(order_id: str) -> Script[BrokerResult[bool]]:
-    """Let the next batch of a running order stop it; False for an order that does not run."""
+    """Make the next batch of a running order stop it; return False for an order that is not
+    running.
+    """
     state = yield from order_script(order_id)
     if state is None:
         return Err(no_such_order(order_id))
@@ -383,7 +386,7 @@ def _apply_script(order: Order, found: Sequence[_Found]) -> Script[tuple[int, Co
 
 
 def resent_id(order: Order, task_id: str) -> str:
-    """Return the id under which an order sends a task again: always the same."""
+    """Return the id under which an order sends a task again, which is always the same."""
     assert order.at is not None
     return fixed_id(order.at, f"{order.id} {task_id}")
 

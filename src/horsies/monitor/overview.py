@@ -46,9 +46,11 @@ else:
 IDLE_SILENT_AFTER_SECONDS = 330.0
 # Rates come from this many of the newest attempts, which bounds the statement to about 50 ms.
 RATE_SAMPLE = 10_000
-# Newest tasks for the rate of arrivals: each may lie in another block of the table, as ended ones do.
+# The newest tasks from which the rate of arrivals is computed: each may be in a different block of
+# the table.
 ARRIVALS_SAMPLE = 2_500
-# Waiting tasks of a queue are counted exactly up to this number, so that a long queue costs as much.
+# Waiting tasks of a queue are counted exactly up to this number, so that a long queue does not cost
+# more.
 WAITING_MOST = 10_000
 BLOCKED_SHOWN = 5
 
@@ -57,8 +59,9 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
-    """One queue: its waiting tasks, its tasks in flight, its attempts per minute, and the live workers
-    that serve it, with the caps that they obey (None: no cap), or without workers the configured cap.
+    """One queue: its waiting tasks, its tasks in flight, its attempts per minute, and the live
+    workers that serve it, with the caps that they obey (None: no cap). Without workers, the
+    configured cap is shown.
 
     ``due`` and ``delayed`` are exact up to 10,000; with ``waiting_at_least``, 10,000 is a lower bound.
     """
@@ -142,7 +145,7 @@ def overview_script(
 
 
 def arrivals_script() -> Script[dict[str, float]]:
-    """Read how many tasks were sent to each queue, per minute of the last minute."""
+    """Read the number of tasks sent to each queue per minute, from the last minute."""
     since = first_id_at(datetime.now(UTC) - timedelta(minutes=1))
     sample = dashboard.count_recent_arrivals(since, ARRIVALS_SAMPLE)
     found: list[RecentArrivals] = yield sample
@@ -156,7 +159,7 @@ def merge_queues(
     recent: Iterable[RecentAttempts],
     states: Iterable[QueueState],
 ) -> list[QueueOverview]:
-    """Combine the counts of every queue that is mentioned anywhere."""
+    """Combine the counts of every queue that occurs in any of them."""
     waits = {count.queue_name: count for count in waiting}
     flights = {count.queue_name: count for count in in_flight}
     rates = {count.queue_name: count for count in recent}
@@ -228,7 +231,9 @@ def servers_of(queue_name: str, workers: Iterable[WorkerSummary]) -> list[Worker
 
 
 def counted_places(workers: Sequence[WorkerSummary]) -> str:
-    """Count the tasks that workers run at a time: 1 child, 8 children, 102 places with async children."""
+    """Describe the concurrency of these workers: 1 child, 8 children, 102 slots with async
+    children.
+    """
     total = sum(worker.processes for worker in workers)
     if any(worker.async_places for worker in workers):
         return f"{total:,} places"

@@ -39,7 +39,8 @@ class Page(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class ListSteps:
-    """The statements that list one kind of row, the position by which they order rows, and its text.
+    """The statements that list one kind of row, the position that orders its rows, and its text
+    form.
 
     ``window_edge`` returns the last position inside the window and the first one beyond it. With
     ``by_index`` an index replaces the window when that was too small.

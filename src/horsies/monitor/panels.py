@@ -43,8 +43,8 @@ _HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The series of all attempts. Of the last hour: the attempts that were done, by queue and minute, and the
-    tasks that fail; or for one queue the sums by task.
+    """The series of all attempts. For the last hour also the completed attempts by queue and
+    minute, and the failing tasks; for a single queue, the sums by task.
     """
 
     total: Series
@@ -101,7 +101,7 @@ def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[Queu
 
 
 def worker_script(worker_id: str) -> Script[WorkerPanel | None]:
-    """Read one worker, also a stopped one; None when it is not on record."""
+    """Read one worker, which may have stopped; None when it is not on record."""
     worker = one_or_none((yield list_workers(True, worker_id)))
     if worker is None:
         return None

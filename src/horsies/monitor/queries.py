@@ -1,8 +1,8 @@
 """Queries: pages of tasks and of workflow runs by filters, newest first.
 
-Behind ``app.tasks_where`` and ``app.runs_where``, and behind the lists of the command line. A page ends
-with a cursor, the position of its last row: rows that come or go between two pages change no other row's
-place. The filters are checked before the database is asked.
+Behind ``app.tasks_where`` and ``app.runs_where``, and behind the lists of the command line. A page
+ends with a cursor, the position of its last row: rows that are added or deleted between two pages
+do not shift the others. The filters are checked before the query.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 
 TaskPage: TypeAlias = Page[TaskSummary]
 RunPage: TypeAlias = Page[RunSummary]
-# One value, or several of which any matches.
+# One value, or several alternatives.
 OneOrMore: TypeAlias = str | Iterable[str]
 
 # A search reads the texts of this many tasks and parses those that contain the needles, in portions; larger
@@ -124,7 +124,7 @@ class RunFilters:
 
 
 class _FilterProblem(ValueError):
-    """A filter that is refused, as a sentence."""
+    """A rejected filter, as a sentence."""
 
 
 def task_filters(
@@ -192,8 +192,8 @@ def run_filters(
 
 
 def parse_time(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
-    """Parse a duration before now, such as 15m, or a time; without an offset it is in the zone, local by
-    default. A ValueError has the sentence.
+    """Parse a duration before now, such as 15m, or a time. A time without an offset is in the given
+    zone, local by default. The text of a ValueError is a sentence for the user.
     """
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII):
@@ -328,8 +328,8 @@ def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
 def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
     """Read the candidates of one window in portions, until the page is full.
 
-    The end of a page must not depend on candidates that do not match: it would tell which masked values
-    are stored.
+    The end of a page must not depend on candidates that do not match: it would reveal which masked
+    values are stored.
     """
     edges = yield end_of_window(listed.before, listed.since, SEARCH_WINDOW)
     has_more = len(edges) == 2
@@ -378,7 +378,7 @@ async def list_runs_async(
 
 
 def page_or_empty(page: RunPage | None) -> RunPage:
-    """Return the page; a checked cursor always has one."""
+    """Return the page; a checked cursor never gives None."""
     return Page([]) if page is None else page
 
 

@@ -1,7 +1,7 @@
 """Statistics of tasks for programs: rates and durations over time, by queue or task, and counts by value.
 
-The data are those that the dashboard shows: the measures that workers store, and the list of tasks. No query
-counts all tasks on record.
+The data is the same as in the dashboard: the measures that workers store, and the list of tasks. No
+query counts all tasks on record.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class HasBroker(Protocol):
 class TaskFacets:
     """How many of the newest matching tasks have each status, queue, name and error code.
 
-    ``total`` tasks were looked at, at most 1,000; ``looked_back_to`` is the time of the oldest one if there
-    may be more, None if all that match were counted.
+    ``total`` tasks were read, at most 1,000; ``looked_back_to`` is the time of the oldest one if
+    there may be more, None if all that match were counted.
     """
 
     statuses: Mapping[str, int]
@@ -186,7 +186,7 @@ def _facets(page: TaskPage) -> TaskFacets:
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:
-    """Return the values with their numbers, the most frequent first."""
+    """Return the values with their counts, the most frequent first."""
     return dict(Counter(values).most_common())
 
 

@@ -1,10 +1,10 @@
 """Blocked tasks and runs: those whose next change the database refuses, and the search for them.
 
-An error of the data concerns single rows, see ``db/errors.py``, and so does a row that another session has
-locked. After such an error of a batch every task or run gets its own transaction. An error that
-usually passes, such as a time limit, has this effect when the same kind of batch fails several times in a row
-with it. The task or run that causes the error is logged once, recorded for operators, left alone, and
-tried again after a delay that doubles from a second to five minutes.
+A data error concerns single rows (see ``db/errors.py``), and so does a row that another session has
+locked. After such an error in a batch, every task or run gets its own transaction. An error that
+usually passes, such as a time limit, has the same effect once the same kind of batch has failed
+with it several times in a row. The task or run that causes the error is logged once, recorded for
+operators, left alone, and tried again after a delay that doubles from a second to five minutes.
 
 If the database refuses every task with one and the same error, the cause is not the tasks: one line in the
 log names the database.
@@ -42,18 +42,20 @@ logger = logging.getLogger("horsies.blocked")
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 300.0
-# The lock of another session ends by itself, and the task should not wait much longer than that.
+# The lock of another session is released eventually, and the task should not wait much longer than
+# that.
 LONGEST_LOCK_SECONDS = 5.0
-# How long refusals are kept in memory once the table for them was locked: no turn waits for it meanwhile.
+# How long refusals stay in memory after the table for them was locked: no turn waits for it
+# meanwhile.
 LOCKED_SECONDS = 30.0
-# An attempt that is overdue for this long will not come: the task was changed elsewhere.
+# Forget a blocked task whose next attempt is this late: another process has changed it.
 FORGET_SECONDS = 60.0
 
 # How often batches of one kind may fail in a row with an error that usually passes.
 PATIENCE = 3
-# How many of the tasks are named when the database refuses every one.
+# How many tasks are named when the database refuses all of them.
 SHOWN = 3
-# So many tasks in a row, each refused with the same error, are not the cause of it.
+# This many tasks refused in a row with the same error are not the cause of it.
 ALIKE = 3
 # After a single change took too long, the next attempt waits this many times its duration.
 REST_FACTOR = 10
@@ -65,8 +67,9 @@ Action: TypeAlias = Literal[
 ]
 
 
-# How long a change that is tried again anyway waits for a lock, and how many seconds this uses up. One second
-# comes back per second; without patience a change hardly waits, so that a thousand of them silence no worker.
+# How long a change that is repeated anyway waits for a lock, and the total of such waits. The total
+# recovers by one second per second; once it is used up, a change hardly waits, so that a thousand
+# of them do not keep a worker from its heartbeat.
 _PATIENT_MS, _IMPATIENT_MS = 200, 1
 # How long such a change may take in total, including its COMMIT.
 _PATIENT_SECONDS, _IMPATIENT_SECONDS = 10.0, 1.0
@@ -75,7 +78,7 @@ _PATIENCE_SECONDS = 3.0
 
 
 class Failures:
-    """How often jobs failed in a row with errors that usually pass; ``patience`` is how often they may."""
+    """How often jobs failed in a row with errors that usually pass; ``patience`` is the limit."""
 
     def __init__(self) -> None:
         self.patience = PATIENCE
@@ -94,7 +97,7 @@ class Failures:
         return self._counts.get(job, 0) >= self.patience
 
     def note_search(self, job: str) -> None:
-        """Every task had its own transaction: batches are possible again until one fails."""
+        """Note that every task had its own transaction: batches are possible again until one fails."""
         if job in self._counts:
             self._counts[job] = self.patience - 1
 
@@ -132,13 +135,15 @@ class _Delay:
     seconds: float
     ends_at: float
     is_locked: bool
-    # The duration of the slowest attempt that a time limit ended.
+    # The duration of the slowest attempt that was ended by a time limit.
     taken_seconds: float
 
 
 @dataclass(slots=True)
 class _Alike:
-    """The tasks that were refused one after the other with the same error; `first` stands for all."""
+    """The tasks that were refused one after the other with the same error; `first` is the first of
+    them.
+    """
 
     reason: str
     first: str
@@ -155,7 +160,7 @@ class _Search:
 
 
 class Blocked:
-    """The tasks and runs of which this process knows that they are blocked."""
+    """The tasks and runs that this process knows to be blocked."""
 
     def __init__(
         self, worker_id: str | None = None, clock: Callable[[], float] = time.monotonic
@@ -163,9 +168,9 @@ class Blocked:
         self._worker_id = worker_id
         self._clock = clock
         self.failures = Failures()
-        # Empty most of the time; callers on the way of every task look here first.
+        # Empty most of the time; callers that handle every task check this first.
         self.delays: dict[str, _Delay] = {}
-        # When all patience that waits for locks have used up is back.
+        # When the time used up by waits for locks is fully recovered.
         self._patient_at = 0.0
         self._alike: dict[Action, _Alike] = {}
         self._search: _Search | None = None
@@ -181,12 +186,12 @@ class Blocked:
         self.has_recorded = False
 
     def excluded(self) -> list[str]:
-        """The tasks and runs whose next attempt has not come."""
+        """The tasks and runs whose next attempt is not due yet."""
         now = self._clock()
         return [one for one, delay in self.delays.items() if now < delay.ends_at]
 
     def is_waiting(self, task_id: str, action: Action | None = None) -> bool:
-        """Whether the next attempt of this task, after that refused action, has not come."""
+        """Whether the next attempt of this task, after that refused action, is not due yet."""
         delay = self.delays.get(task_id)
         if delay is None or action not in (None, delay.action):
             return False
@@ -201,28 +206,28 @@ class Blocked:
         return any(delay.action == action for delay in self.delays.values())
 
     def has_next(self, action: Action) -> bool:
-        """Whether the next attempt of a change of this kind, which was refused, has come."""
+        """Whether the next attempt of a refused change of this kind is due."""
         if not self.includes(action):
             return False
         now, delays = self._clock(), self.delays.values()
         return any(delay.action == action and delay.ends_at <= now for delay in delays)
 
     def lock_wait(self) -> Step:
-        """The first step of a transaction that is tried again anyway: it waits briefly for locks."""
+        """The first step of a transaction that is repeated anyway: it waits only briefly for locks."""
         return limit_lock_wait(_PATIENT_MS if self._is_patient() else _IMPATIENT_MS)
 
     def seconds_alone(self, one: str = "") -> float:
-        """How long a transaction that is tried again anyway may take, the one of this task or run.
+        """The time limit for the next attempt at this task or run.
 
-        Twice as long as last time if it took too long, so that one which only takes long succeeds. The
-        limit of every transaction, ``statement_timeout_ms``, applies besides.
+        It doubles after an attempt that took too long, so that a change that is merely slow
+        succeeds. ``statement_timeout_ms``, the limit of every transaction, also applies.
         """
         if not self._is_patient():
             return _IMPATIENT_SECONDS
         return max(_PATIENT_SECONDS, 2 * self.seconds_taken(one))
 
     def seconds_taken(self, one: str) -> float:
-        """The duration of the slowest attempt at a refused change that a time limit ended."""
+        """The duration of the slowest attempt at a refused change that was ended by a time limit."""
         delay = self.delays.get(one)
         return 0.0 if delay is None else delay.taken_seconds
 
@@ -242,9 +247,9 @@ class Blocked:
         """Run ``batch``, which changes all tasks in one transaction. If some of the tasks make it fail, run
         ``one_by_one`` instead.
 
-        Failures in a row are counted per `job`, the name of a kind of batch; the default is the action. If
-        `waits` is False, the batch does not wait for locks on the rows of tasks, so a lock timeout affects
-        the whole batch and is raised.
+        Failures in a row are counted per `job`, the name of a kind of batch; the default is the
+        action. If `waits` is False, the batch does not wait for locks on task rows, so a lock
+        timeout concerns the whole batch and is raised.
         """
         job = job or action
         if not self.failures.is_suspect(job):
@@ -255,7 +260,7 @@ class Blocked:
                 if is_of_all or not self.failures.is_isolated(job, error):
                     raise
                 reason = describe_refusal(error)
-                logger.warning("%s: a batch failed, one task at a time now: %s", job, reason)
+                logger.warning("%s: a batch failed; continuing one task at a time: %s", job, reason)
             else:
                 self.failures.forget(job)
                 self._alike.pop(action, None)
@@ -295,7 +300,9 @@ class Blocked:
         return answers
 
     def forget(self, change: Change) -> None:
-        """The task or run was changed. Others that were refused for the same reason are tried again now."""
+        """Note that the task or run was changed. Others that were refused for the same reason are
+        tried again now.
+        """
         self._alike.pop(change.action, None)
         if self._search is not None:
             self._search.succeeded.add(change.action)
@@ -313,9 +320,8 @@ class Blocked:
         change_of: Callable[[Task], Change],
         steps_of: Callable[[Sequence[Task]], list[Step]],
     ) -> list[list[list[Any]]]:
-        """Change all tasks in one transaction, or if single ones cause an error each in its own.
-
-        Tasks whose next attempt has not come are left out. Returns the answers by transaction.
+        """Change all tasks in one transaction, or each in its own if single ones cause an error.
+        Tasks whose next attempt is not due yet are left out. Returns the answers by transaction.
         """
         wanted = [task for task in tasks if not self.is_waiting(change_of(task).id)]
         if not wanted:
@@ -332,7 +338,7 @@ class Blocked:
     def note(
         self, pipeline: Pipeline, change: Change, error: psycopg.Error, taken_seconds: float = 0.0
     ) -> None:
-        """Leave a task or run alone for longer than last time; log and record it the first time."""
+        """Skip a task or run for longer than last time; log and record it the first time."""
         known, now = self.delays.get(change.id), self._clock()
         reason = describe_refusal(error)
         alike = self._note_alike(change, reason, is_new=known is None)
@@ -367,7 +373,9 @@ class Blocked:
     def _report(
         self, pipeline: Pipeline, refused: Sequence[Refusal], succeeded: Set[Action]
     ) -> None:
-        """Record refused changes for operators. Log each, or the database if it refuses every task."""
+        """Record refused changes for operators. Log each one, or a single line if the database
+        refuses every task.
+        """
         self._unreported += refused  # until they are recorded: the connection may be lost
         new = [one for one in self._unreported if self._is_new(pipeline, one)]
         self._unreported = []
@@ -403,7 +411,9 @@ class Blocked:
 
     @contextmanager
     def job(self, name: str, event: EventName | None = None, remedy: str = "") -> Iterator[None]:
-        """Leave a regular job for its next time when the database refuses it; log each reason once."""
+        """Postpone a regular job to its next time when the database refuses it; log each reason
+        once.
+        """
         try:
             yield
         except psycopg.Error as error:
@@ -412,15 +422,17 @@ class Blocked:
             reason = describe_refusal(error)
             if self.refused_jobs.get(name) != reason:
                 extra = None if event is None else as_event(event, error=reason)
-                logger.error("%s failed, others go on: %s%s", name, reason, remedy, extra=extra)
+                logger.error(
+                    "%s failed, other jobs continue: %s%s", name, reason, remedy, extra=extra
+                )
             self.refused_jobs[name] = reason
         else:
             self.failures.forget(name)
             self.refused_jobs.pop(name, None)
 
     def update_record(self, pipeline: Pipeline) -> None:
-        """Record the refusals for which the table was locked. Once no task or run is known to be blocked,
-        delete the rows of those that have moved on.
+        """Record the refusals that could not be recorded while the table was locked. Once no task
+        or run is known to be blocked, delete the rows of those that have moved on.
         """
         if self._unrecorded and self._clock() >= self._locked_until:
             unrecorded, self._unrecorded = self._unrecorded, []
@@ -433,7 +445,7 @@ class Blocked:
 
 
 def is_of_one(error: psycopg.Error) -> bool:
-    """Whether a change alone in its transaction can be the cause of its error."""
+    """Whether a change that was alone in its transaction can be the cause of its error."""
     return is_of_data(error) or is_lock_timeout(error) or may_last(error)
 
 
@@ -446,7 +458,7 @@ def is_of_database(found: Sequence[Refusal], alike_count: int, has_success: bool
 def _log_blocked(refusal: Refusal) -> None:
     change, reason = refusal
     logger.error(
-        "%s is blocked, others go on: the database refuses to %s it: %s",
+        "%s is blocked, other work continues: the database refuses to %s it: %s",
         change,
         change.action,
         reason,
@@ -463,9 +475,9 @@ def _log_blocked(refusal: Refusal) -> None:
 def _log_database(action: Action, found: Sequence[Refusal]) -> None:
     shown = ", ".join(str(one.change) for one in found[:SHOWN])
     logger.error(
-        "the database refuses to %s every task with the same error: %s; look at the triggers on its "
-        "tables, at locks of other sessions, at the settings of the database and the role, and at memory "
-        "and disk, rather than at the tasks (%s%s); each is tried again",
+        "the database refuses to %s every task with the same error: %s; check the triggers on its "
+        "tables, locks of other sessions, the settings of the database and the role, memory and disk, "
+        "rather than the tasks (%s%s); each is tried again",
         action,
         found[0].reason,
         shown,

@@ -85,7 +85,7 @@ class BrokerErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BrokerOperationError:
-    """Why a broker operation failed; ``retryable`` when trying again later can help."""
+    """Why a broker operation failed; ``retryable`` if a later attempt can succeed."""
 
     code: BrokerErrorCode
     message: str
@@ -125,16 +125,17 @@ class PostgresBroker:
         # Whether statements may be sent without psycopg's cursors: a pooler in transaction mode needs a
         # transaction with settings around each, and ``echo`` logs each.
         self.is_direct = not (config.pgbouncer_transaction_mode or config.echo)
-        # The installation of a caller's transaction.
+        # The schema found in the transaction of a caller.
         self._within = Installation(config.schema_name)
         self._waiters: Waiters | None = None
-        # One per process: a thread of the parent may have held it during a fork.
+        # Replaced in a forked process: a thread of the parent may have held the lock during the
+        # fork.
         self._locks: dict[int, threading.Lock] = {}
         self._schema_ready_in_pid: int | None = None
 
     @property
     def waiters(self) -> Waiters:
-        """The waiters for results, made at the first wait: most commands need none."""
+        """The waiters for results, made at the first wait, because most commands need none."""
         if self._waiters is None:
             with self._lock():
                 if self._waiters is None:
@@ -165,8 +166,8 @@ class PostgresBroker:
     ) -> BrokerResult[T]:
         """Run the script on a pooled connection, or inside the caller's transaction.
 
-        Without a transaction, every statement commits by itself; ``atomic`` makes one of them all. With
-        ``read_only`` they also see one state of the database.
+        Without a transaction, every statement is committed on its own; ``atomic`` puts all of them
+        into one transaction. With ``read_only`` they also see the same snapshot.
         """
         logged = self.config.echo
         try:
@@ -224,8 +225,8 @@ class PostgresBroker:
         """Run a script that stores tasks or runs; ``resend`` repeats it up to three times after
         transient failures.
 
-        Every script must have the same ids and fingerprints, so that a lost answer stores nothing
-        twice.
+        Every repetition must use the same ids and fingerprints, so that nothing is stored twice
+        after a lost answer.
         """
         code = BrokerErrorCode.ENQUEUE_FAILED
         for delay_seconds in resend_delays(resend, transaction):
@@ -256,7 +257,7 @@ class PostgresBroker:
     ) -> BrokerResult[str] | None:
         """Insert one task in one round trip and return its id; None if the id or key is taken.
 
-        Needs ``is_direct``. The layers that it leaves out would be half of a send's processor time.
+        Needs ``is_direct``. The layers that it bypasses would take half of a send's processor time.
         """
         try:
             self._ensure_schema()
@@ -397,7 +398,7 @@ class PostgresBroker:
         return waiting if waiting.is_err() else database
 
     async def close_async(self) -> BrokerResult[None]:
-        """``close``, and close the running event loop's connections."""
+        """Like ``close``, and also close the running event loop's connections."""
         closed = await asyncio.to_thread(self.close)
         closed_async = _attempt(self.database.close_async)
         return closed if closed.is_err() else closed_async
@@ -470,7 +471,7 @@ def revealing(error: BaseException) -> list[BaseException]:
 
 def _is_revealing(error: BaseException) -> bool:
     text = str(error)
-    if isinstance(error, HorsiesError):  # describe() leaves its drawing out
+    if isinstance(error, HorsiesError):  # describe() omits its traceback drawing
         return mask_url(text) != text
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     sentence = " ".join((primary or text).split())

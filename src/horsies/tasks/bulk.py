@@ -61,7 +61,7 @@ T = TypeVar("T")
 Chunk = list[EncodedCall]
 Handles = Sequence[TaskHandle[T]]
 
-# A statement of a thousand rows takes the server 10 ms, of which a tenth of a millisecond for the statement.
+# A statement of a thousand rows takes the server 10 ms, 0.1 ms of it for the statement itself.
 CHUNK_CALLS = 1_000
 CHUNK_CHARACTERS = 1_000_000
 # A chunk of one row would send another notification, which names the row, so the last chunk takes over two
@@ -86,7 +86,7 @@ def send_many(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Ha
 async def send_many_async(
     sender: Sender, calls: Iterable[TaskCall[T]]
 ) -> TaskSendResult[Handles[T]]:
-    """``send_many``; the event loop waits no longer than the encoding of a chunk takes."""
+    """Like ``send_many``, but the event loop is blocked only while a chunk is encoded."""
     match _prepare(sender, calls):
         case Err() as unsent:
             return reported(sender, unsent)
@@ -185,7 +185,7 @@ def _refused_at(position: int, error: TaskSendError) -> _RefusedCall:
 
 
 def _prepare(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[_Bulk[T]]:
-    """Check the options and the first calls: with hooks or tracing, all of them."""
+    """Check the options and the first calls, or all calls if there are hooks or tracing."""
     producer, options = sender.producer, sender.options
     if producer.are_sends_suppressed():
         return Err(suppressed())
@@ -236,7 +236,7 @@ def _problem(sender: Sender, calls: object) -> str | None:
 
 
 def _shared_row(task_name: str, options: SendOptions, shared: SharedValues) -> InsertTasks:
-    """Return the columns that all rows share; those that differ are empty."""
+    """Return the columns shared by all rows; columns that differ are empty."""
     return InsertTasks(
         task_name=task_name,
         queue_name=shared.queue_name,
@@ -293,7 +293,8 @@ class _Bulk(Generic[T]):
         self._transaction = options.transaction
         self._delays = resend_delays(config.resend_on_transient_err, options.transaction)
         self._kept = KeptRows() if self._delays else None
-        # The exception that ended the stream: a refused call, or any of the caller's iterable.
+        # The exception that ended the stream: a refused call, or one raised by the caller's
+        # iterable.
         self._fault: Exception | None = None
         make: Callable[[str], TaskHandle[T]] = functools.partial(
             TaskHandle, broker=broker, results=sender.definition.results
@@ -302,7 +303,7 @@ class _Bulk(Generic[T]):
         self._handles: list[TaskHandle[T]] | TaskHandles[T] = [] if has_list else TaskHandles(make)
 
     def store(self) -> BrokerResult[None]:
-        """Insert all rows; a failure that may pass is repeated as the application is configured."""
+        """Insert all rows; repeat after a transient failure as configured for the application."""
         stored = self._store_first()
         for delay_seconds in self._delays:
             if not self._is_repeatable(stored):

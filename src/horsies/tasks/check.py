@@ -37,7 +37,8 @@ from horsies.retry import RetryPolicy, rule_text
 from horsies.tasks.definition import TaskDefinition
 
 _OWN_NAME = "choose a name of your own: built-in codes mean that horsies itself found the error"
-# Built-in codes that no failed attempt has: the task was not running, or has not failed.
+# Built-in codes that no failed attempt can have, because the task was not running or has not
+# failed.
 _UNRETRIED_CODES = {*RetrievalCode, OutcomeCode.TASK_CANCELLED, OutcomeCode.TASK_EXPIRED}
 _NO_DELIVERY = (
     "The database accepts LISTEN but delivers no notification, as behind a transaction pooler."
@@ -73,7 +74,7 @@ def import_errors(
         try:
             import_entry(entry)
         except (Exception, SystemExit) as raised:
-            # A module that calls sys.exit would otherwise end the check, and successfully at that.
+            # A module that calls sys.exit would otherwise end the check, with a success code.
             problem = import_problem(entry, raised)
             many = problem.report.errors if isinstance(problem, MultipleValidationErrors) else None
             for error in many or [problem]:
@@ -137,7 +138,7 @@ def policy_warnings(config: AppConfig, definitions: Iterable[TaskDefinition]) ->
     """Return, as sentences, the entries of ``auto_retry_for`` that nothing produces.
 
     Exception mappers, default codes, and the functions and constants of every loaded module can
-    produce a code. Classes and members of an enum are not checked: a misspelt one does not exist.
+    produce a code. Classes and enum members are not checked, because a misspelt one does not exist.
     """
     listed = [
         (task, rule_text(rule))
@@ -182,7 +183,7 @@ def _is_loaded_class(name: str) -> bool:
 
 
 def _codes_in_modules(wanted: set[str], tasks: Iterable[TaskDefinition]) -> set[str]:
-    """Return the wanted error codes that occur as texts in the code.
+    """Return the wanted error codes that occur as strings in the code.
 
     It searches the modules of the tasks first, because the codes that tasks return are usually there. Only
     a code that is still missing, such as a misspelt one, needs a scan of all modules (0.4 s for 750).
@@ -203,7 +204,7 @@ def _codes_in_modules(wanted: set[str], tasks: Iterable[TaskDefinition]) -> set[
 
 
 def _texts(value: object, *, in_class: bool = False) -> Iterator[str]:
-    """Yield the text that a constant is, or the texts that a function or a class contains."""
+    """Yield the string that a constant is, or the strings that a function or a class contains."""
     # isinstance() reads __class__, and a proxy such as Flask's `request` raises outside its context.
     kind = type(value)
     if issubclass(kind, str):
@@ -259,8 +260,8 @@ def live_errors(
 
 
 def live_notes(config: PostgresConfig, *, migrates: bool = True) -> list[str]:
-    """Return what a live check without errors shows: migrations that the next process will apply, and
-    obstacles for workers alone.
+    """Return the remarks of a live check without errors: migrations that the next process will
+    apply, and obstacles that concern only workers.
     """
     notes = [error.message for error in live_errors(config, role="worker", migrates=migrates)]
     with Database(config, "check").connect("check") as connection:

@@ -70,7 +70,7 @@ class TaskDefinition:
 
 @dataclass(frozen=True, slots=True)
 class DecoratorOptions:
-    """The arguments of ``@app.task(...)`` beside the name, unchecked."""
+    """The unchecked arguments of ``@app.task(...)`` besides the name."""
 
     queue_name: str | None
     retry_policy: RetryPolicy | None
@@ -114,7 +114,8 @@ def define(
 
 
 def is_decorated(given: object) -> bool:
-    """Return whether a decorator without parentheses got this, rather than its first argument.
+    """Return whether this value was decorated without parentheses, rather than passed as the first
+    argument.
 
     A classmethod or property cannot be called, but can be bound to an object.
     """
@@ -178,7 +179,7 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
         )
 
 
-# The words of other task queues for options of `@app.task`.
+# Names in other task queues for options of `@app.task`.
 _OTHER_WORDS = {
     **dict.fromkeys(("timeout", "time_limit", "soft_time_limit", "job_timeout"), "timeout_ms"),
     **dict.fromkeys(("retries", "retry", "max_retries", "max_tries"), "retry_policy"),
@@ -192,7 +193,7 @@ def _with_hint(option: str) -> str:
 
 
 def _default_name(function: FunctionType, location: SourceLocation | None) -> str:
-    """Return `module.function`, by the name under which workers import the module."""
+    """Return `module.function`, with the name under which workers import the module."""
     try:
         return f"{shared_name(function.__module__)}.{function.__name__}"
     except ValueError as problem:
@@ -242,7 +243,7 @@ def _wraps_another(function: FunctionType) -> bool:
 
 
 def is_method(function: FunctionType) -> bool:
-    """Recognise a function of a class body that takes the object or the class first."""
+    """Recognise a function of a class body whose first parameter is the object or the class."""
     *_, owner, _name = ("<locals>", *function.__qualname__.split("."))
     first = next(iter(inspect.signature(function).parameters), None)
     return owner != "<locals>" and first in ("self", "cls")

@@ -1,7 +1,7 @@
 """TaskHandle: wait for the result of a task, read its state, cancel it.
 
-Only ``result`` raises: ``get`` reports a missing result with a retrieval code. ``info`` and ``cancel``
-work for any task id.
+Only ``result`` raises; ``get`` reports a missing result with a retrieval code. ``info`` and
+``cancel`` work for any task id.
 """
 
 from __future__ import annotations
@@ -200,7 +200,8 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
         case Ok(result):
             return result
         case Err(problem):
-            # With a path, the value was read but no longer fits its type; without, it was not read.
+            # With a path, the value was read but no longer fits its type; without a path, it could
+            # not be read.
             return error_result(
                 ContractCode.PYDANTIC_HYDRATION_ERROR
                 if problem.path
@@ -453,7 +454,7 @@ def action_result(
 
 
 def task_action(verb: str, task_id: str, reason: str | None = None) -> Action:
-    """The record of a change to one task, under its id in the form of the database."""
+    """The record of a change to one task; its subject is the id as the database writes it."""
     return recording.Action(verb, f"task {stored_form(task_id) or task_id}", reason)
 
 

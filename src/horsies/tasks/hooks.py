@@ -1,4 +1,5 @@
-"""Code of the application around its tasks: checks of hooks, and generators around each call.
+"""The application's hooks around its tasks: checks of hooks, and the generators that wrap each
+call.
 
 An ``around_task`` generator gets the running task, yields once where the task is called, and gets its
 result there, or its exception.
@@ -39,7 +40,7 @@ def add_once(hooks: list[Any], hook: object) -> None:
 
 
 def registers(refuse: Callable[[object], None]) -> Callable[[Register], Register]:
-    """Let a decorator that takes a function refuse parentheses, options and bad functions."""
+    """Make a decorator that takes a function refuse parentheses, options and bad functions."""
 
     def decorate(register: Register) -> Register:
         @functools.wraps(register)
@@ -100,7 +101,7 @@ def _is(hook: object, *kinds: Callable[[Any], bool]) -> bool:
 
 
 def _takes(hook: Any, *arguments: object) -> bool:
-    """Return whether `hook` can be called with these arguments; True if it does not show its signature."""
+    """Return whether `hook` accepts these arguments; True if its signature is unknown."""
     try:
         signature = inspect.signature(hook)
     except (TypeError, ValueError):
@@ -121,7 +122,8 @@ def as_plain_calls(hooks: Sequence[ChildProcessHook]) -> list[Callable[[], objec
 
 def _to_its_end(hook: Callable[[], Any]) -> Callable[[], object]:
     def call() -> object:
-        returned = hook()  # decides, because a wrapped coroutine function does not show its kind
+        # decided at the call, because a wrapped coroutine function does not show its kind
+        returned = hook()
         return run_coroutine(returned) if inspect.iscoroutine(returned) else returned
 
     functools.update_wrapper(call, hook)
@@ -178,7 +180,7 @@ def _run_without_waiting(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 class _Around:
-    """One call of a hook: the way of its generator through the attempt."""
+    """One call of a hook: its generator during an attempt."""
 
     def __init__(self, hook: AroundTask) -> None:
         self._name = getattr(hook, "__qualname__", repr(hook))
@@ -196,7 +198,9 @@ class _Around:
             await self._refuse_second_yield()
 
     async def fail(self, error: BaseException) -> None:
-        """Pass the exception of the task on; a hook may replace it, but not make it a success."""
+        """Throw the task's exception into the hook, which may replace it but not turn it into a
+        success.
+        """
         try:
             has_yielded = await self._step("throw", error)
         except BaseException as raised:

@@ -56,7 +56,7 @@ def invoke(
 async def invoke_async(
     config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TaskResult[Any, TaskError]:
-    """``invoke`` on the event loop of the caller; a cancel of the caller passes too."""
+    """Like ``invoke``, but on the caller's event loop; a cancel of the caller also propagates."""
     if problem := call_problem(definition, args, kwargs):
         return _uncalled(problem)
     returned = await await_function(config, definition, args, kwargs)
@@ -85,7 +85,7 @@ def _direct_result(
 
 
 def call_plain(definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Check the arguments of a plain function, then call it as if it were not a task."""
+    """Check the arguments of a plain function, then call it as an ordinary function."""
     if problem := call_problem(definition, args, kwargs):
         raise TypeError(problem)
     return definition.function(*args, **kwargs)
@@ -135,8 +135,8 @@ def call_function(
 async def await_function(
     config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TaskResult[Any, TaskError] | TaskError:
-    """``call_function`` on the event loop of the caller; a cancel of the coroutine is an error like
-    others.
+    """Like ``call_function``, but on the caller's event loop; a cancel of the coroutine becomes an
+    error.
     """
     try:
         value = definition.function(*args, **kwargs)
@@ -156,7 +156,7 @@ def _raised_error(config: AppConfig, definition: TaskDefinition, error: BaseExce
 def _checked_value(
     definition: TaskDefinition, value: Any
 ) -> TaskResult[Any, TaskError] | TaskError:
-    """The value as a result, or the error of a function that should have returned one."""
+    """Wrap the value in a TaskResult, or return an error if the function should have returned one."""
     if definition.is_plain:
         return TaskResult(ok=value)
     if isinstance(value, TaskResult):
@@ -170,7 +170,7 @@ def _checked_value(
     )
 
 
-@functools.lru_cache(maxsize=256)  # once per task and code, however many codes a task makes up
+@functools.lru_cache(maxsize=256)  # once per task and code, however many codes a task invents
 def _warn_about_code(task_name: str, code: str) -> None:
     for problem in validate_error_code_name(code[:_SHOWN_CODE_CHARACTERS]):
         logger.warning("no retry policy can list an error of task %r: %s", task_name, problem)
@@ -204,7 +204,7 @@ def stop_coroutine() -> None:
 
 
 class _KeptLoop:
-    """An event loop for one coroutine after the other; closed when a coroutine does not end."""
+    """An event loop that runs one coroutine at a time; it is closed when a coroutine does not end."""
 
     __slots__ = ("_is_stopped", "_main", "_runner")
 
@@ -241,7 +241,8 @@ class _KeptLoop:
     def stop_coroutine(self) -> None:
         """Cancel the coroutine, unless it is the one that the signal interrupts.
 
-        An exception that the handler raises in another task or in a callback does not leave it.
+        An exception that the handler raises in another task or in a callback does not propagate
+        from there.
         """
         main = self._main
         if main is None:
@@ -293,15 +294,15 @@ def _plain_fault(value: object, expected: str, problem: CodecError) -> str:
 
 def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskFailed) -> TaskError:
     if failure.task_id is not None and isinstance(failure.code, Enum):
-        # A built-in code describes the other task, whose `result()` raised it: that one timed out.
+        # A built-in code describes the other task, whose `result()` raised it.
         return _exception_error(config, definition, failure)
     if failure.code in BUILTIN_CODE_REGISTRY:
         problem = ValueError(
             f"TaskFailed does not take the built-in code {failure.code}; "
-            "raise a code of your own, such as CARD_REFUSED"
+            "raise your own code, such as CARD_REFUSED"
         ).with_traceback(failure.__traceback__)
         return _exception_error(config, definition, problem)
-    # Described here: a live exception would be logged, and retried by its class.
+    # Described here, because an exception object would be logged and retried by its class.
     cause = None if failure.__cause__ is None else describe_exception(failure.__cause__)
     try:
         error = TaskError(

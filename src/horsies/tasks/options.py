@@ -23,7 +23,7 @@ DELAY_SECONDS_MAX = SECONDS_MAX
 # A thousand years: PostgreSQL before version 17 has no infinite interval.
 KEPT_FOREVER_SECONDS = 1_000 * 366 * 86_400.0
 
-# Bounds the names in messages: they may be any value of the caller.
+# Limits the length of names in messages, because callers may pass any value.
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 100
 
@@ -138,7 +138,8 @@ class TaskOptions:
 
     def to_json(self) -> str:
         """Return the text that the column holds."""
-        # "async" comes first: by these characters the database finds the tasks for async children.
+        # "async" comes first, because the database finds tasks for async children by these
+        # characters.
         stored: dict[str, Any] = {
             **({"async": True} if self.is_async else {}),
             "retry_policy": self.retry_policy.to_json() if self.retry_policy else None,
@@ -196,7 +197,7 @@ SendHook: TypeAlias = Callable[[OutgoingTask], None]
 def with_overrides(
     config: AppConfig, definition: TaskDefinition, options: SendOptions
 ) -> TaskDefinition:
-    """Return the task as this send wants it: its queue, time limit and retry policy replaced."""
+    """Return the task with the queue, time limit and retry policy of this send."""
     if options is NO_OPTIONS:
         return definition
     changes: dict[str, Any] = {}
@@ -212,7 +213,7 @@ def with_overrides(
 
 
 def retention_seconds(config: AppConfig, queue_name: str, options: SendOptions) -> float | None:
-    """Return how long this task is kept after its end: the send's time, else that of the queue."""
+    """Return how long this task is kept after its end: the time of the send, or that of the queue."""
     if options.retention is not None:
         return options.retention.total_seconds()
     by_queue = config.recovery.queue_retention
@@ -227,7 +228,9 @@ def encode_options(
     good_until: datetime | None,
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the options stored with the row: they alone drive its retries, even after a deploy."""
+    """Return the options stored with the row; they alone determine its retries, even after a
+    deployment.
+    """
     policy = definition.retry_policy
     if policy is None and good_until is None and not headers and not definition.burst:
         return _EMPTY_ASYNC if definition.is_async else _EMPTY
@@ -348,7 +351,7 @@ def _stored_problem(options: SendOptions) -> str | None:
 
 
 def with_inherited(headers: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return the headers of the running task under those of a send."""
+    """Return the running task's headers merged with those of a send, which take precedence."""
     return inherited_headers() if headers is None else {**inherited_headers(), **headers}
 
 

@@ -36,15 +36,15 @@ STOPPED_BY_SHUTDOWN = "shutdown"
 STOPPED_FOR_REQUEUE = "requeue"
 STOPPED_BY_LOSS = "loss"
 
-# The database decides this: its clock is the one that counts.
+# Decided by the database, whose clock is authoritative.
 TOO_LATE = "not retried: the next attempt would start after good_until, or a cancel was asked for"
 RETURNED_TO_QUEUE = "returned to its queue: the worker stopped"
 _FINAL = RetryDecision(None)
 
-# What becomes of a task whose attempt is recorded.
+# The next state of a task whose attempt is recorded.
 ENDINGS = ("completed", "retried", "cancelled", "failed")
 
-# Access to an enum's member takes 0.1 µs, and there are several per task.
+# Accessing an enum member takes 0.1 µs, and there are several accesses per task.
 _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLETED
 
 
@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
 
     @classmethod
     def completed(cls, task: ClaimedTask, result: str, run_us: int | None = None) -> Outcome:
-        """The function returned a success."""
+        """The outcome of a function that returned a success."""
         # By position: keywords take three times as long, once per task.
         return cls(
             task.id,
@@ -95,7 +95,9 @@ class Outcome(NamedTuple):
         attempt_outcome: TaskAttemptOutcome = TaskAttemptOutcome.FAILED,
         decision: RetryDecision = _FINAL,
     ) -> Outcome:
-        """The task ended without returning a result; the error result is made here."""
+        """The outcome of a task that ended without returning a result; the error result is made
+        here.
+        """
         return cls(
             task_id=task.id,
             generation=task.generation,
@@ -123,7 +125,7 @@ def outcome_of_error(
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
-    """A child reported an error, which may be retried."""
+    """The outcome for an error that a child reported; it may be retried."""
     decision = _decide(task, error_code, random, exception_names, retry_after)
     reason = decision.reason
     return Outcome(
@@ -145,14 +147,14 @@ def outcome_of_error(
 def outcome_of_crash(
     task: ClaimedTask, description: str, random: Callable[[], float] = random_module.random
 ) -> Outcome:
-    """The child died without a report: the effects of user code are unknown."""
+    """The outcome of a child that died without a report: the effects of user code are unknown."""
     return _crashed(task, f"The process running the task died: {description}.", random)
 
 
 def outcome_of_loss(
     task: AbandonedTask, random: Callable[[], float] = random_module.random
 ) -> Outcome:
-    """The worker that ran the task is gone: the effects of user code are unknown."""
+    """The outcome for a task whose worker is gone: the effects of user code are unknown."""
     worker = f"worker {task.worker_id}, process {task.worker_pid}"
     reason = f"The worker running the task is gone ({worker if task.worker_id else 'unknown'})."
     return _crashed(task, reason, random)
@@ -161,7 +163,9 @@ def outcome_of_loss(
 def outcome_of_stop(
     task: ClaimedTask, reason: str, random: Callable[[], float] = random_module.random
 ) -> Outcome:
-    """The worker stopped the task: over its time limit, cancelled, or during shutdown."""
+    """The outcome of a task that the worker stopped: over its time limit, cancelled, or during
+    shutdown.
+    """
     if reason == STOPPED_BY_CANCEL:
         text = "The task was cancelled while it was running."
         return Outcome.failed(task, OutcomeCode.TASK_CANCELLED, text, status=TaskStatus.CANCELLED)
@@ -189,13 +193,13 @@ def outcome_of_stop(
 
 
 def outcome_of_unread_inputs(task: ClaimedTask) -> Outcome:
-    """The results of other nodes cannot be read, so the task never reaches a child."""
+    """The outcome of a task that never reaches a child: results of other nodes cannot be read."""
     text = "The results of other nodes that the task takes could not be read."
     return Outcome.failed(task, OperationalErrorCode.WORKER_SERIALIZATION_ERROR, text)
 
 
 def outcome_of_large_inputs(task: ClaimedTask, size: int, size_max: int) -> Outcome:
-    """The results of other nodes are too large, so the task never reaches a child."""
+    """The outcome of a task that never reaches a child: results of other nodes are too large."""
     text = (
         f"Node {task.workflow_node_index} ({task.task_name}) takes results of {size:,} bytes from other "
         f"nodes, more than payload.max_input_bytes ({size_max:,}); return references to the data instead."
@@ -278,8 +282,8 @@ _FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE, "ru
 def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[str, Step]:
     """Return the statements that record these outcomes, in order, by their entry in ``ENDINGS``.
 
-    No statement names a task twice. Those behind the retries take the tasks that the retries left out: with
-    an accepted cancel, or too late for another attempt.
+    No statement names a task twice. Statements after the retries handle the tasks that the retries
+    left out: those with an accepted cancel, and those too late for another attempt.
     """
     outcomes = _newest(outcomes)
     completed = [one for one in outcomes if one.status is _SUCCEEDED]
@@ -305,8 +309,8 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
 
 
 def _newest(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Leave out an attempt if a later attempt of the same task follows: its claim is no longer valid, and
-    the statements find the values of a task by the place of its id.
+    """Leave out an attempt if a later attempt of the same task follows: its claim is no longer
+    valid, and the statements find a task's values by the position of its id.
     """
     if len({one.task_id for one in outcomes}) == len(outcomes):
         return outcomes

@@ -1,7 +1,7 @@
-"""The record of changes made by people: who changed a queue, task, run or schedule, and with which outcome.
-
-A row of ``horsies_actions`` is written in the transaction of the change, for a refused change as well.
-After the COMMIT, the logger ``horsies.audit`` gets a line. Neither holds arguments or results of tasks.
+"""The record of changes made by people: who changed a queue, task, run or schedule, and the
+outcome. A row of ``horsies_actions`` is written in the transaction of the change, for a refused
+change as well. After the COMMIT, the logger ``horsies.audit`` gets a line. Neither holds arguments
+or results of tasks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ E = TypeVar("E")
 
 Source: TypeAlias = Literal["web", "cli", "program"]
 
-# The columns are as long; a reason has no limit there, but nobody reads more.
+# The lengths of the columns; a reason has no limit there, but longer ones are not read.
 _NAME_MAX = 255
 _DETAIL_MAX = 2_000
 
@@ -124,7 +124,7 @@ async def perform_action_async(
 
 
 class Columns(NamedTuple):
-    """The columns of every recorded change, with texts that they can hold."""
+    """The columns of every recorded change, with texts cut to their length."""
 
     actor: str
     source: str

@@ -1,8 +1,8 @@
 """Recovery: end or release tasks whose worker is gone, and expire tasks past their deadline.
 
-The reaper in every worker calls this, and an operator can through the broker. A recovered task ends
-as a crash of its process would, through the same outcome and the same statements, in the name of
-the lost worker. Every batch is one transaction, and repeating one changes nothing.
+The reaper in every worker calls this, and operators can do so through the broker. A recovered task
+ends as a crash of its process would, through the same outcome and the same statements, in the name
+of the lost worker. Every batch is one transaction, and repeating one changes nothing.
 """
 
 from __future__ import annotations
@@ -58,13 +58,15 @@ EXPIRED_RESULT = encode_task_error(
 
 
 def refuse_running_loop() -> None:
-    """Refuse recovery by hand inside an event loop: an `await` of its result fails after the change."""
+    """Refuse manual recovery inside an event loop: an `await` of its result would fail after the
+    change.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return
     raise RuntimeError(
-        "Nothing was changed: inside an event loop, await the twin of this method, such as "
+        "Nothing was changed: inside an event loop, await the async version of this method, such as "
         "`await broker.requeue_stale_claimed_async()`."
     )
 
@@ -92,7 +94,7 @@ def expire_pending(pipeline: Pipeline) -> int:
             waits=False,
         )
         total += expired
-        # A delay may be over by now; it grows with every refusal.
+        # A delay may be over by now, although it grows with every refusal.
         if not expired and {one: delay.seconds for one, delay in blocked.delays.items()} == known:
             return total
 
@@ -146,8 +148,8 @@ def recover_found(
         (abandoned,) = pipeline.run([find(blocked.excluded())])
         changed = recover_tasks(pipeline, abandoned, blocked)
         recovered += changed
-        # Without any change another process was first, unless the database refused some: those are left
-        # out of the next batch.
+        # No change means that another process was first, unless the database refused some: those
+        # are left out of the next batch.
         if not changed and not any(task.id in blocked.delays for task in abandoned):
             return recovered
 
@@ -179,8 +181,8 @@ def _recovery(task: AbandonedTask) -> Change:
 
 
 def _recovery_steps(abandoned: Sequence[AbandonedTask]) -> list[Step]:
-    """The statements that recover these tasks, and wake their queues in the same transaction: each task
-    held a place that a cap may have denied to others.
+    """The statements that recover these tasks, and wake their queues in the same transaction: each
+    task occupied a slot under a cap that others may be waiting for.
     """
     steps = locking_steps(task.workflow_id for task in abandoned)
     by_worker = sorted(abandoned, key=lambda task: task.worker_id or "")

@@ -96,14 +96,14 @@ TaskSendResult: TypeAlias = Result[T, TaskSendError]
 
 
 class Stamp(NamedTuple):
-    """The id and the time of a request: an equal stamp makes an equal row and fingerprint."""
+    """The id and the time of a request: the same stamp gives the same row and fingerprint."""
 
     task_id: str
     sent_at: datetime
 
 
 class Request(NamedTuple):
-    """A valid request to store one task: the row to insert, and its delay as the caller gave it."""
+    """A valid request to store one task: the row to insert, and the delay that the caller passed."""
 
     row: InsertTask
     delay: timedelta | None
@@ -339,8 +339,8 @@ def max_retries(definition: TaskDefinition) -> int:
 def _idempotency_sha(
     task_name: str, line: SharedValues | TaskSendPayload, call: EncodedCall
 ) -> str:
-    """Fingerprint the request without its times and headers: a repeat may come later, from another
-    caller, and with dicts in another order.
+    """Fingerprint the request without its times and headers: a repeated request may come later,
+    from another caller, and with its dicts in another order.
     """
     parts = (
         task_name,
@@ -384,7 +384,7 @@ def replay(
 ) -> TaskSendResult[Request]:
     """Rebuild the request of a failed send with the same id and fingerprint.
 
-    ``scheduled`` says whether it must have been a schedule; None accepts both.
+    With ``scheduled`` True or False it must have been a schedule or not; None accepts both.
     """
     if not isinstance(error, TaskSendError):
         problem = "only the TaskSendError of a failed send can be retried"

@@ -64,7 +64,9 @@ Row = TypeVar("Row", InsertTask, InsertTasks)
 
 
 class Sent(NamedTuple):
-    """A send that is over: its task and queue, how many tasks it stored or found, and how long it took."""
+    """The record of a finished send: its task and queue, how many tasks it stored or found, and its
+    duration.
+    """
 
     task_name: str
     queue_name: str
@@ -120,7 +122,7 @@ class PreparedSend(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether one statement on a connection of our own may be all that the send needs."""
+        """Whether one statement on our own connection may be enough for the send."""
         is_own = self.transaction is None and not self.resend and self.broker.is_direct
         return is_own and self.request.debounce is None
 
@@ -171,7 +173,7 @@ async def store_prepared_async(
 
 
 def _warn_of_blocked_loop(task_name: str) -> None:
-    """Log, once per task, that a send holds up the event loop it was called in."""
+    """Log, once per task, that a send blocks the event loop it was called in."""
     if is_loop_running() and task_name not in _blocking:
         _blocking.add(task_name)
         logger.warning(
@@ -321,7 +323,8 @@ def insert_script(row: InsertTask) -> Script[str]:
         inserted = yield insert_task, row
         if inserted:
             return row.id
-        # A key that is unique for a time may belong to a later task by now: the own id comes first.
+        # A key that is unique for a time may belong to a later task by now, so this task's id comes
+        # first.
         if row.unique_key is not None and (found := (yield find_sent_tasks([row.id]))):
             return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
         if row.idempotency_sha is not None:

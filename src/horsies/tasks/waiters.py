@@ -53,15 +53,16 @@ else:
 logger = logging.getLogger("horsies.wait")
 
 POLL_SECONDS = 1.0
-# How long the thread and its connection outlast the last waiter.
+# How long the thread and its connection stay after the last waiter.
 SPARE_SECONDS = 60.0
 # Larger results of runs are left out here: the caller that needs one reads it by itself.
 SMALL_RESULT_BYTES = 1_048_576
-# How much longer than its timeout a wait may take to find out why.
+# How much longer than its timeout a wait may take to find the reason.
 OBSTACLE_SECONDS = 0.5
 _SERVICE_LOCK_MS = 100
-# Plans made once: for an array the server would otherwise plan every read anew, which takes longer than the
-# read. A plan made while the table was almost empty would scan it whole forever, so only indexes are left.
+# Plan each statement once: for an array the server would otherwise plan every read, which takes
+# longer than the read. A plan made while the table was almost empty would keep scanning the whole
+# table, so only index scans are allowed.
 _STABLE_PLANS = b"SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
 # The longest timeout that threading accepts.
 _LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
@@ -72,7 +73,7 @@ _reported: set[str] = set()
 class Subject(StrEnum):
     """The kinds of rows to wait for; the value is the channel that announces their end.
 
-    The service of a task is read once and has no channel.
+    ``SERVICE``, the workers for a task, is read once and has no channel.
     """
 
     TASK = "task_done"
@@ -88,7 +89,8 @@ _Key: TypeAlias = tuple[Subject, str]
 class _Waiter:
     """One future, completed by the first row in a status of ``until``, or with ``once`` by any row.
 
-    ``added_in_round`` is the round under way when it was added: its rows were read too early.
+    ``added_in_round`` is the round in which it was added: the rows of that round were read too
+    early.
     """
 
     future: Future[Any]
@@ -101,7 +103,7 @@ class _Waiter:
 class _Watch:
     """All waiters for one task or run; ``was_read`` after the first successful read.
 
-    ``failure`` is the error of the last read while there was no successful one.
+    ``failure`` is the error of the last read as long as none has succeeded.
     """
 
     waiters: list[_Waiter] = field(default_factory=list)
@@ -129,7 +131,8 @@ class Waiters:
         self._connect = connect
         self._poll_seconds = poll_seconds
         self._spare_seconds = spare_seconds
-        # Before the database was reached, a failure to connect is more likely a mistake than an outage.
+        # Until the database was reached once, a failure to connect is more likely a mistake than an
+        # outage.
         self.was_reached = False
         self._reset()
         _instances.add(self)
@@ -160,7 +163,7 @@ class Waiters:
         return self._watch((Subject.RUN, workflow_id), until, once)
 
     def read_service(self, task_id: str) -> Future[TaskService | None]:
-        """Return a future that shows whether live workers can take a task; None if the task does not wait."""
+        """Return a future with the workers that can take a task; None if the task does not wait."""
         return self._watch((Subject.SERVICE, task_id), frozenset(), once=True)
 
     def obstacle(self, task_id: str, asked: Future[TaskService | None]) -> str:
@@ -271,16 +274,20 @@ class Waiters:
             _sleep(listener, wakened, next_poll if self._watches else spare_at)
 
     def _has_ended_idle(self, spare_at: float) -> bool:
-        """Decide under the lock, so that a new waiter finds either this thread or none."""
+        """Decide, under the lock, whether the thread ends, so that a new waiter finds this thread
+        or none.
+        """
         with self._lock:
             if self._watches or time.monotonic() < spare_at:
                 return False
-            if self._thread is threading.current_thread():  # otherwise closed, perhaps replaced
+            if self._thread is threading.current_thread():  # it was closed, and perhaps replaced
                 self._thread = None
             return True
 
     def _begin_round(self) -> set[_Key]:
-        """Return what was watched since the last round; everything added from here on is for the next."""
+        """Return the ids watched since the last round; any added from here on are for the next
+        round.
+        """
         with self._lock:
             self._round += 1
             fresh, self._fresh = self._fresh, set()
@@ -306,8 +313,8 @@ class Waiters:
             self._read_keys(self._pipeline, subject, keys)
 
     def _read_keys(self, pipeline: Pipeline, subject: Subject, keys: Sequence[_Key]) -> None:
-        """Read all rows in one statement, or after an error of the data each in its own: a result that
-        cannot be read fails its own waiters at once, and no others.
+        """Read all rows in one statement, or each in its own after a data error: an unreadable
+        result fails only its own waiters, at once.
         """
         try:
             found = _read(pipeline, subject, [watched_id for _, watched_id in keys])
@@ -342,11 +349,11 @@ class Waiters:
                 waiter.future.set_result(row)
 
     def _is_current(self, waiter: _Waiter) -> bool:
-        """Check that this round's read began after the waiter's call and saw the state of then."""
+        """Check that this round's read began after the waiter's call and saw its state."""
         return waiter.added_in_round < self._round
 
     def _fail_unread(self, keys: Iterable[_Key], error: Exception) -> None:
-        """Fail single looks, and the waiters whose first read failed for more than an outage."""
+        """Fail the single reads, and the waiters whose first read failed for longer than an outage."""
         is_outage = self.was_reached and is_transient(error)
 
         def is_affected(watch: _Watch, waiter: _Waiter) -> bool:
@@ -373,17 +380,19 @@ class Waiters:
             _fail(waiter.future, error)
 
 
-# Weak: an instance ends with its broker.
+# Weak references, because an instance ends with its broker.
 _instances: weakref.WeakSet[Waiters] = weakref.WeakSet()
 
 
 def _reset_all() -> None:
-    """In a forked process: the thread stayed in the parent, where another one may have held the lock."""
+    """Reset after a fork: the thread stayed in the parent, where another thread may have held the
+    lock.
+    """
     for waiters in _instances:
         waiters._reset()
 
 
-# Before the child has a second thread, so that no two of them can reset one after the other.
+# Called before the child has a second thread, so that no two threads reset it.
 os.register_at_fork(after_in_child=_reset_all)
 
 
@@ -418,7 +427,7 @@ def timeout_problem(timeout_ms: object) -> str | None:
 
 
 def seconds_to_wait(timeout_ms: int | None) -> float | None:
-    """Return how long to wait for a future; with 0 the read ends by itself."""
+    """Return how long to wait for a future; with 0, the read ends the wait."""
     return min(timeout_ms, _LONGEST_WAIT_MS) / 1000 if timeout_ms else None
 
 
@@ -465,7 +474,9 @@ def _sleep(listener: Listener, wakened: socket.socket, wake_at: float) -> None:
 
 
 def _receive(listener: Listener, *, at_once: bool) -> Received:
-    """Receive; reconnect ``at_once`` for new waiters, and after a cut before any waiter fails."""
+    """Receive notifications; reconnect ``at_once`` for new waiters, and after a cut before any
+    waiter fails.
+    """
     was_connected = listener.connection is not None
     received = listener.receive(at_once=at_once)
     if was_connected and listener.connection is None:

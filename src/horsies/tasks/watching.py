@@ -26,7 +26,7 @@ UNCONNECTED = "This handle is not connected to a broker."
 
 
 class State(Protocol):
-    """The fields whose changes count."""
+    """The fields whose changes are yielded."""
 
     @property
     def status(self) -> TaskStatus: ...
@@ -60,7 +60,7 @@ def watch(
             if changes.has_ended:
                 return
             seconds = changes.seconds_to_wait()
-            if ended.done():  # it failed: reading alone finds the end
+            if ended.done():  # the wait failed, so reads alone find the end
                 time.sleep(seconds)
             else:
                 wait([ended], seconds)
@@ -114,7 +114,7 @@ class _Changes(Generic[Info]):
         return f"There is no task {self._task_id}."
 
     def take(self, read: BrokerResult[Info | None]) -> Info | None:
-        """Return the state if it is news; a failure that may pass is waited out."""
+        """Return the state if it has changed; wait out a failure that may pass."""
         if isinstance(read, Err):
             if read.value.retryable:
                 return None

@@ -14,7 +14,7 @@ END
 $$;
 
 -- A terminal row never changes again, so a terminal row in "changed" has just become terminal. If it belongs
--- to a workflow, the trigger moves the run on, whichever statement ended the task. A PENDING row was released
+-- to a workflow, the trigger advances the run, whichever statement ended the task. A PENDING row was released
 -- or will be retried: its queue is notified, because the due time has changed.
 CREATE OR REPLACE FUNCTION horsies_notify_changed_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE

@@ -1,8 +1,8 @@
 -- Windows: see the glossary. A child may hold several short tasks; which ones is decided when they are sent.
 
 -- Whether a task with these options may wait in a child behind others: its policy lists WORKER_CRASHED, so an
--- unknown start is not a reason to give up on it, or the task says burst=True. Nearly all options are done with
--- the first look, which costs 0.1 us; reading JSON costs 3.
+-- unknown start is not a reason to give up on it, or the task says burst=True. Nearly all options need only
+-- the first test, which costs 0.1 us; parsing JSON costs 3 us.
 CREATE OR REPLACE FUNCTION horsies_is_burst_v1(p_options text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     IF p_options IS NULL OR (p_options NOT LIKE '%"WORKER_CRASHED"%' AND p_options NOT LIKE '%"burst"%') THEN

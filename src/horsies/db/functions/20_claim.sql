@@ -17,8 +17,9 @@
 -- * Few rows: a LIMIT by a value that the planner does not know makes it expect few rows.
 -- * Forced step: (SELECT count(*) FROM step) >= 0 is always true and makes "step" run, and run first.
 
--- Locks that the caps are read and acted under: one for the whole cluster if it has a cap, else one per
--- capped queue in the order of their keys. Held until the commit, so no two turns count the same place.
+-- The locks under which caps are read and used: one for the whole cluster if it has a cap, else one per
+-- capped queue in the order of their keys. They are held until the commit, so no two turns count the same
+-- place.
 CREATE OR REPLACE FUNCTION horsies_lock_caps(p_queues text[], p_queue_caps integer[], p_cluster_cap integer)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -33,9 +34,9 @@ BEGIN
 END
 $$;
 
--- Places under a cap that are taken, on one queue or all of them. A lapsed lease takes no place, nor does a
--- task whose code has ended but whose outcome the database refuses. Volatile, so that it counts what other
--- turns committed while this one waited for the locks.
+-- The occupied places under a cap, of one queue or of all. A lapsed lease does not occupy a place, nor does a
+-- task whose code has ended but whose outcome the database refuses. Volatile, so that it counts the changes
+-- that other turns committed while this one waited for the locks.
 CREATE OR REPLACE FUNCTION horsies_in_flight(p_queue text, p_counts_claimed boolean, p_now timestamptz)
 RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
@@ -43,7 +44,7 @@ BEGIN
         SELECT count(*) FROM horsies_tasks AS task
         WHERE task.status IN ('CLAIMED', 'RUNNING') AND (p_queue IS NULL OR task.queue_name = p_queue)
           AND (task.status = 'RUNNING' OR (p_counts_claimed AND task.claim_expires_at > p_now))
-          -- The first check is made once, and the table is almost always empty.
+          -- The first check runs once, and the table is almost always empty.
           AND (NOT EXISTS (SELECT FROM horsies_blocked) OR NOT EXISTS (
               SELECT FROM horsies_blocked AS blocked
               WHERE blocked.id = task.id AND blocked.kind = 'task' AND blocked.generation = task.generation
@@ -247,7 +248,8 @@ BEGIN
             queue := p_queues[position];
             wanted := least(places - taken, p_queue_limits[position] - taken_here[position]);
             IF wanted > 0 AND p_queue_caps[position] IS NOT NULL THEN
-                -- One more than it may take shows whether a due task is left, which nothing may overtake.
+                -- Fetching one task more than may be taken shows whether a due task is left, which nothing
+                -- may overtake.
                 wanted := least(wanted,
                     p_queue_caps[position] - horsies_in_flight(queue, p_counts_claimed, look_at),
                     greatest(idle - taken, 0) + (places > idle)::integer);

@@ -18,8 +18,8 @@ CREATE OR REPLACE FUNCTION horsies_task_result_v1(p_task horsies_tasks) RETURNS 
         coalesce(p_task.failed_reason, 'The task ended as ' || p_task.status || '.')) || '}')
 $$;
 
--- The tasks of a map's items in their order, without their texts. Of an item that was tried again only the
--- last task counts.
+-- The tasks of a map's items in their order, without their texts. For a retried item only the last task
+-- counts.
 CREATE OR REPLACE FUNCTION horsies_items(p_run_id uuid, p_index integer)
 RETURNS TABLE (item_index integer, id uuid, status text, enqueued_at timestamptz, result_bytes integer)
 LANGUAGE sql STABLE AS $$
@@ -127,7 +127,7 @@ LANGUAGE sql STABLE AS $$
     SELECT (horsies_node_result_v1(p_node)::json -> 'err')::text
 $$;
 
--- The error of the first failed node by index, among those of any case if there are cases.
+-- The error of the first failed node by index; if the policy has cases, only their nodes count.
 CREATE OR REPLACE FUNCTION horsies_first_error(p_run_id uuid, p_cases jsonb DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT horsies_node_error(node) FROM horsies_workflow_tasks AS node
@@ -146,8 +146,8 @@ RETURNS SETOF horsies_workflow_tasks LANGUAGE sql STABLE AS $$
                ELSE node.task_index = p_run.output_task_index END
 $$;
 
--- The size of the result of a completed run, NULL for any other, and the result if it is not larger than
--- "p_max_bytes": that of the output node, or those of nodes without dependents, by id.
+-- The size of a completed run's result, NULL for any other run, and the result if it is not larger than
+-- "p_max_bytes": that of the output node, or the results of all nodes without dependents, by id.
 CREATE OR REPLACE FUNCTION horsies_run_result_v1(
     p_run horsies_workflows, p_max_bytes bigint, OUT bytes bigint, OUT result text)
 LANGUAGE plpgsql STABLE AS $$

@@ -40,8 +40,8 @@ CREATE OR REPLACE FUNCTION horsies_family_v1(p_run_id uuid) RETURNS SETOF uuid L
     SELECT id FROM family
 $$;
 
--- A run and its open descendants. The runs below an expired one are left out: no parent takes their results
--- any more, so they neither pause nor resume with the runs above.
+-- A run and its open descendants. Runs below an expired one are left out: no parent takes their results, so
+-- they neither pause nor resume with the runs above.
 CREATE OR REPLACE FUNCTION horsies_tree(p_run_id uuid) RETURNS SETOF uuid LANGUAGE sql STABLE AS $$
     WITH RECURSIVE tree AS (
         SELECT p_run_id AS id
@@ -51,7 +51,7 @@ CREATE OR REPLACE FUNCTION horsies_tree(p_run_id uuid) RETURNS SETOF uuid LANGUA
     SELECT id FROM tree
 $$;
 
--- The same without runs that a failure of their own has paused, and without the runs below those: they wait
+-- The same without runs that were paused by their own failure, and without the runs below those: they wait
 -- for a decision about that failure.
 CREATE OR REPLACE FUNCTION horsies_tree_without_failures(p_run_id uuid) RETURNS SETOF uuid
 LANGUAGE sql STABLE AS $$

@@ -12,7 +12,8 @@
 --   running runs are counted, then their consequences are.
 -- * For opaque status, by position, one by one and few rows see 20_claim.sql.
 
--- The decision of a waiting node's counters: wait on (PENDING), begin (READY) or never begin (SKIPPED).
+-- The decision from a waiting node's counters: keep waiting (PENDING), begin (READY) or never begin
+-- (SKIPPED).
 CREATE OR REPLACE FUNCTION horsies_join(
     p_join_type text, p_min_success integer, p_allow_failed_deps boolean, p_open bigint, p_ok bigint,
     p_bad bigint, p_context_open bigint) RETURNS text LANGUAGE sql IMMUTABLE
@@ -28,13 +29,14 @@ RETURN CASE
 END;
 
 -- The status that follows from a decision. A node that may begin is ENQUEUED in the same update, because its
--- task follows in the same transaction. A map has no task but its items, and is READY until it has them.
+-- task follows in the same transaction. A map has no task besides its items, and is READY until these exist.
 CREATE OR REPLACE FUNCTION horsies_next_status(p_decision text, p_kind text) RETURNS text
 LANGUAGE sql IMMUTABLE
 RETURN CASE WHEN p_decision = 'READY' AND p_kind <> 'map' THEN 'ENQUEUED' ELSE p_decision END;
 
--- The tasks of these nodes have just ended: record the ends and their consequences. When all are "plain",
--- each the whole work of its node and a success, nothing can pause and their ends count at once.
+-- Record the ends of these nodes, whose tasks have just ended, and their consequences. When all of them are
+-- "plain" (the task is the node's whole work, and succeeded), nothing can pause, and their ends count at
+-- once.
 CREATE OR REPLACE FUNCTION horsies_advance(
     p_runs uuid[], p_indexes integer[], p_tasks uuid[], p_started timestamptz[], p_are_plain boolean)
 RETURNS boolean LANGUAGE plpgsql AS $$
@@ -100,9 +102,9 @@ BEGIN
         IF may_pause THEN
             PERFORM horsies_pause_on_failure(batch);
         END IF;
-        -- One statement, because each of several would pay for its own start. No row is updated twice: a node
-        -- that ends is not PENDING, and only PENDING nodes count. Rows are looked up by key and then updated
-        -- by ctid, which only the holder of the root's lock can change.
+        -- One statement, because every further statement has its own start-up cost. No row is updated twice:
+        -- a node that ends is not PENDING, and only PENDING nodes count. Rows are looked up by key and then
+        -- updated by ctid, which only the holder of the root's lock can change.
         WITH found_nodes AS (
             SELECT key.*, found.*, key.workflow_id = ANY(ARRAY(
                 SELECT run.id FROM horsies_workflows AS run

@@ -2,12 +2,14 @@
 -- read from their tasks and never stored as one value.
 --
 -- A long list becomes tasks in steps, so that no transaction holds the lock of a run, and the turn of a
--- worker, for long: a step of a list of 100,000 takes about 0.1 s, where all at once took 2.4 s. The first step is part of the transaction that begins
--- the map. Each further step is part of a transaction that ends items, while fewer than two steps' items are
--- open; so a crash between steps loses nothing, and a run that is paused or ends stops by itself.
+-- worker, for long: a step of a list of 100,000 takes about 0.1 s, where all at once took 2.4 s. The first
+-- step is part of the transaction that begins the map. Each further step is part of a transaction that ends
+-- items, while fewer than two steps' items are open; so a crash between steps loses nothing, and a run that
+-- is paused or ends needs no further steps.
 
--- The number of items, and about the most bytes of arguments, that one step inserts. However large they are,
--- a step inserts two items, or one more than have just ended: fewer would let a map run one item at a time.
+-- The number of items, and about the most bytes of arguments, that one step inserts. However large the items
+-- are, a step inserts at least two, or one more than have just ended; with fewer, a map would run one item at
+-- a time.
 CREATE OR REPLACE FUNCTION horsies_step(OUT items integer, OUT bytes integer) LANGUAGE sql IMMUTABLE AS $$
     SELECT 1000, 16777216
 $$;
@@ -88,7 +90,7 @@ END
 $$;
 
 -- The next items of a map without a task, at most those of one step: elements of its list, or failed items
--- that are tried again ("replaced" is the task that failed). So many as "p_least" may have any size.
+-- that are tried again ("replaced" is the task that failed). The first "p_least" items may have any size.
 CREATE OR REPLACE FUNCTION horsies_next_items(p_node horsies_workflow_tasks, p_least integer)
 RETURNS TABLE (item_index integer, kwargs text, replaced uuid) LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -101,7 +103,7 @@ DECLARE
     head text := CASE p_node.task_kwargs WHEN '{}' THEN '{' ELSE left(p_node.task_kwargs, -1) || ',' END
         || to_json(p_node.map_parameter::text) || ':';
     step record := horsies_step();
-    -- Every step reads the whole list, so a very long one takes a hundred steps and not more.
+    -- Every step reads the whole list, so a very long list is limited to a hundred steps.
     items_max integer := least(
         greatest(step.items, p_node.items_total / 100),
         greatest(p_least, step.bytes / octet_length(head)));
@@ -145,9 +147,9 @@ BEGIN
 END
 $$;
 
--- One step: the next items of a map become tasks, in order, as many of them due now as "max_parallel" leaves
--- places and the others parked; on hold in a paused run. A new id is later than that of the task it replaces
--- even if the clock was set back meanwhile: the task with the latest id is the one that counts.
+-- One step: the next items of a map become tasks, in order, with as many of them due now as "max_parallel"
+-- allows and the others parked; in a paused run all are held. A new id is later than that of the task it
+-- replaces, even if the clock was set back meanwhile, because the task with the latest id counts.
 CREATE OR REPLACE FUNCTION horsies_add_items(p_run_id uuid, p_index integer, p_least integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -202,7 +204,7 @@ BEGIN
         WITH ended_items AS (
             SELECT task.workflow_id, task.workflow_node_index AS task_index, count(*) AS total,
                 count(*) FILTER (WHERE task.status <> 'COMPLETED') AS bad,
-                -- An item that ended while it was parked frees no place for another.
+                -- An item that ended while it was parked does not free a place for another.
                 count(*) FILTER (WHERE task.enqueued_at <> horsies_never_v1()) AS places
             FROM horsies_tasks AS task WHERE task.id = ANY(p_tasks) AND task.workflow_item_index IS NOT NULL
             GROUP BY task.workflow_id, task.workflow_node_index LIMIT cardinality(p_tasks)),

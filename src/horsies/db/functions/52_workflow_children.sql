@@ -42,7 +42,7 @@ BEGIN
             not_started.runs := not_started.runs || expansion.workflow_id;
             not_started.indexes := not_started.indexes || expansion.task_index;
         END IF;
-        -- The plan is stored as rows now; the result of the task becomes the id of the run.
+        -- The plan is now stored as rows; the result of the task becomes the id of the run.
         UPDATE horsies_tasks SET result = '{"ok":' || coalesce(to_json(child_id)::text, 'null') || '}'
         WHERE id = expansion.task_id;
     END LOOP;

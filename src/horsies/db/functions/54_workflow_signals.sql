@@ -1,8 +1,8 @@
 -- Signals: a signal node is one parked task that takes its value from outside the run.
 
--- A value for a signal node: delivered to the first that waits for this name, else stored for the first that
--- will. Returns 'delivered', 'stored', 'UNKNOWN_SIGNAL' when the run has no node of this name, or the status
--- of a run that has ended; NULL when there is no such run.
+-- Deliver a value to the first signal node that waits for this name, or store it for the next one that will.
+-- Returns 'delivered', 'stored', 'UNKNOWN_SIGNAL' when the run has no node of this name, or the status of a
+-- run that has ended; NULL when there is no such run.
 CREATE OR REPLACE FUNCTION horsies_signal_v1(p_run_id uuid, p_name text, p_value text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -17,7 +17,8 @@ BEGIN
     THEN
         RETURN 'UNKNOWN_SIGNAL';
     END IF;
-    -- Locked as it is chosen: a task that a worker is claiming, as its time is up, is passed over.
+    -- The row is locked when it is chosen: a task that a worker is claiming because its time is up is
+    -- skipped.
     UPDATE horsies_tasks SET
         kwargs = '{"value":' || p_value || '}',
         enqueued_at = clock_timestamp(), updated_at = clock_timestamp()

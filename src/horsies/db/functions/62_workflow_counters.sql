@@ -34,9 +34,9 @@ CREATE OR REPLACE FUNCTION horsies_recount(p_runs uuid[]) RETURNS void LANGUAGE 
           IS DISTINCT FROM (counts.still_open, counts.ok, counts.bad, counts.unseen);
 $$;
 
--- Bring these runs, where they are RUNNING, up to the state of their rows: ends that were not counted count,
--- without pausing again; nodes are decided where their counters allow it, ready ones become tasks, drained
--- runs end.
+-- Bring these runs, if they are RUNNING, up to the state of their rows: uncounted ends are counted, without
+-- pausing the run again; nodes are decided where their counters allow it, ready ones become tasks, and runs
+-- without open nodes end.
 CREATE OR REPLACE FUNCTION horsies_catch_up(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     ended horsies_nodes;

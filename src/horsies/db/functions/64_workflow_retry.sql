@@ -1,5 +1,5 @@
--- Retry of runs: failed nodes are tried again and keep their place in the graph, so that a node waits for
--- those that are tried again before it.
+-- Retry of runs: failed nodes are tried again and keep their position in the graph, so that a node waits for
+-- retried nodes before it.
 
 -- FAILED or PAUSED -> RUNNING with failed nodes tried again, all of them or the named ones: nodes skipped
 -- because of them wait again, completed ones stay. A failed sub-workflow is itself retried from its failures;
@@ -35,7 +35,7 @@ BEGIN
         RETURN 'KEY_TAKEN';
     END IF;
     PERFORM horsies_reset_nodes(p_run_id, failed);
-    -- Read before the run goes on: a sub-workflow that then starts anew has no failed run to retry.
+    -- Read before the run continues: a sub-workflow that then starts again has no failed run to retry.
     in_part := ARRAY(
         SELECT task_index FROM horsies_workflow_tasks
         WHERE workflow_id = p_run_id AND task_index = ANY(failed) AND status = 'RUNNING');
@@ -88,11 +88,11 @@ END
 $$;
 
 -- Failed nodes of a run wait again, and so do the nodes skipped below them; their counters decide when each
--- begins. A skipped node that another failure stops is skipped once more when its counters are read.
+-- begins. A skipped node that depends on another failure is skipped again when its counters are read.
 --
 -- * A dependent that a failure made ready, but that has not begun, waits for these nodes once more.
--- * A sub-workflow whose run has failed goes on in that run, unless it must wait: then the results it takes
---   will be new, and so will its run.
+-- * A sub-workflow whose run has failed continues in that run, unless it must wait: then it takes new
+--   results, in a new run.
 CREATE OR REPLACE FUNCTION horsies_reset_nodes(p_run_id uuid, p_failed integer[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

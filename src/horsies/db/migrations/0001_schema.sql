@@ -33,7 +33,7 @@ CREATE TABLE horsies_tasks (
     claimed_by_worker_id  varchar(255),
     claim_expires_at      timestamptz,
     good_until            timestamptz,
-    -- How long the row is kept after the end of the task; NULL where terminal_record_retention_hours decides.
+    -- How long the row is kept after the end of the task; NULL if terminal_record_retention_hours applies.
     retention             interval,
     retry_count           integer       NOT NULL DEFAULT 0,
     max_retries           integer       NOT NULL DEFAULT 0,
@@ -49,7 +49,8 @@ CREATE TABLE horsies_tasks (
     generation            integer       NOT NULL DEFAULT 0,
     -- A held task is PENDING but never claimed. A paused workflow holds its tasks.
     held                  boolean       NOT NULL DEFAULT false,
-    -- Whether it may wait in a child behind others, because it is tried again after a crash or says so.
+    -- Whether it may wait in a child behind others, because it is retried after a crash or was declared with
+    -- burst=True.
     burst                 boolean       NOT NULL DEFAULT false,
     timeout_ms            integer,
     cancel_requested_at   timestamptz,
@@ -121,15 +122,15 @@ CREATE INDEX horsies_tasks_schedule_open ON horsies_tasks (schedule_name)
 CREATE INDEX horsies_tasks_untimed_ended ON horsies_tasks (coalesce(completed_at, failed_at, updated_at))
     WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
       AND substr(id::text, 15, 1) <> '7';
--- Retention finds tasks with a time of their own here, oldest first. Other tasks never enter it. Sums of
--- timestamps without time zone are immutable, as an index needs it.
+-- Retention finds tasks with their own retention here, oldest first. Other tasks have no entry. Sums of
+-- timestamps without time zone are immutable, which an index requires.
 CREATE INDEX horsies_tasks_retention ON horsies_tasks
     ((coalesce(completed_at, failed_at, updated_at) AT TIME ZONE 'UTC' + retention))
     WHERE retention IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
       AND workflow_id IS NULL;
 
--- How far running tasks have come, as their code reports it. A table of its own: a report must not make a new
--- version of the task's row, which is wide and has indexes.
+-- How far running tasks have come, as their code reports it. A separate table, because a report must not make
+-- a new version of the task's row, which is wide and has indexes.
 CREATE TABLE horsies_task_progress (
     task_id      uuid              PRIMARY KEY REFERENCES horsies_tasks (id) ON DELETE CASCADE,
     attempt      integer           NOT NULL,
@@ -170,17 +171,17 @@ CREATE TABLE horsies_task_attempts (
 
 CREATE INDEX horsies_task_attempts_error_code ON horsies_task_attempts (error_code)
     WHERE error_code IS NOT NULL;
--- Attempts arrive in the order they finish, so a block-range index answers "newest" and "older than" for a
--- thousandth of the write cost of a B-tree.
+-- Attempts arrive in the order they finish, so a block-range index answers "newest" and "older than" at a
+-- thousandth of a B-tree's write cost.
 CREATE INDEX horsies_task_attempts_finished_at ON horsies_task_attempts USING brin (finished_at);
 
 -- Refused changes and calls -------------------------------------------------------------------------
--- Tasks and runs whose next change the database refuses. A worker leaves such a task or run alone, tries again
--- after a growing delay, and writes it down here, once.
+-- Tasks and runs whose next change the database refuses. A worker leaves such a task or run alone, tries
+-- again after a growing delay, and records it here, once.
 --
--- "status" and "generation" are the state in which it is blocked. A row whose task or run has moved on counts
--- no more, whichever process moved it, so nothing has to be deleted at once. There is no foreign key: a row
--- must not keep a task from being changed or deleted.
+-- "status" and "generation" are the state in which it is blocked. A row no longer counts once its task or run
+-- has moved on, whichever process moved it, so nothing has to be deleted at once. There is no foreign key: a
+-- row must not keep a task from being changed or deleted.
 CREATE TABLE horsies_blocked (
     id           uuid         NOT NULL,
     kind         varchar(8)   NOT NULL CHECK (kind IN ('task', 'run')),
@@ -197,8 +198,8 @@ CREATE TABLE horsies_blocked (
 );
 
 -- Calls that do not fit the parameters of a release. A worker that cannot call a task returns it to the queue
--- and writes it down here, once for all workers with the same parameters: their claims leave the task out
--- until then, and it fails only when no other worker has taken it for the grace period.
+-- and records it here, once for all workers with the same parameters: their claims leave the task out until
+-- that time, and it fails only when no other worker has taken it for the grace period.
 --
 -- A row counts while its task has not ended; retention deletes the others. There is no foreign key: a row must
 -- not keep a task from being changed or deleted.
@@ -235,7 +236,7 @@ CREATE TABLE horsies_task_defaults (
 -- Workers -----------------------------------------------------------------------------------------
 -- One current row per worker. A living worker holds the session advisory lock "lock_key" on its listening
 -- connection. The server frees the lock as soon as the connection is gone, so a free lock and a few seconds
--- without a sign of life prove a worker dead long before any threshold.
+-- without a heartbeat prove a worker dead long before any threshold.
 CREATE TABLE horsies_workers (
     worker_id        varchar(255)  PRIMARY KEY,
     -- The name that an operator gave to the worker (--name); NULL without one. Names need not be unique.
@@ -261,7 +262,7 @@ CREATE TABLE horsies_workers (
     hears            boolean       NOT NULL DEFAULT true,
     -- The children at the last snapshot: [{"pid", "rss_mb", "done", "since", "task_id"}].
     children         jsonb,
-    -- Set by an orderly shutdown, or by the worker that found this one dead and recovered its tasks.
+    -- Set by a graceful shutdown, or by the worker that found this one dead and recovered its tasks.
     stopped_at       timestamptz,
     was_lost         boolean       NOT NULL DEFAULT false
 ) WITH (fillfactor = 50);
@@ -491,7 +492,7 @@ CREATE TABLE horsies_schedule_state (
     paused_at       timestamptz,
     resumed_at      timestamptz,
     -- When a scheduler found that the schedule is switched off: it does not serve the schedule, and a slot is
-    -- overdue. Any later change of the row ("updated_at") makes it void.
+    -- overdue. Any later change of the row ("updated_at") invalidates this time.
     disabled_at     timestamptz,
     -- The end of the last slots that did not fire, and the reason.
     skipped_at      timestamptz,

@@ -7,7 +7,8 @@ INSERT INTO horsies_actions (actor, source, verb, subject, outcome, detail)
 VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, %(outcome)s, %(detail)s)
 
 -- name: list_actions
--- Newest first, by the primary key or the index of the filter; two filters are rare and share the subject's.
+-- Newest first, by the primary key or the index of the filter; two filters are rare and use the index of the
+-- subject.
 SELECT id, at, actor, source, verb, subject, outcome, detail,
     extract(epoch FROM now() - at)::float8 AS age_seconds, order_id::text
 FROM horsies_actions
@@ -57,8 +58,8 @@ ON CONFLICT (order_id) DO UPDATE SET at = excluded.at, verb = excluded.verb, sub
 WHERE known.outcome = 'draft'
 
 -- name: delete_drafts
--- The drafts of an author that are out of date, by the index of authors. Those of authors who make no more dry runs
--- go with the retention of the table.
+-- The outdated drafts of an author, by the index of authors. Drafts of authors who make no more dry runs are
+-- deleted by the retention of the table.
 DELETE FROM horsies_actions
 WHERE actor = %(actor)s AND outcome = 'draft' AND at < now() - interval '1 hour'
 

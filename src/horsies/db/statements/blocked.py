@@ -34,7 +34,7 @@ class BlockedRow:
     worker_id: str | None
     since: datetime
     blocked_seconds: float
-    # The number of all blocked tasks and runs, beyond the limit too.
+    # The number of all blocked tasks and runs, even beyond the limit.
     total: int
 
 
@@ -50,7 +50,7 @@ class UnheldTask(NamedTuple):
 
 
 class DueTask(NamedTuple):
-    """A task to claim, with its place in its queue."""
+    """A task to claim, with its position in its queue."""
 
     id: str
     workflow_id: str | None

@@ -3,8 +3,8 @@
 -- rare, and none changes a task.
 
 -- name: note_blocked
--- One row per blocked task or run; comes back only when it is new, so that one worker of all logs it. The
--- state is read here: it tells later whether the task or run has moved on.
+-- One row per blocked task or run. A row is returned only if it is new, so that a single worker logs it. The
+-- state is stored as well: it shows later whether the task or run has moved on.
 -- Parameters: a refused change: of which task or run, by which worker, and the error in one line.
 INSERT INTO horsies_blocked AS known (id, kind, workflow_id, status, generation, action, error, worker_id)
 SELECT task.id, 'task', task.workflow_id, task.status, task.generation, %(action)s, %(error)s, %(worker_id)s

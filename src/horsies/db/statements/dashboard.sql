@@ -1,9 +1,10 @@
--- Statements for the panels of the dashboard, beside those of monitor.sql. Each reads a bounded number of rows,
--- however long queues and history are.
+-- Statements for the panels of the dashboard, in addition to those of monitor.sql. Each reads a bounded
+-- number of rows, however long queues and history are.
 
 -- name: count_recent_arrivals
 -- Tasks that were sent during the last minute, by queue. At most the newest "sample" ids are read; "since" is
--- the smallest id of that minute. On a busy system the sample covers less, and "covered_seconds" tells how much.
+-- the smallest id of that minute. On a busy system the sample covers less, and "covered_seconds" is the time
+-- it covers.
 WITH newest AS MATERIALIZED (
     SELECT queue_name, created_at FROM horsies_tasks
     WHERE id >= %(since)s::uuid ORDER BY id DESC LIMIT %(sample)s::integer),
@@ -25,7 +26,7 @@ FROM unnest(ARRAY['PENDING', 'RUNNING', 'PAUSED']) AS known (status) CROSS JOIN 
 
 -- name: next_in_queue
 -- The due tasks of a queue in the order in which workers claim them: the front of the claim index for each
--- priority, so that delayed tasks are never read through.
+-- priority, so that delayed tasks are never scanned.
 WITH RECURSIVE levels AS (
     (SELECT priority FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held AND queue_name = %(queue)s::text ORDER BY priority LIMIT 1)

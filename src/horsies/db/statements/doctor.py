@@ -40,7 +40,7 @@ class IndexState(NamedTuple):
 
 
 class Silencer(NamedTuple):
-    """A place where session_replication_role is replica: a role, the database, both, or neither."""
+    """A setting of session_replication_role = replica: on a role, the database, both, or neither."""
 
     role_name: str | None
     is_of_database: bool
@@ -109,7 +109,7 @@ class WorkerRelease(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """Numbers of tasks: at workers that are gone, with a lapsed lease, past their deadline."""
+    """Numbers of tasks: held by workers that are gone, with a lapsed lease, past their deadline."""
 
     ownerless: int
     lapsed: int
@@ -123,7 +123,7 @@ class Crashes(NamedTuple):
 
 
 class OverlongTask(NamedTuple):
-    """A task that runs past its time limit, for hours without one, or without heartbeats."""
+    """A task that runs past its time limit, for hours without a limit, or without heartbeats."""
 
     id: str
     task_name: str
@@ -134,7 +134,7 @@ class OverlongTask(NamedTuple):
 
 
 class PausedRun(NamedTuple):
-    """A run that an error paused, with the node that failed, or one that has been paused for long."""
+    """A run paused by an error, with the node that failed, or a run that has been paused for long."""
 
     id: str
     name: str

@@ -131,8 +131,8 @@ FROM horsies_tasks AS task LEFT JOIN horsies_workers AS worker ON worker.worker_
 WHERE task.status IN ('CLAIMED', 'RUNNING')
 
 -- name: list_crashes
--- Attempts of the last hour that took their child process along, among the newest "window" attempts. Names
--- are scalar subqueries, because a join might be planned as a hash over the whole history.
+-- Attempts of the last hour that ended with the death of their child process, among the newest "window"
+-- attempts. Names are scalar subqueries, because a join might be planned as a hash over the whole history.
 -- Parameters: how many of the newest attempts to read.
 WITH newest AS MATERIALIZED (
     SELECT task_id, outcome, finished_at FROM horsies_task_attempts ORDER BY id DESC LIMIT %(window)s::integer),

@@ -67,7 +67,9 @@ class TaskFacts(NamedTuple):
 
 
 class WantedTask(NamedTuple):
-    """A task name or, for the expansion of a sub-workflow, its definition key; and the task, if it is one."""
+    """The name of a task, or the definition key of the sub-workflow that an expansion needs; and
+    the task, if it is one.
+    """
 
     task_name: str | None
     definition_key: str | None
@@ -101,7 +103,7 @@ class LastServer(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A task that takes a place under the caps, and the number of all such tasks."""
+    """A task that occupies a place under the caps, and the number of all such tasks."""
 
     id: str
     queue_name: str
@@ -128,7 +130,7 @@ class DueCount(NamedTuple):
 
 
 class UnknownName(NamedTuple):
-    """A task that waits in a queue and that none of its workers has."""
+    """A waiting task that none of its queue's workers knows."""
 
     queue_name: str
     name: str
@@ -196,7 +198,7 @@ class NodeFacts(NamedTuple):
 
 
 class ScheduleFacts(NamedTuple):
-    """One schedule, an unfinished task or run of it, and the number of connected schedulers."""
+    """One schedule, its unfinished task or run, and the number of connected schedulers."""
 
     name: str
     task_name: str | None

@@ -43,7 +43,7 @@ LEFT JOIN LATERAL (
 WHERE task.id = %(id)s::uuid
 
 -- name: list_knowledge
--- Of every open worker: whether it registered this task or sub-workflow, with which parameters, and why its
+-- For every open worker: whether it registered this task or sub-workflow, with which parameters, and why its
 -- parameters refused this call. A worker that registered no names may know any.
 SELECT worker.worker_id, worker.known_tasks IS NULL OR known.fingerprint IS NOT NULL AS knows_task,
     known.fingerprint, refusal.message AS refusal, refusal.since AS refused_since
@@ -84,8 +84,8 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND (task.status = 'RUNNING' OR task
 ORDER BY task.queue_name <> %(name)s, task.claimed_at, task.id LIMIT 5
 
 -- name: count_ahead
--- Due tasks of the queue that a claim takes first, up to "limit". The front of the claim index for each priority,
--- so that delayed tasks are never read through; as in the two statements below.
+-- Due tasks of the queue that a claim takes first, up to "limit". It reads the front of the claim index for
+-- each priority, so that delayed tasks are never scanned, as do the two statements below.
 WITH RECURSIVE levels AS (
     (SELECT priority FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held AND queue_name = %(name)s ORDER BY priority LIMIT 1)

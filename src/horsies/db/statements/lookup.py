@@ -1,4 +1,4 @@
-"""Search by argument, groups of failures, and the relatives of one task."""
+"""Search by argument, groups of failures, and the related tasks of one task."""
 
 from __future__ import annotations
 

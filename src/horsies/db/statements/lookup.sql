@@ -1,5 +1,5 @@
--- Statements of single look-ups: search by argument, groups of failures, and the relatives of one task. Every
--- one reads a bounded number of rows, however long the history is.
+-- Statements for single look-ups: search by argument, groups of failures, and the related tasks of one task.
+-- Each reads a bounded number of rows, however long the history is.
 
 -- name: search_tasks
 -- The newest tasks whose arguments contain the needles. Text and not jsonb: arguments that were stored by hand
@@ -29,7 +29,8 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_attempts
--- Where the newest "sample" attempts begin: an index-only walk over the primary key. No row: all of them.
+-- The position where the newest "sample" attempts begin: an index-only scan of the primary key. No row means
+-- all attempts.
 SELECT id, finished_at FROM horsies_task_attempts ORDER BY id DESC OFFSET %(sample)s::integer - 1 LIMIT 1
 
 -- name: group_failures

@@ -30,7 +30,7 @@ class AddMeasures(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The attempts of one slot and subject; None is the subject of a slot in which none has attempts."""
+    """The attempts of one slot and subject; the subject is None for a slot without any attempts."""
 
     at: datetime
     until: datetime
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
 
 class DoneByMinute(NamedTuple):
-    """The number of attempts of a queue that were done in one minute, and how many minutes ago that was."""
+    """The number of attempts of a queue that were done in one minute, and how many minutes ago."""
 
     queue_name: str
     minutes_ago: Sequence[int]
@@ -70,7 +70,7 @@ def read_measures(
     seconds: float,
     unit_seconds: int,
     step_seconds: int,
-    # What the sums are apart by: "all", "queue" or "task".
+    # How the sums are grouped: "all", "queue" or "task".
     split: str,
     queues: Sequence[str],
     names: Sequence[str],

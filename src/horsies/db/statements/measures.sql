@@ -102,8 +102,8 @@ FROM (
 WHERE recent > 0
 
 -- name: compact_measures
--- Minutes older than six hours become tens of minutes. What is deleted is what is added, so two workers that
--- do this at once, and a slot that is compacted in parts, change no sum.
+-- Minutes older than six hours become tens of minutes. The deleted counts are exactly the added ones, so the
+-- sums stay correct when two workers do this at once, or a slot is compacted in parts.
 -- Parameters: how many rows to delete at most.
 WITH old AS (
     DELETE FROM horsies_measures WHERE ctid = ANY(ARRAY(

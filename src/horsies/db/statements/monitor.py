@@ -20,7 +20,9 @@ MONITOR = StatementFile("monitor.sql")
 
 
 class WaitingCount(NamedTuple):
-    """The waiting tasks of one queue, at most one more than the bound; the age of the oldest due one."""
+    """The waiting tasks of one queue, counted up to one more than the bound, and the age of the
+    oldest due task.
+    """
 
     queue_name: str
     due: int
@@ -83,7 +85,8 @@ class WorkerSummary(NamedTuple):
     # By the names of the queues that have one; None before the first snapshot.
     queue_caps: dict[str, int] | None = None
     name: str | None = None
-    # How many of its places are for `async def` tasks alone, and how many of its running tasks are there.
+    # How many of its slots are only for `async def` tasks, and how many of its running tasks use
+    # them.
     async_places: int = 0
     async_running: int = 0
     # The memory that each child shares with no other process; None for workers that do not report it.
@@ -95,13 +98,15 @@ class WorkerSummary(NamedTuple):
         return self.name or f"{self.hostname} pid {self.pid}"
 
     def places(self, is_async: bool) -> int:
-        """How many tasks of this kind may run at a time. Without async children, places are for both."""
+        """How many tasks of this kind may run at a time. Without async children, slots are for both
+        kinds.
+        """
         if not self.async_places:
             return self.processes
         return self.async_places if is_async else self.processes - self.async_places
 
     def free_places(self, is_async: bool) -> int:
-        """How many of the places for tasks of this kind have none."""
+        """The free slots for tasks of this kind."""
         running = self.tasks_running
         if self.async_places:
             running = self.async_running if is_async else running - self.async_running
@@ -109,9 +114,8 @@ class WorkerSummary(NamedTuple):
 
     @property
     def memory_mb(self) -> float | None:
-        """The memory of the parent and that of its children; pages that they share count once, if known.
-
-        None before the first snapshot.
+        """The memory of the parent and its children; shared pages count once, if known. None before
+        the first snapshot.
         """
         private = self.children_private_mb
         children = self.children_memory_mb if private is None else private
@@ -206,7 +210,9 @@ class TaskDetail(NamedTuple):
 
 
 class Rights(NamedTuple):
-    """The rights of the session's role; ``missing`` are those on tables, as GRANT takes them."""
+    """The rights of the session's role; ``missing`` are the missing rights on tables, in the syntax
+    of GRANT.
+    """
 
     role_name: str
     has_schema: bool
@@ -220,9 +226,9 @@ class Rights(NamedTuple):
 class WorkerStateSnapshot:
     """The state of a worker at ``snapshot_at``, as the worker reported it.
 
-    ``memory_usage_mb`` is the resident memory of the parent process alone, ``children_memory_mb`` the sum of
-    that of its children, in which a page that they share counts once for each.
-    ``hears`` is False while no notifications reach the worker and it finds work by polling.
+    ``memory_usage_mb`` is the resident memory of the parent process alone, ``children_memory_mb``
+    the sum for its children, in which a shared page counts once per child. ``hears`` is False while
+    no notifications reach the worker and it finds work by polling.
     """
 
     id: int

@@ -3,9 +3,10 @@
 
 -- name: count_waiting
 -- PENDING by queue, from the claim index. The first task of every queue and priority takes one index probe,
--- however many wait, and has the oldest due task of its priority; of more than 2,000 such pairs, the rest is left
--- out. Due and delayed tasks are counted up to one more than "most" of each queue: a queue of a million costs as
--- much as one of ten thousand. The orders keep a plan that was made on an empty table from reading it all.
+-- however many wait, and has the oldest due task of its priority; pairs beyond the first 2,000 are left out.
+-- Due and delayed tasks are counted up to one more than "most" per queue: a queue of a million costs as much
+-- as one of ten thousand. The ORDER BY clauses keep a plan that was made on an empty table from reading the
+-- whole table.
 WITH RECURSIVE heads AS (
     (SELECT queue_name, priority, enqueued_at FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held ORDER BY queue_name, priority, enqueued_at LIMIT 1)
@@ -45,8 +46,8 @@ FROM horsies_tasks WHERE status IN ('CLAIMED', 'RUNNING') GROUP BY queue_name
 
 -- name: count_recent_attempts
 -- Attempts that ended during the last minute, by queue. At most the newest "sample" attempts are read; on a
--- busy system they cover less than a minute, and "covered_seconds" tells how much. An attempt's queue is a
--- scalar subquery, because a join might be planned as a hash over the whole history.
+-- busy system they cover less than a minute, and "covered_seconds" is the time they cover. An attempt's queue
+-- is a scalar subquery, because a join might be planned as a hash over the whole history.
 WITH newest AS MATERIALIZED (
     SELECT task_id, outcome, will_retry, error_code, finished_at
     FROM horsies_task_attempts ORDER BY id DESC LIMIT %(sample)s::integer),
@@ -87,10 +88,10 @@ UNION SELECT queue_name::text FROM horsies_tasks WHERE status IN ('CLAIMED', 'RU
 ORDER BY name
 
 -- name: list_workers
--- Every worker without a shutdown, or all that are on record, or one, with its newest snapshot and its tasks in
--- flight. A task whose code has ended but whose outcome the database refuses occupies no child. pg_locks shows
--- the one 64-bit lock key of a worker as two parts. In the snapshot of its children, async ones have a number of
--- "tasks"; all places but those of the other children are theirs.
+-- Every worker that has not shut down, or all on record, or one, with its newest snapshot and its tasks in
+-- flight. A task whose code has ended but whose outcome the database refuses occupies no child. pg_locks
+-- shows the one 64-bit lock key of a worker as two parts. In the snapshot of its children, async ones have a
+-- number of "tasks"; all places but those of the other children are theirs.
 SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.queues::text[] AS queues,
     worker.started_at, worker.seen_at, worker.stopped_at, worker.was_lost, worker.hears,
     extract(epoch FROM now() - worker.seen_at)::float8 AS seen_seconds_ago,
@@ -234,8 +235,8 @@ SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retri
 FROM horsies_tasks WHERE id = %(id)s::uuid
 
 -- name: read_rights
--- The rights of the role of this session on the schema and on the tables in it; those that it lacks are
--- written as GRANT takes them. Reads the catalog alone.
+-- The rights of the role of this session on the schema and on the tables in it; missing rights are written in
+-- the syntax of GRANT. Reads only the catalog.
 SELECT current_user::text AS role_name, to_regnamespace(%(schema)s::text) IS NOT NULL AS has_schema,
     coalesce(has_schema_privilege(to_regnamespace(%(schema)s::text)::oid, 'USAGE'), false) AS can_use,
     coalesce(has_schema_privilege(to_regnamespace(%(schema)s::text)::oid, 'CREATE'),

@@ -1,7 +1,7 @@
 -- Interventions of operators: pause and resume queues, send a task again.
 
 -- name: pause_queue
--- No worker claims from the queue any more; running tasks go on. Pausing again keeps the first time. The
+-- Workers stop claiming from the queue; running tasks continue. Pausing again keeps the first time. The
 -- notification makes workers return the tasks of the queue that have not begun.
 WITH paused AS (
     INSERT INTO horsies_queues AS queue (queue_name, paused_at) VALUES (%(name)s, clock_timestamp())

@@ -14,7 +14,7 @@ REFUSALS_TABLE = "horsies_refusals"
 
 
 class RefusedTask(NamedTuple):
-    """A task and for how many seconds workers with this fingerprint leave it out."""
+    """A task, and the seconds for which workers with this fingerprint leave it out."""
 
     id: str
     fingerprint: str
@@ -22,7 +22,7 @@ class RefusedTask(NamedTuple):
 
 
 class Taker(NamedTuple):
-    """Whether another worker may run a task, and whether it is too early to give up on it."""
+    """Whether another worker may run a task, and whether it is too early to fail it."""
 
     id: str
     is_known: bool

@@ -2,8 +2,9 @@
 -- does not fit its parameters. None of them changes a task.
 
 -- name: refuse_tasks
--- Write down claimed tasks that this worker cannot call, by the fingerprint of its parameters. All workers with
--- that fingerprint leave them out of their claims: for the grace period, and then for a while after each check.
+-- Record claimed tasks that this worker cannot call, by the fingerprint of its parameters. All workers with
+-- that fingerprint leave them out of their claims: for the grace period, and then for a while after each
+-- check.
 -- Parameters: tasks that this worker cannot call, as columns, with the fingerprints of its own parameters.
 INSERT INTO horsies_refusals AS known (task_id, fingerprint, worker_id, message, until)
 SELECT asked.id, asked.fingerprint, %(worker_id)s, asked.message,
@@ -17,9 +18,10 @@ RETURNING known.task_id::text AS id, known.fingerprint,
     extract(epoch FROM known.until - clock_timestamp())::float8 AS seconds
 
 -- name: find_takers
--- For each of these refused tasks: whether a worker of its queue may run it ("is_known"), and whether one could
--- within the grace period, or the first refusal is not as old ("is_recent"). A worker may if it registered the
--- task or sub-workflow with parameters that have not refused this task, or registered no names at all.
+-- For each of these refused tasks: whether a worker of its queue may run it ("is_known"), and whether one
+-- could within the grace period, or the first refusal is more recent than that ("is_recent"). A worker may if
+-- it registered the task or sub-workflow with parameters that have not refused this task, or registered no
+-- names at all.
 -- Parameters: refused tasks, as columns: kinds are "tasks" or "workflows".
 SELECT asked.id::text, count(worker.worker_id) FILTER (WHERE worker.stopped_at IS NULL) > 0 AS is_known,
     count(worker.worker_id) > 0
@@ -77,7 +79,7 @@ WHERE servers.is_runnable IS NOT TRUE
 GROUP BY waiting.queue_name, waiting.name ORDER BY waiting.queue_name, waiting.name
 
 -- name: forget_refusals
--- Of tasks that fail now: if one is retried, its grace period begins anew.
+-- Delete the refusals of tasks that fail now: if one is retried, its grace period starts again.
 DELETE FROM horsies_refusals WHERE task_id = ANY(%(ids)s::uuid[]) RETURNING task_id::text AS id
 
 -- name: delete_refusals

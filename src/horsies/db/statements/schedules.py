@@ -148,7 +148,7 @@ class ScheduleRun(NamedTuple):
 
 
 class TimedScheduleRun(NamedTuple):
-    """One run of a schedule, as ``ScheduleRun``; ``took_seconds`` once it has ended."""
+    """One run of a schedule, like ``ScheduleRun``; ``took_seconds`` is set once it has ended."""
 
     name: str
     task_id: str

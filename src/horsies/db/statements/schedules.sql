@@ -1,4 +1,4 @@
--- Schedules: what is due, what becomes of it, and how operators and programs change them.
+-- Schedules: find due slots, fire them, and store the changes of operators and programs.
 --
 -- A scheduler serves the schedules of its configuration under the timing it knows ("names" and "hashes", one
 -- per line: the driver needs far longer to write an array), and those stored here whose task it knows
@@ -6,8 +6,8 @@
 
 -- name: find_due_schedules
 -- Due schedules, oldest first; nothing is locked yet. A schedule whose last task or run is unfinished comes
--- last, so that it does not keep others from their turn. Index probes for each that is due: an EXISTS might
--- be answered by reading all tasks.
+-- last, so that it does not delay others. Each due schedule takes index probes: an EXISTS might be planned as
+-- a scan of all tasks.
 -- Parameters: the schedules that a scheduler serves, one per line, and how many due ones to read at once.
 SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_hash AS hash, state.definition,
     state.resumed_at, now() AS looked_at,
@@ -30,8 +30,9 @@ LIMIT %(limit)s
 
 -- name: fire_slots
 -- Tasks and runs for due slots, and the new state of their schedules: all or nothing, in one statement. A
--- schedule is taken only as it was read: one that another scheduler has taken, or that was paused or changed
--- meanwhile, is left alone. An existing task or run, by its id made of name and slot, stays.
+-- schedule is updated only if it is unchanged since it was read: one that another scheduler has served, or
+-- that was paused or changed meanwhile, is left alone. A task or run that already exists (its id is made from
+-- name and slot) stays.
 WITH decided AS MATERIALIZED (
     SELECT * FROM unnest(
         %(names)s::text[], %(due_at)s::timestamptz[], %(hashes)s::text[], %(next_run_at)s::timestamptz[],
@@ -94,9 +95,9 @@ WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND 
       OR state.definition_key = ANY(%(definition_keys)s::text[]))))
 
 -- name: read_schedule_records
--- The stored state of these schedules, one row each in any case, and the database's time. "is_unserved": a
--- slot is overdue, and no scheduler has written the row for as long; one that catches up writes it with
--- every tick. "was_disabled": it was switched off, and nothing has changed since.
+-- The stored state of these schedules, always one row each, and the database's time. "is_unserved": a slot is
+-- overdue, and no scheduler has written the row for as long; one that catches up writes it with every tick.
+-- "was_disabled": it was switched off, and nothing has changed since.
 SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash,
     state.next_run_at, state.task_name, state.definition_key, state.owner, state.definition,
     now() AS looked_at, coalesce(state.disabled_at >= state.updated_at, false) AS was_disabled,
@@ -152,9 +153,9 @@ WHERE owner = %(owner)s AND definition IS NULL AND schedule_name <> ALL(%(names)
 ORDER BY schedule_name
 
 -- name: add_schedule
--- A schedule that exists only here. One of that name is replaced if it was added at run time too and
--- "replace" is set, or if it is identical; the next slot stays while the timing does. Otherwise no row comes
--- back.
+-- A schedule that exists only here. An existing schedule of that name is replaced if it was also added at run
+-- time and "replace" is set, or if it is identical; its next slot is kept if the timing is unchanged.
+-- Otherwise no row is returned.
 -- Parameters: a schedule added at run time, stored in the database only.
 WITH added AS (
     INSERT INTO horsies_schedule_state AS state (
@@ -182,7 +183,7 @@ SELECT removed.schedule_name AS name
 FROM removed CROSS JOIN LATERAL pg_notify('horsies_schedules', removed.schedule_name) AS woken
 
 -- name: pause_schedule
--- No slot fires any more; pausing again keeps the first time.
+-- No further slot fires; pausing again keeps the first time.
 WITH paused AS (
     UPDATE horsies_schedule_state SET paused_at = coalesce(paused_at, now()), updated_at = now()
     WHERE schedule_name = %(name)s RETURNING schedule_name)
@@ -190,7 +191,7 @@ SELECT paused.schedule_name AS name
 FROM paused CROSS JOIN LATERAL pg_notify('horsies_schedules', paused.schedule_name) AS woken
 
 -- name: resume_schedule
--- Slots fire again. The time of the resume tells the scheduler which slots fell into the pause.
+-- Slots fire again. The time of the resume shows the scheduler which slots fell into the pause.
 WITH resumed AS (
     UPDATE horsies_schedule_state SET
         resumed_at = CASE WHEN paused_at IS NULL THEN resumed_at ELSE now() END, paused_at = NULL,
@@ -200,7 +201,7 @@ SELECT resumed.schedule_name AS name
 FROM resumed CROSS JOIN LATERAL pg_notify('horsies_schedules', resumed.schedule_name) AS woken
 
 -- name: run_schedule
--- One run ordered by hand, beside the slots: the timetable goes on as it was.
+-- One manual run in addition to the slots; the timetable does not change.
 -- Parameters: the task of a schedule that is run by hand.
 WITH sent AS (
     INSERT INTO horsies_tasks (

@@ -3,10 +3,10 @@
 -- of the built-in operators and functions, so that another schema cannot offer a better match.
 
 -- name: insert_task
--- Nothing -> PENDING. No row comes back when the id or the idempotency key exists; the caller then compares
--- fingerprints. Except for sent_at and "at", times are on the database's clock and count from the send, because
--- a caller's transaction may have begun long before the send. A time in the past means now, so that the task
--- does not overtake others.
+-- Nothing -> PENDING. No row is returned if the id or the idempotency key exists; the caller then compares
+-- fingerprints. Except for sent_at and "at", times are on the database's clock and count from the send,
+-- because a caller's transaction may have begun long before the send. A time in the past means now, so that
+-- the task does not overtake others.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
     good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha,
@@ -33,8 +33,8 @@ SELECT horsies_debounce_v1(
 -- name: insert_new_tasks
 -- The same for many rows of one task: shared values are sent once, the others as columns with one value per
 -- line (JSON text has no line feeds, and the driver needs ten times as long to write an array). The ids are
--- new: to look for conflicts costs 3 of 12 microseconds per row. The statements of one transaction send one
--- notification, because equal ones are merged.
+-- new, so conflicts are not checked, which would take 3 of 12 microseconds per row. The statements of one
+-- transaction send one notification, because equal ones are merged.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
     good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha, burst)
@@ -82,8 +82,8 @@ SELECT id::text, idempotency_sha FROM horsies_tasks
 WHERE task_name::text = %(task_name)s::text AND idempotency_key = %(idempotency_key)s::text
 
 -- name: find_unique_task
--- The task that holds this key for a time, by the unique index on (task_name, unique_key): until it is claimed,
--- or until it has ended. The condition is that of the index, word by word.
+-- The task that holds this key for a time, by the unique index on (task_name, unique_key): until it is
+-- claimed, or until it has ended. The condition must match that of the index exactly.
 SELECT id::text, idempotency_sha FROM horsies_tasks
 WHERE task_name::text = %(task_name)s::text AND unique_key = %(idempotency_key)s::text
   AND unique_key IS NOT NULL
@@ -96,9 +96,9 @@ SELECT id::text, task_name, status, result, failed_reason, error_code
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_service
--- Of these tasks, those that wait, and the first obstacle of the catalogue: the queue is paused, no live worker
--- serves it, or none knows the task. A worker is live if it sent a heartbeat lately or holds its session lock; those
--- that run are few.
+-- The waiting ones among these tasks, with the first obstacle of the catalogue: the queue is paused, no live
+-- worker serves it, or none knows the task. A worker is live if it sent a heartbeat recently or holds its
+-- session lock; there are few live workers.
 WITH live AS MATERIALIZED (
     SELECT worker.queues, worker.known_tasks FROM horsies_workers AS worker
     WHERE worker.stopped_at IS NULL

@@ -11,7 +11,7 @@ from horsies.db.statements.tasks import TaskId
 
 TURN = StatementFile("turn.sql")
 
-# An empty array; psycopg takes a tuple for a row.
+# An empty array; psycopg would treat a tuple as a row.
 NOTHING: Sequence[Any] = []
 
 
@@ -31,13 +31,14 @@ class ClaimTasks(NamedTuple):
     counts_claimed: bool = True
     # Per queue, how many places this transaction has given back.
     freed: Sequence[int] = NOTHING
-    # Per queue, the task to start the search behind, or None; an empty list marks nothing.
+    # Per queue, the task after which to start the search, or None; an empty list sets no marks.
     marked_priorities: Sequence[int | None] = NOTHING
     marked_moments: Sequence[str | None] = NOTHING
     marked_ids: Sequence[str | None] = NOTHING
     # Whether to search from the start of the queue for the tasks still missing.
     looks_everywhere: bool = True
-    # How many tasks may be of any kind; the others run behind them, and only short ones do. None: all.
+    # How many tasks may be of any kind; the others wait behind them and must be short. None: all
+    # may.
     idle: int | None = None
     short_names: Sequence[str] = NOTHING
     # True for tasks of "async def" functions only, False for all others, None for both.
@@ -49,8 +50,8 @@ class ClaimTasks(NamedTuple):
 
 
 class ClaimUnresolvable(NamedTuple):
-    """The worker and its queues, the names it has not known for the grace period, how many tasks to claim,
-    and tasks to leave alone; with ``only``, no others.
+    """The worker and its queues, the names it has not known for the grace period, how many tasks to
+    claim, and tasks to skip; ``only`` restricts the claim to these tasks.
     """
 
     worker_id: str
@@ -83,12 +84,13 @@ class ClaimedTask(NamedTuple):
     workflow_node_index: int | None = None
     workflow_item_index: int | None = None
     workflow_inputs: str | None = None
-    # Its place in the queue; the time as PostgreSQL writes it, because it must come back unchanged.
+    # Its position in the queue; the time as PostgreSQL writes it, because it must be sent back
+    # unchanged.
     priority: int = 0
     enqueued_at: str = ""
-    # The columns that only the code of the task may ask for; see horsies_claim_v1.
+    # The columns that only the task's own code may read; see horsies_claim_v1.
     details: str = ""
-    # Whether it may wait in a child behind others.
+    # Whether it may wait behind other tasks in a child.
     burst: bool = False
 
     def stored(self) -> str:
@@ -122,7 +124,7 @@ class RenewClaims(NamedTuple):
 
 
 class ReleaseClaimed(NamedTuple):
-    """Tasks claimed but never started, by a worker that is gone."""
+    """Tasks of a worker that is gone, which were claimed but never started."""
 
     worker_id: str | None
     ids: Sequence[str]
@@ -130,7 +132,7 @@ class ReleaseClaimed(NamedTuple):
 
 
 class ReleaseLapsed(NamedTuple):
-    """How many claims to release, and tasks to leave alone; with ``only``, no other tasks."""
+    """How many claims to release, and tasks to skip; ``only`` restricts the release to these tasks."""
 
     limit: int
     excluded: Sequence[str] = NOTHING
@@ -142,7 +144,7 @@ class CompleteTasks(NamedTuple):
     ids: Sequence[str]
     generations: Sequence[int]
     results: Sequence[str]
-    # How many microseconds each ran; None keeps its start.
+    # How many microseconds each attempt ran; None keeps the stored start.
     runs_us: Sequence[int | None] = NOTHING
 
 
@@ -182,13 +184,13 @@ class FinishedTask(NamedTuple):
 
 
 class RetriedTask(NamedTuple):
-    """A failed attempt that another one follows."""
+    """A failed attempt that is followed by another."""
 
     task_id: str
 
 
 class ReleaseUnstarted(NamedTuple):
-    """A worker, and the attempts it really holds."""
+    """A worker, and the attempts it actually holds."""
 
     worker_id: str
     held_ids: Sequence[str]
@@ -196,7 +198,9 @@ class ReleaseUnstarted(NamedTuple):
 
 
 class ExpireTasks(NamedTuple):
-    """The result to store, how many tasks to expire, and tasks to leave alone; with ``only``, no others."""
+    """The result to store, how many tasks to expire, and tasks to skip; ``only`` restricts the
+    expiry to these tasks.
+    """
 
     result: str
     limit: int
@@ -212,7 +216,9 @@ class LookAhead(NamedTuple):
 
 
 class SecondsUntilDue(NamedTuple):
-    """Seconds until the next task is due or expires, None without one; and the time of the check."""
+    """Seconds until the next task is due or expires, None if there is none; and the time of the
+    check.
+    """
 
     seconds: float | None
     looked_at: datetime

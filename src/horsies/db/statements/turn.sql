@@ -5,8 +5,9 @@
 
 -- name: complete_tasks
 -- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its
--- child: it started as long ago as it ran ("runs_us"), where that is known. A wait in this transaction of more than a
--- second, for a lock or a stalled disk, came after its end.
+-- child, so its start is computed from its run time ("runs_us"), if that is known. If this transaction has
+-- waited for more than a second, for a lock or a stalled disk, that wait came after the end of the task and
+-- is subtracted.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'COMPLETED', completed_at = clock_timestamp(), updated_at = clock_timestamp(),
@@ -97,9 +98,9 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: start_tasks
--- CLAIMED -> RUNNING for tasks claimed ahead, each by a child that is idle now, while the lease holds and no
--- pause came in between. Others were lost or are released: user code has not started, so no attempt is
--- recorded.
+-- CLAIMED -> RUNNING for tasks claimed ahead, each by a child that is idle now, while the lease is valid and
+-- no pause came in between. The other tasks were lost or are released: user code has not started, so no
+-- attempt is recorded.
 UPDATE horsies_tasks AS task SET
     status = 'RUNNING', claimed = false, claim_expires_at = NULL, started_at = clock_timestamp(),
     worker_pid = (%(pids)s::integer[])[array_position(%(ids)s::uuid[], task.id)],
@@ -164,9 +165,9 @@ RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.
 
 -- name: release_unstarted
 -- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in
--- doubt, or no child could take them. Tasks in hand are known by their generation: an earlier attempt in hand
--- does not keep a later claim. User code has not started, so no attempt is counted. A task whose cancel was
--- accepted meanwhile is cancelled, so the roots of their workflows are locked first (forced step).
+-- doubt, or no child could take them. Held tasks are identified by their generation: an earlier attempt that
+-- is held does not protect a later claim. User code has not started, so no attempt is counted. A task whose
+-- cancel was accepted meanwhile is cancelled, so the roots of their workflows are locked first (forced step).
 WITH held AS MATERIALIZED (
     SELECT * FROM unnest(%(held_ids)s::uuid[], %(held_generations)s::integer[]) AS held (id, generation)),
 roots AS MATERIALIZED (
@@ -233,7 +234,7 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 
 RETURNING task_id::text
 
 -- name: renew_claims
--- Longer leases for the prefetched tasks this worker has in hand; others lapse.
+-- Extend the leases of the prefetched tasks that this worker holds; other leases lapse.
 UPDATE horsies_tasks AS task SET
     claim_expires_at = clock_timestamp() + %(lease_ms)s::integer * interval '1 millisecond',
     updated_at = clock_timestamp()

@@ -19,8 +19,8 @@ class LockKey(NamedTuple):
 
 
 class ClientProbes(NamedTuple):
-    """How a server notices that a client is gone: seconds of rest, seconds between probes, their number,
-    and milliseconds that sent data may stay unacknowledged.
+    """The server's limits for detecting a lost client: idle seconds, seconds between probes, the
+    number of probes, and the milliseconds that sent data may stay unacknowledged.
     """
 
     idle_seconds: str
@@ -67,8 +67,8 @@ class FindOwned(NamedTuple):
 
 
 class AbandonedTask(NamedTuple):
-    """A task whose worker is gone, with everything a retry decision needs. A manual edit of the row may
-    have named no worker.
+    """A task whose worker is gone, with everything a retry decision needs. The worker is None if a
+    manual edit removed it.
     """
 
     id: str

@@ -1,5 +1,6 @@
 -- Statements on the workers' own records, and the reaper's search for tasks of dead workers. The reaper has
--- no verbs: it reads here and records through a worker's statements, in the name of the dead one.
+-- no statements of its own to change tasks: it records outcomes with a worker's statements, in the name of
+-- the dead worker.
 
 -- name: register_worker
 -- One current row per worker; a worker that was declared lost returns under its own id.
@@ -65,21 +66,21 @@ WITH seen AS (
 SELECT seen.worker_id, seen.was_stopped, seen.seen_at FROM seen CROSS JOIN LATERAL pg_notify(%(echo_channel)s, '') AS called
 
 -- name: read_own_row
--- Whether this worker was declared lost, while the database refuses its heartbeats. A plain read: neither a
--- locked row nor a trigger hinders it.
+-- Whether this worker was declared lost, while the database refuses its heartbeats. A plain read, which
+-- neither a locked row nor a trigger can block.
 SELECT stopped_at IS NOT NULL AS was_stopped FROM horsies_workers WHERE worker_id = %(worker_id)s
 
 -- name: record_worker_stop
--- An orderly shutdown.
+-- A graceful shutdown.
 UPDATE horsies_workers SET stopped_at = clock_timestamp(), was_lost = false
 WHERE worker_id = %(worker_id)s AND stopped_at IS NULL
 RETURNING worker_id::text
 
 -- name: watch_workers
--- The last heartbeats of the other workers, and whether their session locks are free. The oldest heartbeats come
--- first: a dead worker is among the first hundred within seconds, however many there are. A heartbeat from the
--- future (the server's clock was set back) comes before all of them. The probe shares the lock: observers do
--- not take each other's probes for a living worker.
+-- The last heartbeats of the other workers, and whether their session locks are free. The oldest heartbeats
+-- come first: a dead worker is among the first hundred within seconds, however many there are. A heartbeat
+-- from the future (the server's clock was set back) comes before all of them. The probe takes the lock in
+-- shared mode, so that observers do not mistake each other's probes for a live worker.
 WITH other AS MATERIALIZED (
     SELECT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at
     FROM horsies_workers WHERE stopped_at IS NULL AND worker_id <> %(worker_id)s
@@ -90,8 +91,8 @@ FROM other
 
 -- name: find_active_sessions
 -- Of these workers, those whose session lock belongs to a session that ran a statement within the given time.
--- Their rows may be locked, or the server too slow for their turns: they live. Sessions of other roles show
--- no times to a role without pg_read_all_stats.
+-- Their rows may be locked, or the server too slow for their turns, but they are alive. Sessions of other
+-- roles show no times to a role without pg_read_all_stats.
 -- Parameters: workers, and the age of the latest statement of an active session.
 SELECT worker.worker_id::text FROM horsies_workers AS worker
 JOIN pg_locks AS held ON held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
@@ -103,8 +104,8 @@ WHERE worker.worker_id = ANY(%(worker_ids)s::text[])
       > clock_timestamp() - %(seconds)s::float8 * interval '1 second'
 
 -- name: close_lost_workers
--- Close the rows of workers found lost, unless one has shown life since: its sign is another, its lock is held
--- again, or it has no task that needs recovery.
+-- Close the rows of workers found lost, except those that have shown to be alive since: the heartbeat has
+-- changed, the lock is held again, or no task needs recovery.
 -- Parameters: workers found lost: their last heartbeats, and the conditions that must still hold.
 WITH watched AS MATERIALIZED (
     SELECT worker.worker_id, worker.lock_key, found.needs_free_lock, found.needs_tasks
@@ -156,8 +157,8 @@ ORDER BY task.id LIMIT %(limit)s FOR UPDATE OF task SKIP LOCKED
 
 -- name: find_stale
 -- Tasks in these states without a heartbeat for this long: their claim, their start, the heartbeats of this
--- attempt and the heartbeats of their worker all count. So does the start of the server, for every
--- registered worker: it may need time to return. A worker that holds its session lock is alive.
+-- attempt and the heartbeats of their worker all count. So does the start of the server, for every registered
+-- worker, which may need time to reconnect. A worker that holds its session lock is alive.
 WITH locked AS MATERIALIZED (
     SELECT held.classid::bigint << 32 | held.objid::bigint AS lock_key FROM pg_locks AS held
     WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
@@ -186,12 +187,12 @@ WHERE task.id = ANY(%(ids)s::uuid[])
   AND task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
 
 -- name: wake_queues
--- A place under a cap of these queues may be free now.
+-- Notify the workers of these queues: a place under a cap may be free now.
 SELECT queue.name FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL pg_notify('task_queue_' || queue.name, '') AS woken
 
 -- name: try_lead
--- One reaper at a time; a worker that does not get the lock leaves the job to the other.
+-- One reaper at a time; a worker that does not get the lock leaves the job to the other worker.
 -- Parameters: a job that one worker does for all, by the key of its advisory lock.
 SELECT pg_try_advisory_xact_lock(1751348596, %(job)s) AS leads
 
@@ -231,8 +232,8 @@ RETURNING worker_id::text AS id
 
 -- name: delete_old_tasks
 -- Terminal tasks past their retention, oldest ids first: an id begins with its time, so the scan touches old
--- tasks only, and the time in the row decides. Tasks with a retention of their own are passed over, at some
--- 0.3 us each. Attempts go with them.
+-- tasks only, and the time in the row decides. Tasks with their own retention are skipped, at some 0.3 us
+-- each. Attempts are deleted with their tasks.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks
     WHERE id < (lpad(to_hex((extract(epoch FROM now() - %(hours)s * interval '1 hour') * 1000)::bigint),

@@ -20,7 +20,9 @@ WORKFLOWS = StatementFile("workflows.sql")
 
 
 class StartedRun(NamedTuple):
-    """A created run, or the existing run with its id or key; without a name if that has just ended."""
+    """A created run, or the existing run with its id or key; the name is None if that run has just
+    ended.
+    """
 
     id: str
     created: bool
@@ -33,7 +35,9 @@ class RunId(NamedTuple):
 
 
 class ControlAnswer(NamedTuple):
-    """The answer of a control function: the status it found, another word, or None if there is no run."""
+    """The answer of a control function: the status it found, another word, or None if the run does
+    not exist.
+    """
 
     answer: str | None
 
@@ -107,7 +111,7 @@ class ItemRow(NamedTuple):
 
 
 class NodeOutcome(NamedTuple):
-    """A node's result; without a status when there is no such node."""
+    """A node's result; the status is None if the node does not exist."""
 
     run_status: str
     definition_key: str
@@ -122,7 +126,8 @@ class NodeOutcome(NamedTuple):
 class ResultPart(NamedTuple):
     """The result of an ended node, or of one of the items it consists of.
 
-    ``result_bytes`` is the size of the node's whole result. Without ``result`` it exceeds the limit.
+    ``result_bytes`` is the size of the node's whole result; ``result`` is None if that exceeds the
+    limit.
     """
 
     workflow_id: str

@@ -15,14 +15,15 @@ WHERE root.id = ANY(ARRAY(
 ORDER BY root.id FOR NO KEY UPDATE
 
 -- name: pause_run
--- RUNNING -> PAUSED, with the running ones below. Returns the status it found, or NULL for no such run. The
--- notification makes workers forget tasks that they have claimed ahead; see horsies_pause_runs for the others.
+-- RUNNING -> PAUSED for a run and the running ones below it. Returns the status it found, or NULL if the run
+-- does not exist. The notification makes workers forget tasks that they have claimed ahead; see
+-- horsies_pause_runs for the others.
 SELECT paused.answer
 FROM (SELECT horsies_pause_v1(%(id)s::uuid) AS answer) AS paused
 CROSS JOIN LATERAL pg_notify('horsies_pause', %(id)s::text) AS noticed
 
 -- name: resume_run
--- PAUSED -> RUNNING, with the paused ones below.
+-- PAUSED -> RUNNING for a run and the paused ones below it.
 SELECT horsies_resume_v1(%(id)s::uuid) AS answer
 
 -- name: resume_retrying_run
@@ -87,8 +88,8 @@ WHERE run.id = %(id)s::uuid
 ORDER BY node.task_index
 
 -- name: read_items
--- The items of a run's maps in their order, by the index on the run; of a retried item the last task. Results
--- after the first "max_bytes" are left out.
+-- The items of a run's maps in their order, by the index on the run; for a retried item, its last task.
+-- Results after the first "max_bytes" are left out.
 -- Parameters: max_bytes is how many bytes of results to read.
 SELECT item.task_index, item.item_index, item.id::text, item.status, item.retry_count, item.enqueued_at,
     item.started_at, item.completed_at, item.failed_reason, item.error_code,
@@ -161,7 +162,7 @@ SELECT part.workflow_id::text, part.task_index, part.item_index, part.status, pa
 FROM summed AS part WHERE part.fits OR coalesce(part.item_index, 0) = 0
 
 -- name: read_places
--- The places of runs in their trees: an expansion passes them on to the run it plans.
+-- The positions of runs in their trees: an expansion passes them on to the run it plans.
 SELECT id::text, root_workflow_id::text, depth FROM horsies_workflows WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_tree
@@ -260,7 +261,7 @@ WHERE (run.created_at, run.id) < (%(before_at)s::timestamptz, %(before_id)s::uui
 ORDER BY run.created_at DESC, run.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 
 -- name: list_open_runs
--- The newest open runs, however old, from their own index: for each status as many as are wanted.
+-- The newest open runs, however old, from their own index: up to the limit for each status.
 SELECT run.id::text, run.name, run.status, run.definition_key, run.workflow_key, run.parent_workflow_id::text,
     run.total_nodes, run.open_nodes, run.failed_nodes,
     coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code')
@@ -278,13 +279,13 @@ FROM unnest(%(statuses)s::text[]) AS wanted (status) CROSS JOIN LATERAL (
 ORDER BY run.created_at DESC, run.id DESC LIMIT %(limit)s::integer
 
 -- name: read_run_position
--- When a run was started: where a list goes on behind it.
+-- When a run was started: the position after which a list continues.
 SELECT id::text, created_at FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: find_broken_runs
--- Open runs whose rows contradict each other, with the problems; only edits by hand cause them. The open runs
--- are collected first, from their own index: sorted by primary key they would be sought in all history. Maps
--- that an earlier release left RUNNING in ended runs are found by their items in flight.
+-- Open runs whose rows contradict each other, with the problems; only manual edits cause them. The open runs
+-- are collected first, from their own index: sorted by primary key they would be searched in the whole
+-- history. Maps that an earlier release left RUNNING in ended runs are found by their items in flight.
 WITH open AS MATERIALIZED (SELECT id FROM horsies_workflows WHERE status IN ('RUNNING', 'PAUSED')),
 items AS MATERIALIZED (
     SELECT DISTINCT task.workflow_id, task.workflow_node_index AS task_index FROM horsies_tasks AS task

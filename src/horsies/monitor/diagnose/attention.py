@@ -1,6 +1,7 @@
-"""The list of the overview: the urgent findings of all checks, each with the page that shows more.
+"""The attention list of the overview:
 
-The cheap checks are read with every view; those that take longer come from a run that views share.
+the urgent findings of all checks, each with a link to its page. Cheap checks run for every view;
+slower ones come from a run that views share.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from horsies.monitor.overview import Overview, QueueOverview, arrivals_script, o
 SHOWN_MAX = 12
 RUNS_MOST = 1_000
 _EVIDENCE_MAX = 3
-# The page of a subject, before its key; other subjects are on the page of the doctor.
+# The page of a subject, without its key; other subjects are on the doctor's page.
 _PAGES = {
     "queue": "/queues/",
     "worker": "/workers/",
@@ -35,7 +36,9 @@ _VERBS = {"QUEUE_PAUSED": "pause_queue"}
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One line: ``link`` is the path of a page, ``verb`` the right that the action at the subject needs."""
+    """One line: ``link`` is the path of a page, ``verb`` the right needed for the action on the
+    subject.
+    """
 
     urgency: Urgency
     code: str
@@ -58,7 +61,7 @@ class Figures:
 def figures_script(
     configured: Mapping[str, int | None], facts: Facts | None = None
 ) -> Script[Figures]:
-    """Read the overview and the figures beside it, all by bounded statements."""
+    """Read the overview and its figures; every statement is bounded."""
     overview = yield from overview_script(configured, facts)
     arrivals = yield from arrivals_script()
     runs: list[OpenRuns] = yield count_open_runs(RUNS_MOST)
@@ -94,7 +97,7 @@ def _line(urgency: Urgency, one: Finding) -> Attention:
 
 
 def seconds_to_empty(queue: QueueOverview, arrivals: float) -> float | None:
-    """Estimate when no task is due any more; None while at least as many arrive as end."""
+    """Estimate when no due task will be left; None while at least as many tasks arrive as end."""
     if not queue.due:
         return 0.0
     rate = queue.done_per_minute + queue.failed_per_minute - arrivals

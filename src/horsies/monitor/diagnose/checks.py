@@ -19,8 +19,8 @@ Rule: TypeAlias = Callable[[Facts], Script[Iterable[Finding]]]
 class Check:
     """One check: a script that reads facts and judges them, or a probe that opens connections.
 
-    ``is_cheap`` checks read little enough for a page that is refreshed. Without ``needs_tables``, a check
-    works on a database that has no tables of horsies.
+    ``is_cheap`` checks read little enough for a page that refreshes itself. Without
+    ``needs_tables``, a check works on a database that has no tables of horsies.
     """
 
     id: str
@@ -55,7 +55,7 @@ yellow = partial(_found, Level.YELLOW)
 
 
 def graded(value: float, limits: tuple[float, float]) -> partial[Finding] | None:
-    """Return ``yellow`` or ``red`` for a value above these limits; None for one below."""
+    """Return ``yellow`` or ``red`` for a value above these limits, else None."""
     if value < limits[0]:
         return None
     return red if value >= limits[1] else yellow

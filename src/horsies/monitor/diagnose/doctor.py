@@ -77,9 +77,9 @@ def _probe_pooler(database: Database) -> Iterator[Finding]:
 def _shares_server(database: Database) -> bool:
     """Return whether connections share server processes between their transactions.
 
-    A pooler invents the process id that a client gets at login. In transaction mode, the process that serves
-    a client changes, or two clients share one. No transaction is kept open meanwhile: behind a small pool,
-    the next one would wait for it indefinitely.
+    A pooler makes up the process id that a client receives at login. In transaction mode, the
+    process that serves a client changes, or two clients share one. No transaction is kept open
+    meanwhile: behind a small pool, the next one would wait for it indefinitely.
     """
     with database.connect("operator") as first, database.connect("operator") as other:
         if _server_pid(first) == first.info.backend_pid:

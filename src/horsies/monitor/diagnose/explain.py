@@ -72,9 +72,10 @@ from horsies.monitor.overview import TaskReport, servers_of, task_script
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
-# Attempts from which the present rate of a queue is computed; one that needs more is fast enough.
+# The current rate of a queue is computed from at most this many attempts; a queue with more is fast
+# enough.
 RATE_SAMPLE = 2_000
-# Begun nodes whose own obstacles the explanation of a run repeats.
+# The explanation of a run repeats the obstacles of at most this many begun nodes.
 NODES_EXPLAINED = 3
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
@@ -206,7 +207,7 @@ def _recovery() -> Script[dict[str, dict[str, Any]]]:
 
 
 def _rate(queue_name: str) -> Script[float]:
-    """Return the attempts per minute that a queue ends at present."""
+    """Return the number of attempts that currently end per minute in a queue."""
     recent: list[RecentAttempts] = yield count_recent_attempts(RATE_SAMPLE)
     for one in recent:
         if one.queue_name == queue_name:
@@ -296,7 +297,9 @@ def _reasons_of_node(run: RunFacts, node: NodeFacts) -> Script[list[Finding]]:
 
 
 def explain_queue_script(name: str, configured: Sequence[str] = ()) -> Script[Explanation]:
-    """Explain why the tasks of a queue do not start; ``configured`` queues exist in any case."""
+    """Explain why the tasks of a queue do not start; a queue in ``configured`` exists even if it is
+    empty.
+    """
     (waiting,) = yield count_due([name], COUNT_MAX + 1)
     (clock,) = yield read_clock()
     queue = yield from _queue_situation(name, clock.now, waiting.paused_at, WantedTask(None, None))

@@ -1,5 +1,5 @@
-"""The obstacles between a queue and its workers, for the explanations of queues and tasks and for the checks;
-and rows that are missing. Pure.
+"""The obstacles between a queue and its workers, for the explanations of queues and tasks and for
+the checks; also the reasons for missing rows. Pure.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from horsies.words import counted, first_sentence, lasting, listed
 
 # The most entries of the claim index that a count reads.
 COUNT_MAX = 10_000
-# An id made this long ago is not that of a send that is still being committed.
+# An id older than this cannot belong to a send that is still being committed.
 SENDING_SECONDS = 3_600.0
 # The most names of tasks that are shown.
 _NAMES_MAX = 5
-# A paused queue with due tasks is red from here on.
+# A paused queue with due tasks is red after this time.
 LONG_PAUSE_SECONDS = 3_600.0
 # The oldest due task may wait this long before idle children are suspicious.
 PATIENCE_SECONDS = 300.0
@@ -39,10 +39,11 @@ PATIENCE_SECONDS = 300.0
 class QueueSituation:
     """A queue, the open workers of the cluster, and the tasks in flight.
 
-    ``workers`` are all workers without a shutdown, ``recovery`` their settings where they matter.
-    ``others`` are the due tasks of queues that all workers of this queue serve first, ``refused`` those of
-    any queue that none of its workers can call. ``paused_by`` names the operator, if the change is on
-    record. ``unknown_names`` are the waiting tasks that no worker has.
+    ``workers`` are all workers that have not shut down, ``recovery`` their settings where they
+    matter. ``others`` are the due tasks of queues that all workers of this queue serve first;
+    ``refused`` are the due tasks of any queue that none of its workers can call. ``paused_by``
+    names the operator, if the change is on record. ``unknown_names`` are the waiting tasks that no
+    worker has.
     """
 
     name: str
@@ -75,7 +76,7 @@ class QueueSituation:
 
     @property
     def evidence(self) -> tuple[str, ...]:
-        """The tasks that are held up, in words."""
+        """The delayed tasks, in words."""
         if not self.due:
             return ()
         return (f"{_counted(self.due, 'due')}, the oldest for {lasting(self.oldest_seconds)}",)
@@ -149,8 +150,9 @@ def unserved_reasons(queue: QueueSituation) -> Iterator[Finding]:
 def capacity_reasons(
     queue: QueueSituation, servers: Sequence[WorkerSummary], kinds: Sequence[bool] = (False, True)
 ) -> Iterator[Finding]:
-    """Yield the caps and the busy children that keep these workers from claiming tasks of these kinds: of
-    ``async def`` functions or not. Caps hold for every worker of the queue, even if no worker is given.
+    """Yield the caps and the busy children that keep these workers from claiming tasks of these
+    kinds (``async def`` functions or others). Caps apply to every worker of the queue, even if no
+    worker is given.
     """
     yield from _cap_reasons(queue, servers or queue.servers)
     is_free = any(worker.free_places(kind) for worker in servers for kind in kinds)
@@ -293,7 +295,9 @@ def polling_reasons(workers: Sequence[WorkerSummary]) -> Iterator[Finding]:
 
 
 def _startable(queue: QueueSituation, other: DueCount) -> int:
-    """Return the due tasks of another queue without those that no worker can call: these delay nothing."""
+    """Return the due tasks of another queue, except those that no worker can call: they delay
+    nothing.
+    """
     if other.due > COUNT_MAX:
         return other.due
     refused = sum(one.tasks for one in queue.refused if one.queue_name == other.name)
@@ -301,7 +305,7 @@ def _startable(queue: QueueSituation, other: DueCount) -> int:
 
 
 def at_least(count: int) -> str:
-    """Format a count that ends at its limit."""
+    """Format a count that stops at its limit."""
     return f"{COUNT_MAX:,}+" if count > COUNT_MAX else f"{count:,}"
 
 
@@ -323,7 +327,9 @@ def queue_reasons(queue: QueueSituation) -> list[Finding]:
 
 
 def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
-    """Yield the waiting tasks that no worker of the queue has, and the calls that fit none of them."""
+    """Yield the waiting tasks unknown to every worker of the queue, and the calls that fit none of
+    them.
+    """
     if not (servers := queue.servers):
         return
     workers = f"{counted(len(servers), 'live worker')} of queue {queue.name!r}"
@@ -350,7 +356,7 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
 
 
 def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
-    """Yield a due task that waits although children idle and no cap is reached."""
+    """Yield a due task that waits although children are idle and no cap is reached."""
     caps = [(worker.queue_caps or {}).get(queue.name) for worker in queue.servers]
     known = [cap for cap in caps if cap is not None]
     is_full = bool(known) and queue.running >= max(known)
@@ -370,10 +376,8 @@ def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
 
 
 def _idle(worker: WorkerSummary) -> int:
-    """Count the children of a live worker without a task.
-
-    A worker with async children counts only while both kinds of its places have room: the oldest task of the
-    queue may be of either kind.
+    """Count the idle children of a live worker. A worker with async children counts only while both
+    kinds of children have free slots: the oldest task of the queue may be of either kind.
     """
     if health_of(worker) is not WorkerHealth.ALIVE:
         return 0
@@ -383,7 +387,7 @@ def _idle(worker: WorkerSummary) -> int:
 
 
 def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Finding]:
-    """Yield the cap because of which no worker gives very short tasks of the queue out in windows."""
+    """Yield the cap that keeps workers from giving out very short tasks of the queue in windows."""
     causes = {
         "max_concurrency": all(queue.name in (one.queue_caps or {}) for one in servers),
         "cluster_wide_cap": all(one.cluster_wide_cap is not None for one in servers),
@@ -492,7 +496,7 @@ def missing_reason(
 
 
 def _made_at(row_id: str, looked_at: datetime) -> datetime | None:
-    """Return the time in a UUIDv7; None for other ids, and for a time that is still to come."""
+    """Return the time in a UUIDv7; None for other ids and for a future time."""
     number = UUID(row_id)
     seconds = (number.int >> 80) / 1000
     if number.version != 7 or seconds > looked_at.timestamp() + SENDING_SECONDS:

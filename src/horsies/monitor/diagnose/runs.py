@@ -57,7 +57,7 @@ def run_reasons(
 
 
 def run_obstacles(run: RunFacts, paused_by: str | None = None) -> list[Finding]:
-    """Return what keeps a whole run from moving."""
+    """Return the obstacles of a whole run."""
     found = []
     if run.blocked_action is not None:
         found.append(
@@ -140,7 +140,7 @@ def _waits_for(run: RunFacts, dependencies: Sequence[NodeFacts]) -> Finding:
 
 def _state(node: NodeFacts) -> str:
     error = f" with {node.error_code}" if node.error_code else ""
-    # A PENDING node waits for other nodes; one with a PENDING task is past that.
+    # A PENDING node waits for other nodes; if its task is PENDING, that wait is over.
     is_begun = node.status == "ENQUEUED" and node.task_status not in (None, "PENDING")
     return f"{node.task_status if is_begun else node.status}{error}"
 

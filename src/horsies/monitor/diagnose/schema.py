@@ -66,7 +66,7 @@ def shipped_indexes() -> dict[str, str]:
 
 
 def shipped_options() -> dict[str, set[str]]:
-    """Return the storage parameters of the tables of this release, as pg_class has them."""
+    """Return the storage parameters of this release's tables, in the form of pg_class."""
     return {
         found[1]: {
             part.replace(" ", "") for part in re.sub(r"--[^\n]*|\s*\n\s*", "", found[2]).split(",")
@@ -77,7 +77,7 @@ def shipped_options() -> dict[str, set[str]]:
 
 
 def has_current_schema(applied: Sequence[AppliedFile]) -> bool:
-    """Return whether the statements of this release can work on these tables."""
+    """Return whether the statements of this release work with these tables."""
     return not missing_migrations(_versions(applied))
 
 

@@ -116,7 +116,7 @@ def _clock(facts: Facts) -> Script[Iterable[Finding]]:
 def judge_clock(
     before: datetime, server_time: datetime, after: datetime, limits: Limits
 ) -> Iterator[Finding]:
-    """Compare the clocks, with half of the round trip allowed for."""
+    """Compare the clocks, allowing for half of the round trip."""
     middle = before + (after - before) / 2
     difference = (server_time - middle).total_seconds()
     certain = abs(difference) - (after - before).total_seconds() / 2

@@ -26,9 +26,9 @@ from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 from horsies.words import counted, first_sentence, lasting
 
-# How long an operator wants to read that a worker was lost.
+# How long after the loss of a worker it is still reported.
 LOSS_SHOWN_SECONDS = 600.0
-# A running task without a heartbeat for so long is suspicious; its start counts as the first one.
+# A running task without a heartbeat for this long is suspicious; its start counts as a heartbeat.
 HEARTBEAT_SECONDS = 300.0
 
 
@@ -112,7 +112,7 @@ def _waiting(situation: TaskSituation) -> list[Finding]:
     found += pause_reasons(queue)
     found += _worker_reasons(situation)
     capacity = [*capacity_reasons(queue, situation.takers, [task.is_async])]
-    if is_delayed or task.held:  # what is in use now may be free by then
+    if is_delayed or task.held:  # slots in use now may be free by then
         found += [one for one in capacity if one.code == "QUEUE_CAP_ZERO"]
     else:
         found += [*capacity, *_ahead(situation), *order_reasons(queue)]
@@ -248,7 +248,9 @@ def _unknown(situation: TaskSituation) -> Finding:
 
 
 def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Finding:
-    """No worker has parameters that take the call; the message of a refusal names the one at fault."""
+    """Yield that no worker's parameters accept the call; the message of a refusal names the wrong
+    one.
+    """
     queue = situation.queue
     refusals = [one for worker in knowing if (one := _refusal(queue, worker)) is not None]
     since = min((one.refused_since for one in refusals if one.refused_since), default=None)
@@ -326,7 +328,7 @@ def _last_attempt(task: TaskFacts) -> Iterator[Finding]:
 
 
 def task_holds(situation: TaskSituation) -> list[str]:
-    """Return the conditions of a waiting task that are met."""
+    """Return the conditions that a waiting task already meets."""
     task, queue = situation.task, situation.queue
     if task.status != TaskStatus.PENDING.value:
         return []

@@ -63,11 +63,12 @@ from horsies.monitor.facts import HOUR, Facts, Limits
 from horsies.monitor.overview import WAITING_MOST, WorkerHealth, health_of, live
 from horsies.words import lasting
 
-# Attempts among which crashes are counted.
+# The number of newest attempts among which crashes are counted.
 CRASH_WINDOW = 10_000
 # The most rows of one kind that are read.
 SHOWN = 20
-# A task name fails unusually often from this many failures in ten minutes, at this many times its usual rate.
+# A task fails unusually often with this many failures in ten minutes, at this many times its usual
+# rate.
 FAILURES_MIN = 10
 FAILURES_TIMES = 5.0
 
@@ -127,7 +128,7 @@ def _versions(facts: Facts) -> Script[Iterable[Finding]]:
 def judge_versions(
     workers: Sequence[WorkerSummary], releases: Iterable[WorkerRelease], limits: Limits
 ) -> Iterator[Finding]:
-    """Find workers of different releases, and of different tasks on one queue, after a rollout."""
+    """Find workers with different releases, or with different tasks on one queue, after a rollout."""
     by_id = {release.worker_id: release for release in releases}
     known = [(worker, by_id[worker.worker_id]) for worker in workers if worker.worker_id in by_id]
     if any(release.started_seconds_ago < limits.rollout_seconds for _, release in known):
@@ -206,10 +207,10 @@ def judge_blocked(blocked: Sequence[BlockedRow]) -> Iterator[Finding]:
     sentence = f"The database refuses the next change of {first.total} task(s) or run(s)."
     advice = "remove the constraint or trigger that the errors name; workers try again"
     if len(blocked) > 1 and len({row.error for row in blocked}) == 1:
-        sentence = f"{sentence.removesuffix('.')} with the same error: it is hardly caused by them."
+        sentence = f"{sentence.removesuffix('.')} with the same error, so the tasks are probably not its cause."
         advice = (
-            "look at the triggers on the tables of Horsies, at locks of other sessions, at the settings of "
-            "the database and the role, and at memory and disk; workers try again"
+            "check the triggers on the tables of Horsies, locks of other sessions, the settings of the "
+            "database and the role, memory and disk; workers try again"
         )
     yield finding(
         "BLOCKED",
@@ -275,7 +276,7 @@ def _long_running(facts: Facts) -> Script[Iterable[Finding]]:
 
 
 def overlong_reasons(task: OverlongTask) -> Iterator[Finding]:
-    """Yield why a task of the statement should have ended."""
+    """Yield why a listed task should have ended."""
     found = list(running_reasons(task, f"Task {task.task_name} ({task.id})"))
     yield from found
     if not found:
@@ -327,7 +328,9 @@ def _retention(facts: Facts) -> Script[Iterable[Finding]]:
 def judge_retention(
     hours: int | None, oldest_seconds: float | None, tables: Iterable[TableState], limits: Limits
 ) -> Iterator[Finding]:
-    """``hours`` is the retention of the newest snapshot: None keeps rows, 0 when it is not known."""
+    """``hours`` is the retention in the newest snapshot: None keeps rows, 0 means that it is
+    unknown.
+    """
     kept = (hours or 0) * HOUR + limits.retention_slack_seconds
     rows = next((one.row_estimate for one in tables if one.name == "horsies_tasks"), 0.0)
     if hours is None and rows > limits.unlimited_rows:
