@@ -1,6 +1,5 @@
--- Statements on the workers' own records, and the reaper's search for tasks of dead workers. The reaper has
--- no statements of its own to change tasks: it records outcomes with a worker's statements, in the name of
--- the dead worker.
+-- Statements on the workers' own records, and the reaper's search for tasks of dead workers. The reaper
+-- has no statements that change tasks: it records outcomes with those of a worker, in the name of the dead one.
 
 -- name: register_worker
 -- One current row per worker; a worker that was declared lost returns under its own id.

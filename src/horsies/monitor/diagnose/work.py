@@ -207,7 +207,9 @@ def judge_blocked(blocked: Sequence[BlockedRow]) -> Iterator[Finding]:
     sentence = f"The database refuses the next change of {first.total} task(s) or run(s)."
     advice = "remove the constraint or trigger that the errors name; workers try again"
     if len(blocked) > 1 and len({row.error for row in blocked}) == 1:
-        sentence = f"{sentence.removesuffix('.')} with the same error, so the tasks are probably not its cause."
+        sentence = (
+            f"{sentence.removesuffix('.')} with the same error, so probably not because of them."
+        )
         advice = (
             "check the triggers on the tables of Horsies, locks of other sessions, the settings of the "
             "database and the role, memory and disk; workers try again"
