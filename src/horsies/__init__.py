@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from horsies._version import __version__
 
-# Imported at once: the function has the name of its module, which the import system would put here.
+# Imported at once: the function has the same name as its module, and the import system would set
+# the module here.
 from horsies.current_task import CurrentTask, current_task
 
 if TYPE_CHECKING:

@@ -173,13 +173,14 @@ class Horsies(Operations):
         The function returns a value, and raises ``TaskFailed`` for an error of its domain; or it
         returns a ``TaskResult[T, TaskError]``.
 
-        ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy`` lists
-        the codes and exceptions to retry and the waits. ``exception_mapper`` gives codes to exceptions
-        that leave the function. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
-        ``on_stop`` says what a stopping worker does with a running attempt: let it ``"finish"`` within
-        the grace period, else fail it with WORKER_STOPPED; the same, but ``"requeue"`` the task instead
-        of failing it, without using up a retry; or ``"fail"`` it at once. ``burst`` lets a child hold
-        several very short tasks, as it may those retried after WORKER_CRASHED; see the guarantees.
+        ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy``
+        lists the codes and exceptions to retry and the waits. ``exception_mapper`` gives codes to
+        exceptions that leave the function. ``timeout_ms`` (at least 100) stops an attempt that
+        takes longer. ``on_stop`` decides about an attempt that runs when its worker stops: let it
+        ``"finish"`` within the grace period, else fail it with WORKER_STOPPED; the same, but
+        ``"requeue"`` the task instead of failing it, without using up a retry; or ``"fail"`` it at
+        once. ``burst`` lets a child hold several very short tasks, as it may those retried after
+        WORKER_CRASHED; see the guarantees.
 
         Example:
             @app.task
@@ -399,7 +400,7 @@ class Horsies(Operations):
     def around_task(self, fn: Around) -> Around:
         """Run this generator around every task in worker children, the first one registered outermost.
 
-        ``yield`` returns what the task returned, or raises what it raised.
+        ``yield`` returns the task's return value, or raises its exception.
 
         Example:
             @app.around_task
@@ -418,12 +419,10 @@ class Horsies(Operations):
 
     @property
     def database_url(self) -> str:
-        """The address of the database as other libraries take it, with its password.
+        """A postgresql:// URL of the database for other libraries, including the password. For
+        embedded:// the private server is started or joined.
 
-        It begins with postgresql://. For embedded:// the private server is started or joined.
-
-        Example:
-            with psycopg.connect(app.database_url) as connection: ...
+        Example: with psycopg.connect(app.database_url) as connection: ...
         """
         return resolve_url(self.config.broker.database_url)
 
@@ -431,7 +430,7 @@ class Horsies(Operations):
         """Return the broker, built on first use without connecting."""
         if self._broker is None:
             built = build_broker(self.config.broker, self.role, migrates=self.migrates)
-            with self._broker_lock:  # two first threads at once get the same broker
+            with self._broker_lock:  # two threads that call this first get the same broker
                 self._broker = self._broker or built
         return self._broker
 
@@ -443,7 +442,8 @@ class Horsies(Operations):
     @role.setter
     def role(self, role: str) -> None:
         self._role = role
-        if self._broker is not None:  # a module of the application used it while it loaded
+        # a module of the application used the broker while it was loaded
+        if self._broker is not None:
             self._broker.database.role = role
 
     def set_role(self, role: str) -> None:

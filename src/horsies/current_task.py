@@ -1,7 +1,7 @@
 """The task that this process runs, as its own code sees it.
 
-A child makes a ``CurrentTask`` for every attempt. Its fields arrive as one text, which is read on first
-use: a task that does not ask pays nothing for them.
+A child makes a ``CurrentTask`` for every attempt. Its fields arrive as one text, which is read on
+first use: a task that does not use them pays nothing for them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class _Page(Protocol):
 
 
 class CurrentTask:
-    """The running attempt of a task: its identity, its place in a queue, a workflow or a schedule.
+    """The running attempt of a task: its identity, and its position in a queue, a workflow or a
+    schedule.
 
     Times have a time zone. ``started_at`` and ``deadline`` are on the clock of the worker's host.
     """
@@ -160,7 +161,7 @@ class CurrentTask:
 
     @property
     def slot(self) -> datetime | None:
-        """The time for which its schedule sent the task; None for a run ordered by hand."""
+        """The time for which its schedule sent the task; None for a manual run."""
         return _time_of(self._fields[7])
 
     @property
@@ -189,8 +190,8 @@ class CurrentTask:
         return logging.getLogger(f"horsies.task.{self.name}")
 
     def should_stop(self) -> bool:
-        """Whether the task is asked to end: it was cancelled, is over its time limit, or its worker is
-        shutting down. Costs some 0.1 µs; a loop may ask in every round.
+        """Whether the task is asked to end: it was cancelled, is over its time limit, or its worker
+        is shutting down. It takes some 0.1 µs, so a loop may check it in every iteration.
         """
         page = self._page
         return page is not None and page.stop_requested
@@ -227,17 +228,18 @@ def attempt_token(task_id: str, generation: int) -> int:
 
 
 def _time_of(text: str) -> datetime | None:
-    """The time that PostgreSQL wrote; None for none, and for one beyond Python's years."""
+    """Parse a time that PostgreSQL wrote; None if there is none, or if it is beyond Python's years."""
     try:
         return datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
 
 
-# One value for the process: most children run one task at a time, and the threads and event loops of that
-# task must find it too.
+# One value for the process: most children run one task at a time, and all threads and event loops
+# of that task must find it.
 _running: CurrentTask | None = None
-# The task of a coroutine in a child that runs several at a time; the process has no value of its own then.
+# The task of a coroutine in a child that runs several at a time; the value for the process is then
+# unset.
 _running_here: ContextVar[CurrentTask | None] = ContextVar("horsies_task", default=None)
 
 
@@ -248,7 +250,7 @@ def set_running_task(task: CurrentTask | None) -> None:
 
 
 def set_running_task_here(task: CurrentTask) -> None:
-    """Make this the task of the present context: of this coroutine, and of those that it starts."""
+    """Set the task of the current context: of this coroutine, and of those that it starts."""
     _running_here.set(task)
 
 

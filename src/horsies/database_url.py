@@ -1,7 +1,7 @@
 """Database URLs: which are accepted, the form libpq takes, and masking of passwords; names of schemas.
 
-Every text that may quote an address passes `mask_url` before it is logged or printed. In doubt it
-hides too much: a host missing from a message is only a nuisance.
+Every text that may quote an address passes `mask_url` before it is logged or printed. When in doubt
+it hides too much: a missing host in a message is only a nuisance.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEFAULT_SCHEMA = "public"
 # Names that need no quotes in psql; PostgreSQL keeps those that begin with pg_ for itself.
 SCHEMA_NAME = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 
-# The value of `options` in a query string, and its words: a backslash keeps the character behind it.
+# The value of `options` in a query string, and its words; a backslash escapes the next character.
 _OPTIONS = re.compile(r"[?&]options=([^&#]*)")
 _OPTION_WORD = re.compile(r"(?:\\.|[^\s\\])+", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -63,7 +63,7 @@ def mask_url(text: str) -> str:
         >>> mask_url("postgresql://app:s3cret@db:5432/shop")
         'postgresql://app:***@db:5432/shop'
     """
-    # The search for a word in either case takes ten times as long as this, and every log line pays it.
+    # A case-insensitive search takes ten times as long as this, for every log line.
     if "passw" in text.casefold():
         text = _PARAMETER.sub(lambda match: f"{match['query'] or match['key']}{MASK}", text)
     if "://" not in text or "@" not in text:
@@ -143,7 +143,9 @@ def search_path_in_options(options: str) -> str | None:
 
 
 def channel_prefix(schema: str) -> str:
-    """The beginning of every channel of a schema. Nine bytes, for any name: channels have 63."""
+    """The prefix of every channel of a schema. It is nine bytes long for any name, because channels
+    have 63.
+    """
     if schema == DEFAULT_SCHEMA:
         return ""
     from hashlib import sha256  # most processes need none; it loads OpenSSL

@@ -52,7 +52,7 @@ class RetrievalCode(StrEnum):
 
 
 class OutcomeCode(StrEnum):
-    """The task or workflow ended without returning by itself."""
+    """The task or workflow ended without a result of its own."""
 
     TASK_CANCELLED = "TASK_CANCELLED"
     TASK_EXPIRED = "TASK_EXPIRED"
@@ -94,7 +94,7 @@ def column_code(code: str | None) -> str | None:
     """
     if code is None or len(code) <= STORED_CODE_CHARACTERS_MAX:
         return code
-    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # every encoding of a database has dots
+    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # every database encoding has the dot
 
 
 def resolve_exception_code(

@@ -109,7 +109,8 @@ class SourceLocation:
     def from_caller(cls) -> SourceLocation | None:
         """Return the innermost frame of the user's code, or None when there is none.
 
-        A command of Horsies has none: behind the frames of its command line is only the program's start.
+        A command of Horsies has none: outside its own frames there is only the start of the
+        program.
         """
         frame = inspect.currentframe()
         while frame is not None and _is_outside_user_code(frame):
@@ -188,7 +189,7 @@ class RegistryError(HorsiesError):
 
 
 class NoCurrentTaskError(HorsiesError, LookupError):
-    """``current_task()`` was called by code that no task runs."""
+    """``current_task()`` was called outside of a task."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -334,8 +335,9 @@ def _count_line(report: ValidationReport) -> str:
 class RetryLater(Exception):
     """Raised inside a task to end this attempt and run the task again after ``seconds``.
 
-    Its own retry: no policy has to list it. It counts as one of the policy's ``max_retries``; a
-    task without a retry policy may do this three times. Then the task fails with RETRY_LATER.
+    It is always retried: no policy has to list it. It counts as one of the policy's
+    ``max_retries``; a task without a retry policy may do this three times. Then the task fails with
+    RETRY_LATER.
 
     Example:
         if response.status_code == 429:
@@ -359,7 +361,7 @@ def checked_delay(seconds: object) -> float:
             f"RetryLater takes a number of seconds, not {type(seconds).__name__}; "
             "convert a header with float(...)"
         )
-    if not seconds <= LONGEST_DELAY_SECONDS:  # not a number is neither above nor below
+    if not seconds <= LONGEST_DELAY_SECONDS:  # NaN is neither above nor below
         raise ValueError(f"RetryLater takes at most {LONGEST_DELAY_SECONDS:,} seconds (a year)")
     return float(seconds) if seconds > 0 else 0.0
 
@@ -403,7 +405,7 @@ class TaskFailed(Exception):
         return ": ".join(part for part in (self.code, self.message) if part is not None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without a call of __init__, which does not know yet that another task failed.
+        # Made without calling __init__, which does not know yet that another task failed.
         return (Exception.__new__, (type(self), *self.args), self.__dict__)
 
 
@@ -413,7 +415,7 @@ def _refuse_foreign_code(code: object) -> None:
         kind = type(code).__name__
         given = f"a member of {kind}" if isinstance(code, Enum) else kind
         raise TypeError(
-            f"TaskFailed takes a code of your own as plain text, such as CARD_REFUSED, not {given}"
+            f"TaskFailed takes your own code as plain text, such as CARD_REFUSED, not {given}"
         )
 
 

@@ -1,8 +1,9 @@
-"""Findings: what does not move, or is about to stop, with the names of those in the way and the remedy.
+"""Findings:
 
-``CATALOGUE`` has every code of an explanation with its general meaning and remedy; `docs/explain.md` is
-written from it. Explanations, `horsies doctor`, the list of the overview and the message of a wait that ends
-without a result are views of the same findings.
+tasks, runs, queues and workers that do not move or are about to stop, with the cause and the
+remedy. ``CATALOGUE`` has every code of an explanation with its general meaning and remedy;
+`docs/explain.md` is written from it. Explanations, `horsies doctor`, the attention list of the
+overview and the message of a wait that times out show the same findings.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Level(StrEnum):
 
 
 class Urgency(IntEnum):
-    """The order of the overview: work that stands still comes first."""
+    """The order of findings on the overview: stopped work comes first."""
 
     STOPPED = 0
     FAILING = 1
@@ -36,7 +37,9 @@ class Urgency(IntEnum):
 
 
 class Subject(NamedTuple):
-    """What a finding is about. ``key`` is the name or id in a path; ``label`` its name in a sentence."""
+    """The subject of a finding. ``key`` is its name or id in a path; ``label`` its name in a
+    sentence.
+    """
 
     kind: str
     key: str = ""
@@ -53,9 +56,10 @@ SERVER = Subject("the database server")
 class Finding:
     """One reason why something does not move, a remark about it, or a problem of the installation.
 
-    ``code`` is an entry of the documented catalogue, or the id of a check in capitals. ``subjects`` are the
-    names in the sentence: tasks, workers, queues, runs, nodes. ``evidence`` are the facts that show it.
-    ``remedy`` is a command or a step that helps, with ``is_sql`` a statement for psql.
+    ``code`` is an entry of the documented catalogue, or the id of a check in capitals. ``subjects``
+    are the names in the sentence: tasks, workers, queues, runs, nodes. ``evidence`` are the facts
+    behind it. ``remedy`` is a command or a step that helps, or a statement for psql if ``is_sql``
+    is set.
     """
 
     code: str
@@ -80,7 +84,7 @@ class Finding:
 
     @property
     def urgency(self) -> Urgency | None:
-        """The place in the list of the overview; None for a finding that is not in it."""
+        """The position in the overview's list; None for a finding that is not in it."""
         if (entry := CATALOGUE.get(self.code)) is not None and entry.urgency is not None:
             return entry.urgency
         return Urgency.FAILING if self.level is Level.RED else None
@@ -114,8 +118,9 @@ class Explanation:
 class Entry(NamedTuple):
     """One code of the catalogue.
 
-    ``level`` is its level in `horsies doctor`. With an ``urgency`` it is on the overview whatever its level.
-    ``clause`` begins the sentence of an obstacle that the message of a time-out names as well.
+    ``level`` is its level in `horsies doctor`. With an ``urgency`` it is always on the overview.
+    ``clause`` begins the sentence of an obstacle, and is part of the message of a wait that times
+    out.
     """
 
     blocks: bool
@@ -471,7 +476,7 @@ def finding(
 
 
 def clause(code: str, **names: str) -> str:
-    """Return the beginning of the sentence of an obstacle, to go on after a colon."""
+    """Return the beginning of the sentence of an obstacle, for use after a colon."""
     return CATALOGUE[code].clause.format(**names)
 
 
@@ -487,12 +492,12 @@ def obstacles_first(reasons: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def between(start: datetime, end: datetime) -> str:
-    """Format the time between two times for a sentence."""
+    """Format the duration between two times for a sentence."""
     return lasting((end - start).total_seconds())
 
 
 def at_and_ago(time: datetime | None, looked_at: datetime) -> str:
-    """Format the time of an end for a sentence: " at 2026-03-01 12:00:00 UTC, 4 min ago"."""
+    """Format the end time for a sentence: " at 2026-03-01 12:00:00 UTC, 4 min ago"."""
     if time is None:
         return ""
     return f" at {time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC, {between(time, looked_at)} ago"

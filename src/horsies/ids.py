@@ -1,8 +1,8 @@
 """Identifiers: UUIDv7 text, made by the producer before the INSERT.
 
-The time prefix keeps rows of the same time close together in the index. Ids of one process are in the
-order of their making, which is the order of the queue for tasks enqueued at the same time. Because the
-producer has the id before the INSERT, it can safely repeat a send whose COMMIT is in doubt.
+The time prefix keeps rows of the same time close together in the index. Ids of one process
+increase, which is the order of the queue for tasks enqueued at the same time. Because the producer
+has the id before the INSERT, it can safely repeat a send whose COMMIT is in doubt.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _VARIANTS = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 class _Sequence:
     """The ids of this process, each greater than the one before (RFC 9562, section 6.2).
 
-    The first id of a millisecond is random. Each further one adds a random step to the last 48 bits, so
-    ids cannot be guessed from each other. When the clock steps back, or the 48 bits run out, the
-    sequence goes on from the latest time in use.
+    The first id of a millisecond is random. Each further one adds a random step to the last 48
+    bits, so ids cannot be guessed from each other. When the clock steps back, or the 48 bits run
+    out, the sequence continues from the latest time used.
     """
 
     def __init__(self) -> None:
@@ -81,16 +81,17 @@ def fixed_id(at: datetime, seed: str) -> str:
 
 
 def first_id_at(at: datetime) -> str:
-    """Return the smallest id that ``new_id`` can make at this time, to begin a search in the index."""
+    """Return the smallest id that ``new_id`` can make at this time, as the start of an index
+    search.
+    """
     milliseconds = min(max(int(at.timestamp() * 1000), 0), (1 << 48) - 1)
     return str(UUID(int=milliseconds << 80))
 
 
 def stored_form(task_id: object) -> str | None:
-    """Return an id in the form of the database, or None when it is not a UUID.
-
-    Pasted ids may have capitals or lack hyphens, and a column may return UUID objects; an invalid id
-    never reaches the database.
+    """Return an id as the database writes it, or None if it is not a UUID. Pasted ids may have
+    capitals or lack hyphens, and a column may return UUID objects; an invalid id never reaches the
+    database.
     """
     try:
         return str(UUID(str(task_id))) if isinstance(task_id, str | UUID) else None

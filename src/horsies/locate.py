@@ -58,7 +58,7 @@ def _split(locator: str) -> tuple[str, str | None]:
 
 
 def _refuse_mixture(module_name: str, suffix: str) -> None:
-    """Refuse `pkg.mod.py`, half a module name and half a path, unless there is such a file."""
+    """Refuse `pkg.mod.py`, a mixture of a module name and a path, unless such a file exists."""
     stem = module_name.removesuffix(".py")
     is_mixture = stem != module_name and "/" not in stem and "." in stem.strip(".")
     if is_mixture and not os.path.isfile(module_name):

@@ -2,7 +2,7 @@
 
 The library itself only writes to loggers below `horsies`. The command line attaches the one handler
 made here, as text or JSON. Lines logged while a task runs name that task, and passwords are masked.
-Control characters are escaped: a message can neither control a terminal nor pass for another line.
+Control characters are escaped: a message can neither control a terminal nor imitate another line.
 
 Lifecycle events are for supervisors and tests: one JSON object per line. Log texts are for people and may
 be reworded; the names of events are stable. An event is a log record that carries `extra=as_event(...)`.
@@ -289,7 +289,7 @@ def attach_event_handler() -> None:
         logger.warning("%s=%r is ignored: %s", DESCRIPTOR_VARIABLE, named, error)
         return
     root = logging.getLogger("horsies")
-    # Events do not depend on the log level, so the level moves from the logger to the log's own handlers.
+    # Events do not depend on the log level, so the level is moved from the logger to its handlers.
     level = root.getEffectiveLevel()
     for known in root.handlers:
         known.setLevel(max(known.level, level))
@@ -299,8 +299,7 @@ def attach_event_handler() -> None:
 
 
 def event_descriptors() -> tuple[int, ...]:
-    """Return the descriptor that the environment names, for a process that is to write the events instead.
-
+    """Return the descriptor named by the environment, for a process that writes the events instead.
     An unusable one is left out: that process warns about it.
     """
     try:
@@ -317,7 +316,8 @@ class EventHandler(logging.Handler):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         if 0 <= descriptor <= 2:
-            # Children write to them: they would lose the stream, or fail when its reader is slow.
+            # Children write to the standard streams: they would mix with events, or fail when the
+            # reader is slow.
             raise ValueError("a standard stream is shared with child processes")
         os.set_inheritable(descriptor, False)
         os.set_blocking(descriptor, False)
@@ -334,7 +334,7 @@ class EventHandler(logging.Handler):
             os.write(self._descriptor, f"{line}\n".encode())
 
     def detach(self) -> None:
-        """Leave a forked child without the handler and the descriptor, which are its parent's."""
+        """Remove the handler and close the descriptor in a forked child: both belong to its parent."""
         root = logging.getLogger("horsies")
         if self in root.handlers:
             root.removeHandler(self)

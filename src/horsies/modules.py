@@ -194,7 +194,7 @@ def import_entries(entries: Sequence[str]) -> list[str]:
 
 
 def refuse_single_module(modules: Sequence[str]) -> None:
-    """Refuse a text in place of a list of texts: its letters would count as modules."""
+    """Refuse a string in place of a list of strings: its letters would count as modules."""
     if isinstance(modules, str):
         raise ConfigurationError(
             f"discover_tasks takes a list of modules, not the text {modules!r}.",
@@ -240,7 +240,8 @@ def _import_file(path: str, root: str, name: str) -> ModuleType:
     # In front, as Python does for a script; but a file named like a module of the standard library
     # must not replace that module.
     _add_to_path(root, first=top not in sys.stdlib_module_names)
-    # The outermost package first: looking further imports it, and it may belong to another project.
+    # The outermost package first: searching further imports it, and it may belong to another
+    # project.
     is_ours = name == top or _has_origin(top, os.path.join(root, top, "__init__.py"))
     if is_ours and _has_origin(name, path):
         _imported_by_path.add(name)
@@ -257,7 +258,7 @@ def _has_origin(name: str, path: str) -> bool:
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:
-        return False  # a module made by hand, without a spec, has the name
+        return False  # a module created in code, without a spec, has the name
     return spec is not None and spec.origin is not None and _is_same_file(spec.origin, path)
 
 

@@ -150,13 +150,13 @@ class Ok(Generic[T_co], metaclass=_Side):
     or_else = inspect_err = map_err
 
     def and_then(self, function: Callable[[T_co], Result[U, E]]) -> Result[U, E]:
-        """Go on with the function, which returns a result itself."""
+        """Call the function with the value and return its result."""
         return function(self.value)
 
     async def and_then_async(
         self, function: Callable[[T_co], Awaitable[Result[U, E]]]
     ) -> Result[U, E]:
-        """Go on with the async function, which returns a result itself."""
+        """Await the function, called with the value, and return its result."""
         return await function(self.value)
 
     def inspect(self, function: Callable[[T_co], object]) -> Ok[T_co]:
@@ -266,7 +266,7 @@ class Err(Generic[E_co], metaclass=_Side):
         return Err(function(self.value))
 
     def or_else(self, function: Callable[[E_co], Result[T, F]]) -> Result[T, F]:
-        """Go on with the function, which returns a result itself."""
+        """Call the function with the error and return its result."""
         return function(self.value)
 
     def inspect_err(self, function: Callable[[E_co], object]) -> Err[E_co]:
@@ -279,7 +279,7 @@ Result: TypeAlias = Ok[T] | Err[E]
 
 
 class UnwrapError(Exception):
-    """The value of an Err or the error of an Ok was asked for; `result` is that result."""
+    """The value of an Err or the error of an Ok was requested; `result` is that result."""
 
     def __init__(self, result: Result[Any, Any], message: str) -> None:
         super().__init__(result, message)
@@ -331,7 +331,7 @@ def _not_this_side(result: Result[Any, Any], member: str) -> UnwrapError:
 
 
 def _unwrap_error(result: Result[Any, Any], message: str) -> UnwrapError:
-    # A success may be the user's data, so only its type is named; an error is made to be read.
+    # A success may be the user's data, so only its type is named; an error is meant to be read.
     inner = result.value
     shown = repr(inner) if isinstance(result, Err) else type(inner).__name__
     error = UnwrapError(result, f"{message}: {shown}")

@@ -43,7 +43,7 @@ RETRIES_WITHOUT_POLICY = 3
 MIN_INTERVAL_SECONDS = 0.001
 MAX_INTERVAL_SECONDS = 86_400
 DEFAULT_INTERVALS = (60, 300, 900)
-# How the stored reasons of failures that are not retried end; operators read them as codes.
+# The endings of stored reasons for failures that are not retried; operators read them as codes.
 NOT_LISTED = "listed in auto_retry_for"
 LIMIT_REACHED = "is reached"
 
@@ -115,9 +115,10 @@ class RetryPolicy(FrozenModel):
     max_delay_seconds: Annotated[
         float | None, Field(ge=MIN_INTERVAL_SECONDS, le=LONGEST_DELAY_SECONDS)
     ] = None
-    """The longest wait in seconds, jitter included: from 0.001 to 31,536,000 (a year), which is also the
-    longest wait without it. With jitter, waits that reach it vary between four fifths of it and all of
-    it. Defaults to None."""
+    """The longest wait in seconds, including jitter: from 0.001 to 31,536,000 (a year), which is
+    also the limit if it is not set. With jitter, waits that reach it vary between four fifths of it
+    and the full value. Defaults to None.
+    """
 
     backoff_strategy: Literal["fixed", "exponential"] = "fixed"
     """`fixed` waits the intervals in turn; `exponential` doubles the base with every further retry.
@@ -285,7 +286,7 @@ def _is_seconds(value: object, largest: int) -> TypeIs[float]:
 
 
 def policy_from_options(text: str | None) -> RetryPolicy | None:
-    """Return the policy in a stored `task_options` text; None when there is no readable one."""
+    """Return the policy in a stored `task_options` text; None if it has none or it is unreadable."""
     try:
         options = json.loads(text or "null")
     except (ValueError, RecursionError):
@@ -300,8 +301,9 @@ def delay_seconds(
 ) -> float:
     """Return the seconds to wait before the given retry, 1 being the first.
 
-    Jitter only lengthens, and by less than doubling adds, so exponential waits grow until they reach
-    the longest wait. A wait cut off there would have no jitter, so the wait before jitter is shorter.
+    Jitter only lengthens a wait, by less than the next doubling adds, so exponential waits grow
+    until they reach the longest wait. To keep some jitter there, the wait before jitter is limited
+    to a smaller value.
     """
     number = max(retry_number, 1)
     if policy.backoff_strategy == "exponential":
@@ -373,8 +375,8 @@ def decide_retry(
 
 
 def limit_after_return(task_options: str | None, max_retries: int) -> int:
-    """Return the limit of the row once a stopping worker returns the task to its queue: one more
-    retry, on top of those that the task may still ask for.
+    """Return the row's limit after a stopping worker returned the task to its queue: one more
+    retry, on top of those that remain.
     """
     policy = policy_from_options(task_options) if max_retries > 0 else None
     return _limit(policy, max_retries) + 1
@@ -429,7 +431,7 @@ class Backoff:
         # From 2^32 on every initial value has reached its cap, and the number must not grow for days.
         delay_ms = min(self.initial_ms << min(self.attempts, 32), self.max_ms)
         self.attempts += 1
-        # A wait cut off at the maximum would have no jitter, so the jitter itself ends there.
+        # A wait cut off at the maximum would have no jitter, so only the jittered wait is limited.
         shortest_ms = delay_ms * (1 - _JITTER)
         longest_ms = min(delay_ms * (1 + _JITTER), self.max_ms)
         return max((shortest_ms + (longest_ms - shortest_ms) * self.random()) / 1000, 0.1)

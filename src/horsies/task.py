@@ -172,7 +172,7 @@ def handle_of(sent: TaskSendResult[TaskHandle[T]]) -> TaskHandle[T]:
     return sent.value
 
 
-# The words of other task queues for a send.
+# Names that other task queues use for a send.
 _OTHER_SENDS = {
     "delay": "send(...)",
     "apply_async": "with_options(...).send(...)",
@@ -223,11 +223,11 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
         return self.definition.name
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the function here and now: no queue, no retry, no row.
+        """Run the function directly:
 
-        A plain function checks its arguments (TypeError) and behaves like itself: it returns its
-        value, or its coroutine, and raises its exceptions. One that returns a TaskResult is checked as
-        by a worker, and its exceptions become errors.
+        no queue, no retry, no row. The arguments of a plain function are checked (TypeError); it
+        then returns its value or coroutine, and raises its exceptions. A function that returns a
+        TaskResult is checked as in a worker, and its exceptions become errors.
         """
         direct: Any = call_plain if self.definition.is_plain else self._invoke
         returned: R_co = direct(self.definition, args, kwargs)
@@ -250,7 +250,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
     @overload
     async def call_async(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def call_async(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Run the function here and now, as a call does, on the running event loop.
+        """Run the function directly, as a call does, on the running event loop.
 
         Example:
             async def test_charge() -> None:
@@ -276,10 +276,10 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
         ``good_until``: the task expires if it has not started by then. ``at`` (a time) or ``delay``:
         when the task becomes claimable. ``priority``: 1 (first) to 100. ``queue_name``, ``timeout_ms``,
-        ``retry_policy``: instead of those of the task. ``headers``: texts that travel with the task
+        ``retry_policy``: instead of those of the task. ``headers``: strings stored with the task
         and with the tasks it sends. ``retention``: how long its row is kept after its end.
         ``idempotency_key``: a second send with the same key and request returns the first one's
-        handle; ``unique`` says how long: "forever", "while_open" until the task has ended, or
+        handle; ``unique`` sets how long: "forever", "while_open" until the task has ended, or
         "while_waiting" until a worker has claimed it. ``debounce``: run once after the last of many sends
         with this key, with the newest arguments. ``transaction``: your open connection, of
         psycopg, asyncpg, SQLAlchemy or Django; the task commits or rolls back with it.

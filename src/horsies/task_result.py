@@ -36,7 +36,8 @@ from horsies.states import WorkflowStatus
 _MESSAGE_CHARACTERS_MAX = 4_000
 _TRACEBACK_CHARACTERS_MAX = 16_000
 _SHOWN_CHARACTERS_MAX = 200
-# Bounds the cost as well as the text: a list of a million items is not printed to be cut.
+# Bounds the cost as well as the text: a list of a million items is not printed in full only to be
+# cut.
 _shortened = reprlib.Repr()
 _shortened.maxlist = _shortened.maxtuple = _shortened.maxset = _shortened.maxdict = 10
 _shortened.maxstring = _shortened.maxother = _shortened.maxlong = _SHOWN_CHARACTERS_MAX
@@ -171,7 +172,7 @@ class TaskError(BaseModel):
     exception: _ExceptionField = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error as plain JSON values; its code is plain text, also a built-in one."""
+        """Return the error as plain JSON values; its code is plain text, even a built-in one."""
         return json_object(dict(self)) | {"error_code": error_code_text(self.error_code)}
 
     def __repr_args__(self) -> Iterator[tuple[str, str | None]]:
@@ -234,7 +235,7 @@ class TaskResult(Generic[T_co, E_co]):
 
     __slots__ = ("_err", "_ok")
 
-    # Lets Ok and Err, whose module is below this one, tell it from other values.
+    # Lets Ok and Err, whose module is below this one, recognize a TaskResult.
     holds_outcome: ClassVar[bool] = True
 
     _ok: T_co | _Missing
@@ -343,8 +344,9 @@ class TaskResult(Generic[T_co, E_co]):
         ok, err = handler.generate_schema(ok_type), handler.generate_schema(err_type)
         if err_type is not TaskError:
             return _result_schema(_sides_schema(ok, err), _sides_schema(ok, err))
-        # The error of a failed sub-workflow may be passed wherever a plain TaskError is declared. As
-        # an object it is a TaskError too, so it comes first; its text is not, so there it is second.
+        # The error of a failed sub-workflow may be passed wherever a plain TaskError is declared.
+        # As an object it is also a TaskError, so it is tried first; its stored text is not one, so
+        # there it is tried second.
         child = handler.generate_schema(SubWorkflowError)
         adopted = core_schema.no_info_after_validator_function(
             adopted_error, core_schema.any_schema()

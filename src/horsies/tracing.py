@@ -1,8 +1,9 @@
 """OpenTelemetry spans: one for every send and start, one for every attempt.
 
-The context of a send travels as a carrier in the options of the task, under the key "trace". Nothing here
-imports opentelemetry until a span is made, and without ``AppConfig(tracing=...)`` none is made. The SDK,
-its sampler and its exporters are the application's; ``install`` sets them up in every process.
+The context of a send travels as a carrier in the options of the task, under the key "trace".
+Nothing here imports opentelemetry until a span is made, and without ``AppConfig(tracing=...)`` none
+is made. The application brings the SDK, its sampler and its exporters; ``install`` sets them up in
+every process.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def is_installed() -> bool:
 def start_in_child() -> None:
     """Make the provider of a new child process.
 
-    A child that its worker forked directly has the worker's provider: it cannot be replaced, and the
-    SDK starts the threads of its batch processors again after a fork.
+    A child that was forked directly from its worker keeps the worker's provider, which cannot be
+    replaced; the SDK restarts the threads of its batch processors after a fork.
     """
     if _provider is None:
         _set_provider()
@@ -173,7 +174,7 @@ def with_carrier(options_json: str, carrier: Mapping[str, str]) -> str:
 def with_previous(options_json: str | None, traceparent: str) -> str:
     """Return stored task options that name the span of the previous attempt.
 
-    Other text in the place of options, by a manual edit, stays as it is.
+    If a manual edit left other text there, it stays as it is.
     """
     try:
         options = json.loads(options_json or "{}")
@@ -195,7 +196,9 @@ def carrier_of(task: CurrentTask) -> Mapping[str, str]:
 
 
 def is_child(parent: str, task: CurrentTask, carrier: Mapping[str, str]) -> bool:
-    """Return whether an attempt's span is a child of its send: not if that would make a trace of days."""
+    """Return whether an attempt's span is a child of its send; not if the trace would last for
+    days.
+    """
     if parent != "auto":
         return parent == "always"
     return task.attempt == 1 and LATER not in carrier and task.schedule_name is None
@@ -257,7 +260,7 @@ class Processing:
             context.detach(self._token)
 
     def around(self, task: CurrentTask) -> Iterator[None]:
-        """Make the span current where the task's code runs: a coroutine has its own context."""
+        """Make the span current in the context of the task's code: a coroutine has its own context."""
         from opentelemetry import context
 
         token = context.attach(self._context)
@@ -272,7 +275,7 @@ class Processing:
     def end(
         self, error_code: str | None = None, message: str | None = None, *, will_retry: bool = False
     ) -> None:
-        """End the span; only a final error makes it one of status ERROR."""
+        """End the span; only a final error sets its status to ERROR."""
         from opentelemetry.trace import Status, StatusCode
 
         if error_code is not None:

@@ -58,7 +58,7 @@ class FrozenModel(BaseModel):
 
 def _unnamed_error(model: type[BaseModel]) -> InvalidFieldError:
     name = model.__name__
-    # `type` and `kind` tell the members of a union apart, and have only one value.
+    # `type` and `kind` distinguish the members of a union, and have only one value.
     given = (f"{one}=..." for one in model.model_fields if one not in ("type", "kind"))
     message = f"{name} takes its fields by name; write {name}({next(given, '')})."
     return InvalidFieldError(message, code=ErrorCode.CONFIG_INVALID_FIELD)

@@ -86,5 +86,7 @@ def timestamp(value: datetime | None) -> str | None:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a message, without its full stop, for use inside another one."""
+    """Return the first sentence of a message, without its full stop, for use inside another
+    sentence.
+    """
     return text.partition(". ")[0].rstrip(".")

@@ -193,7 +193,7 @@ def test_task_failed_is_a_returned_error(name: str, caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("code", [OperationalErrorCode.WORKER_CRASHED, 404, ["A"]])
 def test_task_failed_takes_only_plain_text_as_its_code(code: Any) -> None:
-    with pytest.raises(TypeError, match="takes a code of your own as plain text"):
+    with pytest.raises(TypeError, match="takes your own code as plain text"):
         TaskFailed(code, "x")
 
 

@@ -149,7 +149,9 @@ class CallSignature:
         return Ok(BoundCall(args.value, {**self._absent, **kwargs.value}))
 
     def encode_keywords(self, kwargs: Mapping[str, Any]) -> Result[str, CodecError]:
-        """Return the JSON text of some arguments by name, without asking whether they suffice."""
+        """Return the JSON text of some arguments by name, without checking that they are
+        sufficient.
+        """
         text = self._keywords.encode(dict(kwargs)) if kwargs else "{}"
         return Err(text) if isinstance(text, CodecError) else Ok(text)
 
@@ -172,7 +174,8 @@ class CallSignature:
         return Ok(BoundCall((), {**self._absent, **kwargs, **injected}))
 
     def _misfit(self, count: int, kwargs: Mapping[Any, Any]) -> tuple[str, str] | None:
-        # A purely positional call, the common one, needs two comparisons and no look at the names.
+        # A purely positional call, the common case, needs two comparisons and does not examine the
+        # names.
         if not kwargs and self._plain_minimum <= count <= self._plain_maximum:
             return None
         return self.names.misfit(count, kwargs)

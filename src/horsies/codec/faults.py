@@ -62,7 +62,7 @@ def find_unstorable(
 
 
 def find_undumpable(value: object) -> tuple[Step, ...]:
-    """Return the steps to the innermost member that cannot be written as JSON by itself."""
+    """Return the steps to the innermost member that alone cannot be written as JSON."""
     steps: tuple[Step, ...] = ()
     while len(steps) < _DEPTH_MAX:
         inner = members(value) or ()
@@ -74,7 +74,7 @@ def find_undumpable(value: object) -> tuple[Step, ...]:
 
 
 def find_first_member(value: Any, works: Callable[[Any], bool]) -> Step | None:
-    """Return the step to the first member of a tuple or dict with which it stops working."""
+    """Return the step to the first member that makes a tuple or dict fail."""
     pairs: list[tuple[Step, Any]] = list(
         value.items() if isinstance(value, dict) else enumerate(value)
     )
@@ -116,8 +116,9 @@ def find_change(
 ) -> Finding | None:
     """Find the first member that would come back changed from the stored text.
 
-    Equality decides where it can. Where it cannot (types that compare by identity, a tuple for a
-    Sequence that comes back as a list, a clock time that exists twice) the members decide.
+    Values are compared for equality where that works. Otherwise (types that compare by identity, a
+    tuple for a Sequence that comes back as a list, a clock time that exists twice) their members
+    are compared.
     """
     if sent is back or equal(sent, back):
         return None

@@ -90,7 +90,7 @@ class JsonForm:
         adapter = adapter_of(shape)
         self._shape = shape
         self._open = not shape.closed
-        # Of closed values, strict validation converts only an integer where a float is declared.
+        # For closed values, strict validation only converts an integer where a float is declared.
         self._converts = may_hold(adapter.core_schema, ("float",))
         self._check = functools.partial(adapter.validator.validate_python, strict=True)
         # By field name on both sides: aliases need not agree between writing and reading. Warnings
@@ -175,7 +175,7 @@ class JsonForm:
         """Return the error when the text would not come back as the value."""
         try:
             if self._holds_times or any(token in text for token in _SUSPECT_TOKENS):
-                # The same letters may be harmless text.
+                # The same characters may be harmless text.
                 finding = find_unstorable(checked) or find_unstorable(from_json(text))
                 if finding is not None:
                     return self._error(*finding)
@@ -241,7 +241,7 @@ def _dump_in_order(dump: Callable[[Any], bytes], value: Any) -> bytes:
 
 
 def _is_suspect(text: str) -> bool:
-    """Return whether even strict validation leaves a doubt: NUL, long integers, surrogates in keys."""
+    """Return whether strict validation is not sufficient: NUL, long integers, surrogates in keys."""
     return (
         len(text) > INTEGER_DIGITS_MAX
         or _ESCAPED_NUL in text

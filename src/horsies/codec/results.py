@@ -23,7 +23,7 @@ from horsies.task_result import (
 
 
 def _err(err_type: Any) -> Part:
-    # A tuple in the data of an error is stored as a list: refusing it would cost the data.
+    # A tuple in the data of an error is stored as a list: refusing it would lose the data.
     return Part("err", err_type, untyped=False)
 
 

@@ -37,7 +37,7 @@ _MODULE_PREFIX = re.compile(r"(?:[A-Za-z_]\w*\.|<locals>\.)+")
 class Part:
     """A named, annotated member of a form.
 
-    `untyped` when its annotation leaves a member of its values open, so that only the types JSON has
+    `untyped` when its annotation leaves the type of some value open, so that only JSON's own types
     come back unchanged; None until the schema is built.
     """
 

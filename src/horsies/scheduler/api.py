@@ -67,7 +67,7 @@ _SUPPRESSED = BrokerOperationError(
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """The schedules in the database; each method has an ``..._async`` twin for event loops.
+    """The schedules in the database; each method has an ``..._async`` version for event loops.
 
     Example:
         app.schedules.add(
@@ -122,7 +122,9 @@ class Schedules:
         return (await self._change_async("pause_schedule", name, script, reason)).map(_state)
 
     def resume(self, name: str) -> BrokerResult[ScheduleState]:
-        """Fire the slots of a schedule again; those of the pause only if it catches up missed ones."""
+        """Fire the slots of a schedule again; slots of the pause fire only if it catches up missed
+        ones.
+        """
         script = switch_script(name, resume_schedule)
         return self._change("resume_schedule", name, script).map(_state)
 
@@ -230,7 +232,7 @@ class Schedules:
 
 
 def perform(broker: PostgresBroker, script: Script[BrokerResult[T]]) -> BrokerResult[T]:
-    """Run one of the scripts below; its own Err is returned like one of the broker."""
+    """Run one of the scripts below; an Err of the script is returned like an Err of the broker."""
     return broker.perform(_WORKING, script).and_then(lambda result: result)
 
 

@@ -110,10 +110,11 @@ def store_configured(
 ) -> Script[None]:
     """Store the configured schedules; none fires, and no overdue slot is lost.
 
-    A schedule with a changed timing gets a new next slot when a scheduler starts. Later changes come from a
-    scheduler of another release, which serves its own slots; only when it leaves one overdue is the schedule
-    taken over. ``has_watched`` is called after the stored state was read: True if this scheduler has worked
-    without an interruption for so long that a living owner would have served the slot.
+    A schedule with a changed timing gets a new next slot when a scheduler starts. Later changes
+    come from a scheduler of another release, which serves its own slots; the schedule is taken over
+    only when that scheduler leaves a slot overdue. ``has_watched`` is called after the stored state
+    was read: it returns True if this scheduler has run without interruption for long enough that a
+    live owner would have served the slot.
     """
     names = list(registry.entries)
     records: list[ScheduleRecord] = yield read_schedule_records(names)
@@ -144,7 +145,7 @@ def _rows_to_store(
             logger.warning(message, record.name, extra=event)
         elif not _needs_storing(registry, record, at_start):
             continue
-        # A schedule that is taken over continues behind the slot that nothing served.
+        # A schedule that is taken over continues after the slot that no scheduler served.
         start = record.next_run_at if takes_over and record.next_run_at else record.looked_at
         try:
             next_run_at = entry.timing.first_after(start.astimezone(UTC))

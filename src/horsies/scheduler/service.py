@@ -1,8 +1,9 @@
 """The scheduler as a service: ticks on time and waits out a database that is unavailable.
 
-``Scheduler`` never blocks on time: ``serve`` sleeps until ``next_at`` and calls ``step``. ``SchedulerThread``
-runs the same loop beside a worker. A failed tick only delays the next one; the service ends when the
-database refuses the connection for good or stays away longer than the resilience settings allow.
+``Scheduler`` never blocks on time: ``serve`` sleeps until ``next_at`` and calls ``step``.
+``SchedulerThread`` runs the same loop beside a worker. A failed tick only delays the next one; the
+service ends when the database refuses the login permanently or is unavailable for longer than the
+resilience settings allow.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ logger = logging.getLogger("horsies.scheduler")
 
 # How often to check that the configured schedules are still stored.
 REFRESH_SECONDS = 60.0
-# A tick that comes so much later than planned: the database stood still, and so did other schedulers.
+# A tick this much later than planned means that the database did not respond, to other schedulers
+# either.
 STALL_SECONDS = 10.0
 # Clocks drift: waking slightly late costs one tick, waking slightly early costs two.
 MARGIN_SECONDS = 0.001
@@ -43,7 +45,7 @@ LAST_STEP_SECONDS = 5.0
 
 
 class SchedulerGaveUpError(Exception):
-    """The database stayed unavailable for too long, or refuses the connection for good."""
+    """The database was unavailable for too long, or refuses the login permanently."""
 
 
 class Scheduler:
@@ -77,7 +79,7 @@ class Scheduler:
         self._refused = Refused()
         self._has_started = False
         self._is_lost = False
-        # Whether this connection has been there for the last refresh.
+        # Whether this connection already existed at the last refresh.
         self._has_refreshed = False
         self._refresh_at = 0.0
         self._ticked_at = 0.0
@@ -159,7 +161,7 @@ class Scheduler:
         return min(self._interval_seconds, max(0.0, seconds) + MARGIN_SECONDS)
 
     def _is_on_time(self) -> bool:
-        """Whether the last tick was as recent as planned."""
+        """Whether the last tick was on time."""
         return time.monotonic() - self._ticked_at < self._interval_seconds + STALL_SECONDS
 
     def _back_off(self, error: psycopg.Error) -> None:
@@ -199,7 +201,7 @@ def serve(service: Scheduler, stop: socket.socket, listener: Listener | None = N
 
 
 def _sleep(service: Scheduler, stop: socket.socket, listener: Listener | None) -> bool:
-    """Sleep until the next step or until input arrives; tell whether to stop."""
+    """Sleep until the next step or until input arrives; return whether to stop."""
     seconds = service.next_at() - time.monotonic()
     # Not select(): it refuses descriptors above 1,023, and a worker has two for every child.
     poll = select.poll()

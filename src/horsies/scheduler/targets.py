@@ -101,7 +101,7 @@ def run_id(schedule_name: str, slot: datetime) -> str:
 
 
 def jitter_share(task_id: str) -> float:
-    """Return a number from 0 to 1, scattered over slots and constant for each of them."""
+    """Return a number from 0 to 1 that varies between slots and is constant for each of them."""
     return UUID(task_id).int % _JITTER_STEPS / _JITTER_STEPS
 
 

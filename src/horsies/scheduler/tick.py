@@ -41,7 +41,8 @@ logger = logging.getLogger("horsies.scheduler")
 RUNS_MAX = 10_000
 # The kind of batch that fails when the database refuses a tick.
 TICK = "tick"
-# How long the slots of one schedule may take, and how long it is left alone after an error that may pass.
+# How long the slots of one schedule may take, and how long it is skipped after an error that may
+# pass.
 ALONE_SECONDS = 10.0
 REST_SECONDS = 10.0
 
@@ -84,7 +85,7 @@ class Refused:
         self.resting[name] = time.monotonic() + seconds
 
     def awake(self, due: Iterable[DueSchedule]) -> list[DueSchedule]:
-        """The due schedules that are not left alone."""
+        """The due schedules that are not being skipped."""
         now = time.monotonic()
         self.resting = {name: ends_at for name, ends_at in self.resting.items() if now < ends_at}
         return [one for one in due if one.name not in self.resting]
@@ -241,7 +242,7 @@ def _tick_one_by_one(pipeline: Pipeline, registry: Registry, refused: Refused) -
 
 
 def _drop_work(pipeline: Pipeline, decided: Decided, error: psycopg.Error) -> None:
-    """Move a schedule on without the work that the database refuses; log both refusals."""
+    """Advance a schedule without the work that the database refuses; log both refusals."""
     name = decided.due.name
     try:
         pipeline.run([(fire_slots, columns([_without_work(decided)]))])

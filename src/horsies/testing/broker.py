@@ -1,4 +1,4 @@
-"""A broker without a database: it takes the requests of sends after their checks, and stores them in memory.
+"""A broker without a database: it receives checked send requests and stores them in memory.
 
 Every operation of an application is a script of statements. This broker answers the statements that store
 tasks and runs, and those that look for an equal request; any other one needs a database.
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class NoDatabaseError(Exception):
-    """The application asked for something that only a database can answer."""
+    """The application requested something that needs a database."""
 
 
 class Receiver(Protocol):
@@ -239,7 +239,7 @@ def in_place_of_broker(app: Horsies, broker: InMemoryBroker) -> Iterator[None]:
 
 
 def _replace_beneath(newest: object, broker: InMemoryBroker) -> None:
-    """Make the block that began after this broker's return to the one before it."""
+    """Make the block that was opened after this one restore the previous broker."""
     while isinstance(newest, InMemoryBroker):
         if newest.replaced is broker:
             newest.replaced = broker.replaced

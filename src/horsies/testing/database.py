@@ -46,7 +46,7 @@ class HorsiesDatabase:
 
 
 def server_url(run_id: str) -> str:
-    """Return the address of the server for tests: the one of HORSIES_TEST_DATABASE_URL, or an embedded one.
+    """Return the address of the server for tests: HORSIES_TEST_DATABASE_URL, or an embedded server.
 
     The processes of a test run with the same ``run_id`` share the embedded server; the last one deletes it.
     """
@@ -59,8 +59,8 @@ def server_url(run_id: str) -> str:
         error.help_text = f"{error.help_text}, or name a server for tests in {SERVER_VARIABLE}"
         raise
     with psycopg.connect(url, autocommit=True) as connection:
-        # The server is thrown away, and a database is created and dropped for many a test: on a disk
-        # that other processes use, each of those took seconds for its checkpoint.
+        # The server is thrown away, and many tests create and drop a database: on a disk shared
+        # with other processes, the checkpoint of each took seconds.
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")
     return url
@@ -121,7 +121,7 @@ def empty_tables(connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHE
 
 
 def point_at(app: Horsies, url: str) -> None:
-    """Let the application use this database, directly and whatever its configuration names."""
+    """Make the application use this database directly, whatever its configuration names."""
     changes = {
         "database_url": url,
         "session_database_url": None,

@@ -79,7 +79,7 @@ class Attempts:
         return sum(one.outcome == outcome for one in self.attempts)
 
 
-# What became of an attempt, and the exception that left the function.
+# The outcome of an attempt, and the exception that left the function.
 Ended = tuple[Outcome, BaseException | None]
 
 # The running task of the process, innermost last; a task that sends inline runs another one inside itself.

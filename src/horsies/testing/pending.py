@@ -1,8 +1,8 @@
 """run_pending: run everything that is due in the database, in this process; and the clock of tests.
 
-Tasks are claimed and recorded by the statements of a worker, one at a time. The database's clock decides what
-is due. When the test's clock advances, the stored times of waiting tasks move back; schedules are asked with
-the advanced time, because their slots depend on the calendar.
+Tasks are claimed and recorded by the statements of a worker, one at a time. The database's clock
+decides what is due. When the test's clock advances, the stored times of waiting tasks move back;
+schedules are evaluated at the advanced time, because their slots depend on the calendar.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Clock:
     def advance(self, by: timedelta) -> None:
         """Let time pass for everything that waits: delays, retries, deadlines, sleeps and schedules.
 
-        Nothing runs until the next ``run_pending``, or until a worker looks for due tasks.
+        Nothing runs until the next ``run_pending``, or until a worker polls for due tasks.
 
         Example:
             clock.advance(timedelta(hours=1))
@@ -98,10 +98,11 @@ def forget_clock(app: Horsies) -> None:
 def run_pending(app: Horsies, *, reraise: bool = False, limit: int = 1_000) -> PendingRun:
     """Run what is due in the application's database, in this process, until nothing is due.
 
-    Workflows advance, schedules fire, retries and delayed tasks run once ``clock_of(app).advance`` has made
-    them due. With ``reraise`` the exception of a task that failed for good is raised here, with its
-    traceback. More attempts than ``limit`` are a RuntimeError: tasks that send each other never end. A task
-    that waits for the result of another task waits forever: nothing else runs meanwhile.
+    Workflows advance, schedules fire, retries and delayed tasks run once ``clock_of(app).advance``
+    has made them due. With ``reraise`` the exception of a task that failed for good is raised here,
+    with its traceback. More attempts than ``limit`` raise RuntimeError: tasks that send each other
+    never end. A task that waits for the result of another task waits forever: nothing else runs
+    meanwhile.
 
     Example:
         confirm.enqueue(7)
@@ -119,7 +120,7 @@ def run_pending(app: Horsies, *, reraise: bool = False, limit: int = 1_000) -> P
 async def run_pending_async(
     app: Horsies, *, reraise: bool = False, limit: int = 1_000
 ) -> PendingRun:
-    """``run_pending``; ``async def`` tasks run on the event loop of the test."""
+    """Like ``run_pending``, but ``async def`` tasks run on the event loop of the test."""
     with _connected(app) as pipeline, Execution(app) as execution:
         pending = _Pending(app, pipeline, reraise, limit)
         running = pending.run()
@@ -141,7 +142,7 @@ def _next(running: Running, ended: Ended) -> tuple[ClaimedTask, NodePart | None]
 
 
 class _Pending:
-    """A worker of one place and a scheduler, as far as tests need them."""
+    """A worker with one slot and a scheduler, reduced to what tests need."""
 
     def __init__(self, app: Horsies, pipeline: Pipeline, reraise: bool, limit: int) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""capture_sends: record what an application sends, without a worker and without a database."""
+"""capture_sends: record the sends of an application, without a worker and without a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker as its own process, started by a test, ready when it says so, and stopped cleanly."""
+"""A worker in its own process, started by a test, awaited until it is ready, and stopped cleanly."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class WorkerProcess:
 
     def events(self, name: EventName | None = None) -> list[dict[str, Any]]:
         """Return the lifecycle events so far, or those of one name, in order."""
-        # The text after the last line feed is being written at this moment.
+        # The text after the last line feed is still being written.
         written, _, _ = self.events_path.read_text().rpartition("\n")
         events = [json.loads(line) for line in written.splitlines()]
         return [event for event in events if name is None or event["event"] == name]
@@ -76,7 +76,7 @@ class WorkerProcess:
     def wait_for(
         self, name: EventName, seconds: float = WAIT_SECONDS, *, times: int = 1
     ) -> dict[str, Any]:
-        """Wait until the event has happened so many times; return the last one."""
+        """Wait until the event has happened this many times; return the last one."""
         events = self._wait_until(
             lambda: found if len(found := self.events(name)) >= times else [],
             f"the event {name}",

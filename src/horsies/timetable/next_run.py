@@ -1,8 +1,8 @@
 """The next slot of a pattern after an instant: exact, pure, and the same on every machine.
 
 Intervals are elapsed time. All other patterns are wall-clock times of a zone. When clocks change,
-such a time may not exist or exist twice: a missing time is skipped or moved to the end of the gap, a
-repeated one counts once unless the pattern goes through the hours of the day.
+such a time may not exist or exist twice: a missing time is skipped or moved to the end of the gap,
+and a repeated one counts once unless the pattern fires in every hour.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def next_run(
 def _instants(wall: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
     """Return the first and second instant of a wall-clock time; they differ only at a clock change.
 
-    For a skipped time they are in reverse order: first by the offset after the gap, then by the earlier one.
+    For a skipped time they are in reverse order: the first uses the offset after the gap, the
+    second the offset before it.
     """
     early = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
     late = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)
@@ -130,8 +131,8 @@ def _end_of_gap(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
 class Timetable:
     """A wall-clock pattern as plain numbers: these times on these days of these months.
 
-    Days match by month day and weekday, or by one of them. ``is_periodic`` patterns go through the
-    hours of the day and fire in both passes of a repeated hour.
+    Days match by month day and weekday, or by one of them. ``is_periodic`` patterns fire in every
+    hour, in both passes of a repeated hour.
     """
 
     hours: tuple[int, ...]

@@ -187,7 +187,7 @@ DaySelector: TypeAlias = Annotated[
 class CronSchedule(_Pattern):
     """Fires at second 0 of every minute whose minute, hour, month and day all match.
 
-    Several terms in one field are united. A range does not wrap around.
+    Several terms in one field are combined. A range does not wrap around.
 
     Example:
         CronSchedule(
@@ -230,7 +230,7 @@ class CronSchedule(_Pattern):
         if isinstance(self.day, ByWeekday | EitherDay | BothDays):
             problems += term_problems(self.day.day_of_week, WEEKDAYS)
         yield from problems
-        # A field that is wrong itself would only repeat its mistake as "never".
+        # A field with its own mistake would only be reported a second time as "never".
         if not problems and not self._can_happen():
             yield "none of its months has such a day, so it would never fire"
 

@@ -49,7 +49,8 @@ Networks: TypeAlias = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 class Access(NamedTuple):
     """The user of a request, the changes that the user may make, and whether arguments are shown.
 
-    Both rights also need the switch of the dashboard: ``actions`` and ``payload`` of ``create_app``.
+    Both rights also require the dashboard's own switches: ``actions`` and ``payload`` of
+    ``create_app``.
     """
 
     user: str
@@ -76,7 +77,7 @@ class AllowAll:
 
 
 class ViewOnly:
-    """Everyone may look; nobody may change anything or see arguments and results."""
+    """Everyone may look; no user may change anything or see arguments and results."""
 
     def __init__(self, user: str = "viewer") -> None:
         self._access = Access(user)
@@ -200,7 +201,8 @@ class BasicPolicy:
         if (checking := self._checking.get(guess)) is None:
             if not self._tries.are_left(address):
                 return False
-            # A hash that no password has: an unknown name takes as long as a wrong password.
+            # A hash that matches no password, so that an unknown name takes as long as a wrong
+            # password.
             stored = self._users.get(user) or "scrypt$AAAA$AAAA"
             checked = asyncio.to_thread(password_matches, password, stored)
             checking = self._checking[guess] = asyncio.ensure_future(checked)
@@ -214,7 +216,7 @@ class BasicPolicy:
 
 
 class CanPolicy(Protocol):
-    """The older form of a policy: two questions with yes or no."""
+    """The older form of a policy: two methods that return True or False."""
 
     async def can_view(self, request: HTTPConnection) -> bool:
         """Whether the user may look."""
@@ -240,7 +242,7 @@ class AdaptedPolicy:
 
 
 def _user_name(user: object) -> str:
-    """Return a name that is the same in every request: form tokens are made for it."""
+    """Return a name that is the same in every request, because form tokens are bound to it."""
     try:
         return str(user.display_name) or "viewer"  # type: ignore[attr-defined]
     except (AttributeError, NotImplementedError):
@@ -294,7 +296,7 @@ def _period() -> int:
 
 
 class Tries:
-    """Wrong passwords by address: five in a minute, and the address has to wait."""
+    """Counts wrong passwords by address: after five in a minute, the address has to wait."""
 
     def __init__(self) -> None:
         self._times: dict[str, list[float]] = {}
@@ -308,7 +310,7 @@ class Tries:
         self._times[address] = [*self._recent(address), time.monotonic()]
 
     def take_back(self, address: str) -> None:
-        """Forget the newest try, which was right after all."""
+        """Forget the newest attempt, which turned out to be correct."""
         self._times[address] = self._recent(address)[:-1]
 
     def _recent(self, address: str) -> list[float]:
@@ -386,7 +388,7 @@ def behind_proxy(scope: Scope, proxies: Networks) -> Scope:
     request = HTTPConnection(scope)
     if not is_within(peer_address(request), proxies):
         return scope
-    # The proxy appends the address it sees; those before it are what the client claims.
+    # The proxy appends the address it sees; the earlier ones are only claimed by the client.
     client = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
     is_https = request.headers.get("x-forwarded-proto", "").strip().lower() == "https"
     reported = {_REPORTED_CLIENT: client} if client else {}

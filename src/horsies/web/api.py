@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 HISTORY_LIMIT_MAX = 1_000
 MEASURES_MAX = timedelta(days=14)
-# Tens of minutes of 14 days.
+# The number of ten-minute steps in 14 days.
 SLOTS_MAX = 2_016
 RUN_FILTERS = frozenset(
     {
@@ -138,7 +138,9 @@ async def meta(view: View) -> Response:
 
 
 async def overview(view: View) -> Response:
-    """Queues, workers, blocked tasks and runs, as ``horsies status --json``, and what needs attention."""
+    """Queues, workers, blocked tasks and runs, as ``horsies status --json``, and the attention
+    list.
+    """
     facts = Facts(view.site.broker.config.schema_name)
     figures = await view.read(figures_script(view.site.queue_caps, facts))
     lines = [
@@ -221,7 +223,7 @@ async def tasks(view: View) -> Response:
     page = await view.read(tasks_script(task_filters_of(view)))
     document = page_document(page, "tasks")
     for row in document["tasks"]:
-        # A search reads the arguments of what it finds; the list does not show them.
+        # A search reads the arguments of the tasks it finds; the list does not show them.
         row.pop("args", None), row.pop("kwargs", None)
     back_to = sent_time(page.next_cursor) if page.next_cursor else None
     return answer(document | {"looked_back_to": back_to})

@@ -87,7 +87,7 @@ ERROR_TITLES = {
 
 
 async def help_page(view: View) -> Page:
-    """Show keys, words, and what the viewer may do."""
+    """Show the keyboard shortcuts, the terms, and the rights of the viewer."""
     return Page("help.html", "Help", {}, live_seconds=None)
 
 
@@ -155,7 +155,7 @@ def build(
     policy: Policy,
     signer: Signer | None = None,
 ) -> Dashboard:
-    """Join the parts of a dashboard on this database."""
+    """Assemble the parts of a dashboard on this database."""
     signer = signer or Signer(os.environ.get(SECRET_VARIABLE))
     site = Site(web_broker(database), app, settings, signer, environment())
     return Dashboard(site, policy)
@@ -232,7 +232,7 @@ class Dashboard:
             verb = await self._require_right(route.verb, view)
             if route.method == "POST":
                 await self._require_intent(verb, view)
-                # A change may wait long, for a lock: a dead connection is found by a read before it.
+                # A change may wait long for a lock; a preceding read detects a dead connection.
                 await view.read(read_rows(read_server()))
         except Forbidden as refusal:
             action, actor = Action(route.method.lower(), view.path), Actor(view.access.user, "web")

@@ -1,4 +1,6 @@
-"""The list of the overview: the cheap checks with every view, the others in a run that all viewers share."""
+"""The attention list of the overview: cheap checks run for every view, the others in a run that all
+viewers share.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from horsies.tasks.broker import PostgresBroker
 from horsies.web.reading import TookTooLong
 from horsies.web.rendering import View
 
-# How often the checks that are not cheap run while somebody looks, and how long a view waits for them.
+# How often the checks that are not cheap run while the page is viewed, and how long a view waits
+# for them.
 SLOW_SECONDS = 60.0
 PATIENCE_SECONDS = 1.0
 
@@ -40,7 +43,9 @@ _SLOW: WeakKeyDictionary[PostgresBroker, _Slow] = WeakKeyDictionary()
 
 
 async def attention(view: View, facts: Facts) -> list[Attention]:
-    """Return what needs attention: every finding that `horsies doctor` calls red, and other urgent ones."""
+    """Return the attention list: every finding that `horsies doctor` calls red, and other urgent
+    ones.
+    """
     try:
         found = await view.read(findings_script(facts))
     except TookTooLong:

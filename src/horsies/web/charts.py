@@ -1,9 +1,9 @@
 """Charts: series of numbers become SVG, pure and without a style attribute.
 
-An SVG has shapes only and stretches to the width of its place; its labels are HTML beside it and stay
-readable on a phone. Each chart describes its numbers in words and has a table below it. The links of the
-columns are their own layer: screen readers do not find links inside of an image, and keyboards use
-those of the table.
+An SVG contains only shapes and stretches to the available width; its labels are separate HTML and
+stay readable on a phone. Each chart describes its numbers in words and has a table below it. The
+links of the columns are their own layer: screen readers do not find links inside of an image, and
+keyboards use those of the table.
 
 The parts are plain strings that escape the texts in them, because an overview has 800 of them and
 ``Markup.format`` takes five times as long.
@@ -23,7 +23,7 @@ from horsies.words import NOTHING
 
 WIDTH, HEIGHT = 640, 160
 SPARK_WIDTH, SPARK_HEIGHT = 96, 20
-# More columns would be thinner than two pixels of a phone.
+# More columns would be thinner than two pixels on a phone.
 COLUMNS_MAX = 180
 _DECADES_MAX = 7
 _TOPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10, 20)
@@ -101,7 +101,7 @@ def sparkline(key: str, title: str, values: Sequence[float | None]) -> Markup:
 
 
 def nice_top(highest: float) -> float:
-    """Return the end of a linear axis: a round number of which the half is short, at least 2."""
+    """Return the end of a linear axis: a round number whose half is also short, at least 2."""
     if highest <= 2:
         return 2.0
     power = 10.0 ** floor(log10(highest))
@@ -125,7 +125,7 @@ def _drawable(chart: Chart) -> Chart:
 
 
 def _drawn(value: float | None) -> float | None:
-    """Return a number that has a place in a chart, or None for a gap."""
+    """Return a number that a chart can show, or None for a gap."""
     return min(max(value, 0.0), _VALUE_MAX) if value is not None and isfinite(value) else None
 
 
@@ -136,7 +136,9 @@ def _block(chart: Chart, place: int, bottom: float, top: float) -> str:
 
 
 def _line(heights: Sequence[float | None], width: int) -> str:
-    """Join the middles of neighbouring slots by lines; a slot alone becomes a short level stroke."""
+    """Connect the middles of neighbouring slots with lines; a single slot becomes a short
+    horizontal line.
+    """
     step, parts = width / max(len(heights), 1), []
     for place, y in enumerate(heights):
         if y is None:

@@ -117,7 +117,7 @@ def _is_on(view: View, name: str) -> bool:
 def _search_of(view: View) -> Search | None:
     if (text := text_of(view, "argument")) is None:
         return None
-    # The number of results would tell the arguments to those who may not see them.
+    # The number of results would reveal the arguments to users who may not see them.
     if not view.access.sees_payload:
         raise Forbidden("You may not see arguments, so you cannot search them.", code="NO_PAYLOAD")
     try:

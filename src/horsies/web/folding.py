@@ -1,7 +1,7 @@
-"""Folding: nodes of a large graph that play the same part share one box.
+"""Folding: nodes of a large graph with the same role share one box.
 
 Pure. Groups depend on the graph and the names of its nodes alone, so no box appears or disappears
-while a run goes on.
+during a run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from horsies.web.layout import Graph, dependents_of, layers_of, topological
 # A graph with more nodes is folded until it has no more boxes than this.
 FOLD_ABOVE = 300
 _BANDS = 100
-# Each round tells apart nodes whose neighbourhoods differ one step farther away.
+# Each round separates nodes whose neighbourhoods differ one step farther away.
 _ROUNDS = 6
 
 Groups: TypeAlias = tuple[tuple[int, ...], ...]
@@ -25,8 +25,9 @@ Groups: TypeAlias = tuple[tuple[int, ...], ...]
 def fold(dependencies: Graph, names: tuple[str, ...]) -> Groups:
     """Group the nodes of a graph, in the order of their first members.
 
-    Steps of one name in a row are one group, and so are nodes of one name with the same groups around
-    them. A graph that stays too large is grouped by layer and name, at last by bands of layers.
+    Consecutive steps with the same name form one group, and so do nodes with the same name and the
+    same neighbouring groups. A graph that is still too large is grouped by layer and name, and
+    finally by bands of layers.
     """
     groups: Groups = ()
     for keys in _groupings(dependencies, names):
@@ -46,7 +47,7 @@ def folded_graph(dependencies: Graph, groups: Groups) -> Graph:
 
 
 def _groupings(dependencies: Graph, names: Sequence[str]) -> Iterator[list[Hashable]]:
-    """Yield coarser and coarser keys of the nodes; with each, the graph of groups has no cycle."""
+    """Yield increasingly coarse keys of the nodes; with each, the graph of groups has no cycle."""
     chains = _grouped(_chain_heads(dependencies, names))
     graph = folded_graph(dependencies, chains)
     layers = layers_of(graph)

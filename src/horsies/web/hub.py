@@ -1,11 +1,12 @@
 """The hub: live updates of pages by server-sent events.
 
-A page that someone looks at is sampled once for all of its viewers; a page without viewers is not
-sampled at all. A sample calls the handler of the page again, and every viewer gets the regions whose text
-has changed since the last event of the viewer's own stream.
+A viewed page is sampled once for all of its viewers; a page without viewers is not sampled at all.
+A sample calls the handler of the page again, and every viewer gets the regions whose text has
+changed since the last event of the viewer's own stream.
 
-Every stream is finite: a server that reloads or shuts down waits for open responses, and only the end of
-the stream lets it go on. The browser reconnects, and the first event of a stream has all regions.
+Every stream is finite: a server that reloads or shuts down waits for open responses, and can only
+continue when the stream ends. The browser reconnects, and the first event of a stream has all
+regions.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Sample:
 
 
 def rest_after(sample_seconds: float, live_seconds: float) -> float:
-    """Return the pause after a sample, so that samples use a twentieth of the time at most."""
+    """Return the pause after a sample, so that sampling takes at most a twentieth of the time."""
     return max(live_seconds, REST_FACTOR * sample_seconds)
 
 
@@ -83,7 +84,8 @@ class Channel:
         return True
 
     async def _keep_sampling(self) -> None:
-        # The first sample opens connections and compiles templates: its time says little.
+        # The first sample opens connections and compiles templates, so its duration is not
+        # representative.
         pause, seconds = await self._publish(), 0.0
         while pause is not None:
             await asyncio.sleep(rest_after(seconds, pause))
@@ -112,7 +114,9 @@ class Channel:
 
 
 class EventStream(StreamingResponse):
-    """A response that also ends when its client does not read: sending would wait without end."""
+    """A response that also ends when its client does not read; otherwise sending would block
+    forever.
+    """
 
     def __init__(
         self, events: AsyncGenerator[str, None], seconds: float, ended: Callable[[], object]
@@ -132,7 +136,7 @@ class EventStream(StreamingResponse):
             await self.close()
 
     async def close(self) -> None:
-        """End the stream, also one that never began."""
+        """End the stream, even one that never began."""
         self._ended()
         await self._events.aclose()
 
@@ -142,7 +146,7 @@ class Hub:
 
     def __init__(self, site: Site) -> None:
         self.stream_seconds = STANDALONE_SECONDS if site.settings.is_standalone else MOUNTED_SECONDS
-        # How long to wait before a page that could not be read is tried again.
+        # How long to wait before a page that could not be read is sampled again.
         self.problem_seconds = 2.0
         self._channels: dict[Hashable, Channel] = {}
         self._streams: Counter[str] = Counter()

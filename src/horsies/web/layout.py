@@ -1,8 +1,8 @@
 """Layout: the places of the boxes and edges of a graph, in layers from left to right.
 
 Pure and deterministic. Places depend on the graph alone, which never changes during a run: the
-drawing of a run stays still while its statuses change. An edge that passes over layers has a lane of
-its own between their boxes, so no edge runs below a box.
+drawing of a run stays still while its statuses change. An edge that passes over layers has its own
+lane between their boxes, so no edge is hidden by a box.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def topological(
 
 
 class _Items:
-    """Nodes, and behind them in number the lanes: one for every layer that edges of a source pass.
+    """Nodes, followed in numbering by the lanes: one for every layer that the edges of a source
+    pass.
 
     ``left`` and ``right`` are the neighbours of an item in the adjacent layers; ``rows`` the items of
     each layer in their order.
@@ -168,7 +169,7 @@ class _Items:
 
 
 def _arrange(items: _Items) -> int:
-    """Order the layers for few crossings: never more than in the order of the nodes' numbers."""
+    """Order the layers for few crossings, never more than in the original order of the nodes."""
     best, fewest = [row[:] for row in items.rows], _crossings(items)
     for _ in range(_SWEEPS):
         if fewest == 0:
@@ -272,7 +273,7 @@ def _heights(items: _Items) -> list[float]:
 
 
 def _gaps(items: _Items, row: Sequence[int]) -> list[float]:
-    """Return the least distances of the centres of adjacent items."""
+    """Return the minimum distances between the centres of adjacent items."""
     half = [0 if items.is_lane(item) else BOX_HEIGHT / 2 for item in row]
     return [
         upper + lower + (ROW_GAP if upper or lower else LANE_GAP) for upper, lower in pairwise(half)

@@ -1,6 +1,6 @@
 """Stored JSON text as text to show, with the values of secret keys masked, and its search.
 
-The text is indented token by token and never parsed and written anew: long numbers, repeated keys and
+The text is indented token by token and never parsed and rewritten: long numbers, repeated keys and
 escapes stay as they are stored. Text that is not JSON is shown only if no secret key occurs in it.
 """
 
@@ -54,7 +54,9 @@ class NotJson(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Text to show; ``is_cut`` if it is only the beginning, not ``is_json`` if it is stored otherwise."""
+    """Text to show; ``is_cut`` if it is only the beginning; ``is_json`` is False for other stored
+    text.
+    """
 
     text: str
     is_cut: bool = False
@@ -262,7 +264,7 @@ class Argument:
 
 
 class ArgumentProblem(ValueError):
-    """A search that is refused, as a sentence."""
+    """A rejected search, as a sentence."""
 
 
 def parse_argument(text: str, masking: Masking) -> Argument:

@@ -1,8 +1,8 @@
 """Bulk orders from the dashboard: the dry run, the start, the progress, the stop.
 
-A dry run is stored as the draft of its order, and its form names the draft, so that what is done is what was
-shown. An order is carried out in the background, one at a time per process. Its progress is in the database:
-any process can show it, stop it and continue it.
+A dry run is stored as the draft of its order, and its form names the draft, so that exactly the
+displayed changes are made. An order is carried out in the background, one at a time per process.
+Its progress is in the database: any process can show it, stop it and continue it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ async def _verb_of(view: View) -> Verb:
 
 
 async def _verb_of_selected(view: View) -> Verb:
-    """Return the right that the verb of the form needs; an order that the form names does not count."""
+    """Return the right that the verb of the form needs; an order named by the form does not count."""
     try:
         return _right(await _selected_verb(view))
     except BadRequest:
@@ -208,7 +208,7 @@ async def start_order(view: View) -> Response:
 
 
 def _may_start(view: View, state: OrderState) -> bool:
-    """Whether this user made the draft; an order that was started is continued by anyone with its right."""
+    """Whether this user made the draft; anyone with the right may continue a started order."""
     return state.outcome != "draft" or state.actor == Actor(view.access.user).stored_name
 
 
@@ -249,7 +249,9 @@ async def _start(view: View, order: Order) -> OrderState:
 
 
 async def _carry_out(view: View, state: OrderState) -> None:
-    """Run the batches of a started order in its turn; to start it again would undo a stop meanwhile."""
+    """Run the batches of a started order in its turn; starting it again would undo a stop made
+    meanwhile.
+    """
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     async with turn:
         await run_batches_async(view.site.broker, state.order, Ok(state))

@@ -89,7 +89,7 @@ class ChildRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """The charts of one range; ``problem`` is the sentence in their place."""
+    """The charts of one range; ``problem`` is a sentence shown in their place."""
 
     range: str
     rates: Markup | None = None
@@ -149,7 +149,8 @@ async def workers(view: View) -> Page:
     with_stopped = view.query.get("stopped") == "1"
     script = read_rows(list_workers(with_stopped))
     found: list[WorkerSummary] = await view.read(script)
-    # Most workers serve the same queues, and their links were half of the time of this page.
+    # Most workers serve the same queues, and rendering their links took half of the time of this
+    # page.
     queue_links = cache(partial(_queue_links, view))
     rows = [(_worker_row(worker), queue_links(tuple(worker.queues))) for worker in found]
     return Page("workers.html", "Workers", {"workers": rows, "with_stopped": with_stopped})
@@ -179,7 +180,9 @@ def _range(view: View) -> tuple[str, timedelta, timedelta]:
 
 
 async def _within_time(view: View, script: Script[T]) -> T | None:
-    """Run the script of one panel; None when it takes too long, which must not cost the page."""
+    """Run the script of one panel; None when it takes too long, so that the page is shown without
+    it.
+    """
     try:
         return await view.read(script)
     except TookTooLong:

@@ -197,7 +197,7 @@ def _error(stored: str | None) -> tuple[str, str] | None:
 
 
 async def _problems(view: View, shown: RunView) -> list[BrokenRun]:
-    """Return the findings of the audit; a run that is too large for it is left to the command."""
+    """Return the findings of the audit; a run that is too large is left to the command line."""
     if not shown.is_open:
         return []
     try:

@@ -54,7 +54,7 @@ class Slot:
 
     @property
     def words(self) -> str:
-        """The slot and its fate, in one line."""
+        """The slot and its outcome, in one line."""
         code = f", {self.run.error_code}" if self.run is not None and self.run.error_code else ""
         why = f", {self.reason.lower()}" if self.reason else ""
         return f"{self.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC {self.status.lower()}{code}{why}"
@@ -128,7 +128,7 @@ class ScheduleView:
 
     @property
     def took_seconds(self) -> float | None:
-        """The median of the times that the shown runs took."""
+        """The median duration of the shown runs."""
         found = [run.took_seconds for run in self.runs if run.took_seconds is not None]
         return median(found) if found else None
 

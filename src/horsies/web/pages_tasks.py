@@ -109,7 +109,7 @@ def _choices_script() -> Script[tuple[list[str], float | None]]:
 
 
 async def _list(view: View, filters: TaskFilters) -> tuple[TaskPage, str | None]:
-    """Read the page; live updates ask for the rows that the viewer already has, from ``first`` on."""
+    """Read the page; live updates request the rows that the viewer already has, from ``first`` on."""
     first = _first(view)
     if first is not None and filters.after is None:
         filters = replace(filters, after=str(UUID(int=UUID(first).int + 1)))
@@ -120,7 +120,7 @@ async def _list(view: View, filters: TaskFilters) -> tuple[TaskPage, str | None]
 
 
 async def _count_newer(view: View, filters: TaskFilters) -> int:
-    """Count the tasks that the list would show above the first row of the viewer."""
+    """Count the tasks that the list would show above the viewer's first row."""
     first = _first(view)
     if first is None or filters.after is not None or filters.search is not None:
         return 0
@@ -153,7 +153,7 @@ def _with(view: View, **changes: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """How far a list looked: the number of tasks, and the time of the oldest."""
+    """How far back a list searched: the number of tasks, and the time of the oldest one."""
 
     looked_at: int
     back_to: datetime
@@ -167,7 +167,7 @@ def _note(listed: TaskPage, filters: TaskFilters) -> Note | None:
 
 
 async def _jump(view: View, asked: str) -> Response:
-    """Lead from the search box to a task or a run by its id, or to the tasks of a name."""
+    """Redirect from the search box to a task or a run by its id, or to the tasks with a name."""
     if (stored := stored_form(asked)) is not None:
         found = await view.read(read_rows(find_subject(stored)))
         if not found:
@@ -429,7 +429,7 @@ async def download(view: View) -> Response:
 
 
 async def failures(view: View) -> Page:
-    """Show the failed attempts of the newest attempts, grouped by task and error code."""
+    """Show the failures among the newest attempts, grouped by task and error code."""
     refuse_unknown(view, {"task_name"})
     found, problem = Failures([]), None
     try:

@@ -1,7 +1,7 @@
 """Bounded read-only transactions of the dashboard, and the problems that a request can end with.
 
-Every read is one transaction that cannot write, cannot wait long for a lock and cannot run long, also
-behind a pooler. The process uses at most four connections for all of its viewers.
+Every read is one transaction that cannot write, cannot wait long for a lock and cannot run long,
+even behind a pooler. The process uses at most four connections for all of its viewers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BadRequest(Problem):
 
 
 class Unauthenticated(Problem):
-    """The request does not say who sends it."""
+    """The request is not authenticated."""
 
     status = 401
     code = "UNAUTHENTICATED"
@@ -100,7 +100,7 @@ class Refused(Problem):
 
 
 class TookTooLong(Problem):
-    """A statement ran into its time limit. A costly panel catches this and says so in its place."""
+    """A statement exceeded its time limit. A costly panel catches this and shows a note instead."""
 
     status = 504
     code = "TOOK_TOO_LONG"
@@ -114,7 +114,7 @@ class Unavailable(Problem):
 
 
 def web_broker(config: PostgresConfig) -> PostgresBroker:
-    """Return a broker of the dashboard's own: few connections, and never a migration."""
+    """Return the dashboard's own broker: few connections, and never a migration."""
     pool = {"pool_size": 1, "max_overflow": CONNECTIONS_MAX - 1, "pool_timeout": POOL_WAIT_SECONDS}
     broker = PostgresBroker(config.model_copy(update=pool), role="web", migrates=False)
     broker.database = _WatchedDatabase(broker.config, "web", migrates=False)
@@ -137,13 +137,13 @@ class _WatchedDatabase(Database):
                 timer.cancel()
 
 
-# The time of the loop at which the change of this request has to be made.
+# The loop time by which the change of this request has to be made.
 _change_deadline: ContextVar[float | None] = ContextVar("change_deadline", default=None)
 
 
 @contextmanager
 def bounded_change() -> Iterator[None]:
-    """Give the changes inside a time limit; raise TookTooLong when one was cut off."""
+    """Give the changes inside the block a time limit; raise TookTooLong when one was cut off."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CHANGE_SECONDS
     before = _change_deadline.set(deadline)
@@ -230,7 +230,7 @@ def _answering(connection: AsyncConnection[Any]) -> Iterator[None]:
 
 
 def _hang_up(connection: AsyncConnection[Any]) -> None:
-    # A cancelled psycopg waits for the server once more; the end of the stream ends every wait.
+    # A cancelled psycopg call waits for the server again; closing the socket ends every wait.
     with socket.socket(fileno=os.dup(connection.fileno())) as stream:
         stream.shutdown(socket.SHUT_RDWR)
 

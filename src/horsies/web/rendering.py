@@ -118,7 +118,7 @@ class Site:
 
 @dataclass
 class View:
-    """One request: what its handler may read and use."""
+    """One request: the objects that its handler may read and use."""
 
     site: Site
     request: Request
@@ -159,7 +159,7 @@ class View:
         return self._root + quote(path, safe="/?&=%:@,+~;#")
 
     def may(self, verb: Verb) -> bool:
-        """Whether this user may make such a change; False for everyone while actions are off."""
+        """Whether this user may make this change; False for everyone while actions are off."""
         return verb in self.access.may
 
     async def form(self) -> dict[str, str]:
@@ -229,7 +229,7 @@ class Route:
 
 
 class _AsStored(Markup):
-    """The value of a form's field: it is sent back, so its characters stay."""
+    """The value of a form's field, which is sent back and therefore keeps its characters."""
 
 
 def _finalized(value: object) -> object:

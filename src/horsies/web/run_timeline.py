@@ -65,8 +65,8 @@ def seconds_since(start: datetime, at: datetime | None) -> float | None:
 def critical_path(spans: Sequence[Span]) -> list[int]:
     """Return the chain of nodes that decided when the run ended, first node first.
 
-    It leads back from the node that ended last through the dependency that released each node: the
-    last one that ended before the node was enqueued.
+    It is traced back from the node that ended last through the dependency that released each node:
+    the last one to end before the node was enqueued.
     """
     ended = [place for place, span in enumerate(spans) if span.ended is not None]
     if not ended:
@@ -86,7 +86,9 @@ def _released_by(spans: Sequence[Span], span: Span) -> int | None:
 
 
 def idle_gaps(spans: Sequence[Span], until: float) -> list[Gap]:
-    """Return the stretches to fold: those where no node runs, long in seconds and on the drawing."""
+    """Return the stretches to fold: those in which no node runs and that are long, both in seconds
+    and in the drawing.
+    """
     idle = list(_idle(spans, until))
     gaps: list[Gap] = []
     shown = until

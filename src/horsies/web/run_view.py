@@ -66,7 +66,7 @@ class RunView:
 
     @property
     def is_open(self) -> bool:
-        """Whether the run goes on, or could."""
+        """Whether the run has not ended, so that it can continue."""
         return not WorkflowStatus(self.run.status).is_terminal
 
     @property
@@ -217,7 +217,9 @@ class RunView:
 
     @cached_property
     def timeline_places(self) -> list[int]:
-        """The nodes of the timeline; of many, the critical path, failures and the longest."""
+        """The nodes of the timeline; if there are many, only the critical path, failures and the
+        longest.
+        """
         begun = [place for place, span in enumerate(self.spans) if span.begin is not None]
         if len(begun) > TIMELINE_ROWS_MAX:
             on_path = frozenset(self.path)
@@ -285,6 +287,6 @@ def _shares(node: TreeNode, child: RunRow | None) -> Shares | None:
 
 
 def nodes_by_need(nodes: Sequence[TreeNode]) -> list[TreeNode]:
-    """Order nodes for a list: failed ones first, then those that run, then all others."""
+    """Order nodes for a list: failed ones first, then running ones, then all others."""
     rank = {"FAILED": 0, "PAUSED": 1, "RUNNING": 2}
     return sorted(nodes, key=lambda node: (rank.get(node.status, 3), node.task_index))

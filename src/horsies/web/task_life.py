@@ -24,14 +24,14 @@ from horsies.web.words import cut, duration
 Kind = Literal["wait", "run", "fold"]
 
 HEIGHT = 76
-# Of more attempts, the first and the last are drawn.
+# If there are more attempts, only the first and the last ones are drawn.
 ATTEMPTS_FIRST, ATTEMPTS_LAST = 3, 7
 
 _LINE = 30
 _MARGIN = 10
 _TEXT_MAX = 22
 _CHARACTER = 7
-_PARKED_YEAR = 9999  # the year of tasks that wait for an event
+_PARKED_YEAR = 9999  # the year in the due time of tasks that wait for an event
 
 _SVG = Markup(
     '<svg class="life" role="img" aria-label="{label}" width="{width:.0f}" height="{height}" '

@@ -1,7 +1,8 @@
 """Checks: the part of ``app.check()`` that concerns workflows, in phases.
 
-Definitions have keys and can be built, so can the children of specifications at module level, builders
-return valid specifications, and every function that returns a specification is a registered builder.
+It checks that definitions have keys and can be built, together with the children of specifications
+at module level; that builders return valid specifications; and that every function that returns a
+specification is a registered builder.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def register_builder(builders: list[RegisteredBuilder], given: Any) -> Any:
 
 
 def _refuse_bad_builder(function: object) -> None:
-    """Refuse what cannot return a specification when ``check`` calls it with its cases alone."""
+    """Refuse a function that cannot return a specification when ``check`` calls it with its cases."""
     kind = "coroutine" if inspect.iscoroutinefunction(function) else None
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         kind = "generator"

@@ -273,7 +273,7 @@ def _signature_of(function: Callable[..., Any]) -> CallSignature:
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[2:]
     build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    # Without that of app: its type is often imported for type checkers alone.
+    # Without the annotation of ``app``, which is often imported for type checkers only.
     kept = {one.name for one in parameters}
     annotations = function.__annotations__
     build.__annotations__ = {name: annotations[name] for name in annotations if name in kept}

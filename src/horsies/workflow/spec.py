@@ -1,6 +1,6 @@
 """WorkflowSpec: the public face of a workflow, checked and immutable.
 
-``app.workflow(...)`` makes it; starting it makes a run. Its data are in its graph.
+``app.workflow(...)`` makes it; starting it makes a run. Its data is in its graph.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _free(call: _Call) -> list[str]:
 
 
 def _check_names(call: _Call, each: str | None) -> None:
-    """Find unknown, doubled and missing parameters; a misspelt one is unknown, and not missing too."""
+    """Find unknown, doubled and missing parameters; a misspelt one is reported as unknown only."""
     node = call.node
     given = [*node.kwargs, *node.args_from]
     if isinstance(node, MapNode) and node.each is not None:
@@ -289,7 +289,9 @@ def _result_misfit(call: _Call, name: str, source: AnyNode) -> tuple[str, str] |
 
 
 def _taken_type(source: AnyNode, annotation: Any) -> Any:
-    """Return the type of the value that a parameter takes; of a map, usually the values of its items."""
+    """Return the type of the value that a parameter takes; for a map, usually the values of its
+    items.
+    """
     if not isinstance(source, MapNode) or takes_item_results(annotation):
         return value_type(source)
     item = source.fn.definition.results.ok_type

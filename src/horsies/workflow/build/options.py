@@ -1,6 +1,5 @@
-"""The attributes of one node: of the right types, in range, and without contradictions.
-
-Users may change a node until a workflow takes it, so these checks run when the workflow is built.
+"""The checks of one node's attributes: their types, their ranges and contradictions. Users may
+change a node until a workflow takes it, so these checks run when the workflow is built.
 """
 
 from __future__ import annotations

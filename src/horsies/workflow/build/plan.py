@@ -49,8 +49,8 @@ INTERNAL_POLICY = RetryPolicy.fixed(
     auto_retry_for=[OperationalErrorCode.WORKER_CRASHED, OperationalErrorCode.WORKER_STOPPED],
 )
 
-# The fields in which two different requests differ. Queues, priorities, retries and time limits are
-# left out because they come from configuration, deadlines because they are usually counted from now.
+# The fields that make two requests different. Queues, priorities, retries and time limits are left
+# out because they come from configuration, deadlines because they are usually counted from now.
 _FINGERPRINT_FIELDS = (
     *("node_id", "kind", "task_name", "task_kwargs", "inputs"),
     *("dependencies", "join_type", "min_success", "allow_failed_deps"),

@@ -186,7 +186,9 @@ def _id_problems(
 def _repeated_nodes(
     name: str, nodes: Sequence[AnyNode], ids: Sequence[str]
 ) -> Iterator[WorkflowValidationError]:
-    """Find nodes listed more than once, each with its first id; a derived id differs at each place."""
+    """Find nodes listed more than once, each with its first id; a derived id differs at each
+    position.
+    """
     uses = Counter(map(id, nodes))
     for index, node in enumerate(nodes):
         if (count := uses.pop(id(node), 0)) > 1:
@@ -221,7 +223,7 @@ NOT_A_NODE = (
 def shape_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
     """Find foreign dependencies, cycles, bad joins and sources outside waits_for.
 
-    Without a root, one of the first two is found, and names the mistake.
+    A workflow without a root has a foreign dependency or a cycle, which is reported as such.
     """
     yield from _foreign_dependencies(nodes)
     for index in sorted(nodes.readable):
@@ -341,7 +343,7 @@ def _unreachable(nodes: NodeIndex) -> set[int]:
 
 
 def _some_cycle(nodes: NodeIndex, waiting: set[int]) -> list[int]:
-    """Walk from dependency to dependency; among nodes that never start this leads into a circle."""
+    """Walk from dependency to dependency; among nodes that never start this ends in a cycle."""
     path: dict[int, int] = {}
     index = min(waiting)
     while index not in path:
@@ -397,7 +399,7 @@ def output_problems(nodes: NodeIndex, output: object) -> Iterator[WorkflowValida
 
 
 def policy_problems(nodes: NodeIndex, policy: object) -> Iterator[WorkflowValidationError]:
-    """Find a success policy of wrong types, without cases, or with foreign nodes."""
+    """Find a success policy with wrong types, without cases, or with foreign nodes."""
     for problem, help_text in _invalid_policy(nodes, policy):
         yield WorkflowValidationError(
             f"The success policy of workflow {nodes.workflow_name!r} {problem}.",

@@ -56,7 +56,7 @@ def from_node(
     Example:
         total = add.node()(a=from_node(first), b=from_node(second))
     """
-    # R follows from the parameter; "| Any" lets mypy use that also where it is not generic.
+    # R follows from the parameter; "| Any" lets mypy use that even where it is not generic.
     if isinstance(upstream, NODE_KINDS):
         return FromNode(upstream)
     raise WorkflowValidationError(

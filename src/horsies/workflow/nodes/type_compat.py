@@ -47,11 +47,9 @@ def cached_by_annotation(size: int) -> Callable[[Callable[..., T]], Callable[...
 # A thousand nodes compare the same few annotations; taking them apart costs 10 µs each time.
 @cached_by_annotation(2_048)
 def fits(source: Any, target: Any) -> bool:
-    """Return whether every value of the source annotation is one of the target annotation.
-
-    Equal types fit, and so does ``Any`` on either side, a subclass, a union of which every member
-    fits, and any type into a union with a member it fits. Parameters of generic types are compared
-    one by one.
+    """Return whether every value of the source annotation is valid for the target annotation. Equal
+    types fit, and so does ``Any`` on either side, a subclass, a union whose members all fit, and
+    any type that fits one member of a union. Parameters of generic types are compared one by one.
     """
     source, target = _plain(source), _plain(target)
     if source is Any or target is Any or target is object or source == target:

@@ -1,8 +1,9 @@
 """Control of runs: wait for a run, and scripts that read, pause, resume, retry, cancel or signal it.
 
-Handles, the module functions and the operator's commands run the same scripts. Each is one statement
-on the server, for any number of nodes; the server decides the next state of a run, under the lock of
-its tree. Answers are values. A wait that ends early leaves nothing behind in the broker's waiters.
+Handles, the module functions and the operator's commands run the same scripts. Each is one
+statement on the server, for any number of nodes; the server decides the next state of a run, under
+the lock of its tree. Answers are values. A wait that ends early is removed from the broker's
+waiters.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ RunScript: TypeAlias = Callable[[str], Script[HandleResult[T]]]
 def perform(
     broker: PostgresBroker | None, workflow_id: str, make_script: RunScript[T]
 ) -> HandleResult[T]:
-    """Run a script; it is made for the id in the form the database writes it."""
+    """Run a script for the run with this id, which is first brought into the form of the database."""
     if broker is None:
         return no_broker(workflow_id)
     if (run_id := stored_form(workflow_id)) is None:
@@ -252,7 +253,7 @@ def _retry_result(workflow_id: str, answer: str | None) -> HandleResult[None]:
 def signal_script(
     run_id: str, name: str, value: object, declared: Any
 ) -> Script[HandleResult[SignalDelivery]]:
-    """Send a value of the declared type to the first node that waits, or will wait, for the name."""
+    """Send a value of the declared type to the first node that waits, or will wait, for this name."""
     text = _encode_signal(name, value, declared)
     if isinstance(text, CodecError):
         message = f"The signal {name!r} was not sent: {text.message}"
@@ -294,9 +295,8 @@ def wait_for_run(
     until: frozenset[WorkflowStatus],
     timeout_ms: int | None,
 ) -> HandleResult[RunOutcome]:
-    """Wait for a run in one of these statuses, or in a terminal one.
-
-    0 looks once, None waits forever.
+    """Wait for a run in one of these statuses, or in a terminal one. 0 reads once, None waits
+    forever.
     """
     if timeout_ms != 0 and is_loop_running():
         message = "This would block the running event loop; await the ..._async method instead."

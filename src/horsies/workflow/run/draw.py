@@ -19,7 +19,7 @@ from horsies.states import WORKFLOW_TASK_TERMINAL_STATES, WorkflowStatus
 from horsies.words import elapsed
 from horsies.workflow.run.listing import RunReport
 
-# More branches of one node, or more steps in a row, than this are folded to the notable ones.
+# A node with more branches, or a row with more steps, than this is folded to its notable ones.
 FOLD_ABOVE = 12
 INDENT_MAX = 12
 _NOTABLE_MAX = 5
@@ -169,7 +169,7 @@ class _Drawing:
     def _fold(
         self, parts: Sequence[Part], statuses: Callable[[Part], Counter[str]]
     ) -> list[Part | _Gap]:
-        """Replace most of a long row by a count; its ends and notable parts stay."""
+        """Replace most of a long row by a count; its ends and notable nodes stay."""
         if not self.fold or len(parts) <= FOLD_ABOVE:
             return list(parts)
         found = [statuses(part) for part in parts]
@@ -188,9 +188,8 @@ class _Drawing:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step down a trunk: the branches that leave it, then the node that continues it.
-
-    ``after`` is the node before it.
+    """One step down a trunk: the branches that leave it, then the node that continues it. ``after``
+    is the previous node.
     """
 
     after: int

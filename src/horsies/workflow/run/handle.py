@@ -107,7 +107,7 @@ class WorkflowHandle(Generic[T]):
     # Waiting
 
     def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
-        """Wait for the result and return it; 0 looks once without waiting, None waits forever.
+        """Wait for the result and return it; 0 reads once without waiting, None waits forever.
 
         Never raises. A failed, cancelled or expired run returns its error, a paused run returns
         WORKFLOW_PAUSED at once. Other errors: WAIT_TIMEOUT, RESULT_NOT_READY (with 0),
@@ -150,8 +150,8 @@ class WorkflowHandle(Generic[T]):
     ) -> HandleResult[WorkflowStatus]:
         """Wait for one of these statuses and return it; PAUSED ends the wait only if listed.
 
-        A terminal status ends the wait even if it is not listed. WAIT_TIMEOUT when the time is up; 0
-        looks once.
+        A terminal status ends the wait even if it is not listed. WAIT_TIMEOUT when the time is up;
+        0 reads once.
 
         Example:
             handle.wait(until={WorkflowStatus.PAUSED}, timeout_ms=60_000)
@@ -294,7 +294,7 @@ class WorkflowHandle(Generic[T]):
         return (await self._change_async("cancel_run", script, reason)).map(_nothing)
 
     def signal(self, name: str, value: object = None) -> HandleResult[SignalDelivery]:
-        """Send a value to the ``SignalNode`` that waits for this name, or store it for the first
+        """Send a value to the ``SignalNode`` that waits for this name, or store it for the next one
         that will; each signal is delivered once.
 
         SIGNAL_NOT_FOUND if no node of the run has this name, WORKFLOW_ENDED if the run has ended,
@@ -327,7 +327,9 @@ class WorkflowHandle(Generic[T]):
         return await control.change_async(self.broker, self.workflow_id, verb, make_script, reason)
 
     def _needs_more(self, run: RunOutcome) -> bool:
-        """Whether the result of a run takes more than its row: types, or a result left out for its size."""
+        """Whether the result of a run needs more than its row: types, or a result left out because
+        of its size.
+        """
         unknown = self._types is None and self._find_types is not None
         return run.status == WorkflowStatus.COMPLETED and (unknown or _is_left_out(run))
 
@@ -361,7 +363,7 @@ class WorkflowHandle(Generic[T]):
         self, run: RunOutcome, ends: Mapping[str, str] | None = None
     ) -> TaskResult[T, TaskError]:
         result = run_result(run, self._types or NO_TYPES, self._output, ends)
-        if run.status == WorkflowStatus.COMPLETED:  # a retry can undo any other end
+        if run.status == WorkflowStatus.COMPLETED:  # any other end can be undone by a retry
             self._cached = result
         return result
 
@@ -452,10 +454,10 @@ def _nodes_named(node: object) -> list[str] | None:
 
 
 def _until(timeout_ms: int | None) -> frozenset[WorkflowStatus]:
-    # A single look accepts any status.
+    # A single read accepts any status.
     return frozenset(WorkflowStatus) if timeout_ms == 0 else _READABLE
 
 
 def _set_of(until: Collection[WorkflowStatus]) -> frozenset[WorkflowStatus]:
-    # A status is a text: alone, it would be taken for the set of its letters.
+    # A status is a string: on its own, it would be treated as the set of its letters.
     return frozenset([until]) if isinstance(until, str) else frozenset(until)  # type: ignore[list-item]

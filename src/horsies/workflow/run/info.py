@@ -78,7 +78,7 @@ HandleResult: TypeAlias = Result[T, HandleOperationError]
 
 
 class SignalDelivery(StrEnum):
-    """The fate of a signal: a waiting node received it, or it is stored for a later one."""
+    """The effect of a signal: a waiting node received it, or it is stored for a later one."""
 
     DELIVERED = "delivered"
     STORED = "stored"

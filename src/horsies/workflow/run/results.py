@@ -154,7 +154,7 @@ def _completed(
 
 
 def _ends_of(text: str | None) -> dict[str, str]:
-    """Return the results of all ends of a graph, which are stored together."""
+    """Return the results of all final nodes of a graph, which are stored together."""
     stored = from_json(text or "")["ok"]
     return {node_id: to_json(result).decode() for node_id, result in stored.items()}
 
@@ -295,7 +295,7 @@ _CONVERTED = {
 
 
 def _shared_fields(kind: type, row: Any) -> dict[str, Any]:
-    """Return the columns of a row that its description has under the same name."""
+    """Return the columns of a row that have the same name in its description."""
     return {name: getattr(row, name) for name in _shared_names(kind, row._fields)}
 
 

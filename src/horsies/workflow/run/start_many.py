@@ -50,8 +50,8 @@ def start_many(
 ) -> WorkflowStartResult[list[WorkflowHandle[T]]]:
     """Start many runs in one transaction: all of them, or none.
 
-    The specifications must come from one application; the same one may be given many times. A generator
-    is read in chunks, while the runs before are stored.
+    The specifications must come from one application; the same one may be given many times. A
+    generator is read in chunks while the previous runs are stored.
 
     Example:
         handles = start_many(build_report(day) for day in days).unwrap()
@@ -69,7 +69,7 @@ def start_many(
 async def start_many_async(
     specs: Iterable[Startable[T]], *, transaction: object = None
 ) -> WorkflowStartResult[list[WorkflowHandle[T]]]:
-    """``start_many``; the event loop waits no longer than building a chunk takes."""
+    """Like ``start_many``, but the event loop is blocked only while a chunk is built."""
     match _stream(specs, StartOptions(transaction=transaction)):
         case Ok(stream):
             with closing(stream):
@@ -158,7 +158,7 @@ class _Stream(Generic[T]):
     _first_run: Run
     _chunks: Iterator[tuple[list[Run], bool]]
     _is_single: bool
-    # The exception that ended the stream: a refused run, or any of the caller's iterable.
+    # The exception that ended the stream: a refused run, or one raised by the caller's iterable.
     _fault: Exception | None = None
     _handles: list[WorkflowHandle[T]] = field(default_factory=list)
     _types: dict[tuple[tuple[str | None, int], ...], DeclaredTypes] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class _Stream(Generic[T]):
         self._kept = KeptRows() if self._resend else None
 
     def store(self) -> BrokerResult[None]:
-        """Start all runs; a failure that may pass is repeated as the application is configured."""
+        """Start all runs; repeat after a transient failure as configured for the application."""
         transaction, atomic = self._first_run.options.transaction, not self._is_single
         return self._broker.store(self._script, transaction, resend=self._resend, atomic=atomic)
 
@@ -233,6 +233,6 @@ class _Stream(Generic[T]):
         for node in nodes:
             if not isinstance(node, TaskNode):
                 return types
-            # The kept nodes keep the definition, and with it this number.
+            # Keeping the nodes keeps the definition alive, and with it this id().
             shape.append((node.node_id, id(node.fn.definition)))
         return self._types.setdefault(tuple(shape), types)
