@@ -81,7 +81,7 @@ def libpq_url(url: str) -> str:
 
 
 def is_embedded(url: str) -> bool:
-    """Return whether the URL asks for a private development server."""
+    """Return whether the URL requests a private development server."""
     return url.startswith(EMBEDDED_SCHEME)
 
 

@@ -71,11 +71,11 @@ CodeOption = Annotated[
 SinceOption = Annotated[
     str | None,
     typer.Option(
-        help="All tasks sent since then: 90s, 15m, 2h, 1d ago, or a time like 2026-01-31T12:00."
+        help="All tasks sent since this time: 90s, 15m, 2h, 1d ago, or a time like 2026-01-31T12:00."
     ),
 ]
 UntilOption = Annotated[
-    str | None, typer.Option(help="All tasks sent before then; written like --since.")
+    str | None, typer.Option(help="All tasks sent before this time (format as --since).")
 ]
 
 
@@ -100,8 +100,8 @@ def cancel(  # noqa: PLR0913, PLR0917
 ) -> None:
     """Cancel tasks: at once while they wait, by stopping them while they run.
 
-    The tasks are named by their ids, or chosen by filters; without --status, these choose all tasks that
-    have not ended. A bulk cancel shows its counts and asks first.
+    Name the tasks by their ids, or choose them with filters; without --status, filters choose all
+    tasks that have not ended. A bulk cancel shows its counts and asks first.
 
     Exit codes: 0 cancelled or asked to stop, 1 failure or refusal, 4 no such task.
 
@@ -242,7 +242,7 @@ def history(
     limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List changes made by hand, newest first: who, when, what, and with which outcome.
+    """List manual changes, newest first: the author, the time, the change and its outcome.
 
     Exit codes: 0 done (even if no change is on record), 1 failure.
 
@@ -276,7 +276,9 @@ def _change_text(row: ActionRow) -> Text:
 
 
 def _split_locator(arguments: Sequence[str], *, is_bulk: bool) -> tuple[list[str], str | None]:
-    """Separate the ids from the LOCATOR; of several ids, all must be valid before one is used."""
+    """Separate the ids from the LOCATOR; if there are several ids, all must be valid before any is
+    used.
+    """
     if not arguments and not is_bulk:
         raise typer.BadParameter("Name the tasks by their ids, or choose them by filters.")
     *others, last = arguments or [""]

@@ -47,7 +47,7 @@ def url(
         bool, typer.Option("--sqlalchemy", help="Print postgresql+psycopg:// for SQLAlchemy.")
     ] = False,
 ) -> None:
-    """Print the address of the database, as psql and psycopg take it.
+    """Print the address of the database, for psql and psycopg.
 
     For embedded:// this is the address of the private server, which stops with the last process that
     uses it.
@@ -99,7 +99,7 @@ def psql(
     address = _address(config)
     arguments = [_psql(), *(["--command", command] if command is not None else [])]
     conninfo, secrets = _without_password(address, config.schema_name)
-    # psql itself decides what Ctrl-C means; this process stays, so that an embedded server does.
+    # psql handles Ctrl-C itself; this process stays alive to keep an embedded server running.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     opened = subprocess.Popen([*arguments, conninfo], env=os.environ | secrets)  # noqa: S603
     # This process must outlive psql to stop that server, even when the terminal is closed.

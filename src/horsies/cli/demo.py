@@ -1,6 +1,6 @@
 """`horsies demo`: a worker, a scheduler and the dashboard at work, on their own database.
 
-The command ends by itself, leaves no process and no file behind, and exits with 1 if an outcome is
+The command ends on its own, cleans up all processes and files, and exits with 1 if an outcome is
 unexpected. The application is `horsies.demo`.
 """
 
@@ -109,7 +109,7 @@ def demo(
             "run pip install '/path/to/horsies[embedded]', or pass --database-url postgresql://user@host/database.",
             1,
         )
-    # A terminated demonstration stops its processes, too, and so does one whose terminal is closed.
+    # A terminated demonstration also stops its processes, and so does one whose terminal is closed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_TERMINATED))
     # Ctrl-C works even if the process was started with SIGINT ignored.
@@ -134,7 +134,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 @contextmanager
 def _database(console: Console, url: str | None) -> Iterator[None]:
-    """Put the database of the demonstration into the environment, and nothing else of the user's."""
+    """Set the environment of the demonstration: its database, and none of the user's settings."""
     for name in [name for name in os.environ if name.startswith("HORSIES_")]:
         del os.environ[name]
     console.print(f"[bold]horsies {__version__}[/]: a demonstration\n")
@@ -174,7 +174,7 @@ def _schema(console: Console, config: PostgresConfig) -> Iterator[None]:
 
 
 def _run(console: Console, directory: Path, keep: bool) -> bool:
-    """Run all parts beside a worker and the dashboard; tell whether all outcomes are as expected."""
+    """Run all parts with a worker and the dashboard; return whether all outcomes are as expected."""
     # Imported only now, because the application reads its address when it is created.
     app: Horsies = importlib.import_module(TASKS).app
     with ExitStack() as stack:
@@ -207,7 +207,7 @@ def _run(console: Console, directory: Path, keep: bool) -> bool:
 @contextmanager
 def _running(*arguments: str, log_fd: int, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command of horsies; shut it down gracefully, or kill it after a timeout."""
-    # Its own group: Ctrl-C is for the demonstration, which stops the others in order.
+    # In its own process group: Ctrl-C is for the demonstration, which shuts the others down.
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-c", PART_ENTRY.format(os.getpid()), *arguments],
         cwd=cwd,
@@ -311,12 +311,13 @@ def _run_cases(console: Console, app: Horsies, directory: Path) -> Part:
 
 
 def _run_kill(console: Console, app: Horsies) -> Part:
-    """Kill the process of a running task; its policy has the task tried again."""
+    """Kill the process of a running task; its retry policy runs the task again."""
     _print_title(console, "A child process is killed")
     handle = _send(app, "render")
     pid = None
     for state in handle.watch(RESULT_TIMEOUT_MS):
-        # Its first report shows that the code runs: the death of a child before that costs no attempt.
+        # Its first report shows that the code runs: if a child dies before that, no attempt is
+        # counted.
         if state.progress is not None and state.worker_pid and pid is None:
             pid = state.worker_pid
             console.print(f"the task render runs in process {pid}: kill -9 {pid}")

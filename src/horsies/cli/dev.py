@@ -67,9 +67,9 @@ def dev(
 ) -> None:
     """Run a project in this terminal: worker, scheduler and dashboard, restarted when its code changes.
 
-    Without a database URL it starts a private PostgreSQL (embedded://). It creates and updates the tables.
-    Ctrl-C stops everything in order, a second one at once. Exit codes: 0 clean shutdown, 1 error,
-    3 running tasks were interrupted.
+    Without a database URL it starts a private PostgreSQL (embedded://). It creates and updates the
+    tables. Ctrl-C shuts everything down cleanly, a second one at once. Exit codes: 0 clean
+    shutdown, 1 error, 3 running tasks were interrupted.
 
     Example:
         horsies dev shop.py
@@ -136,7 +136,7 @@ def _can_reload() -> bool:
 
 
 def _free_port() -> int:
-    """The usual port of the dashboard, or any other while another process has it."""
+    """The usual port of the dashboard, or a free one if another process uses it."""
     for port in (PORT, 0):
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

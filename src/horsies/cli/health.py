@@ -95,7 +95,7 @@ def _ping(
         return {}
     target = asked[0].worker_id if len(asked) == 1 else None
     alive = sum(health_of(one) is WorkerHealth.ALIVE for one in asked)
-    # A worker outside of those asked may answer first; its pong must not end the wait.
+    # A worker that was not asked may answer first; its pong must not end the wait.
     done = ping_workers(broker, target, timeout, max(1, alive), {one.worker_id for one in asked})
     return {pong.worker_id: pong for pong in unwrap_or_exit(done)}
 

@@ -18,9 +18,10 @@ from horsies.cli.options import exit_with
 TEMPLATE = Path(__file__).with_name("template")
 # A directory with nothing but these counts as empty.
 ALLOWED = {".git", ".venv", "wheels"}
-# Where a project finds the wheel of this release; by its name alone, pip would install another project.
+# The place where a project finds the wheel of this release; by name alone, pip would install
+# another project.
 WHEEL = f"horsies-{__version__}-py3-none-any.whl"
-# Git would obey a file of that name in this repository as well.
+# Git would also apply a file with that name to this repository.
 RENAMED = {"gitignore": ".gitignore"}
 
 

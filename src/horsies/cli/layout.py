@@ -152,7 +152,7 @@ def _folds(word: str, width: int) -> list[int]:
 
 
 def _cells(text: str) -> int:
-    """Return the width in a terminal, where characters of East Asian scripts take two cells."""
+    """Return the width in a terminal, where East Asian characters take two cells."""
     if text.isascii():
         return len(text)
     import unicodedata  # for such texts only

@@ -53,7 +53,7 @@ _MODULES = {
     "version": "main",
     "workflow": "workflows",
 }
-# What `horsies --help` prints of each command, in groups for readers.
+# The lines of `horsies --help` for each command, in groups.
 _GROUPS = {
     "Develop": {
         "init": "Create a project that runs",
@@ -112,15 +112,17 @@ def main() -> None:
 def _load(named: list[str]) -> typer.Typer:
     """Load the command that the arguments name, or all of them to suggest one for a typo."""
     if named and named[0] not in _RUNNING_TASKS:
-        # Else pydantic reads the entry points of all installed distributions, which takes 20 ms.
+        # Otherwise pydantic reads the entry points of all installed distributions, which takes 20
+        # ms.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    gc.disable()  # imports create much and drop nothing
+    gc.disable()  # imports create many objects and free none
     try:
         if not named or named[0].startswith("-"):
             return command_line(())
         return command_line(named if named[0] in _MODULES else _MODULES)
     finally:
-        gc.freeze()  # or the collection at exit visits every module: a quarter of a short command
+        # otherwise the collection at exit visits every module: a quarter of a short command
+        gc.freeze()
         gc.enable()
 
 

@@ -169,7 +169,7 @@ def refuse_missing_extra(flag: str) -> None:
 
 
 def show_causes(errors: Sequence[HorsiesError]) -> None:
-    """Print the tracebacks of the causes, if HORSIES_DEBUG_IMPORTS=1 asks for them."""
+    """Print the tracebacks of the causes, if HORSIES_DEBUG_IMPORTS=1 is set."""
     if os.environ.get("HORSIES_DEBUG_IMPORTS") != "1":
         return
     for error in errors:

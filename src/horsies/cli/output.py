@@ -91,7 +91,9 @@ def hanging(mark: str, text: Text, style: str = "") -> Table:
 
 
 def remedy_text(remedy: Finding, style: str = "") -> Text:
-    """Return a remedy; a command is not wrapped, because one that is broken into lines cannot be pasted."""
+    """Return a remedy; a command is not wrapped, because one that is split over lines cannot be
+    pasted.
+    """
     text = safe_text(remedy.remedy or "", style)
     text.no_wrap = remedy.is_command
     return text

@@ -1,7 +1,7 @@
 """Values of options that need no conversion pass without pydantic.
 
-Typer converts every value with an adapter of pydantic, also None and text, and pydantic takes 100 ms of
-processor time to load. A typer that does not ask ``get_runtime_param`` is not affected.
+Typer converts every value with a pydantic adapter, even None and strings, and pydantic takes 100 ms
+of processor time to load. A typer version that does not call ``get_runtime_param`` is not affected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _PLAIN = (str, int, float, bool)
 
 
 def pass_plain_values(parameters: Iterable[Any]) -> None:
-    """Let these parameters convert only values that are not of the right type yet."""
+    """Make these parameters convert only values that do not have the right type yet."""
     for parameter in parameters:
         if build := getattr(parameter, "get_runtime_param", None):
             conversion = _Conversion(build)

@@ -59,7 +59,9 @@ class QueueAction(StrEnum):
 def queues(
     action: Annotated[
         QueueAction | None,
-        typer.Argument(metavar="[pause|resume|purge]", help="Without it, the queues are listed."),
+        typer.Argument(
+            metavar="[pause|resume|purge]", help="Without an action, the queues are listed."
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The queue to pause, resume or purge.")

@@ -78,8 +78,8 @@ def run_scheduler(app: Horsies, owner: str) -> int:
 @contextmanager
 def _stop_signals() -> Iterator[socket.socket]:
     """Make SIGTERM, SIGINT and SIGHUP readable on a socket; the second one has its default effect.
-
-    A second SIGHUP has none: a closed terminal may send two. ``nohup`` ignores all, and so does this then.
+    A second SIGHUP is ignored, because a closed terminal may send two. Under ``nohup``, SIGHUP is
+    ignored altogether.
     """
     sender, receiver = socket.socketpair()
 

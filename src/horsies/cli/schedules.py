@@ -58,7 +58,7 @@ def schedules(
         ScheduleAction,
         typer.Argument(
             metavar="[list|next|runs|run|pause|resume]",
-            help="Without it, the stored schedules are listed.",
+            help="Without an action, the stored schedules are listed.",
             show_default=False,
         ),
     ] = ScheduleAction.LIST,

@@ -44,7 +44,7 @@ _NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ReasonOption = Annotated[
-    str | None, typer.Option(help="Why; recorded with your name, see `horsies history`.")
+    str | None, typer.Option(help="The reason, recorded with your name; see `horsies history`.")
 ]
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _NAMED = re.compile(rf"({_NAME.pattern})=(.*)", re.DOTALL)

@@ -41,7 +41,7 @@ else:
     documents = Deferred("horsies.monitor.documents")
 
 _QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
-# Workers of one set of queues that `status` names.
+# The most workers per set of queues that `status` names.
 _NAMES_SHOWN = 5
 Found: TypeAlias = Sequence[tuple[Session, BrokerResult[Overview]]]
 
@@ -54,7 +54,7 @@ def status(
     database_urls: DatabaseUrlsOption = None,
     as_json: JsonOption = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show the status again and again, until Ctrl-C.")
+        bool, typer.Option("--watch", help="Refresh the status until Ctrl-C.")
     ] = False,
     every: Annotated[
         float, typer.Option(min=0.2, max=3600, help="Seconds between two refreshes of --watch.")
@@ -62,11 +62,12 @@ def status(
 ) -> None:
     """Show all queues, a summary of the workers, and blocked tasks and runs.
 
-    CAP is the max_concurrency of a queue as its workers have it, or the application if none serves it.
-    DUE tasks can be claimed now, DELAYED tasks are due later; both are counted up to 10,000 of a queue, and
-    beyond shown as "10,000+". OLDEST is the waiting time of the oldest due task.
-    Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that will be
-    retried. The next change of a BLOCKED task or run is refused by the database; workers try it again.
+    CAP is the max_concurrency of a queue in its workers' configuration, or the application's if no
+    worker serves it. DUE tasks can be claimed now, DELAYED tasks are due later; both are counted up
+    to 10,000 per queue, and shown as "10,000+" beyond that. OLDEST is the waiting time of the
+    oldest due task. Rates count the attempts that ended within the last minute; FAILED/MIN leaves
+    out attempts that will be retried. The next change of a BLOCKED task or run is refused by the
+    database; workers try it again.
 
     With --watch, a terminal is redrawn; other output gets one report after the other. Of several databases
     each has its own report; those that cannot be read are named on standard error.

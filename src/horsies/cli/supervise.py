@@ -73,11 +73,11 @@ class Part:
 
     def send(self, number: int) -> None:
         if self.process is not None:
-            self.process.send_signal(number)  # not to a process that has ended
+            self.process.send_signal(number)  # not sent to a process that has ended
 
 
 def decide(*, stops: int, has_changed: bool, has_ended: bool) -> Action:
-    """Decide about the parts: a stop comes first, and a change replaces a part that has ended."""
+    """Decide about the parts: a stop has priority, and a change replaces a part that has ended."""
     if stops:
         return "stop"
     if has_changed:
@@ -88,7 +88,8 @@ def decide(*, stops: int, has_changed: bool, has_ended: bool) -> Action:
 def first_failure(exit_codes: Iterable[int | None]) -> int:
     """Return the first exit code that is a failure, or 0.
 
-    SIGTERM is not: a process that the supervisor stops while Python starts has no handler for it yet.
+    SIGTERM is not a failure: a process that the supervisor stops during the start of Python has no
+    handler for it yet.
     """
     return next((code for code in exit_codes if code and code != -signal.SIGTERM), 0)
 
@@ -106,7 +107,7 @@ class Supervisor:
         self._stops: list[int] = []
 
     def is_set(self) -> bool:
-        """Whether a stop was requested; the watcher of files asks."""
+        """Whether a stop was requested; called by the file watcher."""
         return bool(self._stops)
 
     def run(self) -> int:
@@ -124,7 +125,7 @@ class Supervisor:
         return first_failure(part.exit_code for part in self._parts)
 
     def _act(self, changed: Sequence[str]) -> bool:
-        """Act on the state of the parts; False to end."""
+        """Act on the state of the parts; return False to end."""
         ended = [one for one in self._parts if one.exit_code is not None and not one.is_reported]
         action = decide(stops=len(self._stops), has_changed=bool(changed), has_ended=bool(ended))
         if action == "try_change":
@@ -159,7 +160,8 @@ class Supervisor:
         """Stop one part after the other; a second signal stops all at once."""
         is_of_terminal = self._stops[:1] in ([signal.SIGINT], [signal.SIGHUP])
         for part in self._parts:
-            if not (part.shares_terminal and is_of_terminal):  # the terminal has sent it there, too
+            # the terminal has already sent the signal to it
+            if not (part.shares_terminal and is_of_terminal):
                 part.send(signal.SIGTERM)
             while part.process is not None and part.exit_code is None:
                 if len(self._stops) > 1 and not part.shares_terminal:
@@ -320,7 +322,7 @@ def worst(exit_codes: Iterable[int | None]) -> int:
 
 
 def can_watch() -> bool:
-    """Whether changes of files can be noticed: the extra ``dev`` is installed."""
+    """Whether file changes can be detected: the extra ``dev`` is installed."""
     return find_spec("watchfiles") is not None
 
 

@@ -56,7 +56,7 @@ def tasks(
     since: Annotated[
         str | None,
         typer.Option(
-            help="Only tasks sent since then: 90s, 15m, 2h, 1d ago, or a time like 2026-01-31T12:00."
+            help="Only tasks sent since this time: 90s, 15m, 2h, 1d ago, or a time like 2026-01-31T12:00."
         ),
     ] = None,
     before: Annotated[
@@ -109,7 +109,7 @@ def _print_tasks(tasks: Sequence[TaskSummary]) -> None:
 
 
 def _due(task: TaskSummary | TaskDetail) -> str | None:
-    """Describe when a delayed task becomes due, by the clock of the database; None for others."""
+    """Describe when a delayed task becomes due, by the database's clock; None for other tasks."""
     seconds = (task.enqueued_at - task.created_at).total_seconds() - task.age_seconds
     if task.status != TaskStatus.PENDING.value or seconds <= 0:
         return None

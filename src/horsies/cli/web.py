@@ -291,7 +291,8 @@ def _serve(app: ASGIApp, host: str, port: int, root_path: str) -> None:
         in_url = f"[{host}]" if ":" in host else host
         address = f"http://{in_url}:{port}{root_path.rstrip('/')}/"
         typer.echo(f"The dashboard is at {address} (Ctrl-C to stop).")
-        # The server raises the signal once more after its shutdown: end with status 0.
+        # The server raises the signal again after its shutdown; this handler makes the exit status
+        # 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
         uvicorn.Server(config).run(sockets=[listening])
@@ -302,14 +303,15 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at this address; without it, the command ends."""
+    """Return a socket that listens at this address, or end the command."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio switches Nagle's algorithm off only if the protocol is named; with it, pages took 40 ms longer.
+    # asyncio disables Nagle's algorithm only if the protocol is named; with it, pages took 40 ms
+    # longer.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen()  # a request that follows the printed address at once waits for the server
+        listening.listen()  # a request sent right after the address is printed waits for the server
     except OSError as error:
         listening.close()
         reason = error.strerror or "it is not an address of this machine"

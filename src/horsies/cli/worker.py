@@ -126,7 +126,7 @@ MaxClaimBatchOption = Annotated[
 MaxClaimsOption = Annotated[
     int,
     typer.Option(
-        help="Hold at most this many tasks, those in windows included; 0: one per child and async slot, plus "
+        help="Hold at most this many tasks, including those in windows; 0: one per child and async slot, plus "
         "prefetch_buffer and the tasks in windows."
     ),
 ]
@@ -373,7 +373,7 @@ def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None =
         worker.on_stop = lambda: stops.append(None)
         try:
             with _signals_to(worker, selector) as wake:
-                code = ExitCode.CLEAN  # for a stop before the first claim
+                code = ExitCode.CLEAN  # in case of a stop before the first claim
                 if pool.start(should_stop=lambda: bool(stops)):
                     method = config.start_method.value
                     count = config.processes + config.async_children
@@ -492,8 +492,8 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
 def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Callable[[], None]]:
     """Count SIGTERM, SIGINT and the first SIGHUP as stop requests; yield a function that wakes the loop.
 
-    Afterwards they are ignored: a late signal must not replace the exit code. SIGHUP of a closed terminal may
-    come twice, from the shell and from the kernel; ``nohup`` ignores it, and so does this worker then.
+    Afterwards they are ignored: a late signal must not replace the exit code. A closed terminal may
+    send SIGHUP twice, from the shell and from the kernel; under ``nohup`` it is ignored.
     """
     sender, receiver = socket.socketpair()
     sender.setblocking(False)

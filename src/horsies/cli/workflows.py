@@ -93,7 +93,9 @@ def workflows(
     ] = None,
     before: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Only started before this run, or after a page."),
+        typer.Option(
+            metavar="ID", help="Only started before this run, or after the cursor of a page."
+        ),
     ] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
@@ -211,7 +213,7 @@ def cancel(
     interrupt: Annotated[
         bool, typer.Option("--interrupt", help="Also stop the tasks that are running.")
     ] = False,
-    reason: Annotated[str | None, typer.Option(help="Why; stored with the run.")] = None,
+    reason: Annotated[str | None, typer.Option(help="The reason, stored with the run.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a run and its child runs; running tasks end by themselves, or at once with --interrupt.
@@ -261,7 +263,10 @@ def signal(
     workflow_id: RunIdArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the signal.")],
     value: Annotated[
-        str, typer.Argument(metavar="[VALUE]", help="JSON; null without it.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[VALUE]", help="A JSON value; null by default.", show_default=False
+        ),
     ] = "null",
     module: ApplicationOption = None,
     database_url: DatabaseUrlOption = None,
@@ -290,8 +295,8 @@ def audit(
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare every open run with its nodes and tasks; rows that contradict each other were edited by hand.
-    Runs whose next change the database refuses are listed as blocked.
+    """Compare every open run with its nodes and tasks; rows that contradict each other were edited
+    manually. Runs whose next change the database refuses are listed as blocked.
 
     Exit codes: 0 no problems; 1 failure, or problems found.
 

@@ -136,8 +136,9 @@ class RecoveryConfig(FrozenModel):
 
     claimer_heartbeat_interval_ms: int = Field(default=30_000, ge=1_000, le=120_000)
     """Milliseconds between two renewals of the leases on claimed tasks, from 1,000 to 120,000 (two
-    minutes). When it is left out and the lease is below a minute, half of the lease is used. Defaults
-    to 30,000."""
+    minutes). If it is not set and the lease is below a minute, half of the lease is used. Defaults
+    to 30,000.
+    """
 
     worker_state_snapshot_interval_ms: int = Field(default=30_000, ge=1_000, le=300_000)
     """Milliseconds between two state snapshots of a worker, from 1,000 to 300,000 (five minutes).
@@ -161,7 +162,8 @@ class RecoveryConfig(FrozenModel):
 
     queue_retention: dict[str, timedelta | None] = Field(default_factory=dict)
     """How long finished tasks of these queues are kept instead, from one second to 100 years; None
-    keeps them forever. Decided when a task is sent. Defaults to {}."""
+    keeps them forever. The value at the time of the send applies. Defaults to {}.
+    """
 
     unknown_task_grace_ms: int = Field(default=600_000, ge=1_000, le=86_400_000)
     """Milliseconds that a task waits for a worker that can run it, from 1,000 to 86,400,000 (a day).
@@ -321,10 +323,11 @@ class AppConfig(FrozenModel):
 
     claim_lease_ms: int | None = None
     """Milliseconds a claimed task that has not started stays with its worker unless the lease is
-    renewed, at least 2,000 and at least twice recovery.claimer_heartbeat_interval_ms where that is
-    set. Used only with a prefetch_buffer above 0, which requires it: other tasks start as they are
-    claimed. While it is None, max_claim_renew_age_ms and recovery.claimer_heartbeat_interval_ms are
-    checked against 60,000. Defaults to None."""
+    renewed, at least 2,000 and at least twice recovery.claimer_heartbeat_interval_ms if that is
+    set. Used only with a prefetch_buffer above 0, which requires it: otherwise tasks start when
+    they are claimed. While it is None, max_claim_renew_age_ms and
+    recovery.claimer_heartbeat_interval_ms are checked against 60,000. Defaults to None.
+    """
 
     max_claim_renew_age_ms: int = 180_000
     """Milliseconds after the claim during which the lease of a task that has not started is renewed,
@@ -373,7 +376,7 @@ class AppConfig(FrozenModel):
 
     @property
     def effective_claim_lease_ms(self) -> int:
-        """The lease of every claim: claim_lease_ms, or a minute."""
+        """The lease of every claim: claim_lease_ms, or one minute."""
         return DEFAULT_CLAIM_LEASE_MS if self.claim_lease_ms is None else self.claim_lease_ms
 
     @property
@@ -460,7 +463,7 @@ class AppConfig(FrozenModel):
         yield lease_problem is not None, code, lease_problem or ""
         yield age < 1, code, "max_claim_renew_age_ms must be at least 1"
         yield (
-            # Compared with a lease that is wrong itself, it would only repeat that mistake.
+            # Compared with a lease that is itself wrong, it would only repeat that mistake.
             1 <= age < lease and lease_problem is None,
             code,
             f"max_claim_renew_age_ms ({age}) must not be below the claim lease ({lease})",

@@ -19,7 +19,7 @@ from horsies.database_url import (
 
 
 class DefaultPostgresConfig:
-    """A `PostgresConfig` of which only the URL and the schema are set. A test compares all fields."""
+    """A `PostgresConfig` with only the URL and the schema set. A test compares all fields."""
 
     session_database_url = None
     pgbouncer_transaction_mode = False
@@ -49,7 +49,7 @@ class DefaultPostgresConfig:
 def default_config(database_url: str | None) -> DefaultPostgresConfig | None:
     """Return the configuration of this URL, or else of the environment; None if it is not valid.
 
-    `PostgresConfig.from_env` reads the same and reports what is wrong.
+    `PostgresConfig.from_env` reads the same variables and reports the mistakes.
     """
     found = (os.environ.get(name, "").strip() for name in URL_VARIABLES)
     url = next(filter(None, found), "") if database_url is None else database_url

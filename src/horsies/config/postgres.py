@@ -90,8 +90,9 @@ class PostgresConfig(FrozenModel):
 
     pool_pre_ping: bool = True
     """Test a pooled connection before it is used, so that a connection that died while idle is
-    replaced instead of failing the call. Costs no round trip: the test looks at the socket. Defaults
-    to True."""
+    replaced instead of failing the call. It needs no round trip: only the socket is checked.
+    Defaults to True.
+    """
 
     echo: bool = False
     """Log the statements of senders, operator actions and workers' turns: the name and the duration
@@ -100,12 +101,14 @@ class PostgresConfig(FrozenModel):
 
     worker_pool_size: int | None = 3
     """Connections that a worker's parent process keeps open for code of the application that sends
-    tasks or reads results there, such as a thread of a module, at least 1. The worker itself does not
-    use them: it has its own connections. None takes pool_size. Defaults to 3."""
+    tasks or reads results there, such as a thread of a module, at least 1. The worker itself does
+    not use them: it has its own connections. None means pool_size. Defaults to 3.
+    """
 
     worker_max_overflow: int | None = 2
     """Connections that code of the application in a worker's parent process may open beyond
-    worker_pool_size, at least 0. None takes max_overflow. Defaults to 2."""
+    worker_pool_size, at least 0. None means max_overflow. Defaults to 2.
+    """
 
     worker_child_pool_min_size: int = 0
     """Connections a child process keeps open once its task code has sent a task, at least 0.
@@ -119,8 +122,9 @@ class PostgresConfig(FrozenModel):
     """Test a child's connection before it is used. Defaults to True."""
 
     tcp_keepalives: bool = True
-    """Let the operating system probe idle connections, to detect a vanished server or a silent
-    firewall. The three settings below only apply when this is on. Defaults to True."""
+    """Let the operating system probe idle connections, to detect a lost server or a firewall that
+    drops packets. The three settings below only apply when this is on. Defaults to True.
+    """
 
     tcp_keepalives_idle: int = 30
     """Idle seconds before the first probe, from 1 to 32,767. Defaults to 30."""

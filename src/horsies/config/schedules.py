@@ -35,7 +35,7 @@ class KeyedWorkflow(Protocol):
         """Return the key the class declares, if any."""
 
 
-# Workflows are a layer above the configuration: it holds the class and only asks for its key.
+# Workflows are a layer above the configuration, which holds the class and only reads its key.
 _AsItIs: TypeAlias = Annotated[
     KeyedWorkflow | str,
     PlainValidator(lambda definition: definition),

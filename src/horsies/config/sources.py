@@ -12,7 +12,7 @@ MIGRATION_VARIABLE = "HORSIES_MIGRATE"
 
 
 def as_app_config(config: object) -> AppConfig:
-    """Return the configuration that ``Horsies(config)`` means."""
+    """Return the configuration for ``Horsies(config)``."""
     if isinstance(config, AppConfig):
         return config
     if config is None:

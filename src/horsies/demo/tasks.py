@@ -55,7 +55,7 @@ def withdraw(balance: int, amount: int) -> int:
 
 @app.task("divide", exception_mapper={ZeroDivisionError: "NOT_A_NUMBER"})
 def divide(a: int, b: int) -> float:
-    """Raise: the mapper turns the exception into an error code."""
+    """Raise an exception, which the mapper turns into an error code."""
     return a / b
 
 

@@ -207,7 +207,9 @@ def _stored_error(stored: TaskDetail) -> TaskError:
 
 
 def _class_path(name: str, traceback: str) -> str:
-    """Find the module of an exception in its traceback, whose last part begins with ``module.Name:``."""
+    """Find the module of an exception in its traceback, whose last line begins with
+    ``module.Name:``.
+    """
     found = re.findall(rf"^((?:\w+\.)*{re.escape(name)})(?=:|$)", traceback, re.MULTILINE)
     path = str(found[-1]) if found else name
     return path if "." in path else f"builtins.{path}"
