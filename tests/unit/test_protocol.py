@@ -103,7 +103,7 @@ def test_half_characters_in_a_report_are_escaped() -> None:
 def test_a_rest_that_cannot_be_read_is_refused(part: bytes) -> None:
     report = ChildReport("task", 1, False, "{}", "X", None, exception_names=("builtins.OSError",))
     frame = protocol.encode_report(report)
-    with pytest.raises(ProtocolError, match="rest cannot be read"):
+    with pytest.raises(ProtocolError, match="remaining fields cannot be read"):
         protocol.decode_report(frame.replace(b'[["builtins.OSError"], null, null]', part))
 
 

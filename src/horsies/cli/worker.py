@@ -126,8 +126,8 @@ MaxClaimBatchOption = Annotated[
 MaxClaimsOption = Annotated[
     int,
     typer.Option(
-        help="Hold at most this many tasks, including those in windows; 0: one per child and async slot, plus "
-        "prefetch_buffer and the tasks in windows."
+        help="Hold at most this many tasks, including those in windows; 0: one per child and async slot, "
+        "plus prefetch_buffer and the tasks in windows."
     ),
 ]
 WindowOption = Annotated[
