@@ -283,33 +283,35 @@ def _drained(
     count: int,
     queue: str = "default",
 ) -> dict[str, float]:
-    before = _counters(connection) | _processor_seconds(connection, worker.pid)
+    before = counters(connection) | processor_us_of_worker(connection, worker.pid)
     connection.execute("SELECT pg_notify(%s, '')", (f"task_queue_{queue}",))
     wait_for(connection, count, worker)
-    after = _counters(connection) | _processor_seconds(connection, worker.pid)
+    after = counters(connection) | processor_us_of_worker(connection, worker.pid)
     spent = {name: (after[name] - before[name]) / count for name in before}
     return {"rate": count / _number(connection, DRAIN_SECONDS, count), **spent}
 
 
-def _counters(connection: Connection[Any]) -> dict[str, float]:
+def counters(connection: Connection[Any]) -> dict[str, float]:
+    """Return how many transactions the server has begun and how many bytes of WAL it has written."""
     row = connection.execute(COUNTERS).fetchone()
     assert row is not None
     return {"commits": row[0], "wal_bytes": row[1]}
 
 
-def _processor_seconds(connection: Connection[Any], worker_pid: int) -> dict[str, float]:
-    """Microseconds of the worker's parent, of its children, and of the server's process for turns."""
+def processor_us_of_worker(connection: Connection[Any], worker_pid: int) -> dict[str, float]:
+    """Return the microseconds of the worker's parent, its children, and the server's process for turns."""
     parent = psutil.Process(worker_pid)
     reaped = parent.cpu_times()
     return {
-        "parent_us": _used(parent),
-        "children_us": sum(_used(child) for child in parent.children(recursive=True))
+        "parent_us": processor_us(parent),
+        "children_us": sum(processor_us(child) for child in parent.children(recursive=True))
         + (reaped.children_user + reaped.children_system) * 1e6,
-        "server_us": _used(psutil.Process(int(_number(connection, TURN_PID)))),
+        "server_us": processor_us(psutil.Process(int(_number(connection, TURN_PID)))),
     }
 
 
-def _used(process: psutil.Process) -> float:
+def processor_us(process: psutil.Process) -> float:
+    """Return the microseconds of processor time that a process has used."""
     times = process.cpu_times()
     return (times.user + times.system) * 1e6
 

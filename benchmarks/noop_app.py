@@ -73,3 +73,15 @@ def nap_1() -> TaskResult[None, TaskError]:
 def after(before: TaskResult[None, TaskError]) -> TaskResult[None, TaskError]:
     """Do nothing with the result of another node."""
     return before
+
+
+@app.task("numbers")
+def numbers(count: int) -> TaskResult[list[int], TaskError]:
+    """Return the list that a map goes over."""
+    return TaskResult(ok=list(range(count)))
+
+
+@app.task("number")
+def number(number: int) -> TaskResult[None, TaskError]:
+    """Do nothing with an item of a map."""
+    return TaskResult(ok=None)

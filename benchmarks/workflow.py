@@ -1,79 +1,99 @@
-"""What workflows cost: nodes of a wide fan against plain tasks on the same worker, and steps of a chain."""
+"""What workflows cost: nodes of chains, fans and maps against plain tasks on the same worker, and starts of
+runs against single sends by the same producer.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import statistics
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
+import psutil
 from psycopg import Connection
 
 from benchmarks import lifecycle
-from benchmarks.rounds import begin_round, heading, spread
-from benchmarks.worker import connect, running_worker
-from horsies.db.statements.workflows import start_runs
+from benchmarks.figures import counters, processor_us, processor_us_of_worker
+from benchmarks.rounds import alternate, begin_round, heading, median, ratios, spread
+from benchmarks.worker import connect, costs, running_worker
+from horsies import start_many
 from horsies.ids import new_id
-from horsies.workflow.build.plan import plan
-from horsies.workflow.nodes.nodes import AnyNode, TaskNode
+from horsies.workflow.nodes.nodes import AnyNode, MapNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
 
-WIDTH = 1_000
-STEPS = 1_000
+# Nodes of each shape and round. A chain has this many steps; the fan and the map are one run each.
+NODES = 1_000
+CHAIN_STEPS = 5
 ROUNDS = 5
-CHILDREN = (2, 4, 8)
-TARGET = 0.7
+CHILDREN = (4, 8)
+NODE_TARGET = 0.8
+# Starts and sends of each round.
+STARTS = 200
+SENDS = 600
+START_TARGET = 0.4
 
-# From the first start to the last end; the one node before and the one behind are not part of the fan.
-FAN_SECONDS = """
-SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks
-WHERE workflow_id = %s AND workflow_node_index BETWEEN 1 AND %s
-"""
-RUN_SECONDS = """
-SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks WHERE workflow_id = %s
-"""
+# From the first start to the last end; the node before a fan or a map and the one behind are not part of it.
 PLAIN_SECONDS = """
-SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks WHERE id = ANY(%s::uuid[])
+SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks
+WHERE id = ANY(%s::uuid[])
+"""
+NODE_SECONDS = """
+SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks
+WHERE workflow_id = ANY(%s::uuid[]) AND workflow_node_index BETWEEN %s AND %s
 """
 OPEN_RUNS = "SELECT count(*) FROM horsies_workflows WHERE status = 'RUNNING'"
 OPEN_TASKS = "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
+EMPTY = "TRUNCATE horsies_workflows, horsies_workflow_tasks, horsies_tasks CASCADE"
+# The processes of the server that work for the producer.
+SERVER_PIDS = """
+SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'horsies:%' AND datname = current_database()
+"""
 
 
 def _noop_app(url: str) -> Any:
     os.environ.setdefault("HORSIES_DATABASE_URL", url)
-    return importlib.import_module("benchmarks.noop_app")
+    app = importlib.import_module("benchmarks.noop_app")
+    app.app.get_broker().ensure_schema_initialized().unwrap()
+    return app
 
 
-def _fan(app: Any, task: Any, *, takes: bool) -> WorkflowSpec[Any]:
+def _chain(app: Any, *, takes: bool = False) -> WorkflowSpec[Any]:
+    nodes = [TaskNode(app.noop)]
+    for _ in range(CHAIN_STEPS - 1):
+        nodes.append(_after(app, nodes[-1], takes=takes))
+    return _spec(app, "chain", nodes)
+
+
+def _fan(app: Any, *, takes: bool = False) -> WorkflowSpec[Any]:
     first = TaskNode(app.noop)
-    after: dict[str, Any] = {"waits_for": [first]}
+    middle: list[AnyNode] = [_after(app, first, takes=takes) for _ in range(NODES)]
+    return _spec(app, "fan", [first, *middle, TaskNode(app.noop, waits_for=middle)])
+
+
+def _after(app: Any, before: TaskNode[Any], *, takes: bool) -> TaskNode[Any]:
+    """A node behind another one, which takes its result or only waits for it."""
     if takes:
-        after["args_from"] = {"before": first}
-    middle: list[AnyNode] = [TaskNode(task, **after) for _ in range(WIDTH)]
-    last = TaskNode(app.noop, waits_for=middle)
+        return TaskNode(app.after, args_from={"before": before}, waits_for=[before])
+    return TaskNode(app.noop, waits_for=[before])
+
+
+def _map(app: Any) -> WorkflowSpec[Any]:
+    numbers = TaskNode(app.numbers, kwargs={"count": NODES})
+    each = MapNode(app.number, over=numbers, each="number")
+    return _spec(app, "map", [numbers, each])
+
+
+def _spec(app: Any, name: str, nodes: Sequence[AnyNode]) -> WorkflowSpec[Any]:
     spec: WorkflowSpec[Any] = app.app.workflow(
-        "fan", [first, *middle, last], definition_key="benchmarks.fan"
+        name, list(nodes), definition_key=f"benchmarks.{name}"
     )
     return spec
 
 
-def _chain(app: Any) -> WorkflowSpec[Any]:
-    nodes = [TaskNode(app.noop)]
-    for _ in range(STEPS - 1):
-        before = nodes[-1]
-        nodes.append(TaskNode(app.after, args_from={"before": before}, waits_for=[before]))
-    spec: WorkflowSpec[Any] = app.app.workflow("chain", nodes, definition_key="benchmarks.chain")
-    return spec
-
-
-def _run(connection: Connection[Any], spec: WorkflowSpec[Any]) -> str:
-    run_id = new_id()
-    start_runs.fetch(connection, f"[{plan(spec, run_id)}]")
-    _wait(connection, OPEN_RUNS)
-    return run_id
-
-
-def _wait(connection: Connection[Any], question: bytes | str) -> None:
+def _wait(connection: Connection[Any], question: str) -> None:
     """Look rarely, so as not to be part of the load."""
     while _number(connection, question):
         connection.execute("SELECT pg_sleep(0.1)")
@@ -85,52 +105,184 @@ def _number(connection: Connection[Any], question: Any, *values: Any) -> float:
     return float(row[0])
 
 
-def _plain_rate(connection: Connection[Any]) -> float:
-    ids = [new_id() for _ in range(WIDTH)]
-    lifecycle.insert(connection, ids)
-    _wait(connection, OPEN_TASKS)
-    return WIDTH / _number(connection, PLAIN_SECONDS, ids)
+class _Shape(NamedTuple):
+    """Runs to start at once, and the indexes of the nodes to measure."""
+
+    spec: WorkflowSpec[Any]
+    runs: int
+    first: int
+    last: int
 
 
-def _rates(url: str, children: int) -> dict[str, list[float]]:
+def _shapes(app: Any) -> dict[str, _Shape]:
+    chains = NODES // CHAIN_STEPS
+    return {
+        "chains": _Shape(_chain(app), chains, 0, CHAIN_STEPS),
+        "chains, taking": _Shape(_chain(app, takes=True), chains, 0, CHAIN_STEPS),
+        "fan": _Shape(_fan(app), 1, 1, NODES),
+        "fan, taking": _Shape(_fan(app, takes=True), 1, 1, NODES),
+        "map": _Shape(_map(app), 1, 1, 1),
+    }
+
+
+class _Drain:
+    """One worker that runs plain tasks and the nodes of runs, as many of each."""
+
+    def __init__(self, connection: Connection[Any], worker_pid: int) -> None:
+        self._connection = connection
+        self._worker_pid = worker_pid
+
+    def plain(self) -> dict[str, float]:
+        ids = [new_id() for _ in range(NODES)]
+        return self._measured(
+            lambda: lifecycle.insert(self._connection, ids),
+            lambda: _number(self._connection, PLAIN_SECONDS, ids),
+        )
+
+    def runs(self, shape: _Shape) -> dict[str, float]:
+        ids: list[str] = []
+
+        def start() -> None:
+            handles = start_many([shape.spec] * shape.runs).unwrap()
+            ids.extend(handle.workflow_id for handle in handles)
+
+        seconds = partial(_number, self._connection, NODE_SECONDS, ids, shape.first, shape.last)
+        return self._measured(start, seconds)
+
+    def _measured(self, load: Callable[[], None], seconds: Callable[[], float]) -> dict[str, float]:
+        self._connection.execute("VACUUM (ANALYZE) horsies_tasks, horsies_workflow_tasks")
+        begin_round()
+        before = self._spent()
+        load()
+        _wait(self._connection, OPEN_RUNS)
+        _wait(self._connection, OPEN_TASKS)
+        after = self._spent()
+        spent = {name: (after[name] - before[name]) / NODES for name in before}
+        return {"rate": NODES / seconds(), **spent}
+
+    def _spent(self) -> dict[str, float]:
+        connection = self._connection
+        return counters(connection) | processor_us_of_worker(connection, self._worker_pid)
+
+
+def _rates(url: str, children: int) -> dict[str, list[dict[str, float]]]:
     app = _noop_app(url)
-    found: dict[str, list[float]] = {"plain": [], "fan": [], "fan, taking": [], "chain": []}
     with connect(url) as connection:
-        lifecycle.load(connection, 1)
-        with running_worker(url, children, "--max-tasks-per-child", "0"):
+        connection.execute(EMPTY)
+        with running_worker(url, children, "--max-tasks-per-child", "0") as worker:
+            lifecycle.insert(connection, [new_id() for _ in range(4 * children)])
             _wait(connection, OPEN_TASKS)
-            for _ in range(ROUNDS):
-                connection.execute("VACUUM (ANALYZE) horsies_tasks, horsies_workflow_tasks")
-                begin_round()
-                found["plain"].append(_plain_rate(connection))
-                for name, task in (("fan", app.noop), ("fan, taking", app.after)):
-                    run_id = _run(connection, _fan(app, task, takes=task is app.after))
-                    seconds = _number(connection, FAN_SECONDS, run_id, WIDTH)
-                    found[name].append(WIDTH / seconds)
-                run_id = _run(connection, _chain(app))
-                found["chain"].append(STEPS / _number(connection, RUN_SECONDS, run_id))
-        connection.execute("TRUNCATE horsies_workflows CASCADE")
+            drain = _Drain(connection, worker.pid)
+            variants: dict[str, Callable[[], dict[str, float]]] = {
+                "plain tasks": drain.plain,
+                **{name: partial(drain.runs, shape) for name, shape in _shapes(app).items()},
+            }
+            found = alternate(variants, ROUNDS)
+        connection.execute(EMPTY)
     return found
 
 
 def workflow(url: str) -> bool:
-    """Let one worker run plain tasks, wide fans and chains in turn, with 2, 4 and 8 children."""
+    """Let one worker run plain tasks, chains, fans and maps in turn, with 4 and 8 children."""
     measured = {children: _rates(url, children) for children in CHILDREN}
     heading(
-        f"workflows, {WIDTH} nodes wide and {STEPS} steps long, median (min-max) of {ROUNDS}, per second"
-    )
-    print(
-        f"  {'':12}{'plain tasks':>24}{'fan':>24}{'fan, taking':>24}{'chain':>20}{'ratio':>8}{'target':>8}"
+        f"workflows, {NODES:,} nodes of each shape, chains of {CHAIN_STEPS}, median (min-max) of {ROUNDS}"
     )
     good = True
     for children, found in measured.items():
-        ratio = statistics.median(found["fan"]) / statistics.median(found["plain"])
-        good &= ratio >= TARGET
-        print(
-            f"  {children} children{'':2}{spread(found['plain']):>24}{spread(found['fan']):>24}"
-            f"{spread(found['fan, taking']):>24}{spread(found['chain']):>20}{ratio:>8.2f}{TARGET:>8.2f}"
-        )
+        print(f"  {children} children")
+        for name, runs in found.items():
+            # A node that takes a result does more than a plain task.
+            good &= _print_shape(name, runs, found["plain tasks"]) or name.endswith("taking")
+    print(f"  target of nodes that take no result: {NODE_TARGET}")
     return good
 
 
-BENCHMARKS = {"workflow": workflow}
+def _print_shape(
+    name: str, runs: Sequence[Mapping[str, float]], plain: Sequence[Mapping[str, float]]
+) -> bool:
+    parts = ratios(runs, plain, "rate")
+    rates, each = spread([run["rate"] for run in runs]), costs([dict(run) for run in runs])
+    print(f"    {name:14}{rates:>22} /s, ratio {spread(parts, 2)}; per node: {each}")
+    return statistics.median(parts) >= NODE_TARGET
+
+
+def starts(url: str) -> bool:
+    """Send single tasks, start runs of five nodes one by one and 200 at once, without a worker."""
+    app = _noop_app(url)
+    with connect(url) as connection:
+        producer = _Producer(app, connection)
+        for warm_up in (producer.sends, producer.starts):
+            warm_up()
+        found = alternate(
+            {
+                "single sends": producer.sends,
+                "starts": producer.starts,
+                "built starts": producer.built_starts,
+                "start_many": producer.start_many,
+            },
+            ROUNDS,
+        )
+        connection.execute(EMPTY)
+    app.app.close()
+    heading(
+        f"starts of runs of {CHAIN_STEPS} nodes against single sends, median (min-max) of {ROUNDS}"
+    )
+    sends = found["single sends"]
+    for name, runs in found.items():
+        rates, parts = spread([run["rate"] for run in runs]), ratios(runs, sends, "rate")
+        spent = ", ".join(
+            f"{who} {median(runs, f'{who}_us'):.0f}" for who in ("producer", "server")
+        )
+        print(
+            f"  {name:14}{rates:>22} /s, ratio {spread(parts, 2)}; each: {median(runs, 'commits'):.2f} "
+            f"commits, {median(runs, 'wal_bytes'):,.0f} B of WAL, processor µs: {spent}"
+        )
+    print(f"  target of starts: {START_TARGET}")
+    return statistics.median(ratios(found["starts"], sends, "rate")) >= START_TARGET
+
+
+class _Producer:
+    """One process that sends tasks and starts runs of one specification."""
+
+    def __init__(self, app: Any, connection: Connection[Any]) -> None:
+        self._app = app
+        self._connection = connection
+        self._spec = _chain(app)
+
+    def sends(self) -> dict[str, float]:
+        return self._measured(SENDS, lambda: [self._app.noop.send().unwrap() for _ in range(SENDS)])
+
+    def starts(self) -> dict[str, float]:
+        return self._measured(STARTS, lambda: [self._spec.start().unwrap() for _ in range(STARTS)])
+
+    def built_starts(self) -> dict[str, float]:
+        def start() -> None:
+            for _ in range(STARTS):
+                _chain(self._app).start().unwrap()
+
+        return self._measured(STARTS, start)
+
+    def start_many(self) -> dict[str, float]:
+        return self._measured(STARTS, lambda: start_many([self._spec] * STARTS).unwrap())
+
+    def _measured(self, count: int, work: Callable[[], object]) -> dict[str, float]:
+        self._connection.execute(EMPTY)
+        begin_round()
+        before = self._spent()
+        started = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - started
+        after = self._spent()
+        spent = {name: (after[name] - before[name]) / count for name in before}
+        return {"rate": count / seconds, **spent}
+
+    def _spent(self) -> dict[str, float]:
+        pids = [row[0] for row in self._connection.execute(SERVER_PIDS).fetchall()]
+        return counters(self._connection) | {
+            "producer_us": time.process_time() * 1e6,
+            "server_us": sum(processor_us(psutil.Process(pid)) for pid in pids),
+        }
+
+
+BENCHMARKS = {"workflow": workflow, "starts": starts}

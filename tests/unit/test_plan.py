@@ -26,6 +26,7 @@ from horsies import (
 )
 from horsies.ids import new_id
 from horsies.retry import policy_from_options
+from horsies.workflow.build import plan as plan_module
 from horsies.workflow.build.plan import Parent, fingerprint, plan
 from tests.support.apps.shop import (
     codes_of,
@@ -116,6 +117,18 @@ def test_a_run_that_a_task_starts_takes_over_the_headers_of_the_task() -> None:
         assert options.pop("headers") == {"tenant": "red"}
         assert options == json.loads(outside["nodes"][node["task_index"]]["task_options"])
     assert inside["fingerprint"] == outside["fingerprint"]
+    assert planned(spec)["nodes"] == outside["nodes"], "later runs have no headers again"
+
+
+def test_the_runs_of_a_specification_share_all_but_their_own_fields(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = workflow([number.node()()])
+    first = planned(spec, workflow_key="one")
+    monkeypatch.setattr(plan_module, "_node_plans", lambda _: pytest.fail("written again"))
+    second = planned(spec, workflow_key="two")
+    own = {"workflow_key": "two", "sent_at": second["sent_at"]}
+    assert second == first | own
 
 
 def test_nodes_that_run_no_code_store_no_headers() -> None:
@@ -136,7 +149,7 @@ def test_the_moment_of_sending_is_now_unless_told() -> None:
     assert before <= sent_at <= datetime.now(UTC)
 
 
-def test_a_task_node_has_all_fields() -> None:
+def test_a_task_node_has_all_fields_but_those_without_a_value() -> None:
     node = number.node(
         node_id="n",
         priority=7,
@@ -167,21 +180,9 @@ def test_a_task_node_has_all_fields() -> None:
         "dependents": [],
         "context_dependents": [],
         "join_type": "all",
-        "min_success": None,
         "allow_failed_deps": False,
         "pauses": False,
-        "inputs": None,
-        "delay_ms": None,
-        "not_before": None,
-        "signal_name": None,
-        "signal_timeout_ms": None,
-        "map_over": None,
-        "map_parameter": None,
-        "max_parallel": None,
-        "max_items": None,
         "allow_failed_items": False,
-        "sub_definition_key": None,
-        "sub_workflow_name": None,
     }
 
 
@@ -229,15 +230,15 @@ def test_a_map_is_written_with_its_source_and_its_parameter() -> None:
     assert (described["map_over"], described["map_parameter"]) == (0, "item")
     assert (described["max_parallel"], described["allow_failed_items"]) == (4, True)
     assert described["dependencies"] == [0]
-    assert described["inputs"] is None
+    assert "inputs" not in described
 
 
 def test_a_sleep_is_a_delay_or_a_moment() -> None:
     nodes = planned_nodes(SleepNode(1.5), SleepNode(until=MOMENT))
     assert [node["kind"] for node in nodes] == ["sleep", "sleep"]
     assert [node["task_name"] for node in nodes] == ["horsies.sleep"] * 2
-    assert [node["delay_ms"] for node in nodes] == [1500, None]
-    assert [node["not_before"] for node in nodes] == [None, WRITTEN]
+    assert [node.get("delay_ms") for node in nodes] == [1500, None]
+    assert [node.get("not_before") for node in nodes] == [None, WRITTEN]
 
 
 def test_a_signal_has_a_name_and_perhaps_a_time() -> None:
@@ -245,7 +246,7 @@ def test_a_signal_has_a_name_and_perhaps_a_time() -> None:
     assert [node["kind"] for node in nodes] == ["signal", "signal"]
     assert [node["task_name"] for node in nodes] == ["horsies.signal"] * 2
     assert [node["signal_name"] for node in nodes] == ["go", "stop"]
-    assert [node["signal_timeout_ms"] for node in nodes] == [60_000, None]
+    assert [node.get("signal_timeout_ms") for node in nodes] == [60_000, None]
 
 
 def test_a_sub_workflow_is_expanded_by_a_task_of_its_own() -> None:

@@ -22,10 +22,11 @@ DECLARE
     released text[];
     has_ended_nodes boolean;
     runs uuid[];
-    indexes integer[];
+    nodes horsies_nodes;
     tasks uuid[];
     started timestamptz[];
-    are_plain boolean;
+    items uuid[];
+    others uuid[];
 BEGIN
     SELECT array_agg(id::text) FILTER (WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
         array_agg(DISTINCT queue_name::text) FILTER (WHERE status = 'PENDING'),
@@ -38,11 +39,20 @@ BEGIN
         PERFORM pg_notify('task_queue_' || released[position], '');
     END LOOP;
     IF has_ended_nodes THEN
-        SELECT array_agg(workflow_id), array_agg(workflow_node_index), array_agg(id), array_agg(started_at),
-            bool_and(status = 'COMPLETED' AND workflow_item_index IS NULL AND task_name <> 'horsies.expand')
-        INTO runs, indexes, tasks, started, are_plain FROM changed
-        WHERE workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED');
-        PERFORM horsies_advance(runs, indexes, tasks, started, are_plain);
+        SELECT array_agg(workflow_id), array_agg(workflow_id) FILTER (WHERE part = 'success'),
+            array_agg(workflow_node_index) FILTER (WHERE part = 'success'),
+            array_agg(id) FILTER (WHERE part = 'success'),
+            array_agg(started_at) FILTER (WHERE part = 'success'),
+            array_agg(id) FILTER (WHERE part = 'item'), array_agg(id) FILTER (WHERE part = 'other')
+        INTO runs, nodes.runs, nodes.indexes, tasks, started, items, others FROM (
+            SELECT id, workflow_id, workflow_node_index, started_at,
+                CASE WHEN workflow_item_index IS NOT NULL THEN 'item'
+                     WHEN status = 'COMPLETED' AND task_name <> 'horsies.expand' THEN 'success'
+                     ELSE 'other' END AS part
+            FROM changed
+            WHERE workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+        ) AS ended;
+        PERFORM horsies_advance(runs, nodes, tasks, started, items, others);
     END IF;
     RETURN NULL;
 END

@@ -34,14 +34,22 @@ CREATE OR REPLACE FUNCTION horsies_next_status(p_decision text, p_kind text) RET
 LANGUAGE sql IMMUTABLE
 RETURN CASE WHEN p_decision = 'READY' AND p_kind <> 'map' THEN 'ENQUEUED' ELSE p_decision END;
 
--- Record the ends of these nodes, whose tasks have just ended, and their consequences. When all of them are
--- "plain" (the task is the node's whole work, and succeeded), nothing can pause, and their ends count at
--- once.
+-- Whether a RUNNING run ends well with so many of its nodes, of which so many failed. A run with a policy or a
+-- parent needs more than that, see horsies_finish_runs; any other is written once, when its last nodes count.
+CREATE OR REPLACE FUNCTION horsies_succeeds(p_run horsies_workflows, p_ended bigint, p_failed bigint)
+RETURNS boolean LANGUAGE sql IMMUTABLE
+RETURN p_run.open_nodes = p_ended AND p_run.failed_nodes + p_failed = 0 AND p_run.error IS NULL
+    AND p_run.success_policy IS NULL AND p_run.parent_workflow_id IS NULL;
+
+-- Tasks of these runs have just ended: record the ends and their consequences. "p_nodes" are nodes whose tasks,
+-- the whole work of each, succeeded. They cannot pause a run, and the statement that counts their ends records
+-- them. "p_items" are tasks of maps, "p_others" failures and expansions of sub-workflows.
 CREATE OR REPLACE FUNCTION horsies_advance(
-    p_runs uuid[], p_indexes integer[], p_tasks uuid[], p_started timestamptz[], p_are_plain boolean)
-RETURNS boolean LANGUAGE plpgsql AS $$
+    p_runs uuid[], p_nodes horsies_nodes, p_tasks uuid[], p_started timestamptz[], p_items uuid[],
+    p_others uuid[])
+RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    nodes horsies_nodes := (p_runs, p_indexes);
+    others horsies_nodes;
     not_started horsies_nodes;
     maps horsies_nodes;
 BEGIN
@@ -49,9 +57,26 @@ BEGIN
     WHERE root.id = ANY(ARRAY(
         SELECT run.root_workflow_id FROM horsies_workflows AS run WHERE run.id = ANY(p_runs)))
     ORDER BY root.id FOR NO KEY UPDATE;
-    IF p_are_plain THEN
-        RETURN horsies_propagate(nodes, false, p_tasks, p_started);
+    IF p_others IS NOT NULL THEN
+        others := horsies_end_nodes(p_others);
+        not_started := horsies_start_children(p_others);
     END IF;
+    IF p_items IS NOT NULL THEN
+        maps := horsies_end_items(p_items);
+    END IF;
+    PERFORM horsies_propagate(
+        (p_nodes.runs || others.runs || not_started.runs || maps.runs,
+         p_nodes.indexes || others.indexes || not_started.indexes || maps.indexes),
+        p_others IS NOT NULL OR maps.runs IS NOT NULL, p_tasks, p_started);
+END
+$$;
+
+-- ENQUEUED -> COMPLETED or FAILED for the nodes of these tasks, except those whose expansion succeeded: their
+-- sub-workflows begin. Returns the nodes that ended.
+CREATE OR REPLACE FUNCTION horsies_end_nodes(p_tasks uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
+DECLARE
+    nodes horsies_nodes;
+BEGIN
     WITH finished AS (
         SELECT task.id, task.status, task.started_at, found.place
         FROM (SELECT * FROM horsies_tasks WHERE id = ANY(p_tasks) LIMIT cardinality(p_tasks)) AS task
@@ -67,20 +92,15 @@ BEGIN
         FROM finished WHERE node.ctid = finished.place
         RETURNING node.workflow_id, node.task_index)
     SELECT array_agg(workflow_id), array_agg(task_index) INTO nodes.runs, nodes.indexes FROM ended;
-    -- Tasks that are only a part of their node's work.
-    not_started := horsies_start_children(p_tasks);
-    maps := horsies_end_items(p_tasks);
-    nodes.runs := nodes.runs || not_started.runs || maps.runs;
-    nodes.indexes := nodes.indexes || not_started.indexes || maps.indexes;
-    RETURN horsies_propagate(nodes, true);
+    RETURN nodes;
 END
 $$;
 
 -- The consequences of the end of these nodes, in RUNNING runs: dependents count and decide, ready nodes
 -- become tasks, skipped ones are counted in the next round, and runs without open nodes end, with the nodes
 -- of their parents. "p_may_pause" says that a failure among them is new; after a resume the same failures do
--- not pause the run again. "p_tasks" and "p_started" belong to nodes whose tasks succeeded and which end
--- here: one update ends and counts them, because a second one would write them twice and check the foreign
+-- not pause the run again. "p_tasks" and "p_started" belong to the first nodes, whose tasks succeeded and which
+-- end here: one update ends and counts them, because a second one would write them twice and check the foreign
 -- key of every row that this transaction has written.
 CREATE OR REPLACE FUNCTION horsies_propagate(
     p_ended horsies_nodes, p_may_pause boolean, p_tasks uuid[] DEFAULT '{}',
@@ -91,7 +111,8 @@ DECLARE
     may_pause boolean := p_may_pause;
     tasks uuid[] := p_tasks;
     started timestamptz[] := p_started;
-    ready horsies_nodes;
+    ready horsies_workflow_tasks[];
+    has_signals boolean;
     skipped horsies_nodes;
     at_once horsies_nodes;
     parents horsies_nodes;
@@ -139,9 +160,15 @@ BEGIN
                 failed_nodes = run.failed_nodes + ends.failures[array_position(ends.runs, run.id)],
                 error = CASE WHEN ends.failures[array_position(ends.runs, run.id)] > 0 AND run.error IS NULL
                     THEN horsies_first_error(run.id) ELSE run.error END,
+                status = CASE WHEN horsies_succeeds(run, ends.totals[array_position(ends.runs, run.id)],
+                        ends.failures[array_position(ends.runs, run.id)])
+                    THEN 'COMPLETED' ELSE run.status END,
+                completed_at = CASE WHEN horsies_succeeds(run, ends.totals[array_position(ends.runs, run.id)],
+                        ends.failures[array_position(ends.runs, run.id)])
+                    THEN clock_timestamp() END,
                 updated_at = clock_timestamp()
             FROM ends WHERE run.id = ANY((SELECT ends.runs FROM ends)::uuid[])
-            RETURNING run.id, run.open_nodes),
+            RETURNING run.id, run.open_nodes, run.status),
         dependents AS (
             SELECT workflow_id, task_index, sum(ok) AS ok, sum(bad) AS bad, sum(seen) AS seen
             FROM (SELECT workflow_id, unnest(dependents) AS task_index, (status = 'COMPLETED')::integer AS ok,
@@ -169,14 +196,14 @@ BEGIN
                 task_id = CASE WHEN decision = 'READY' AND decisions.kind <> 'map' THEN horsies_new_id() END,
                 enqueued_at = CASE decision WHEN 'READY' THEN clock_timestamp() END
             FROM decisions WHERE node.ctid = decisions.place
-            RETURNING node.workflow_id, node.task_index, decision)
-        SELECT array_agg(workflow_id) FILTER (WHERE decision = 'READY'),
-            array_agg(task_index) FILTER (WHERE decision = 'READY'),
+            RETURNING node.workflow_id, node.task_index, node.kind, decision, node)
+        SELECT array_agg(node ORDER BY workflow_id, task_index) FILTER (WHERE decision = 'READY'),
+            bool_or(kind = 'signal') FILTER (WHERE decision = 'READY'),
             array_agg(workflow_id) FILTER (WHERE decision = 'SKIPPED'),
             array_agg(task_index) FILTER (WHERE decision = 'SKIPPED'),
-            (SELECT array_agg(id) FROM counted_runs WHERE open_nodes = 0)
-        INTO ready.runs, ready.indexes, skipped.runs, skipped.indexes, drained_runs FROM decided;
-        at_once := CASE WHEN ready.runs IS NOT NULL THEN horsies_enqueue_nodes(ready) END;
+            (SELECT array_agg(id) FROM counted_runs WHERE open_nodes = 0 AND status = 'RUNNING')
+        INTO ready, has_signals, skipped.runs, skipped.indexes, drained_runs FROM decided;
+        at_once := CASE WHEN ready IS NOT NULL THEN horsies_enqueue_nodes(ready, has_signals) END;
         parents := CASE WHEN drained_runs IS NOT NULL THEN horsies_finish_runs(drained_runs) END;
         batch.runs := skipped.runs || at_once.runs || parents.runs;
         batch.indexes := skipped.indexes || at_once.indexes || parents.indexes;
@@ -209,38 +236,33 @@ END
 $$;
 
 -- Insert the tasks of nodes that have just become ENQUEUED, and begin maps that have become READY. Siblings
--- are due in the order of their indexes, a microsecond apart, none in the future. Returns nodes that ended.
-CREATE OR REPLACE FUNCTION horsies_enqueue_nodes(p_ready horsies_nodes) RETURNS horsies_nodes
-LANGUAGE plpgsql AS $$
+-- are due in the order of the array, a microsecond apart, none in the future. Returns nodes that ended.
+CREATE OR REPLACE FUNCTION horsies_enqueue_nodes(p_ready horsies_workflow_tasks[], p_has_signals boolean)
+RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     begun_at timestamptz := clock_timestamp();
-    has_maps boolean;
-    has_signals boolean;
+    inserted integer;
 BEGIN
-    WITH inserted AS (
-        INSERT INTO horsies_tasks (
-            id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-            task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_inputs, burst)
-        SELECT node.task_id, node.task_name, node.queue_name, node.priority, '[]', node.task_kwargs, begun_at,
-            CASE node.kind
-                WHEN 'sleep' THEN
-                    coalesce(node.not_before, begun_at + node.delay_ms * interval '1 millisecond')
-                WHEN 'signal' THEN
-                    coalesce(begun_at + node.signal_timeout_ms * interval '1 millisecond', horsies_never_v1())
-                ELSE begun_at - interval '1 microsecond' * (cardinality(p_ready.indexes)
-                    - row_number() OVER (ORDER BY node.workflow_id, node.task_index))
-            END,
-            least(node.good_until, begun_at + node.expires_in_ms * interval '1 millisecond'),
-            node.max_retries, node.task_options, node.timeout_ms, '', node.workflow_id, node.task_index,
-            node.inputs, node.kind = 'task' AND node.inputs IS NULL AND horsies_is_burst_v1(node.task_options)
-        FROM horsies_nodes_by_key(p_ready) AS node WHERE node.kind <> 'map'
-        RETURNING task_name)
-    SELECT count(*) < cardinality(p_ready.indexes), bool_or(task_name = 'horsies.signal')
-    INTO has_maps, has_signals FROM inserted;
-    IF has_signals THEN
+    INSERT INTO horsies_tasks (
+        id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
+        task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_inputs, burst)
+    SELECT node.task_id, node.task_name, node.queue_name, node.priority, '[]', node.task_kwargs, begun_at,
+        CASE node.kind
+            WHEN 'sleep' THEN
+                coalesce(node.not_before, begun_at + node.delay_ms * interval '1 millisecond')
+            WHEN 'signal' THEN
+                coalesce(begun_at + node.signal_timeout_ms * interval '1 millisecond', horsies_never_v1())
+            ELSE begun_at - interval '1 microsecond' * (cardinality(p_ready) - node.ordinality)
+        END,
+        least(node.good_until, begun_at + node.expires_in_ms * interval '1 millisecond'),
+        node.max_retries, node.task_options, node.timeout_ms, '', node.workflow_id, node.task_index,
+        node.inputs, node.kind = 'task' AND node.inputs IS NULL AND horsies_is_burst_v1(node.task_options)
+    FROM unnest(p_ready) WITH ORDINALITY AS node WHERE node.kind <> 'map';
+    GET DIAGNOSTICS inserted = ROW_COUNT;
+    IF p_has_signals THEN
         PERFORM horsies_deliver_signals(p_ready);
     END IF;
-    RETURN CASE WHEN has_maps THEN horsies_expand_maps(p_ready) END;
+    RETURN CASE WHEN inserted < cardinality(p_ready) THEN horsies_expand_maps(p_ready) END;
 END
 $$;
 

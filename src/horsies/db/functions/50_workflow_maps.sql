@@ -31,14 +31,14 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Begin the maps among these nodes that are READY. Returns those that ended at once: no elements, or no list.
-CREATE OR REPLACE FUNCTION horsies_expand_maps(p_ready horsies_nodes) RETURNS horsies_nodes
+CREATE OR REPLACE FUNCTION horsies_expand_maps(p_ready horsies_workflow_tasks[]) RETURNS horsies_nodes
 LANGUAGE plpgsql AS $$
 DECLARE
     map horsies_workflow_tasks;
     ended horsies_nodes;
 BEGIN
     FOR map IN
-        SELECT node.* FROM horsies_nodes_by_key(p_ready) AS node
+        SELECT node.* FROM unnest(p_ready) AS node
         WHERE node.kind = 'map' AND node.status = 'READY' ORDER BY node.workflow_id, node.task_index
     LOOP
         IF NOT horsies_expand_map(map) THEN

@@ -58,7 +58,7 @@ DECLARE
     child_id uuid;
 BEGIN
     SELECT run.id INTO STRICT child_id
-    FROM horsies_start_v1(json_build_array(p_expanded::json -> 'ok')) AS run WHERE run.created;
+    FROM horsies_start_v1(jsonb_build_array(p_expanded::jsonb -> 'ok')) AS run WHERE run.created;
     IF p_is_paused THEN
         PERFORM horsies_pause_runs(ARRAY[child_id]);
     END IF;

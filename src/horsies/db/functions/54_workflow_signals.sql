@@ -37,14 +37,15 @@ END
 $$;
 
 -- Stored signals, delivered to the waiting nodes among these, the oldest first, each to one node.
-CREATE OR REPLACE FUNCTION horsies_deliver_signals(p_nodes horsies_nodes) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION horsies_deliver_signals(p_nodes horsies_workflow_tasks[]) RETURNS void
+LANGUAGE plpgsql AS $$
 DECLARE
     listener record;
     delivered text;
 BEGIN
     FOR listener IN
         SELECT node.workflow_id, node.signal_name, node.task_id
-        FROM horsies_nodes_by_key(p_nodes) AS node
+        FROM unnest(p_nodes) AS node
         WHERE node.kind = 'signal' AND node.status = 'ENQUEUED' ORDER BY node.workflow_id, node.task_index
     LOOP
         DELETE FROM horsies_workflow_signals WHERE id = (

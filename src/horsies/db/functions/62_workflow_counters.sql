@@ -54,7 +54,8 @@ $$;
 -- READY nodes without a task. Returns the nodes that ended: skipped nodes, and maps without elements.
 CREATE OR REPLACE FUNCTION horsies_decide_nodes(p_runs uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
-    ready horsies_nodes;
+    ready horsies_workflow_tasks[];
+    has_signals boolean;
     skipped horsies_nodes;
     at_once horsies_nodes;
 BEGIN
@@ -73,13 +74,13 @@ BEGIN
         FROM waiting
         WHERE node.workflow_id = waiting.workflow_id AND node.task_index = waiting.task_index
           AND decision <> 'PENDING'
-        RETURNING node.workflow_id, node.task_index, decision)
-    SELECT array_agg(workflow_id) FILTER (WHERE decision = 'READY'),
-        array_agg(task_index) FILTER (WHERE decision = 'READY'),
+        RETURNING node.workflow_id, node.task_index, node.kind, decision, node)
+    SELECT array_agg(node ORDER BY workflow_id, task_index) FILTER (WHERE decision = 'READY'),
+        bool_or(kind = 'signal') FILTER (WHERE decision = 'READY'),
         array_agg(workflow_id) FILTER (WHERE decision = 'SKIPPED'),
         array_agg(task_index) FILTER (WHERE decision = 'SKIPPED')
-    INTO ready.runs, ready.indexes, skipped.runs, skipped.indexes FROM decided;
-    at_once := horsies_enqueue_nodes(ready);
+    INTO ready, has_signals, skipped.runs, skipped.indexes FROM decided;
+    at_once := horsies_enqueue_nodes(ready, has_signals);
     RETURN (skipped.runs || at_once.runs, skipped.indexes || at_once.indexes);
 END
 $$;

@@ -4,7 +4,7 @@
 -- name: start_runs
 -- Nothing -> RUNNING for any number of runs; see horsies_start_v1.
 -- Parameters: the plans of the runs to start: a JSON array.
-SELECT id, created, name, fingerprint FROM horsies_start_v1(%(runs)s::text::json)
+SELECT id, created, name, fingerprint FROM horsies_start_v1(%(runs)s::text::jsonb)
 
 -- name: lock_runs
 -- The roots of the runs whose tasks this transaction will end, locked before the tasks and in the order of

@@ -56,7 +56,7 @@ class Route(NamedTuple):
     priority: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Graph:
     """A whole workflow: frozen nodes in index order, edges as indexes, arguments as JSON text.
 
