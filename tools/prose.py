@@ -51,25 +51,23 @@ HABITS = {
     r", also (?:after|if|when|while|in|with|without|from|for|on|under|where|by|of|those|to|at)\b": (
         "even, including"
     ),
-    r"\basync twins?\b|\btwins? of\b": "async version",
+    r"\b(?:a|async) twins?\b|\btwins? of\b": "async version",
     r"\b(?:a|one|each|every|next|last|two|this|another) looks?\b(?!-| like)": (
         "a query, a poll, a check"
     ),
     r"\btells whether\b|(?-i:^Tell whether\b)": "shows whether, return whether",
     r"\b(?:ends?|stops?|stopped|ended|closed|exits?) in order\b": "shuts down cleanly",
+    r"\bby hand\b": "manually, manual",
+    r"\bfor good\b": "permanently, finally",
+    r"\bonce more\b(?! \w+ arrive)|\banew\b": "again",
+    r"\b(?:go|goes|going) on\b(?! (?:top|the))": "continue",
+    r"\b(?:told|tells?) (?:\w+ ){0,2}apart\b": "distinguish",
+    r"\blest\b|\bin vain\b": "so that, for nothing",
+    r"\bat fault\b": "wrong, responsible",
 }
 _HABITS = {re.compile(pattern, re.IGNORECASE): plain for pattern, plain in HABITS.items()}
 # Pages and folders without these habits.
-CLEAN = (
-    *("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-    *(
-        f"src/horsies/{folder}/"
-        for folder in (
-            *("cli", "codec", "config", "db", "demo", "django", "monitor", "scheduler", "tasks"),
-            *("testing", "timetable", "web", "worker", "workflow"),
-        )
-    ),
-)
+CLEAN = ("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/horsies/")
 # Generated from docstrings and messages of other folders.
 GENERATED = ("docs/api.md", "docs/doctor.md", "docs/explain.md")
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}

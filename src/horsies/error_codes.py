@@ -52,7 +52,7 @@ class RetrievalCode(StrEnum):
 
 
 class OutcomeCode(StrEnum):
-    """The task or workflow ended without a result of its own."""
+    """The task or workflow ended without returning a result."""
 
     TASK_CANCELLED = "TASK_CANCELLED"
     TASK_EXPIRED = "TASK_EXPIRED"

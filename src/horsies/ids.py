@@ -52,7 +52,7 @@ class _Sequence:
             return f"{self._prefix}{self._tail:012x}"
 
     def _begin(self, milliseconds: int) -> None:
-        # Built by hand: a batch needs thousands, and a UUID object takes five times as long.
+        # Formatted directly: a batch needs thousands, and a UUID object takes five times as long.
         if not self._noise:  # one system call for a hundred ids
             self._noise = os.urandom(1000).hex()
         time_text, noise = f"{milliseconds:012x}", self._noise[-20:]

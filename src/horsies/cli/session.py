@@ -55,7 +55,7 @@ LimitOption = Annotated[int, typer.Option(min=1, max=LIMIT_MAX, help="Show at mo
 class Session:
     """An open database, and the application if one was named.
 
-    ``name`` tells several databases apart; it is empty when a command has only one.
+    ``name`` distinguishes several databases; it is empty when a command has only one.
     """
 
     broker: PostgresBroker

@@ -283,7 +283,9 @@ class _Member:
         return self.part.process is not None and self.part.exit_code is None
 
     def keep_up(self, now: float, *, restarts: bool) -> bool:
-        """Start the worker when it is due, also again after a failure; False once it has ended for good."""
+        """Start the worker when it is due, even after a failure; return False once it has ended
+        permanently.
+        """
         if self.is_running:
             return True
         if self.starts_at is None:

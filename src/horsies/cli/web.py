@@ -180,7 +180,9 @@ def web(  # noqa: PLR0913, PLR0917
 
 
 def _refuse_pooler(named: Sequence[str], urls: Sequence[str], pooled: dict[str, Any]) -> None:
-    """Refuse the flags of a pooler beside an application, which has them, and beside several URLs."""
+    """Refuse the flags for a pooler together with an application, which has its own settings, and
+    with several URLs.
+    """
     for name, value in pooled.items():
         flag = f"--{name.replace('_', '-')}"
         refuse_both("LOCATOR", named, flag, value)

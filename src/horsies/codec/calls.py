@@ -230,7 +230,7 @@ class ParameterNames:
         return len(self.required), maximum
 
     def misfit(self, count: int, keywords: Mapping[Any, Any]) -> tuple[str, str] | None:
-        """Return the parameter at fault and the fault, or None when the call fits."""
+        """Return the wrong parameter and the mistake, or None when the call fits."""
         if count > len(self.positional) and self.rest_positional is None:
             return "", f"{count} positional arguments are too many"
         for name in keywords:

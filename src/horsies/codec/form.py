@@ -65,7 +65,7 @@ _SHOWN_ERRORS = frozenset(get_args(core_schema.ErrorType)) - _QUOTING_ERRORS
 class CodecError:
     """Why a value cannot be stored or read: one sentence with the fix, and the path of the fault.
 
-    Neither field holds the value itself. The path is empty when the text as a whole is at fault.
+    Neither field holds the value itself. The path is empty when the text as a whole is invalid.
     """
 
     message: str

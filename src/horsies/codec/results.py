@@ -46,7 +46,7 @@ _LAST_RESORT = (
 class ResultCodec:
     """The two sides of a task's result, ready to encode and decode.
 
-    The path of an error starts with the side at fault; it is empty when the text is not a result.
+    The path of an error starts with the wrong side; it is empty when the text is not a result.
     `ok_text` and `err_text` name the declared types, `ok_type` is the type of the value.
 
     Example:

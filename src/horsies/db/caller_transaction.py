@@ -45,8 +45,8 @@ class DriverError(Exception):
     """An error of the caller's driver: its primary message alone, without parameters or rows."""
 
     def __init__(self, error: BaseException) -> None:
-        # SQLAlchemy wraps the driver's error and quotes the parameters; its adapter for asyncpg wraps
-        # once more.
+        # SQLAlchemy wraps the driver's error and quotes the parameters; its adapter for asyncpg
+        # wraps it again.
         inner = getattr(error, "orig", None) or error
         inner = inner.__cause__ or inner
         primary = getattr(getattr(inner, "diag", None), "message_primary", None)

@@ -71,9 +71,9 @@ NO_LIMITS = Limits()
 class Pipeline:
     """Runs groups of statements on one connection, each group as one transaction.
 
-    Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed anew. A group
-    without an answer for ``timeout_seconds`` is cancelled and raises; None waits as long as the
-    connection lives. With ``logged`` the statements' names and durations are logged.
+    Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed each time.
+    A group without an answer for ``timeout_seconds`` is cancelled and raises; None waits as long as
+    the connection lives. With ``logged`` the statements' names and durations are logged.
     """
 
     def __init__(

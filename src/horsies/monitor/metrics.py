@@ -251,7 +251,9 @@ def exposition(values: Iterable[Value], accept: str = "") -> tuple[bytes, str]:
 def exposition_of(
     by_database: Mapping[str, Iterable[Value]], accept: str = ""
 ) -> tuple[bytes, str]:
-    """``exposition`` of several databases, told apart by the label ``database``; "" gets no label."""
+    """Like ``exposition``, for several databases, distinguished by the label ``database``; "" gets
+    no label.
+    """
     require_prometheus()
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder
@@ -425,7 +427,7 @@ def _worker_states(workers: Iterable[WorkerSummary]) -> dict[str, int]:
 
 
 class _Sends(Protocol):
-    """An application, as far as its sends are concerned."""
+    """The part of an application that counting sends needs."""
 
     _producer: Producer
 

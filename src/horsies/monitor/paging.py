@@ -1,6 +1,6 @@
 """Pages of tasks or workflow runs, newest first.
 
-A list looks at the newest ``LIST_WINDOW`` rows, which bounds its statement to about 50 ms however long
+A list reads the newest ``LIST_WINDOW`` rows, which bounds its statement to about 50 ms however long
 the history is. Rows in an unfinished status are found at any age, through their own index.
 """
 

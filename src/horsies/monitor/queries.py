@@ -279,7 +279,7 @@ def sent_time(task_id: str) -> datetime:
 def list_tasks(broker: PostgresBroker, filters: TaskFilters) -> BrokerResult[TaskPage]:
     """List tasks, newest first.
 
-    Unfinished tasks are found at any age, and so are error codes. Other filters look at the newest
+    Unfinished tasks are found at any age, and so are error codes. Other filters search the newest
     50,000 tasks; ``next_cursor`` leads further back.
     """
     return broker.perform(_READING, tasks_script(filters))
@@ -365,7 +365,7 @@ def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
 def list_runs(broker: PostgresBroker, filters: RunFilters) -> BrokerResult[RunPage | None]:
     """List runs, newest first; None when ``after`` is the id of a run that does not exist.
 
-    Unfinished runs are found at any age. Other filters look at the newest 50,000 runs;
+    Unfinished runs are found at any age. Other filters search the newest 50,000 runs;
     ``next_cursor`` leads further back.
     """
     return broker.perform(_READING, runs_script(filters))

@@ -76,7 +76,7 @@ def prepare_by_name(
 
 
 def prepare_retry(producer: Producer, find: FindTask, error: TaskSendError) -> Ready:
-    """Prepare a failed send once more, by the payload in its error."""
+    """Prepare a failed send again, from the payload in its error."""
     payload = getattr(error, "payload", None)
     name = "of another error" if payload is None else payload.task_name
     definition = _known(find, name) or _definition(producer.config, None, name, None)

@@ -59,7 +59,7 @@ class Debounce:
     quiet: timedelta
     """How long no further send may come."""
     at_most: timedelta
-    """How long the task waits in all, whatever comes."""
+    """The longest time that the task waits in total."""
 
 
 class SendKeywords(TypedDict, total=False):

@@ -55,7 +55,7 @@ logger = logging.getLogger("horsies.wait")
 POLL_SECONDS = 1.0
 # How long the thread and its connection stay after the last waiter.
 SPARE_SECONDS = 60.0
-# Larger results of runs are left out here: the caller that needs one reads it by itself.
+# Larger results of runs are left out here: a caller that needs one reads it separately.
 SMALL_RESULT_BYTES = 1_048_576
 # How much longer than its timeout a wait may take to find the reason.
 OBSTACLE_SECONDS = 0.5

@@ -67,7 +67,7 @@ class Attempts:
 
     @property
     def failed(self) -> int:
-        """How many attempts failed for good."""
+        """How many attempts failed and were not retried."""
         return self._count("failed")
 
     @property

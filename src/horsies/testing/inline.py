@@ -14,7 +14,7 @@ from horsies.tasks.outcome import Outcome
 from horsies.testing.broker import InMemoryBroker, NoDatabaseError, Stored, in_place_of_broker
 from horsies.testing.execution import Attempt, Attempts, Ended, Execution
 
-# A policy without a limit would go on forever.
+# A policy without a limit would retry forever.
 ATTEMPTS_MAX = 100
 
 # The attempts of one task: each is run by the caller, which sends back how it ended.
@@ -25,10 +25,10 @@ Running = Generator[ClaimedTask, Ended, None]
 def run_inline(app: Horsies, *, reraise: bool = False) -> Iterator[Attempts]:
     """Run every sent task at once in this process; its handle has the result when ``send`` returns.
 
-    Arguments and results pass through the codec. A failed attempt is repeated as its retry policy says,
-    without the waits, and delays are skipped too. Tasks may send others. With ``reraise`` the exception of
-    a task that failed for good leaves the ``send``, with its traceback. Time limits do not apply, and
-    workflows are refused: they need a database, see ``run_pending``.
+    Arguments and results pass through the codec. A failed attempt is repeated according to its
+    retry policy, without waits; delays are skipped as well. Tasks may send others. With ``reraise``
+    the exception of a task whose last attempt failed leaves the ``send``, with its traceback. Time limits
+    do not apply, and workflows are refused: they need a database, see ``run_pending``.
 
     Example:
         with run_inline(app):

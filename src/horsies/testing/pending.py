@@ -96,10 +96,11 @@ def forget_clock(app: Horsies) -> None:
 
 
 def run_pending(app: Horsies, *, reraise: bool = False, limit: int = 1_000) -> PendingRun:
-    """Run what is due in the application's database, in this process, until nothing is due.
+    """Run everything that is due in the application's database, in this process, until nothing is
+    left.
 
     Workflows advance, schedules fire, retries and delayed tasks run once ``clock_of(app).advance``
-    has made them due. With ``reraise`` the exception of a task that failed for good is raised here,
+    has made them due. With ``reraise`` the exception of a task whose last attempt failed is raised here,
     with its traceback. More attempts than ``limit`` raise RuntimeError: tasks that send each other
     never end. A task that waits for the result of another task waits forever: nothing else runs
     meanwhile.

@@ -235,7 +235,7 @@ def read_expression(expression: str) -> ExpressionFields:
         raise ExpressionProblem(problems)
     minute, hour, day_of_month, month, day_of_week = parts
     # Months keep the order of the expression: it is part of the hash stored with a schedule, and a
-    # schedule whose hash changes is timed anew.
+    # schedule whose hash changes gets a new timetable.
     return ExpressionFields(
         _numeric_terms(minute),
         _numeric_terms(hour),

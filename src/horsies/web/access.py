@@ -404,7 +404,9 @@ def host_name(host: str) -> str:
 
 
 def is_allowed_host(host: str, allowed: Collection[str] | None) -> bool:
-    """Check a Host header: a foreign name that leads here is an attempt at DNS rebinding."""
+    """Check a Host header: a foreign name that resolves to this server is an attempt at DNS
+    rebinding.
+    """
     return allowed is None or "*" in allowed or host_name(host) in map(str.lower, allowed)
 
 

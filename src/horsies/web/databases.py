@@ -92,7 +92,7 @@ class Listing:
         return Page("databases.html", "Databases", {"rows": rows})
 
     async def metrics(self, view: View) -> Response:
-        """Return the gauges of all databases, told apart by the label ``database``."""
+        """Return the gauges of all databases, distinguished by the label ``database``."""
         return await answer_scrape(self._sites, view.request.headers.get("accept", ""))
 
     async def readyz(self, request: Request) -> Response:

@@ -1,7 +1,7 @@
 """The worker's connection to its database: turns, LISTEN and the session lock, kept through outages.
 
-The loop asks for the connection and gets it or None; while the database is unavailable the loop goes
-on serving children.
+The loop asks for the connection and gets it or None; while the database is unavailable the loop
+continues to serve children.
 """
 
 from __future__ import annotations

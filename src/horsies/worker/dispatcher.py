@@ -72,7 +72,8 @@ class Dispatcher:
         windows: dict[int, list[ClaimedTask]] = {}
         for task in tasks:
             if ledger.has(task.id):
-                # Another worker recovered the task and it came back here; the old attempt is void.
+                # Another worker recovered the task and it was claimed here again; the old attempt
+                # is void.
                 self.pool.stop_task(task.id, STOPPED_BY_LOSS)
             if task.worker_pid is None:
                 ledger.put(task, WAITING)

@@ -1,8 +1,8 @@
 """The heartbeat: how a worker shows that it is alive, and finds out which others are not.
 
-A heartbeat renews the worker's row and looks at the rows of the others. After a freeze or a lost connection
-it comes before any other work, because other workers may have recovered tasks meanwhile. While the database
-refuses it, the worker reads from its row whether others have declared it lost.
+A heartbeat renews the worker's row and reads the rows of the others. After a freeze or a lost
+connection it comes before any other work, because other workers may have recovered tasks meanwhile.
+While the database refuses it, the worker reads from its row whether others have declared it lost.
 """
 
 from __future__ import annotations
@@ -168,10 +168,11 @@ class Heartbeat:
             self.send(pipeline, now)
 
     def send(self, pipeline: Pipeline, now: float) -> None:
-        """Send a heartbeat. Tasks go on if the database refuses to change this worker's row: other workers
-        see that its session holds its lock and executes statements.
+        """Send a heartbeat. Tasks continue if the database refuses to change this worker's row:
+        other workers see that its session holds its lock and executes statements.
 
-        A worker that is not registered must wait: its tasks would belong to no worker that others know.
+        A worker that is not registered must wait: other workers would not know the owner of its
+        tasks.
         """
         answers: list[list[Any]] | None = None
         steps = [self._blocked.lock_wait(), *self._signs_of_life(now)]

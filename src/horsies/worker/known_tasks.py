@@ -140,7 +140,7 @@ def fingerprint(signature: CallSignature | None) -> str:
 def _build_fingerprint(definition: AnyDefinition) -> str:
     try:
         return fingerprint(definition.build_signature())
-    except ValueError:  # the child that expands it reports the annotation at fault
+    except ValueError:  # the child that expands it reports the wrong annotation
         return "unreadable"
 
 
@@ -150,7 +150,7 @@ def _types(signature: CallSignature) -> list[tuple[str, str]]:
 
 
 class _WithoutDefaults(GenerateJsonSchema):
-    """The schema of a type without the values of defaults, which each process may compute anew.
+    """The schema of a type without the values of defaults, which each process may compute itself.
 
     With them, workers of the same release would have different fingerprints, and a call that fits
     none of them would never fail. Whether a field has a default is part of the schema.

@@ -270,7 +270,7 @@ class Worker:
                 self._end_burst(pipeline)
         except psycopg.Error as error:
             connection.lose(error)
-            is_refused = connection.pipeline is not None  # the session goes on
+            is_refused = connection.pipeline is not None  # the session continues
             if is_refused and self._shutdown.note_refusal(time.monotonic()):
                 self._work.give_up()
         else:

@@ -1,5 +1,6 @@
-"""Refusals: store which claimed tasks this worker cannot call, so that workers with its parameters leave
-them out. The table may be locked, protected by a trigger, or closed to the role: other tasks go on.
+"""Refusals: store which claimed tasks this worker cannot call, so that workers with its parameters
+leave them out. The table may be locked, protected by a trigger, or closed to the role; other tasks
+are not affected.
 """
 
 from __future__ import annotations

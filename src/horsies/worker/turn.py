@@ -48,7 +48,7 @@ logger = logging.getLogger("horsies.turn")
 EVERYWHERE_SECONDS = 0.1
 # Looking everywhere is costly when the whole turn takes longer than this.
 COSTLY_SECONDS = 0.01
-# How many refused claims one turn tolerates; the next turn goes on behind them.
+# How many refused claims one turn tolerates; the next turn continues after them.
 REFUSALS_MAX = 100
 
 
@@ -501,7 +501,7 @@ def release_unheld(
 ) -> int:
     """Release the tasks that this worker owns in the database but does not hold: no child has seen them.
 
-    A retry of a held task may be among them: only the generation tells the two apart.
+    A retry of a held task may be among them: only the generation distinguishes the two.
     """
     blocked = blocked or Blocked(worker_id)
     ids, generations = [task.id for task in held], [task.generation for task in held]

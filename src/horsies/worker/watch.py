@@ -1,10 +1,10 @@
 """Watch: which other workers are lost, judged only by this worker's own uninterrupted observation.
 
-Pure: ``maintenance.py`` looks at the rows of the other workers every few seconds and passes them
-on. Silence counts from the moment this worker observed it, on its own monotonic clock; the first
-poll after a start, a lost connection or a pause starts from zero. An outage or a lock interrupts
-the observation as well, and the server's clock is not used, so none of these makes a live worker
-count as lost. ``docs/internals/liveness.md`` describes the whole protocol.
+Pure: ``heartbeat.py`` reads the rows of the other workers every few seconds and passes them on.
+Silence counts from the moment this worker observed it, on its own monotonic clock; the first poll
+after a start, a lost connection or a pause starts from zero. An outage or a lock interrupts the
+observation as well, and the server's clock is not used, so none of these makes a live worker count
+as lost. ``docs/internals/liveness.md`` describes the whole protocol.
 """
 
 from __future__ import annotations

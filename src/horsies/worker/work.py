@@ -102,7 +102,7 @@ def _ends_nodes(outcomes: Iterable[Outcome]) -> bool:
 
 
 class Work:
-    """Runs the turns of one worker's children."""
+    """Runs the turns of one worker."""
 
     def __init__(
         self,

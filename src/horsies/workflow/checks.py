@@ -278,7 +278,7 @@ def _specs(app: HasTasks, modules: Iterable[ModuleType]) -> Iterable[WorkflowSpe
 
 
 def _lacks_key(definition: AnyDefinition) -> bool:
-    """Recognize a definition that forgot its key; a base of other definitions needs none."""
+    """Recognize a definition without a key; a base class of other definitions needs none."""
     if "definition_key" in vars(definition):
         return definition.own_key() is None
     buildable = definition.get_workflow_nodes() or _has_own_build_with(definition)

@@ -339,7 +339,7 @@ BEGIN
     answer := ids;
     unsent := ids;
     WHILE unsent <> '{}' LOOP
-        -- Left in "unsent": calls whose key has no holder any more. It was deleted, or ended, in between.
+        -- Left in "unsent": calls whose key no longer has a holder: it was deleted, or ended, in between.
         FOR kept IN
             WITH line AS MATERIALIZED (
                 SELECT made.* FROM horsies_call_rows(p_calls, ids, sent_at) AS made WHERE made.id = ANY(unsent)),

@@ -1,5 +1,5 @@
--- Progress of workflows: the end of a task moves its run on in the same transaction, whichever statement
--- records it (a worker's turn, a cancel, an expiry, recovery, an update by hand), because the trigger on
+-- Progress of workflows: the end of a task advances its run in the same transaction, whichever statement
+-- records it (a worker's turn, a cancel, an expiry, recovery, a manual update), because the trigger on
 -- horsies_tasks calls horsies_advance. There is no second step that a crash could lose.
 --
 -- * One lock per tree of runs: a transaction locks the root before it changes a run, its nodes or a

@@ -105,7 +105,7 @@ BEGIN
 END
 $$;
 
--- The nodes of these ended runs in their parents end with them, and the parents that are RUNNING go on.
+-- The nodes of these ended runs in their parents end with them, and the parents that are RUNNING continue.
 CREATE OR REPLACE FUNCTION horsies_finish_parent_nodes(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     run horsies_workflows;

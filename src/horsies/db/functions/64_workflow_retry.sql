@@ -90,7 +90,7 @@ $$;
 -- Failed nodes of a run wait again, and so do the nodes skipped below them; their counters decide when each
 -- begins. A skipped node that depends on another failure is skipped again when its counters are read.
 --
--- * A dependent that a failure made ready, but that has not begun, waits for these nodes once more.
+-- * A dependent that a failure made ready, but that has not begun, waits for these nodes again.
 -- * A sub-workflow whose run has failed continues in that run, unless it must wait: then it takes new
 --   results, in a new run.
 CREATE OR REPLACE FUNCTION horsies_reset_nodes(p_run_id uuid, p_failed integer[]) RETURNS void
@@ -129,9 +129,9 @@ LANGUAGE sql STABLE AS $$
         WHERE child.id = p_node.sub_workflow_id AND child.status = 'FAILED')
 $$;
 
--- Dependents of the reset nodes that accept failures may already have tasks in the queue. Cancel these tasks, so
--- that the dependents wait for the reset nodes once more. A worker that is starting such a task holds its lock;
--- when the lock is free, the task is RUNNING and stays.
+-- Dependents of the reset nodes that accept failures may already have tasks in the queue. Cancel these tasks,
+-- so that the dependents wait for the reset nodes again. A worker that is starting such a task holds its
+-- lock; when the lock is free, the task is RUNNING and stays.
 CREATE OR REPLACE FUNCTION horsies_withdraw_tasks(p_run_id uuid, p_reset integer[]) RETURNS void
 LANGUAGE sql AS $$
     WITH waiting AS (

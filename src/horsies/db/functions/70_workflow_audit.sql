@@ -1,5 +1,5 @@
 -- The audit of workflows. Progress shares the transaction of the end that causes it, so there is no gap
--- between the two to repair: rows that contradict each other were edited by hand. The audit reports them.
+-- between the two to repair: rows that contradict each other were edited manually. The audit reports them.
 -- Such a run is cancelled or retried. Changes that the database refuses are listed with them.
 
 -- Nodes that contradict their tasks.

@@ -67,8 +67,8 @@ CREATE TABLE horsies_tasks (
     workflow_item_index   integer,
     -- References to the results this node takes: {"args": {name: index}, "context": {node: index}}.
     workflow_inputs       text,
-    -- The schedule that sent the task, and its slot (NULL for a run ordered by hand). These rows are the log
-    -- of a schedule's runs and are deleted with the tasks.
+    -- The schedule that sent the task, and its slot (NULL for a manual run). These rows are the log of a
+    -- schedule's runs and are deleted with the tasks.
     schedule_name         varchar(255),
     scheduled_for         timestamptz
 ) WITH (
@@ -244,9 +244,9 @@ CREATE TABLE horsies_workers (
     lock_key         bigint        NOT NULL,
     hostname         varchar(255)  NOT NULL,
     pid              integer       NOT NULL,
-    -- The process behind the row. A worker in the same process space (one boot of one kernel, one pid namespace)
-    -- proves it gone at once: no process has this pid and this start. NULL where the operating system does not
-    -- provide it.
+    -- The process of this worker. Another worker in the same process space (the same boot of the kernel and
+    -- the same pid namespace) can prove at once that it has ended: no process has this pid and start time.
+    -- NULL where the operating system does not provide it.
     process_space    text,
     process_started  bigint,
     -- The release of horsies that the worker runs.
@@ -354,7 +354,7 @@ CREATE TABLE horsies_workflows (
     failed_nodes        integer       NOT NULL DEFAULT 0,
     -- The case of the success policy that was met.
     matched_case        integer,
-    -- The schedule that started the run, and its slot (NULL for a run ordered by hand).
+    -- The schedule that started the run, and its slot (NULL for a manual run).
     schedule_name       varchar(255),
     scheduled_for       timestamptz,
     sent_at             timestamptz,

@@ -2,9 +2,9 @@
 -- Each reads a bounded number of rows, however long the history is.
 
 -- name: search_tasks
--- The newest tasks whose arguments contain the needles. Text and not jsonb: arguments that were stored by hand
--- need not be valid, and \u0000 is not allowed there. The caller parses the few rows and keeps the exact
--- matches. The window bounds the scan; texts above max_bytes are skipped before they are decompressed.
+-- The newest tasks whose arguments contain the needles. Text and not jsonb: arguments that were stored
+-- manually need not be valid, and \u0000 is not allowed there. The caller parses the few rows and keeps the
+-- exact matches. The window bounds the scan; texts above max_bytes are skipped before they are decompressed.
 -- "positional" are tasks with a positional parameter of the searched name, which their text lacks.
 SELECT newest.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
     enqueued_at, started_at, finished_at, worker_hostname, worker_pid,

@@ -21,10 +21,10 @@ SELECT resumed.name, resumed.paused_at
 FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS woken
 
 -- name: resend_tasks
--- Nothing -> PENDING, copied from tasks that have ended. Those rows stay; a new one refers to its origin, starts
--- its retries anew, and drops the idempotency key and a past deadline. With "once", tasks that have
--- already been sent again are skipped. The span of a new task links to the first send and is not a child of it.
--- A new id that exists belongs to a request whose answer was lost. Returns the rows it found.
+-- Nothing -> PENDING, copied from tasks that have ended. Those rows stay; a new one refers to its origin,
+-- counts its retries from zero, and drops the idempotency key and a past deadline. With "once", tasks that
+-- have already been sent again are skipped. The span of a new task links to the first send and is not a child
+-- of it. A new id that exists belongs to a request whose answer was lost. Returns the rows it found.
 -- Parameters: once skips tasks that have already been sent again.
 WITH met AS MATERIALIZED (
     SELECT task.*, asked.new_id, %(once)s::boolean AND EXISTS (

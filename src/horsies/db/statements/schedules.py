@@ -134,7 +134,7 @@ class ScheduleState(NamedTuple):
 
 
 class ScheduleRun(NamedTuple):
-    """One run of a schedule; ``scheduled_for`` is None when it was run by hand.
+    """One run of a schedule; ``scheduled_for`` is None for a manual run.
 
     ``task_id`` is the id of its task or, with ``is_workflow``, of its workflow run.
     """

@@ -202,7 +202,7 @@ FROM resumed CROSS JOIN LATERAL pg_notify('horsies_schedules', resumed.schedule_
 
 -- name: run_schedule
 -- One manual run in addition to the slots; the timetable does not change.
--- Parameters: the task of a schedule that is run by hand.
+-- Parameters: the task of a schedule that is run manually.
 WITH sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
@@ -222,7 +222,7 @@ SELECT sent.id::text AS id FROM sent
 
 -- name: start_schedule
 -- The same for a workflow.
--- Parameters: the workflow of a schedule that is run by hand: its run id and plan as JSON text.
+-- Parameters: the workflow of a schedule that is run manually: its run id and plan as JSON text.
 WITH started AS MATERIALIZED (
     SELECT horsies_start_scheduled_v1(
         ARRAY[%(id)s::uuid], ARRAY[%(plan)s::text], ARRAY[%(schedule_name)s::text], ARRAY[NULL::timestamptz],

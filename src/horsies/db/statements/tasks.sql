@@ -51,7 +51,8 @@ FROM unnest(
     AS sent (id, args, kwargs, enqueue_sha)
 
 -- name: insert_tasks
--- The same rows once more, after a commit in doubt: those that are stored stay. Returns the number of new rows.
+-- Insert the same rows again after a commit in doubt; rows that are already stored stay. Returns the number
+-- of new rows.
 WITH inserted AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,

@@ -304,7 +304,7 @@ class _Server:
 
     async def _run(self, running: _Running) -> ChildReport:
         running.has_begun = True
-        # a coroutine that starts a second time may be behind others
+        # a restarted coroutine may have a lower number than others that have begun
         if running.number > self._last_begun:
             self._last_begun = running.number
             if (page := self._parent.page) is not None:

@@ -156,7 +156,7 @@ class ChildProcess:
     queued_at: float | None = None
     was_killed: bool = False
     was_retired: bool = False
-    # A child of several tasks that takes no more: it is replaced now and exits after the last one.
+    # Whether an async child takes no more tasks: it is replaced now and exits after the last one.
     is_draining: bool = False
     # Whether a task has interfered with the socket or the permits: the child takes no more tasks
     # and is replaced.

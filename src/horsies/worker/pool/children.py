@@ -1,8 +1,8 @@
 """The children of a pool: the life of each process from launch to reaping.
 
-This module decides when a child is started, kept as a spare, retired, killed and reaped, whichever kind it
-has. One with a single place that is near its limits is replaced by a spare. An async one takes no more tasks,
-is replaced, and exits after its last task.
+This module decides when a child is started, kept as a spare, retired, killed and reaped, whichever
+kind it has. A child with a single slot that is near its limits is replaced by a spare. An async
+child takes no more tasks, is replaced, and exits after its last task.
 """
 
 from __future__ import annotations

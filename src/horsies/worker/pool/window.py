@@ -97,8 +97,8 @@ class Windows:
         windows.
 
         Windows grow while claims return as many short tasks as they asked for. When the queues are
-        drained, windows start small once more, so that other workers get a share of the few tasks.
-        In the remaining case the next task needs its own child or a less deep window, and the claim
+        drained, windows start small again, so that other workers get a share of the few tasks. In
+        the remaining case the next task needs its own child or a less deep window, and the claim
         has locked the rows behind it for nothing: no window is filled until a child takes that
         task, and then only to half the depth.
         """

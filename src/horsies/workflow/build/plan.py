@@ -61,7 +61,7 @@ _FINGERPRINT_FIELDS = (
 
 
 class HasGraph(Protocol):
-    """A specification, as far as its plan is concerned."""
+    """The part of a specification that its plan needs."""
 
     @property
     def graph(self) -> Graph: ...

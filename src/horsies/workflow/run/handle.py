@@ -79,8 +79,8 @@ class WorkflowHandle(Generic[T]):
         if result.is_ok():
             print(result.ok_value)
 
-    A handle made by hand from an id reads values as plain JSON, and the result by ``output_type`` if
-    given; ``app.workflow_handle(workflow_id)`` finds the types by itself.
+    A handle that you create from an id reads values as plain JSON, and the result by
+    ``output_type`` if given; ``app.workflow_handle(workflow_id)`` finds the types by itself.
     """
 
     __slots__ = ("_cached", "_find_types", "_output", "_types", "broker", "workflow_id")

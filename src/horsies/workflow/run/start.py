@@ -39,7 +39,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Startable(HasGraph, YieldsValue[T_co], Protocol[T_co]):
-    """A specification, as far as starting it is concerned; ``T_co`` is the type of its result."""
+    """The part of a specification that starting it needs; ``T_co`` is the type of its result."""
 
 
 @dataclass(frozen=True, slots=True)
