@@ -143,8 +143,8 @@ def search_path_in_options(options: str) -> str | None:
 
 
 def channel_prefix(schema: str) -> str:
-    """The prefix of every channel of a schema. It is nine bytes long for any name, because channels
-    have 63.
+    """The prefix of every channel of a schema. It is nine bytes long for any name, because a
+    channel name has at most 63 bytes.
     """
     if schema == DEFAULT_SCHEMA:
         return ""

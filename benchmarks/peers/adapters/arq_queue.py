@@ -32,7 +32,7 @@ FACTS = Facts(
             "the worker only polls; the default of half a second would be the latency",
             PAGE,
         ),
-        Choice("Job.result(poll_delay=0.001)", "waiting for a result polls too", PAGE),
+        Choice("Job.result(poll_delay=0.001)", "waiting for a result also polls", PAGE),
     ),
 )
 

@@ -41,7 +41,7 @@ FACTS = Facts(
             f"task_acks_late = {LATE}",
             "late: a task is repeated if its worker dies"
             if LATE
-            else "the default: a task is acknowledged before it runs; celery-late has the other way",
+            else "the default: a task is acknowledged before it runs; see celery-late for late acknowledgement",
             f"{GUIDE}/tasks.html#Task.acks_late",
         ),
         Choice(
@@ -51,7 +51,7 @@ FACTS = Facts(
         ),
         Choice(
             "--without-gossip --without-mingle",
-            "one worker has no neighbours to talk to",
+            "gossip serves clusters; there is one worker",
             f"{GUIDE}/workers.html",
         ),
     ),

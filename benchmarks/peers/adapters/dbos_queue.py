@@ -30,7 +30,7 @@ FACTS = Facts(
             "queues are only polled; the default of a second would be the rate and the latency",
             PAGE,
         ),
-        Choice("get_result(polling_interval_sec=0.001)", "waiting for a result polls too", PAGE),
+        Choice("get_result(polling_interval_sec=0.001)", "waiting for a result also polls", PAGE),
     ),
 )
 

@@ -34,7 +34,7 @@ FACTS = Facts(
             f"--processes slots, burst = {BURST}",
             "a process may hold several short tasks in advance"
             if BURST
-            else "the default: a process holds one task; horsies-burst has the other way",
+            else "the default: a process holds one task; see horsies-burst for windows",
             "docs/workers.md",
         ),
         Choice(

@@ -89,7 +89,7 @@ class Statement(Generic[P, Row]):
         return known
 
     def numbered(self, schema: str = DEFAULT_SCHEMA) -> bytes:
-        """Return the text with ``$n`` for the parameters, as PostgreSQL takes it."""
+        """Return the text with ``$n`` for the parameters, the form of PostgreSQL."""
         if (known := self._numbered.get(schema)) is None:
             known = self._numbered[schema] = _numbered(self.query(schema).decode(), self.parameters)
         return known

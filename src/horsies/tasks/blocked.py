@@ -182,7 +182,7 @@ class Blocked:
         self._locked_until = 0.0
         # Why regular jobs were refused the last time.
         self.refused_jobs: dict[str, str] = {}
-        # Whether rows of tasks that moved on may be left.
+        # Whether the table may still contain rows of tasks that have moved on.
         self.has_recorded = False
 
     def excluded(self) -> list[str]:

@@ -68,8 +68,8 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: fail_tasks
--- RUNNING -> FAILED, or CANCELLED for a task stopped by a cancel, and the attempt row. With "only_cancelled" a
--- task without an accepted cancel does not match: a cancel comes before the return to the queue.
+-- RUNNING -> FAILED, or CANCELLED for a task stopped by a cancel, and the attempt row. With "only_cancelled",
+-- only tasks with an accepted cancel match: such a task is cancelled instead of returned to its queue.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = (%(statuses)s::text[])[array_position(%(ids)s::uuid[], task.id)],

@@ -206,7 +206,8 @@ class TaskCallingNode(CallingNode[R_co], Generic[T_co, R_co]):
     @property
     def name(self) -> str:
         """The name of the task."""
-        # Until a workflow refuses it, a node may hold something other than a task; it has a repr too.
+        # A node may hold something other than a task until a workflow refuses it, and repr() must
+        # work for it.
         definition: TaskDefinition | None = getattr(self.fn, "definition", None)
         return own_name(self.fn) if definition is None else definition.name
 
