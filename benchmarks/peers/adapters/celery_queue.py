@@ -41,7 +41,7 @@ FACTS = Facts(
             f"task_acks_late = {LATE}",
             "late: a task is repeated if its worker dies"
             if LATE
-            else "the default: a task is acknowledged before it runs; see celery-late for late acknowledgement",
+            else "the default: a task is acknowledged before it runs; see celery-late for the other",
             f"{GUIDE}/tasks.html#Task.acks_late",
         ),
         Choice(
