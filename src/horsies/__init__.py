@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         PayloadConfig,
         PayloadPolicy,
         QueueMode,
+        Rate,
         RecoveryConfig,
         WorkerResilienceConfig,
     )
@@ -261,6 +262,7 @@ __all__ = [
     "TaskSendFailed",
     "TaskSendPayload",
     "Debounce",
+    "Rate",
     "OutgoingTask",
     "TaskOptions",
     # workflows
@@ -345,7 +347,7 @@ __all__ = [
 _NAMES_BY_MODULE = {
     "app": "ChildProcessStartHook Horsies get_current_app",
     "config.app": (
-        "AppConfig CustomQueueConfig PayloadConfig PayloadPolicy QueueMode RecoveryConfig "
+        "AppConfig CustomQueueConfig PayloadConfig PayloadPolicy QueueMode Rate RecoveryConfig "
         "WorkerResilienceConfig"
     ),
     "config.postgres": "PostgresConfig",

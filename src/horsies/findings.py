@@ -226,6 +226,10 @@ GROUPS: dict[str, dict[str, Entry]] = {
             level=Level.RED,
             urgency=Urgency.STOPPED,
         ),
+        "QUEUE_RATE": _obstacle(
+            "As many tasks of the queue have started as its `rate` allows for now.",
+            "Wait for the next start, or raise the rate.",
+        ),
         "CAPS_DISAGREE": _remark(
             "Workers of the queue obey different caps.",
             "Deploy one configuration to all of them.",

@@ -45,7 +45,7 @@ calculate_next_run ScheduleState ScheduleRun
 MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults
 start_many start_many_async WorkflowInfo SignalDelivery
 TaskFailed TaskSendFailed ResultUnavailable ResultTimeout
-TracingConfig Debounce
+TracingConfig Debounce Rate
 """
 
 

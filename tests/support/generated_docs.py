@@ -27,6 +27,7 @@ from horsies.config.app import (
     AppConfig,
     CustomQueueConfig,
     PayloadConfig,
+    Rate,
     RecoveryConfig,
     WorkerResilienceConfig,
 )
@@ -77,6 +78,7 @@ MODELS: tuple[type[BaseModel], ...] = (
     AppConfig,
     PostgresConfig,
     CustomQueueConfig,
+    Rate,
     RecoveryConfig,
     WorkerResilienceConfig,
     PayloadConfig,

@@ -17,6 +17,7 @@ from horsies.db.statements.explain import (
     Knowledge,
     LastServer,
     MapPlace,
+    Meter,
     NodeFacts,
     OpenTransaction,
     Place,
@@ -200,6 +201,8 @@ WAITING = [
     ),
     (waits(queue([worker(queue_caps={"mail": 1})], places=[place()])), ["QUEUE_CAP"]),
     (waits(queue([worker(queue_caps={"mail": 2})], places=[place()])), ["SHOULD_START_NOW"]),
+    (waits(queue(meter=Meter(ago(-5), 60.0))), ["QUEUE_RATE"]),
+    (waits(queue(meter=Meter(ago(1), 60.0))), ["SHOULD_START_NOW"]),
     (
         waits(queue([worker(cluster_wide_cap=1)], places=[place(queue_name="x", in_queue=0)])),
         ["CLUSTER_CAP"],

@@ -191,6 +191,23 @@ def test_caps_name_the_tasks_that_take_the_places(doors: Doors, connection: Data
     assert codes(doors.task(waiting)) == ["QUEUE_CAP", "CLUSTER_CAP", "CAPS_DISAGREE"]
 
 
+def test_a_rate_names_the_time_of_the_next_start(doors: Doors, connection: Database) -> None:
+    serve(connection)
+    waiting = add_task(connection)
+    connection.execute(
+        "INSERT INTO horsies_meters VALUES ('default', now() + interval '300 seconds', 60, 2)"
+    )
+    explanation = doors.task(waiting)
+    assert codes(explanation) == ["QUEUE_RATE"]
+    sentence = the(explanation, "QUEUE_RATE").sentence
+    assert sentence.startswith(
+        "The rate of queue 'default' allows one every 1 min, and the next task"
+    )
+    assert codes(doors.queue("default")) == ["QUEUE_RATE", "TASKS_DUE"]
+    connection.execute("UPDATE horsies_meters SET next_at = now(), seconds = 0.01")
+    assert codes(doors.task(waiting)) == ["SHOULD_START_NOW"]
+
+
 def test_a_task_behind_others_is_told_how_many_and_how_long(
     doors: Doors, connection: Database
 ) -> None:

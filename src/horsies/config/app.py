@@ -70,6 +70,29 @@ def queue_name_problem(name: str) -> str | None:
     return None
 
 
+class Rate(FrozenModel):
+    """How many tasks of a queue may start in a time, in the whole cluster.
+
+    Example:
+        Rate(count=100, per_seconds=60, burst=5)
+    """
+
+    count: int = Field(ge=1, le=1_000_000)
+    """How many tasks may start in `per_seconds`, from 1 to 1,000,000. Required."""
+
+    per_seconds: float = Field(default=1.0, ge=0.001, le=31_622_400.0)
+    """The period, from a millisecond to 366 days. Defaults to 1."""
+
+    burst: int = Field(default=1, ge=1, le=1_000_000)
+    """How many tasks may start at once after a pause, from 1 to 1,000,000. 1 spaces the starts evenly.
+    Defaults to 1."""
+
+    @property
+    def seconds_per_start(self) -> float:
+        """The seconds between two starts."""
+        return self.per_seconds / self.count
+
+
 class CustomQueueConfig(FrozenModel):
     """One queue of an app in CUSTOM mode.
 
@@ -87,6 +110,10 @@ class CustomQueueConfig(FrozenModel):
     max_concurrency: int | None = Field(default=None, ge=0)
     """The largest number of tasks of this queue in flight in the whole cluster, at least 0. 0 pauses
     the queue: tasks stay pending. None sets no limit and saves the counting. Defaults to None."""
+
+    rate: Rate | None = None
+    """How many tasks of this queue may start in a time, in the whole cluster; see
+    [rates](concurrency.md#rates). None sets no limit. Defaults to None."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -91,8 +91,8 @@ class Agenda:
         return not (self.may_have_work or self.needs_look_ahead) and self.claim_at == NEVER
 
     def wake_at(self, at: float) -> None:
-        """Request a claim at that time, whether or not a task is known to be due."""
-        self.claim_at = at
+        """Claim again at that time at the latest, whether or not a task is known to be due."""
+        self.claim_at = min(self.claim_at, at)
 
     def tick(self, now: float) -> None:
         """Request a claim if a due time has come, and a check of everything if the safety poll is

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +18,7 @@ from uuid import UUID
 
 import psycopg
 
-from horsies.config.app import AppConfig
+from horsies.config.app import AppConfig, Rate
 from horsies.db.errors import describe_refusal, is_of_text
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
@@ -25,10 +26,13 @@ from horsies.db.statements.blocked import DueTask, find_due, find_unheld
 from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
+    LookAhead,
     ReleaseUnstarted,
     StartTasks,
     claim_tasks,
     release_unstarted,
+    seconds_until_due,
+    seconds_until_rated,
     start_tasks,
 )
 from horsies.tasks.blocked import Action, Blocked, Change, is_of_one
@@ -205,12 +209,16 @@ class Claimer:
     max_claim_batch: int = 0
     counts_claimed: bool = True
     lease_ms: int = 60_000
+    # Per queue; empty if none has one.
+    rates: Sequence[Rate | None] = ()
 
     @classmethod
     def of(
         cls, app_config: AppConfig, config: WorkerConfig, worker_id: str, hostname: str
     ) -> Claimer:
         caps = {queue.name: queue.max_concurrency for queue in app_config.queues()}
+        rates = {queue.name: queue.rate for queue in app_config.queues()}
+        served = tuple(rates.get(queue) for queue in config.queues)
         return cls(
             worker_id,
             hostname,
@@ -220,6 +228,7 @@ class Claimer:
             config.max_claim_batch,
             app_config.hard_cap_mode,
             app_config.effective_claim_lease_ms,
+            served if any(served) else (),
         )
 
     @cached_property
@@ -229,8 +238,22 @@ class Claimer:
 
     def only(self, queue: str) -> Claimer:
         """The same worker, claiming from one queue."""
-        cap = self.queue_caps[self.queues.index(queue)]
-        return replace(self, queues=(queue,), queue_caps=(cap,))
+        place = self.queues.index(queue)
+        rates = self.rates[place : place + 1]
+        return replace(self, queues=(queue,), queue_caps=(self.queue_caps[place],), rates=rates)
+
+    def look_ahead(self, last_look: datetime | None) -> Step:
+        """The statement that says when the next task is due, or may start again under a rate."""
+        statement = seconds_until_rated if self.rates else seconds_until_due
+        return statement, LookAhead(self.queues, last_look)
+
+    def seconds_between_starts(self, claimed: Iterable[ClaimedTask]) -> float | None:
+        """The shortest time after which a rate allows the next start of these tasks' queues."""
+        if not self.rates:
+            return None
+        rates = dict(zip(self.queues, self.rates, strict=True))
+        found = [rate for task in claimed if (rate := rates.get(task.queue_name)) is not None]
+        return min((rate.seconds_per_start for rate in found), default=None)
 
     def claim(self, request: TurnRequest) -> ClaimTasks:
         idle, positions = len(request.pids) + request.prefetch, request.positions
@@ -257,6 +280,8 @@ class Claimer:
             unknown_names=request.unknown_names,
             refused_ids=request.refused_ids,
             refused_by=request.refused_by,
+            rate_seconds=[None if one is None else one.seconds_per_start for one in self.rates],
+            rate_bursts=[None if one is None else one.burst for one in self.rates],
         )
 
 

@@ -19,11 +19,9 @@ from horsies.db.statements.turn import (
     NOTHING,
     ClaimedTask,
     ExpireTasks,
-    LookAhead,
     ReleaseLapsed,
     expire_tasks,
     release_lapsed,
-    seconds_until_due,
 )
 from horsies.logs import as_event
 from horsies.tasks.blocked import Blocked
@@ -381,6 +379,10 @@ class Work:
         lane.agenda.note_claim(possible, len(claimed))
         if was_short and not request.positions.looks_everywhere:
             lane.agenda.wake_at(lane.bookmarks.rested_at)
+        # A look-ahead finds the next start under a rate, but only ten times a second.
+        pause_seconds = self._claimer.seconds_between_starts(claimed)
+        if was_short and pause_seconds is not None:
+            lane.agenda.wake_at(span[1] + pause_seconds)
         return lane.bookmarks.note_claim(request.positions, claimed, was_short=was_short, span=span)
 
     def _hand_out_nodes(
@@ -453,10 +455,7 @@ class Work:
         steps: list[Step] = [
             (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH, excluded)),
             (release_lapsed, ReleaseLapsed(EXPIRY_BATCH, excluded)),
-            (
-                seconds_until_due,
-                LookAhead(self._config.queues, None if None in looks else looks[0]),
-            ),
+            self._claimer.look_ahead(None if None in looks else looks[0]),
             *signs,
         ]
         expired, lapsed, (due,), *answers = self._blocked.isolated(
@@ -471,6 +470,8 @@ class Work:
         ended = time.monotonic()
         for lane in self._lanes:
             lane.agenda.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
+            if due.start_seconds is not None:
+                lane.agenda.wake_at(ended + due.start_seconds)
         if answers:
             # A recovery may follow, and this worker may claim the tasks it frees.
             self.claimed_last = False

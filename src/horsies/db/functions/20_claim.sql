@@ -179,6 +179,8 @@ $$;
 --   (horsies_leading_run), never from a queue with a cap. The claim goes through the queues and priorities in
 --   order, and fills these places until it meets a due task that it may take and that may not wait in a child.
 --   What was claimed earlier, waits for later, or is paused has no influence.
+-- * "p_rate_seconds" and "p_rate_bursts" are the rates of the queues, empty for a worker without any; see
+--   18_rates.sql.
 -- * "p_is_async" restricts the claim to tasks of "async def" functions, or to the others; NULL takes both.
 -- * "details" has the columns that only the code of the task may ask for, one per line in one text: more
 --   columns would cost the worker 0.1 us each, and nearly no task asks.
@@ -189,7 +191,8 @@ CREATE OR REPLACE FUNCTION horsies_claim_v1(
     p_marked_moments timestamptz[] DEFAULT '{}', p_marked_ids uuid[] DEFAULT '{}',
     p_looks_everywhere boolean DEFAULT true, p_unknown_names text[] DEFAULT '{}',
     p_refused_ids uuid[] DEFAULT '{}', p_idle integer DEFAULT NULL, p_short_names text[] DEFAULT '{}',
-    p_is_async boolean DEFAULT NULL, p_refused_by text[] DEFAULT '{}')
+    p_is_async boolean DEFAULT NULL, p_refused_by text[] DEFAULT '{}', p_rate_seconds float8[] DEFAULT '{}',
+    p_rate_bursts integer[] DEFAULT '{}')
 RETURNS TABLE (
     id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
     max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
@@ -218,6 +221,9 @@ DECLARE
 BEGIN
     IF p_cluster_cap IS NOT NULL OR array_remove(p_queue_caps, NULL) <> '{}' THEN
         PERFORM horsies_lock_caps(p_queues, p_queue_caps, p_cluster_cap);
+    END IF;
+    IF p_rate_seconds <> '{}' THEN
+        p_queue_limits := horsies_metered_limits(p_queues, p_queue_limits, p_rate_seconds, p_rate_bursts);
     END IF;
     look_at := clock_timestamp();
     IF p_cluster_cap IS NOT NULL THEN
@@ -341,6 +347,9 @@ BEGIN
             END LOOP;
         END LOOP;
     END LOOP;
+    IF p_rate_seconds <> '{}' THEN
+        PERFORM horsies_note_starts(p_queues, taken_here, p_rate_seconds, p_rate_bursts);
+    END IF;
     IF p_freed <> '{}' THEN
         PERFORM pg_notify('task_queue_' || p_queues[position], '')
         FROM generate_subscripts(p_queues, 1) AS position

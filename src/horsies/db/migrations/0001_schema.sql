@@ -317,6 +317,16 @@ CREATE TABLE horsies_queues (
     updated_at  timestamptz   NOT NULL DEFAULT clock_timestamp()
 );
 
+-- The rates of queues. A queue has a row once a worker has claimed from it under a rate.
+CREATE TABLE horsies_meters (
+    queue_name  varchar(100)      PRIMARY KEY,
+    -- When all starts so far are paid for: see functions/18_rates.sql.
+    next_at     timestamptz       NOT NULL,
+    -- The rate of the worker that claimed last: the seconds of one start, and how many may start at once.
+    seconds     double precision  NOT NULL,
+    burst       integer           NOT NULL
+) WITH (fillfactor = 50);
+
 -- Workflows ---------------------------------------------------------------------------------------
 --
 -- A node that may run is an ordinary task. Its row in horsies_workflow_tasks holds the task to insert, counts

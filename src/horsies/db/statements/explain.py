@@ -118,6 +118,13 @@ class Ahead(NamedTuple):
     due: int
 
 
+class Meter(NamedTuple):
+    """When the rate of a queue allows the next start, and the seconds between two."""
+
+    starts_at: datetime
+    start_seconds: float
+
+
 class DueCount(NamedTuple):
     """The waiting tasks of a queue, up to the limit of the count."""
 
@@ -230,6 +237,8 @@ def list_recovery_settings() -> RecoverySettings: ...
 def find_last_server(name: str) -> LastServer: ...
 @EXPLAIN.statement
 def list_places(name: str) -> Place: ...
+@EXPLAIN.statement
+def read_meter(name: str) -> Meter: ...
 @EXPLAIN.statement
 def count_ahead(name: str, priority: int, enqueued_at: datetime, id: str, limit: int) -> Ahead: ...
 @EXPLAIN.statement

@@ -83,6 +83,11 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND (task.status = 'RUNNING' OR task
         AND blocked.status = task.status AND blocked.action IN ('record', 'recover'))
 ORDER BY task.queue_name <> %(name)s, task.claimed_at, task.id LIMIT 5
 
+-- name: read_meter
+-- When the rate of a queue allows the next start, and the seconds between two; no row without a rate.
+SELECT horsies_starts_at(meter) AS starts_at, meter.seconds AS start_seconds FROM horsies_meters AS meter
+WHERE meter.queue_name = %(name)s
+
 -- name: count_ahead
 -- Due tasks of the queue that a claim takes first, up to "limit". It reads the front of the claim index for
 -- each priority, so that delayed tasks are never scanned, as do the two statements below.

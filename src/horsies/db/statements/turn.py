@@ -47,6 +47,9 @@ class ClaimTasks(NamedTuple):
     unknown_names: Sequence[str] = NOTHING
     refused_ids: Sequence[str] = NOTHING
     refused_by: Sequence[str] = NOTHING
+    # Per queue, the seconds of one start, and how many may start at once, or None; empty if none has a rate.
+    rate_seconds: Sequence[float | None] = NOTHING
+    rate_bursts: Sequence[int | None] = NOTHING
 
 
 class ClaimUnresolvable(NamedTuple):
@@ -216,12 +219,13 @@ class LookAhead(NamedTuple):
 
 
 class SecondsUntilDue(NamedTuple):
-    """Seconds until the next task is due or expires, None if there is none; and the time of the
-    check.
+    """Seconds until the next task is due or expires, None without one; the time of the check; and seconds
+    until a queue that its rate holds back may start a task again.
     """
 
     seconds: float | None
     looked_at: datetime
+    start_seconds: float | None
 
 
 class SendHeartbeats(NamedTuple):
@@ -258,6 +262,7 @@ fail_tasks = TURN.declare("fail_tasks", FailTasks, FinishedTask)
 release_unstarted = TURN.declare("release_unstarted", ReleaseUnstarted, TaskId)
 expire_tasks = TURN.declare("expire_tasks", ExpireTasks, TaskId)
 seconds_until_due = TURN.declare("seconds_until_due", LookAhead, SecondsUntilDue)
+seconds_until_rated = TURN.declare("seconds_until_rated", LookAhead, SecondsUntilDue)
 find_cancel_requests = TURN.declare("find_cancel_requests", WorkerId, TaskId)
 send_heartbeats = TURN.declare("send_heartbeats", SendHeartbeats, FinishedTask)
 store_progress = TURN.declare("store_progress", StoreProgress, FinishedTask)

@@ -123,7 +123,8 @@ FROM horsies_claim_v1(
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
     %(marked_ids)s::uuid[], %(looks_everywhere)s, %(unknown_names)s::text[], %(refused_ids)s::uuid[],
-    %(idle)s, %(short_names)s::text[], %(is_async)s::boolean, %(refused_by)s::text[])
+    %(idle)s, %(short_names)s::text[], %(is_async)s::boolean, %(refused_by)s::text[],
+    %(rate_seconds)s::float8[], %(rate_bursts)s::integer[])
 
 -- name: claim_unresolvable
 -- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the
@@ -216,7 +217,14 @@ RETURNING task.id::text
 
 -- name: seconds_until_due
 -- How long an idle worker may sleep; see horsies_seconds_until_due_v1.
-SELECT seconds, looked_at FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
+SELECT seconds, looked_at, NULL::float8 AS start_seconds
+FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
+
+-- name: seconds_until_rated
+-- The same for a worker whose queues have rates, and when a queue that is held back may start a task again.
+SELECT seconds, looked_at,
+    horsies_seconds_until_start_v1(%(queues)s::text[], %(last_look)s::timestamptz) AS start_seconds
+FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: find_cancel_requests
 -- Tasks of this worker with a cancel request, by the in-flight index: the notification is only a hint.

@@ -39,6 +39,7 @@ from horsies.db.statements.explain import (
     list_places,
     list_recovery_settings,
     read_clock,
+    read_meter,
 )
 from horsies.db.statements.monitor import (
     RecentAttempts,
@@ -198,6 +199,7 @@ def _queue_situation(
         places=places,
         others=others,
         refused=refused,
+        meter=one_or_none((yield read_meter(name))),
     )
 
 

@@ -10,7 +10,14 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from horsies.db.statements.explain import DueCount, Knowledge, LastServer, OpenTransaction, Place
+from horsies.db.statements.explain import (
+    DueCount,
+    Knowledge,
+    LastServer,
+    Meter,
+    OpenTransaction,
+    Place,
+)
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.db.statements.refusals import RefusedCalls
 from horsies.findings import Finding, Level, Subject, between, command, finding, opening
@@ -60,6 +67,7 @@ class QueueSituation:
     others: Sequence[DueCount] = ()
     refused: Sequence[RefusedCalls] = ()
     claimed: int = 0
+    meter: Meter | None = None
 
     @property
     def subject(self) -> Subject:
@@ -155,6 +163,7 @@ def capacity_reasons(
     worker is given.
     """
     yield from _cap_reasons(queue, servers or queue.servers)
+    yield from _rate_reasons(queue)
     is_free = any(worker.free_places(kind) for worker in servers for kind in kinds)
     if servers and not is_free:
         oldest = queue.places[0] if queue.places else None
@@ -166,6 +175,23 @@ def capacity_reasons(
             subjects=[worker.label for worker in servers],
             remedy="start another worker, or this one with more --processes",
         )
+
+
+def _rate_reasons(queue: QueueSituation) -> Iterator[Finding]:
+    meter, is_empty = queue.meter, queue.waiting is not None and not queue.due
+    if meter is None or is_empty or meter.starts_at <= queue.looked_at:
+        return
+    seconds = meter.start_seconds
+    pace = f"{1 / seconds:,.4g} in a second" if seconds < 1 else f"one every {lasting(seconds)}"
+    yield finding(
+        "QUEUE_RATE",
+        f"The rate of queue {queue.name!r} allows {pace}, and the next task may start in "
+        f"{between(queue.looked_at, meter.starts_at)}.",
+        subjects=[queue.name],
+        remedy=f"wait, or raise the rate of queue {queue.name} and restart the workers",
+        evidence=queue.evidence,
+        subject=queue.subject,
+    )
 
 
 def _busy_sentence(queue_name: str, servers: Sequence[WorkerSummary], kinds: Sequence[bool]) -> str:

@@ -1,0 +1,68 @@
+-- Rates: how many tasks of a queue may start in a time, in the whole cluster, on the database's clock.
+--
+-- Each rated queue has one row, its meter, with the time "next_at" at which it would be used up no more (the
+-- generic cell rate algorithm). A claim of n tasks moves that time by n times the seconds of one start, and a start is
+-- allowed while the time lies at most "burst" starts ahead. So a period of N starts sees at most N + burst - 1 of them,
+-- wherever it begins. What is over the rate waits in its queue. The row stays locked until the claim commits: no
+-- two turns deal the same start, and a turn that rolls back has used none. Locks: caps, then meters by name, then
+-- tasks.
+
+-- The limits of a claim, lowered to the starts that are allowed now. A queue without seconds has no rate.
+CREATE OR REPLACE FUNCTION horsies_metered_limits(
+    p_queues text[], p_limits integer[], p_seconds float8[], p_bursts integer[])
+RETURNS integer[] LANGUAGE plpgsql AS $$
+DECLARE
+    rated text[] := ARRAY(
+        SELECT queue.name FROM unnest(p_queues, p_seconds) AS queue (name, seconds)
+        WHERE queue.seconds IS NOT NULL ORDER BY queue.name);
+    meter record;
+    place integer;
+    found_count integer := 0;
+BEGIN
+    FOR attempt IN 1 .. 2 LOOP
+        FOR meter IN
+            SELECT stored.queue_name::text AS name, stored.next_at FROM horsies_meters AS stored
+            WHERE stored.queue_name = ANY(rated) ORDER BY stored.queue_name FOR UPDATE
+        LOOP
+            place := array_position(p_queues, meter.name);
+            p_limits[place] := least(p_limits[place], greatest(0, floor(p_bursts[place] + 1e-6
+                - greatest(0, extract(epoch FROM meter.next_at - clock_timestamp())::float8) / p_seconds[place])));
+            found_count := found_count + 1;
+        END LOOP;
+        EXIT WHEN found_count = cardinality(rated);
+        found_count := 0;
+        INSERT INTO horsies_meters (queue_name, next_at, seconds, burst)
+        SELECT queue.name, clock_timestamp(), queue.seconds, queue.burst
+        FROM unnest(p_queues, p_seconds, p_bursts) AS queue (name, seconds, burst)
+        WHERE queue.seconds IS NOT NULL ORDER BY queue.name
+        ON CONFLICT DO NOTHING;
+    END LOOP;
+    RETURN p_limits;
+END
+$$;
+
+-- So many tasks of each queue were claimed.
+CREATE OR REPLACE FUNCTION horsies_note_starts(
+    p_queues text[], p_taken integer[], p_seconds float8[], p_bursts integer[])
+RETURNS void LANGUAGE sql AS $$
+    UPDATE horsies_meters AS meter SET
+        next_at = greatest(meter.next_at, clock_timestamp()) + queue.taken * queue.seconds * interval '1 second',
+        seconds = queue.seconds, burst = queue.burst
+    FROM unnest(p_queues, p_taken, p_seconds, p_bursts) AS queue (name, taken, seconds, burst)
+    WHERE meter.queue_name = queue.name AND queue.taken > 0 AND queue.seconds IS NOT NULL
+$$;
+
+-- When the next task of a rated queue may start.
+CREATE OR REPLACE FUNCTION horsies_starts_at(p_meter horsies_meters) RETURNS timestamptz LANGUAGE sql STABLE
+RETURN p_meter.next_at - (p_meter.burst - 1) * p_meter.seconds * interval '1 second';
+
+-- Seconds until a queue that its rate holds back may start a task again, NULL if there is none. A queue that was
+-- free again before the last check has refused no claim since then.
+CREATE OR REPLACE FUNCTION horsies_seconds_until_start_v1(p_queues text[], p_last_look timestamptz)
+RETURNS double precision LANGUAGE sql STABLE AS $$
+    SELECT min(greatest(extract(epoch FROM horsies_starts_at(meter) - clock_timestamp())::float8, 0))
+    FROM horsies_meters AS meter
+    WHERE meter.queue_name = ANY(p_queues) AND horsies_starts_at(meter) > coalesce(p_last_look, '-infinity')
+      AND (SELECT true FROM horsies_tasks AS task
+           WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = meter.queue_name LIMIT 1)
+$$;
