@@ -31,7 +31,7 @@ from horsies.db.database import (
 )
 from horsies.db.errors import is_notification_queue_full, is_transient
 from horsies.db.listen import free_notification_queue
-from horsies.db.statement import UNLOGGED, Script, Statement, Step, drive, log_statements
+from horsies.db.statement import Script, Statement, Step, drive, log_statements
 
 Answer = TypeVar("Answer")
 
@@ -145,23 +145,30 @@ class Pipeline:
         """Execute the statements in order and return the rows of each; they apply together or not
         at all. ``timeout_seconds`` shortens the wait for the answer to this group.
         """
-        waits = [one for one in (timeout_seconds, self.timeout_seconds) if one is not None]
-        self._patience_seconds = min(waits, default=None)
+        self._patience_seconds = self.timeout_seconds
+        if timeout_seconds is not None:
+            longest = math.inf if self.timeout_seconds is None else self.timeout_seconds
+            self._patience_seconds = min(timeout_seconds, longest)
         self._has_cancelled = False
         self.round_trips += 1
         self.statements += len(steps)
-        with log_statements(steps) if self._logged else UNLOGGED:
-            results = self._exchange(self.connection.pgconn, steps)
-            self._raise_first_failure(results)
-            self._raise_undone(results)
-            if self._has_cancelled:
-                raise OperationalError(
-                    "the commit is in doubt: its wait for a standby was cancelled"
-                )
-        answers = results[2:-1] if self._installation.is_pooled else results
+        if not self._logged:
+            return self._answers(steps)
+        with log_statements(steps):
+            return self._answers(steps)
+
+    def _answers(self, steps: Sequence[Step]) -> list[list[Any]]:
+        results = self._exchange(self.connection.pgconn, steps)
+        self._raise_first_failure(results)
+        if self._has_cancelled:
+            raise OperationalError("the commit is in doubt: its wait for a standby was cancelled")
+        if self._installation.is_pooled:
+            if results[-1].command_status != b"COMMIT":
+                raise OperationalError("the server answered COMMIT with a rollback")
+            results = results[2:-1]
         return [
             self._rows(statement, result)
-            for (statement, _), result in zip(steps, answers, strict=True)
+            for (statement, _), result in zip(steps, results, strict=True)
         ]
 
     def run_script(self, script: Script[Answer]) -> Answer:
@@ -316,11 +323,6 @@ class Pipeline:
         transformer = self._transformer
         transformer.set_pgresult(result)
         return transformer.load_rows(0, result.ntuples, statement.make_row)
-
-    def _raise_undone(self, results: Sequence[PGresult]) -> None:
-        """Raise if COMMIT ended a failed transaction, which the server reports as success."""
-        if self._installation.is_pooled and results[-1].command_status != b"COMMIT":
-            raise OperationalError("the server answered COMMIT with a rollback")
 
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
         for result in results:

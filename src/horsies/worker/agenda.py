@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Literal
 
 NEVER = float("inf")
@@ -52,9 +53,8 @@ def burst_step(*, is_calm: bool, ended: int, looked_after: int | None) -> BurstS
     return "stop" if looked_after == ended else "look_again"
 
 
-def lifetime_clock() -> float:
-    """Seconds on a clock that does not stop while the machine is suspended."""
-    return time.clock_gettime(_LIFETIME_CLOCK)
+# Returns the seconds on a clock that does not stop while the machine is suspended.
+lifetime_clock = partial(time.clock_gettime, _LIFETIME_CLOCK)
 
 
 @dataclass(slots=True)
@@ -224,6 +224,8 @@ class Shutdown:
     def __init__(self, grace_seconds: float | None) -> None:
         self._grace_seconds = NEVER if grace_seconds is None else grace_seconds
         self._requests = 0
+        # Whether the worker is stopping: it claims nothing new.
+        self.is_requested = False
         self._began_at: float | None = None
         self._grace_ends_at = NEVER
         self._is_over = False
@@ -233,11 +235,7 @@ class Shutdown:
     def request(self) -> None:
         """Ask for a shutdown, or for a quicker one; safe in a signal handler."""
         self._requests += 1
-
-    @property
-    def is_requested(self) -> bool:
-        """Whether the worker is stopping: it claims nothing new."""
-        return self._requests > 0
+        self.is_requested = True
 
     @property
     def is_immediate(self) -> bool:

@@ -110,7 +110,10 @@ class Ledger:
         """How many tasks are in these states, or in any."""
         if not states:
             return len(self._owned)
-        return sum([len(self._by_state[state]) for state in states])
+        total = 0
+        for state in states:
+            total += len(self._by_state[state])
+        return total
 
     def tasks(self, state: State | None = None) -> list[ClaimedTask]:
         """The tasks in this state, the oldest in it first; or every task that this worker owns."""

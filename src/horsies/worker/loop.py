@@ -94,7 +94,8 @@ class Worker:
         self.worker_id = identity.worker_id
         self._config = config
         self._app_config = app.config
-        self._limits = WatchLimits.of(app.config)
+        limits = WatchLimits.of(app.config)
+        self._gap_seconds = limits.gap_seconds
         self._pool = pool
         # Under a cluster-wide cap, the end of a task of any queue may free a place for this worker.
         is_capped = app.config.cluster_wide_cap is not None
@@ -112,8 +113,8 @@ class Worker:
             lock_key(identity.worker_id),
             selector,
             holds_tasks=lambda: not ledger.is_empty,
-            retry_seconds=self._limits.suspicion_seconds,
-            limits=turn_limits(app.config.resilience, self._limits),
+            retry_seconds=limits.suspicion_seconds,
+            limits=turn_limits(app.config.resilience, limits),
         )
         blocked = Blocked(identity.worker_id)
         self._maintenance = Maintenance(
@@ -247,7 +248,7 @@ class Worker:
     def _step(self) -> None:
         self._notice_freeze()
         timeout_seconds = self._next_wakeup()
-        self._awake_by = lifetime_clock() + timeout_seconds
+        self._awake_by += timeout_seconds
         events = self._pool.collect(timeout_seconds)
         self._drain_signals()
         self._notice_freeze()
@@ -330,7 +331,7 @@ class Worker:
         """
         now = lifetime_clock()
         late_seconds, self._awake_by = now - self._awake_by, now
-        if late_seconds <= self._limits.gap_seconds:
+        if late_seconds <= self._gap_seconds:
             return
         self._maintenance.heartbeat.note_freeze()
         if not self._dispatcher.ledger.is_empty:

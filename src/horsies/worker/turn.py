@@ -350,6 +350,7 @@ def _one_by_one(
 
 # The statements of one transaction, in order. Each has a name, by which its rows are read.
 Steps: TypeAlias = dict[str, Step]
+_NO_IDS: Set[str] = frozenset()
 
 
 def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) -> Steps:
@@ -376,12 +377,13 @@ def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) 
 
 def _result(steps: Steps, answers: Sequence[Sequence[Any]]) -> TurnResult:
     rows = dict(zip(steps, answers, strict=True))
+    ids = {name: {row.task_id for row in rows[name]} for name in ENDINGS if name in rows}
     return TurnResult(
-        {row.task_id for name in ENDINGS for row in rows.get(name, ())},
-        {row.id: row.worker_pid for row in rows.get("start", ())},
+        set[str]().union(*ids.values()),
+        {row.id: row.worker_pid for row in rows["start"]} if "start" in rows else {},
         rows.get("claim", ()),
-        failed={row.task_id for row in rows.get("failed", ())},
-        cancelled={row.task_id for row in rows.get("cancelled", ())},
+        failed=ids.get("failed", _NO_IDS),
+        cancelled=ids.get("cancelled", _NO_IDS),
     )
 
 

@@ -262,10 +262,9 @@ class Work:
         if not wanted and outcomes:
             wanted = [(self._lanes[0], TurnRequest())]
         for number, (lane, request) in enumerate(wanted):
-            if number == 0:
-                self._turn(pipeline, outcomes, request._replace(freed=freed), lane)
-            else:
-                self._turn(pipeline, (), request, lane)
+            if number == 0 and freed:
+                request = request._replace(freed=freed)
+            self._turn(pipeline, outcomes if number == 0 else (), request, lane)
 
     def _requests(self, ends_nodes: bool) -> list[tuple[Lane, TurnRequest]]:
         """The lanes that have tasks to start or to claim; the end of a node may create tasks."""
@@ -273,9 +272,10 @@ class Work:
         found: list[tuple[Lane, TurnRequest]] = []
         for lane in self._lanes:
             request = self._request(lane, room, may_claim=ends_nodes or lane.agenda.may_have_work)
-            if request.starting or request.claims:
+            claims = request.claims
+            if claims or request.starting:
                 found.append((lane, request))
-                room -= request.claims
+                room -= claims
         return found
 
     def _request(self, lane: Lane, room: int, *, may_claim: bool) -> TurnRequest:
