@@ -271,7 +271,7 @@ def test_a_bad_option_is_refused_with_the_sentence_of_python(
 
 
 REFUSED: list[tuple[Any, str]] = [
-    ({"task": "add"}, "horsies_send_many_v1 takes a JSON array of calls, not object."),
+    ({"task": "add"}, "p_calls must be a JSON array of calls, not object."),
     (["add"], "a call is a JSON object, not string."),
     ([{}], "a task name is a text of 1 to 255 characters."),
     ([{"task": " "}], "a task name is a text of 1 to 255 characters."),
@@ -295,7 +295,7 @@ REFUSED: list[tuple[Any, str]] = [
     ([{"task": "add", "kwargs": {"a": "x" * 1_000}}], "more than payload.reject_bytes (1,000)"),
     (
         [{"task": "add"}, {"task": "add", "priority": 0}],
-        "Call 1 of horsies_send_many_v1: Task 'add'",
+        "Call 1 of p_calls: Task 'add'",
     ),
 ]
 

@@ -181,12 +181,12 @@ $$;
 CREATE OR REPLACE FUNCTION horsies_calls_problem(p_calls jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF jsonb_typeof(p_calls) IS DISTINCT FROM 'array' THEN
-        RETURN 'horsies_send_many_v1 takes a JSON array of calls, not '
+        RETURN 'p_calls must be a JSON array of calls, not '
             || coalesce(jsonb_typeof(p_calls), 'null') || '.';
     END IF;
     RETURN (
         SELECT CASE WHEN jsonb_array_length(p_calls) > 1
-                THEN format('Call %s of horsies_send_many_v1: ', found.place - 1) ELSE '' END || found.problem || '.'
+                THEN format('Call %s of p_calls: ', found.place - 1) ELSE '' END || found.problem || '.'
         FROM (
             SELECT sent.place, CASE
                 WHEN jsonb_typeof(sent.call) <> 'object' THEN
