@@ -18,6 +18,7 @@ import psycopg
 from benchmarks import (
     async_children,
     burst,
+    growth,
     history,
     producer,
     progress,
@@ -46,6 +47,7 @@ ALL: dict[str, Callable[[str], bool]] = {
     **tracing.BENCHMARKS,
     **viewers.BENCHMARKS,
     **history.BENCHMARKS,
+    **growth.BENCHMARKS,
     **workflow.BENCHMARKS,
 }
 

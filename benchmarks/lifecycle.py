@@ -81,11 +81,16 @@ def one_turn(connection: Connection[Any], batch: int, count: int) -> float:
     return count / (time.perf_counter() - started)
 
 
-def worker_turns(connection: Connection[Any], batch: int, count: int) -> float:
-    """Take turns as a worker does until that many tasks have ended, without any children."""
+def worker_turns(
+    connection: Connection[Any], batch: int, count: int, pipeline: Pipeline | None = None
+) -> float:
+    """Take turns as a worker does until that many tasks have ended, without any children.
+
+    A connection has one pipeline: pass it to take turns again.
+    """
     claimer = Claimer(WORKER, "host", ("default",), (None,))
     bookmarks = Bookmarks(claimer.queues)
-    pipeline = Pipeline(connection)
+    pipeline = pipeline or Pipeline(connection)
     outcomes: list[Outcome] = []
     done = 0
     started = time.perf_counter()

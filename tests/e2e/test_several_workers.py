@@ -21,7 +21,7 @@ from tests.support.database import Database, backends
 from tests.support.rows import add_task
 from tests.support.tables import wait_for_status
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, RunningWorker
+from tests.support.workers import Fleet, RunningWorker, is_gone
 
 PROJECT = """
 import os
@@ -133,6 +133,19 @@ def test_a_second_signal_interrupts_the_tasks_of_all(
     wait_until(lambda: group.log().count("graceful shutdown") >= 2, what=group.log)
     group.signal(signal.SIGINT)
     assert group.wait() == 3, group.log()
+
+
+def test_the_workers_shut_down_when_their_supervisor_is_killed(
+    fleet: Fleet, connection: Database, tmp_path: Path, process_url: str, other_url: str
+) -> None:
+    orders, media = written(tmp_path, "orders", process_url), written(tmp_path, "media", other_url)
+    group = start(fleet, orders, media)
+    wait_for_status(connection, send(process_url, "add", a=1, b=2), "COMPLETED")
+    workers = [worker_of(group, orders), worker_of(group, media)]
+    group.family()
+    group.signal(signal.SIGKILL)
+    wait_until(lambda: all(map(is_gone, workers)), what=group.log)
+    wait_until(lambda: not backends(connection, "horsies:%"))
 
 
 def test_one_database_that_is_down_does_not_keep_the_other_from_being_served(
