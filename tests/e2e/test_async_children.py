@@ -136,6 +136,30 @@ def test_a_limit_of_claims_holds_for_coroutines_and_other_tasks_together(
     assert max(accumulate(change for _, change in changes)) == 3
 
 
+def test_a_backlog_of_other_tasks_leaves_half_of_a_limit_to_coroutines(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    for _ in range(4):
+        programs.sleep.send(600).unwrap()
+    sent = [programs.sleep_async.send(0).unwrap() for _ in range(3)]
+    flags = ("--async-children", "1", "--async-slots", "5", "--max-claim-per-worker", "2")
+    fleet.start(*flags, processes=2)
+    assert all(one.get(30_000).is_ok() for one in sent)
+    assert count(connection, "RUNNING", "PENDING") == 4
+
+
+def test_both_kinds_of_tasks_take_turns_where_one_may_be_claimed_at_a_time(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    others = [programs.noop.send().unwrap() for _ in range(20)]
+    coroutine = programs.sleep_async.send(0).unwrap()
+    flags = ("--async-children", "1", "--async-slots", "5", "--max-claim-per-worker", "1")
+    fleet.start(*flags, processes=2)
+    assert all(one.get(30_000).is_ok() for one in (coroutine, *others))
+    starts = sorted((task(connection, one.task_id).started_at, one) for one in (coroutine, *others))
+    assert coroutine in [one for _, one in starts[:2]]
+
+
 def test_a_worker_killed_with_its_coroutines_is_recovered(
     fleet: Fleet, journal: Journal, coroutines: ModuleType, connection: Database
 ) -> None:

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
+from horsies import Horsies
 from horsies.monitor import orders
+from horsies.monitor.order_plan import OrderVerb, draft_order
+from horsies.monitor.queries import TaskFilters
+from horsies.tasks.broker import BrokerErrorCode
+from horsies.tasks.recording import Actor
 from tests.support.command_line import Run
 from tests.support.database import Database
-from tests.support.rows import actions, add_failed, add_run, add_task, resent, row_of
+from tests.support.rows import actions, add_failed, add_run, add_task, drafts, resent, row_of
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +99,33 @@ def test_a_lost_database_prints_the_line_that_continues(
     assert horsies("cancel", *line.split()[1:]).code == 1
 
 
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        (OrderVerb.RETRY_TASKS, ("retry",)),
+        (OrderVerb.CANCEL_TASKS, ("cancel",)),
+        (OrderVerb.PURGE_QUEUE, ("queues", "purge", "mail")),
+    ],
+)
+def test_a_dry_run_of_the_dashboard_is_not_started(
+    horsies: Run, app: Horsies, database: Database, verb: OrderVerb, words: tuple[str, ...]
+) -> None:
+    task_id = add_task(database, queue_name="mail", status="FAILED")
+    waiting = add_task(database, queue_name="mail")
+    broker, reading = app.get_broker(), BrokerErrorCode.MONITORING_QUERY_FAILED
+    draft = draft_order(verb, TaskFilters(queues=["mail"])).unwrap()
+    order = broker.perform(reading, orders.preview_script(draft)).unwrap().order
+    stored = orders.store_draft_script(order, Actor("berta", "web"))
+    broker.perform(reading, stored, atomic=True).unwrap()
+    refused = horsies(*words, "--order", order.id)
+    assert refused.code == 1
+    sentence = f"Order {order.id} is a dry run that berta made in the dashboard and has not started"
+    assert sentence in " ".join(refused.err.split())
+    assert (len(drafts(database)), actions(database), resent(database)) == (1, [], [0])
+    assert row_of(database, task_id)["status"] == "FAILED"
+    assert row_of(database, waiting)["status"] == "PENDING"
+
+
 def test_a_queue_is_purged(horsies: Run, database: Database) -> None:
     waiting = [add_task(database, queue_name="mail") for _ in range(3)]
     running = add_task(database, queue_name="mail", status="RUNNING")
@@ -137,6 +169,8 @@ def test_open_tasks_are_cancelled_in_bulk(horsies: Run, database: Database) -> N
         (["retry", "--status", "running"], "not to RUNNING"),
         (["cancel", "--status", "failed"], "not to FAILED"),
         (["cancel", "--order", "1", "--queue", "x"], "--order stands alone"),
+        (["retry", "--order", "1", "--dry-run"], "leave out --dry-run"),
+        (["queues", "purge", "mail", "--order", "1", "--dry-run"], "leave out --dry-run"),
         (["retry", "--queue", "x", "--until", "soon"], "neither a duration like 15m"),
     ],
 )

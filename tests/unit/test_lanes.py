@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from horsies.worker.lanes import ASYNC_CLAIMS_MAX, AsyncPlaces, ChildPlaces, Lane, lanes_of
+from horsies.worker.lanes import (
+    ASYNC_CLAIMS_MAX,
+    AsyncPlaces,
+    ChildPlaces,
+    Lane,
+    lanes_of,
+    shared_room,
+)
 from horsies.worker.pool.window import Windows
 
 
@@ -65,3 +72,28 @@ def test_a_worker_has_one_lane_for_all_tasks_or_one_for_each_kind() -> None:
     assert (plain.is_async, plain.prefetch_max) == (False, 3)
     assert (coroutines.is_async, coroutines.prefetch_max) == (True, 0)
     assert coroutines.agenda is not plain.agenda
+
+
+@pytest.mark.parametrize(
+    ("room", "space", "held", "shares"),
+    [
+        (4, (8, 8), (0, 0), [2, 2]),
+        (3, (8, 8), (0, 0), [2, 1]),
+        (1, (8, 8), (3, 0), [0, 1]),
+        (2, (8, 8), (3, 0), [0, 2]),
+        (4, (8, 1), (0, 0), [3, 1]),
+        (4, (0, 8), (0, 0), [0, 4]),
+        (9, (2, 3), (0, 0), [2, 3]),
+        (0, (2, 3), (0, 0), [0, 0]),
+    ],
+)
+def test_lanes_share_a_limit_by_how_many_tasks_each_holds(
+    room: int, space: tuple[int, int], held: tuple[int, int], shares: list[int]
+) -> None:
+    assert shared_room(room, space, held) == shares
+
+
+@pytest.mark.parametrize(("prefetched", "space"), [(0, 5), (2, 3), (3, 2)])
+def test_prefetched_tasks_take_space(prefetched: int, space: int) -> None:
+    lane = Lane(["default"], 5.0, ChildPlaces(pool(idle=2), Windows()), prefetch_max=3)
+    assert lane.space(10, prefetched) == space

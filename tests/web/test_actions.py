@@ -240,6 +240,59 @@ def test_an_order_is_stopped_and_continued(anna: Visitor, connection: Database) 
     assert found == [("retry_tasks", "done"), ("stop_order", "done"), ("stop_order", "unchanged")]
 
 
+def test_an_order_that_is_continued_right_after_it_stopped_is_carried_out(
+    anna: Visitor, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop is committed, and the task of this process that saw it has not ended yet."""
+    add_failed(connection, 3)
+    order = anna.api("/orders", {"verb": "retry_tasks", "dry_run": True}).json()["order"]
+    run_batches, gate = orders.run_batches_async, asyncio.Event()
+
+    async def ends_late(*given: Any) -> Any:
+        state = await run_batches(*given)
+        await gate.wait()
+        return state
+
+    monkeypatch.setattr("horsies.web.orders.run_batches_async", ends_late)
+    connection.execute("SELECT pg_advisory_lock(%s)", (LOCK_OF_ORDERS,))  # no batch can begin
+    try:
+        anna.api("/orders", {"order": order})
+        anna.api(f"/orders/{order}/stop")
+    finally:
+        connection.execute("SELECT pg_advisory_unlock(%s)", (LOCK_OF_ORDERS,))
+    assert anna.finish(order)["outcome"] == "stopped"
+    assert anna.api("/orders", {"order": order}).json()["outcome"] == "running"
+    gate.set()
+    ended = anna.finish(order)
+    assert (ended["outcome"], ended["done"]) == ("done", 3)
+    assert resent(connection) == [1]
+
+
+@pytest.mark.parametrize(
+    "extra", [{"dry_run": True}, {"filters": {"queue": "mail"}}, {"ids": [UNKNOWN_ID]}]
+)
+def test_a_request_that_names_an_order_has_no_dry_run_and_no_filters(
+    anna: Visitor, connection: Database, extra: dict[str, Any]
+) -> None:
+    add_failed(connection, 2)
+    order = anna.api("/orders", {"verb": "retry_tasks", "dry_run": True}).json()["order"]
+    (name,) = extra
+    refused = anna.api("/orders", {"order": order, **extra})
+    assert (refused.status_code, refused.json()["code"]) == (400, "INVALID_VALUE")
+    assert refused.json()["title"] == (
+        f"A request that names an order starts it as it was counted; leave out {name}."
+    )
+    assert (len(drafts(connection)), actions(connection), resent(connection)) == (1, [], [0])
+
+
+def test_a_member_that_no_order_has_is_refused(anna: Visitor, connection: Database) -> None:
+    add_failed(connection, 2)
+    refused = anna.api("/orders", {"verb": "retry_tasks", "dryrun": True})
+    assert (refused.status_code, refused.json()["code"]) == (400, "INVALID_VALUE")
+    assert refused.json()["title"].startswith("An order has no member 'dryrun'; the members are ")
+    assert (actions(connection), resent(connection)) == ([], [0])
+
+
 def test_an_order_that_is_stopped_before_its_turn_changes_nothing(
     anna: Visitor, connection: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -353,6 +406,24 @@ def test_a_draft_that_is_out_of_date_starts_nothing_and_is_deleted(
     anna.api("/orders", {"order": again})
     assert anna.finish(again)["done"] == 2
     assert drafts(connection) == []
+
+
+def test_a_page_that_is_loaded_over_and_over_leaves_few_drafts(
+    app: Horsies, anna: Visitor, connection: Database
+) -> None:
+    add_failed(connection, 2)
+    other = Visitor(app, AllowAll("berta"))
+    try:
+        other.get("/orders/new?verb=retry_task")
+    finally:
+        other.close()
+    pages = [anna.get("/orders/new?verb=retry_task") for _ in range(orders.DRAFTS_MAX + 3)]
+    authors = [row[0] for row in drafts(connection)]
+    assert (authors.count("anna"), authors.count("berta")) == (orders.DRAFTS_MAX, 1)
+    gone = anna.api("/orders", {"order": order_of(pages[0])})
+    assert (gone.status_code, gone.json()["code"]) == (409, "STALE_ORDER")
+    anna.api("/orders", {"order": order_of(pages[3])})
+    assert anna.finish(order_of(pages[3]))["done"] == 2
 
 
 @pytest.mark.parametrize("berta", ["berta", "berta\x00", "berta" * 100])

@@ -8,10 +8,12 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from horsies.tasks.outcome import STOPPED_BY_LOSS
+from horsies.worker import protocol
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.ledger import Ledger
 from horsies.worker.pool.children import PoolSettings
@@ -121,6 +123,27 @@ def test_a_task_that_is_stopped_before_its_first_step_comes_back(
     assert collect_events(pool, 1, TakenBack) == [TakenBack((unstarted,))]
     assert not (tmp_path / "begun").exists()
     assert (pool.async_places, list(pool.busy)) == (6, [])
+
+
+def test_an_assignment_that_cannot_be_decoded_comes_back_while_its_neighbour_runs_on(
+    pool: ChildPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, _ = pool.next_async_pids(2)
+    neighbour = assignment("wait_for_ever", str(tmp_path / "begun"), False)
+    pool.dispatch(neighbour, pid)
+    wait_until((tmp_path / "begun").exists)
+    damaged = assignment("echo", 1)
+    encode = protocol.encode_assignment
+
+    def cut(*given: Any) -> bytes:
+        """Leave out a byte before the number at the end, as when a task has read a part of the socket."""
+        frame = encode(*given)
+        return (len(frame) - 5).to_bytes(4, "big") + frame[4:-9] + frame[-8:]
+
+    monkeypatch.setattr(protocol, "encode_assignment", cut)
+    pool.dispatch(damaged, pid)
+    assert collect_events(pool, 1, TakenBack) == [TakenBack((damaged,))]
+    assert {task_id: task.pid for task_id, task in pool.busy.items()} == {neighbour.task_id: pid}
 
 
 def test_a_lost_attempt_that_does_not_stop_is_killed_although_the_next_one_runs(

@@ -62,12 +62,22 @@ def run_draft(session: Session, draft: BrokerResult[Order], run: OrderRun) -> No
 
 
 def continue_order(session: Session, order_id: str, verbs: set[OrderVerb], run: OrderRun) -> None:
-    """Continue an order that was stopped, or whose command lost the database or was killed."""
+    """Continue an order that was stopped, or whose command lost the database or was killed.
+
+    A draft is started only in the dashboard, by the user who made it and saw its counts.
+    """
+    if run.dry_run:
+        raise typer.BadParameter("--order continues an order; leave out --dry-run.")
     state = unwrap_or_exit(session.broker.perform(_READING, order_script(order_id)))
     if state is None:
         exit_with(no_such_order(order_id).message, EXIT_NOT_FOUND)
     if state.order.verb not in verbs:
         exit_with(f"Order {order_id} is a {state.order.verb.value} order.", EXIT_FAILED)
+    if state.outcome == "draft":
+        made = f"Order {order_id} is a dry run that {state.actor} made in the dashboard"
+        exit_with(
+            f"{made} and has not started; start it there, or name its filters here.", EXIT_FAILED
+        )
     _carry_out(session, state.order, run)
 
 

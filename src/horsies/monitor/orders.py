@@ -78,6 +78,8 @@ from horsies.tasks.broker import (
 from horsies.tasks.recording import Action, Actor, Columns, current_actor, log_action
 
 BATCH = 200
+# The newest dry runs of one author that can be started.
+DRAFTS_MAX = 20
 # Pause between two batches, for the transactions of workers.
 PAUSE_SECONDS = 0.05
 # Pages of a dry run; up to 50,000 rows are read per page.
@@ -285,12 +287,12 @@ def _log_end(order: Order, actor: Actor, state: BrokerResult[OrderState]) -> Non
 
 
 def store_draft_script(order: Order, actor: Actor) -> Script[None]:
-    """Store the dry run of an order; drafts of this author that are out of date are deleted.
+    """Store the dry run of an order; older drafts of this author are deleted.
 
     An order that was started under this id meanwhile stays as it is.
     """
     columns = _columns(order, actor)
-    yield delete_drafts(columns.actor)
+    yield delete_drafts(columns.actor, DRAFTS_MAX - 1)
     yield store_draft(*columns, order.id, order_text(order), _progress_text(Progress()))
 
 

@@ -1,8 +1,9 @@
 """Bulk orders from the dashboard: the dry run, the start, the progress, the stop.
 
-A dry run is stored as the draft of its order, and its form names the draft, so that exactly the
-displayed changes are made. An order is carried out in the background, one at a time per process.
-Its progress is in the database: any process can show it, stop it and continue it.
+A dry run is stored as the draft of its order, and its form names the draft, so that what is done is what was
+shown. This is the one GET that writes: a draft changes no task or run, only its author can start it, by a form,
+and an author has at most ``DRAFTS_MAX`` of them, each for an hour. An order is carried out in the background, one at a time per process. Its progress is in the database:
+any process can show it, stop it and continue it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from weakref import WeakKeyDictionary
@@ -71,6 +73,8 @@ _WORKING = BrokerErrorCode.ENQUEUE_FAILED
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TASK_FILTERS = frozenset({"status", "queue", "task_name", "error_code", "since", "until"})
 _RUN_FILTERS = frozenset({"status", "name", "workflow_key", "since", "until"})
+# The members of the JSON body that makes a dry run or starts an order.
+_MEMBERS = frozenset({"verb", "filters", "ids", "include_running", "reason", "dry_run", "order"})
 # The right that an order needs.
 _RIGHTS: Mapping[OrderVerb, Verb] = {
     OrderVerb.RETRY_TASKS: "retry_task",
@@ -239,22 +243,36 @@ async def _start(view: View, order: Order) -> OrderState:
     stored = done.and_then(lambda state: state)
     if isinstance(stored, Err):
         raise problem_of(stored.err_value)
-    state = stored.ok_value
-    if state.is_open and order.id not in _running:
-        with acting_as(view.access.user, "web"):  # the task inherits the author
-            task = asyncio.create_task(_carry_out(view, state))
-        _running[order.id] = task
-        task.add_done_callback(lambda _: _running.pop(order.id, None))
-    return state
+    _carry_out(view, stored.ok_value)
+    return stored.ok_value
 
 
-async def _carry_out(view: View, state: OrderState) -> None:
-    """Run the batches of a started order in its turn; starting it again would undo a stop made
-    meanwhile.
-    """
+def _carry_out(view: View, state: OrderState | None) -> None:
+    """Have a task of this process carry out a started order, unless one does."""
+    if state is None or not state.is_open or state.order.id in _running:
+        return
+    with acting_as(view.access.user, "web"):  # the task inherits the author
+        task = asyncio.create_task(_run_batches(view, state))
+    _running[state.order.id] = task
+    task.add_done_callback(partial(_forget, state.order.id))
+
+
+def _forget(order_id: str, task: asyncio.Task[None]) -> None:
+    if _running.get(order_id) is task:
+        del _running[order_id]
+
+
+async def _run_batches(view: View, state: OrderState) -> None:
+    """Run the batches of a started order in its turn; to start it again would undo a stop meanwhile."""
+    broker, order = view.site.broker, state.order
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     async with turn:
-        await run_batches_async(view.site.broker, state.order, Ok(state))
+        ended = await run_batches_async(broker, order, Ok(state))
+    # A request that continued the order before this line has left its batches to this task.
+    del _running[order.id]
+    if isinstance(ended, Ok):
+        stored = await broker.perform_async(_WORKING, order_script(order.id))
+        _carry_out(view, stored.unwrap_or(None))
 
 
 async def show_order(view: View) -> Page:
@@ -300,6 +318,7 @@ async def stop_order(view: View) -> Response:
 async def post_order(view: View) -> Response:
     """Make a dry run, or start an order: ``{verb, filters, ids, dry_run, order, reason}``."""
     fields = await fields_of(view)
+    _refuse_members(fields)
     if fields.get("order") is not None:
         return await start_order(view)
     verb = _verb_named(fields.get("verb"))
@@ -319,6 +338,23 @@ async def post_order(view: View) -> Response:
     if known is not None and known.outcome != "draft" and known.order.verb is not verb:
         raise Refused("The Idempotency-Key stands for another order.", code="KEY_REUSED")
     return await _started(view, preview.order)
+
+
+def _refuse_members(fields: Mapping[str, Any]) -> None:
+    """Refuse a member that would be ignored: a misspelt one, or filters and a dry run beside an order."""
+    if unknown := sorted(fields.keys() - _MEMBERS):
+        known = ", ".join(sorted(_MEMBERS))
+        raise BadRequest(
+            f"An order has no member {unknown[0][:40]!r}; the members are {known}.",
+            code="INVALID_VALUE",
+        )
+    ignored = sorted({name for name, value in fields.items() if value} - {"order", "reason"})
+    if fields.get("order") is not None and ignored:
+        raise BadRequest(
+            "A request that names an order starts it as it was counted; leave out "
+            f"{', '.join(ignored)}.",
+            code="INVALID_VALUE",
+        )
 
 
 def _texts(value: object) -> list[str]:

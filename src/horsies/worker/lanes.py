@@ -96,11 +96,16 @@ class Lane:
             return False
         return prefetched < self.prefetch_max or self.places.are_free()
 
+    def space(self, room: int, prefetched: int) -> int:
+        """How many of `room` tasks its children could take now, beside so many prefetched ones."""
+        pids, ahead = self.places.take(room)
+        return max(0, len(pids) + len(ahead) + self.prefetch_max - prefetched)
+
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
         """The next claim begins with the tasks of this lane among these."""
-        self.bookmarks.step_back([task for task in returned if self._takes(task)])
+        self.bookmarks.step_back([task for task in returned if self.takes(task)])
 
-    def _takes(self, task: ClaimedTask) -> bool:
+    def takes(self, task: ClaimedTask) -> bool:
         if self.is_async is None:
             return True
         return (task.task_options or "").startswith(ASYNC_MARK) is self.is_async
@@ -117,3 +122,16 @@ def lanes_of(
         Lane(queues, poll_seconds, places, False, prefetch_max),
         Lane(queues, poll_seconds, AsyncPlaces(pool), True),
     ]
+
+
+def shared_room(room: int, space: Sequence[int], held: Sequence[int]) -> list[int]:
+    """Share the tasks that a worker may still claim among lanes, which hold so many and have space for so
+    many: each goes to the lane that has the fewest, the first of equal ones.
+
+    So long tasks of one kind leave half of the limit to the other kind, if that has work when they start.
+    """
+    shares = [0] * len(space)
+    for _ in range(min(room, sum(space))):
+        lanes = [lane for lane, most in enumerate(space) if shares[lane] < most]
+        shares[min(lanes, key=lambda lane: held[lane] + shares[lane])] += 1
+    return shares

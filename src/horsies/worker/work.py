@@ -36,7 +36,7 @@ from horsies.worker.agenda import Shutdown
 from horsies.worker.config import WorkerConfig
 from horsies.worker.dispatcher import NO_PARTS, Dispatcher, Parts
 from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
-from horsies.worker.lanes import Lane, lanes_of
+from horsies.worker.lanes import Lane, lanes_of, shared_room
 from horsies.worker.ledger import ENDED, REFUSED, RUNNING, UNCALLED, WAITING
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
@@ -132,6 +132,8 @@ class Work:
         self._lanes = lanes_of(
             config.queues, poll_seconds, pool, dispatcher.windows, app.config.prefetch_buffer
         )
+        # Whether lanes compete for the tasks that this worker may hold: without a limit each has its own.
+        self._is_scarce = config.max_claim_per_worker > 0 and len(self._lanes) > 1
         # Whether the last claim came after every notification that this worker's own transactions sent.
         self.claimed_last = False
         # Whether a shutdown gave up outcomes that the database refuses.
@@ -270,13 +272,26 @@ class Work:
         """The lanes that have tasks to start or to claim; the end of a node may create tasks."""
         room = self._room()
         found: list[tuple[Lane, TurnRequest]] = []
+        claiming = [lane for lane in self._lanes if ends_nodes or lane.agenda.may_have_work]
+        has_to_share = self._is_scarce and room > 0 and len(claiming) > 1
+        shares = self._shares(claiming, room) if has_to_share else {}
         for lane in self._lanes:
-            request = self._request(lane, room, may_claim=ends_nodes or lane.agenda.may_have_work)
-            claims = request.claims
-            if claims or request.starting:
+            share = shares.get(lane, room)
+            request = self._request(lane, share, may_claim=lane in claiming)
+            if request.starting or request.claims:
                 found.append((lane, request))
                 room -= claims
         return found
+
+    def _shares(self, lanes: Sequence[Lane], room: int) -> dict[Lane, int]:
+        """How many tasks each of these lanes may claim, because the limit is too low for all of them."""
+        ledger = self._dispatcher.ledger
+        held = [*ledger.tasks(WAITING), *ledger.tasks(RUNNING), *ledger.tasks(UNCALLED)]
+        prefetched = ledger.count(WAITING)
+        space = [lane.space(room, prefetched if lane.prefetch_max else 0) for lane in lanes]
+        shares = shared_room(room, space, [sum(map(lane.takes, held)) for lane in lanes])
+        self._lanes.reverse()  # another lane is the first of equal ones next time
+        return dict(zip(lanes, shares, strict=True))
 
     def _request(self, lane: Lane, room: int, *, may_claim: bool) -> TurnRequest:
         """The tasks of a lane to start and to claim: for free children first, then ahead."""

@@ -58,10 +58,12 @@ ON CONFLICT (order_id) DO UPDATE SET at = excluded.at, verb = excluded.verb, sub
 WHERE known.outcome = 'draft'
 
 -- name: delete_drafts
--- The outdated drafts of an author, by the index of authors. Drafts of authors who make no more dry runs are
--- deleted by the retention of the table.
+-- The drafts of an author that are out of date, and all but the newest ones, by the index of authors: a page that is
+-- loaded over and over must not fill the table. Those of authors who make no more dry runs go with its retention.
 DELETE FROM horsies_actions
-WHERE actor = %(actor)s AND outcome = 'draft' AND at < now() - interval '1 hour'
+WHERE actor = %(actor)s AND outcome = 'draft' AND (at < now() - interval '1 hour' OR id NOT IN (
+    SELECT id FROM horsies_actions
+    WHERE actor = %(actor)s AND outcome = 'draft' ORDER BY id DESC LIMIT %(kept)s::integer))
 
 -- name: discard_draft
 -- draft -> nothing, right before the order itself is stored.
