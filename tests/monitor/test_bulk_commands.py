@@ -115,7 +115,7 @@ def test_a_dry_run_of_the_dashboard_is_not_started(
     broker, reading = app.get_broker(), BrokerErrorCode.MONITORING_QUERY_FAILED
     draft = draft_order(verb, TaskFilters(queues=["mail"])).unwrap()
     order = broker.perform(reading, orders.preview_script(draft)).unwrap().order
-    stored = orders.store_draft_script(order, Actor("berta", "web"))
+    stored = orders.store_script(order, "draft", Actor("berta", "web"))
     broker.perform(reading, stored, atomic=True).unwrap()
     refused = horsies(*words, "--order", order.id)
     assert refused.code == 1

@@ -21,7 +21,7 @@ from horsies.monitor.order_plan import (
     order_text,
     read_order_text,
 )
-from horsies.monitor.orders import batch_script, carry_out, preview_script, start_script
+from horsies.monitor.orders import batch_script, carry_out, preview_script, store_script
 from horsies.monitor.queries import RunFilters, TaskFilters
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
@@ -58,7 +58,7 @@ def step(broker: PostgresBroker, order: Order) -> Any:
 
 
 def start(broker: PostgresBroker, order: Order) -> Any:
-    return broker.perform(READING, start_script(order, ANNA), atomic=True).unwrap().unwrap()
+    return broker.perform(READING, store_script(order, "running", ANNA), atomic=True).unwrap()
 
 
 def test_a_dry_run_counts_and_changes_nothing(broker: PostgresBroker, connection: Database) -> None:

@@ -496,6 +496,8 @@ def test_an_order_needs_the_right_of_its_verb(app: Horsies, connection: Database
             visitor.api("/orders", {"order": another}),
             visitor.post("/orders", "cancel_task", order=another),
             visitor.post("/orders", "retry_task", order=another),
+            visitor.api(f"/orders/{another}/stop", draft),
+            visitor.api(f"/orders/{another}/stop", ["not an object"]),
         ):
             assert answer.status_code == 403, answer.text
     finally:

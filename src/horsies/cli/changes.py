@@ -5,7 +5,7 @@ who changed what.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -15,12 +15,10 @@ from horsies.cli import output
 from horsies.cli.layout import Text
 from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.orders import (
+    BulkCommand,
     DryRunOption,
     OrderOption,
-    OrderRun,
     YesOption,
-    continue_order,
-    run_draft,
 )
 from horsies.cli.session import (
     EXIT_FAILED,
@@ -28,7 +26,6 @@ from horsies.cli.session import (
     JsonOption,
     LimitOption,
     ReasonOption,
-    Session,
     exit_with,
     open_session,
     parse_since,
@@ -117,10 +114,17 @@ def cancel(  # noqa: PLR0913, PLR0917
             handle = TaskHandle[Any](task_id, session.broker)
             return handle.cancel(include_running=not no_running, reason=reason)
 
-        bulk = _Bulk(session, OrderVerb.CANCEL_TASKS, filters, ids, reason, not no_running)
-        run = OrderRun(_words("cancel", module or locator), dry_run, yes, as_json)
-        if not bulk.handled(order, run):
+        words = _words("cancel", module or locator)
+        bulk = BulkCommand(session, OrderVerb.CANCEL_TASKS, words, dry_run, yes, as_json)
+        if order is not None:
+            bulk.resume(_alone(order, filters, ids))
+        elif filters is None and not dry_run:
             _change_each(ids, cancel_one, _cancelled_sentence, as_json)
+        else:
+            chosen, running = filters or TaskFilters(), not no_running
+            bulk.run(
+                draft_order(bulk.verb, chosen, ids=ids, include_running=running, reason=reason)
+            )
 
 
 def _cancelled_sentence(cancelled: TaskCancelled) -> str:
@@ -159,11 +163,15 @@ def retry(  # noqa: PLR0913, PLR0917
     filters = _filters(status, queue, name, error_code, since, until)
     ids, locator = _split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
     with open_session("retry", module or locator, database_url) as session:
-        bulk = _Bulk(session, OrderVerb.RETRY_TASKS, filters, ids, reason)
-        run = OrderRun(_words("retry", module or locator), dry_run, yes, as_json)
-        if not bulk.handled(order, run):
+        words = _words("retry", module or locator)
+        bulk = BulkCommand(session, OrderVerb.RETRY_TASKS, words, dry_run, yes, as_json)
+        if order is not None:
+            bulk.resume(_alone(order, filters, ids))
+        elif filters is None and not dry_run:
             retry_one = partial(retry_task, session.broker, reason=reason)
             _change_each(ids, retry_one, _retried_sentence, as_json)
+        else:
+            bulk.run(draft_order(bulk.verb, filters or TaskFilters(), ids=ids, reason=reason))
 
 
 def _retried_sentence(retried: TaskRetried) -> str:
@@ -171,35 +179,10 @@ def _retried_sentence(retried: TaskRetried) -> str:
     return f"Task {old} was {was}; sent again as task {retried.task_id}."
 
 
-@dataclass(frozen=True, slots=True)
-class _Bulk:
-    """The bulk form of a command: filters, an order to continue, or a dry run of some ids."""
-
-    session: Session
-    verb: OrderVerb
-    filters: TaskFilters | None
-    ids: Sequence[str]
-    reason: str | None = None
-    include_running: bool = True
-
-    def handled(self, order_id: str | None, run: OrderRun) -> bool:
-        """Carry out the bulk form; False if the command names tasks and is to change them."""
-        if order_id is not None:
-            if self.filters is not None or self.ids:
-                raise typer.BadParameter("--order stands alone: the order has its own filters.")
-            continue_order(self.session, order_id, {self.verb}, run)
-            return True
-        if self.filters is None and not run.dry_run:
-            return False
-        draft = draft_order(
-            self.verb,
-            self.filters or TaskFilters(),
-            ids=self.ids,
-            include_running=self.include_running,
-            reason=self.reason,
-        )
-        run_draft(self.session, draft, run)
-        return True
+def _alone(order_id: str, filters: TaskFilters | None, ids: Sequence[str]) -> str:
+    if filters is not None or ids:
+        raise typer.BadParameter("--order stands alone: the order has its own filters.")
+    return order_id
 
 
 def _filters(

@@ -37,48 +37,90 @@ OrderOption = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class OrderRun:
-    """The switches of a bulk command, and the words of the command line that continues it."""
+class BulkCommand:
+    """A command that changes all tasks that match: its switches, and the words of the command line that
+    continues its order.
+    """
 
-    continuing: tuple[str, ...]
+    session: Session
+    verb: OrderVerb
+    words: tuple[str, ...]
     dry_run: bool
     yes: bool
     as_json: bool
 
-
-def run_draft(session: Session, draft: BrokerResult[Order], run: OrderRun) -> None:
-    """Show the dry run of an order, ask, and carry it out."""
-    if isinstance(draft, Err):
-        raise typer.BadParameter(draft.err_value.message)
-    preview = unwrap_or_exit(session.broker.perform(_READING, preview_script(draft.ok_value)))
-    is_last = run.dry_run or not preview.eligible
-    if is_last or not run.as_json:
-        _show_preview(preview, run)
-    if is_last:
-        return
-    if not run.yes:
-        _ask(preview)
-    _carry_out(session, preview.order, run)
-
-
-def continue_order(session: Session, order_id: str, verbs: set[OrderVerb], run: OrderRun) -> None:
-    """Continue an order that was stopped, or whose command lost the database or was killed.
-
-    A draft is started only in the dashboard, by the user who made it and saw its counts.
-    """
-    if run.dry_run:
-        raise typer.BadParameter("--order continues an order; leave out --dry-run.")
-    state = unwrap_or_exit(session.broker.perform(_READING, order_script(order_id)))
-    if state is None:
-        exit_with(no_such_order(order_id).message, EXIT_NOT_FOUND)
-    if state.order.verb not in verbs:
-        exit_with(f"Order {order_id} is a {state.order.verb.value} order.", EXIT_FAILED)
-    if state.outcome == "draft":
-        made = f"Order {order_id} is a dry run that {state.actor} made in the dashboard"
-        exit_with(
-            f"{made} and has not started; start it there, or name its filters here.", EXIT_FAILED
+    def run(self, draft: BrokerResult[Order]) -> None:
+        """Show the dry run of an order, ask, and carry it out."""
+        if isinstance(draft, Err):
+            raise typer.BadParameter(draft.err_value.message)
+        preview = unwrap_or_exit(
+            self.session.broker.perform(_READING, preview_script(draft.ok_value))
         )
-    _carry_out(session, state.order, run)
+        is_last = self.dry_run or not preview.eligible
+        if is_last or not self.as_json:
+            self._show_preview(preview)
+        if is_last:
+            return
+        if not self.yes:
+            _ask(preview)
+        self._carry_out(preview.order)
+
+    def resume(self, order_id: str) -> None:
+        """Continue an order that was stopped, or whose command lost the database or was killed.
+
+        A draft is started only in the dashboard, by the user who made it and saw its counts.
+        """
+        if self.dry_run:
+            raise typer.BadParameter("--order continues an order; leave out --dry-run.")
+        state = unwrap_or_exit(self.session.broker.perform(_READING, order_script(order_id)))
+        if state is None:
+            exit_with(no_such_order(order_id).message, EXIT_NOT_FOUND)
+        if state.order.verb is not self.verb:
+            exit_with(f"Order {order_id} is a {state.order.verb.value} order.", EXIT_FAILED)
+        if state.outcome == "draft":
+            made = f"Order {order_id} is a dry run that {state.actor} made in the dashboard"
+            exit_with(
+                f"{made} and has not started; start it there, or name its filters here.",
+                EXIT_FAILED,
+            )
+        self._carry_out(state.order)
+
+    def _carry_out(self, order: Order) -> None:
+        words = shlex.join(["horsies", *self.words, "--order", order.id])
+        continuing = f"To continue without changing anything twice: {words}"
+        try:
+            done = carry_out(self.session.broker, order, _show_progress)
+        except KeyboardInterrupt:
+            self.session.broker.perform(_READING, stop_script(order.id))
+            exit_with(f"Interrupted. {continuing}", EXIT_FAILED)
+        if isinstance(done, Err):
+            exit_with(f"{done.err_value.message} {continuing}", EXIT_FAILED)
+        self._show_state(done.ok_value)
+
+    def _show_preview(self, preview: Preview) -> None:
+        if self.as_json:
+            output.print_json(preview.document())
+            return
+        if not preview.matching:
+            typer.echo("No task matches.")
+            return
+        typer.echo(preview.summary)
+        newest, oldest = output.timestamp(preview.newest_at), output.timestamp(preview.oldest_at)
+        typer.echo(f"newest {newest}, oldest {oldest}")
+        if preview.has_more and preview.oldest_at is not None:
+            until = preview.oldest_at.isoformat(timespec="milliseconds")
+            typer.echo(
+                f"This is the most for one order; for older tasks: --until {until}", err=True
+            )
+
+    def _show_state(self, state: OrderState) -> None:
+        if self.as_json:
+            output.print_json(state.document())
+            return
+        refused = sum(state.progress.refused.values())
+        line = f"{state.order.counted(state.progress.done)} {state.order.words.done}"
+        line += f", {refused:,} refused" if refused else ""
+        typer.echo(f"{line}; order {state.order.id} is {state.outcome}.")
 
 
 def _ask(preview: Preview) -> None:
@@ -90,47 +132,6 @@ def _ask(preview: Preview) -> None:
         exit_with("Nothing was changed.", EXIT_FAILED)
 
 
-def _carry_out(session: Session, order: Order, run: OrderRun) -> None:
-    try:
-        done = carry_out(session.broker, order, _show_progress)
-    except KeyboardInterrupt:
-        session.broker.perform(_READING, stop_script(order.id))
-        exit_with(f"Interrupted. {_continuing(order, run)}", EXIT_FAILED)
-    if isinstance(done, Err):
-        exit_with(f"{done.err_value.message} {_continuing(order, run)}", EXIT_FAILED)
-    _show_state(done.ok_value, run)
-
-
-def _continuing(order: Order, run: OrderRun) -> str:
-    words = ["horsies", *run.continuing, "--order", order.id]
-    return f"To continue without changing anything twice: {shlex.join(words)}"
-
-
 def _show_progress(state: OrderState) -> None:
     if sys.stderr.isatty():
         typer.echo(f"\r{state.seen:,} of {state.order.matching:,}", err=True, nl=False)
-
-
-def _show_preview(preview: Preview, run: OrderRun) -> None:
-    if run.as_json:
-        output.print_json(preview.document())
-        return
-    if not preview.matching:
-        typer.echo("No task matches.")
-        return
-    typer.echo(preview.summary)
-    newest, oldest = output.timestamp(preview.newest_at), output.timestamp(preview.oldest_at)
-    typer.echo(f"newest {newest}, oldest {oldest}")
-    if preview.has_more and preview.oldest_at is not None:
-        until = preview.oldest_at.isoformat(timespec="milliseconds")
-        typer.echo(f"This is the most for one order; for older tasks: --until {until}", err=True)
-
-
-def _show_state(state: OrderState, run: OrderRun) -> None:
-    if run.as_json:
-        output.print_json(state.document())
-        return
-    refused = sum(state.progress.refused.values())
-    line = f"{state.order.counted(state.progress.done)} {state.order.words.done}"
-    line += f", {refused:,} refused" if refused else ""
-    typer.echo(f"{line}; order {state.order.id} is {state.outcome}.")

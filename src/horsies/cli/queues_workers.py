@@ -12,12 +12,10 @@ from horsies.cli import output
 from horsies.cli.layout import Text
 from horsies.cli.options import ApplicationOption, DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.orders import (
+    BulkCommand,
     DryRunOption,
     OrderOption,
-    OrderRun,
     YesOption,
-    continue_order,
-    run_draft,
 )
 from horsies.cli.session import (
     EXIT_FAILED,
@@ -100,21 +98,19 @@ def queues(
             _list_queues(session, as_json)
         elif action is QueueAction.PURGE:
             words = ("queues", "purge", name, *(("-m", module) if module else ()))
-            _purge_queue(session, name, reason, order, OrderRun(words, dry_run, yes, as_json))
+            bulk = BulkCommand(session, OrderVerb.PURGE_QUEUE, words, dry_run, yes, as_json)
+            _purge_queue(bulk, name, reason, order)
         else:
             _switch_queue(session, action, name, reason, as_json)
 
 
-def _purge_queue(
-    session: Session, name: str, reason: str | None, order: str | None, run: OrderRun
-) -> None:
+def _purge_queue(bulk: BulkCommand, name: str, reason: str | None, order: str | None) -> None:
     if order is not None:
-        continue_order(session, order, {OrderVerb.PURGE_QUEUE}, run)
+        bulk.resume(order)
         return
-    known = None if session.queue_caps is None else list(session.queue_caps)
-    unwrap_or_exit(check_queue(session.broker, name, known))
-    filters = TaskFilters(queues=[name])
-    run_draft(session, draft_order(OrderVerb.PURGE_QUEUE, filters, reason=reason), run)
+    caps = bulk.session.queue_caps
+    unwrap_or_exit(check_queue(bulk.session.broker, name, None if caps is None else list(caps)))
+    bulk.run(draft_order(bulk.verb, TaskFilters(queues=[name]), reason=reason))
 
 
 def _list_queues(session: Session, as_json: bool) -> None:

@@ -214,7 +214,11 @@ def _refused_words(refused: Counts) -> str:
     return f", {sum(refused.values()):,} refused: {reasons}"
 
 
+# The text of the progress of an order before its first batch.
+NO_PROGRESS = "{}"
+
 _ORDERS = TypeAdapter(Order)
+_PROGRESS = TypeAdapter(Progress)
 
 
 def order_text(order: Order) -> str:
@@ -225,6 +229,16 @@ def order_text(order: Order) -> str:
 def read_order_text(text: str) -> Order:
     """Return the order that ``order_text`` wrote."""
     return _ORDERS.validate_json(text)
+
+
+def progress_text(progress: Progress) -> str:
+    """Return the progress of an order as JSON text, for the database."""
+    return _PROGRESS.dump_json(progress).decode()
+
+
+def read_progress_text(text: str) -> Progress:
+    """Return the progress that ``progress_text`` wrote."""
+    return _PROGRESS.validate_json(text)
 
 
 def draft_order(

@@ -14,13 +14,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from uuid import UUID
-
-from pydantic import TypeAdapter
 
 from horsies.codec.results import encode_task_error
 from horsies.db.statement import Script, Step, one_or_none
@@ -36,9 +34,8 @@ from horsies.db.statements.actions import (
     read_clock,
     read_order,
     save_order,
-    start_order,
     stop_order,
-    store_draft,
+    store_order,
 )
 from horsies.db.statements.queues import ResentTask, resend_tasks
 from horsies.db.statements.tasks import CancelledTask, cancel_tasks
@@ -53,6 +50,7 @@ from horsies.db.statements.workflows import (
 from horsies.error_codes import OutcomeCode
 from horsies.ids import fixed_id, stored_form
 from horsies.monitor.order_plan import (
+    NO_PROGRESS,
     ORDER_MAX,
     PAGE,
     SCOPES,
@@ -62,7 +60,9 @@ from horsies.monitor.order_plan import (
     Preview,
     Progress,
     order_text,
+    progress_text,
     read_order_text,
+    read_progress_text,
 )
 from horsies.monitor.queries import RunFilters, run_cursor, run_position, runs_script, tasks_script
 from horsies.result import Err, Ok
@@ -86,7 +86,6 @@ PAUSE_SECONDS = 0.05
 _PAGES_MAX = 40
 
 _WORKING = BrokerErrorCode.ENQUEUE_FAILED
-_PROGRESS = TypeAdapter(Progress)
 
 NOT_FOUND = "not found"
 IN_WORKFLOW = "part of a workflow (retry the run)"
@@ -154,9 +153,19 @@ def _page_script(
             _Found(Candidate(row.id, row.status, row.created_at, row.completed_at), run_cursor(row))
             for row in (runs.rows if runs else ())
         ]
-    if order.oldest is not None and (cursor is None or _is_below(cursor, order.oldest)):
-        cursor = None
-    return [one for one in found if _is_meant(order, one)], cursor
+    if order.at is not None:  # rows that were sent, or have ended, after the dry run are not meant
+        found = [one for one in found if (one.row.finished_at or one.row.created_at) <= order.at]
+    if order.oldest is not None:
+        oldest = _rank(order.oldest)
+        found = [one for one in found if _rank(one.cursor) >= oldest]
+        cursor = None if cursor is None or _rank(cursor) < oldest else cursor
+    return found, cursor
+
+
+def _rank(cursor: str) -> tuple[datetime | str, ...]:
+    """The place of a row in its list: a higher one is newer."""
+    run = run_position(cursor)
+    return (cursor,) if run is None else (run.created_at, run.id)
 
 
 def _named_script(order: Order, start: int, limit: int) -> Script[tuple[list[_Found], str | None]]:
@@ -169,24 +178,6 @@ def _named_script(order: Order, start: int, limit: int) -> Script[tuple[list[_Fo
     found = [_Found(known.get(one) or Candidate(one, "", missing, None), one) for one in ids]
     following = start + len(ids)
     return found, str(following) if following < len(order.ids) else None
-
-
-def _is_meant(order: Order, found: _Found) -> bool:
-    """Return whether a row is within the bounds: it was sent, or has ended, before the dry run."""
-    row = found.row
-    since = row.finished_at or row.created_at
-    if order.at is not None and since > order.at:
-        return False
-    return order.oldest is None or not _is_below(found.cursor, order.oldest)
-
-
-def _position(cursor: str) -> tuple[datetime | str, ...]:
-    run = run_position(cursor)
-    return (cursor,) if run is None else (run.created_at, run.id)
-
-
-def _is_below(cursor: str, other: str) -> bool:
-    return _position(cursor) < _position(other)
 
 
 def _just_above(found: _Found) -> str:
@@ -229,91 +220,72 @@ def carry_out(
     failure.
     """
     actor = current_actor()
-    state = _flat(broker.perform(_WORKING, start_script(order, actor), atomic=True))
-    while (open_state := state.ok()) is not None and open_state.is_open:
-        note(open_state)
+    done = broker.perform(_WORKING, store_script(order, "running", actor), atomic=True)
+    while (state := done.ok()) is not None and state.is_open:
+        note(state)
         time.sleep(PAUSE_SECONDS)
         for delay_seconds in (*RESEND_DELAYS_SECONDS, None):
-            script = batch_script(order.id)
-            state = _flat(broker.perform(_WORKING, script, atomic=True))
-            if not _is_transient(state) or delay_seconds is None:
+            batch = broker.perform(_WORKING, batch_script(order.id), atomic=True)
+            done = batch.and_then(lambda carried_out: carried_out)
+            if isinstance(done, Ok) or not done.err_value.retryable or delay_seconds is None:
                 break
             time.sleep(delay_seconds)
-    _log_end(order, actor, state)
-    return state
+    _log_end(order, actor, done)
+    return done
 
 
 async def carry_out_async(broker: PostgresBroker, order: Order) -> BrokerResult[OrderState]:
     """``carry_out`` without blocking the event loop."""
-    script = start_script(order, current_actor())
-    state = _flat(await broker.perform_async(_WORKING, script, atomic=True))
-    return await run_batches_async(broker, order, state)
+    script = store_script(order, "running", current_actor())
+    return await run_batches_async(
+        broker, order, await broker.perform_async(_WORKING, script, atomic=True)
+    )
 
 
 async def run_batches_async(
-    broker: PostgresBroker, order: Order, state: BrokerResult[OrderState]
+    broker: PostgresBroker, order: Order, done: BrokerResult[OrderState]
 ) -> BrokerResult[OrderState]:
-    """Run the batches of an order that ``start_script`` has stored, to its end.
+    """Run the batches of an order that ``store_script`` has started, to its end.
 
     If the order is stopped before its first batch, that batch only records the stop.
     """
     actor = current_actor()
-    while (open_state := state.ok()) is not None and open_state.is_open:
+    while (state := done.ok()) is not None and state.is_open:
         await asyncio.sleep(PAUSE_SECONDS)
         for delay_seconds in (*RESEND_DELAYS_SECONDS, None):
-            script = batch_script(order.id)
-            state = _flat(await broker.perform_async(_WORKING, script, atomic=True))
-            if not _is_transient(state) or delay_seconds is None:
+            batch = await broker.perform_async(_WORKING, batch_script(order.id), atomic=True)
+            done = batch.and_then(lambda carried_out: carried_out)
+            if isinstance(done, Ok) or not done.err_value.retryable or delay_seconds is None:
                 break
             await asyncio.sleep(delay_seconds)
-    _log_end(order, actor, state)
-    return state
+    _log_end(order, actor, done)
+    return done
 
 
-def _flat(done: BrokerResult[BrokerResult[OrderState]]) -> BrokerResult[OrderState]:
-    return done.and_then(lambda state: state)
-
-
-def _is_transient(state: BrokerResult[OrderState]) -> bool:
-    return isinstance(state, Err) and state.err_value.retryable
-
-
-def _log_end(order: Order, actor: Actor, state: BrokerResult[OrderState]) -> None:
+def _log_end(order: Order, actor: Actor, done: BrokerResult[OrderState]) -> None:
     action = Action(order.verb.value, f"{order.subject} (order {order.id})")
-    if isinstance(state, Err):
-        log_action(action, actor, "failed", state.err_value.message)
+    if isinstance(done, Err):
+        log_action(action, actor, "failed", done.err_value.message)
     else:
-        log_action(action, actor, state.ok_value.outcome, state.ok_value.summary)
+        log_action(action, actor, done.ok_value.outcome, done.ok_value.summary)
 
 
-def store_draft_script(order: Order, actor: Actor) -> Script[None]:
-    """Store the dry run of an order; older drafts of this author are deleted.
+def store_script(
+    order: Order, outcome: Literal["draft", "running"], actor: Actor
+) -> Script[OrderState]:
+    """Store an order as a draft, or start it: ``batch_script`` carries it out.
 
-    An order that was started under this id meanwhile stays as it is.
+    A stopped order runs again from where it stopped; one that was started does not become a draft again. The
+    draft of an order is replaced: the row of an order is as old as its start.
     """
-    columns = _columns(order, actor)
-    yield delete_drafts(columns.actor, DRAFTS_MAX - 1)
-    yield store_draft(*columns, order.id, order_text(order), _progress_text(Progress()))
-
-
-def start_script(order: Order, actor: Actor) -> Script[BrokerResult[OrderState]]:
-    """Store an order, or resume a stopped one; ``batch_script`` carries it out.
-
-    A draft of the order is replaced, so that the row of an order is as old as its start.
-    """
-    columns = _columns(order, actor)
+    columns = Columns.of(Action(order.verb.value, order.subject), actor, order.reason)
+    if outcome == "draft":
+        yield delete_drafts(columns.actor, DRAFTS_MAX - 1)
     yield discard_draft(order.id)
-    yield start_order(*columns, order.id, order_text(order), _progress_text(Progress()))
+    yield store_order(*columns, outcome, order.id, order_text(order), NO_PROGRESS)
     state = yield from order_script(order.id)
-    return Err(no_such_order(order.id)) if state is None else Ok(state)
-
-
-def _columns(order: Order, actor: Actor) -> Columns:
-    return Columns.of(Action(order.verb.value, order.subject), actor, order.reason)
-
-
-def _progress_text(progress: Progress) -> str:
-    return _PROGRESS.dump_json(progress).decode()
+    assert state is not None
+    return state
 
 
 def order_script(order_id: str) -> Script[OrderState | None]:
@@ -323,8 +295,8 @@ def order_script(order_id: str) -> Script[OrderState | None]:
     row: OrderRow | None = one_or_none((yield read_order(stored)))
     if row is None:
         return None
-    progress = _PROGRESS.validate_json(row.progress)
-    return OrderState(read_order_text(row.plan), row.outcome, progress, row.actor, row.at)
+    order, progress = read_order_text(row.plan), read_progress_text(row.progress)
+    return OrderState(order, row.outcome, progress, row.actor, row.at)
 
 
 def stop_script(order_id: str) -> Script[BrokerResult[bool]]:
@@ -348,43 +320,35 @@ def batch_script(order_id: str) -> Script[BrokerResult[OrderState]]:
     state = yield from order_script(order_id)
     if state is None:
         return Err(no_such_order(order_id))
-    if state.outcome == "running":
-        progress = yield from _advance_script(state.order, state.progress)
-        outcome = "running" if progress.cursor is not None else "done"
-        state = replace(state, progress=progress, outcome=outcome)
-    elif state.outcome == "stopping":
+    if not state.is_open:
+        return Ok(state)
+    if state.outcome == "stopping":
         state = replace(state, outcome="stopped")
     else:
-        return Ok(state)
-    yield _saving(state)
+        state = yield from _advanced_script(state)
+    order, progress = state.order, progress_text(state.progress)
+    detail = f"{state.summary} {order.reason}" if order.reason else state.summary
+    yield save_order(order.id, state.outcome, detail, progress)
     return Ok(state)
 
 
-def _saving(state: OrderState) -> Step:
-    detail = state.summary
-    if state.order.reason:
-        detail += f" {state.order.reason}"
-    return save_order(state.order.id, state.outcome, detail, _progress_text(state.progress))
-
-
-def _advance_script(order: Order, progress: Progress) -> Script[Progress]:
-    if order.matching == 0:
-        return progress
-    found, cursor = yield from _page_script(order, progress.cursor, BATCH)
-    done, refused = yield from _apply_script(order, found)
-    return Progress(cursor, progress.done + done, dict(Counter(progress.refused) + refused))
-
-
-def _apply_script(order: Order, found: Sequence[_Found]) -> Script[tuple[int, Counter[str]]]:
-    known = [one.row.id for one in found if one.row.status]
-    missing = Counter({NOT_FOUND: len(found) - len(known)})
-    if order.verb is OrderVerb.RETRY_TASKS:
-        refused = yield from _resend_script(order, known)
-    elif order.verb.is_of_runs:
-        refused = yield from _control_script(order, known)
+def _advanced_script(state: OrderState) -> Script[OrderState]:
+    """Change the next rows of an order; it is done after the last of them."""
+    order, progress = state.order, state.progress
+    found, cursor = list[_Found](), None
+    if order.matching:
+        found, cursor = yield from _page_script(order, progress.cursor, BATCH)
+    ids = [one.row.id for one in found if one.row.status]
+    if order.verb.is_of_runs:
+        refused = yield from _control_script(order, ids)
+    elif order.verb is OrderVerb.RETRY_TASKS:
+        refused = yield from _resend_script(order, ids)
     else:
-        refused = yield from _cancel_script(order, known)
-    return len(known) - refused.total(), +(refused + missing)
+        refused = yield from _cancel_script(order, ids)
+    done = progress.done + len(ids) - refused.total()
+    refused += Counter(progress.refused) + Counter({NOT_FOUND: len(found) - len(ids)})
+    outcome = "done" if cursor is None else "running"
+    return replace(state, progress=Progress(cursor, done, dict(refused)), outcome=outcome)
 
 
 def resent_id(order: Order, task_id: str) -> str:
@@ -417,40 +381,39 @@ def _cancel_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
 def _control_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
     """Change runs one by one, after all their trees are locked in the order that workers use."""
     yield lock_runs(ids)
+    change = _RUN_CHANGES[order.verb]
     refused: Counter[str] = Counter()
     for run_id in ids:
-        (row,) = yield _control_step(order, run_id)
-        if not _is_changed(order.verb, row.answer):
+        (row,) = yield change.step(order, run_id)
+        if row.answer not in change.answers:
             refused[NOT_FOUND if row.answer is None else CHANGED] += 1
     return refused
 
 
-def _control_step(order: Order, run_id: str) -> Step:
-    match order.verb:
-        case OrderVerb.PAUSE_RUNS:
-            return pause_run(run_id)
-        case OrderVerb.RESUME_RUNS:
-            return resume_run(run_id)
-        case OrderVerb.RETRY_RUNS:
-            return retry_run(run_id, None)
-        case _:
-            why = f": {order.reason}" if order.reason else "."
-            error = TaskError(
-                error_code=OutcomeCode.WORKFLOW_CANCELLED,
-                message=f"Workflow {run_id} was cancelled{why}",
-                data={"workflow_id": run_id, "reason": order.reason},
-            )
-            stored = encode_task_error(error).removeprefix('{"err":')[:-1]
-            return cancel_run(run_id, stored, False)
+def _cancel_step(order: Order, run_id: str) -> Step:
+    why = f": {order.reason}" if order.reason else "."
+    error = TaskError(
+        error_code=OutcomeCode.WORKFLOW_CANCELLED,
+        message=f"Workflow {run_id} was cancelled{why}",
+        data={"workflow_id": run_id, "reason": order.reason},
+    )
+    return cancel_run(run_id, encode_task_error(error).removeprefix('{"err":')[:-1], False)
 
 
-def _is_changed(verb: OrderVerb, answer: str | None) -> bool:
-    match verb:
-        case OrderVerb.PAUSE_RUNS:
-            return answer == WorkflowStatus.RUNNING
-        case OrderVerb.RESUME_RUNS:
-            return answer in ("resumed", WorkflowStatus.PAUSED)
-        case OrderVerb.RETRY_RUNS:
-            return answer == "retried"
-        case _:
-            return answer in [status.value for status in SCOPES[OrderVerb.CANCEL_RUNS].allowed]
+class _RunChange(NamedTuple):
+    """The statement that changes one run, and its answers when it has."""
+
+    step: Callable[[Order, str], Step]
+    answers: Collection[str]
+
+
+_RUN_CHANGES: Mapping[OrderVerb, _RunChange] = {
+    OrderVerb.PAUSE_RUNS: _RunChange(
+        lambda _, run_id: pause_run(run_id), (WorkflowStatus.RUNNING,)
+    ),
+    OrderVerb.RESUME_RUNS: _RunChange(
+        lambda _, run_id: resume_run(run_id), ("resumed", WorkflowStatus.PAUSED)
+    ),
+    OrderVerb.RETRY_RUNS: _RunChange(lambda _, run_id: retry_run(run_id, None), ("retried",)),
+    OrderVerb.CANCEL_RUNS: _RunChange(_cancel_step, SCOPES[OrderVerb.CANCEL_RUNS].allowed),
+}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random as random_module
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from horsies.codec.results import encode_task_error
 from horsies.db.statement import Step
@@ -114,6 +114,44 @@ class Outcome(NamedTuple):
         )
 
 
+class Report(Protocol):
+    """How a function ended, as the process that called it reports it."""
+
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def result_json(self) -> str: ...
+    @property
+    def error_code(self) -> str | None: ...
+    @property
+    def error_message(self) -> str | None: ...
+    @property
+    def exception_names(self) -> Sequence[str]: ...
+    @property
+    def retry_after(self) -> float | None: ...
+
+
+def outcome_of_report(
+    task: ClaimedTask,
+    report: Report,
+    run_us: int | None = None,
+    random: Callable[[], float] = random_module.random,
+) -> Outcome:
+    """The function returned or raised; an error may be retried."""
+    if report.ok:
+        return Outcome.completed(task, report.result_json, run_us)
+    return outcome_of_error(
+        task,
+        result_json=report.result_json,
+        error_code=report.error_code,
+        error_message=report.error_message,
+        exception_names=report.exception_names,
+        retry_after=report.retry_after,
+        run_us=run_us,
+        random=random,
+    )
+
+
 def outcome_of_error(
     task: ClaimedTask,
     *,
@@ -125,7 +163,7 @@ def outcome_of_error(
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
-    """The outcome for an error that a child reported; it may be retried."""
+    """An attempt ended with an error, which may be retried."""
     decision = _decide(task, error_code, random, exception_names, retry_after)
     reason = decision.reason
     return Outcome(

@@ -21,7 +21,7 @@ from horsies.app import Horsies
 from horsies.current_task import CurrentTask, set_running_task, set_running_task_here
 from horsies.db.statements.turn import ClaimedTask
 from horsies.states import TaskStatus
-from horsies.tasks.outcome import Outcome, outcome_of_error
+from horsies.tasks.outcome import Outcome, outcome_of_report
 from horsies.tasks.waiters import is_loop_running
 from horsies.worker.child.execute import AppProgram
 from horsies.worker.protocol import Assignment, ChildReport, NodePart, assignment_of
@@ -155,18 +155,8 @@ class Execution:
         raised = self._raised.pop(task.id, None)
         if raised is not None and not isinstance(raised, Exception | SystemExit):
             raise raised  # Ctrl-C, a cancelled test, or an outcome of pytest such as pytest.fail()
-        if report.ok:
-            return Outcome.completed(task, report.result_json), raised
-        outcome = outcome_of_error(
-            task,
-            result_json=report.result_json,
-            error_code=report.error_code,
-            error_message=report.error_message,
-            exception_names=report.exception_names,
-            retry_after=report.retry_after,
-            random=lambda: 0.0,  # no jitter: a test waits exactly as long as the policy says
-        )
-        return outcome, raised
+        # Without jitter: a test waits exactly as long as the policy says.
+        return outcome_of_report(task, report, random=lambda: 0.0), raised
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Bulk orders from the dashboard: the dry run, the start, the progress, the stop.
 
 A dry run is stored as the draft of its order, and its form names the draft, so that what is done is what was
-shown. This is the one GET that writes: a draft changes no task or run, only its author can start it, by a form,
-and an author has at most ``DRAFTS_MAX`` of them, each for an hour. An order is carried out in the background, one at a time per process. Its progress is in the database:
-any process can show it, stop it and continue it.
+shown. This is the one GET that writes. A draft changes no task or run, only its author can start it, by a
+form, and an author has at most ``DRAFTS_MAX`` of them, each for an hour. An order is carried out in the
+background, one at a time per process. Its progress is in the database: any process can show it, stop it and
+continue it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 from weakref import WeakKeyDictionary
 
@@ -35,9 +35,8 @@ from horsies.monitor.orders import (
     preview_script,
     resent_id,
     run_batches_async,
-    start_script,
     stop_script,
-    store_draft_script,
+    store_script,
 )
 from horsies.monitor.queries import RunFilters, TaskFilters, run_filters, task_filters
 from horsies.result import Err, Ok
@@ -80,16 +79,13 @@ _RIGHTS: Mapping[OrderVerb, Verb] = {
     OrderVerb.RETRY_TASKS: "retry_task",
     OrderVerb.CANCEL_TASKS: "cancel_task",
     OrderVerb.PURGE_QUEUE: "purge_queue",
+    **dict.fromkeys([verb for verb in OrderVerb if verb.is_of_runs], "control_run"),
 }
 _NAMES = {"retry_task": OrderVerb.RETRY_TASKS, "cancel_task": OrderVerb.CANCEL_TASKS}
 
 # Orders that this process carries out, and the lock that lets one run at a time.
 _running: dict[str, asyncio.Task[None]] = {}
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-
-
-def _right(verb: OrderVerb) -> Verb:
-    return _RIGHTS.get(verb, "control_run")
 
 
 def _verb_named(name: object) -> OrderVerb:
@@ -103,12 +99,17 @@ def _verb_named(name: object) -> OrderVerb:
 
 
 async def _verb_of(view: View) -> Verb:
-    """Return the right that the order of a request needs; without an order, the least one."""
+    """Return the right that a stored order needs, or the verb of the request; if it names neither, the
+    least one.
+    """
     try:
-        fields = await fields_of(view)
-        if (order_id := fields.get("order")) is not None:
-            return await _verb_of_stored(view, order_id)
-        return _right(_verb_named(fields.get("verb") or view.query.get("verb")))
+        # The order of the path first, whatever the body is.
+        order_id = view.params.get("id") or (await fields_of(view)).get("order")
+        if order_id is not None:
+            state = await view.read(order_script(str(order_id)))
+            return "retry_task" if state is None else _RIGHTS[state.order.verb]
+        verb = (await fields_of(view)).get("verb") or view.query.get("verb")
+        return _RIGHTS[_verb_named(verb)]
     except BadRequest:
         return "retry_task"
 
@@ -116,22 +117,13 @@ async def _verb_of(view: View) -> Verb:
 async def _verb_of_selected(view: View) -> Verb:
     """Return the right that the verb of the form needs; an order named by the form does not count."""
     try:
-        return _right(await _selected_verb(view))
+        return _RIGHTS[await _selected_verb(view)]
     except BadRequest:
         return "retry_task"
 
 
 async def _selected_verb(view: View) -> OrderVerb:
     return _verb_named((await view.form()).get("verb") or view.query.get("verb"))
-
-
-async def _verb_of_named(view: View) -> Verb:
-    return await _verb_of_stored(view, view.params["id"])
-
-
-async def _verb_of_stored(view: View, order_id: object) -> Verb:
-    state = await view.read(order_script(str(order_id)))
-    return "retry_task" if state is None else _right(state.order.verb)
 
 
 # The dry run
@@ -146,22 +138,23 @@ async def new_order(view: View) -> Page:
             code="INVALID_FILTER",
         )
     preview = await _preview(view, verb, _filters_of(view, verb))
-    await _store_draft(view, preview.order)
+    await _stored(view, preview.order, "draft")
     context = {
         "preview": preview,
         "order": preview.order,
-        "right": _right(verb),
+        "right": _RIGHTS[verb],
         "back": view.url(_list_page(preview.order)) + _filter_query(view),
     }
     title = f"{preview.order.words.title}: dry run"
     return Page("order_new.html", title, context, live_seconds=None)
 
 
-async def _store_draft(view: View, order: Order) -> None:
-    script = store_draft_script(order, Actor(view.access.user, "web"))
-    stored = await view.site.broker.perform_async(_WORKING, script, atomic=True)
-    if isinstance(stored, Err):
-        raise problem_of(stored.err_value)
+async def _stored(view: View, order: Order, outcome: Literal["draft", "running"]) -> OrderState:
+    script = store_script(order, outcome, Actor(view.access.user, "web"))
+    done = await view.site.broker.perform_async(_WORKING, script, atomic=True)
+    if isinstance(done, Err):
+        raise problem_of(done.err_value)
+    return done.ok_value
 
 
 def _filters_of(view: View, verb: OrderVerb) -> TaskFilters | RunFilters:
@@ -228,51 +221,39 @@ async def start_selected(view: View) -> Response:
 
 
 async def _started(view: View, order: Order) -> Response:
-    state = await _start(view, order)
-    if is_api(view):
-        return answer_document(state.document(), 202 if state.is_open else 200)
-    return view.redirect(f"/orders/{state.order.id}")
-
-
-async def _start(view: View, order: Order) -> OrderState:
+    """Start an order, or continue it, and answer with its state."""
     if len(_running) >= WAITING_MAX:
         raise Refused(f"{WAITING_MAX} orders are waiting; try again later.", code="BUSY")
-    actor = Actor(view.access.user, "web")
-    script = start_script(order, actor)
-    done = await view.site.broker.perform_async(_WORKING, script, atomic=True)
-    stored = done.and_then(lambda state: state)
-    if isinstance(stored, Err):
-        raise problem_of(stored.err_value)
-    _carry_out(view, stored.ok_value)
-    return stored.ok_value
+    state = await _stored(view, order, "running")
+    if state.is_open and order.id not in _running:
+        with acting_as(view.access.user, "web"):  # the task inherits the author
+            _running[order.id] = asyncio.create_task(_carry_out(view, state))
+    if is_api(view):
+        return answer_document(state.document(), 202 if state.is_open else 200)
+    return view.redirect(f"/orders/{order.id}")
 
 
-def _carry_out(view: View, state: OrderState | None) -> None:
-    """Have a task of this process carry out a started order, unless one does."""
-    if state is None or not state.is_open or state.order.id in _running:
-        return
-    with acting_as(view.access.user, "web"):  # the task inherits the author
-        task = asyncio.create_task(_run_batches(view, state))
-    _running[state.order.id] = task
-    task.add_done_callback(partial(_forget, state.order.id))
+async def _carry_out(view: View, state: OrderState | None) -> None:
+    """Run the batches of a started order in its turn; to start it again would undo a stop meanwhile.
 
-
-def _forget(order_id: str, task: asyncio.Task[None]) -> None:
-    if _running.get(order_id) is task:
-        del _running[order_id]
-
-
-async def _run_batches(view: View, state: OrderState) -> None:
-    """Run the batches of a started order in its turn; to start it again would undo a stop meanwhile."""
-    broker, order = view.site.broker, state.order
+    A request that continues the order while this task is in ``_running`` leaves the batches to it, so the
+    task reads the order once more after it has left.
+    """
+    broker, this = view.site.broker, asyncio.current_task()
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
-    async with turn:
-        ended = await run_batches_async(broker, order, Ok(state))
-    # A request that continued the order before this line has left its batches to this task.
-    del _running[order.id]
-    if isinstance(ended, Ok):
-        stored = await broker.perform_async(_WORKING, order_script(order.id))
-        _carry_out(view, stored.unwrap_or(None))
+    while this is not None and state is not None and state.is_open:
+        order_id = state.order.id
+        if _running.setdefault(order_id, this) is not this:
+            return
+        try:
+            async with turn:
+                ended = await run_batches_async(broker, state.order, Ok(state))
+        finally:
+            del _running[order_id]
+        if isinstance(ended, Err):
+            return
+        stored = await broker.perform_async(_WORKING, order_script(order_id))
+        state = stored.unwrap_or(None)
 
 
 async def show_order(view: View) -> Page:
@@ -280,7 +261,7 @@ async def show_order(view: View) -> Page:
     context = {
         "state": state,
         "order": state.order,
-        "right": _right(state.order.verb),
+        "right": _RIGHTS[state.order.verb],
         "may_start": _may_start(view, state) and state.order.id not in _running,
         "list_page": _list_page(state.order),
     }
@@ -331,7 +312,7 @@ async def post_order(view: View) -> Response:
     filters = _json_filters(verb, fields.get("filters") or {})
     preview = await _preview(view, verb, filters, **options)
     if await is_on(view, "dry_run", False):
-        await _store_draft(view, preview.order)
+        await _stored(view, preview.order, "draft")
         return answer_document(preview.document() | {"order": preview.order.id})
     known = await view.read(order_script(preview.order.id))
     # The rights were checked for this verb; a draft is replaced.
@@ -450,7 +431,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/orders", _verb_of, start_order),
     Route("POST", "/orders/selected", _verb_of_selected, start_selected),
     Route("GET", "/orders/{id}", None, show_order),
-    *both("/orders/{id}/stop", _verb_of_named, stop_order),
+    *both("/orders/{id}/stop", _verb_of, stop_order),
     Route("POST", "/api/orders", _verb_of, post_order),
     Route("GET", "/api/orders/{id}", None, get_order),
 )

@@ -14,7 +14,7 @@ from horsies.tasks.outcome import (
     STOPPED_BY_LOSS,
     Outcome,
     outcome_of_crash,
-    outcome_of_error,
+    outcome_of_report,
     outcome_of_stop,
 )
 from horsies.worker.agenda import Pace
@@ -154,19 +154,7 @@ class Dispatcher:
         self._pace.note_end(report.task_id, run_seconds, came_at)
         if (task := self.ledger.running(report)) is None:
             return
-        run_us = round(run_seconds * 1e6)
-        if report.ok:
-            outcome = Outcome.completed(task, report.result_json, run_us)
-        else:
-            outcome = outcome_of_error(
-                task,
-                result_json=report.result_json,
-                error_code=report.error_code,
-                error_message=report.error_message,
-                exception_names=report.exception_names,
-                retry_after=report.retry_after,
-                run_us=run_us,
-            )
+        outcome = outcome_of_report(task, report, round(run_seconds * 1e6))
         if self.traces is not None and report.traceparent is not None:
             self.traces.note(task, report.traceparent)
         if task.burst:

@@ -83,27 +83,17 @@ def judge_resends(ids: Sequence[str]) -> Refusals: ...
 @ACTIONS.statement
 def read_candidates(ids: Sequence[str]) -> Candidate: ...
 @ACTIONS.statement
-def store_draft(
-    actor: str,
-    source: str,
-    verb: str,
-    subject: str,
-    detail: str | None,
-    order_id: str,
-    plan: str,
-    progress: str,
-) -> None: ...
-@ACTIONS.statement
 def delete_drafts(actor: str, kept: int) -> None: ...
 @ACTIONS.statement
 def discard_draft(order_id: str) -> None: ...
 @ACTIONS.statement
-def start_order(
+def store_order(
     actor: str,
     source: str,
     verb: str,
     subject: str,
     detail: str | None,
+    outcome: str,
     order_id: str,
     plan: str,
     progress: str,

@@ -47,16 +47,6 @@ FROM horsies_tasks AS task WHERE task.id = ANY(%(ids)s::uuid[])
 SELECT id::text, status, created_at, coalesce(completed_at, failed_at) AS finished_at
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
--- name: store_draft
--- One row per order. A dry run that is repeated under its id replaces the draft, but not an order that was started.
-INSERT INTO horsies_actions AS known (
-    actor, source, verb, subject, outcome, detail, order_id, order_plan, order_progress)
-VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, 'draft', %(detail)s, %(order_id)s::uuid, %(plan)s,
-    %(progress)s)
-ON CONFLICT (order_id) DO UPDATE SET at = excluded.at, verb = excluded.verb, subject = excluded.subject,
-    detail = excluded.detail, order_plan = excluded.order_plan
-WHERE known.outcome = 'draft'
-
 -- name: delete_drafts
 -- The drafts of an author that are out of date, and all but the newest ones, by the index of authors: a page that is
 -- loaded over and over must not fill the table. Those of authors who make no more dry runs go with its retention.
@@ -66,16 +56,18 @@ WHERE actor = %(actor)s AND outcome = 'draft' AND (at < now() - interval '1 hour
     WHERE actor = %(actor)s AND outcome = 'draft' ORDER BY id DESC LIMIT %(kept)s::integer))
 
 -- name: discard_draft
--- draft -> nothing, right before the order itself is stored.
+-- draft -> nothing, right before the order, or a new draft of it, is stored.
 DELETE FROM horsies_actions WHERE order_id = %(order_id)s::uuid AND outcome = 'draft'
 
--- name: start_order
--- One row per order, however often it is started. A stopped order runs again from where it stopped.
+-- name: store_order
+-- nothing -> draft or running, after discard_draft. One row per order, however often it is started: a stopped order
+-- runs again from where it stopped. An order that was started does not become a draft again.
 INSERT INTO horsies_actions AS known (
     actor, source, verb, subject, outcome, detail, order_id, order_plan, order_progress)
-VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, 'running', %(detail)s, %(order_id)s::uuid, %(plan)s,
+VALUES (%(actor)s, %(source)s, %(verb)s, %(subject)s, %(outcome)s, %(detail)s, %(order_id)s::uuid, %(plan)s,
     %(progress)s)
-ON CONFLICT (order_id) DO UPDATE SET outcome = 'running' WHERE known.outcome IN ('stopping', 'stopped')
+ON CONFLICT (order_id) DO UPDATE SET outcome = 'running'
+WHERE excluded.outcome = 'running' AND known.outcome IN ('stopping', 'stopped')
 
 -- name: stop_order
 -- The next batch ends the order.
