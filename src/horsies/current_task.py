@@ -83,10 +83,6 @@ class CurrentTask:
         return self._attempt.attempt
 
     @cached_property
-    def _token(self) -> int:
-        return attempt_token(self._attempt.task_id, self._attempt.generation)
-
-    @cached_property
     def _fields(self) -> list[str]:
         sent_by_worker, _, times_and_places = self._attempt.stored.rpartition("\0")
         fields = [*sent_by_worker.split("\0", 3), *times_and_places.split("\n", 7)]
@@ -214,7 +210,8 @@ class CurrentTask:
             text = b"" if note is None else note[:NOTE_CHARACTERS_MAX].encode(errors="replace")
             if done - done or (total is not None and total - total):  # infinite, or not a number
                 raise ValueError(f"progress() takes finite numbers, not {done!r} of {total!r}.")
-            page.write_progress(self._token, done, _NO_TOTAL if total is None else total, text)
+            token = attempt_token(self._attempt.task_id, self._attempt.generation)
+            page.write_progress(token, done, _NO_TOTAL if total is None else total, text)
         except (TypeError, AttributeError, struct.error, OverflowError) as error:
             raise TypeError(
                 "progress() takes the number done, the total or None, and a text or None, not "

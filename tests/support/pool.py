@@ -82,7 +82,6 @@ class RecordingPool:
     stopped: list[tuple[str, str]] = field(default_factory=list)
     killed: list[str] = field(default_factory=list)
     unstored_progress: dict[str, ProgressReport] = field(default_factory=dict)
-    has_async: bool = False
 
     def progress(self) -> dict[str, ProgressReport]:
         return self.unstored_progress

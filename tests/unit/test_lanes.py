@@ -22,13 +22,13 @@ def pool(*, idle: int = 0, window: int = 0, has_async: bool = False) -> Any:
     return SimpleNamespace(
         idle_count=idle,
         window_space=lambda _: (window, 8),
-        places=lambda depth: (list(range(idle)), [9] * window if depth > 1 else []),
+        idle_and_behind=lambda depth: (list(range(idle)), [9] * window if depth > 1 else []),
         has_async=has_async,
     )
 
 
 def async_pool(places: int) -> Any:
-    return SimpleNamespace(async_places=places, next_async_pids=lambda count: [7] * count)
+    return SimpleNamespace(async_count=places, next_async=lambda count: [7] * count)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def pool() -> Iterator[ChildPool]:
 
 
 def test_tasks_are_spread_and_a_full_child_refuses_more(pool: ChildPool) -> None:
-    places = pool.next_async_pids(10)
+    places = pool.places.next_async(10)
     assert len(places) == 6
     assert len(set(places[:2])) == 2
     for pid in places:
@@ -47,17 +47,17 @@ def test_tasks_are_spread_and_a_full_child_refuses_more(pool: ChildPool) -> None
         pool.dispatch(assignment("echo", 1), places[0])
     with pytest.raises(NoIdleChildError):
         pool.dispatch_window(places[0], [(assignment("echo", 1), 0.0)])
-    assert pool.next_async_pids(10) == []
+    assert pool.places.next_async(10) == []
     assert sum(summary.tasks or 0 for summary in pool.summaries()) == 6
     events = collect_events(pool, 6, Reported)
     assert {event.pid for event in events if isinstance(event, Reported)} == set(places)
-    assert pool.async_places == 6
+    assert pool.places.async_count == 6
     assert pool.idle_children == 2
 
 
 def test_ended_tasks_do_not_stay_among_the_deadlines(pool: ChildPool) -> None:
     for _ in range(450):
-        for pid in pool.next_async_pids(6):
+        for pid in pool.places.next_async(6):
             pool.dispatch(assignment("echo", 1, timeout_ms=3_600_000), pid)
         collect_events(pool, 6, Reported)
     assert len(pool._assignments.deadlines) < 1_100
@@ -65,21 +65,21 @@ def test_ended_tasks_do_not_stay_among_the_deadlines(pool: ChildPool) -> None:
 
 @pytest.mark.parametrize("kind", ["task stopped", "progress", "other task", "assign"])
 def test_a_forged_frame_costs_its_child_alone(pool: ChildPool, kind: str) -> None:
-    first, second = pool.next_async_pids(2)
+    first, second = pool.places.next_async(2)
     pool.dispatch(assignment("write_forgery", kind), first)
     pool.dispatch(assignment("echo", 5), second)
     events = collect_events(pool, 1, Died)
     (died,) = [event for event in events if isinstance(event, Died)]
     assert died.pid == first
     assert "malformed frame" in died.description
-    wait_until(lambda: pool.collect(0.05) is not None and pool.async_places == 6)
+    wait_until(lambda: pool.collect(0.05) is not None and pool.places.async_count == 6)
 
 
 def test_the_end_of_a_lost_attempt_costs_its_child_no_other_task(
     pool: ChildPool, tmp_path: Path
 ) -> None:
     """Another worker recovered the task, and its next attempt runs in the other child."""
-    first, second = pool.next_async_pids(2)
+    first, second = pool.places.next_async(2)
     begun = tmp_path / "begun"
     lost, neighbour = (assignment("wait_for_ever", str(begun), False) for _ in range(2))
     pool.dispatch(lost, first)
@@ -99,7 +99,7 @@ def test_the_end_of_a_lost_attempt_costs_its_child_no_other_task(
 def test_a_task_of_another_worker_is_cancelled_and_its_neighbour_goes_on(
     pool: ChildPool, tmp_path: Path
 ) -> None:
-    pid, _ = pool.next_async_pids(2)
+    pid, _ = pool.places.next_async(2)
     begun = [tmp_path / "lost", tmp_path / "neighbour"]
     lost, neighbour = (assignment("wait_for_ever", str(one), False) for one in begun)
     pool.dispatch_window(pid, [(lost, 0.0), (neighbour, 0.0)])
@@ -112,7 +112,7 @@ def test_a_task_of_another_worker_is_cancelled_and_its_neighbour_goes_on(
 def test_a_task_that_is_stopped_before_its_first_step_comes_back(
     pool: ChildPool, tmp_path: Path
 ) -> None:
-    pid, _ = pool.next_async_pids(2)
+    pid, _ = pool.places.next_async(2)
     unstarted = assignment("wait_for_ever", str(tmp_path / "begun"), False)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -122,13 +122,13 @@ def test_a_task_that_is_stopped_before_its_first_step_comes_back(
         os.kill(pid, signal.SIGCONT)
     assert collect_events(pool, 1, TakenBack) == [TakenBack((unstarted,))]
     assert not (tmp_path / "begun").exists()
-    assert (pool.async_places, list(pool.busy)) == (6, [])
+    assert (pool.places.async_count, list(pool.busy)) == (6, [])
 
 
 def test_an_assignment_that_cannot_be_decoded_comes_back_while_its_neighbour_runs_on(
     pool: ChildPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pid, _ = pool.next_async_pids(2)
+    pid, _ = pool.places.next_async(2)
     neighbour = assignment("wait_for_ever", str(tmp_path / "begun"), False)
     pool.dispatch(neighbour, pid)
     wait_until((tmp_path / "begun").exists)
@@ -156,7 +156,7 @@ def test_a_lost_attempt_that_does_not_stop_is_killed_although_the_next_one_runs(
         pool = ChildPool(settings, BOOT, selector)
         try:
             assert pool.start()
-            first, second = pool.next_async_pids(2)
+            first, second = pool.places.next_async(2)
             lost = assignment("wait_for_ever", str(tmp_path / "begun"), True)
             pool.dispatch(lost, first)
             wait_until((tmp_path / "begun").exists)
@@ -172,7 +172,7 @@ def test_a_lost_attempt_that_does_not_stop_is_killed_although_the_next_one_runs(
 
 def test_a_task_without_a_report_fails_alone(pool: ChildPool) -> None:
     """As when there is not enough memory for its result."""
-    first, _ = pool.next_async_pids(2)
+    first, _ = pool.places.next_async(2)
     broken, neighbour = assignment("no_such_function"), assignment("echo", 5)
     pool.dispatch(broken, first)
     pool.dispatch(neighbour, first)
@@ -186,7 +186,7 @@ def test_a_task_without_a_report_fails_alone(pool: ChildPool) -> None:
 def test_a_time_limit_that_passes_after_the_stop_does_not_end_the_grace_period(
     pool: ChildPool, tmp_path: Path
 ) -> None:
-    first, _ = pool.next_async_pids(2)
+    first, _ = pool.places.next_async(2)
     begun, gate = tmp_path / "begun", tmp_path / "gate"
     cancelled = assignment("clean_up_slowly", str(begun), str(gate), timeout_ms=1)
     neighbour = assignment("wait_for_ever", str(tmp_path / "other"), False)
@@ -206,7 +206,7 @@ def test_a_time_limit_that_passes_after_the_stop_does_not_end_the_grace_period(
 def test_a_task_factory_of_the_application_does_not_keep_tasks_from_starting(
     pool: ChildPool,
 ) -> None:
-    first, _ = pool.next_async_pids(2)
+    first, _ = pool.places.next_async(2)
     pool.dispatch(assignment("set_old_task_factory"), first)
     collect_events(pool, 1, Reported)
     pool.dispatch(assignment("echo", 5), first)
@@ -218,7 +218,7 @@ def test_a_task_factory_of_the_application_does_not_keep_tasks_from_starting(
 def test_a_process_forked_by_a_coroutine_runs_no_step_of_another_task(
     pool: ChildPool, tmp_path: Path
 ) -> None:
-    first, _ = pool.next_async_pids(2)
+    first, _ = pool.places.next_async(2)
     journal = tmp_path / "journal"
     pool.dispatch(assignment("note_twice", str(journal), 0.5), first)
     wait_until(journal.exists)
@@ -229,7 +229,7 @@ def test_a_process_forked_by_a_coroutine_runs_no_step_of_another_task(
 
 
 def test_a_task_that_another_cancels_before_its_first_step_runs(pool: ChildPool) -> None:
-    pid, _ = pool.next_async_pids(2)
+    pid, _ = pool.places.next_async(2)
     tasks = [assignment("cancel_others"), assignment("echo", 5)]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -252,7 +252,7 @@ def test_a_child_that_dies_behind_a_blocked_loop_costs_no_task_that_has_not_begu
         pool = ChildPool(settings, BOOT, selector)
         try:
             assert pool.start()
-            (pid,) = pool.next_async_pids(1)
+            (pid,) = pool.places.next_async(1)
             ran = [assignment("wait_for_ever", str(begun), False)]
             ran += [assignment("note_and_sleep", str(blocked), "blocked", 600.0)]
             for task, journal in zip(ran, (begun, blocked), strict=True):
@@ -272,7 +272,7 @@ def test_a_child_that_dies_behind_a_blocked_loop_costs_no_task_that_has_not_begu
 def test_assignments_that_wait_for_a_blocked_child_are_not_copied_for_each_other(
     pool: ChildPool,
 ) -> None:
-    pid, _ = pool.next_async_pids(2)
+    pid, _ = pool.places.next_async(2)
     tasks = [assignment("echo", str(number) * 1_000_000) for number in range(3)]
     (process,) = (one for one in pool._children.all if one.pid == pid)
     os.kill(pid, signal.SIGSTOP)
@@ -297,7 +297,7 @@ def test_tasks_run_where_no_thread_can_watch_the_loop() -> None:
         pool = ChildPool(settings, boot, selector)
         try:
             assert pool.start()
-            for pid in pool.next_async_pids(3):
+            for pid in pool.places.next_async(3):
                 pool.dispatch(assignment("echo", 5), pid)
             assert len(collect_events(pool, 3, Reported)) == 3
         finally:

@@ -19,11 +19,11 @@ from horsies.db.database import Database
 from horsies.db.pipeline import Limits, Pipeline
 from horsies.db.statements.tasks import TaskId
 from horsies.ids import new_id
-from horsies.retry import Backoff
 from horsies.worker import connection as connection_module
 from horsies.worker.connection import (
     NOTIFICATION_SOCKET,
     DatabaseGivenUpError,
+    Outages,
     SessionLock,
     WorkerConnection,
     open_turns,
@@ -459,10 +459,10 @@ UNREACHABLE = psycopg.OperationalError("connection refused")
 def test_a_worker_with_tasks_waits_for_a_server_that_refuses_its_password(
     session: Session, holds_tasks: bool
 ) -> None:
-    session.worker._holds_tasks = lambda: holds_tasks
+    session.worker.outages._holds_tasks = lambda: holds_tasks
     if holds_tasks:
         session.worker.lose(REFUSED)
-        assert session.worker.retry_at > time.monotonic()
+        assert session.worker.outages.retry_at > time.monotonic()
     else:
         with pytest.raises(psycopg.OperationalError, match="password"):
             session.worker.lose(REFUSED)
@@ -472,25 +472,24 @@ def test_a_password_that_is_refused_at_the_start_ends_the_worker(
     process_url: str, selector: selectors.BaseSelector
 ) -> None:
     worker = make_connection(process_url, selector)
-    worker._holds_tasks = lambda: True
+    worker.outages._holds_tasks = lambda: True
     with pytest.raises(psycopg.OperationalError, match="password"):
         worker.lose(REFUSED)
 
 
-def test_a_worker_with_tasks_reconnects_every_second_without_counting_more_attempts(
-    process_url: str, selector: selectors.BaseSelector
-) -> None:
-    slow = WorkerResilienceConfig(db_retry_initial_ms=60_000, db_retry_max_ms=60_000)
-    worker = make_connection(process_url, selector)
-    worker._resilience, worker._has_been_open = slow, True
-    worker._backoff = Backoff(slow.db_retry_initial_ms, slow.db_retry_max_ms, 1)
-    worker._holds_tasks = lambda: True
+def test_a_worker_with_tasks_reconnects_every_second_without_counting_more_attempts() -> None:
+    slow = WorkerResilienceConfig(
+        db_retry_initial_ms=60_000, db_retry_max_ms=60_000, db_retry_max_attempts=1
+    )
+    tasks = ["a"]
+    outages = Outages(slow, lambda: bool(tasks), retry_seconds=1.0)
+    outages.has_been_open = True
     for _ in range(5):
-        worker.lose(UNREACHABLE)
-        assert 0 < worker.retry_at - time.monotonic() <= 1.0
-    worker._holds_tasks = lambda: False
-    worker.lose(UNREACHABLE)
-    assert worker.retry_at - time.monotonic() > 40.0
+        outages.pause(UNREACHABLE)
+        assert 0 < outages.retry_at - time.monotonic() <= 1.0
+    tasks.clear()
+    outages.pause(UNREACHABLE)
+    assert outages.retry_at - time.monotonic() > 40.0
 
 
 def test_the_lock_is_taken_again_while_a_statement_waits_behind_a_pooler(

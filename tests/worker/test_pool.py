@@ -33,12 +33,12 @@ def test_children_of_every_start_method_take_assignments_and_report(
     make_pool: MakePool, method: StartMethod
 ) -> None:
     pool = make_pool(2, start_method=method)
-    assert pool.idle_count == 2
-    expected_pids = pool.next_idle_pids(2)
+    assert pool.places.idle_count == 2
+    expected_pids = pool.places.idle(2)
     pids = [pool.dispatch(assignment("own_pid")) for _ in range(2)]
     assert pids == expected_pids
     events: list[PoolEvent] = []
-    events += collect_until(pool, lambda: pool.idle_count == 2)
+    events += collect_until(pool, lambda: pool.places.idle_count == 2)
     assert sorted(value_of(event) for event in events) == sorted(pids)
     assert sorted(pool.pids()) == sorted(pids)
     assert pool.shutdown() == []
@@ -55,7 +55,7 @@ def test_children_are_looked_after_where_pids_have_no_descriptors(
     doomed = assignment("exit_with", 3)
     pool.dispatch(doomed)
     assert next_event(pool) == Died(doomed, pid, "exit code 3")
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
     assert run(pool, "own_pid") != pid
 
 
@@ -108,7 +108,7 @@ def test_a_dying_child_costs_its_own_assignment_only(
     doomed_pid = pool.dispatch(doomed)
     assert next_event(pool) == Died(doomed, doomed_pid, description)
     assert list(pool.busy) == [sibling.task_id]
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
     assert run(pool, "echo", "refilled") == "refilled"
     assert sibling_pid in pool.pids()
     assert doomed_pid not in pool.pids()
@@ -123,7 +123,7 @@ def test_a_child_killed_from_outside_is_noticed_and_replaced(
     collect_until(pool, (tmp_path / "started").exists)
     os.kill(pid, signal.SIGKILL)
     assert next_event(pool) == Died(given, pid, "signal 9 (SIGKILL)")
-    collect_until(pool, lambda: pool.idle_count == 2)
+    collect_until(pool, lambda: pool.places.idle_count == 2)
 
 
 def test_an_idle_child_killed_from_outside_is_replaced(make_pool: MakePool) -> None:
@@ -131,7 +131,7 @@ def test_an_idle_child_killed_from_outside_is_replaced(make_pool: MakePool) -> N
     (pid,) = pool.pids()
     os.kill(pid, signal.SIGKILL)
     assert next_event(pool) == Died(None, pid, "signal 9 (SIGKILL)")
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
     assert pool.pids() != [pid]
 
 
@@ -171,7 +171,7 @@ def test_a_task_that_is_asked_to_stop_cleans_up_and_its_child_is_replaced(
     assert pool.stop_task(given.task_id, "cancelled")
     assert next_event(pool) == Stopped(given, pid, forced=False, reason="cancelled")
     assert cleaned.exists()
-    collect_until(pool, lambda: pool.idle_count == 1 and is_gone(pid))
+    collect_until(pool, lambda: pool.places.idle_count == 1 and is_gone(pid))
 
 
 def test_a_task_that_does_not_stop_is_killed_after_the_grace(
@@ -275,7 +275,7 @@ def test_killing_all_children_tells_every_assignment_and_fills_the_pool_again(
     pids = [pool.dispatch(one) for one in given]
     wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
     pool.kill_all()
-    events = collect_until(pool, lambda: pool.idle_count == 2)
+    events = collect_until(pool, lambda: pool.places.idle_count == 2)
     died = {(event.pid, event.description) for event in events if isinstance(event, Died)}
     assert died == {(pid, "signal 9 (SIGKILL)") for pid in pids}
 
@@ -326,6 +326,6 @@ def test_large_assignments_and_large_reports_pass_in_pieces(make_pool: MakePool)
     pool.dispatch(assignment("length_of", long_text))
     pool.dispatch(assignment("text_of", 3_000_000))
     events: list[PoolEvent] = []
-    events += collect_until(pool, lambda: pool.idle_count == 2)
+    events += collect_until(pool, lambda: pool.places.idle_count == 2)
     values = sorted((value_of(event) for event in events), key=str)
     assert values == [3_000_000, long_text]

@@ -163,7 +163,7 @@ def test_a_killed_template_costs_nobody_and_is_started_again(
     assert collect_until(pool, lambda: is_gone(first)) == []
     assert pool.pids() == pids
     os.kill(pids[0], signal.SIGKILL)
-    collect_until(pool, lambda: pool.idle_count == 2 and pids[0] not in pool.pids())
+    collect_until(pool, lambda: pool.places.idle_count == 2 and pids[0] not in pool.pids())
     assert template_pid(pool.pids()) != first
 
 
@@ -174,7 +174,7 @@ def test_a_template_and_a_child_killed_together_are_both_replaced(
     (pid,) = pool.pids()
     os.kill(template_pid([pid]), signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
-    collect_until(pool, lambda: pool.idle_count == 1 and pool.pids() != [pid])
+    collect_until(pool, lambda: pool.places.idle_count == 1 and pool.pids() != [pid])
     assert run(pool, "echo", 1) == 1
 
 
@@ -186,7 +186,7 @@ def test_a_template_that_was_stopped_is_replaced(
     stopped = template_pid([pid])
     os.kill(stopped, signal.SIGSTOP)
     os.kill(pid, signal.SIGKILL)
-    collect_until(pool, lambda: pool.idle_count == 1 and pool.pids() != [pid])
+    collect_until(pool, lambda: pool.places.idle_count == 1 and pool.pids() != [pid])
     assert is_gone(stopped)
     assert run(pool, "echo", 1) == 1
 
@@ -205,7 +205,7 @@ def test_children_that_keep_dying_while_booting_are_started_ever_more_slowly(
     assert died_at[2] - died_at[1] >= 0.1
     assert died_at[3] - died_at[2] >= 0.2
     (tmp_path / "now").unlink()
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
 
 
 @pytest.mark.parametrize("template_may_fork", [True, False])

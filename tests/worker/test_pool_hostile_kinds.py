@@ -80,11 +80,11 @@ class Outcomes:
         return True
 
     def _hand_out(self) -> None:
-        if self.pool.has_async:
-            for pid in self.pool.next_async_pids(len(self.waiting)):
+        if self.pool.places.has_async:
+            for pid in self.pool.places.next_async(len(self.waiting)):
                 self.pool.dispatch(self.waiting.pop(0), pid)
             return
-        for pid in self.pool.next_idle_pids(self.pool.idle_count):
+        for pid in self.pool.places.idle(self.pool.places.idle_count):
             if self.has_windows and self.waiting:
                 self.pool.dispatch_window(pid, [(one, PATIENT) for one in self.waiting])
                 self.waiting = []

@@ -89,7 +89,7 @@ def test_a_child_that_closes_its_socket_is_killed_and_replaced(make_pool: MakePo
     given = assignment("close_all_descriptors")
     pid = pool.dispatch(given)
     assert next_event(pool) == Died(given, pid, "killed because it closed its socket")
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
 
 
 def test_a_child_that_sends_half_a_frame_is_killed_and_nobody_else(
@@ -105,7 +105,7 @@ def test_a_child_that_sends_half_a_frame_is_killed_and_nobody_else(
     assert (event.assignment, event.pid) == (given, pid)
     assert "malformed frame" in event.description
     assert list(pool.busy) == [sibling.task_id]
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_child_that_stopped_itself_is_killed_when_its_time_is_over(
     given = assignment("stop_itself", str(tmp_path / "marker"), timeout_ms=300)
     pid = pool.dispatch(given)
     assert next_event(pool) == Stopped(given, pid, True, "timeout")
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
 
 
 def test_a_child_that_became_another_program_is_killed_and_replaced(make_pool: MakePool) -> None:
@@ -240,7 +240,7 @@ def test_a_child_that_became_another_program_is_killed_and_replaced(make_pool: M
     given = assignment("become_another_program")
     pid = pool.dispatch(given)
     assert next_event(pool) == Died(given, pid, "killed because it closed its socket")
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
 
 
 @pytest.mark.parametrize("count", [0, 3])
@@ -252,11 +252,11 @@ def test_a_child_without_descriptors_costs_no_other_task(make_pool: MakePool, co
     assert value_of(reported) == "still here"
     assert all(isinstance(end, Died) and end.assignment is None for end in ends), ends
     given = assignment("echo", 1)
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
     pool.dispatch(given)
     event = next_event(pool)
     assert not isinstance(event, Died), event
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
 
 
 def test_a_child_that_may_make_no_system_calls_is_replaced(make_pool: MakePool) -> None:
@@ -264,7 +264,7 @@ def test_a_child_that_may_make_no_system_calls_is_replaced(make_pool: MakePool) 
     given = assignment("forbid_system_calls")
     pid = pool.dispatch(given)
     assert next_event(pool) == Died(given, pid, "signal 9 (SIGKILL)")
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
 
 
 def test_a_child_that_floods_its_socket_does_not_hold_up_others(make_pool: MakePool) -> None:
@@ -298,7 +298,7 @@ def test_children_start_in_a_directory_that_has_been_removed(
     (pid,) = pool.pids()
     os.kill(pid, signal.SIGKILL)
     assert isinstance(next_event(pool), Died)
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
     assert run(pool, "echo", 1) == 1
 
 

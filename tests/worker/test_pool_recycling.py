@@ -30,16 +30,16 @@ from tests.support.pool import (
 def drain(pool: ChildPool, count: int) -> tuple[Counter[int], int]:
     """Run `count` tasks; how many each child ran, and the fewest usable children meanwhile."""
     by_pid: Counter[int] = Counter()
-    fewest = pool.idle_count
+    fewest = pool.places.idle_count
     sent = done = 0
     while done < count:
-        while pool.idle_count and sent < count:
+        while pool.places.idle_count and sent < count:
             by_pid[pool.dispatch(assignment("echo", sent))] += 1
             sent += 1
         for event in pool.collect(5.0):
             assert isinstance(event, Reported), event
             done += 1
-        fewest = min(fewest, pool.idle_count + len(pool.busy))
+        fewest = min(fewest, pool.places.idle_count + len(pool.busy))
     return by_pid, fewest
 
 
@@ -64,7 +64,7 @@ def test_a_child_leaves_after_its_last_task_and_its_successor_is_ready(make_pool
     for _ in range(3):
         assert collect_until(pool, lambda: is_steady(pool)) == []
         assert run(pool, "own_pid") == first
-    assert pool.idle_count == 1
+    assert pool.places.idle_count == 1
     assert run(pool, "own_pid") != first
     assert collect_until(pool, lambda: is_gone(first)) == []
 
@@ -77,10 +77,10 @@ def test_of_two_children_near_their_limits_one_leaves_early(make_pool: MakePool)
         collect_until(pool, lambda: not pool.busy)
     collect_until(pool, lambda: len(both & set(pool.pids())) == 1 and is_steady(pool))
     (other,) = both & set(pool.pids())
-    assert pool.idle_count == 2
+    assert pool.places.idle_count == 2
     pool.dispatch(assignment("echo", 4), other)
     collect_until(pool, lambda: other not in pool.pids())
-    assert pool.idle_count == 2
+    assert pool.places.idle_count == 2
 
 
 def test_children_with_slow_stop_hooks_do_not_pile_up(make_pool: MakePool) -> None:
@@ -89,7 +89,7 @@ def test_children_with_slow_stop_hooks_do_not_pile_up(make_pool: MakePool) -> No
     pool = make_pool(2, boot=boot, max_tasks_per_child=2, exit_seconds_of_hooks=600)
 
     def are_too_many_or_all_exit() -> bool:
-        while pool.idle_count:
+        while pool.places.idle_count:
             pool.dispatch(assignment("echo", 1))
         deadline = pool.next_deadline()
         # Only exiting children have so much time: the pool must sleep until one of them ends.
@@ -100,7 +100,7 @@ def test_children_with_slow_stop_hooks_do_not_pile_up(make_pool: MakePool) -> No
     exiting = pool.pids()
     assert len(exiting) == 5
     os.kill(exiting[0], signal.SIGKILL)
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
     assert len(pool.pids()) == 5
 
 
@@ -108,7 +108,7 @@ def test_usable_children_never_run_short_when_the_successor_has_time(make_pool: 
     pool = make_pool(2, max_tasks_per_child=5)
     for _ in range(30):
         run(pool, "echo", 1)
-        assert pool.idle_count == 2
+        assert pool.places.idle_count == 2
         collect_until(pool, lambda: is_steady(pool))
 
 
@@ -123,9 +123,11 @@ def test_a_child_over_its_memory_limit_reports_and_leaves(make_pool: MakePool) -
     limit_mb = wide_memory_limit_mb()
     pool = make_pool(2, max_memory_per_child_mb=limit_mb)
     pids = set(pool.pids())
-    large = pool.next_idle_pids(1)[0]
+    large = pool.places.idle(1)[0]
     assert run(pool, "allocate", 500) == 1
-    assert collect_until(pool, lambda: large not in pool.pids() and pool.idle_count == 2) == []
+    assert (
+        collect_until(pool, lambda: large not in pool.pids() and pool.places.idle_count == 2) == []
+    )
     assert set(pool.pids()) & pids == pids - {large}
     assert len(pool.pids()) == 2
 
@@ -136,7 +138,7 @@ def test_a_child_near_its_memory_limit_stays_while_a_spare_stands_by(make_pool: 
     (pid,) = pool.pids()
     run(pool, "allocate", limit_mb - 25 - round(run(pool, "own_rss_mb")))
     collect_until(pool, lambda: len(pool.pids()) == 2)
-    assert pool.idle_count == 1
+    assert pool.places.idle_count == 1
     assert run(pool, "own_pid") == pid
     run(pool, "allocate", 100)
     assert collect_until(pool, lambda: is_gone(pid)) == []
@@ -162,11 +164,11 @@ def test_a_memory_limit_close_to_a_fresh_child_is_warned_about(
 def test_fifty_recycled_children_leak_no_descriptor(make_pool: MakePool) -> None:
     pool = make_pool(2, max_tasks_per_child=2)
     drain(pool, 10)
-    collect_until(pool, lambda: pool.idle_count == 2 and len(pool.pids()) <= 3)
+    collect_until(pool, lambda: pool.places.idle_count == 2 and len(pool.pids()) <= 3)
     before = len(os.listdir("/proc/self/fd"))
     by_pid, _ = drain(pool, 110)
     assert len(by_pid) > 50
-    collect_until(pool, lambda: pool.idle_count == 2 and len(pool.pids()) <= 3)
+    collect_until(pool, lambda: pool.places.idle_count == 2 and len(pool.pids()) <= 3)
     # Either count may include the pipes of a third child, a spare or one that is exiting; a leak of a
     # single descriptor per child would be more than fifty.
     assert len(os.listdir("/proc/self/fd")) < before + 25

@@ -78,11 +78,11 @@ def test_a_window_runs_in_order_and_leaves_an_idle_child(
     tasks = notes(journal, 32)
     pid = give(pool, tasks[:20])
     give(pool, tasks[20:])
-    assert pool.window_space(32) == (0, 32)
+    assert pool.places.window_space(32) == (0, 32)
     events = collect_events(pool, 32, Reported)
     assert reported(events) == ids(tasks)
     assert begun(journal) == [str(number) for number in range(32)]
-    assert (pool.idle_count, pool.pids(), list(pool.held_tasks)) == (1, [pid], [])
+    assert (pool.places.idle_count, pool.pids(), list(pool.held_tasks)) == (1, [pid], [])
     assert run(pool, "echo", 1) == 1, "a plain assignment needs no permit"
 
 
@@ -91,23 +91,23 @@ def test_a_child_with_a_plain_task_takes_nothing_behind_it(
 ) -> None:
     pool = make_pool(1, has_windows=True)
     pid = pool.dispatch(sleeper(journal))
-    assert (pool.places(8), pool.window_space(8)) == (([], []), (0, 0))
+    assert (pool.places.idle_and_behind(8), pool.places.window_space(8)) == (([], []), (0, 0))
     with pytest.raises(NoIdleChildError):
         give(pool, notes(journal, 1), pid=pid)
 
 
 def test_without_windows_there_is_no_place_behind_a_task(make_pool: MakePool) -> None:
     pool = make_pool(2)
-    assert pool.places(8) == (pool.next_idle_pids(2), [])
+    assert pool.places.idle_and_behind(8) == (pool.places.idle(2), [])
     with pytest.raises(NoIdleChildError):
         give(pool, [assignment("echo", 1)])
 
 
 def test_few_tasks_are_spread_over_the_children(make_pool: MakePool, journal: Path) -> None:
     pool = make_pool(3, has_windows=True)
-    first, second, third = pool.next_idle_pids(3)
+    first, second, third = pool.places.idle(3)
     give(pool, [sleeper(journal), *notes(journal, 1)], pid=third)
-    idle, ahead = pool.places(3)
+    idle, ahead = pool.places.idle_and_behind(3)
     assert idle == [first, second]
     assert ahead == [first, second, first, second, third]
 
@@ -149,13 +149,13 @@ def test_tasks_behind_a_slow_one_come_back_and_the_child_gets_no_more(
     events = collect_events(pool, 1, TakenBack)
     assert returned(events) == ids(behind)
     assert list(pool.busy) == [front.task_id]
-    assert (pool.places(32), pool.window_space(32)) == (([], []), (0, 0))
+    assert (pool.places.idle_and_behind(32), pool.places.window_space(32)) == (([], []), (0, 0))
 
 
 def test_a_slow_child_takes_more_again_after_its_report(make_pool: MakePool, journal: Path) -> None:
     pool = make_pool(1, has_windows=True)
     give(pool, [sleeper(journal, 0.1), *notes(journal, 3)], patience=0.01)
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
     tasks = notes(journal, 3)
     give(pool, tasks)
     assert reported(collect_events(pool, 3, Reported)) == ids(tasks)
@@ -200,7 +200,7 @@ def test_a_child_that_never_begins_is_replaced_at_the_time_limit(
     os.kill(pid, signal.SIGSTOP)
     front, behind = assignment("note", str(journal), "x", timeout_ms=200), notes(journal, 2)
     give(pool, [front, *behind])
-    events = collect_until(pool, lambda: pool.idle_count == 1 and pool.pids() != [pid])
+    events = collect_until(pool, lambda: pool.places.idle_count == 1 and pool.pids() != [pid])
     assert returned(events) == ids([front, *behind])
     assert [event for event in events if isinstance(event, Stopped)] == []
     assert begun(journal) == []
@@ -236,7 +236,7 @@ def test_a_cancelled_front_is_stopped_behind_the_frames_it_has_not_read(
     events = collect_events(pool, 1, Stopped)
     assert returned(events) == ids(behind)
     assert [event.forced for event in events if isinstance(event, Stopped)] == [False]
-    collect_until(pool, lambda: pool.idle_count == 1)
+    collect_until(pool, lambda: pool.places.idle_count == 1)
     assert begun(journal) == ["long"]
 
 
@@ -331,12 +331,12 @@ def test_killing_all_children_returns_what_they_had_not_begun(
 def test_no_child_runs_more_tasks_than_its_limit(make_pool: MakePool, journal: Path) -> None:
     pool = make_pool(1, has_windows=True, max_tasks_per_child=20)
     first = pool.pids()[0]
-    idle, ahead = pool.places(32)
+    idle, ahead = pool.places.idle_and_behind(32)
     assert (len(idle), len(ahead)) == (1, 19)
     tasks = [assignment("own_pid") for _ in range(20)]
     give(pool, tasks)
     collect_events(pool, 20, Reported)
-    collect_until(pool, lambda: pool.idle_count == 1 and first not in pool.pids())
+    collect_until(pool, lambda: pool.places.idle_count == 1 and first not in pool.pids())
 
 
 def test_a_child_near_its_limit_takes_all_tasks_that_are_left_to_it(
@@ -347,11 +347,11 @@ def test_a_child_near_its_limit_takes_all_tasks_that_are_left_to_it(
     pid = pool.pids()[0]
     give(pool, [assignment("own_pid") for _ in range(18)])
     collect_events(pool, 18, Reported)
-    assert pool.places(8) == ([pid], [pid])
+    assert pool.places.idle_and_behind(8) == ([pid], [pid])
     last = notes(journal, 2)
     give(pool, last, pid=pid)
     assert reported(collect_events(pool, 2, Reported)) == ids(last)
-    collect_until(pool, lambda: pool.idle_count == 1 and pid not in pool.pids())
+    collect_until(pool, lambda: pool.places.idle_count == 1 and pid not in pool.pids())
 
 
 def test_a_child_that_grew_too_large_goes_after_its_front(
@@ -362,7 +362,7 @@ def test_a_child_that_grew_too_large_goes_after_its_front(
     large = pool.pids()[0]
     behind = [sleeper(journal, 0.05), *notes(journal, 5)]
     give(pool, [assignment("allocate", 500), *behind])
-    events = collect_until(pool, lambda: large not in pool.pids() and pool.idle_count == 1)
+    events = collect_until(pool, lambda: large not in pool.pids() and pool.places.idle_count == 1)
     assert len(reported(events)) + len(returned(events)) == 7
     assert set(begun(journal)) <= {"long"}
 
@@ -375,7 +375,7 @@ def test_a_hostile_task_costs_itself_only(make_pool: MakePool, journal: Path, ho
     before, behind = notes(journal, 2), notes(journal, 3)
     front = assignment(hostile, str(journal), "hostile", timeout_ms=500)
     give(pool, [*before, front, *behind])
-    events = collect_until(pool, lambda: pool.idle_count == 1 and not pool.busy)
+    events = collect_until(pool, lambda: pool.places.idle_count == 1 and not pool.busy)
     assert reported(events) == ids(before)
     assert returned(events) == ids(behind)
     ends = [event for event in events if isinstance(event, Died | Stopped)]

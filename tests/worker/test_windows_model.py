@@ -103,7 +103,7 @@ class WindowOfOneChild(RuleBasedStateMachine):
         self._collect_until(
             lambda: (
                 self.ended == self.expected
-                and self.pool.idle_count == 1
+                and self.pool.places.idle_count == 1
                 and len(self.pool.pids()) == 1
                 and lost not in self.pool.pids()
             )

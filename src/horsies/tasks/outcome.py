@@ -163,7 +163,7 @@ def outcome_of_error(
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
-    """An attempt ended with an error, which may be retried."""
+    """The outcome for an error, which may be retried."""
     decision = _decide(task, error_code, random, exception_names, retry_after)
     reason = decision.reason
     return Outcome(

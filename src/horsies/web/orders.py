@@ -1,10 +1,10 @@
 """Bulk orders from the dashboard: the dry run, the start, the progress, the stop.
 
-A dry run is stored as the draft of its order, and its form names the draft, so that what is done is what was
-shown. This is the one GET that writes. A draft changes no task or run, only its author can start it, by a
-form, and an author has at most ``DRAFTS_MAX`` of them, each for an hour. An order is carried out in the
-background, one at a time per process. Its progress is in the database: any process can show it, stop it and
-continue it.
+A dry run is stored as the draft of its order, and its form names the draft, so that exactly the displayed
+changes are made. This is the one GET that writes. A draft changes no task or run, only its author can start
+it, by a form, and an author has at most ``DRAFTS_MAX`` of them, each for an hour. An order is carried out in
+the background, one at a time per process. Its progress is in the database: any process can show it, stop it
+and continue it.
 """
 
 from __future__ import annotations
@@ -234,10 +234,10 @@ async def _started(view: View, order: Order) -> Response:
 
 
 async def _carry_out(view: View, state: OrderState | None) -> None:
-    """Run the batches of a started order in its turn; to start it again would undo a stop meanwhile.
+    """Run the batches of a started order in its turn; starting it again would undo a stop made meanwhile.
 
     A request that continues the order while this task is in ``_running`` leaves the batches to it, so the
-    task reads the order once more after it has left.
+    task reads the order again after it has left.
     """
     broker, this = view.site.broker, asyncio.current_task()
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())

@@ -58,6 +58,34 @@ lifetime_clock = partial(time.clock_gettime, _LIFETIME_CLOCK)
 
 
 @dataclass(slots=True)
+class AwakeClock:
+    """By when the loop should run again; if it runs so much later, the process was frozen."""
+
+    gap_seconds: float
+    by: float = field(default_factory=lifetime_clock)
+
+
+class Silence:
+    """When a worker that cannot send heartbeats stops its own tasks, once per silence."""
+
+    __slots__ = ("_stopped_after", "limit_seconds")
+
+    def __init__(self, limit_ms: int | None) -> None:
+        self.limit_seconds = NEVER if limit_ms is None else limit_ms / 1000
+        # The last heartbeat before the tasks were stopped.
+        self._stopped_after: float | None = None
+
+    def seconds_left(self, shown_at: float) -> float:
+        """How long until the tasks must be stopped, after a heartbeat at that time."""
+        if self._stopped_after == shown_at:
+            return NEVER
+        return max(0.0, shown_at + self.limit_seconds - lifetime_clock())
+
+    def note_stop(self, shown_at: float) -> None:
+        self._stopped_after = shown_at
+
+
+@dataclass(slots=True)
 class Agenda:
     """When to claim and when to look ahead.
 
@@ -231,6 +259,8 @@ class Shutdown:
         self._is_over = False
         self._refused_since: float | None = None
         self.has_interrupted = False
+        # Why the worker stops, if that is a failure.
+        self.failure: str | None = None
 
     def request(self) -> None:
         """Ask for a shutdown, or for a quicker one; safe in a signal handler."""

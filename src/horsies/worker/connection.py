@@ -126,6 +126,116 @@ class SessionLock:
         return answer.held
 
 
+class Outages:
+    """When to try the database again after an error: with growing delays, but every second while tasks run.
+
+    `holds_tasks` says whether tasks run, `retry_seconds` is how often to try then.
+    """
+
+    def __init__(
+        self,
+        resilience: WorkerResilienceConfig,
+        holds_tasks: Callable[[], bool],
+        retry_seconds: float,
+    ) -> None:
+        self.retry_at = 0.0
+        # How many have ended.
+        self.ended = 0
+        # Whether the worker has had a session at all.
+        self.has_been_open = False
+        self._holds_tasks = holds_tasks
+        self._retry_seconds = retry_seconds
+        self._max_attempts = resilience.db_retry_max_attempts
+        self._backoff = Backoff(
+            resilience.db_retry_initial_ms, resilience.db_retry_max_ms, self._max_attempts
+        )
+        self.is_on = False
+        # Attempts to reconnect before this time are not counted by the backoff.
+        self._counted_at = 0.0
+
+    @property
+    def is_waiting_worthwhile(self) -> bool:
+        return self.has_been_open and self._holds_tasks()
+
+    def retry_now(self, error: psycopg.Error) -> None:
+        """A session that had worked for a while is lost."""
+        self.is_on = True
+        self.retry_at = 0.0
+        logger.error(
+            "connection to the database lost, opening another: %s",
+            describe(error),
+            extra=as_event("database_lost", attempt=0),
+        )
+
+    def pause(self, error: psycopg.Error) -> None:
+        """Wait for the next attempt; raise DatabaseGivenUpError after the last one."""
+        self.is_on = True
+        now = time.monotonic()
+        if now >= self._counted_at:
+            self._count_attempt(error, now)
+        else:
+            logger.debug("database still unavailable: %s", describe(error))
+        self.retry_at = self._counted_at
+        if self.is_waiting_worthwhile:
+            self.retry_at = min(self.retry_at, now + self._retry_seconds)
+
+    def _count_attempt(self, error: psycopg.Error, now: float) -> None:
+        delay_seconds = self._backoff.next_delay_seconds()
+        if delay_seconds is None:
+            raise DatabaseGivenUpError(describe(error)) from error
+        self._counted_at = now + delay_seconds
+        logger.error(
+            "%s, next attempt in %.1f s (%s/%s): %s",
+            "statement refused" if is_of_data(error) or may_last(error) else "database unavailable",
+            delay_seconds,
+            self._backoff.attempts,
+            self._max_attempts or "inf",
+            describe(error),
+            extra=as_event("database_lost", attempt=self._backoff.attempts),
+        )
+
+    def end(self) -> None:
+        """A statement succeeded: the delay after the next error is the shortest."""
+        logger.info("database is back", extra=as_event("database_back"))
+        self.ended += 1
+        self.is_on = False
+        self._counted_at = 0.0
+        self._backoff.reset()
+
+
+class Deliveries:
+    """Whether notifications arrive in the inbox, by the echoes of the worker's own calls."""
+
+    def __init__(self, inbox: Inbox, poll_seconds: float) -> None:
+        self.check = EchoCheck()
+        self._inbox = inbox
+        self._poll_seconds = poll_seconds
+        self._delivered = 0
+
+    def note(self) -> None:
+        """Take note of the notifications that have arrived since the last call."""
+        if self._inbox.delivered == self._delivered:
+            return
+        self._delivered = self._inbox.delivered
+        if not self.check.is_receiving:
+            event = as_event("notifications_back")
+            logger.info("notifications are received again", extra=event)
+        self.check.note_delivery()
+
+    def judge(self, now: float) -> bool:
+        """Whether notifications are delivered, now that the echo of the last call should have arrived."""
+        self.note()
+        was_receiving = self.check.is_receiving
+        self.check.judge(now)
+        if was_receiving and not self.check.is_receiving:
+            logger.error(
+                "notifications are not delivered; polling every %g s",
+                self._poll_seconds,
+                extra=as_event("notifications_lost", silent=True),
+            )
+        return self.check.is_receiving
+
+
 class WorkerConnection:
     """Takes turns, receives notifications and holds the worker's session lock.
 
@@ -147,43 +257,26 @@ class WorkerConnection:
         limits: Limits = NO_LIMITS,
     ) -> None:
         self.pipeline: Pipeline | None = None
-        self.retry_at = 0.0
+        self.outages = Outages(resilience, holds_tasks, retry_seconds)
+        self.lock = SessionLock(lock_key)
         self._database = database
-        self._resilience = resilience
+        self._limits = limits
         self._channels = channels
         self._selector = selector
-        self.lock = SessionLock(lock_key)
         # A run that an outcome of this worker pauses may have tasks in the windows of its children.
         self._inbox = Inbox(kept=[PAUSE_CHANNEL])
+        self._deliveries = Deliveries(self._inbox, resilience.notify_poll_interval_ms / 1000)
         self._listener: Listener | None = None
         if database.config.session_database_url is not None:
             self._listener = Listener(self._open_listening_session, channels, self._inbox)
-        self._backoff = Backoff(
-            resilience.db_retry_initial_ms,
-            resilience.db_retry_max_ms,
-            resilience.db_retry_max_attempts,
-        )
-        self._echo_check = EchoCheck()
-        self._delivered = 0
         self._watched_fd = -1
-        # The session for turns on which notifications were last received; a different one means a
-        # gap.
-        self._received_on: Pipeline | None = None
-        # Whether the listening session was replaced during a statement.
-        self._missed = False
+        # Whether the session that receives notifications was replaced since the last ``receive``.
+        self._has_gap = False
         self._opened_at = 0.0
         # Whether any statement has succeeded on the current session for turns.
         self._is_proven = False
-        self._is_broken = False
-        self._has_been_open = False
-        self._holds_tasks = holds_tasks
-        self._retry_seconds = retry_seconds
-        self._limits = limits
-        # Attempts to reconnect before this time are not counted by the backoff.
-        self._counted_at = 0.0
         # How often the session that holds the lock was lost or opened.
         self.breaks = 0
-        self.reconnects = 0
 
     # Opening, losing and closing
 
@@ -199,7 +292,8 @@ class WorkerConnection:
 
     def listen(self) -> None:
         if self._listener is None:
-            self._received_on = self._open_turns()
+            self._open_turns()
+            self._has_gap = False
         else:
             self._listener.open()
         self.watch_socket()
@@ -207,7 +301,7 @@ class WorkerConnection:
     @property
     def is_up(self) -> bool:
         """Whether there is a session for turns that is not paused after an error."""
-        return self.pipeline is not None and time.monotonic() >= self.retry_at
+        return self.pipeline is not None and time.monotonic() >= self.outages.retry_at
 
     @property
     def holds_lock(self) -> bool:
@@ -216,7 +310,7 @@ class WorkerConnection:
 
     def open(self) -> Pipeline | None:
         """Return the session for turns, opening it if it is time to; None while it is unavailable."""
-        if time.monotonic() >= self.retry_at:
+        if time.monotonic() >= self.outages.retry_at:
             try:
                 return self._open_turns()
             except psycopg.Error as error:
@@ -236,6 +330,7 @@ class WorkerConnection:
                 pipeline.connection.close()  # it may hold the worker's lock
                 raise
             self.pipeline = pipeline
+            self._has_gap = self._has_gap or self._listener is None
             self._opened_at, self._is_proven = time.monotonic(), False
         return self.pipeline
 
@@ -247,7 +342,7 @@ class WorkerConnection:
     def _prepare_session(self, connection: Connection[Any]) -> None:
         """Take the lock on a new session, and subscribe unless the listener does that."""
         self.breaks += 1
-        self._has_been_open = True
+        self.outages.has_been_open = True
         self._database.connect_seconds = RECONNECT_TIMEOUT_SECONDS
         try:
             self.lock.take(connection)
@@ -269,13 +364,12 @@ class WorkerConnection:
         """
         kind = kind_of(error)
         is_starting = self.pipeline is None
-        is_refused = is_refusal(error) and self._is_waiting_worthwhile()
+        is_refused = is_refusal(error) and self.outages.is_waiting_worthwhile
         if (kind is ErrorKind.INSTALLATION and not is_refused) or (
             kind is ErrorKind.DATA and is_starting
         ):
             self.close_turns()
             raise error
-        self._is_broken = True
         was_steady = (
             self.pipeline is not None
             and self._is_proven
@@ -284,52 +378,14 @@ class WorkerConnection:
         if self.pipeline is not None and not _survives(self.pipeline, error):
             self.close_turns()
         if was_steady and self.pipeline is None:
-            self.retry_at = 0.0
-            logger.error(
-                "connection to the database lost, opening another: %s",
-                describe(error),
-                extra=as_event("database_lost", attempt=0),
-            )
+            self.outages.retry_now(error)
         else:
-            self._pause(error)
-
-    def _is_waiting_worthwhile(self) -> bool:
-        return self._has_been_open and self._holds_tasks()
-
-    def _pause(self, error: psycopg.Error) -> None:
-        """Wait for the next attempt: with growing delays, but every second while tasks run."""
-        now = time.monotonic()
-        if now >= self._counted_at:
-            self._count_attempt(error, now)
-        else:
-            logger.debug("database still unavailable: %s", describe(error))
-        self.retry_at = self._counted_at
-        if self._is_waiting_worthwhile():
-            self.retry_at = min(self.retry_at, now + self._retry_seconds)
-
-    def _count_attempt(self, error: psycopg.Error, now: float) -> None:
-        delay_seconds = self._backoff.next_delay_seconds()
-        if delay_seconds is None:
-            raise DatabaseGivenUpError(describe(error)) from error
-        self._counted_at = now + delay_seconds
-        logger.error(
-            "%s, next attempt in %.1f s (%s/%s): %s",
-            "statement refused" if is_of_data(error) or may_last(error) else "database unavailable",
-            delay_seconds,
-            self._backoff.attempts,
-            self._resilience.db_retry_max_attempts or "inf",
-            describe(error),
-            extra=as_event("database_lost", attempt=self._backoff.attempts),
-        )
+            self.outages.pause(error)
 
     def confirm(self) -> None:
-        """Note that a statement succeeded, so that the delay after the next error is the shortest."""
-        if self._is_broken:
-            logger.info("database is back", extra=as_event("database_back"))
-            self.reconnects += 1
-            self._is_broken = False
-            self._counted_at = 0.0
-            self._backoff.reset()
+        """Note that a statement succeeded."""
+        if self.outages.is_on:
+            self.outages.end()
         self._is_proven = True
 
     def close_turns(self) -> None:
@@ -370,7 +426,7 @@ class WorkerConnection:
             return
         if self._watched_fd >= 0:
             self._selector.unregister(self._watched_fd)
-            self._echo_check.note_lost()
+            self._deliveries.check.note_lost()
         if current >= 0:
             self._selector.register(current, selectors.EVENT_READ, NOTIFICATION_SOCKET)
         self._watched_fd = current
@@ -382,12 +438,12 @@ class WorkerConnection:
         remaining delay before a reconnect; None otherwise.
         """
         if self._listener is not None:
-            has_news = self._missed or len(self._inbox)
+            has_news = self._has_gap or len(self._inbox)
             return 0.0 if has_news else self._listener.seconds_until_retry()
         pipeline = self.pipeline
         if pipeline is not None:
             self._inbox.collect(pipeline.connection.pgconn)
-            if pipeline is not self._received_on or pipeline.connection.closed:
+            if self._has_gap or pipeline.connection.closed:
                 return 0.0
         return 0.0 if len(self._inbox) else None
 
@@ -402,21 +458,20 @@ class WorkerConnection:
             received = self._receive_on_turns()
         else:
             received = self._receive_on_listener(self._listener)
-        self._note_deliveries()
+        self._deliveries.note()
         self.watch_socket()
-        gap, self._missed = received.gap or self._missed, False
+        gap, self._has_gap = received.gap or self._has_gap, False
         return sort_notifications(received.notifications, gap=gap)
 
     def _receive_on_turns(self) -> Received:
         pipeline = self.pipeline
         if pipeline is None:
             return Received(self._inbox.take())
-        is_new, self._received_on = pipeline is not self._received_on, pipeline
         try:
             self._inbox.drain(pipeline.connection.pgconn)
         except psycopg.Error as error:
             self.lose(error)
-        return Received(self._inbox.take(), gap=is_new)
+        return Received(self._inbox.take())
 
     def _receive_on_listener(self, listener: Listener) -> Received:
         was_down = listener.failure is not None
@@ -424,18 +479,9 @@ class WorkerConnection:
         if listener.failure is not None and not was_down:
             event, reason = as_event("notifications_lost", silent=False), describe(listener.failure)
             logger.error("notifications lost, polling meanwhile: %s", reason, extra=event)
-        if received.gap and was_down and self._echo_check.is_receiving:
+        if received.gap and was_down and self._deliveries.check.is_receiving:
             logger.info("notifications are back", extra=as_event("notifications_back"))
         return received
-
-    def _note_deliveries(self) -> None:
-        if self._inbox.delivered == self._delivered:
-            return
-        self._delivered = self._inbox.delivered
-        if not self._echo_check.is_receiving:
-            event = as_event("notifications_back")
-            logger.info("notifications are received again", extra=event)
-        self._echo_check.note_delivery()
 
     # Liveness
 
@@ -447,7 +493,7 @@ class WorkerConnection:
         listener = self._listener
         if listener is None or self.is_connected() or listener.seconds_until_retry() != 0.0:
             return
-        self._missed = listener.receive().gap or self._missed
+        self._has_gap = listener.receive().gap or self._has_gap
         self.watch_socket()
 
     def check_notifications(self, now: float) -> bool:
@@ -458,17 +504,7 @@ class WorkerConnection:
             with suppress(psycopg.Error):  # the next receive raises the same error
                 self._inbox.drain(session.pgconn)
         self.watch_socket()
-        self._note_deliveries()
-        was_receiving = self._echo_check.is_receiving
-        self._echo_check.judge(now)
-        if was_receiving and not self._echo_check.is_receiving:
-            poll_seconds = self._resilience.notify_poll_interval_ms / 1000
-            logger.error(
-                "notifications are not delivered; polling every %g s",
-                poll_seconds,
-                extra=as_event("notifications_lost", silent=True),
-            )
-        return self._echo_check.is_receiving and self._watched_fd >= 0
+        return self._deliveries.judge(now) and self._watched_fd >= 0
 
     def note_call(self, now: float) -> None:
         """Note that the worker has just sent a heartbeat and notified itself.
@@ -476,8 +512,8 @@ class WorkerConnection:
         This is the time to close a session that delivers no notifications. Closing it releases the
         worker's lock for a moment, but other workers have just seen the heartbeat.
         """
-        self._echo_check.note_call(now)
-        if not self._echo_check.needs_new_connection:
+        self._deliveries.check.note_call(now)
+        if not self._deliveries.check.needs_new_connection:
             return
         if self._listener is None:
             self.close_turns()

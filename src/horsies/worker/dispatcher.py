@@ -204,7 +204,7 @@ class Dispatcher:
         """How long to wait for more reports before the next turn records them together."""
         if (depth := self.windows.depth) < 2:
             return self._pace.linger_seconds(now)
-        return linger_seconds(*self.pool.window_space(depth), self.ledger.ended_since, now)
+        return linger_seconds(*self.pool.places.window_space(depth), self.ledger.ended_since, now)
 
     # Against children
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.agenda import Agenda
-from horsies.worker.pool.pool import ChildPool
+from horsies.worker.pool.places import FreePlaces
 from horsies.worker.pool.window import Windows
 from horsies.worker.turn import Bookmarks
 
@@ -40,28 +40,28 @@ class Places(Protocol):
 class ChildPlaces:
     """Children that run one task at a time, with windows behind it."""
 
-    pool: ChildPool
+    free: FreePlaces
     windows: Windows
 
     def are_free(self) -> bool:
         depth = self.windows.depth
-        return self.pool.idle_count > 0 or (depth > 1 and self.pool.window_space(depth)[0] > 0)
+        return self.free.idle_count > 0 or (depth > 1 and self.free.window_space(depth)[0] > 0)
 
     def take(self, room: int) -> tuple[Sequence[int], Sequence[int]]:
-        return self.pool.places(self.windows.depth)
+        return self.free.idle_and_behind(self.windows.depth)
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncPlaces:
     """Async children, which run many tasks at a time."""
 
-    pool: ChildPool
+    free: FreePlaces
 
     def are_free(self) -> bool:
-        return self.pool.async_places > 0
+        return self.free.async_count > 0
 
     def take(self, room: int) -> tuple[Sequence[int], Sequence[int]]:
-        return self.pool.next_async_pids(min(room, self.pool.async_places, ASYNC_CLAIMS_MAX)), ()
+        return self.free.next_async(min(room, self.free.async_count, ASYNC_CLAIMS_MAX)), ()
 
 
 class Lane:
@@ -112,15 +112,19 @@ class Lane:
 
 
 def lanes_of(
-    queues: Sequence[str], poll_seconds: float, pool: ChildPool, windows: Windows, prefetch_max: int
+    queues: Sequence[str],
+    poll_seconds: float,
+    free: FreePlaces,
+    windows: Windows,
+    prefetch_max: int,
 ) -> list[Lane]:
     """The lane of the ordinary children, and that of the async ones if there are any."""
-    places = ChildPlaces(pool, windows)
-    if not pool.has_async:
+    places = ChildPlaces(free, windows)
+    if not free.has_async:
         return [Lane(queues, poll_seconds, places, None, prefetch_max)]
     return [
         Lane(queues, poll_seconds, places, False, prefetch_max),
-        Lane(queues, poll_seconds, AsyncPlaces(pool), True),
+        Lane(queues, poll_seconds, AsyncPlaces(free), True),
     ]
 
 

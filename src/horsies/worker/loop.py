@@ -24,7 +24,7 @@ from horsies.logs import as_event
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.definition import OnStop
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, STOPPED_FOR_REQUEUE
-from horsies.worker.agenda import NEVER, Shutdown, burst_step, lifetime_clock
+from horsies.worker.agenda import NEVER, AwakeClock, Shutdown, Silence, lifetime_clock
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.dispatcher import Dispatcher
@@ -93,10 +93,8 @@ class Worker:
         identity = Identity.of(new_id(), known.as_json(), task_defaults(app))
         self.worker_id = identity.worker_id
         self._config = config
-        self._app_config = app.config
-        limits = WatchLimits.of(app.config)
-        self._gap_seconds = limits.gap_seconds
         self._pool = pool
+        watched = WatchLimits.of(app.config)
         # Under a cluster-wide cap, the end of a task of any queue may free a place for this worker.
         is_capped = app.config.cluster_wide_cap is not None
         self._channels = worker_channels(served_queues(app) if is_capped else config.queues)
@@ -113,8 +111,8 @@ class Worker:
             lock_key(identity.worker_id),
             selector,
             holds_tasks=lambda: not ledger.is_empty,
-            retry_seconds=limits.suspicion_seconds,
-            limits=turn_limits(app.config.resilience, limits),
+            retry_seconds=watched.suspicion_seconds,
+            limits=turn_limits(app.config.resilience, watched),
         )
         blocked = Blocked(identity.worker_id)
         self._maintenance = Maintenance(
@@ -135,13 +133,8 @@ class Worker:
         )
         # Events of children that arrived during a statement, and when they did.
         self._early_events: list[tuple[float, Sequence[PoolEvent]]] = []
-        # The time by which this process runs again, unless it is frozen.
-        self._awake_by = lifetime_clock()
-        # The last heartbeat before this worker stopped its own tasks.
-        self._stopped_after: float | None = None
-        self._failure: str | None = None
-        # With --burst: how many attempts had ended before the last check of every queue.
-        self._looked_after: int | None = None
+        self._awake = AwakeClock(watched.gap_seconds)
+        self._silence = Silence(app.config.recovery.stop_tasks_after_silence_ms)
         self._has_started = False
         # Called with every shutdown request, in a signal handler too.
         self.on_stop: Callable[[], None] | None = None
@@ -156,12 +149,12 @@ class Worker:
         pids, idle = pool.pids(), pool.idle_children
         busy = len({held.pid for held in list(pool.busy.values())})
         return Vitals(
-            awake_by=self._awake_by,
+            awake_by=self._awake.by,
             has_started=self._has_started,
             is_stopping=self._shutdown.is_requested,
             is_connected=connection.holds_lock,
             is_receiving=self._maintenance.heartbeat.is_receiving,
-            reconnects=connection.reconnects,
+            reconnects=connection.outages.ended,
             unrecorded=self._dispatcher.ledger.count(ENDED, REFUSED),
             children_busy=busy,
             children_idle=idle,
@@ -178,8 +171,8 @@ class Worker:
 
     def fail(self, reason: str) -> None:
         """Request a graceful shutdown that ends in failure; the first reason is logged."""
-        if self._failure is None:
-            self._failure = reason
+        if self._shutdown.failure is None:
+            self._shutdown.failure = reason
             logger.critical(
                 "%s The worker stops.", reason, extra=as_event("worker_failed", reason=reason)
             )
@@ -196,7 +189,7 @@ class Worker:
             self._connection.close_turns()
         finally:
             self._close()
-        if self._failure is not None:
+        if self._shutdown.failure is not None:
             return ExitCode.FAILED
         is_clean = _owns_nothing(self._dispatcher.ledger) and not self._shutdown.has_interrupted
         return ExitCode.CLEAN if is_clean else ExitCode.FORCED
@@ -208,7 +201,7 @@ class Worker:
                 self._connection.start()
             except psycopg.Error as error:
                 self._connection.lose(error)
-                pause_seconds = max(0.0, self._connection.retry_at - time.monotonic())
+                pause_seconds = max(0.0, self._connection.outages.retry_at - time.monotonic())
                 self._dispatcher.absorb(self._pool.collect(pause_seconds))
             else:
                 self._has_started = True
@@ -248,7 +241,7 @@ class Worker:
     def _step(self) -> None:
         self._notice_freeze()
         timeout_seconds = self._next_wakeup()
-        self._awake_by += timeout_seconds
+        self._awake.by += timeout_seconds
         events = self._pool.collect(timeout_seconds)
         self._drain_signals()
         self._notice_freeze()
@@ -282,14 +275,9 @@ class Worker:
 
     def _end_burst(self, pipeline: Pipeline) -> None:
         """Request a shutdown once every due task has run."""
-        ended, is_calm = self.tally.ended, self._work.is_calm
-        step = burst_step(is_calm=is_calm, ended=ended, looked_after=self._looked_after)
-        if step == "look_again":
-            self._looked_after = ended
-            self._work.look_everywhere()
-        elif step == "stop":
+        if self._work.has_run_all():
             self._report_paused(pipeline)
-            logger.info("nothing more is due: %d attempt(s) ran", ended)
+            logger.info("nothing more is due: %d attempt(s) ran", self.tally.ended)
             self.request_stop()
 
     def _report_paused(self, pipeline: Pipeline) -> None:
@@ -309,7 +297,7 @@ class Worker:
         if self._early_events or (is_up and self._work.has_turn()):
             return 0.0
         now = time.monotonic()
-        work_at = self._work.next_at() if is_up else connection.retry_at
+        work_at = self._work.next_at() if is_up else connection.outages.retry_at
         wake_at = min(self._shutdown.next_at(), work_at)
         if self._dispatcher.ledger.needs_release:
             wake_at = min(wake_at, self._shutdown.release_ends_at())
@@ -325,13 +313,10 @@ class Worker:
                 key.data()
 
     def _notice_freeze(self) -> None:
-        """After a long freeze, the database must confirm that the tasks are still this worker's.
-
-        A freeze is the time by which the loop overslept.
-        """
-        now = lifetime_clock()
-        late_seconds, self._awake_by = now - self._awake_by, now
-        if late_seconds <= self._gap_seconds:
+        """After a long freeze, the database must confirm that the tasks are still this worker's."""
+        now, awake = lifetime_clock(), self._awake
+        late_seconds, awake.by = now - awake.by, now
+        if late_seconds <= awake.gap_seconds:
             return
         self._maintenance.heartbeat.note_freeze()
         if not self._dispatcher.ledger.is_empty:
@@ -344,14 +329,9 @@ class Worker:
 
     def _seconds_until_silent(self) -> float:
         """How long until this worker must stop its own tasks because it could not send a heartbeat."""
-        limit_ms = self._app_config.recovery.stop_tasks_after_silence_ms
-        if (
-            limit_ms is None
-            or not self._pool.busy
-            or self._stopped_after == self._maintenance.heartbeat.shown_at
-        ):
+        if self._silence.limit_seconds == NEVER or not self._pool.busy:
             return NEVER
-        return max(0.0, self._maintenance.heartbeat.shown_at + limit_ms / 1000 - lifetime_clock())
+        return self._silence.seconds_left(self._maintenance.heartbeat.shown_at)
 
     def _stop_tasks_if_silent(self) -> None:
         if self._seconds_until_silent() > 0.0:
@@ -359,7 +339,7 @@ class Worker:
         silent_seconds = lifetime_clock() - self._maintenance.heartbeat.shown_at
         self._pool.return_unstarted()
         running = list(self._pool.busy)
-        self._stopped_after = self._maintenance.heartbeat.shown_at
+        self._silence.note_stop(self._maintenance.heartbeat.shown_at)
         logger.critical(
             "no heartbeat for %.1f s (stop_tasks_after_silence_ms); killing %d running task(s)",
             silent_seconds,
@@ -409,7 +389,7 @@ class Worker:
             self._dispatcher.absorb(self._pool.collect(seconds))
 
     def _advance_shutdown(self) -> None:
-        if self._dispatcher.failed_hook is not None and self._failure is None:
+        if self._dispatcher.failed_hook is not None and self._shutdown.failure is None:
             self.fail(self._dispatcher.failed_hook)
         shutdown = self._shutdown
         if not shutdown.is_requested:

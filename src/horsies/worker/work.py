@@ -32,7 +32,7 @@ from horsies.tasks.recovery import (
     expire_one_by_one,
     release_one_by_one,
 )
-from horsies.worker.agenda import Shutdown
+from horsies.worker.agenda import Shutdown, burst_step
 from horsies.worker.config import WorkerConfig
 from horsies.worker.dispatcher import NO_PARTS, Dispatcher, Parts
 from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
@@ -130,12 +130,12 @@ class Work:
         self._refusals = Refusals(identity.worker_id, self._unknown, blocked)
         poll_seconds = app.config.resilience.notify_poll_interval_ms / 1000
         self._lanes = lanes_of(
-            config.queues, poll_seconds, pool, dispatcher.windows, app.config.prefetch_buffer
+            config.queues, poll_seconds, pool.places, dispatcher.windows, app.config.prefetch_buffer
         )
-        # Whether lanes compete for the tasks that this worker may hold: without a limit each has its own.
-        self._is_scarce = config.max_claim_per_worker > 0 and len(self._lanes) > 1
         # Whether the last claim came after every notification that this worker's own transactions sent.
         self.claimed_last = False
+        # With --burst: how many attempts had ended before the last check of every queue.
+        self._looked_after: int | None = None
         # Whether a shutdown gave up outcomes that the database refuses.
         self.has_given_up = False
 
@@ -144,14 +144,18 @@ class Work:
         for lane in self._lanes:
             lane.note_news()
 
-    def look_everywhere(self) -> None:
-        """Claim from the front of every queue, and look ahead again."""
-        self.note_news()
-        for lane in self._lanes:
-            lane.agenda.look_everywhere()
+    def has_run_all(self) -> bool:
+        """With --burst: whether every due task has run; before it is True, every queue is checked again."""
+        ended = self._dispatcher.tally.ended
+        step = burst_step(is_calm=self._is_calm(), ended=ended, looked_after=self._looked_after)
+        if step == "look_again":
+            self._looked_after = ended
+            self.note_news()
+            for lane in self._lanes:
+                lane.agenda.look_everywhere()
+        return step == "stop"
 
-    @property
-    def is_calm(self) -> bool:
+    def _is_calm(self) -> bool:
         """Whether this worker owns no task, except for refused outcomes, and none is known to be due."""
         ledger = self._dispatcher.ledger
         if ledger.count() > ledger.count(REFUSED) or self.has_turn():
@@ -175,7 +179,7 @@ class Work:
         if self._shutdown.is_requested:
             return False
         prefetched = ledger.count(WAITING)
-        if prefetched and self._pool.idle_count:
+        if prefetched and self._pool.places.idle_count:
             return True
         return any(lane.wants_tasks(prefetched) for lane in self._lanes) and self._room() > 0
 
@@ -272,19 +276,23 @@ class Work:
         """The lanes that have tasks to start or to claim; the end of a node may create tasks."""
         room = self._room()
         found: list[tuple[Lane, TurnRequest]] = []
-        claiming = [lane for lane in self._lanes if ends_nodes or lane.agenda.may_have_work]
-        has_to_share = self._is_scarce and room > 0 and len(claiming) > 1
-        shares = self._shares(claiming, room) if has_to_share else {}
+        # Without a limit, each lane has its own places.
+        has_to_share = len(self._lanes) > 1 and self._config.max_claim_per_worker and room
+        shares = self._shares(ends_nodes, room) if has_to_share else {}
         for lane in self._lanes:
             share = shares.get(lane, room)
-            request = self._request(lane, share, may_claim=lane in claiming)
-            if request.starting or request.claims:
+            request = self._request(lane, share, may_claim=ends_nodes or lane.agenda.may_have_work)
+            claims = request.claims
+            if claims or request.starting:
                 found.append((lane, request))
                 room -= claims
         return found
 
-    def _shares(self, lanes: Sequence[Lane], room: int) -> dict[Lane, int]:
-        """How many tasks each of these lanes may claim, because the limit is too low for all of them."""
+    def _shares(self, ends_nodes: bool, room: int) -> dict[Lane, int]:
+        """How many tasks each lane may claim if several want to, because the limit is too low for all."""
+        lanes = [lane for lane in self._lanes if ends_nodes or lane.agenda.may_have_work]
+        if len(lanes) < 2:
+            return {}
         ledger = self._dispatcher.ledger
         held = [*ledger.tasks(WAITING), *ledger.tasks(RUNNING), *ledger.tasks(UNCALLED)]
         prefetched = ledger.count(WAITING)

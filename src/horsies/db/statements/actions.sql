@@ -48,8 +48,8 @@ SELECT id::text, status, created_at, coalesce(completed_at, failed_at) AS finish
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: delete_drafts
--- The drafts of an author that are out of date, and all but the newest ones, by the index of authors: a page that is
--- loaded over and over must not fill the table. Those of authors who make no more dry runs go with its retention.
+-- The outdated drafts of an author, and all but the newest ones, by the index of authors: a page that is loaded often
+-- must not fill the table. Drafts of authors who make no more dry runs are deleted by the retention of the table.
 DELETE FROM horsies_actions
 WHERE actor = %(actor)s AND outcome = 'draft' AND (at < now() - interval '1 hour' OR id NOT IN (
     SELECT id FROM horsies_actions

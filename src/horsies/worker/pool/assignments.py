@@ -37,39 +37,38 @@ class Assignments:
         self._has_time_limits = has_time_limits
 
     def give(self, child: ChildProcess, assignment: Assignment) -> None:
-        """Give an assignment to a child that may begin it at once."""
-        child.send(self._hold(child, assignment, 0.0, False), self._selector)
+        """Give an assignment to a child that begins it at once: no other task runs there, or it is async."""
+        child.state = ChildState.BUSY
+        child.given = number = child.given + 1
+        one = Held(number, assignment, child, assigned_at=time.monotonic())
+        child.held[assignment.task_id] = self.busy[assignment.task_id] = one
+        if assignment.timeout_ms is not None:
+            self.arm(one)
+        child.send(protocol.encode_assignment(assignment, number, False), self._selector)
 
     def give_window(self, child: ChildProcess, given: Iterable[tuple[Assignment, float]]) -> None:
         """Give assignments to a child with a window, each with its patience and its permit."""
         assert child.permits is not None
         first = child.given + 1
-        frames = [self._hold(child, assignment, patience, True) for assignment, patience in given]
+        frames = []
+        child.state = ChildState.BUSY
+        for assignment, patience_seconds in given:
+            child.given = number = child.given + 1
+            one = Held(number, assignment, child, patience_seconds)
+            is_front = not child.held
+            child.held[assignment.task_id] = one
+            if is_front:
+                self._start(one)
+            else:
+                self.lined[assignment.task_id] = one
+            frames.append(protocol.encode_assignment(assignment, number, True))
         if len(child.held) > 1 and (front := child.front) is not None:
             self.arm(front)
         child.permits.grant(range(first, child.given + 1))
         child.send(frames[0] if len(frames) == 1 else b"".join(frames), self._selector)
 
-    def _hold(
-        self,
-        child: ChildProcess,
-        assignment: Assignment,
-        patience_seconds: float,
-        needs_permit: bool,
-    ) -> bytes:
-        """Note that a child gets an assignment, and return the frame to send."""
-        child.state = ChildState.BUSY
-        child.given = number = child.given + 1
-        one = Held(number, assignment, child, patience_seconds)
-        is_next = child.is_async or not child.held
-        child.held[assignment.task_id] = one
-        if is_next:
-            self._start(one)
-        else:
-            self.lined[assignment.task_id] = one
-        return protocol.encode_assignment(assignment, number, needs_permit)
-
     def _start(self, one: Held) -> None:
+        """An assignment becomes the front of a child with a window."""
         one.assigned_at = time.monotonic()
         assignment = one.assignment
         self.busy[assignment.task_id] = one
@@ -115,13 +114,10 @@ class Assignments:
         elif self.lined.get(task_id) is one:
             del self.lined[task_id]
         if child.held and not child.is_async:
-            self._advance(child)
-
-    def _advance(self, child: ChildProcess) -> None:
-        front = child.front
-        if front is not None and not front.assigned_at:
-            self.lined.pop(front.assignment.task_id, None)
-            self._start(front)
+            front = next(iter(child.held.values()))
+            if not front.assigned_at:
+                self.lined.pop(front.assignment.task_id, None)
+                self._start(front)
 
     def note_progress(self, one: Held) -> None:
         """Keep a task's latest report of progress in the shared page until the worker stores it."""

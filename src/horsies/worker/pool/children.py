@@ -225,7 +225,7 @@ class Children:
             if not child.is_draining and child.is_spent():
                 child.is_draining = self.needs_children = True
             leaves = child.is_draining
-        elif child.is_near_limit():
+        elif (child.has_limits or child.is_tainted) and child.is_near_limit():
             self.needs_children = True
             leaves = not child.held and self._retires_now(child)
         if child.held or child.state not in _IN_SERVICE:

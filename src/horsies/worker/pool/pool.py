@@ -22,9 +22,9 @@ from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
 from horsies.worker.pool.events import Died, HookFailed, PoolEvent
 from horsies.worker.pool.inbox import Inbox
 from horsies.worker.pool.launcher import Guard, make_launcher
+from horsies.worker.pool.places import FreePlaces
 from horsies.worker.pool.stops import Stops
 from horsies.worker.pool.stuck import StuckWatch
-from horsies.worker.pool.window import fill_order
 from horsies.worker.protocol import Assignment, ChildBoot, ProgressReport
 from horsies.worker.sharing import PAGE_BYTES
 
@@ -103,7 +103,7 @@ class ChildPool:
         self._stops = Stops(*parts, settings.stop_grace_seconds)
         self._stuck = StuckWatch(self._children)
         self._orphans_checked_at = 0.0
-        self.has_async = settings.async_children > 0
+        self.places = FreePlaces(self._children, self._assignments, settings)
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
         # The tasks that run or run next, by their ids.
         self.busy: Mapping[str, Held] = self._assignments.busy
@@ -132,16 +132,13 @@ class ChildPool:
                     self.shutdown()
                     return False
                 self._raise_boot_failure(events)
-            self._check_baseline()
+            if (limit_mb := self._settings.max_memory_per_child_mb) is not None:
+                used_bytes = max((one.rss_bytes for one in self._children.all), default=0)
+                _check_baseline(used_bytes / MEGABYTE, limit_mb)
         except BaseException:
             self.shutdown()
             raise
         return True
-
-    @property
-    def idle_count(self) -> int:
-        """How many children with one place have no task."""
-        return len(self._children.idle)
 
     @property
     def idle_children(self) -> int:
@@ -150,12 +147,6 @@ class ChildPool:
 
     def pids(self) -> list[int]:
         return [child.pid for child in list(self._children.all) if child.pid is not None]
-
-    def next_idle_pids(self, count: int) -> list[int]:
-        """The children with one place that get the next `count` assignments, in that order."""
-        if count <= 0:
-            return []
-        return [child.known_pid for child in self._children.idle[: -count - 1 : -1]]
 
     @property
     def started(self) -> int:
@@ -174,7 +165,7 @@ class ChildPool:
         """
         idle = self._children.idle
         if pid is None and not idle:
-            raise NoIdleChildError("No child is idle; check idle_count before dispatching.")
+            raise NoIdleChildError("No child is idle; check places.idle_count before dispatching.")
         child = idle[-1] if pid is None else self._find(pid)
         if child.state is not ChildState.IDLE and (not child.is_async or not child.free_slots()):
             raise NoIdleChildError(f"Child {pid} has no free slot; it is busy or exiting.")
@@ -210,50 +201,6 @@ class ChildPool:
             if child.pid == pid:
                 return child
         raise NoIdleChildError(f"Child {pid} has ended.")
-
-    def places(self, depth: int) -> tuple[list[int], list[int]]:
-        """The idle children that get the next assignments, and the children that may hold up to
-        `depth` and get those behind.
-        """
-        idle = self.next_idle_pids(self.idle_count)
-        if depth <= 1 or not self._settings.has_windows:
-            return idle, []
-        busy = (one.child for one in self.busy.values())
-        rooms = [
-            (child.known_pid, max(1, len(child.held)), room)
-            for child in (*reversed(self._children.idle), *busy)
-            if (room := child.window_room(depth))
-        ]
-        return idle, fill_order(rooms)
-
-    def window_space(self, depth: int) -> tuple[int, int]:
-        """How many more tasks fit into windows of `depth`, and how many in total."""
-        free = room = 0
-        for child in self._children.all:
-            if most := child.window_room(depth):
-                room += most
-                free += most - len(child.held)
-        return free, room
-
-    def _free_slots(self) -> dict[int, int]:
-        """The free slots of the async children, by their pids."""
-        shared = (one for one in self._children.all if one.is_async and one.pid is not None)
-        return {child.known_pid: child.free_slots() for child in shared}
-
-    @property
-    def async_places(self) -> int:
-        """How many coroutines may be dispatched now."""
-        return sum(self._free_slots().values())
-
-    def next_async_pids(self, count: int) -> list[int]:
-        """The async children for the next `count` assignments, each time the least loaded one."""
-        free = self._free_slots()
-        pids: list[int] = []
-        while len(pids) < count and any(free.values()):
-            pid = max(free, key=free.__getitem__)
-            free[pid] -= 1
-            pids.append(pid)
-        return pids
 
     @property
     def held_tasks(self) -> Iterable[str]:
@@ -420,23 +367,21 @@ class ChildPool:
             if isinstance(event, Died):
                 raise ChildBootError(f"A child process did not start: {event.description}.")
 
-    def _check_baseline(self) -> None:
-        limit_mb = self._settings.max_memory_per_child_mb
-        if limit_mb is None:
-            return
-        baseline_mb = max((one.rss_bytes for one in self._children.all), default=0) / MEGABYTE
-        if limit_mb <= baseline_mb:
-            raise ChildBootError(
-                f"A fresh child process already uses {baseline_mb:.0f} MB, which is not below "
-                f"max_memory_per_child_mb={limit_mb}; raise the limit."
-            )
-        if baseline_mb >= limit_mb * _BASELINE_WARNING:
-            logger.warning(
-                "A fresh child process uses %.0f MB of max_memory_per_child_mb=%d; "
-                "children will be replaced often.",
-                baseline_mb,
-                limit_mb,
-            )
+
+def _check_baseline(baseline_mb: float, limit_mb: int) -> None:
+    """Refuse a memory limit that a fresh child exceeds, and warn of one that it almost reaches."""
+    if limit_mb <= baseline_mb:
+        raise ChildBootError(
+            f"A fresh child process already uses {baseline_mb:.0f} MB, which is not below "
+            f"max_memory_per_child_mb={limit_mb}; raise the limit."
+        )
+    if baseline_mb >= limit_mb * _BASELINE_WARNING:
+        logger.warning(
+            "A fresh child process uses %.0f MB of max_memory_per_child_mb=%d; "
+            "children will be replaced often.",
+            baseline_mb,
+            limit_mb,
+        )
 
 
 def _check_file_size_limit() -> None:

@@ -70,6 +70,30 @@ _ENDED = frozenset({"COMPLETED", "FAILED", "SKIPPED"})
 _READABLE = WORKFLOW_TERMINAL_STATES | {WorkflowStatus.PAUSED}
 
 
+class _RunTypes:
+    """The types of a run's results: given, or found from its nodes when they are first needed."""
+
+    __slots__ = ("_find", "known")
+
+    def __init__(self, given: ResultTypes | None, find: FindTypes | None) -> None:
+        self.known = given or NO_TYPES
+        self._find = find if given is None else None
+
+    @property
+    def are_unread(self) -> bool:
+        return self._find is not None
+
+    def of(self, rows: list[NodeRow]) -> ResultTypes:
+        """Return the types, found from the nodes of the run unless they are known."""
+        if self._find is not None:
+            self.known, self._find = self._find(rows), None
+        return self.known
+
+    def script(self, run_id: str) -> Script[ResultTypes]:
+        """Return the types, after reading the nodes of the run if that is needed."""
+        return self.of((yield read_nodes(run_id))) if self.are_unread else self.known
+
+
 class WorkflowHandle(Generic[T]):
     """A run of a workflow; every method has an async form, named ``..._async``.
 
@@ -83,7 +107,7 @@ class WorkflowHandle(Generic[T]):
     ``output_type`` if given; ``app.workflow_handle(workflow_id)`` finds the types by itself.
     """
 
-    __slots__ = ("_cached", "_find_types", "_output", "_types", "broker", "workflow_id")
+    __slots__ = ("_cached", "_output", "_types", "broker", "workflow_id")
 
     def __init__(
         self,
@@ -97,8 +121,7 @@ class WorkflowHandle(Generic[T]):
         self.workflow_id = workflow_id
         self.broker = broker
         self._output = None if output_type is UNKNOWN_TYPE else codec_for(output_type)
-        self._types = types
-        self._find_types = find_types
+        self._types = _RunTypes(types, find_types)
         self._cached: TaskResult[T, TaskError] | None = None
 
     def __repr__(self) -> str:
@@ -330,13 +353,13 @@ class WorkflowHandle(Generic[T]):
         """Whether the result of a run needs more than its row: types, or a result left out because
         of its size.
         """
-        unknown = self._types is None and self._find_types is not None
-        return run.status == WorkflowStatus.COMPLETED and (unknown or _is_left_out(run))
+        has_more = self._types.are_unread or _is_left_out(run)
+        return run.status == WorkflowStatus.COMPLETED and has_more
 
     def _outcome_script(
         self, run_id: str, *, run: RunOutcome
     ) -> Script[HandleResult[TaskResult[T, TaskError]]]:
-        yield from self._types_script(run_id)
+        yield from self._types.script(run_id)
         if not _is_left_out(run):
             return Ok(self._outcome(run))
         if run.result_bytes is not None and run.result_bytes > READ_BYTES_MAX:
@@ -349,20 +372,10 @@ class WorkflowHandle(Generic[T]):
             self._outcome(run, {name: text for name, text in ends.items() if text is not None})
         )
 
-    def _types_script(self, run_id: str) -> Script[ResultTypes]:
-        if self._types is not None or self._find_types is None:
-            return self._types or NO_TYPES
-        return self._types_from((yield read_nodes(run_id)))
-
-    def _types_from(self, rows: list[NodeRow]) -> ResultTypes:
-        if self._types is None and self._find_types is not None:
-            self._types = self._find_types(rows)
-        return self._types or NO_TYPES
-
     def _outcome(
         self, run: RunOutcome, ends: Mapping[str, str] | None = None
     ) -> TaskResult[T, TaskError]:
-        result = run_result(run, self._types or NO_TYPES, self._output, ends)
+        result = run_result(run, self._types.known, self._output, ends)
         if run.status == WorkflowStatus.COMPLETED:  # any other end can be undone by a retry
             self._cached = result
         return result
@@ -379,7 +392,7 @@ class WorkflowHandle(Generic[T]):
         if isinstance(node, NODE_KINDS):
             codec = result_codec(node)
         else:
-            codec = (yield from self._types_script(run_id)).codec(node_id)
+            codec = (yield from self._types.script(run_id)).codec(node_id)
         text = row.result
         if row.task_index is not None and _is_left_out(row):
             ((_, text),) = whole_results((yield _reading(run_id, [row.task_index])))
@@ -393,7 +406,7 @@ class WorkflowHandle(Generic[T]):
             return found
         rows = [row for row in found.value if row.status in _ENDED - {"SKIPPED"}]
         parts = yield _reading(run_id, [row.task_index for row in rows])
-        return Ok(node_results(rows, parts, self._types_from(found.value)))
+        return Ok(node_results(rows, parts, self._types.of(found.value)))
 
     def _tasks_script(
         self, run_id: str, *, results: bool
@@ -401,7 +414,7 @@ class WorkflowHandle(Generic[T]):
         found = yield from control.nodes_script(run_id)
         if isinstance(found, Err):
             return found
-        rows, types = found.value, self._types_from(found.value)
+        rows, types = found.value, self._types.of(found.value)
         ended = [row.task_index for row in rows if results and row.status in _ENDED]
         parts: list[ResultPart] = (yield _reading(run_id, ended)) if ended else []
         of_nodes = node_results(rows, parts, types)
@@ -417,7 +430,7 @@ class WorkflowHandle(Generic[T]):
     def _signal_script(
         self, run_id: str, *, name: str, value: object
     ) -> Script[HandleResult[SignalDelivery]]:
-        types = yield from self._types_script(run_id)
+        types = yield from self._types.script(run_id)
         declared = types.signal_type(name)
         return (yield from control.signal_script(run_id, name, value, declared))
 

@@ -1,0 +1,74 @@
+"""The places of a pool: which children may take the next assignments."""
+
+from __future__ import annotations
+
+from horsies.worker.pool.assignments import Assignments
+from horsies.worker.pool.children import Children, PoolSettings
+from horsies.worker.pool.window import fill_order
+
+
+class FreePlaces:
+    """The free places of the children of a pool, in the order in which they are filled."""
+
+    def __init__(
+        self, children: Children, assignments: Assignments, settings: PoolSettings
+    ) -> None:
+        self._children = children
+        self._busy = assignments.busy
+        self._has_windows = settings.has_windows
+        self.has_async = settings.async_children > 0
+
+    @property
+    def idle_count(self) -> int:
+        """How many children with one place have no task."""
+        return len(self._children.idle)
+
+    def idle(self, count: int) -> list[int]:
+        """The children with one place that get the next `count` assignments, in that order."""
+        if count <= 0:
+            return []
+        return [child.known_pid for child in self._children.idle[: -count - 1 : -1]]
+
+    def idle_and_behind(self, depth: int) -> tuple[list[int], list[int]]:
+        """The idle children that get the next assignments, and the children that may hold up to
+        `depth` and get those behind.
+        """
+        idle = self.idle(self.idle_count)
+        if depth <= 1 or not self._has_windows:
+            return idle, []
+        busy = (one.child for one in self._busy.values())
+        rooms = [
+            (child.known_pid, max(1, len(child.held)), room)
+            for child in (*reversed(self._children.idle), *busy)
+            if (room := child.window_room(depth))
+        ]
+        return idle, fill_order(rooms)
+
+    def window_space(self, depth: int) -> tuple[int, int]:
+        """How many more tasks fit into windows of `depth`, and how many in total."""
+        free = room = 0
+        for child in self._children.all:
+            if most := child.window_room(depth):
+                room += most
+                free += most - len(child.held)
+        return free, room
+
+    @property
+    def async_count(self) -> int:
+        """How many coroutines may be dispatched now."""
+        return sum(self._free_slots().values())
+
+    def next_async(self, count: int) -> list[int]:
+        """The async children for the next `count` assignments, each time the least loaded one."""
+        free = self._free_slots()
+        pids: list[int] = []
+        while len(pids) < count and any(free.values()):
+            pid = max(free, key=free.__getitem__)
+            free[pid] -= 1
+            pids.append(pid)
+        return pids
+
+    def _free_slots(self) -> dict[int, int]:
+        """The free slots of the async children, by their pids."""
+        shared = (one for one in self._children.all if one.is_async and one.pid is not None)
+        return {child.known_pid: child.free_slots() for child in shared}
