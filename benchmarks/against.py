@@ -1,7 +1,7 @@
 """Two checkouts in alternating rounds: ``python -m benchmarks latency --against ../before``.
 
-The other checkout needs a virtual environment of its own in ``.venv``. Its code is measured by the
-figures of this one, on a database of its own.
+The other checkout needs its own virtual environment in ``.venv``. Its code is measured by the
+figures of this one, on its own database.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What async children reach: ten thousand tasks that sleep one second, in four processes.
+"""The throughput of async children: ten thousand tasks that sleep one second, in four processes.
 
 One of them blocks its loop for longer than a second; the worker must name it. The seconds are those from the
 first start to the last end.
@@ -106,7 +106,7 @@ def _number(connection: Connection[Any], query: str) -> Any:
 
 
 def _processor_seconds(pid: int) -> tuple[float, float]:
-    """What the parent has used, and its children that still live."""
+    """The processor time used by the parent and its live children."""
     parent = psutil.Process(pid)
     times = [sum(one.cpu_times()[:2]) for one in (parent, *parent.children(recursive=True))]
     return times[0], sum(times[1:])

@@ -1,7 +1,8 @@
-"""What windows bring: a child that holds several short tasks against one that holds one.
+"""The gain from windows:
 
-Only tasks that are tried again after a crash have windows; strict tasks are measured beside them. The
-yardstick is bare SQL in the same run, with batches of 8 and with the batches that the worker's turns had.
+a child that holds several short tasks, compared with one that holds one. Only tasks that are
+retried after a crash have windows; strict tasks are measured for comparison. The yardstick is bare
+SQL in the same run, with batches of 8 and with the batches that the worker's turns had.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Runs = list[dict[str, float]]
 
 
 def burst(url: str) -> bool:
-    """Drain, then measure what windows could spoil: tasks of 5 ms, start delays, latency."""
+    """Drain, then measure figures that windows could worsen: tasks of 5 ms, start delays, latency."""
     here = Checkout(url)
     if not here.has_windows:
         print("\nThe worker has no option --window: windows are off in every figure.")

@@ -201,7 +201,9 @@ def start_up() -> dict[str, float]:
 
 
 def memory(children: int = 4) -> dict[str, float]:
-    """Let a worker idle after a few tasks: what its processes hold, with shared pages divided."""
+    """Let a worker idle after a few tasks and measure the memory of its processes, with shared
+    pages divided.
+    """
     app = _application()
     with _connection() as connection, running_worker(children) as worker:
         _warm_up(connection, app.noop, 10 * children)
@@ -263,7 +265,7 @@ def _warm_up(connection: Connection[Any], function: Any, count: int) -> None:
     connection.execute("TRUNCATE horsies_tasks CASCADE")
     for _ in range(count):
         assert function.send().unwrap().get(timeout_ms=20_000).is_ok()
-    time.sleep(0.3)  # the worker looks for due tasks once more, up to a tenth of a second later
+    time.sleep(0.3)  # the worker searches for due tasks again, up to a tenth of a second later
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""What history costs: the same drain on an empty table, behind a million finished tasks, before a large
-backlog, and while another session holds a transaction open.
+"""The cost of history: the same drain on an empty table, behind a million finished tasks, before a
+large backlog, and while another session holds a transaction open.
 """
 
 from __future__ import annotations

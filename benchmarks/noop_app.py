@@ -10,14 +10,14 @@ import time
 
 from horsies import AppConfig, Horsies, PostgresConfig, RetryPolicy, TaskError, TaskResult
 
-# "off" makes a worker count nothing, to measure what counting costs.
+# "off" makes a worker count nothing, to measure the cost of counting.
 if os.environ.get("HORSIES_BENCH_TALLY") == "off":
     from horsies.worker.tally import Tally
 
     for _name in ("note_starts", "note_ends", "note_turn"):
         setattr(Tally, _name, lambda *_: None)
 
-# "off" removes the checks for tracing, to measure what they cost an application without it.
+# "off" removes the checks for tracing, to measure their cost in an application without tracing.
 if os.environ.get("HORSIES_BENCH_TRACING") == "off":
     from benchmarks.untraced import remove_checks
 

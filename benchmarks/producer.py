@@ -1,4 +1,4 @@
-"""What sending costs: batches and single sends, each against a bare insert of the same rows by the
+"""The cost of sending: batches and single sends, each against a bare insert of the same rows by the
 same driver in the same run.
 
 The bare side gets its rows ready-made: identifiers, JSON texts and fingerprints are not part of its
@@ -117,8 +117,8 @@ def _send_singles(add: AddTask) -> float:
 def _interleaved(
     url: str, bare: Callable[[], float], ours: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
-    """Run both in turn, so that whatever else the machine does meets both alike; the first round
-    only warms up.
+    """Run both in turn, so that other load on the machine affects both alike; the first round only
+    warms up.
     """
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS + 1):

@@ -1,4 +1,6 @@
-"""What progress costs: a task that reports ten thousand times a second, and the rows that it writes."""
+"""The cost of progress: a task that reports ten thousand times a second, and the rows that it
+writes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What other queues cost: very short tasks of one queue, beside queues that hold, or held, other work."""
+"""The cost of other queues: very short tasks of one queue, together with queues that hold, or held,
+other work.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ AGAIN = RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"])
 
 @app.task("plain", queue_name="first")
 def plain() -> TaskResult[None, TaskError]:
-    """Do nothing, in a child of its own."""
+    """Do nothing, in a separate child."""
     return TaskResult(ok=None)
 
 

@@ -55,13 +55,13 @@ def spread(values: Sequence[float], digits: int = 0) -> str:
 def ratios(
     runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]], metric: str
 ) -> list[float]:
-    """Return the ratio of each round: what slows a whole round down leaves it unchanged."""
+    """Return the ratio of each round: load that slows down a whole round leaves it unchanged."""
     return [one[metric] / other[metric] for one, other in zip(runs, base, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """The code to measure, by the interpreter it is installed for, and a database of its own."""
+    """The code to measure, by the interpreter it is installed for, and its own database."""
 
     url: str
     python: str = sys.executable
@@ -77,7 +77,7 @@ class Checkout:
         return cls(url, str(python))
 
     def measure(self, figure: str, **arguments: Any) -> dict[str, float]:
-        """Take a figure of ``benchmarks.figures`` once, in a process of its own."""
+        """Take a figure of ``benchmarks.figures`` once, in its own process."""
         begin_round()
         command = [self.python, "-m", "benchmarks.figures", figure, json.dumps(arguments)]
         environment = {**os.environ, "HORSIES_DATABASE_URL": self.url}

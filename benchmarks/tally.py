@@ -1,4 +1,4 @@
-"""What counting costs: drains without the tally, with it, and with metrics scraped every second."""
+"""The cost of counting: drains without the tally, with it, and with metrics scraped every second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of the package without their checks for tracing, to measure what these checks cost."""
+"""Functions of the package without their checks for tracing, to measure the cost of these checks."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def checked_functions() -> list[FunctionType]:
 
 
 def remove_checks() -> None:
-    """Remove the checks from this process, also for modules that have imported the functions."""
+    """Remove the checks from this process, including modules that have imported the functions."""
     for function in checked_functions():
         function.__code__ = code_without_checks(function)

@@ -1,4 +1,4 @@
-"""What viewers of the dashboard cost: a drain while ten of them look at the overview."""
+"""The cost of dashboard viewers: a drain while ten of them watch the overview."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _looking(address: str, count: int) -> Iterator[list[int]]:
 
 
 def _look(address: str, index: int, seen: list[int], stop: threading.Event) -> None:
-    # A client may hold six streams: every viewer has an address of its own.
+    # A client may hold six streams, so every viewer has its own address.
     transport = httpx.HTTPTransport(local_address=f"127.0.0.{index + 2}")
     with httpx.Client(transport=transport, timeout=15) as client:
         while not stop.is_set():

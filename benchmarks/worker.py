@@ -1,4 +1,6 @@
-"""What the worker reaches: throughput, recycling, latency; each against bare SQL in the same run."""
+"""The figures of a worker: throughput, recycling, latency; each compared with bare SQL in the same
+run.
+"""
 
 from __future__ import annotations
 

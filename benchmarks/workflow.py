@@ -1,5 +1,5 @@
-"""What workflows cost: nodes of chains, fans and maps against plain tasks on the same worker, and starts of
-runs against single sends by the same producer.
+"""The cost of workflows: nodes of chains, fans and maps against plain tasks on the same worker, and
+starts of runs against single sends by the same producer.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _shapes(app: Any) -> dict[str, _Shape]:
 
 
 class _Drain:
-    """One worker that runs plain tasks and the nodes of runs, as many of each."""
+    """One worker that runs the same number of plain tasks and of nodes of runs."""
 
     def __init__(self, connection: Connection[Any], worker_pid: int) -> None:
         self._connection = connection

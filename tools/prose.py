@@ -37,7 +37,7 @@ RETIRED = re.compile(
     re.IGNORECASE,
 )
 _THING = r"(?:(?:the|a|an|its|their|each|all|one|this|that|those|your|every|another) )?[\w'-]+"
-# Wordings that sound translated, and what to write instead.
+# Wordings that sound translated, each with its replacement.
 HABITS = {
     rf"\bof {_THING} of {_THING} of\b": "fewer nouns joined by 'of'",
     r"\bfor ever\b": "forever, indefinitely",
@@ -189,7 +189,7 @@ def all_prose() -> Iterator[Text]:
 
 
 def habits_of(sentence: str) -> Iterator[str]:
-    """What to write instead of the habits in a sentence."""
+    """The wordings to use instead of the habits in a sentence."""
     return (plain for pattern, plain in _HABITS.items() if pattern.search(sentence))
 
 

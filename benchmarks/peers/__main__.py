@@ -162,7 +162,7 @@ class Run:
                 figures[name] = figure
         except PeerFailed as failure:
             failed = str(failure)
-        except Exception as error:  # whatever went wrong, the other peers go on
+        except Exception as error:  # whatever the error, the other peers continue
             failed = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         seconds = time.monotonic() - started
         shown = [_shown(name, figure) for name, figure in figures.items()]

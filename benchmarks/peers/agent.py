@@ -1,4 +1,4 @@
-"""One step of a workload in a process of its own: ``agent PEER STEP [ARGUMENT ...]``.
+"""One step of a workload in its own process: ``agent PEER STEP [ARGUMENT ...]``.
 
 Writes the answer as JSON to the file that ``PEERS_ANSWER`` names.
 """

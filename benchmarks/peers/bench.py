@@ -1,4 +1,4 @@
-"""One peer with the servers: steps in processes of their own, workers, prepared queues."""
+"""One peer with the servers: steps in their own processes, workers, prepared queues."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Bench:
     _commands: dict[tuple[int, int], list[str]] = field(default_factory=dict)
 
     def step(self, environment: dict[str, str], name: str, *arguments: object) -> Any:
-        """Carry out one step of the adapter in a process of its own, before a deadline."""
+        """Carry out one step of the adapter in its own process, before a deadline."""
         command = [sys.executable, "-m", "benchmarks.peers.agent", self.peer, name]
         answer, log = self.place / f"{name}.answer", self.place / f"{name}.log"
         log.unlink(missing_ok=True)

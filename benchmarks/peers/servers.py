@@ -1,8 +1,9 @@
-"""The servers of the peers: private, on ports and in directories of their own, gone afterwards.
+"""The servers of the peers: private, on their own ports and in their own directories, removed
+afterwards.
 
-PostgreSQL is the embedded one, or the server that HORSIES_TEST_DATABASE_URL names; all peers that use
-PostgreSQL share it, each workload in a database of its own. Redis and RabbitMQ are the binaries of the
-system.
+PostgreSQL is the embedded one, or the server that HORSIES_TEST_DATABASE_URL names; all peers that
+use PostgreSQL share it, each workload in its own database. Redis and RabbitMQ are the binaries of
+the system.
 """
 
 from __future__ import annotations

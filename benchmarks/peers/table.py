@@ -43,7 +43,7 @@ SHORT = ("drain, 2 slots", "4 slots", "8 slots", "result p50, ms", "bulk/s", "me
 
 @dataclass
 class Measured:
-    """What one run found out about a peer."""
+    """The findings of one run about a peer."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, list[float]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Measured:
         return cell(values, column.digits) if values else self._failure(column.workload)
 
     def crash_cell(self) -> str:
-        """Write what a crash did, or why that is not known."""
+        """Write the effect of a crash, or why it is unknown."""
         return self.crash or self._failure("crash")
 
     def _failure(self, workload: str) -> str:
@@ -88,7 +88,7 @@ def steady_rate(samples: Sequence[Sequence[float]]) -> float:
 
 
 def crash_sentence(journal: Sequence[str], state: str, is_alive: bool) -> str:
-    """Say what became of 100 tasks of which one ended its process."""
+    """Describe the outcome of 100 tasks of which one ended its process."""
     started = [int(line.split()[1]) for line in journal if line.startswith("start")]
     ended = [int(line.split()[1]) for line in journal if line.startswith("end")]
     finished = len(set(ended) - {CRASHING_NUMBER})
@@ -147,7 +147,7 @@ def figure_rows(
 
 
 def short_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the most asked figures, beside what each peer does."""
+    """Return heads and rows of the figures asked for most, with the guarantees of each peer."""
     facts = ("isolates", "results", "durable")
     heads, rows = figure_rows(measured, SHORT)
     words = [

@@ -71,7 +71,7 @@ def sending(bench: Bench) -> Figures:
 
 
 def crash(bench: Bench) -> Figures:
-    """Let 1 of 100 tasks end its process; say what became of it and of the others."""
+    """Let 1 of 100 tasks end its process; report the outcome of that task and of the others."""
     journal = bench.place / "journal"
     journal.write_text("")
     with bench.fresh("crash") as environment:

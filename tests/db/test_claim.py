@@ -1,4 +1,6 @@
-"""The claim: what it takes, in which order, how many, and that no two claimers get the same task."""
+"""The claim: which tasks it takes, in which order, how many, and that no two claimers get the same
+task.
+"""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_a_due_task_of_a_better_queue_that_needs_a_child_is_not_overtaken(
 
 
 def predicted(lines: Sequence[Line], claimable: Any, idle: int, ahead: int) -> list[str]:
-    """What a claim takes, by the rules of the documentation."""
+    """Return the tasks that a claim takes, by the rules of the documentation."""
     taken: list[str] = []
     is_open = True
     for one, tasks in zip(lines, claimable, strict=True):

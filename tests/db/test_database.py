@@ -1,4 +1,6 @@
-"""Connections: what an error means, in one sentence without a password; pools and forks on real servers."""
+"""Connections: errors explained in one sentence without a password; pools and forks on real
+servers.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,7 @@ def test_errors_without_a_state_are_judged_by_what_they_are(
 
 
 def failure_at(url: str) -> psycopg.Error:
-    """Return what connecting there raises."""
+    """Return the exception that connecting there raises."""
     with pytest.raises(psycopg.Error) as caught:
         psycopg.connect(url, connect_timeout=5)
     return caught.value

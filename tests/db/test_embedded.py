@@ -38,7 +38,7 @@ def directory() -> Iterator[Path]:
 
 
 def join(directory: Path, *, keep: bool, then: str = "") -> str:
-    """Start or join the server in another process; return what that process shows in a terminal."""
+    """Start or join the server in another process; return the output of that process in a terminal."""
     program = JOIN.format(url=f"embedded://{directory}", keep=keep) + then
     master, slave = pty.openpty()
     try:
@@ -211,7 +211,7 @@ PATH=/usr/bin:/bin exec "$3" -c "$4"
 
 
 def join_without_user(directory: Path, etc: str) -> subprocess.CompletedProcess[str]:
-    """Join as root, with no sbin in PATH, and in a mount namespace of its own."""
+    """Join as root, with no sbin in PATH, and in a separate mount namespace."""
     if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
         pytest.skip("this root may not create mount namespaces")
     copy = directory.parent / "etc"

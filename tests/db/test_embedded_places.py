@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL starts wherever the project is, or one sentence says what to do."""
+"""The embedded PostgreSQL starts wherever the project is, or one sentence names the fix."""
 
 from __future__ import annotations
 

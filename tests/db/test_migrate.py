@@ -121,7 +121,7 @@ def answer(connection: Connection[Any]) -> int:
 def release(
     monkeypatch: pytest.MonkeyPatch, *, number: int | None = None, more: Sequence[Migration] = ()
 ) -> Iterator[None]:
-    """Another release: with a function of its own, with more migrations."""
+    """Another release: with its own function, with more migrations."""
     with monkeypatch.context() as patched:
         if number is not None:
             patched.setattr(migrate, "_FUNCTIONS", (*functions(), answer_file(number)))
@@ -135,14 +135,14 @@ def later(sql: str = "SELECT 1;") -> Migration:
 
 @pytest.fixture
 def empty(database_url: str) -> Iterator[Connection[Any]]:
-    """A connection to a database of its own that nobody has touched."""
+    """A connection to a separate database without any tables."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         yield connection
 
 
 @contextmanager
 def role(connection: Connection[Any], *grants: str) -> Iterator[str]:
-    """Create a role that may do nothing but what is granted here."""
+    """Create a role with only the rights granted here."""
     name = "horsies_guest_" + connection.info.dbname[-12:]
     connection.execute(f"CREATE ROLE {name}".encode())
     try:

@@ -43,7 +43,7 @@ OWNER = "worker-1"
 
 
 class Ears:
-    """Hears every channel of ours; ``heard`` returns all that was committed before the call."""
+    """Listens on all channels; ``heard`` returns everything that was committed before the call."""
 
     def __init__(self, url: str, channels: tuple[str, ...] = CHANNELS) -> None:
         self._sender = psycopg.connect(url, autocommit=True)

@@ -102,7 +102,7 @@ def test_an_error_at_commit_undoes_the_whole_group_and_nothing_else(
 def test_a_commit_that_the_server_answers_with_a_rollback_is_not_taken_for_success(
     connection: Connection[Any], process_url: str
 ) -> None:
-    """As COMMIT in a failed transaction, which is no error to the server."""
+    """Like COMMIT in a failed transaction, which the server does not report as an error."""
     task_id = add_task(connection)
     pipeline = Pipeline.open(Database(framed_config(process_url, is_pooled=True)), "turn")
     pipeline._frame = pipeline._frame[0], (b"ROLLBACK",)

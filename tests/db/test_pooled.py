@@ -1,4 +1,4 @@
-"""What PgBouncer does to statements when the server behind it is busy, restarted or away."""
+"""The behaviour of PgBouncer when the server behind it is busy, restarted or unreachable."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def waiting_pids(connection: Connection[Any]) -> list[int]:
 
 
 def failure_of(database: Database, task_id: str) -> psycopg.Error:
-    """What comes of finishing the task, beside another statement before and after."""
+    """Return the result of finishing the task, with another statement before and after."""
     with opened(database) as pipeline:
         pipeline._frame = _pooled_frame(
             None, NO_LIMITS, 150_000
@@ -150,7 +150,7 @@ def test_a_server_that_is_away_is_noticed_and_one_that_is_back_is_used(
         with pytest.raises(psycopg.OperationalError, match=r"no answer for 0\.3 s") as caught:
             pipeline.run([(ECHO, Text("x"))])
     assert is_transient(caught.value)
-    # PgBouncer knows by now, and says so to whoever comes.
+    # PgBouncer has noticed by now, and reports it to every client.
     with pytest.raises(psycopg.Error, match="server_login_retry") as told:
         run_once(database)
     assert is_transient(told.value)
@@ -189,7 +189,7 @@ def test_a_send_while_the_server_is_away_can_be_repeated(
     app.close()
     server.stop()
     with pytest.raises(psycopg.Error):
-        run_once(database)  # so that PgBouncer knows, and keeps nobody waiting
+        run_once(database)  # so that PgBouncer has noticed, and lets no client wait
     error = noop.send().err_value
     assert error.retryable
     assert error.task_id is not None

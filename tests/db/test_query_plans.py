@@ -128,8 +128,8 @@ SELECT pg_stat_get_xact_numscans('horsies_tasks'::regclass),
 
 
 def reads(connection: Connection[Any], step: Step) -> Any:
-    """Run the statement and return its rows with what it cost: whole-table scans, rows fetched
-    through an index, index entries read.
+    """Run the statement and return its rows with its cost: whole-table scans, rows fetched through
+    an index, index entries read.
     """
     statement, params = step
     before = connection.execute(COUNTERS).fetchone()

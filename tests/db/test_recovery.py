@@ -107,7 +107,7 @@ def session_of(worker_id: str, url: str) -> Iterator[Connection[Any]]:
         yield session
 
 
-# What a look shows
+# Observation of workers
 
 
 def test_a_look_shows_whether_the_lock_of_a_worker_is_free(
@@ -234,7 +234,7 @@ def test_tasks_that_a_transaction_has_locked_are_recovered_when_it_ends(
     assert row_of(connection, locked)["status"] == "FAILED"
 
 
-# What becomes of their tasks
+# Recovery of their tasks
 
 
 def test_tasks_of_a_living_worker_are_left_alone(
@@ -466,7 +466,7 @@ def test_a_heartbeat_of_this_attempt_keeps_a_stray_alive(
     assert recover_ownerless(pipeline, RecoveryConfig(), Blocked()) == expected
 
 
-# What is too old to keep
+# Retention
 
 
 def old_id(hours: float) -> str:

@@ -22,7 +22,7 @@ from horsies.db.statements.tasks import TaskId
 from tests.support.examples import examples
 from tests.support.statements import SQL_FILES, STATEMENTS, catalogue_of
 
-# What PostgreSQL calls the Python types the dataclasses use. An id is text for us.
+# PostgreSQL's names for the Python types of the dataclasses. An id is text for us.
 ACCEPTED = {
     str: {"text", "varchar", "uuid"},
     int: {"int4", "int8", "int2"},

@@ -30,7 +30,7 @@ SQL = {
 
 STATUSES = {*TaskStatus, *WorkflowStatus, *WorkflowTaskStatus, *TaskAttemptOutcome}
 ERROR_CODES = {*OperationalErrorCode, *ContractCode, *RetrievalCode, *OutcomeCode}
-# What a control function answers instead of a status.
+# The answers of a control function that are not statuses.
 ANSWERS = {"NO_FAILED_NODE", "PARENT_ENDED", "KEY_TAKEN", "UNKNOWN_SIGNAL"}
 WORDS_OF_POSTGRESQL = {"UTC", "USAGE", "CREATE", "SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"}
 

@@ -240,7 +240,7 @@ CHANGES: dict[tuple[TaskVerb, str], set[str]] = {
 
 
 def columns_for(verb: TaskVerb) -> dict[str, Any]:
-    """What a row needs besides its status for the verb to apply."""
+    """The columns that a row needs besides its status for the verb to apply."""
     match verb:
         case "expire":
             return {"good_until": PAST}

@@ -136,7 +136,7 @@ def test_an_ending_waits_for_the_run_with_no_task_in_its_hands(
         lock_runs.fetch(steering, [run_id])
         with in_background(lambda: ending(ender, task_ids)) as ended:
             wait_until(lambda: lock_waiters(connection, ender.info.backend_pid))
-            # Whoever steers the run gets at its tasks while the other waits.
+            # The session that controls the run can lock its tasks while the other one waits.
             steering.execute("SELECT id FROM horsies_tasks FOR UPDATE NOWAIT").fetchall()
             steering.execute("COMMIT")
             ended.result(30)
@@ -183,7 +183,7 @@ SIZE = 20
 
 
 def together_with(connect: Connect, *works: Callable[[Connection[Any]], object]) -> None:
-    """Run the works at the same moment, each on a connection of its own; none may fail."""
+    """Run the works at the same moment, each on its own connection; none may fail."""
     barrier = threading.Barrier(len(works))
 
     def one(work: Callable[[Connection[Any]], object], own: Connection[Any]) -> object:
@@ -196,7 +196,7 @@ def together_with(connect: Connect, *works: Callable[[Connection[Any]], object])
 
 
 def complete_claimed(own: Connection[Any]) -> None:
-    """A worker that claims what it finds and completes it, locking the runs first."""
+    """A worker that claims and completes the tasks it finds, locking the runs first."""
     pipeline = Pipeline(own)
     for _ in range(10):
         (claimed,) = pipeline.run(

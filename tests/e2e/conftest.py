@@ -21,7 +21,7 @@ from tests.support.workers import Fleet, Journal, Route
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what a pooler makes meaningless, and say why."""
+    """Skip tests that make no sense behind a pooler, with the reason."""
     for item in items:
         marker = item.get_closest_marker("direct")
         if THROUGH_PGBOUNCER and marker is not None:
@@ -83,7 +83,7 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def journal(fleet: Fleet) -> Journal:
-    """What the tasks of this test's workers wrote down."""
+    """The journal that the tasks of this test's workers write."""
     return fleet.journal
 
 

@@ -1,4 +1,4 @@
-"""Async children that die, are stopped, and are replaced: every task in them has an outcome of its own."""
+"""Async children that die, are stopped, and are replaced: every task in them has its own outcome."""
 
 from __future__ import annotations
 

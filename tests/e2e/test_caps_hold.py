@@ -100,7 +100,9 @@ def test_caps_hold_while_workers_are_killed_and_restarted(
 def test_a_place_freed_by_one_worker_wakes_another_at_once(
     fleet: Fleet, capped: ModuleType, connection: Database
 ) -> None:
-    """A stopping worker frees a place it will not take again; nobody waits for the poll."""
+    """A stopping worker frees a place it will not take again; no other worker has to wait for its
+    poll.
+    """
     first = start(fleet)
     blocker = capped.occupy_narrow.send(3.0).unwrap()
     wait_until(lambda: count(connection, "RUNNING") == 1)

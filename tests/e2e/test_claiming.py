@@ -1,4 +1,4 @@
-"""What a worker takes, and how much of it."""
+"""Which tasks a worker claims, and how many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many connections a worker holds, whatever the number of its children."""
+"""The number of connections of a worker does not depend on the number of its children."""
 
 from __future__ import annotations
 

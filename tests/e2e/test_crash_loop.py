@@ -33,7 +33,7 @@ QUICK = {"resilience": {"db_retry_initial_ms": 100, "db_retry_max_ms": 1_000}}
 
 @dataclass(slots=True)
 class Producer:
-    """Sends without pause until told to stop; what is in doubt is sent again until it is not."""
+    """Sends without pause until it is stopped; a send in doubt is repeated until it is decided."""
 
     route: Route
     accepted: list[str] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Producer:
 
 @contextmanager
 def sending(route: Route) -> Iterator[Producer]:
-    """A producer in a thread of its own; at the end everything it began is decided."""
+    """A producer in its own thread; at the end every send that it began is decided."""
     producer = Producer(route)
     thread = threading.Thread(target=producer.run)
     thread.start()
@@ -102,7 +102,7 @@ def test_crashes_of_the_database_under_load_lose_nothing_and_repeat_nothing(
 def check_books(
     connection: psycopg.Connection[tuple[object, ...]], fleet: Fleet, producer: Producer
 ) -> None:
-    """Compare what was accepted, what is stored, and what the tasks themselves wrote down."""
+    """Compare the accepted sends, the stored rows, and the journal of the tasks."""
     rows = tasks(connection)
     print(f"{len(rows)} tasks, {producer.in_doubt} sends in doubt, {CYCLES} crashes")
     assert len(producer.accepted) == len(set(producer.accepted))

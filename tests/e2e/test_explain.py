@@ -121,7 +121,7 @@ def test_real_obstacles_are_named(
         other.execute("SELECT FROM horsies_tasks WHERE id = %s FOR UPDATE", (waiting,))
         assert "ROW_LOCKED" in codes(doors.task(waiting))
 
-    # A cancel that the worker has not been told of yet.
+    # A cancel that has not reached the worker yet.
     connection.execute(
         "UPDATE horsies_tasks SET cancel_requested_at = now() WHERE id = %s", (stopped,)
     )

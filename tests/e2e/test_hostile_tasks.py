@@ -60,7 +60,7 @@ def send(function: Any, number: int, *args: object) -> list[str]:
 
 
 class Trial:
-    """One worker and what becomes of the innocent tasks on it, kind by kind."""
+    """One worker and the outcomes of the innocent tasks on it, by kind."""
 
     def __init__(self, fleet: Fleet, connection: Database, worker: RunningWorker) -> None:
         self.fleet = fleet
@@ -100,7 +100,7 @@ class Trial:
         return row[0]
 
     def check_worker(self) -> None:
-        """The worker lives, its heart beats, and it ends in order."""
+        """The worker is alive, sends heartbeats, and shuts down cleanly."""
         before = self.heartbeat()
         wait_until(lambda: self.heartbeat() != before, 30, "no heartbeat")
         assert self.worker.process.poll() is None

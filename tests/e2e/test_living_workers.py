@@ -127,7 +127,7 @@ class Load:
 
 @contextmanager
 def stopped(worker: RunningWorker) -> Iterator[None]:
-    """Stop a worker and all its processes as a suspended host does, and let them go on."""
+    """Stop a worker and all its processes like a suspended host, and let them continue."""
     pids = [worker.pid, *worker.family()]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -284,7 +284,7 @@ def test_a_password_that_is_refused_for_a_while_costs_no_running_task(
     with psycopg.connect(own_server.url, autocommit=True) as connection:
         connection.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(sql.Identifier(LOCKED_ROLE)))
         url = locked_address(own_server)
-        # A scheduler has a connection of its own, which is refused as well.
+        # A scheduler has its own connection, which is refused as well.
         config = CONFIG | {"schedule": {"schedules": [every(86_400, "daily")]}}
         workers = start_all(fleet, [url] * 2, config, "--with-scheduler")
         for worker in workers:

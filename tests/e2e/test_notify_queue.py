@@ -1,4 +1,4 @@
-"""A full notification queue of the server: everybody waits, nothing is lost, nobody ends."""
+"""A full notification queue of the server: all processes wait, none ends, and nothing is lost."""
 
 from __future__ import annotations
 

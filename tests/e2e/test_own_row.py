@@ -1,4 +1,6 @@
-"""A worker whose own row cannot be changed: its tasks go on, and its heartbeats return by themselves."""
+"""A worker whose own row cannot be changed: its tasks continue, and its heartbeats return by
+themselves.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_killed_parents_lose_nothing_and_repeat_nothing(
 
 
 def check_books(connection: Database, journal: Journal, sent: set[str]) -> None:
-    """Compare what was sent, what was recorded, and what the tasks themselves wrote down."""
+    """Compare the sent tasks, the recorded outcomes, and the journal of the tasks."""
     rows = {row.id: row for row in tasks(connection)}
     assert set(rows) == sent
     assert_each_ended_once(connection)

@@ -1,4 +1,4 @@
-"""A dead worker's tasks go on within seconds; a living one is never taken for dead."""
+"""A dead worker's tasks continue within seconds; a live one is never declared dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedulers as processes: every slot once, whatever happens to them."""
+"""Schedulers as processes: every slot fires once, even when schedulers are killed or frozen."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_scheduler_paused_across_slots_neither_repeats_nor_loses_any(
         wait_for_slots(connection, "often", len(slots(connection, "often")) + 3)
         frozen.signal(signal.SIGCONT)
         wait_for_slots(connection, "often", len(slots(connection, "often")) + 1)
-    # Nobody is there for a while: what was missed is made up for.
+    # No scheduler runs for a while; missed slots are caught up.
     other.signal(signal.SIGSTOP)
     frozen.signal(signal.SIGSTOP)
     before = len(slots(connection, "often"))

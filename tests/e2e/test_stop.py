@@ -42,7 +42,7 @@ def begin_stop(worker: RunningWorker) -> None:
 
 
 def processor_seconds_of_ended(worker: RunningWorker) -> float:
-    """What the parent used in all; its zombie still knows."""
+    """The processor time that the parent used in all, read from its zombie."""
     wait_until(lambda: is_gone(worker.pid))
     return worker.cpu_seconds()
 

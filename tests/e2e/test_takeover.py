@@ -1,4 +1,4 @@
-"""The tasks of a worker that was killed go on within seconds, on the same host and on another."""
+"""The tasks of a worker that was killed continue within seconds, on the same host and on another."""
 
 from __future__ import annotations
 

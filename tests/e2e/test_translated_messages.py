@@ -59,7 +59,7 @@ def test_a_worker_tells_errors_apart_by_their_codes(
     worker = fleet.start(database_url=translated.url, config=QUICK_RETRIES)
     refused = programs.add.send(1, 1).unwrap()
     with poisoned(connection, ENDS, refused.task_id):
-        # An error of the data: that task is blocked, others go on.
+        # A data error: that task is blocked, the others continue.
         assert worker.wait_for("blocked")["id"] == refused.task_id
         assert programs.add.send(1, 2).unwrap().get(30_000).ok_value == 3
     assert refused.get(30_000).ok_value == 2

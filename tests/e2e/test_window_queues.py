@@ -1,4 +1,6 @@
-"""Windows of a worker that serves several queues: what other queues hold, or held, does not close them."""
+"""Windows of a worker that serves several queues: the present or past contents of other queues do
+not close them.
+"""
 
 from __future__ import annotations
 

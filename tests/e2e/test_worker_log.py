@@ -1,4 +1,4 @@
-"""What a worker writes to standard error."""
+"""The output of a worker on standard error."""
 
 from __future__ import annotations
 

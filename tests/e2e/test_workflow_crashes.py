@@ -86,7 +86,7 @@ def recorded_ends(connection: Database) -> dict[tuple[str, int, int | None], End
 
 
 def replayed(connection: Database, started: dict[str, Mixed]) -> Oracle:
-    """What the rules make of the recorded outcomes."""
+    """The statuses that follow from the recorded outcomes."""
     ends, oracle = recorded_ends(connection), Oracle()
     for run_id, one in started.items():
         oracle.start(run_id, one.shape)

@@ -1,4 +1,4 @@
-"""Workflows on real workers: what a step costs, and that pauses, cancels and retries mean what they say."""
+"""Workflows on real workers: the cost of a step, and the effects of pauses, cancels and retries."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ def worker(fleet: Fleet) -> RunningWorker:
     return fleet.start(application=APPLICATION, config=HARDLY_POLLS)
 
 
-# What a step costs
+# The cost of a step
 
 
 def transactions(connection: Database) -> int:
-    """How many transactions have ended on this database, once every worker has told."""
+    """The number of transactions that have ended on this database, once every worker has reported
+    its own.
+    """
     wait_until(lambda: not backends(connection, "horsies%"))
     (row,) = connection.execute(
         "SELECT xact_commit + xact_rollback FROM pg_stat_database "
@@ -53,7 +55,7 @@ def commits_of_attempts(connection: Database) -> int:
 
 
 def wait_quietly(connection: Database, run_id: str, seconds: float = 60.0) -> None:
-    """Wait for the end of a run without a transaction of our own."""
+    """Wait for the end of a run without an own transaction."""
     heard = connection.notifies(timeout=seconds, stop_after=1)
     assert [note.payload for note in heard] == [run_id]
 
@@ -80,7 +82,7 @@ def test_a_chain_takes_no_more_than_two_round_trips_per_step(
     assert round_trips <= CHAIN * 2.5
     assert transactions(connection) - before <= CHAIN * 2.5 * (1 + LISTENERS)
     assert statements <= CHAIN * 7
-    # Every step was recorded in a transaction of its own, and no step in two.
+    # Every step was recorded in its own transaction, and no step in two.
     assert commits_of_attempts(connection) == CHAIN
     assert runs.result(connection, run_id) == {"ok": CHAIN}
 

@@ -23,7 +23,7 @@ UNREACHABLE = "postgresql://app:hunter2@127.0.0.1:1/shop"
 
 @pytest.fixture
 def shop(process_url: str, connection: Database) -> Horsies:
-    """An application with queues of its own."""
+    """An application with its own queues."""
     queues = [CustomQueueConfig(name="mail"), CustomQueueConfig(name="reports")]
     broker = PostgresConfig(database_url=process_url, pool_size=1, max_overflow=4)
     return Horsies(AppConfig(broker=broker, queue_mode=QueueMode.CUSTOM, custom_queues=queues))

@@ -420,7 +420,7 @@ def test_stored_text_cannot_control_the_terminal(horsies: Run, database: Databas
 
 
 def run_in_terminal(command: list[str], environment: dict[str, str]) -> str:
-    """The output of a command on a terminal of its own."""
+    """The output of a command on its own terminal."""
     own_end, its_end = pty.openpty()
     with open(own_end, "rb", buffering=0) as terminal:
         started = subprocess.Popen(command, env=environment, stdin=its_end, stdout=its_end)

@@ -1,6 +1,5 @@
-"""Plans on a full table: what an operator looks at does not read history, and a look costs little.
-
-Generic plans, as a long-lived connection ends up with, and what the statements really read.
+"""Plans on a full table: operator queries do not read history and are cheap. The plans are generic,
+as on a long-lived connection; the rows that the statements really read are counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Manual recovery: abandoned tasks end as the reaper would end them, tasks with a sign of life stay."""
+"""Manual recovery: abandoned tasks end as the reaper would end them, tasks with a heartbeat stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`horsies demo`: it runs to its end, and leaves nothing behind, also when it is interrupted."""
+"""`horsies demo` runs to its end and leaves nothing behind, even when it is interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation says what the code does: generated tables, codes, links, examples."""
+"""The documentation matches the code: generated tables, codes, links, examples."""
 
 from __future__ import annotations
 

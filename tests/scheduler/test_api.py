@@ -123,7 +123,7 @@ def test_another_schedule_of_that_name_needs_replace(
     other = schedule("digest", kwargs={"text": "b"})
     refused = call(app, app.schedules, "add", other)
     assert code_of(refused) is BrokerErrorCode.SCHEDULE_EXISTS
-    # The same timing goes on where it was, another one begins anew.
+    # With the same timing the next slot is kept; another timing gets a new one.
     kept = call(app, app.schedules, "add", other, replace=True).unwrap()
     assert kept.next_run_at.astimezone(UTC) == LONG_AGO
     moved = schedule("digest", pattern=IntervalSchedule(hours=2))

@@ -1,4 +1,4 @@
-"""What is found wrong with schedules before a scheduler starts, and by whom."""
+"""Mistakes in schedules that are found before a scheduler starts."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MONTH = timedelta(days=30)
 
 
 def refresh(connection: Database, registry: Registry, *, has_watched: bool = True) -> None:
-    """Do what a scheduler does every minute."""
+    """Run the job that a scheduler runs every minute."""
     script = store_configured(registry, at_start=False, has_watched=lambda: has_watched)
     run_script(connection, script)
 

@@ -1,4 +1,4 @@
-"""The scheduler as a service: how long it sleeps, and what it does when the database fails it."""
+"""The scheduler as a service: how long it sleeps, and its reaction to database failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scheduler puts on record when it starts, and what it leaves alone."""
+"""The rows that a scheduler stores when it starts, and those it does not change."""
 
 from __future__ import annotations
 

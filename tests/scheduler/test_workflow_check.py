@@ -1,4 +1,4 @@
-"""Schedules of workflows: what may be written down, and what is found wrong with it."""
+"""Schedules of workflows: accepted definitions, and mistakes found before a scheduler starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of a soak run: workers and schedulers behind proxies of their own, and the producer.
+"""The processes of a soak run: workers and schedulers behind their own proxies, and the producer.
 
 A process that is started again keeps its proxies and gets a new name: `worker-2.3` is the fourth
 incarnation of the third worker.
@@ -86,7 +86,7 @@ class Sidecar:
                 self.pooler.start()
 
     def stop(self) -> None:
-        """Close the way for good."""
+        """Close the connection permanently."""
         self._is_over.set()
         if self._supervisor.is_alive():
             self._supervisor.join()

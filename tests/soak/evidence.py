@@ -90,7 +90,7 @@ class Evidence:
     next_slots: dict[str, datetime] = field(default_factory=dict)
     worker_names: dict[str, str] = field(default_factory=dict)
     condemned: list[Condemned] = field(default_factory=list)
-    # When each worker has written that it lives, and when the last look was.
+    # The heartbeats of each worker, and the time of the last query.
     signs: dict[str, list[float]] = field(default_factory=dict)
     watched_until: float = 0.0
     # Processes in which a hostile task ran: the worker and the process number.
@@ -162,7 +162,7 @@ def quiet_spans(
 
 
 def gather(crew: Crew, watch: Watch) -> Evidence:
-    """Read everything once the processes have settled."""
+    """Read everything once the processes are idle."""
     evidence = Evidence(clock_offset=time.time() - time.monotonic(), watched_until=time.monotonic())
     pids = _read_journal(evidence, journal.read(crew.journal_path))
     with psycopg.connect(crew.servers.url, autocommit=True) as connection:

@@ -28,7 +28,7 @@ LOST_AFTER_SECONDS = 5.0
 SLACK_SECONDS = 2.0
 # A worker that comes back learns that it was declared lost, and ends its children, within this time.
 RETURN_SECONDS = 6.0
-# A process that lives and that no fault hit in the meantime shows a new sign of life within this time.
+# A live process that was not hit by a fault sends a new heartbeat within this time.
 FROZEN_SECONDS = 15.0
 # The load never pauses for as long as this while workers can work.
 STILL_SECONDS = 4.0

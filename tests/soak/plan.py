@@ -16,7 +16,7 @@ from tests.soak.limits import (
 
 
 class Kind(StrEnum):
-    """A fault; the first word of its name is what it does."""
+    """A fault; the first word of its name is the kind of fault."""
 
     KILL_WORKER = "kill a worker"
     KILL_CHILD = "kill a child"
@@ -69,7 +69,8 @@ WEIGHTS |= dict.fromkeys((*ALL_WORKERS, *ONE_SCHEDULER, *SERVER, *DATABASE, *POO
 
 SHORT_SECONDS = (0.1, LOST_AFTER_SECONDS - SLACK_SECONDS - 1.0)
 LONG_SECONDS = (LOST_AFTER_SECONDS + 1.0, LOST_AFTER_SECONDS + 4.0)
-# A target is left alone for so long after a fault: a restarted process starts, a cut one reconnects.
+# A target is left alone for this long after a fault: a restarted process starts, a cut one
+# reconnects.
 REST_SECONDS = 4.0
 FIRST_AT = 1.0
 MEAN_INTERVAL_SECONDS = 1.0

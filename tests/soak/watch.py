@@ -1,4 +1,4 @@
-"""The signs of life of all workers during a soak run, read from the database twice a second."""
+"""The heartbeats of all workers during a soak run, read from the database twice a second."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ Task: TypeAlias = TaskFunction[..., Any]
 
 
 def run_closing(app: Horsies, work: Coroutine[Any, Any, Any]) -> Any:
-    """Run the work on an event loop of its own and leave no connection behind."""
+    """Run the work on its own event loop and leave no connection open."""
 
     async def main() -> Any:
         try:

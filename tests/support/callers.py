@@ -1,4 +1,4 @@
-"""Callers with a transaction of their own: psycopg, asyncpg, SQLAlchemy and Django, synchronous and not.
+"""Callers with their own transaction: psycopg, asyncpg, SQLAlchemy and Django, synchronous and not.
 
 Each opens a transaction, lends it for a send and for a statement of its own, and then commits or
 rolls back in its own way. All are written as coroutines so that one test serves both faces; those

@@ -1,4 +1,4 @@
-"""The command line inside this process: what a command printed, and its exit code."""
+"""The command line inside this process: the output of a command, and its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands as a user runs them: in a directory and an environment of their own."""
+"""Commands as a user runs them: in their own directory and environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Finished = subprocess.CompletedProcess[str]
 
 
 def horsies(directory: Path, *arguments: str, typed: str = "", **environment: str) -> Finished:
-    """Run the command as a user does, in a directory and an environment of its own."""
+    """Run the command as a user does, in its own directory and environment."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -40,7 +40,7 @@ def horsies(directory: Path, *arguments: str, typed: str = "", **environment: st
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of somebody who has just installed the package."""
+    """The environment of a user who has just installed the package."""
     kept = {
         name: value
         for name, value in os.environ.items()

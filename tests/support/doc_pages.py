@@ -25,7 +25,7 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: the file it is meant to be, what follows the fence, and its text."""
+    """One fenced block: the file it belongs to, the text after the fence, and its contents."""
 
     file_name: str | None
     language: str
@@ -78,7 +78,7 @@ def links(text: str) -> list[Link]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return what a link may name after the # sign."""
+    """Return the anchor that a link may use for a heading."""
     headings = _HEADING.findall(_BLOCK.sub("", text))
     return {
         re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
@@ -86,7 +86,7 @@ def anchors(text: str) -> set[str]:
 
 
 def section(text: str, heading: str) -> str:
-    """Return what stands below a heading, up to the next heading of any level."""
+    """Return the text below a heading, up to the next heading of any level."""
     return re.split(r"^#+ ", text.split(f" {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
@@ -100,7 +100,7 @@ def rows(text: str) -> Iterator[list[str]]:
 
 
 def code_of(cell: str) -> str:
-    """Return what stands between the back quotes of a cell."""
+    """Return the text between the back quotes of a cell."""
     return cell.strip("`")
 
 

@@ -21,7 +21,7 @@ class Direction(Enum):
 
 
 class Action(Enum):
-    """What happens in place of a message."""
+    """The fault that replaces a message."""
 
     # The server refuses a question; everything before it in the transaction is rolled back.
     ERROR = "error"

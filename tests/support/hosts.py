@@ -24,7 +24,7 @@ class Hosts:
     mark: str
 
     def through(self, host: str) -> list[str]:
-        """What makes a program run on that host."""
+        """The command that runs a program on that host."""
         return ["ip", "netns", "exec", f"{self.mark}{host}"]
 
     def inside(self, host: str) -> list[str]:

@@ -16,7 +16,7 @@ from horsies.db.migrate import Migration, schema_version
 from tests.support.doc_pages import REPOSITORY
 
 MIGRATIONS = "src/horsies/db/migrations"
-# The migration with which the numbers began anew.
+# The migration with which the numbering started again.
 FIRST = "0001_schema.sql"
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the supervisor share: assignments, and waiting for what the pool tells."""
+"""Helpers for tests of the supervisor: assignments, and waits for events of the pool."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def collect_until(pool: ChildPool, wanted: Callable[[], bool]) -> list[PoolEvent
 
 
 def collect_events(pool: ChildPool, count: int, kind: type[PoolEvent]) -> list[PoolEvent]:
-    """Everything the pool tells until it has told `count` events of `kind`."""
+    """All events of the pool up to `count` events of `kind`."""
     events: list[PoolEvent] = []
     deadline = time.monotonic() + DEADLINE_SECONDS
     while sum(isinstance(event, kind) for event in events) < count:
@@ -74,7 +74,7 @@ def run(pool: ChildPool, name: str, *args: Any) -> Any:
 
 @dataclass(slots=True)
 class RecordingPool:
-    """Takes note of what a pool of children would be told."""
+    """Records the calls that a pool of children would receive."""
 
     idle: set[int]
     dispatched: list[tuple[str, int, int]] = field(default_factory=list)

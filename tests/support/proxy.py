@@ -223,7 +223,7 @@ def whole_messages(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 class RefusingServer:
-    """A server that lets nobody in: it answers every start-up with a wrong-password error."""
+    """A server that refuses everyone: it answers every start-up with a wrong-password error."""
 
     def __init__(self, message: str = WRONG_PASSWORD) -> None:
         self._message = message
@@ -258,7 +258,7 @@ class RefusingServer:
 
 @contextmanager
 def outage(server_url: str, connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """The database lets nobody in but the test, and those who were are thrown out."""
+    """The database refuses all connections but the test's, and ends the existing ones."""
     name = sql.Identifier(connection.info.dbname)
     allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
     with psycopg.connect(server_url, autocommit=True) as server:

@@ -116,7 +116,7 @@ def nodes(connection: Connection[Any], run_id: str) -> dict[str, str]:
 
 
 def problems(connection: Connection[Any]) -> list[str]:
-    """What does not add up in open runs."""
+    """The inconsistencies of open runs."""
     return [row.problem for row in find_broken_runs.fetch(connection, 100)]
 
 

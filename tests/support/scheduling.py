@@ -134,7 +134,7 @@ def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Regis
 def tick(
     connection: Database, registry: Registry, refused: tick_module.Refused | None = None
 ) -> TickResult:
-    """Do what a scheduler does when it looks at the clock, on a connection of the test."""
+    """Run one tick of a scheduler, on a connection of the test."""
     return tick_module.tick(Pipeline(connection, prepared=False), registry, refused)
 
 

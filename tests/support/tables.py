@@ -132,7 +132,7 @@ RETURNING task_id::text, attempt
 
 
 def recover_dead_workers(connection: Database) -> list[tuple[str, int]]:
-    """Do what the recovery of dead workers does; the attempts that ended by it."""
+    """Recover the tasks of dead workers; return the attempts that this ended."""
     return list(connection.execute(RECOVER))
 
 

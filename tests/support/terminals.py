@@ -1,4 +1,4 @@
-"""Commands in a terminal of their own: a pty with a session, job control and Ctrl-C."""
+"""Commands in their own terminal: a pty with a session, job control and Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers would do to the nodes of a run, done by hand through the statements of a turn."""
+"""The work of workers on the nodes of a run, done by the test through the statements of a turn."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Hands:
         return task_id, taken[0]
 
     def is_takeable(self, workflow_id: str, node_id: str) -> bool:
-        """Tell whether a worker could claim the task of a node."""
+        """Return whether a worker could claim the task of a node."""
         found = self.connection.execute(
             "SELECT status = 'PENDING' AND NOT held AND enqueued_at <= clock_timestamp() "
             "FROM horsies_tasks WHERE id = %s",

@@ -16,7 +16,7 @@ T = TypeVar("T")
 def wait_until(
     probe: Callable[[], T], seconds: float = 30.0, what: Callable[[], object] | str = "it"
 ) -> T:
-    """Return what `probe` gives once that is true; fail the test when it never is in time."""
+    """Return the value of `probe` once it is true; fail the test when it is not true in time."""
     deadline = time.monotonic() + seconds
     while not (value := probe()):
         if time.monotonic() > deadline:

@@ -31,7 +31,7 @@ CONFIG_VARIABLE = "HORSIES_E2E_CONFIG"
 FORKSERVER = ("--start-method", "forkserver")
 # Only notifications and due times can explain what such a worker does on time.
 HARDLY_POLLS = {"resilience": {"notify_poll_interval_ms": 300_000}}
-# Quick signs of life, so that tests about silence take seconds.
+# Frequent heartbeats, so that tests of silence take seconds.
 QUICK_RECOVERY = {
     "recovery": {
         "runner_heartbeat_interval_ms": 1_000,
@@ -62,7 +62,7 @@ def is_guard(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the journal: a task's own account of what it did."""
+    """One line of the journal, which a task writes about its own work."""
 
     what: str
     task_id: str
@@ -89,10 +89,10 @@ class Journal:
         Path(f"{self.path}.{label}").touch()
 
     def lines(self, what: str | None = None, task_id: str | None = None) -> list[Line]:
-        """What has been written so far, in order."""
+        """The lines written so far, in order."""
         if not self.path.exists():
             return []
-        # What comes after the last line's end is being written at this moment.
+        # The text after the last line feed is still being written.
         written, _, _ = self.path.read_text().rpartition("\n")
         lines = [Line(**json.loads(text)) for text in written.splitlines()[self.skipped :]]
         return [

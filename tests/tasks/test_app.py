@@ -1,4 +1,4 @@
-"""The application object: where tasks are found, what it is called, and what it hands out."""
+"""The application object: where it finds tasks, its names, and the objects it returns."""
 
 from __future__ import annotations
 

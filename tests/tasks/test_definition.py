@@ -1,4 +1,4 @@
-"""Defining tasks: what the decorator refuses, and what a direct call makes of a function's answer."""
+"""Defining tasks: mistakes that the decorator refuses, and the results of direct calls."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(
     return (app or new_app()).task("probe", **options)(function)(*args)
 
 
-# What the decorator refuses
+# Mistakes that the decorator refuses
 
 
 def test_a_function_without_return_annotation_is_refused() -> None:

@@ -29,7 +29,7 @@ SECRET = "open sesame"
 
 
 def refused(sent: TaskSendResult[Any], code: TaskSendErrorCode) -> TaskSendError:
-    """Check that the send was refused for good, and say with what."""
+    """Check that the send was refused as not retryable, and return its error."""
     error = sent.unwrap_err()
     assert error.code is code
     assert not error.retryable
@@ -38,7 +38,7 @@ def refused(sent: TaskSendResult[Any], code: TaskSendErrorCode) -> TaskSendError
     return error
 
 
-# What a send stores
+# The stored row of a send
 
 
 def test_a_send_stores_exactly_one_pending_row(

@@ -37,7 +37,7 @@ LOST = BrokerOperationError(BrokerErrorCode.ENQUEUE_FAILED, "The server is away.
 
 
 def enqueue_failure(sent: Any, *, retryable: bool) -> TaskSendError:
-    """Check that nothing was stored for a reason outside the call, and that it is well told."""
+    """Check that nothing was stored for a reason outside the call, and that the message names it."""
     error: TaskSendError = sent.unwrap_err()
     assert error.code is TaskSendErrorCode.ENQUEUE_FAILED
     assert error.retryable is retryable

@@ -1,4 +1,4 @@
-"""Result waiters: answers read too early, a connection cut in the middle of a look, idle threads."""
+"""Result waiters: answers read too early, a connection cut in the middle of a read, idle threads."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ RANGES: list[tuple[type[BaseModel], str, int, int | None]] = [
     (PayloadConfig, "max_map_items", 1, None),
 ]
 
-# What must be set besides, so that an edge of one field does not contradict another field.
+# Further fields to set, so that the edge of one field does not contradict another field.
 COMPANIONS: dict[str, dict[str, int]] = {
     "claimed_stale_threshold_ms": {"claimer_heartbeat_interval_ms": 1_000},
     "running_stale_threshold_ms": {"runner_heartbeat_interval_ms": 1_000},

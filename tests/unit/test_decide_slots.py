@@ -32,7 +32,7 @@ def schedule(**fields: Any) -> TaskSchedule:
 
 
 def decided(late_seconds: float, *, runs_max: int = 1_000, **fields: Any) -> Decision | None:
-    """What becomes of a schedule that was due at noon and is met this many seconds later."""
+    """The decision about a schedule that was due at noon and is served this many seconds later."""
     standing = {
         name: fields.pop(name) for name in ("is_unfinished", "resumed_at") if name in fields
     }

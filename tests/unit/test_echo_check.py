@@ -1,4 +1,4 @@
-"""Whether notifications arrive: what missing echoes mean, and when a connection is given up."""
+"""The echo check: the meaning of missing echoes, and when a connection is given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Start-up mistakes: what the reports show, where they point, and what they never show."""
+"""Start-up mistakes: the contents of the reports, the lines they point at, and the values they
+never show.
+"""
 
 from __future__ import annotations
 

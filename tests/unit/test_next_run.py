@@ -1,4 +1,4 @@
-"""Exact slots: written down by hand around the clock changes of 2026, and found the slow way."""
+"""Exact slots: listed around the clock changes of 2026, and found the slow way."""
 
 from __future__ import annotations
 

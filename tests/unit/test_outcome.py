@@ -1,4 +1,4 @@
-"""What the end of an attempt means for its task."""
+"""The consequences of the end of an attempt for its task."""
 
 from __future__ import annotations
 

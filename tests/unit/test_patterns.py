@@ -1,4 +1,4 @@
-"""Patterns: what they accept, what they refuse with HRS-205, and how cron expressions are read."""
+"""Patterns: accepted values, values refused with HRS-205, and the reading of cron expressions."""
 
 from __future__ import annotations
 

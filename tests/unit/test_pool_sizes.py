@@ -1,4 +1,4 @@
-"""How many connections a process may hold, by what it is."""
+"""The number of connections that a process may hold, by its role."""
 
 from __future__ import annotations
 

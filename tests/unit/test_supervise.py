@@ -1,4 +1,4 @@
-"""What the supervisor of `horsies worker --reload` and `horsies dev` decides."""
+"""The decisions of the supervisor behind `horsies worker --reload` and `horsies dev`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task results and task errors: what they refuse, what they hide, and how they survive storage."""
+"""Task results and task errors: values they refuse, values they hide, and how they survive storage."""
 
 from __future__ import annotations
 

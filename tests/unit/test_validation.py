@@ -1,4 +1,4 @@
-"""Every mistake in a workflow has its code, its place and its fix, and all are told together."""
+"""Every mistake in a workflow has its code, its place and its fix, and all are reported together."""
 
 from __future__ import annotations
 
@@ -623,7 +623,7 @@ def reported(**options: Any) -> list[Any]:
     return [first, TaskNode(report, kwargs=kwargs, waits_for=[first], node_id="n", **made)]
 
 
-# What is given, the code of the mistake, and words of the sentence and of its help.
+# The mistake, its code, and words of the sentence and of its help.
 MISFITS: dict[str, tuple[Callable[[], object], str, tuple[str, ...]]] = {
     "a node as dependencies": (
         lambda: workflow(second(waits_for=lambda first: first)),

@@ -1,4 +1,6 @@
-"""One diagnosis: what the doctor calls red is on the overview, and in the explanation of its subject."""
+"""One diagnosis: a finding that the doctor calls red is on the overview, and in the explanation of
+its subject.
+"""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_twenty_viewers_for_ten_minutes(big: Filled) -> None:
 
 
 def _look(url: str, index: int, end: float) -> None:
-    # A client may hold six streams: every viewer has an address of its own.
+    # A client may hold six streams, so every viewer has its own address.
     transport = httpx.HTTPTransport(local_address=f"127.0.0.{index + 2}")
     path = ("/live/", "/live/queues", "/live/workers", f"/live/workflows/{RUN_300}")[index % 4]
     with httpx.Client(transport=transport, timeout=30) as client:

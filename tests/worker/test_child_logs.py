@@ -1,4 +1,4 @@
-"""What a child process writes to its log while it runs a task."""
+"""The log of a child process while it runs a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tasks of workflows inside a child: what other nodes left arrives, typed, and never breaks anything."""
+"""Tasks of workflows inside a child: results of other nodes arrive typed, and bad ones never break
+the child.
+"""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def perform(maintenance: Maintenance, database: RecordingDatabase, now: float) -
 
 
 def shows_itself_at(maintenance: Maintenance, at: float) -> bool:
-    """Whether the next sign of life is due at this time and not before."""
+    """Whether the next heartbeat is due at this time and not before."""
     database = RecordingDatabase()
     perform(maintenance, database, at - 0.01)
     was_early = bool(database.asked(see_worker))

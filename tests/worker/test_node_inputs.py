@@ -1,4 +1,4 @@
-"""What nodes take from others: read once, kept while there is room, and never in the way."""
+"""The results that nodes take from others: read once, and cached while there is room."""
 
 from __future__ import annotations
 

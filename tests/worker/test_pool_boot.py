@@ -1,4 +1,4 @@
-"""How children start, and what happens when they cannot."""
+"""How children start, and the errors when they cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What tasks may do to their process, and what must survive it."""
+"""Hostile actions of tasks on their own process, and the parts of the worker that must survive
+them.
+"""
 
 from __future__ import annotations
 

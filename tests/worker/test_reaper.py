@@ -1,4 +1,4 @@
-"""What the reaper deletes and recovers: ended tasks, and tasks without the name of a worker."""
+"""The reaper: deletion and recovery of ended tasks, and of tasks without the name of a worker."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_suspects_are_looked_at_more_often() -> None:
     assert not observer.watch.has_suspects, "its row was closed"
 
 
-# Against an oracle: the whole history, kept and searched from the start at every look.
+# Compared with an oracle: the whole history, kept and searched from the start at every poll.
 
 LOOKS = st.lists(
     st.tuples(
@@ -144,7 +144,7 @@ LOOKS = st.lists(
 
 
 def silent_seconds(history: list[tuple[float, float, str, bool, bool]]) -> float:
-    """How long the last look's state has certainly lasted, by going back through the history."""
+    """How long the state of the last poll has certainly lasted, by going back through the history."""
     asked, answered, sign, free, _ = history[-1]
     since = answered
     for later, earlier in zip(history[::-1], history[-2::-1], strict=False):

@@ -36,7 +36,7 @@ def tasks(app: Horsies) -> Tasks:
 
 @pytest.fixture
 def hands(connection: Database) -> Hands:
-    """Does by hand what workers would do."""
+    """Does the work of workers on the test's own connection."""
     return Hands(connection)
 
 

@@ -1,4 +1,4 @@
-"""Runs whose rows were edited by hand: the audit names every contradiction and changes nothing."""
+"""Runs whose rows were edited manually: the audit names every contradiction and changes nothing."""
 
 from __future__ import annotations
 

@@ -488,7 +488,7 @@ def test_a_cancel_reaches_the_runs_below_and_the_node_above(
     assert error.error_code is OutcomeCode.WORKFLOW_CANCELLED
 
 
-# What it costs
+# Cost
 
 
 def test_steering_a_thousand_nodes_takes_one_statement(

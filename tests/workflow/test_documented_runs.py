@@ -1,4 +1,4 @@
-"""The commands for workflows print what the documentation shows."""
+"""The output of the commands for workflows matches the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How runs move on in the database, case by case: what random graphs meet rarely."""
+"""How runs advance in the database, case by case: cases that random graphs rarely contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What progress reads and writes: a handful of rows and no index, in every plan."""
+"""The reads and writes of progress: a handful of rows and no index, in every plan."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def ends_of_every_sort(engine: Engine) -> dict[str, Counts]:
 def test_an_end_reads_a_handful_of_rows_however_many_there_are_and_whenever_it_was_planned(
     migrated_url: str, known_to_be_empty: bool
 ) -> None:
-    # A database of its own: an open transaction of another session would keep dead rows alive.
+    # A separate database: an open transaction of another session would keep dead rows alive.
     with (
         psycopg.connect(migrated_url, autocommit=True) as connection,
         psycopg.connect(migrated_url, autocommit=True, options=TURN_SETTINGS) as worker,

@@ -1,4 +1,6 @@
-"""Plans on a database full of ended runs: a look costs what it shows, not what lies behind."""
+"""Plans on a database full of ended runs: the cost of a query depends on its result, not on the
+history.
+"""
 
 from __future__ import annotations
 

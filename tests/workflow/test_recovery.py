@@ -1,4 +1,4 @@
-"""What the reaper does to runs: those paused for too long end, those past their retention are deleted."""
+"""The reaper and runs: those paused for too long end, those past their retention are deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that are tried again: each in its place, after what is tried again before it."""
+"""Retried nodes: each at its position, after the retried nodes before it."""
 
 from __future__ import annotations
 

@@ -513,7 +513,7 @@ def test_many_runs_start_together_or_not_at_all(
     assert runs(connection) == []
 
 
-# What it costs
+# Cost
 
 
 def wide(app: Horsies, tasks: Tasks, width: int) -> WorkflowSpec[Any]:

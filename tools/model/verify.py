@@ -97,7 +97,8 @@ MUTANTS = (
     without("LATE_COMMIT", "forgotten", "claim"),
 )
 
-# A model that never condemns a worker would satisfy most properties: these situations must be reachable.
+# A model that never declares a worker lost would satisfy most properties, so these situations must
+# be reachable.
 WITNESSES = tuple(
     Check(macro, "liveness", (*PAIR, macro), "")
     for macro in (

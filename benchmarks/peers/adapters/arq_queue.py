@@ -73,7 +73,7 @@ def enqueue(task: str, count: int) -> float:
     return asyncio.run(run())
 
 
-# There is no call for many.
+# There is no bulk call.
 enqueue_many = enqueue
 
 

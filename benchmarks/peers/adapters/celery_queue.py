@@ -113,7 +113,7 @@ def enqueue(task: str, count: int) -> float:
     return peer.send_each(send, count)
 
 
-# There is no call for many: a group sends its signatures one by one.
+# There is no bulk call: a group sends its signatures one by one.
 enqueue_many = enqueue
 
 

@@ -97,7 +97,7 @@ def enqueue(task: str, count: int) -> float:
         DBOS.destroy()
 
 
-# There is no call for many.
+# There is no bulk call.
 enqueue_many = enqueue
 
 

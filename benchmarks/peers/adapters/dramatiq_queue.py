@@ -80,7 +80,7 @@ def enqueue(task: str, count: int) -> float:
     return peer.send_each(TASKS[task].send, count)
 
 
-# There is no call for many: a group sends its messages one by one.
+# There is no bulk call: a group sends its messages one by one.
 enqueue_many = enqueue
 
 

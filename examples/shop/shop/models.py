@@ -36,7 +36,7 @@ class Order(Base):
 
 
 def new_engine() -> AsyncEngine:
-    """Return an engine for the application's own database, also when that is the embedded one."""
+    """Return an engine for the application's own database, even if that is the embedded one."""
     return create_async_engine(app.database_url.replace("postgresql:", "postgresql+psycopg:", 1))
 
 

@@ -101,7 +101,7 @@ def recommend(article: str) -> list[str]:
 
 @app.task(queue_name="reports", on_stop="requeue")
 def import_catalogue(articles: int) -> int:
-    """Import a catalogue, report how far it is, and end in order when the worker stops."""
+    """Import a catalogue, report its progress, and end cleanly when the worker stops."""
     task = current_task()
     for done in range(1, articles + 1):
         if task.should_stop():

@@ -1,4 +1,4 @@
-"""Async children: many coroutines share a process, and each is a task of its own."""
+"""Async children: many coroutines share a process, and each is a separate task."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ AGAIN = RetryPolicy.fixed([1] * 20, auto_retry_for=["WORKER_CRASHED"], jitter=Fa
 
 @contextmanager
 def slot(name: str) -> Iterator[int]:
-    """The number of the first slot of that name that nobody holds."""
+    """The number of the first free slot of that name."""
     directory = Path(os.environ[JOURNAL_VARIABLE]).parent
     for number in count():
         held = os.open(directory / f"slot-{name}-{number}", os.O_RDWR | os.O_CREAT)

@@ -142,7 +142,7 @@ async def ends_its_process(how: str) -> None:
 
 @app.task("who_am_i")
 async def who_am_i() -> list[str]:
-    """The id of this task as its coroutine, a task of its own and a thread see it."""
+    """The id of this task, as its coroutine, an asyncio task of it and a thread see it."""
     found = [current_task().id]
     current_task().logger.warning("before %s.", current_task().id)
     await asyncio.sleep(0.1)

@@ -127,7 +127,7 @@ def maybe(
     a: TaskResult[Any, TaskError] | None = None,
     b: TaskResult[Any, TaskError] | None = None,
 ) -> TaskResult[str, TaskError]:
-    """Tell what arrived, as text, or fail."""
+    """Return the arrived value as text, or fail."""
     if fails:
         return TaskResult(err=TaskError(error_code="NO_LUCK", message="as told"))
     seen = ["none" if one is None else "ok" if one.is_ok() else "err" for one in (a, b)]
@@ -147,7 +147,7 @@ def maybe_item(number: int, fails_at: int) -> Number:
 
 
 class Inner(WorkflowDefinition[int]):
-    """Counts on from what its parent hands it."""
+    """Continues counting from the value of its parent."""
 
     name = "inner"
     definition_key = "e2e.inner"
@@ -180,7 +180,7 @@ class Outer(WorkflowDefinition[int]):
 
 
 class Risky(WorkflowDefinition[str]):
-    """Succeeds or fails as it is told."""
+    """Succeeds or fails, as requested."""
 
     name = "risky"
     definition_key = "e2e.risky"

@@ -292,7 +292,7 @@ def leave_process() -> None:
 
 
 def leave_detached_process() -> None:
-    """The same in a session of its own, with an intermediate process that ends."""
+    """The same in its own session, with an intermediate process that ends."""
 
     def detach() -> None:
         os.setsid()
@@ -303,7 +303,7 @@ def leave_detached_process() -> None:
 
 
 def leave_reader() -> None:
-    """A process that takes what the worker sends to this one."""
+    """A process that reads the data which the worker sends to this one."""
 
     def take() -> None:
         read_until = time.monotonic() + LEFTOVER_SECONDS

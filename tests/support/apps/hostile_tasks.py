@@ -60,7 +60,7 @@ async def innocent_async(seconds: float) -> str:
 
 @app.task("wait", burst=True)
 def wait(label: str) -> str:
-    """Rest until the test releases the label, or somebody cancels this task."""
+    """Wait until the test releases the label, or this task is cancelled."""
     note()
     while not os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}"):
         time.sleep(0.01)

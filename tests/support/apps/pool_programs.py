@@ -1,4 +1,6 @@
-"""What the children of these tests execute instead of an application: small functions by name."""
+"""The programs that children of these tests execute instead of an application: small functions by
+name.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def workflow(tasks: Iterable[AnyNode], name: str = "shop", **options: Any) -> Wo
 
 
 def queued_app(*queues: CustomQueueConfig) -> Horsies:
-    """An application with queues of its own."""
+    """An application with its own queues."""
     return Horsies(
         AppConfig(broker=BROKER, queue_mode=QueueMode.CUSTOM, custom_queues=list(queues))
     )

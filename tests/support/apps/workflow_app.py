@@ -38,7 +38,7 @@ class Visit:
 
 
 class StrangeError(TaskError):
-    """An error with a field of its own."""
+    """An error with an additional field."""
 
     shelf: int = 0
 
@@ -102,7 +102,7 @@ def summarise(workflow_ctx: WorkflowContext) -> TaskResult[list[Any], TaskError]
 
 
 class Doubling(WorkflowDefinition[int]):
-    """Parameters of its own, given or taken from another node."""
+    """Its own parameters, given or taken from another node."""
 
     name = "doubling"
     definition_key = "tests.worker.doubling"

@@ -113,11 +113,11 @@ class Engine:
         return row.expired
 
     def problems(self) -> list[str]:
-        """Return what does not add up, in any open run."""
+        """Return the inconsistencies of all open runs."""
         return [row.problem for row in find_broken_runs.fetch(self.connection, 50)]
 
     def problems_of(self, run_ids: Sequence[str]) -> list[str]:
-        """Return what does not add up in these runs."""
+        """Return the inconsistencies of these runs."""
         found = self.connection.execute(
             "SELECT problem FROM unnest(%s::uuid[]) AS run (id) "
             "CROSS JOIN LATERAL horsies_problems_v1(run.id) AS problem",
@@ -226,13 +226,13 @@ class Engine:
         return row.applied
 
     def result_text(self, end: End) -> str | None:
-        """Return what the task stores as its result."""
+        """Return the result that the task stores."""
         if end.child_id is not None:
             return json.dumps({"ok": self._child_plan(end)})
         return None if end.result is None else json.dumps(end.result)
 
     def _child_plan(self, end: End) -> dict[str, Any]:
-        """Return what an expansion task answers."""
+        """Return the answer of an expansion task."""
         assert end.child_id is not None
         assert end.child is not None
         found = self.connection.execute(

@@ -52,7 +52,7 @@ def assert_agree(connection: Connection[Any], oracle: Oracle) -> None:
 
 
 def bare(value: Any) -> Any:
-    """Leave out what the library may word as it likes."""
+    """Leave out texts whose wording is free."""
     if isinstance(value, list):
         return [bare(element) for element in value]
     if not isinstance(value, dict):
@@ -80,7 +80,7 @@ def expected_run(run: Run) -> Picture:
 
 
 def _expected_counters(node: Node) -> tuple[int, ...] | None:
-    """Return what a node counts while it waits."""
+    """Return the counters of a waiting node."""
     if node.status != "PENDING":
         return None
     before = [node.run.nodes[index] for index in node.shape.after]

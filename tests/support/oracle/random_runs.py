@@ -25,7 +25,7 @@ SIGNAL = "go"
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """One workflow, told twice."""
+    """One workflow, described once for the oracle and once for the database."""
 
     spec: WorkflowSpec[Any]
     shape: RunShape

@@ -406,7 +406,7 @@ class Oracle:
 
 
 def join(node: Node) -> str:
-    """Return what a waiting node becomes, given the nodes it depends on."""
+    """Return the next status of a waiting node, given the nodes it depends on."""
     if node.status != "PENDING":
         return node.status
     ends = [node.run.nodes[index] for index in node.shape.after]

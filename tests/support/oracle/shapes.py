@@ -1,4 +1,4 @@
-"""The shape of a run: what a graph looks like, told alike to the oracle and to the database."""
+"""The shape of a run: its graph, described in the same way for the oracle and the database."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class RunShape:
 
     @property
     def dependents(self) -> tuple[tuple[int, ...], ...]:
-        """Who comes after each node."""
+        """The dependents of each node."""
         return self._followers("after")
 
     @property
     def context_dependents(self) -> tuple[tuple[int, ...], ...]:
-        """Who takes each node's result through the context."""
+        """The nodes that take each node's result through the context."""
         return self._followers("context")
 
     def _followers(self, edge: str) -> tuple[tuple[int, ...], ...]:
@@ -63,7 +63,7 @@ class RunShape:
 
 
 def _shown(shape: Any) -> str:
-    """Show what is not as usual, so that a failing example can be read."""
+    """Show only unusual properties, so that a failing example can be read."""
     unusual = [
         f"{one.name}={value!r}"
         for one in fields(shape)

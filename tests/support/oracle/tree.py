@@ -39,7 +39,7 @@ class Work:
         return self.state in OPEN_WORK
 
     def outcome(self) -> Result:
-        """Return the result, or what stands for one that nobody wrote."""
+        """Return the result, or the substitute for a missing one."""
         if self.result is not None:
             return self.result
         return failure({"CANCELLED": "TASK_CANCELLED", "EXPIRED": "TASK_EXPIRED"}[self.state])
@@ -70,7 +70,7 @@ class Node:
         self.status, self.result = status, result
 
     def shown_result(self) -> Result | None:
-        """Return what others get to see of it."""
+        """Return the result as other nodes see it."""
         if self.status == "SKIPPED":
             return failure("UPSTREAM_SKIPPED", data={"dependency_index": self.index})
         return self.result if self.has_ended else None
@@ -102,7 +102,7 @@ class Run:
         return [self, *(run for child in going_on for run in child.tree())]
 
     def unfailed_tree(self) -> list[Run]:
-        """Return the same without runs that wait for somebody to decide about a failure of theirs."""
+        """Return the same without runs that wait for a decision about their own failure."""
         going_on = (child for child in self.children if child.is_open and not child.is_stuck)
         return [self, *(run for child in going_on for run in child.unfailed_tree())]
 
@@ -121,7 +121,7 @@ class Run:
         return [node for node in self.nodes if not node.counted]
 
     def result(self) -> Result | None:
-        """Return what a waiter gets."""
+        """Return the result that a waiter gets."""
         if self.status != "COMPLETED":
             return None
         if self.shape.output is not None:
@@ -130,7 +130,7 @@ class Run:
         return {"ok": {node_id(node.index): node.shown_result() for node in sinks}}
 
     def summary(self) -> dict[str, Any]:
-        """Return what the parent keeps of it."""
+        """Return the result that the parent stores."""
         statuses = [node.status for node in self.nodes]
         return {
             "status": self.status,
