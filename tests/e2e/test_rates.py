@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet
+from tests.support.workers import QUICK_RECOVERY, Fleet
 
 APPLICATION = "tests.support.apps.rated:app"
 TASKS = 15
@@ -64,3 +65,19 @@ def test_a_burst_worker_ends_when_the_rated_queue_is_empty(
     assert worker.process.wait(60) == 0
     assert are_completed(connection)
     assert_kept(connection, rated)
+
+
+def test_the_rate_is_kept_when_a_worker_is_killed(
+    fleet: Fleet, rated: ModuleType, connection: Database
+) -> None:
+    workers = [fleet.start(application=APPLICATION, config=QUICK_RECOVERY) for _ in range(3)]
+    send(rated)
+    wait_until(lambda: len(started(connection)) > TASKS // 3)
+    workers[0].signal(signal.SIGKILL)
+    ended = "SELECT FROM horsies_tasks WHERE status IN ('COMPLETED', 'FAILED')"
+    wait_until(lambda: connection.execute(ended).rowcount == 2 * TASKS)
+    assert_kept(connection, rated)
+
+
+def started(connection: Database) -> list[float]:
+    return [at for at in starts(connection, "api") if at is not None]

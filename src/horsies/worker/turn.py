@@ -236,6 +236,16 @@ class Claimer:
         """Whether a freed slot may let another worker claim."""
         return self.cluster_cap is not None or any(cap is not None for cap in self.queue_caps)
 
+    @cached_property
+    def rate_seconds(self) -> Sequence[float | None]:
+        """Per queue, the seconds between two starts."""
+        return tuple(None if one is None else one.seconds_per_start for one in self.rates)
+
+    @cached_property
+    def rate_bursts(self) -> Sequence[int | None]:
+        """Per queue, how many tasks may start at once."""
+        return tuple(None if one is None else one.burst for one in self.rates)
+
     def only(self, queue: str) -> Claimer:
         """The same worker, claiming from one queue."""
         place = self.queues.index(queue)
@@ -280,8 +290,8 @@ class Claimer:
             unknown_names=request.unknown_names,
             refused_ids=request.refused_ids,
             refused_by=request.refused_by,
-            rate_seconds=[None if one is None else one.seconds_per_start for one in self.rates],
-            rate_bursts=[None if one is None else one.burst for one in self.rates],
+            rate_seconds=self.rate_seconds,
+            rate_bursts=self.rate_bursts,
         )
 
 

@@ -44,12 +44,14 @@ $$;
 -- So many tasks of each queue were claimed.
 CREATE OR REPLACE FUNCTION horsies_note_starts(
     p_queues text[], p_taken integer[], p_seconds float8[], p_bursts integer[])
-RETURNS void LANGUAGE sql AS $$
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
     UPDATE horsies_meters AS meter SET
         next_at = greatest(meter.next_at, clock_timestamp()) + queue.taken * queue.seconds * interval '1 second',
         seconds = queue.seconds, burst = queue.burst
     FROM unnest(p_queues, p_taken, p_seconds, p_bursts) AS queue (name, taken, seconds, burst)
-    WHERE meter.queue_name = queue.name AND queue.taken > 0 AND queue.seconds IS NOT NULL
+    WHERE meter.queue_name = queue.name AND queue.taken > 0 AND queue.seconds IS NOT NULL;
+END
 $$;
 
 -- When the next task of a rated queue may start.
@@ -59,10 +61,13 @@ RETURN p_meter.next_at - (p_meter.burst - 1) * p_meter.seconds * interval '1 sec
 -- Seconds until a queue that its rate holds back may start a task again, NULL if there is none. A queue that was
 -- free again before the last check has refused no claim since then.
 CREATE OR REPLACE FUNCTION horsies_seconds_until_start_v1(p_queues text[], p_last_look timestamptz)
-RETURNS double precision LANGUAGE sql STABLE AS $$
+RETURNS double precision LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (
     SELECT min(greatest(extract(epoch FROM horsies_starts_at(meter) - clock_timestamp())::float8, 0))
     FROM horsies_meters AS meter
     WHERE meter.queue_name = ANY(p_queues) AND horsies_starts_at(meter) > coalesce(p_last_look, '-infinity')
       AND (SELECT true FROM horsies_tasks AS task
-           WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = meter.queue_name LIMIT 1)
+           WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = meter.queue_name LIMIT 1));
+END
 $$;

@@ -3,8 +3,9 @@
 -- transaction of the caller and with its rights. What the decorator of a task says, workers have written to
 -- horsies_task_defaults.
 --
--- Producers in Python insert by their own statement: the arguments are checked and encoded there already, and a
--- call of these functions would double the processor time that the server needs for a send.
+-- Producers in Python insert by their own statement: the arguments are checked and encoded there already, and
+-- horsies_send_v1 costs the server four times as much processor time (0.8 instead of 0.2 ms), nearly all of it for
+-- the calls of functions that have their own search_path. In one call for hundreds of tasks a task costs 0.1 ms.
 
 -- The text of a JSON value with sorted keys and without spaces, as producers in Python write it: a repeated key
 -- finds the same request, whichever language sent it first.
@@ -24,7 +25,7 @@ END
 $$;
 
 -- A moment in a call, which must carry its offset from UTC; NULL without one or for any other value.
-CREATE OR REPLACE FUNCTION horsies_moment(p_value jsonb) RETURNS timestamptz LANGUAGE plpgsql STABLE AS $$
+CREATE OR REPLACE FUNCTION horsies_moment(p_value jsonb) RETURNS timestamptz LANGUAGE plpgsql STABLE STRICT AS $$
 BEGIN
     IF jsonb_typeof(p_value) = 'string' AND p_value #>> '{}' ~ ':\d\d(\.\d+)? *(Z|[+-]\d\d(:?\d\d)?)$' THEN
         RETURN (p_value #>> '{}')::timestamptz;
@@ -38,7 +39,7 @@ $$;
 -- A duration in a call: a number of seconds, or a text that is an interval; NULL for any other value, and outside
 -- the limits of a send.
 CREATE OR REPLACE FUNCTION horsies_duration(p_value jsonb, p_shortest interval) RETURNS interval
-LANGUAGE plpgsql STABLE AS $$
+LANGUAGE plpgsql STABLE STRICT AS $$
 DECLARE
     duration interval;
 BEGIN
@@ -210,7 +211,9 @@ CREATE OR REPLACE FUNCTION horsies_call_rows(p_calls jsonb, p_ids uuid[], p_now 
     id uuid, task_name text, queue_name text, priority integer, kwargs text, enqueued_at timestamptz,
     good_until timestamptz, max_retries integer, task_options text, timeout_ms integer, retention interval,
     idempotency_key text, idempotency_sha text, unique_key text, unique_while text, quiet interval, at_most interval)
-LANGUAGE sql STABLE AS $$
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY
     SELECT p_ids[sent.place], sent.call ->> 'task', line.queue_name, line.priority, line.kwargs,
         greatest(horsies_moment(sent.call -> 'at'),
             p_now + coalesce(horsies_duration(sent.call -> 'delay', interval '0'), interval '0')),
@@ -247,7 +250,8 @@ LANGUAGE sql STABLE AS $$
                     THEN ',"headers":' || (sent.call -> 'headers')::text END,
                 CASE WHEN defaults.burst THEN ',"burst":true' END, '}') AS options
         OFFSET 0) AS line
-    ORDER BY sent.place
+    ORDER BY sent.place;
+END
 $$;
 
 -- The task that holds a key, NULL if there is none by now; raises if its request was a different one. The condition
@@ -396,8 +400,8 @@ BEGIN
         RAISE EXCEPTION 'Task % was not sent: p_options must be a JSON object, not %.', quote_nullable(p_task),
             coalesce(jsonb_typeof(p_options), 'null') USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    RETURN (SELECT horsies_send_many_v1(jsonb_build_array(p_options || jsonb_build_object(
-        'task', p_task, 'kwargs', p_kwargs, 'queue', p_queue, 'priority', p_priority, 'delay', p_delay,
-        'idempotency_key', p_idempotency_key))));
+    RETURN (SELECT horsies_send_many_v1(jsonb_build_array(
+        p_options || jsonb_build_object('task', p_task, 'kwargs', p_kwargs) || jsonb_strip_nulls(jsonb_build_object(
+            'queue', p_queue, 'priority', p_priority, 'delay', p_delay, 'idempotency_key', p_idempotency_key)))));
 END
 $$;
