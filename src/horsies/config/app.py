@@ -77,15 +77,18 @@ class Rate(FrozenModel):
         Rate(count=100, per_seconds=60, burst=5)
     """
 
-    count: int = Field(ge=1, le=1_000_000)
+    count: int = Field(ge=1, le=1_000_000, strict=True)
     """How many tasks may start in `per_seconds`, from 1 to 1,000,000. Required."""
 
     per_seconds: float = Field(default=1.0, ge=0.001, le=31_622_400.0)
     """The period, from a millisecond to 366 days. Defaults to 1."""
 
-    burst: int = Field(default=1, ge=1, le=1_000_000)
+    burst: int = Field(default=1, ge=1, le=1_000_000, strict=True)
     """How many tasks may start at once after a pause, from 1 to 1,000,000. 1 spaces the starts evenly.
     Defaults to 1."""
+
+    def __str__(self) -> str:
+        return f"{self.count:,} per {self.per_seconds:g} s"
 
     @property
     def seconds_per_start(self) -> float:

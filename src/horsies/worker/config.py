@@ -189,7 +189,9 @@ def describe_caps(app: Horsies) -> str:
     """Describe every cap that limits the claims of this application's workers."""
     cap = app.config.cluster_wide_cap
     parts = [] if cap is None else [f"cluster {cap}"]
-    return ", ".join([*parts, *(f"{name} {cap}" for name, cap in _queue_caps(app))]) or "none"
+    parts += [f"{name} {cap}" for name, cap in _queue_caps(app)]
+    parts += [f"{queue.name} {queue.rate}" for queue in app.config.queues() if queue.rate]
+    return ", ".join(parts) or "none"
 
 
 def _queue_caps(app: Horsies) -> list[tuple[str, int]]:
