@@ -135,6 +135,7 @@ def test_a_trigger_in_another_schema_sends_tasks_and_a_rollback_sends_none(
         wait_until(lambda: registered(connection))
         with connection.transaction(force_rollback=True):
             connection.execute(insert, (["xx"],))
+        connection.execute(insert, ([],))
         connection.execute(insert, (["en", "de"],))
         wait_for_result(connection, 2, "order 2 in en")
         wait_for_result(connection, 3, "order 3 in de")

@@ -240,6 +240,33 @@ def test_many_calls_are_stored_in_their_order_with_one_notification(
     assert send_many(connection, []) == []
 
 
+def test_no_calls_send_nothing(connection: Database) -> None:
+    """jsonb_agg of no rows is NULL, as in a trigger of a statement that changed no row."""
+    assert connection.execute("SELECT horsies_send_many_v1(NULL)").fetchall() == []
+    assert send_many(connection, []) == []
+
+
+@pytest.mark.parametrize(
+    "options", ["{}", '{"unique": "while_open"}', '{"debounce": {"quiet": 60, "at_most": 60}}']
+)
+def test_the_holder_of_a_key_is_found_by_an_index_although_the_plan_was_made_on_an_empty_table(
+    connection: Database, options: str
+) -> None:
+    def send_again() -> str:
+        return send(connection, "a", queue="q", idempotency_key="k", options=options)
+
+    first = send_again()
+    assert {send_again() for _ in range(8)} == {first}
+    connection.execute(
+        "INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha) "
+        "SELECT gen_random_uuid(), 'other', 'q', 's' FROM generate_series(1, 2000)"
+    )
+    with connection.transaction():
+        assert send_again() == first
+        query = "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'horsies_tasks'"
+        assert connection.execute(query).fetchall() == [(0,)]
+
+
 PYTHON_SAYS_THE_SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"priority": 0}, {"priority": 0}),
     ({"priority": 101}, {"priority": 101}),

@@ -255,9 +255,10 @@ END
 $$;
 
 -- The task that holds a key, NULL if there is none by now; raises if its request was a different one. The condition
--- on unique keys is that of their index, word by word.
+-- on unique keys is that of their index, word by word. A plan that was made on an empty table must not read all of it
+-- later on.
 CREATE OR REPLACE FUNCTION horsies_key_holder(p_name text, p_key text, p_unique_key text, p_sha text) RETURNS uuid
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     holder record;
 BEGIN
@@ -288,7 +289,7 @@ CREATE OR REPLACE FUNCTION horsies_debounce_v1(
     p_sent_at timestamptz, p_quiet_seconds float8, p_at_most_seconds float8, p_good_until timestamptz,
     p_max_retries integer, p_task_options text, p_timeout_ms integer, p_retention_seconds float8,
     p_enqueue_sha text, p_unique_key text, p_sha text)
-RETURNS uuid LANGUAGE plpgsql AS $$
+RETURNS uuid LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     now_at timestamptz := clock_timestamp();
     stored uuid;
@@ -322,7 +323,8 @@ $$;
 
 -- Nothing -> PENDING for each call of a JSON array, all or none; returns the ids in the order of the calls. A call
 -- is an object with the parameters of horsies_send_v1 and its options. One statement inserts all rows, so workers
--- get one notification per queue. A key that exists returns the task that holds it.
+-- get one notification per queue. A key that exists returns the task that holds it. NULL sends nothing: it is what
+-- jsonb_agg returns for no rows.
 CREATE OR REPLACE FUNCTION horsies_send_many_v1(p_calls jsonb) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 DECLARE
     problem text := horsies_calls_problem(p_calls);
@@ -333,7 +335,9 @@ DECLARE
     kept record;
     place integer;
 BEGIN
-    IF problem IS NOT NULL THEN
+    IF p_calls IS NULL THEN
+        RETURN;
+    ELSIF problem IS NOT NULL THEN
         RAISE EXCEPTION '%', problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
     sent_at := clock_timestamp();
