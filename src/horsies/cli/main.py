@@ -127,10 +127,9 @@ def _load(named: list[str]) -> typer.Typer:
 
 
 def _open_missing_streams() -> None:
-    """Open standard streams that the caller closed on /dev/null.
-
-    Otherwise sockets would get their numbers, and a task that writes to standard error would write to
-    one of them.
+    """Open /dev/null in place of standard streams that the caller has closed. Otherwise sockets
+    would get the descriptor numbers of these streams, and a task that writes to standard error
+    would write to a socket.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:

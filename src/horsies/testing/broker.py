@@ -43,7 +43,7 @@ class NoDatabaseError(Exception):
 
 
 class Receiver(Protocol):
-    """Takes the requests that an application has stored, each operation at once."""
+    """Receives the requests that an application stores, all requests of one operation together."""
 
     @property
     def name(self) -> str:

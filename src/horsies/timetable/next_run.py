@@ -88,7 +88,8 @@ def next_run(
     start = wall_before
     if timetable.is_periodic:
         early, late = _instants(wall_before, zone)
-        if early == after:  # the first pass of a repeated time: start where the second pass begins
+        # in the first pass of a repeated time: continue where the second pass begins
+        if early == after:
             start -= late - early
     second_pass: datetime | None = None
     for wall in timetable.walls_from(start.replace(microsecond=0)):

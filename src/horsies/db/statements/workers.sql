@@ -103,7 +103,7 @@ WHERE worker.worker_id = ANY(%(worker_ids)s::text[])
       > clock_timestamp() - %(seconds)s::float8 * interval '1 second'
 
 -- name: close_lost_workers
--- Close the rows of workers found lost, except those that have shown to be alive since: the heartbeat has
+-- Close the rows of workers found lost, except those that have proved to be alive since: the heartbeat has
 -- changed, the lock is held again, or no task needs recovery.
 -- Parameters: workers found lost: their last heartbeats, and the conditions that must still hold.
 WITH watched AS MATERIALIZED (
