@@ -6,12 +6,13 @@ to create databases). The migrated database is a copy of a template made once pe
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import psycopg
@@ -45,6 +46,21 @@ sys.dont_write_bytecode = False
 # program that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without the garbage collector, which takes a sixth of that processor time.
+
+    Modules and test items stay until the end: frozen, they are not visited by the collections of the tests,
+    nor copied in the processes that tests fork.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

@@ -396,10 +396,6 @@ def test_a_result_type_can_be_called_with_its_arguments() -> None:
         (TaskResult(ok=None), "TaskResult(ok=None)"),
         (TaskResult(ok="x" * 1000), f"TaskResult(ok='{'x' * 97}...{'x' * 98}')"),
         (
-            TaskResult(ok=list(range(1_000_000))),
-            "TaskResult(ok=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...])",
-        ),
-        (
             TaskResult(err=TaskError(error_code="NO", message="it failed")),
             "TaskResult(err=TaskError(error_code='NO', message='it failed'))",
         ),
@@ -409,3 +405,9 @@ def test_a_result_shows_its_value_shortened(
     result: TaskResult[Any, TaskError], expected: str
 ) -> None:
     assert repr(result) == expected
+
+
+def test_a_result_shows_the_beginning_of_a_long_list() -> None:
+    # Not a parameter of the test above: every test process would keep these 38 MB to its end.
+    result = TaskResult(ok=list(range(1_000_000)))
+    assert repr(result) == "TaskResult(ok=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...])"

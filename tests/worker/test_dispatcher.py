@@ -410,13 +410,15 @@ def test_a_refused_outcome_is_void_when_its_task_comes_back_and_fails_without_a_
 
 
 @pytest.mark.parametrize(
-    ("count", "result"),
-    [(REFUSED_MAX, "1"), (2, "x" * (REFUSED_CHARACTERS_MAX // 2))],
+    ("count", "characters"),
+    [(REFUSED_MAX, 1), (2, REFUSED_CHARACTERS_MAX // 2)],
     ids=["many", "large"],
 )
 def test_a_worker_with_too_many_refused_outcomes_is_full(
-    ledger: Ledger, caplog: pytest.LogCaptureFixture, count: int, result: str
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, count: int, characters: int
 ) -> None:
+    # Made here: as a parameter, every test process would keep these 128 MB to its end.
+    result = "x" * characters
     tasks = [claimed(f"task-{number}", 1) for number in range(count)]
     for task in tasks:
         ledger.put(task, ENDED, Outcome.completed(task, result))
