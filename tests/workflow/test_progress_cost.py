@@ -1,4 +1,4 @@
-"""The reads and writes of progress: a handful of rows and no index, in every plan."""
+"""The reads and writes of progress, a handful of rows and no index in every plan; the deletion of nodes."""
 
 from __future__ import annotations
 
@@ -133,3 +133,23 @@ def test_progress_writes_no_index(connection: Connection[Any]) -> None:
         "WHERE indrelid = 'horsies_workflow_tasks'::regclass"
     ).fetchone()
     assert indexed == (["task_index", "workflow_id"],)
+
+
+def nodes_by_run(connection: Connection[Any]) -> dict[str, int]:
+    query = "SELECT workflow_id::text, count(*) FROM horsies_workflow_tasks GROUP BY workflow_id"
+    return dict(connection.execute(query).fetchall())
+
+
+def test_nodes_are_deleted_with_their_run_and_the_runs_below_it(
+    connection: Connection[Any],
+) -> None:
+    engine = Engine(connection)
+    above, below = new_id(), new_id()
+    engine.start(NESTED, above)
+    engine.finish([End((above, 0, None), "COMPLETED", None, below, chain(2))])
+    other = engine.start(chain(3))
+    assert nodes_by_run(connection) == {above: 2, below: 2, other: 3}
+    connection.execute("DELETE FROM horsies_workflows WHERE id = %s", (above,))
+    assert nodes_by_run(connection) == {other: 3}
+    connection.execute("TRUNCATE horsies_workflows CASCADE")
+    assert nodes_by_run(connection) == {}

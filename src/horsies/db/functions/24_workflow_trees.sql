@@ -75,3 +75,25 @@ BEGIN
     RETURN (SELECT status FROM horsies_workflows WHERE id = p_run_id);
 END
 $$;
+
+-- Nodes are deleted with their run, whichever statement deletes it: retention, the delete of a parent, or a
+-- person at a prompt. No node is left behind: only the statement that inserts a run inserts its nodes.
+CREATE OR REPLACE FUNCTION horsies_delete_nodes() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        -- The statement may truncate the nodes too, and PostgreSQL refuses a second TRUNCATE of that table.
+        DELETE FROM horsies_workflow_tasks;
+    ELSE
+        DELETE FROM horsies_workflow_tasks AS node
+        WHERE node.workflow_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE OR REPLACE TRIGGER horsies_workflow_deleted AFTER DELETE ON horsies_workflows
+    REFERENCING OLD TABLE AS deleted
+    FOR EACH STATEMENT EXECUTE FUNCTION horsies_delete_nodes();
+
+CREATE OR REPLACE TRIGGER horsies_workflows_truncated AFTER TRUNCATE ON horsies_workflows
+    FOR EACH STATEMENT EXECUTE FUNCTION horsies_delete_nodes();

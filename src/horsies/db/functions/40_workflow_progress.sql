@@ -100,8 +100,7 @@ $$;
 -- become tasks, skipped ones are counted in the next round, and runs without open nodes end, with the nodes
 -- of their parents. "p_may_pause" says that a failure among them is new; after a resume the same failures do
 -- not pause the run again. "p_tasks" and "p_started" belong to the first nodes, whose tasks succeeded and which
--- end here: one update ends and counts them, because a second one would write them twice and check the foreign
--- key of every row that this transaction has written.
+-- end here: one update ends and counts them, because a second one would write them twice.
 CREATE OR REPLACE FUNCTION horsies_propagate(
     p_ended horsies_nodes, p_may_pause boolean, p_tasks uuid[] DEFAULT '{}',
     p_started timestamptz[] DEFAULT '{}')

@@ -395,8 +395,11 @@ CREATE INDEX horsies_workflows_schedule_open ON horsies_workflows (schedule_name
 -- versions of its rows, which grow a little when a node begins: progress consists of HOT updates alone. With
 -- a single index every plan looks nodes up by their key, even one made on an empty table. Node ids, which are
 -- checked when a workflow is built, are searched within their run.
+--
+-- A trigger, horsies_workflow_deleted, deletes nodes with their run. A foreign key would be checked for every
+-- node of a start, although the same statement inserts the run.
 CREATE TABLE horsies_workflow_tasks (
-    workflow_id           uuid          NOT NULL REFERENCES horsies_workflows (id) ON DELETE CASCADE,
+    workflow_id           uuid          NOT NULL,
     task_index            integer       NOT NULL,
     node_id               varchar(128)  NOT NULL,
     kind                  horsies_node_kind NOT NULL,
