@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -23,17 +24,22 @@ from benchmarks import (
     producer,
     progress,
     queues,
+    sessions,
     tally,
     tracing,
     viewers,
     windows_bounds,
     worker,
+    workers,
     workflow,
 )
 from benchmarks.against import COMPARED, compare
 from benchmarks.machine import MACHINE, MachineBusyError
-from horsies.db.embedded import start_or_join
+from horsies.db.embedded import program, start_or_join
 from horsies.db.migrate import apply_migrations
+
+# Enough for the workers of the largest benchmark.
+CONNECTIONS = 1_200
 
 ALL: dict[str, Callable[[str], bool]] = {
     **producer.BENCHMARKS,
@@ -49,6 +55,8 @@ ALL: dict[str, Callable[[str], bool]] = {
     **history.BENCHMARKS,
     **growth.BENCHMARKS,
     **workflow.BENCHMARKS,
+    **workers.BENCHMARKS,
+    **sessions.BENCHMARKS,
 }
 
 
@@ -60,7 +68,20 @@ def server() -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="horsies-bench-", ignore_cleanup_errors=True) as place:
         Path(place).chmod(0o755)
-        yield start_or_join(f"embedded://{place}/postgres", keep_data=False)
+        url = start_or_join(f"embedded://{place}/postgres", keep_data=False)
+        _allow_connections(url)
+        yield url
+
+
+def _allow_connections(url: str) -> None:
+    """Restart a private server with room for hundreds of workers."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"ALTER SYSTEM SET max_connections = {CONNECTIONS}")
+        row = connection.execute("SHOW data_directory").fetchone()
+    assert row is not None
+    restart = [program("pg_ctl"), "restart", "--wait", "--pgdata", row[0], "--mode", "fast"]
+    owner = Path(row[0]).stat().st_uid
+    subprocess.run(restart, check=True, user=owner, stdout=subprocess.DEVNULL)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -25,6 +25,8 @@ import psutil
 import psycopg
 from psycopg import Connection
 
+from benchmarks.fleet import idle, recovery_seconds, running_fleet, single_sends
+
 DRAIN_SECONDS = """
 SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 FROM (
     SELECT started_at, finished_at FROM horsies_task_attempts ORDER BY started_at DESC LIMIT %s) AS drained
@@ -120,6 +122,37 @@ def latency(
             taken.append(time.perf_counter() - started)
     app.app.close()
     return {"p50_ms": percentile(taken, 50) * 1000, "p99_ms": percentile(taken, 99) * 1000}
+
+
+def fleet(
+    workers: int = 2,
+    children: int = 1,
+    sends: int = 200,
+    count: int = 4_000,
+    kills: int = 3,
+    idle_seconds: float = 10.0,
+) -> dict[str, float]:
+    """Run many workers: what they cost while idle and per single task, the rate of a drain, and the time
+    until the task of a killed worker is recovered.
+    """
+    app = _application()
+    found: dict[str, float] = {}
+    with _connection() as connection, running_fleet(connection, workers, children) as running:
+        if idle_seconds:
+            found |= idle(running, idle_seconds)
+        if sends:
+            found |= single_sends(running, app.noop, sends)
+        if kills:
+            taken = recovery_seconds(running, app.burst_for, kills)
+            found |= {"recovery_s": statistics.median(taken), "recovery_max_s": max(taken)}
+        for name, function in (("rate", app.noop), ("burst_rate", app.burst)) if count else ():
+            with _preloading(connection):
+                function.send_many([function.bind() for _ in range(count)]).unwrap()
+            connection.execute("SELECT pg_notify('task_queue_default', '')")
+            wait_for(connection, count, running.processes[0])
+            found[name] = count / _number(connection, DRAIN_SECONDS, count)
+    app.app.close()
+    return found
 
 
 def send(count: int = 3_000) -> dict[str, float]:
@@ -341,6 +374,7 @@ FIGURES: dict[str, Callable[..., dict[str, float]]] = {
         mixed,
         queues,
         latency,
+        fleet,
         send,
         send_async,
         send_many,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,7 @@ from tests.support.rows import add_task, ago, attempts_of, picture, retried, row
 from tests.support.wait import wait_until
 
 BOTH = ["CLAIMED", "RUNNING"]
+LATE_SECONDS = 10.0
 
 
 def application(**recovery: Any) -> AppConfig:
@@ -45,13 +47,18 @@ def pipeline(connection: Connection[Any], process_url: str) -> Iterator[Pipeline
         yield Pipeline(mine)
 
 
-def add_worker(connection: Connection[Any], seen: sql.SQL, stopped: sql.SQL | None = None) -> str:
+def add_worker(
+    connection: Connection[Any],
+    seen: sql.SQL,
+    stopped: sql.SQL | None = None,
+    space: str | None = None,
+) -> str:
     worker_id = new_id()
     connection.execute(
         sql.SQL(
             "INSERT INTO horsies_workers (worker_id, lock_key, hostname, pid, processes, queues, "
-            "seen_at, stopped_at) VALUES ({}, {}, 'host', 1, 1, '{{default}}', {}, {})"
-        ).format(worker_id, lock_key(worker_id), seen, stopped)
+            "seen_at, stopped_at, process_space) VALUES ({}, {}, 'host', 1, 1, '{{default}}', {}, {}, {})"
+        ).format(worker_id, lock_key(worker_id), seen, stopped, space)
     )
     return worker_id
 
@@ -84,8 +91,11 @@ def add_claimed(connection: Connection[Any], worker_id: str, **columns: Any) -> 
     return add_task(connection, **values)
 
 
-def look(connection: Connection[Any], observer: str = "observer") -> dict[str, WatchedWorker]:
-    return {row.worker_id: row for row in watch_workers.fetch(connection, observer)}
+def look(
+    connection: Connection[Any], observer: str = "observer", space: str | None = None
+) -> dict[str, WatchedWorker]:
+    found = watch_workers.fetch(connection, observer, space, LATE_SECONDS)
+    return {row.worker_id: row for row in found}
 
 
 def verdict_on(worker: WatchedWorker, *, needs_tasks: bool = False) -> Verdict:
@@ -125,13 +135,37 @@ def test_a_look_leaves_out_the_observer_and_closed_rows(connection: Connection[A
     assert list(look(connection, worker_id)) == []
 
 
-def test_the_oldest_signs_come_first_and_those_from_the_future_before_them(
+def test_an_observer_looks_at_its_next_two_neighbours_and_at_late_workers(
     connection: Connection[Any],
 ) -> None:
-    living = [add_worker(connection, ago(0.1)) for _ in range(100)]
+    workers = [add_worker(connection, ago(0.1)) for _ in range(30)]
     silent, future = add_worker(connection, ago(30)), add_worker(connection, ago(-3_600))
-    assert list(look(connection))[:2] == [future, silent]
-    assert len(look(connection)) == 100 < len(living) + 2
+    ring = [*workers, silent, future]
+    assert set(look(connection, workers[0])) == {*workers[1:3], silent, future}
+    assert set(look(connection, workers[-1])) == {silent, future}
+    assert set(look(connection, silent)) == {future, workers[0]}, "the ring is closed"
+    assert set(look(connection, future)) == {*workers[:2], silent}
+    watched = Counter(one for observer in ring for one in look(connection, observer))
+    assert {watched[worker] for worker in workers} == {2}
+
+
+def test_an_observer_looks_at_neighbours_of_its_own_process_space_too(
+    connection: Connection[Any],
+) -> None:
+    here, there = [], []
+    for _ in range(10):
+        here.append(add_worker(connection, ago(0.1), space="here"))
+        there += [add_worker(connection, ago(0.1), space="there") for _ in range(3)]
+    assert set(look(connection, here[0], "here")) == {*there[:2], *here[1:3]}
+    assert set(look(connection, here[-1], "here")) == {*there[-3:-1], *here[:2]}
+
+
+def test_a_look_reads_a_bounded_number_of_rows_however_many_workers_there_are(
+    connection: Connection[Any],
+) -> None:
+    silent = [add_worker(connection, ago(30)) for _ in range(150)]
+    assert set(look(connection, silent[0])) == set(silent[1:101])
+    assert set(look(connection, silent[-1])) == set(silent[:100])
 
 
 def test_two_observers_do_not_hide_a_free_lock_from_each_other(

@@ -97,6 +97,23 @@ def test_after_a_time_of_hearing_the_next_silence_is_answered_at_once() -> None:
     assert verdict(echo_check, 603.0) == (False, True)
 
 
+def test_one_delivery_spares_the_call_of_one_heartbeat() -> None:
+    echo_check = EchoCheck()
+    assert echo_check.wants_call
+    echo_check.note_heartbeat()
+    echo_check.note_delivery()
+    assert not echo_check.wants_call
+    echo_check.note_heartbeat()
+    assert echo_check.wants_call
+
+
+def test_a_new_connection_calls_whatever_the_last_one_delivered() -> None:
+    echo_check = EchoCheck()
+    echo_check.note_delivery()
+    echo_check.note_lost()
+    assert echo_check.wants_call
+
+
 @given(st.lists(st.sampled_from(["call", "delivery", "lost", "judge"]), max_size=50))
 def test_whatever_happened_a_delivery_ends_the_silence(events: list[str]) -> None:
     echo_check = EchoCheck()

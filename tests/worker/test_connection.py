@@ -254,12 +254,12 @@ def test_an_echo_that_was_lost_with_its_session_is_not_missed(
 ) -> None:
     now = time.monotonic()
     session.worker.confirm()
-    session.worker.note_call(now)
+    session.worker.note_heartbeat(now, called=True)
     cut(connection, session)
     wait_until_lost(session)
     second = session.worker.open()
     assert session.worker.check_notifications(now + 60)
-    session.worker.note_call(now + 60)
+    session.worker.note_heartbeat(now + 60, called=True)
     assert session.worker.pipeline is second
 
 

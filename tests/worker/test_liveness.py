@@ -232,7 +232,8 @@ def test_whatever_a_ping_is_called_its_answer_is_short_and_can_be_sent(
 
 
 def statements(liveness: Liveness) -> list[Any]:
-    return [statement for statement, _ in liveness.steps(receives_notifications=True)]
+    steps = liveness.steps(receives_notifications=True, waits=False, calls=True)
+    return [statement for statement, _ in steps]
 
 
 def test_a_worker_registers_once_and_again_when_its_row_is_gone() -> None:
@@ -245,7 +246,7 @@ def test_a_worker_registers_once_and_again_when_its_row_is_gone() -> None:
 
 
 def test_a_worker_registers_its_release() -> None:
-    registering, _ = make_liveness().steps(receives_notifications=True)
+    registering, _ = make_liveness().steps(receives_notifications=True, waits=False, calls=True)
     assert named(registering).version == __version__
 
 

@@ -16,6 +16,7 @@ import pytest
 from psycopg.errors import LockNotAvailable
 
 from horsies import AppConfig, PostgresConfig, RecoveryConfig, WorkerResilienceConfig
+from horsies.db.listen import Inbox
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.blocked import limit_lock_wait
@@ -46,16 +47,16 @@ from horsies.db.statements.workflows import find_paused_runs
 from horsies.ids import new_id
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.outcome import STOPPED_BY_CANCEL, Outcome
+from horsies.worker import heartbeat
 from horsies.worker import maintenance as maintenance_module
 from horsies.worker.agenda import Timer
 from horsies.worker.config import WorkerConfig
-from horsies.worker.connection import WorkerConnection
+from horsies.worker.connection import Deliveries, WorkerConnection
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.heartbeat import SEEN_SECONDS, Heartbeat, HeartbeatClock
 from horsies.worker.ledger import WAITING, Ledger
 from horsies.worker.liveness import PONG_CHANNEL_PREFIX, Identity
 from horsies.worker.maintenance import PROGRESS_SECONDS, Maintenance
-from horsies.worker.notifications import echo_channel
 from horsies.worker.pool.pool import ChildPool, ChildSummary
 from horsies.worker.protocol import ProgressReport
 from horsies.worker.tally import FLUSH_SECONDS
@@ -126,7 +127,8 @@ class QuietConnection:
     receives: bool = True
     connected: bool = True
     breaks: int = 0
-    calls: list[float] = field(default_factory=list)
+    deliveries: Deliveries = field(default_factory=lambda: Deliveries(Inbox(), 5.0))
+    heartbeats: list[tuple[float, bool]] = field(default_factory=list)
 
     def check_notifications(self, now: float) -> bool:
         return self.receives
@@ -135,8 +137,14 @@ class QuietConnection:
         self.breaks += not self.connected
         return self.connected
 
-    def note_call(self, now: float) -> None:
-        self.calls.append(now)
+    def note_heartbeat(self, now: float, *, called: bool) -> None:
+        self.heartbeats.append((round(now), called))
+
+
+@pytest.fixture(autouse=True)
+def exact_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle workers send heartbeats a little early, at random; not here."""
+    monkeypatch.setattr(heartbeat, "SPREAD", 0.0)
 
 
 @pytest.fixture
@@ -248,7 +256,7 @@ def test_a_worker_that_others_declared_lost_recovers_no_task(dispatcher: Dispatc
     assert database.asked(register_worker)
 
 
-def test_every_sign_of_life_stores_whether_notifications_arrive_and_sends_an_echo(
+def test_a_heartbeat_stores_whether_notifications_arrive_and_calls_if_none_did(
     dispatcher: Dispatcher,
 ) -> None:
     connection = QuietConnection()
@@ -257,12 +265,11 @@ def test_every_sign_of_life_stores_whether_notifications_arrive_and_sends_an_ech
         RecordingDatabase(),
     )
     perform(maintenance, database, 100.0)
-    connection.receives = False
+    connection.receives = connection.deliveries.check.wants_call = False
     perform(maintenance, database, 105.0)
-    first, second = database.asked(see_worker)
-    assert (first.hears, second.hears) == (True, False)
-    assert first.echo_channel == echo_channel(first.worker_id)
-    assert connection.calls == pytest.approx([100.0, 105.0], abs=1.0)
+    beats = [(beat.hears, beat.calls) for beat in database.asked(see_worker)]
+    assert beats == [(True, True), (False, False)]
+    assert connection.heartbeats == [(100, True), (105, False)]
 
 
 def test_a_call_of_which_nothing_was_stored_expects_no_echo(dispatcher: Dispatcher) -> None:
@@ -272,7 +279,7 @@ def test_a_call_of_which_nothing_was_stored_expects_no_echo(dispatcher: Dispatch
         RecordingDatabase(is_known=False),
         100.0,
     )
-    assert connection.calls == []
+    assert connection.heartbeats == []
 
 
 def test_a_change_of_reception_is_shown_by_a_snapshot_at_once(dispatcher: Dispatcher) -> None:
@@ -454,6 +461,19 @@ def test_a_freeze_during_the_check_of_ownership_leads_to_another_one_at_once(
     assert cast(QuietPool, dispatcher.pool).killed == ["b"]
     assert len(database.asked(see_worker)) == len(database.asked(find_owned)) == 2
     assert not maintenance.heartbeat.must_come_first
+
+
+def test_idle_workers_send_heartbeats_early_by_different_times(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "SPREAD", 0.1)
+    due_at = set()
+    for _ in range(20):
+        maintenance = make_maintenance(dispatcher)
+        perform(maintenance, RecordingDatabase(), 100.0)
+        due_at.add(maintenance.heartbeat.due_at())
+    assert len(due_at) > 1
+    assert all(102.25 <= at <= 102.5 for at in due_at)
 
 
 def test_a_late_heartbeat_comes_before_the_turn_that_delayed_it(dispatcher: Dispatcher) -> None:

@@ -18,16 +18,15 @@ from horsies.ids import new_id
 from horsies.worker.connection import NOTIFICATION_SOCKET, WorkerConnection
 from horsies.worker.liveness import lock_key
 from horsies.worker.notifications import (
+    ECHO_CHANNEL,
     NOTHING_RECEIVED,
     PATIENCE_SECONDS,
     NotificationBatch,
-    echo_channel,
     worker_channels,
 )
 from tests.support.database import notify
 from tests.support.wait import wait_until
 
-ECHO = echo_channel(new_id())
 QUEUE, CANCEL_CHANNEL, PAUSE_CHANNEL, PING_CHANNEL = worker_channels(["default"])
 
 
@@ -40,7 +39,7 @@ def worker(
     worker = WorkerConnection(
         Database(config, "worker"),
         WorkerResilienceConfig(),
-        (QUEUE, CANCEL_CHANNEL, PAUSE_CHANNEL, PING_CHANNEL, ECHO),
+        (QUEUE, CANCEL_CHANNEL, PAUSE_CHANNEL, PING_CHANNEL, ECHO_CHANNEL),
         lock_key(new_id()),
         selector,
     )
@@ -56,11 +55,11 @@ def wait_for_socket(selector: selectors.BaseSelector) -> None:
 def test_an_echo_is_no_news(
     connection: Connection[Any], worker: WorkerConnection, selector: selectors.BaseSelector
 ) -> None:
-    notify(connection, ECHO)
+    notify(connection, ECHO_CHANNEL)
     wait_for_socket(selector)
     assert worker.receive() == NotificationBatch(False, frozenset())
     with connection.transaction():
-        notify(connection, ECHO)
+        notify(connection, ECHO_CHANNEL)
         notify(connection, QUEUE)
         notify(connection, CANCEL_CHANNEL, "id")
         notify(connection, PING_CHANNEL, "ping")
@@ -80,10 +79,10 @@ def test_an_echo_proves_delivery_although_own_notifications_are_ignored(
     is_ours: bool,
 ) -> None:
     now = time.monotonic()
-    worker.note_call(now)
+    worker.note_heartbeat(now, called=True)
     turns = worker.open()
     assert turns is not None
-    notify(turns.connection if is_ours else connection, ECHO)
+    notify(turns.connection if is_ours else connection, ECHO_CHANNEL)
     wait_for_socket(selector)
     assert worker.receive(ignores_own=is_ours) == NOTHING_RECEIVED
     assert worker.check_notifications(now + 60)
@@ -94,9 +93,9 @@ def test_an_echo_that_lies_in_the_socket_counts_and_is_not_lost(
     connection: Connection[Any], worker: WorkerConnection, selector: selectors.BaseSelector
 ) -> None:
     now = time.monotonic()
-    worker.note_call(now)
+    worker.note_heartbeat(now, called=True)
     with connection.transaction():
-        notify(connection, ECHO)
+        notify(connection, ECHO_CHANNEL)
         notify(connection, QUEUE)
     wait_for_socket(selector)
     assert worker.check_notifications(now + 60)
@@ -112,10 +111,10 @@ def test_silence_is_told_once_and_the_connection_replaced_after_the_next_sign_of
 ) -> None:
     now = time.monotonic()
     first = worker._session
-    worker.note_call(now)
+    worker.note_heartbeat(now, called=True)
     assert not worker.check_notifications(now + PATIENCE_SECONDS)
     assert worker._session is first, "no other worker has seen this one alive yet"
-    worker.note_call(now + PATIENCE_SECONDS)
+    worker.note_heartbeat(now + PATIENCE_SECONDS, called=True)
     assert worker._session is None
     assert not selector.get_map()
     assert worker.seconds_until_receive() is not None
@@ -123,8 +122,8 @@ def test_silence_is_told_once_and_the_connection_replaced_after_the_next_sign_of
     assert worker._session is not None
     assert len(selector.get_map()) == 1
     assert not worker.check_notifications(now + 60), "a new connection alone proves nothing"
-    worker.note_call(now + 60)
-    notify(connection, ECHO)
+    worker.note_heartbeat(now + 60, called=True)
+    notify(connection, ECHO_CHANNEL)
     wait_for_socket(selector)
     worker.receive()
     assert worker.check_notifications(now + 62)
@@ -141,7 +140,7 @@ def test_a_cut_connection_is_not_heard_on_and_no_silence(
 ) -> None:
     now = time.monotonic()
     assert worker.check_notifications(now)
-    worker.note_call(now)
+    worker.note_heartbeat(now, called=True)
     assert worker._session is not None
     pid = worker._session.info.backend_pid
     connection.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
@@ -177,3 +176,18 @@ def test_whoever_finds_the_connection_cut_lets_go_of_its_socket(
     assert not selector.get_map()
     wait_until(lambda: worker.receive().gap)
     assert len(selector.get_map()) == 1
+
+
+def test_a_worker_that_received_anything_since_its_last_heartbeat_does_not_call(
+    connection: Connection[Any], worker: WorkerConnection, selector: selectors.BaseSelector
+) -> None:
+    now = time.monotonic()
+    assert worker.deliveries.check.wants_call
+    worker.note_heartbeat(now, called=False)
+    notify(connection, ECHO_CHANNEL)
+    wait_for_socket(selector)
+    assert worker.check_notifications(now)
+    assert not worker.deliveries.check.wants_call
+    worker.note_heartbeat(now, called=False)
+    assert worker.check_notifications(now + 60), "without a call, silence proves nothing"
+    assert worker.deliveries.check.wants_call

@@ -32,6 +32,7 @@
 #define STALE 6         /* running_stale_threshold_ms; only the order LIMIT < STALE matters */
 #define GIVE_UP 2       /* the client's TCP timeout: a statement without an answer ends the session */
 #define RESPONSE 3      /* ticks in which the watch starts, and the tasks are recovered after it */
+#define LATE 2          /* a sign this old makes every observer look, not only the neighbour in the ring */
 
 #define NONE 255        /* owner of a task that waits in its queue */
 
@@ -75,6 +76,20 @@ bit same[N * N];        /* the sign is the one of the last look */
 bit busy[N * N];        /* the session that holds the lock was active since the last look */
 byte verdict[N * N];    /* the rule by which the next statement condemns */
 byte look_age[N];       /* ticks since the last answered look; GAP + 1 is a gap */
+#if N > 2
+byte sign_age[N];       /* ticks since the last sign of a worker, up to LATE */
+
+/* The workers form a ring; a closed row is not part of it. Two workers always look at each other. */
+#define AFTER(o, step) (((o) + (step)) % N)
+#define IS_NEXT(o, w) ((w) == AFTER(o, 1) || ((w) == AFTER(o, 2) && row[AFTER(o, 1)] != OPEN))
+#ifdef ONLY_NEIGHBOURS
+#define IS_WATCHED(o, w) IS_NEXT(o, w)
+#else
+#define IS_WATCHED(o, w) (IS_NEXT(o, w) || sign_age[w] >= LATE)
+#endif
+#else
+#define IS_WATCHED(o, w) true
+#endif
 
 /* Ghost variables: the truth that the properties compare with */
 byte faults;
@@ -188,6 +203,9 @@ inline become_present(w) {
 
 inline write_sign(w) {
     for (i : 0 .. N - 1) { same[PAIR(i, w)] = 0 }
+#if N > 2
+    sign_age[w] = 0;
+#endif
     i = 0
 }
 
@@ -202,7 +220,7 @@ inline kill_children(w) {
 
 inline look_at(o, w) {
     if
-    :: o == w || row[w] != OPEN -> forget(o, w)
+    :: o == w || row[w] != OPEN || !IS_WATCHED(o, w) -> forget(o, w)
     :: else ->
         if
         :: silence[PAIR(o, w)] == 0 || HAS_SIGNED(o, w) || was_free[PAIR(o, w)] != (lock[w] == FREE) ->
@@ -536,6 +554,9 @@ end:
 inline age_worker(w) {
     if :: STUCK(w) -> stuck[w]++ :: else fi;
     slept[w] = (process[w] == FROZEN);
+#if N > 2
+    AGE(sign_age[w], LATE);
+#endif
     done[w] = 0;
     if :: look_age[w] != NONE && process[w] != DEAD -> AGE(look_age[w], GAP + 1) :: else fi;
     for (j : 0 .. N - 1) {

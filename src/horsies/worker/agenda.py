@@ -114,6 +114,11 @@ class Agenda:
         self.last_look = None
 
     @property
+    def is_drained(self) -> bool:
+        """Whether the last claim left no due task behind, and there was no news since."""
+        return not self.may_have_work and self.claim_at == NEVER
+
+    @property
     def is_calm(self) -> bool:
         """Whether nothing is due according to the last claim and the last look-ahead."""
         return not (self.may_have_work or self.needs_look_ahead) and self.claim_at == NEVER

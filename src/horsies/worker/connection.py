@@ -265,7 +265,7 @@ class WorkerConnection:
         self._selector = selector
         # A run that an outcome of this worker pauses may have tasks in the windows of its children.
         self._inbox = Inbox(kept=[PAUSE_CHANNEL])
-        self._deliveries = Deliveries(self._inbox, resilience.notify_poll_interval_ms / 1000)
+        self.deliveries = Deliveries(self._inbox, resilience.notify_poll_interval_ms / 1000)
         self._listener: Listener | None = None
         if database.config.session_database_url is not None:
             self._listener = Listener(self._open_listening_session, channels, self._inbox)
@@ -426,7 +426,7 @@ class WorkerConnection:
             return
         if self._watched_fd >= 0:
             self._selector.unregister(self._watched_fd)
-            self._deliveries.check.note_lost()
+            self.deliveries.check.note_lost()
         if current >= 0:
             self._selector.register(current, selectors.EVENT_READ, NOTIFICATION_SOCKET)
         self._watched_fd = current
@@ -458,7 +458,7 @@ class WorkerConnection:
             received = self._receive_on_turns()
         else:
             received = self._receive_on_listener(self._listener)
-        self._deliveries.note()
+        self.deliveries.note()
         self.watch_socket()
         gap, self._has_gap = received.gap or self._has_gap, False
         return sort_notifications(received.notifications, gap=gap)
@@ -479,7 +479,7 @@ class WorkerConnection:
         if listener.failure is not None and not was_down:
             event, reason = as_event("notifications_lost", silent=False), describe(listener.failure)
             logger.error("notifications lost, polling meanwhile: %s", reason, extra=event)
-        if received.gap and was_down and self._deliveries.check.is_receiving:
+        if received.gap and was_down and self.deliveries.check.is_receiving:
             logger.info("notifications are back", extra=as_event("notifications_back"))
         return received
 
@@ -497,23 +497,25 @@ class WorkerConnection:
         self.watch_socket()
 
     def check_notifications(self, now: float) -> bool:
-        """Whether notifications are delivered; call it before ``note_call``, when the echo of the
+        """Whether notifications are delivered; call it before ``note_heartbeat``, when the echo of the
         previous call should have arrived.
         """
         if (session := self._session) is not None:
             with suppress(psycopg.Error):  # the next receive raises the same error
                 self._inbox.drain(session.pgconn)
         self.watch_socket()
-        return self._deliveries.judge(now) and self._watched_fd >= 0
+        return self.deliveries.judge(now) and self._watched_fd >= 0
 
-    def note_call(self, now: float) -> None:
-        """Note that the worker has just sent a heartbeat and notified itself.
+    def note_heartbeat(self, now: float, *, called: bool) -> None:
+        """Note that the worker has just sent a heartbeat, and whether it notified itself.
 
         This is the time to close a session that delivers no notifications. Closing it releases the
         worker's lock for a moment, but other workers have just seen the heartbeat.
         """
-        self._deliveries.check.note_call(now)
-        if not self._deliveries.check.needs_new_connection:
+        self.deliveries.check.note_heartbeat()
+        if called:
+            self.deliveries.check.note_call(now)
+        if not self.deliveries.check.needs_new_connection:
             return
         if self._listener is None:
             self.close_turns()

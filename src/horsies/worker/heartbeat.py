@@ -8,6 +8,7 @@ While the database refuses it, the worker reads from its row whether others have
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from horsies.worker.connection import WorkerConnection
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.liveness import Liveness
 from horsies.worker.reaper import recover_lost_workers
+from horsies.worker.wakeups import WakeUps
 from horsies.worker.watch import Watch, WatchLimits
 
 logger = logging.getLogger("horsies.worker")
@@ -33,6 +35,9 @@ logger = logging.getLogger("horsies.worker")
 # A worker with tasks sends a heartbeat this often; an idle one at its safety poll, with the same
 # statement.
 SEEN_SECONDS = 2.0
+# An idle worker sends a heartbeat early by up to this share of the interval, at random: workers that
+# reconnect at the same time after an outage do not call and look at the same time from then on.
+SPREAD = 0.1
 # A heartbeat goes out this much before its time if another transaction goes out anyway.
 EARLY_SECONDS = 0.5
 # A heartbeat this late goes out before a turn: the turn may be waiting for a lock.
@@ -57,6 +62,11 @@ class HeartbeatClock:
     refused_until: float = 0.0
     # When the last heartbeat was requested; its answer may come much later.
     asked_at: float = 0.0
+    # Whether the last one notified this worker, and whether it said that this one waits for tasks.
+    calls: bool = False
+    waits: bool = False
+    # How much earlier the next one is due while the worker is idle.
+    early_seconds: float = 0.0
 
     @classmethod
     def of(cls, config: AppConfig, limits: WatchLimits) -> HeartbeatClock:
@@ -70,13 +80,14 @@ class HeartbeatClock:
         )
 
     def due_at(self, *, is_idle: bool, has_suspects: bool) -> float:
-        seconds = self.idle_seconds if is_idle else self.busy_seconds
+        seconds = self.idle_seconds - self.early_seconds if is_idle else self.busy_seconds
         if has_suspects:
             seconds = min(seconds, self.suspicion_seconds)
         return max(self.sent_at + seconds, self.refused_until)
 
     def note_accepted(self, now: float) -> None:
         self.sent_at, self.refused_until = now, 0.0
+        self.early_seconds = random.uniform(0, SPREAD * self.idle_seconds)
 
     def note_refusal(self, now: float) -> None:
         taken_seconds = time.monotonic() - self.asked_at
@@ -111,6 +122,7 @@ class Heartbeat:
         self.is_lost = False
         # Whether notifications arrive.
         self.is_receiving = True
+        self.wake_ups = WakeUps()
 
     def due_at(self) -> float:
         is_idle = self._dispatcher.ledger.is_empty
@@ -217,9 +229,14 @@ class Heartbeat:
         self._has_broken()
         self._breaks_asked = self._connection.breaks
         self._clock.asked_at = time.monotonic()
+        self._clock.calls = self._connection.deliveries.check.wants_call
+        self._clock.waits = waits = self.wake_ups.waits
+        identity = self._liveness.identity
         return [
-            *self._liveness.steps(receives_notifications=self.is_receiving),
-            watch_workers(self._liveness.identity.worker_id),
+            *self._liveness.steps(
+                receives_notifications=self.is_receiving, waits=waits, calls=self._clock.calls
+            ),
+            watch_workers(identity.worker_id, identity.process_space, self._watch.late_seconds),
         ]
 
     def _has_broken(self) -> bool:
@@ -239,9 +256,10 @@ class Heartbeat:
         self._clock.note_accepted(now)
         self._breaks = self._breaks_asked
         self.shown_at = lifetime_clock() - taken_seconds
+        self.wake_ups.is_stored = self._clock.waits
         if seen:
             self._dispatcher.tally.note_clock(seen[0].seen_at, taken_seconds)
-            self._connection.note_call(now + taken_seconds)
+            self._connection.note_heartbeat(now + taken_seconds, called=self._clock.calls)
         self.is_lost = not self._liveness.note_seen(seen)
         if self.is_lost:
             self._watch.note_gap()

@@ -203,9 +203,15 @@ class UnknownTasks:
         # The names that need no further check.
         self._plain = known.tasks.keys() - {EXPAND_TASK}
 
+    @property
+    def has_exclusions(self) -> bool:
+        """Whether claims leave out any task."""
+        return bool(self._met_at or self._refused)
+
     def exclusions(self) -> Exclusions:
-        has_any = self._met_at or self._refused
-        return Exclusions(list(self._met_at), list(self._refused)) if has_any else NO_EXCLUSIONS
+        if not self.has_exclusions:
+            return NO_EXCLUSIONS
+        return Exclusions(list(self._met_at), list(self._refused))
 
     def knows_all(self, tasks: Iterable[ClaimedTask]) -> bool:
         """Whether all tasks are known by their names alone; cheap, because every claim asks."""

@@ -34,7 +34,6 @@ from horsies.db.statements.workers import (
 )
 from horsies.worker import os_process
 from horsies.worker.config import WorkerConfig
-from horsies.worker.notifications import echo_channel
 from horsies.worker.pool.pool import ChildSummary
 
 logger = logging.getLogger("horsies.worker")
@@ -110,11 +109,10 @@ class Liveness:
         self._process.cpu_percent()  # the first call only sets the starting point
         self.is_registered = False
 
-    def steps(self, *, receives_notifications: bool) -> list[Step]:
-        """The statements that renew this worker's row and send it an echo."""
+    def steps(self, *, receives_notifications: bool, waits: bool, calls: bool) -> list[Step]:
+        """The statements that renew this worker's row, and notify the workers if this one `calls`."""
         identity = self.identity
-        echo = echo_channel(identity.worker_id)
-        seen = see_worker(identity.worker_id, receives_notifications, echo)
+        seen = see_worker(identity.worker_id, receives_notifications, waits, calls)
         if self.is_registered:
             return [seen]
         row = register_worker(

@@ -33,7 +33,7 @@ from horsies.worker.ledger import ENDED, LATE_SECONDS, REFUSED, RUNNING, Ledger
 from horsies.worker.liveness import Identity, lock_key
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
-from horsies.worker.notifications import echo_channel, worker_channels
+from horsies.worker.notifications import own_channels, worker_channels
 from horsies.worker.pool.events import PoolEvent
 from horsies.worker.pool.pool import ChildPool
 from horsies.worker.pool.window import Windows
@@ -107,7 +107,7 @@ class Worker:
         self._connection = WorkerConnection(
             Database(app.config.broker, "worker", migrates=app.migrates),
             app.config.resilience,
-            [*self._channels, echo_channel(identity.worker_id)],
+            [*self._channels, *own_channels(identity.worker_id)],
             lock_key(identity.worker_id),
             selector,
             holds_tasks=lambda: not ledger.is_empty,
@@ -370,8 +370,8 @@ class Worker:
         received = connection.receive(ignores_own=self._work.claimed_last)
         if received.gap:
             self._maintenance.check_cancels()
-        if received.work or received.gap:
-            self._work.note_news()
+        if received.work or received.gap or received.woken:
+            self._work.note_news(received.woken)
         if received.paused:
             # Return all tasks that have not begun; the next claim skips the paused queues.
             self._dispatcher.put_back()

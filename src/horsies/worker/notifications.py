@@ -14,7 +14,10 @@ from horsies.config.app import QUEUE_CHANNEL_PREFIX
 CANCEL_CHANNEL = "horsies_cancel"
 PING_CHANNEL = "horsies_worker_ping"
 PAUSE_CHANNEL = "horsies_pause"
-ECHO_CHANNEL_PREFIX = "horsies_echo_"
+# Workers notify themselves and each other here, to learn whether notifications are delivered.
+ECHO_CHANNEL = "horsies_echo"
+# A send wakes a few of many workers, each on its own channel; the payload is the queue.
+WAKE_CHANNEL_PREFIX = "horsies_wake_"
 
 # The least time for an echo to arrive, however often a worker notifies itself.
 PATIENCE_SECONDS = 1.0
@@ -28,16 +31,17 @@ def worker_channels(queues: Iterable[str]) -> list[str]:
     return [*of_queues, CANCEL_CHANNEL, PAUSE_CHANNEL, PING_CHANNEL]
 
 
-def echo_channel(worker_id: str) -> str:
-    """The channel on which a worker notifies itself, to check whether notifications are delivered."""
-    return f"{ECHO_CHANNEL_PREFIX}{worker_id}"
+def own_channels(worker_id: str) -> list[str]:
+    """The channels for the worker itself, which its log does not list."""
+    return [ECHO_CHANNEL, f"{WAKE_CHANNEL_PREFIX}{worker_id}"]
 
 
 class NotificationBatch(NamedTuple):
     """Notifications received at once, sorted by meaning.
 
     `work` says that a queue may have tasks, `cancelled` names tasks that may have been cancelled, `gap` says
-    that any number of notifications may have been missed, `paused` that a queue or a run was paused.
+    that any number of notifications may have been missed, `paused` that a queue or a run was paused, `woken`
+    names queues for whose tasks only a few workers were woken.
     """
 
     work: bool
@@ -45,6 +49,7 @@ class NotificationBatch(NamedTuple):
     pings: tuple[str, ...] = ()
     gap: bool = False
     paused: bool = False
+    woken: frozenset[str] = frozenset()
 
 
 NOTHING_RECEIVED = NotificationBatch(False, frozenset())
@@ -56,6 +61,7 @@ def sort_notifications(
     if not notifications and not gap:
         return NOTHING_RECEIVED
     cancelled: set[str] = set()
+    woken: set[str] = set()
     pings: list[str] = []
     work = paused = False
     for channel, payload in notifications:
@@ -65,17 +71,28 @@ def sort_notifications(
             pings.append(payload)
         elif channel == PAUSE_CHANNEL:
             paused = True
-        elif not channel.startswith(ECHO_CHANNEL_PREFIX):
+        elif channel.startswith(WAKE_CHANNEL_PREFIX):
+            woken.add(payload)
+        elif channel != ECHO_CHANNEL:
             work = True
-    return NotificationBatch(work, frozenset(cancelled), tuple(pings), gap, paused)
+    return NotificationBatch(
+        work, frozenset(cancelled), tuple(pings), gap, paused, frozenset(woken)
+    )
 
 
 @dataclass(slots=True)
 class EchoCheck:
-    """Whether notifications are delivered, judged by the echoes of the worker's own calls."""
+    """Whether notifications are delivered, judged by the echoes of the worker's own calls.
+
+    A worker that has received any notification since its last heartbeat does not call: among many workers,
+    one call proves delivery to all of them. Every call wakes all listening sessions, so with a call for
+    each heartbeat the work of the server would grow with the square of the workers.
+    """
 
     is_receiving: bool = True
     needs_new_connection: bool = False
+    # Whether the next heartbeat should notify all workers.
+    wants_call: bool = True
     # When the worker sent the oldest notification whose echo is missing.
     _called_at: float | None = None
     _rests_until: float = 0.0
@@ -86,10 +103,14 @@ class EchoCheck:
         if self._called_at is None:
             self._called_at = now
 
+    def note_heartbeat(self) -> None:
+        """What arrives from now on proves delivery at the next heartbeat."""
+        self.wants_call = True
+
     def note_delivery(self) -> None:
         """Note a notification; any one proves delivery, as an echo does."""
         self.is_receiving = True
-        self.needs_new_connection = False
+        self.needs_new_connection = self.wants_call = False
         self._called_at = None
         self._rests_until = 0.0
         self._rest_seconds = FIRST_REST_SECONDS
@@ -97,6 +118,7 @@ class EchoCheck:
     def note_lost(self) -> None:
         """Note that the connection is gone, with the echoes that were on their way."""
         self.needs_new_connection = False
+        self.wants_call = True
         self._called_at = None
 
     def judge(self, now: float) -> None:

@@ -1,6 +1,6 @@
 """Watch: which other workers are lost, judged only by this worker's own uninterrupted observation.
 
-Pure: ``heartbeat.py`` reads the rows of the other workers every few seconds and passes them on.
+Pure: ``heartbeat.py`` reads the rows of neighbours and silent workers every few seconds and passes them on.
 Silence counts from the moment this worker observed it, on its own monotonic clock; the first poll
 after a start, a lost connection or a pause starts from zero. An outage or a lock interrupts the
 observation as well, and the server's clock is not used, so none of these makes a live worker count
@@ -21,6 +21,8 @@ from horsies.db.statements.workers import WatchedWorker
 LOOKS_PER_LIMIT = 4
 # A suspected worker is polled this often.
 SUSPICION_SECONDS = 1.0
+# A heartbeat is late after this many times the longest interval between two of them.
+LATE_FACTOR = 1.25
 # A worker without tasks reconnects with growing delays; it may be silent for this many times the
 # longest delay.
 RETURN_FACTOR = 2.0
@@ -56,6 +58,11 @@ class WatchLimits(NamedTuple):
     def look_seconds(self) -> float:
         """The longest time between two polls of an observer."""
         return self.lost / LOOKS_PER_LIMIT
+
+    @property
+    def late_seconds(self) -> float:
+        """The age of a heartbeat from which every observer looks at its worker, not only the neighbours."""
+        return LATE_FACTOR * self.look_seconds
 
     @property
     def lock_seconds(self) -> float:
@@ -110,6 +117,7 @@ class Watch:
 
     def __init__(self, limits: WatchLimits, is_gone: Callable[[WatchedWorker], bool]) -> None:
         self._limits = limits
+        self.late_seconds = limits.late_seconds
         self._is_gone = is_gone
         self._silences: dict[str, _Silence] = {}
         self._looked_at = 0.0

@@ -23,6 +23,7 @@ from horsies.db.statements.turn import (
     expire_tasks,
     release_lapsed,
 )
+from horsies.db.statements.workers import pass_wake_up, wait_for_tasks
 from horsies.logs import as_event
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.outcome import Outcome
@@ -139,8 +140,11 @@ class Work:
         # Whether a shutdown gave up outcomes that the database refuses.
         self.has_given_up = False
 
-    def note_news(self) -> None:
-        """Note that there may be new tasks anywhere in the queues."""
+    def note_news(self, woken: frozenset[str] = frozenset()) -> None:
+        """There may be new tasks anywhere in the queues; few workers were woken for those in `woken`."""
+        self._maintenance.heartbeat.wake_ups.note_wake(
+            woken.intersection(self._config.queues), time.monotonic()
+        )
         for lane in self._lanes:
             lane.note_news()
 
@@ -169,7 +173,8 @@ class Work:
     def next_at(self) -> float:
         """When the next round is due if nothing happens."""
         claim_at = min([lane.agenda.next_at() for lane in self._lanes])
-        return min(claim_at, self._maintenance.next_at(), self._unknown.next_at())
+        others_at = min(self._maintenance.next_at(), self._unknown.next_at())
+        return min(claim_at, others_at, self._maintenance.heartbeat.wake_ups.pass_at)
 
     def has_turn(self) -> bool:
         """Whether there is anything to record, release, start or claim right now."""
@@ -208,6 +213,7 @@ class Work:
         if outcomes and self._pool.unstored_progress:
             self._maintenance.store_last_progress(pipeline, [one.task_id for one in outcomes])
         self._take_turns(pipeline, outcomes)
+        self._serve_wake_ups(pipeline)
         if ledger.count(REFUSED):
             self._retry_refused(pipeline)
         now = time.monotonic()
@@ -271,6 +277,24 @@ class Work:
             if number == 0 and freed:
                 request = request._replace(freed=freed)
             self._turn(pipeline, outcomes if number == 0 else (), request, lane)
+
+    def _serve_wake_ups(self, pipeline: Pipeline) -> None:
+        """Note whether this worker waits for tasks, and pass on wake-ups that it did not serve."""
+        wake_ups, now = self._maintenance.heartbeat.wake_ups, time.monotonic()
+        may_take_any = not self._shutdown.is_requested and not self._unknown.has_exclusions
+        wake_ups.waits = (
+            may_take_any
+            and self._room() > 0
+            and all(lane.places.are_free() for lane in self._lanes)
+        )
+        if wake_ups.owed and may_take_any and all(lane.agenda.is_drained for lane in self._lanes):
+            wake_ups.note_served()
+        if now >= wake_ups.pass_at:
+            step = pass_wake_up(self._claimer.worker_id, sorted(wake_ups.owed))
+            wake_ups.note_passed(0, now)
+            with self._blocked.job("passing on wake-ups"):
+                ((passed,),) = pipeline.run([step])
+                wake_ups.note_passed(passed.woken, now)
 
     def _requests(self, ends_nodes: bool) -> list[tuple[Lane, TurnRequest]]:
         """The lanes that have tasks to start or to claim; the end of a node may create tasks."""
@@ -473,6 +497,11 @@ class Work:
         """Expire tasks past their deadline, free lapsed claims, find out when the next task is due."""
         now = time.monotonic()
         signs = self._maintenance.heartbeat.carried_signs(now)
+        if self._maintenance.heartbeat.wake_ups.must_store and not signs:
+            # Committed before the look-ahead: a send that did not see it is seen by the look-ahead.
+            with self._blocked.job("the note that this worker waits for tasks"):
+                pipeline.run([wait_for_tasks(self._claimer.worker_id)])
+                self._maintenance.heartbeat.wake_ups.is_stored = True
         excluded = self._blocked.excluded() if self._blocked.delays else NOTHING
         looks = [lane.agenda.last_look for lane in self._lanes]
         steps: list[Step] = [

@@ -260,6 +260,9 @@ CREATE TABLE horsies_workers (
     seen_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
     -- False while notifications do not reach the worker and it relies on polling.
     hears            boolean       NOT NULL DEFAULT true,
+    -- Whether the worker can start a task of any of its queues at once: sends wake such workers first. A hint, set
+    -- when the worker becomes idle, and cleared by a heartbeat or a wake-up that it cannot serve.
+    waits            boolean       NOT NULL DEFAULT false,
     -- The children at the last snapshot: [{"pid", "rss_mb", "done", "since", "task_id"}].
     children         jsonb,
     -- Set by a graceful shutdown, or by the worker that found this one dead and recovered its tasks.
@@ -267,7 +270,10 @@ CREATE TABLE horsies_workers (
     was_lost         boolean       NOT NULL DEFAULT false
 ) WITH (fillfactor = 50);
 
-CREATE INDEX horsies_workers_living ON horsies_workers (seen_at) WHERE stopped_at IS NULL;
+-- Without "seen_at", so that a heartbeat changes no index.
+CREATE INDEX horsies_workers_ring ON horsies_workers (worker_id) WHERE stopped_at IS NULL;
+CREATE INDEX horsies_workers_waiting ON horsies_workers (lock_key) WHERE stopped_at IS NULL AND waits;
+CREATE INDEX horsies_workers_space ON horsies_workers (process_space, worker_id) WHERE stopped_at IS NULL;
 
 CREATE TABLE horsies_heartbeats (
     id         bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

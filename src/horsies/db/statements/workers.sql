@@ -56,13 +56,27 @@ WHERE held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.grante
 
 -- name: see_worker
 -- A heartbeat of this worker. Returns no row if the worker's row was deleted, and a stopped one if it was declared
--- lost. The worker notifies itself: the notification's arrival proves that notifications reach it.
--- Parameters: a heartbeat: whether the worker receives notifications, and the channel to test that on.
+-- lost. With "calls" it notifies all workers, itself included: the arrival proves that notifications reach them.
+-- Not with every heartbeat, because a notification wakes every session that listens. The commit does not wait
+-- for the disk, which halves the cost of a heartbeat: after a crash of the server an older one counts as another.
+-- Parameters: a heartbeat: whether the worker receives notifications, whether it waits for tasks, and whether it
+-- sends a notification to test that.
 WITH seen AS (
-    UPDATE horsies_workers SET seen_at = clock_timestamp(), hears = %(hears)s
+    UPDATE horsies_workers SET seen_at = clock_timestamp(), hears = %(hears)s, waits = %(waits)s
     WHERE worker_id = %(worker_id)s
     RETURNING worker_id::text, stopped_at IS NOT NULL AS was_stopped, seen_at)
-SELECT seen.worker_id, seen.was_stopped, seen.seen_at FROM seen CROSS JOIN LATERAL pg_notify(%(echo_channel)s, '') AS called
+SELECT seen.worker_id, seen.was_stopped, seen.seen_at FROM seen
+CROSS JOIN LATERAL set_config('synchronous_commit', 'off', true) AS relaxed
+LEFT JOIN LATERAL (SELECT pg_notify('horsies_echo', '') WHERE %(calls)s::boolean) AS called ON true
+
+-- name: wait_for_tasks
+-- This worker has become idle: sends may wake it. A locked row is left for the next heartbeat.
+UPDATE horsies_workers SET waits = true WHERE worker_id = (
+    SELECT worker_id FROM horsies_workers WHERE worker_id = %(worker_id)s FOR UPDATE SKIP LOCKED)
+
+-- name: pass_wake_up
+-- Pass on wake-ups for these queues that this worker cannot serve.
+SELECT horsies_pass_wake_up_v1(%(worker_id)s, %(queues)s::text[]) AS woken
 
 -- name: read_own_row
 -- Whether this worker was declared lost, while the database refuses its heartbeats. A plain read, which
@@ -76,17 +90,37 @@ WHERE worker_id = %(worker_id)s AND stopped_at IS NULL
 RETURNING worker_id::text
 
 -- name: watch_workers
--- The last heartbeats of the other workers, and whether their session locks are free. The oldest heartbeats
--- come first: a dead worker is among the first hundred within seconds, however many there are. A heartbeat
--- from the future (the server's clock was set back) comes before all of them. The probe takes the lock in
--- shared mode, so that observers do not mistake each other's probes for a live worker.
-WITH other AS MATERIALIZED (
-    SELECT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at
-    FROM horsies_workers WHERE stopped_at IS NULL AND worker_id <> %(worker_id)s
-    ORDER BY seen_at <= clock_timestamp(), seen_at LIMIT 100)
+-- The last heartbeats of other workers, and whether their session locks are free. Workers form a ring in the
+-- order of their ids, and those of one process space another one. An observer looks at the next two of each
+-- ring whatever their heartbeats say, and at those whose heartbeat is late among the next hundred and the next
+-- twenty: the cost does not grow with the number of workers, and workers that died together with their
+-- neighbours are seen too. The clock only chooses whom to look at; a heartbeat from the future (the server's
+-- clock was set back) counts as late. The probe shares the lock: observers do not take each other's
+-- probes for a living worker. The index horsies_workers_ring gives both the order and the living ones.
+-- Parameters: the observer, and the age from which a heartbeat is late.
+WITH near AS (
+    (SELECT ring.*, row_number() OVER () AS place FROM (
+        (SELECT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at FROM horsies_workers
+         WHERE stopped_at IS NULL AND worker_id > %(worker_id)s ORDER BY worker_id LIMIT 100)
+        UNION ALL
+        (SELECT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at FROM horsies_workers
+         WHERE stopped_at IS NULL AND worker_id < %(worker_id)s ORDER BY worker_id LIMIT 100)) AS ring LIMIT 100)
+    UNION ALL
+    (SELECT space.*, row_number() OVER () FROM (
+        (SELECT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at FROM horsies_workers
+         WHERE stopped_at IS NULL AND process_space = %(process_space)s::text AND worker_id > %(worker_id)s
+         ORDER BY worker_id LIMIT 20)
+        UNION ALL
+        (SELECT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at FROM horsies_workers
+         WHERE stopped_at IS NULL AND process_space = %(process_space)s::text AND worker_id < %(worker_id)s
+         ORDER BY worker_id LIMIT 20)) AS space LIMIT 20)),
+other AS MATERIALIZED (
+    SELECT DISTINCT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at FROM near
+    WHERE place <= 2 OR seen_at > clock_timestamp()
+        OR seen_at < clock_timestamp() - %(late_seconds)s::float8 * interval '1 second')
 SELECT worker_id::text, seen_at::text AS sign, hostname::text, pid, process_space, process_started,
     pg_try_advisory_xact_lock_shared(lock_key) AS lock_is_free
-FROM other
+FROM other ORDER BY seen_at
 
 -- name: find_active_sessions
 -- Of these workers, those whose session lock belongs to a session that ran a statement within the given time.

@@ -1,0 +1,107 @@
+"""What the number of workers costs: 2, 10 and 40 workers with one child each, and 5 workers with eight.
+
+``HORSIES_BENCH_WORKERS=2,10,40,200`` measures other numbers of workers. A worker takes about 60 MB of memory,
+and half a second of processor time to start. ``HORSIES_BENCH_SAVE=FILE`` adds the results to a JSON file, as
+the series HORSIES_BENCH_SERIES ("now" by default), for ``python -m benchmarks.plot``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from benchmarks.rounds import Checkout, alternate, heading, spread
+
+SIZES = tuple(map(int, os.environ.get("HORSIES_BENCH_WORKERS", "2,10,40").split(",")))
+ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "3"))
+# As many children as 40 workers have, in few workers.
+FEW, FEW_CHILDREN = 5, 8
+# What 40 workers may cost at most, as a multiple of the smallest number of workers measured.
+RATIO_MAX = 1.5
+RATE_MIN = 0.8
+SERVER_PERCENT_MAX = 5.0
+COLUMNS = (
+    ("idle_commits", "commits/s", 1),
+    ("idle_server_percent", "server %", 2),
+    ("idle_workers_percent", "workers %", 1),
+    ("p50_ms", "p50 ms", 1),
+    ("p99_ms", "p99 ms", 1),
+    ("server_ms", "server ms", 1),
+    ("workers_ms", "workers ms", 1),
+    ("recovery_s", "recovery s", 1),
+    ("recovery_max_s", "its max", 1),
+    ("rate", "strict tasks/s", 0),
+    ("burst_rate", "burst tasks/s", 0),
+)
+
+Runs: TypeAlias = Sequence[Mapping[str, float]]
+
+
+def workers(url: str) -> bool:
+    """Measure fleets of several sizes; the cost of a single task must hardly grow with the workers."""
+    here = Checkout(url)
+    few = f"{FEW} x {FEW_CHILDREN}"
+    variants = {str(size): partial(here.measure, "fleet", workers=size) for size in SIZES}
+    variants[few] = partial(
+        here.measure, "fleet", workers=FEW, children=FEW_CHILDREN, sends=0, kills=0, idle_seconds=0
+    )
+    found = alternate(variants, ROUNDS)
+    if path := os.environ.get("HORSIES_BENCH_SAVE"):
+        _save(Path(path), os.environ.get("HORSIES_BENCH_SERIES", "now"), found)
+    heading(
+        f"workers with one child each, median (min-max) of {ROUNDS}: idle, one task at a time, the task of a "
+        "killed worker, a drain"
+    )
+    print(f"  {'workers':>8}" + "".join(f"{title:>24}" for _, title, _ in COLUMNS))
+    for name, runs in found.items():
+        print(f"  {name:>8}" + "".join(f"{_cell(runs, *column):>24}" for column in COLUMNS))
+    return _judge({size: found[str(size)] for size in SIZES}, found[few])
+
+
+def _save(path: Path, series: str, found: Mapping[str, Runs]) -> None:
+    """Add the rounds of each size to those that the file has."""
+    results = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    sizes = results.setdefault(series, {})
+    for size, runs in found.items():
+        sizes.setdefault(size, []).extend(runs)
+    path.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+def _cell(runs: Runs, metric: str, _: str, digits: int) -> str:
+    return spread([run[metric] for run in runs], digits) if metric in runs[0] else "-"
+
+
+def _judge(found: Mapping[int, Runs], few: Runs) -> bool:
+    """Compare 40 workers with the fewest, and all with the limit of the idle server."""
+    base, good = found[min(found)], True
+    for size, runs in found.items():
+        server = statistics.median(run["idle_server_percent"] for run in runs)
+        good &= server <= SERVER_PERCENT_MAX
+        slower = _median(runs, "p50_ms") / _median(base, "p50_ms")
+        costlier = _cost(runs) / _cost(base)
+        print(
+            f"  {size} workers: {_median(runs, 'idle_commits') / size:.2f} idle commits/s each, server "
+            f"{server:.2f} % of a core; p50 {slower:.2f} and processor time {costlier:.2f} of "
+            f"{min(found)} workers"
+        )
+        if size == FEW * FEW_CHILDREN:
+            rate = _median(runs, "rate") / _median(few, "rate")
+            print(f"  {size} workers drain {rate:.2f} of {FEW} with {FEW_CHILDREN} children each")
+            good &= max(slower, costlier) <= RATIO_MAX and rate >= RATE_MIN
+    return good
+
+
+def _median(runs: Runs, metric: str) -> float:
+    return statistics.median(run[metric] for run in runs)
+
+
+def _cost(runs: Runs) -> float:
+    return statistics.median(run["server_ms"] + run["workers_ms"] for run in runs)
+
+
+BENCHMARKS = {"workers": workers}
