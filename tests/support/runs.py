@@ -64,7 +64,7 @@ def execute_node(
         for one, text in results.items()
     )
     row, run_id = rows[node_id], new_id()
-    part = NodePart(run_id, row["task_index"], row["inputs"], sources, root_workflow_id=run_id)
+    part = NodePart(run_id, row["task_index"], row.get("inputs"), sources, root_workflow_id=run_id)
     stored = row["task_kwargs"] if kwargs is None else kwargs
     return execute(app, Assignment("task", 1, row["task_name"], 1, "[]", stored, None, part))
 
