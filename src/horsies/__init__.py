@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         TaskFailed,
         TaskStopped,
         TaskWatchFailed,
+        TransactionMisuse,
         ValidationReport,
         WorkflowContextMissingIdError,
         WorkflowValidationError,
@@ -109,6 +110,7 @@ if TYPE_CHECKING:
         TaskSendResult,
     )
     from horsies.tasks.send import TaskCall
+    from horsies.tasks.transaction import INJECTED, AsyncTaskTransaction, TaskTransaction
     from horsies.timetable.next_run import calculate_next_run
     from horsies.timetable.patterns import (
         BothDays,
@@ -181,6 +183,9 @@ __all__ = [
     "TaskFunction",
     "TaskSendOptions",
     "TaskCall",
+    "TaskTransaction",
+    "AsyncTaskTransaction",
+    "INJECTED",
     "TaskHandle",
     "TaskInfo",
     "TaskAttemptInfo",
@@ -194,6 +199,7 @@ __all__ = [
     "ResultTimeout",
     "RetryLater",
     "TaskStopped",
+    "TransactionMisuse",
     "TaskWatchFailed",
     "current_task",
     "CurrentTask",
@@ -363,7 +369,7 @@ _NAMES_BY_MODULE = {
     "errors": (
         "ConfigurationError ErrorCode HorsiesError MultipleValidationErrors NoCurrentTaskError "
         "RegistryError ResultTimeout ResultUnavailable RetryLater SourceLocation "
-        "TaskDefinitionError TaskFailed TaskStopped TaskWatchFailed ValidationReport "
+        "TaskDefinitionError TaskFailed TaskStopped TaskWatchFailed TransactionMisuse ValidationReport "
         "WorkflowContextMissingIdError WorkflowValidationError"
     ),
     "monitor.actions": "TaskRetried",
@@ -381,6 +387,7 @@ _NAMES_BY_MODULE = {
     "tasks.options": "Debounce OutgoingTask TaskOptions",
     "tasks.request": "TaskSendError TaskSendErrorCode TaskSendPayload TaskSendResult",
     "tasks.send": "TaskCall",
+    "tasks.transaction": "INJECTED AsyncTaskTransaction TaskTransaction",
     "timetable.next_run": "calculate_next_run",
     "timetable.patterns": (
         "BothDays ByMonthDay ByWeekday CronSchedule DailySchedule DaySelector EitherDay EveryDay "

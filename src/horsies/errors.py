@@ -448,3 +448,7 @@ class TaskWatchFailed(Exception):
 
 class TaskStopped(BaseException):
     """Raised inside a task that must stop now; let it pass, or clean up and re-raise it."""
+
+
+class TransactionMisuse(RuntimeError):
+    """A task used its transaction (``tx``) in a way that would part its effects from its outcome."""

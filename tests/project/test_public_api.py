@@ -38,6 +38,7 @@ pause_workflow pause_workflow_sync resume_workflow resume_workflow_sync
 
 BEYOND_THE_CONTRACT = """
 current_task CurrentTask NoCurrentTaskError TaskProgress TaskWatchFailed
+TaskTransaction AsyncTaskTransaction INJECTED TransactionMisuse
 TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped RetryLater PayloadConfig
 PayloadPolicy PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong
 WorkerStateSnapshot QueueState StaleTask WorkerStats ExpiredTask

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from horsies import (
+    INJECTED,
     AppConfig,
+    AsyncTaskTransaction,
     ConfigurationError,
     CustomQueueConfig,
     Horsies,
@@ -24,6 +26,8 @@ from horsies import (
     TaskSendError,
     TaskSendErrorCode,
     TaskSendFailed,
+    TaskTransaction,
+    TransactionMisuse,
 )
 from horsies.tasks.options import SendOptions
 from horsies.tasks.request import Stamp, TaskSendResult, prepare, replay
@@ -416,6 +420,53 @@ def test_tasks_that_may_wait_in_a_child_say_so_in_their_row(
     ids += [one.task_id for one in add.send_many([add.bind(1), add.bind(2)]).unwrap()]
     rows = connection.execute("SELECT burst FROM horsies_tasks WHERE id = ANY(%s::uuid[])", (ids,))
     assert rows.fetchall() == [(burst,)] * 3
+
+
+def test_a_transaction_is_refused_where_a_child_holds_several_tasks(app: Horsies) -> None:
+    with pytest.raises(
+        TaskDefinitionError, match=r"takes a transaction \(tx\), so it cannot be a burst"
+    ):
+
+        @app.task("short", burst=True)
+        def short(tx: TaskTransaction) -> None: ...
+
+    with pytest.raises(
+        TaskDefinitionError,
+        match="of the wrong kind: TaskTransaction in a function with `async def`",
+    ):
+
+        @app.task("later")
+        async def later(tx: TaskTransaction) -> None: ...
+
+    with pytest.raises(TaskDefinitionError, match="AsyncTaskTransaction in a function with `def`"):
+
+        @app.task("now")
+        def now(tx: AsyncTaskTransaction) -> None: ...
+
+    with pytest.raises(TaskDefinitionError, match="'a' and 'b' are both the transaction"):
+
+        @app.task("two")
+        def two(a: TaskTransaction, b: TaskTransaction | None = None) -> None: ...
+
+    with pytest.raises(
+        TaskDefinitionError, match="'tx', the transaction, cannot be passed by its name"
+    ):
+
+        @app.task("first")
+        def first(tx: TaskTransaction, /) -> None: ...
+
+
+def test_the_transaction_is_not_part_of_a_call(app: Horsies) -> None:
+    @app.task("pay")
+    def pay(order: int, tx: TaskTransaction = INJECTED, *, note: str = "") -> int:
+        return tx.attempt
+
+    sent = pay.send(1, note="x")
+    assert sent.is_ok()
+    refused = pay.send(1, tx=None)  # type: ignore[arg-type]
+    assert "no parameter 'tx'" in refused.err_value.message
+    with pytest.raises(TransactionMisuse, match="does not run in a worker"):
+        pay(1)
 
 
 def test_burst_is_a_boolean(app: Horsies) -> None:

@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from horsies import (
+    INJECTED,
     CurrentTask,
     Horsies,
     OutcomeCode,
@@ -21,6 +22,7 @@ from horsies import (
     TaskError,
     TaskFailed,
     TaskResult,
+    TaskTransaction,
     WorkflowStartErrorCode,
     current_task,
 )
@@ -391,3 +393,15 @@ def test_a_cancel_passes_a_direct_call(app: Horsies) -> None:
             await asyncio.wait_for(hang.call_async(), 0.01)
 
     asyncio.run(main())
+
+
+def test_a_transaction_has_no_row_to_record_in(app: Horsies) -> None:
+    @app.task("book")
+    def book(tx: TaskTransaction = INJECTED) -> int:
+        tx.connection.execute("SELECT 1")
+        return tx.attempt
+
+    with run_inline(app):
+        error = book.send().unwrap().get().err_value
+    assert error.error_code == "TRANSACTION_NOT_COMMITTED"
+    assert "does not run in a worker" in (error.message or "")

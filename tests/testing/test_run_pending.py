@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from horsies import (
+    INJECTED,
     AnyNode,
     AppConfig,
     DailySchedule,
@@ -26,6 +27,7 @@ from horsies import (
     SleepNode,
     TaskSchedule,
     TaskStatus,
+    TaskTransaction,
     WorkflowStatus,
     current_task,
     from_node,
@@ -296,3 +298,25 @@ def test_slots_keep_to_the_calendar(scheduled: Any) -> None:
         assert timedelta() <= clock.now() - max(slots) < timedelta(days=1, minutes=1)
     assert {(slot.hour, slot.minute) for slot in slots} == {(4, 30)}
     assert any(slot.day == 1 for slot in slots)
+
+
+def test_a_transaction_commits_with_the_outcome_or_is_rolled_back(
+    app: Horsies, connection: Database
+) -> None:
+    connection.execute("DROP TABLE IF EXISTS booked; CREATE TABLE booked (number int)")
+
+    @app.task("book")
+    def book(number: int, tx: TaskTransaction = INJECTED) -> int:
+        tx.connection.execute("INSERT INTO booked VALUES (%s)", (number,))
+        if number < 0:
+            raise ValueError("no")
+        return number
+
+    handles = [book.enqueue(1), book.enqueue(-1)]
+    done = run_pending(app)
+    assert (done.completed, done.failed) == (1, 1)
+    assert handles[0].result() == 1
+    assert connection.execute("SELECT number FROM booked").fetchall() == [(1,)]
+    rows = connection.execute("SELECT outcome FROM horsies_task_attempts ORDER BY 1").fetchall()
+    assert rows == [("COMPLETED",), ("FAILED",)]
+    connection.execute("DROP TABLE booked")

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import assert_type
 
 from horsies import (
+    INJECTED,
     CurrentTask,
     Horsies,
     QueueMode,
@@ -19,6 +20,7 @@ from horsies import (
     TaskFunction,
     TaskHandle,
     TaskResult,
+    TaskTransaction,
     current_task,
 )
 
@@ -46,6 +48,15 @@ def tasks(app: Horsies, moment: datetime) -> None:
     @app.task("own_error")
     def own_error() -> TaskResult[int, PaymentError]:
         return TaskResult(err=PaymentError(gateway="x"))
+
+    @app.task("pay")
+    def pay(order: int, tx: TaskTransaction = INJECTED) -> int:
+        assert_type(tx.fencing_token, int)
+        tx.commit()  # type: ignore[attr-defined]
+        return order
+
+    pay.send(1)
+    pay.send("1")  # type: ignore[arg-type]
 
     assert_type(own_error, TaskFunction[[], int, TaskResult[int, TaskError]])
 

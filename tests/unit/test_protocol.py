@@ -65,6 +65,7 @@ reports = st.builds(
     exception_names=st.lists(st.text(max_size=20), max_size=3).map(tuple),
     retry_after=st.none() | st.floats(0, 31_536_000),
     traceparent=st.none() | st.text(max_size=60),
+    transaction=st.sampled_from(protocol.TransactionEnd),
 )
 
 

@@ -40,9 +40,10 @@ from horsies.worker.loop import Worker
 from horsies.worker.node_inputs import NodeInputs
 from horsies.worker.pool.events import Died, HookFailed, PoolEvent, Reported, Stopped, TakenBack
 from horsies.worker.pool.pool import ChildPool
-from horsies.worker.protocol import ChildReport, NodePart
+from horsies.worker.pool.window import Windows
+from horsies.worker.protocol import ChildReport, NodePart, TransactionEnd
 from horsies.worker.tally import log_ends
-from horsies.worker.turn import TurnRequest, TurnResult
+from horsies.worker.turn import Claimer, TurnRequest, TurnResult, take_turn
 from tests.support.pool import MakePool, RecordingPool, attempt, claimed
 
 
@@ -78,8 +79,75 @@ def turned(
     )
 
 
-def report(task_id: str, generation: int = 1) -> Reported:
-    return Reported(ChildReport(task_id, generation, True, "1", None, None), 1, 0.0)
+def report(
+    task_id: str, generation: int = 1, transaction: TransactionEnd = TransactionEnd.NONE
+) -> Reported:
+    is_ok = transaction in (TransactionEnd.NONE, TransactionEnd.RECORDED)
+    code = None if is_ok else "TRANSACTION_LOST"
+    child_report = ChildReport(task_id, generation, is_ok, "1", code, code)
+    return Reported(child_report._replace(transaction=transaction), 1, 0.0)
+
+
+class NoPipeline:
+    """A connection that must not be used."""
+
+
+@pytest.mark.parametrize(("apart", "in_windows"), [([], True), (["work"], False)])
+def test_a_task_that_takes_a_transaction_is_never_in_a_window(
+    pool: RecordingPool, ledger: Ledger, apart: list[str], in_windows: bool
+) -> None:
+    windows = Windows(8, apart)
+    dispatcher = Dispatcher(cast(ChildPool, pool), ledger, windows=windows)
+    for number in range(20):
+        task = claimed(f"a{number}", 1)._replace(burst=True)
+        ledger.put(task, RUNNING)
+        dispatcher.absorb([report(task.id)])
+    assert (windows.width("work") > 1) is in_windows
+    assert (windows.short_names() == ["work"]) is in_windows
+
+
+def test_an_outcome_that_its_child_has_recorded_needs_no_statement(
+    dispatcher: Dispatcher, ledger: Ledger
+) -> None:
+    dispatcher.hand_out([claimed("a", 1)])
+    dispatcher.absorb([report("a", transaction=TransactionEnd.RECORDED)])
+    outcomes = ledger.to_record()
+    result = take_turn(
+        cast(Pipeline, NoPipeline()),
+        Claimer("w", "host", ["default"], [None]),
+        outcomes,
+        TurnRequest(),
+    )
+    ((outcome, _, _),) = ledger.close(outcomes, result)
+    assert (outcome.status, outcome.result) == ("COMPLETED", "1")
+    assert ledger.is_empty
+
+
+def test_a_task_that_its_transaction_found_lost_is_dropped_and_released(
+    dispatcher: Dispatcher, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher.hand_out([claimed("a", 1)])
+    dispatcher.absorb([report("a", transaction=TransactionEnd.LOST)])
+    assert ledger.is_empty
+    assert ledger.needs_release
+    assert "belongs to another worker now; its transaction was rolled back" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["doubt", "death"])
+def test_a_success_that_the_child_may_have_recorded_counts_if_the_database_has_it(
+    dispatcher: Dispatcher, ledger: Ledger, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    dispatcher.hand_out([claimed("a", 1), claimed("b", 2)])
+    if how == "doubt":
+        dispatcher.absorb([report(one, transaction=TransactionEnd.DOUBT) for one in ("a", "b")])
+    else:
+        dispatcher.absorb([Died(attempt(one), 1, "signal 9", 0.0) for one in ("a", "b")])
+    outcomes = ledger.to_record()
+    assert all(one.is_in_doubt for one in outcomes)
+    result = turned("a", "b")._replace(by_child={"a"})
+    ends = {end[0].task_id: end[0].status for end in ledger.close(outcomes, result)}
+    assert ends == {"a": "COMPLETED", "b": "FAILED"}
+    assert "dropped" not in caplog.text
 
 
 def test_started_tasks_go_out_and_prefetched_ones_wait(

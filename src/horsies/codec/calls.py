@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any, Final, NamedTuple, get_type_hints
+from types import UnionType
+from typing import Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from horsies.codec.form import CodecError, JsonForm
-from horsies.codec.shape import AnnotationProblem, ListShape, ObjectShape, Part
+from horsies.codec.shape import AnnotationProblem, ListShape, ObjectShape, Part, bare
 from horsies.result import Err, Ok, Result
 
 _POSITIONAL_KINDS = frozenset({Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD})
@@ -23,7 +24,8 @@ _REST_KINDS = frozenset({Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD})
 _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 _NAME_CHARACTERS_MAX = 40
 
-# A workflow passes these to a task that declares them; they are never sent.
+# A workflow passes these to a task that declares them; they are never sent. Neither is a parameter whose
+# annotation is a class with the mark `is_task_transaction`: a worker passes it.
 INJECTED_NAMES = frozenset({"workflow_ctx", "workflow_meta"})
 
 
@@ -56,8 +58,9 @@ class CallSignature:
             case Err(error):
                 log.error("%s", error.message)
 
-    `injected` names the parameters that a workflow passes, `required_injected` those of them
-    without a default; outside of workflows they are None.
+    `injected` names the parameters that a workflow or a worker passes, `required_injected` those of them
+    without a default; outside of workflows they are None. `transaction` is the one for the transaction of
+    the task, or None.
     """
 
     __slots__ = (
@@ -70,12 +73,15 @@ class CallSignature:
         "injected",
         "names",
         "required_injected",
+        "transaction",
     )
 
     def __init__(self, function: Callable[..., Any], annotations: Mapping[str, Any]) -> None:
-        parameters = inspect.signature(function).parameters.values()
-        sent = sendable(parameters)
-        left_out = [p for p in parameters if p.name in INJECTED_NAMES and p not in sent]
+        parameters = tuple(inspect.signature(function).parameters.values())
+        self.transaction: Final = _transaction_parameter(parameters, annotations)
+        injected = INJECTED_NAMES | ({self.transaction} if self.transaction else set())
+        sent = sendable(parameters, injected)
+        left_out = [p for p in parameters if p.name in injected and p not in sent]
         names = ParameterNames.of(sent)
         parts = {p.name: Part(p.name, annotations.get(p.name, Any)) for p in sent}
         by_position = [parts[name] for name in names.positional]
@@ -249,8 +255,34 @@ class ParameterNames:
         return None
 
 
-def sendable(parameters: Iterable[Parameter]) -> list[Parameter]:
-    """Return the parameters that a caller may send: all but those a workflow passes.
+def _transaction_parameter(
+    parameters: Iterable[Parameter], annotations: Mapping[str, Any]
+) -> str | None:
+    """Return the parameter that is annotated with a class for the transaction of a task."""
+    found = [p for p in parameters if transaction_class(annotations.get(p.name)) is not None]
+    if len(found) > 1:
+        names = " and ".join(repr(p.name) for p in found)
+        raise ValueError(f"parameters {names} are both the transaction; a task has one")
+    if found and found[0].kind not in _KEYWORD_KINDS:
+        name = found[0].name
+        raise ValueError(f"parameter {name!r}, the transaction, cannot be passed by its name")
+    return found[0].name if found else None
+
+
+def transaction_class(annotation: Any) -> Any:
+    """Return the class for the transaction of a task that an annotation names, alone or with None."""
+    annotation = bare(annotation)
+    is_union = get_origin(annotation) in (Union, UnionType)
+    choices = get_args(annotation) if is_union else (annotation,)
+    return next(
+        (one for one in choices if getattr(one, "is_task_transaction", False) is True), None
+    )
+
+
+def sendable(
+    parameters: Iterable[Parameter], injected: Collection[str] = INJECTED_NAMES
+) -> list[Parameter]:
+    """Return the parameters that a caller may send: all but those a workflow or a worker passes.
 
     After a parameter that is left out, positions would differ between sender and function, so the
     following parameters become keyword-only.
@@ -258,7 +290,7 @@ def sendable(parameters: Iterable[Parameter]) -> list[Parameter]:
     kept: list[Parameter] = []
     left_out = False
     for parameter in parameters:
-        if parameter.name in INJECTED_NAMES and parameter.kind in _KEYWORD_KINDS:
+        if parameter.name in injected and parameter.kind in _KEYWORD_KINDS:
             left_out = True
         elif left_out and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD:
             kept.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))

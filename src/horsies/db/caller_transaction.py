@@ -102,6 +102,7 @@ def _find(transaction: object) -> Any:
         isinstance(transaction, AsyncConnection)
         or _is_asyncpg(transaction)
         or hasattr(transaction, "sync_session")
+        or getattr(transaction, "is_asynchronous", False) is True
         or _is_sqlalchemy_async(transaction)
     ):
         raise UnusableTransactionError(
@@ -109,6 +110,8 @@ def _find(transaction: object) -> Any:
             f"or pass a {_synchronous_kind(transaction)}."
         )
     found: Any = None if isinstance(transaction, type) else transaction
+    if hasattr(found, "fencing_token"):  # the transaction of a task
+        return found.connection
     if hasattr(found, "ensure_connection"):  # Django
         found.ensure_connection()
         _refuse_if(_commits_alone(found.connection), _NO_TRANSACTION)
@@ -136,6 +139,8 @@ def _synchronous_kind(transaction: object) -> str:
 
 async def _find_async(transaction: object) -> Any:
     found: Any = None if isinstance(transaction, type) else transaction
+    if getattr(found, "is_asynchronous", False) is True:  # the transaction of a task
+        return await found.connection()
     if hasattr(found, "sync_session"):  # a SQLAlchemy AsyncSession
         _refuse_ended(found, found.sync_session)
         found = await found.connection()
@@ -169,6 +174,7 @@ def _refuse_synchronous(found: Any) -> None:
     if (
         is_django
         or isinstance(found, Connection)
+        or hasattr(found, "fencing_token")
         or hasattr(found, "get_bind")
         or _is_sqlalchemy(found)
     ):

@@ -126,7 +126,7 @@ class Pipeline:
         config, options = database.config, None
         is_pooled = config.pgbouncer_transaction_mode
         if session_settings is not None and not is_pooled:
-            options = f"{_given_options(database.urls()[0])} {session_settings}"
+            options = f"{given_options(database.urls()[0])} {session_settings}"
         return cls(
             database.connect(role, options=options, statement_ms=limits.statement_ms),
             prepared=not is_pooled,
@@ -395,7 +395,7 @@ def _send_plain(pgconn: PGconn, command: bytes) -> int:
     return 1
 
 
-def _given_options(url: str) -> str:
+def given_options(url: str) -> str:
     """Return the options in effect without ours: those in the URL replace PGOPTIONS."""
     in_address = conninfo_to_dict(url).get("options")
     return str(os.environ.get("PGOPTIONS", "") if in_address is None else in_address)

@@ -113,7 +113,7 @@ def _refuse_injected(signature: CallSignature, kwargs: Mapping[str, Any]) -> Non
     if SCHEDULED_FOR in kwargs and _takes_slot(signature):
         raise ArgumentProblem(f"{SCHEDULED_FOR!r} is filled in by the scheduler; leave it out")
     for name in kwargs.keys() & signature.injected:
-        raise ArgumentProblem(f"{name!r} is filled in by workflows; leave it out")
+        raise ArgumentProblem(f"{name!r} is filled in by workflows or workers; leave it out")
 
 
 @dataclass(frozen=True, slots=True)

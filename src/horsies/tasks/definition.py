@@ -22,7 +22,7 @@ from typing import (
     get_type_hints,
 )
 
-from horsies.codec.calls import CallSignature
+from horsies.codec.calls import CallSignature, transaction_class
 from horsies.codec.results import ResultCodec
 from horsies.codec.shape import OLD_TYPED_DICT, bare
 from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
@@ -93,6 +93,7 @@ def define(
     queue = choose_queue(config, options.queue_name, location)
     _raise_first(_option_problems(options), location)
     signature = _read_signature(function, location)
+    _raise_first(_transaction_problems(function, options, signature), location)
     is_plain, results = _read_results(function, location)
     return TaskDefinition(
         name=name,
@@ -269,6 +270,30 @@ def _option_problems(options: DecoratorOptions) -> Iterator[_Problem]:
         yield _Problem(f"on_stop must be one of {', '.join(map(repr, get_args(OnStop)))}.")
     if type(options.burst) is not bool:
         yield _Problem("burst must be True or False.")
+
+
+def _transaction_problems(
+    function: FunctionType, options: DecoratorOptions, signature: CallSignature
+) -> Iterator[_Problem]:
+    if signature.transaction is None:
+        return
+    where = f"Task function {function.__name__!r} takes a transaction ({signature.transaction})"
+    if options.burst:
+        yield _Problem(
+            f"{where}, so it cannot be a burst=True task: a child that holds several tasks would have to "
+            "keep their transactions apart.",
+            "leave burst=True or the transaction out",
+        )
+    is_async = inspect.iscoroutinefunction(function)
+    kind = transaction_class(signature.annotations[signature.transaction])
+    if kind.is_asynchronous is not is_async:
+        definer, right = (
+            ("async def", "AsyncTaskTransaction") if is_async else ("def", "TaskTransaction")
+        )
+        yield _Problem(
+            f"{where} of the wrong kind: {kind.__name__} in a function with `{definer}`.",
+            f"annotate it {right}",
+        )
 
 
 def _read_signature(function: FunctionType, location: SourceLocation | None) -> CallSignature:

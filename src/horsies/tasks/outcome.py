@@ -52,7 +52,8 @@ class Outcome(NamedTuple):
     """A finished attempt to record. With ``delay_seconds`` the task is retried, up to ``max_retries``
     times if that is more than its own limit, unless its ``good_until`` comes first. ``retry_reason``
     names the rule that decided. ``if_cancelled`` is recorded instead for a task with an accepted cancel.
-    ``run_us`` is how many microseconds the attempt ran, if that is known.
+    ``run_us`` is how many microseconds the attempt ran, if that is known. ``is_recorded``: its child has
+    recorded it in the transaction of the task. ``is_in_doubt``: it may have, and this one counts only if not.
     """
 
     task_id: str
@@ -69,6 +70,8 @@ class Outcome(NamedTuple):
     retry_reason: str | None = None
     max_retries: int = 0
     if_cancelled: Outcome | None = None
+    is_recorded: bool = False
+    is_in_doubt: bool = False
 
     @classmethod
     def completed(cls, task: ClaimedTask, result: str, run_us: int | None = None) -> Outcome:
@@ -243,6 +246,20 @@ def outcome_of_large_inputs(task: ClaimedTask, size: int, size_max: int) -> Outc
         f"nodes, more than payload.max_input_bytes ({size_max:,}); return references to the data instead."
     )
     return Outcome.failed(task, OperationalErrorCode.PAYLOAD_TOO_LARGE, text)
+
+
+def as_completed(outcome: Outcome) -> Outcome:
+    """The success that the child has recorded in place of this outcome; without its result."""
+    return Outcome(
+        outcome.task_id,
+        outcome.generation,
+        outcome.workflow_id,
+        _SUCCEEDED,
+        "",
+        _ATTEMPT_SUCCEEDED,
+        outcome.run_us,
+        is_recorded=True,
+    )
 
 
 def without_result(outcome: Outcome) -> Outcome:

@@ -24,7 +24,13 @@ from horsies.states import TaskStatus
 from horsies.tasks.outcome import Outcome, outcome_of_report
 from horsies.tasks.waiters import is_loop_running
 from horsies.worker.child.execute import AppProgram
-from horsies.worker.protocol import Assignment, ChildReport, NodePart, assignment_of
+from horsies.worker.protocol import (
+    Assignment,
+    ChildReport,
+    NodePart,
+    assignment_of,
+    with_transaction,
+)
 
 AttemptOutcome = Literal["completed", "failed", "retried"]
 
@@ -89,9 +95,9 @@ _running: list[CurrentTask | None] = [None]
 class Execution:
     """Executes attempts of an application's tasks; its event loop lives as long as the ``with`` block."""
 
-    def __init__(self, app: Horsies) -> None:
+    def __init__(self, app: Horsies, worker_id: str = "") -> None:
         self._app = app
-        self._program = AppProgram(app)
+        self._program = AppProgram(app, worker_id)
         self._runner = asyncio.Runner()
         self._raised: dict[str, BaseException] = {}
 
@@ -107,6 +113,7 @@ class Execution:
         traceback: TracebackType | None,
     ) -> None:
         self._app.hooks.around.remove(self._note_exception)
+        self._program.transactions.close()
         self._runner.close()
 
     def run(self, task: ClaimedTask, node: NodePart | None = None) -> Ended:
@@ -156,7 +163,8 @@ class Execution:
         if raised is not None and not isinstance(raised, Exception | SystemExit):
             raise raised  # Ctrl-C, a cancelled test, or an outcome of pytest such as pytest.fail()
         # Without jitter: a test waits exactly as long as the policy says.
-        return outcome_of_report(task, report, random=lambda: 0.0), raised
+        outcome = outcome_of_report(task, report, random=lambda: 0.0)
+        return with_transaction(outcome, report), raised
 
 
 @contextmanager

@@ -109,7 +109,7 @@ def run_pending(app: Horsies, *, reraise: bool = False, limit: int = 1_000) -> P
         confirm.enqueue(7)
         assert run_pending(app).completed == 1
     """
-    with _connected(app) as pipeline, Execution(app) as execution:
+    with _connected(app) as pipeline, Execution(app, _claimer(app.config).worker_id) as execution:
         pending = _Pending(app, pipeline, reraise, limit)
         running = pending.run()
         step = next(running, None)
@@ -122,7 +122,7 @@ async def run_pending_async(
     app: Horsies, *, reraise: bool = False, limit: int = 1_000
 ) -> PendingRun:
     """Like ``run_pending``, but ``async def`` tasks run on the event loop of the test."""
-    with _connected(app) as pipeline, Execution(app) as execution:
+    with _connected(app) as pipeline, Execution(app, _claimer(app.config).worker_id) as execution:
         pending = _Pending(app, pipeline, reraise, limit)
         running = pending.run()
         step = next(running, None)

@@ -30,11 +30,20 @@ from horsies.worker.pool.events import (
 )
 from horsies.worker.pool.pool import ChildPool, NoIdleChildError
 from horsies.worker.pool.window import Windows, linger_seconds
-from horsies.worker.protocol import Assignment, NodePart, assignment_of
+from horsies.worker.protocol import (
+    Assignment,
+    NodePart,
+    TransactionEnd,
+    assignment_of,
+    with_transaction,
+)
 from horsies.worker.tally import Tally
 from horsies.worker.traces import Traces
 
 logger = logging.getLogger("horsies.worker")
+
+# Access to an enum's member takes 0.1 µs, once per task.
+_LOST = TransactionEnd.LOST
 
 Parts = Mapping[str, NodePart]
 NO_PARTS: Parts = {}
@@ -79,7 +88,7 @@ class Dispatcher:
                 ledger.put(task, WAITING)
                 continue
             handed.append(task)
-            if task.burst and self.windows.is_on:
+            if task.burst and self.windows.takes(task):
                 windows.setdefault(task.worker_pid, []).append(task)
             else:
                 self._give(task, task.worker_pid, parts)
@@ -154,13 +163,28 @@ class Dispatcher:
         self._pace.note_end(report.task_id, run_seconds, came_at)
         if (task := self.ledger.running(report)) is None:
             return
+        if report.transaction is _LOST:
+            self._drop(task)
+            return
         outcome = outcome_of_report(task, report, round(run_seconds * 1e6))
+        if report.transaction:
+            outcome = with_transaction(outcome, report)
         if self.traces is not None and report.traceparent is not None:
             self.traces.note(task, report.traceparent)
-        if task.burst:
+        if task.burst and self.windows.takes(task):
             self.windows.note_end(task.task_name, run_seconds)
         state = ENDED if report.was_called else UNCALLED
         self.ledger.end(task, outcome, run_seconds, came_at, state)
+
+    def _drop(self, task: ClaimedTask) -> None:
+        """Another worker owns the task: its transaction found that, and was rolled back.
+
+        The next release returns the task to its queue if the database lists it here all the same.
+        """
+        event = as_event("claim_lost", task_id=task.id)
+        text = "task %s belongs to another worker now; its transaction was rolled back"
+        logger.warning(text, task.id, extra=event)
+        self.ledger.give_back([task])
 
     def _absorb_stop(self, event: Stopped, came_at: float) -> None:
         if (task := self.ledger.running(event.assignment)) is not None:
@@ -185,7 +209,9 @@ class Dispatcher:
             task.id,
             extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
         )
-        self._end_interrupted(task, outcome_of_crash(task, event.description), event, came_at)
+        # A child that records outcomes itself may have died after its COMMIT.
+        outcome = outcome_of_crash(task, event.description)._replace(is_in_doubt=True)
+        self._end_interrupted(task, outcome, event, came_at)
 
     def _end_interrupted(
         self, task: ClaimedTask, outcome: Outcome, event: Died | Stopped, came_at: float

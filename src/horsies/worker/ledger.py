@@ -16,7 +16,7 @@ from typing import Protocol
 
 from horsies.db.statements.turn import ClaimedTask
 from horsies.logs import as_event
-from horsies.tasks.outcome import TOO_LATE, Outcome
+from horsies.tasks.outcome import TOO_LATE, Outcome, as_completed
 from horsies.worker.tally import End
 from horsies.worker.turn import TurnResult
 
@@ -265,10 +265,12 @@ class Ledger:
 
 
 def _as_recorded(outcome: Outcome, turned: TurnResult) -> Outcome:
-    """The outcome that the database stored: another one instead of texts that it refuses, the one for an
-    accepted cancel, or a failure without the retry that came too late.
+    """The outcome that the database stored: a success that its child had recorded, another one instead of
+    texts that it refuses, the one for an accepted cancel, or a failure without the retry that came too late.
     """
     task_id = outcome.task_id
+    if outcome.is_in_doubt and task_id in turned.by_child:
+        return as_completed(outcome)
     if turned.instead:
         outcome = turned.instead.get(task_id, outcome)
     if outcome.if_cancelled is not None and task_id in turned.cancelled:

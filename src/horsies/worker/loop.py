@@ -19,7 +19,6 @@ from horsies.app import Horsies
 from horsies.config.app import WorkerResilienceConfig
 from horsies.db.database import Database
 from horsies.db.pipeline import LOCK_TIMEOUT_MS, Limits, Pipeline
-from horsies.ids import new_id
 from horsies.logs import as_event
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.definition import OnStop
@@ -90,8 +89,8 @@ class Worker:
         self, app: Horsies, config: WorkerConfig, pool: ChildPool, selector: selectors.BaseSelector
     ) -> None:
         known = KnownTasks.of(app)
-        identity = Identity.of(new_id(), known.as_json(), task_defaults(app))
-        self.worker_id = identity.worker_id
+        self.worker_id = pool.launcher.boot.worker_id
+        identity = Identity.of(self.worker_id, known.as_json(), task_defaults(app))
         self._config = config
         self._pool = pool
         watched = WatchLimits.of(app.config)
@@ -100,7 +99,9 @@ class Worker:
         self._channels = worker_channels(served_queues(app) if is_capped else config.queues)
         tracing = app.config.tracing
         traces = None if tracing is None else Traces(tracing, identity.worker_id)
-        windows = Windows(0 if is_capped else config.window_width)
+        definitions = app.definitions()
+        apart = [name for name, task in definitions.items() if task.signature.transaction]
+        windows = Windows(0 if is_capped else config.window_width, apart)
         ledger = Ledger()
         inputs = NodeInputs(tasks_with_injection(app), app.config.payload.max_input_bytes)
         self._dispatcher = Dispatcher(pool, ledger, inputs, traces, windows)
@@ -119,7 +120,7 @@ class Worker:
             app.config, config, identity, self._dispatcher, self._connection, blocked
         )
         self._shutdown = Shutdown(config.shutdown_grace_seconds)
-        self._on_stop = {name: task.on_stop for name, task in app.definitions().items()}
+        self._on_stop = {name: task.on_stop for name, task in definitions.items()}
         self._work = Work(
             app,
             config,

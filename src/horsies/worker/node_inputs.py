@@ -221,7 +221,10 @@ def tasks_with_injection(app: Horsies) -> Callable[[str], bool]:
 
     def is_injected(task_name: str) -> bool:
         task = app.get_task(task_name)
-        return task is None or bool(task.definition.signature.injected)
+        if task is None:
+            return True
+        signature = task.definition.signature
+        return bool(signature.injected - {signature.transaction})
 
     return is_injected
 

@@ -18,7 +18,7 @@ import json
 import math
 import socket
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,9 +27,11 @@ from pydantic_core import from_json, to_json
 
 from horsies.current_task import NOTE_CHARACTERS_MAX
 from horsies.errors import checked_delay
+from horsies.ids import new_id
 
 if TYPE_CHECKING:
     from horsies.db.statements.turn import ClaimedTask
+    from horsies.tasks.outcome import Outcome
 
 MAX_FRAME_BYTES = 1 << 30
 # The highest number of an assignment.
@@ -126,6 +128,18 @@ def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment
     )
 
 
+class TransactionEnd(IntEnum):
+    """What became of the transaction of a task (``tx``), in which its child records the outcome."""
+
+    # There was none, or it was rolled back: the worker records the outcome.
+    NONE = 0
+    RECORDED = 1
+    # The task belongs to another worker; the transaction was rolled back.
+    LOST = 2
+    # The connection was lost during COMMIT: only the database can tell.
+    DOUBT = 3
+
+
 class ChildReport(NamedTuple):
     """The outcome of an assignment: the encoded result, and an error's code and message.
 
@@ -145,6 +159,15 @@ class ChildReport(NamedTuple):
     retry_after: float | None = None
     # The span of the attempt, when the application traces.
     traceparent: str | None = None
+    transaction: TransactionEnd = TransactionEnd.NONE
+
+
+def with_transaction(outcome: Outcome, report: ChildReport) -> Outcome:
+    """Return the outcome of a report with the end of the task's transaction."""
+    end = report.transaction
+    return outcome._replace(
+        is_recorded=end is TransactionEnd.RECORDED, is_in_doubt=end is TransactionEnd.DOUBT
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +177,8 @@ class ChildBoot:
     ``program`` names the function that loads the application and returns the ``Program`` of the
     child. The fork server forks ``forks_singly`` children one by one, then ``forks_ahead`` at a time. By
     ``guard_mark`` the guard finds the processes to kill; 0 stands for none. With ``shares_terminal`` the
-    child stays in the session of the worker and keeps its standard input.
+    child stays in the session of the worker and keeps its standard input. ``worker_id`` is the owner of the
+    tasks: a child names it when it records the outcome in the transaction of a task.
     """
 
     app_locator: str
@@ -170,6 +194,7 @@ class ChildBoot:
     program: str = "horsies.worker.child.execute:load_program"
     guard_mark: int = 0
     shares_terminal: bool = False
+    worker_id: str = field(default_factory=new_id)
 
 
 _HEADER = Struct("!IB")
@@ -304,7 +329,7 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
         _REPORT.size - 4 + len(body),
         _KIND_REPORT,
         report.generation,
-        report.ok | (not report.was_called) << 1 | has_rest << 2,
+        report.ok | (not report.was_called) << 1 | has_rest << 2 | report.transaction << 3,
         rss_bytes,
         run_microseconds,
         len(task_id),
@@ -342,6 +367,8 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
         None if message_size == _NO_TEXT else texts[code_end:message_end],
         not flags & 2,
     )
+    if flags & 0b11000:
+        report = report._replace(transaction=TransactionEnd(flags >> 3 & 0b11))
     if flags & 4:
         names, retry_after, traceparent = _rest_of_report(texts[message_end:])
         report = report._replace(

@@ -30,6 +30,7 @@ from horsies.db.statements.turn import (
     ReleaseUnstarted,
     StartTasks,
     claim_tasks,
+    find_completed,
     release_unstarted,
     seconds_until_due,
     seconds_until_rated,
@@ -184,7 +185,8 @@ class TurnResult(NamedTuple):
     False when another outcome may have been recorded instead of a refused one. `failed` are the
     recorded outcomes that are final although the worker may have decided to retry, `cancelled`
     those that an accepted cancel has replaced. `instead` are the outcomes recorded in place of
-    those whose texts the database refuses.
+    those whose texts the database refuses. `by_child` are those that their child had recorded, as
+    successes.
     """
 
     recorded: set[str]
@@ -195,6 +197,10 @@ class TurnResult(NamedTuple):
     failed: Set[str] = frozenset()
     cancelled: Set[str] = frozenset()
     instead: Mapping[str, Outcome] = MappingProxyType({})
+    by_child: Set[str] = frozenset()
+
+
+NOTHING_DONE = TurnResult(set(), MappingProxyType({}), ())
 
 
 @dataclass(frozen=True)
@@ -309,6 +315,8 @@ def take_turn(
     transaction, and a task whose change the database refuses is left to ``blocked``.
     """
     blocked = blocked or Blocked(claimer.worker_id)
+    if True in [one.is_recorded for one in outcomes]:
+        return _turn_beside_children(pipeline, claimer, outcomes, request, blocked)
     if request.claims and blocked.delays:
         if blocked.has_next("claim"):
             turned = take_turn(pipeline, claimer, outcomes, request.without_claims(), blocked)
@@ -329,6 +337,23 @@ def take_turn(
         left = {one.task_id for one in outcomes}.difference(one.task_id for one in wanted)
         turned = turned._replace(refused=turned.refused | left, as_decided=False)
     return turned
+
+
+def _turn_beside_children(
+    pipeline: Pipeline,
+    claimer: Claimer,
+    outcomes: Sequence[Outcome],
+    request: TurnRequest,
+    blocked: Blocked,
+) -> TurnResult:
+    """A turn for outcomes of which children have recorded some in the transactions of their tasks."""
+    rest = [one for one in outcomes if not one.is_recorded]
+    needs_turn = rest or request.starting or request.claims or (claimer.is_capped and request.freed)
+    turned = NOTHING_DONE
+    if needs_turn:
+        turned = take_turn(pipeline, claimer, rest, request, blocked)
+    done = {one.task_id for one in outcomes if one.is_recorded}
+    return turned._replace(recorded=turned.recorded | done)
 
 
 def _one_by_one(
@@ -355,12 +380,15 @@ def _one_by_one(
         failed={task_id for turned in turns for task_id in turned.failed},
         cancelled={task_id for turned in turns for task_id in turned.cancelled},
         instead={task_id: one for turned in turns for task_id, one in turned.instead.items()},
+        by_child={task_id for turned in turns for task_id in turned.by_child},
     )
 
 
 # The statements of one transaction, in order. Each has a name, by which its rows are read.
 Steps: TypeAlias = dict[str, Step]
 _NO_IDS: Set[str] = frozenset()
+# The statements whose rows are attempts that are recorded now.
+_RECORDED = (*ENDINGS, "by_child")
 
 
 def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) -> Steps:
@@ -372,6 +400,9 @@ def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) 
     for step in locking_steps(runs):
         steps["lock"] = step
     steps.update(recording_steps(claimer.worker_id, outcomes))
+    if doubtful := [one for one in outcomes if one.is_in_doubt]:
+        ids, generations = zip(*[(one.task_id, one.generation) for one in doubtful], strict=True)
+        steps["by_child"] = find_completed(ids, generations)
     if starting:
         start = StartTasks(
             claimer.worker_id,
@@ -387,13 +418,16 @@ def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) 
 
 def _result(steps: Steps, answers: Sequence[Sequence[Any]]) -> TurnResult:
     rows = dict(zip(steps, answers, strict=True))
-    ids = {name: {row.task_id for row in rows[name]} for name in ENDINGS if name in rows}
+    ids = {name: {row.task_id for row in rows[name]} for name in _RECORDED if name in rows}
+    by_child = ids.get("by_child", _NO_IDS)
     return TurnResult(
         set[str]().union(*ids.values()),
         {row.id: row.worker_pid for row in rows["start"]} if "start" in rows else {},
         rows.get("claim", ()),
         failed=ids.get("failed", _NO_IDS),
         cancelled=ids.get("cancelled", _NO_IDS),
+        as_decided=not by_child,
+        by_child=by_child,
     )
 
 

@@ -246,6 +246,13 @@ class StoreProgress(NamedTuple):
     notes: Sequence[str | None]
 
 
+class FindCompleted(NamedTuple):
+    """Attempts whose outcome their child may have recorded, as columns."""
+
+    ids: Sequence[str]
+    generations: Sequence[int]
+
+
 class WorkerId(NamedTuple):
     worker_id: str
 
@@ -257,6 +264,7 @@ renew_claims = TURN.declare("renew_claims", RenewClaims, TaskId)
 release_claimed = TURN.declare("release_claimed", ReleaseClaimed, TaskId)
 release_lapsed = TURN.declare("release_lapsed", ReleaseLapsed, TaskId)
 complete_tasks = TURN.declare("complete_tasks", CompleteTasks, FinishedTask)
+find_completed = TURN.declare("find_completed", FindCompleted, FinishedTask)
 retry_tasks = TURN.declare("retry_tasks", RetryTasks, RetriedTask)
 fail_tasks = TURN.declare("fail_tasks", FailTasks, FinishedTask)
 release_unstarted = TURN.declare("release_unstarted", ReleaseUnstarted, TaskId)

@@ -28,6 +28,13 @@ FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
+-- name: find_completed
+-- Which of these attempts their child has recorded as a success, in the transaction of the task. Run after the
+-- statements that would record another outcome: those wait for the child's transaction to end.
+SELECT task.id::text AS task_id FROM horsies_tasks AS task
+WHERE task.id = ANY(%(ids)s::uuid[]) AND task.status = 'COMPLETED'
+  AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
+
 -- name: retry_tasks
 -- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after
 -- good_until does not match; fail_tasks, run after this on the same rows, takes it. "max_retries" raises the limit

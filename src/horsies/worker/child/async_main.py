@@ -166,9 +166,13 @@ class _AssignmentTask(asyncio.Task[ChildReport]):
     """
 
     running: _Running | None = None
+    # Its code is over, and its outcome is recorded in its transaction: not even a stop interrupts that.
+    is_finishing = False
 
     def cancel(self, msg: Any | None = None) -> bool:
         running, caller = self.running, running_task()
+        if self.is_finishing:
+            return False
         if running is None or caller is None or running.is_stopped:
             return super().cancel(msg)
         if caller.id == running.assignment.task_id:

@@ -28,10 +28,17 @@ from horsies.retry import decide_retry, exception_names
 from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
 from horsies.tasks.hooks import AroundTask, as_plain_calls, surround
-from horsies.tasks.invoke import await_function, call_function, mismatch_error
+from horsies.tasks.invoke import await_function, call_function, mismatch_error, run_coroutine
 from horsies.worker.child.builtin_tasks import is_builtin, run_builtin
 from horsies.worker.child.node_arguments import build_call
 from horsies.worker.child.process_state import clear_timers, log_safely
+from horsies.worker.child.transact import (
+    AsyncAttemptTransaction,
+    AttemptRecord,
+    AttemptTransaction,
+    Ended,
+    Transactions,
+)
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport
 from horsies.workflow.build.plan import SIGNAL_TASK, SLEEP_TASK
 
@@ -72,9 +79,10 @@ _WARM_UP = TaskDefinition(
 class AppProgram:
     """An application that can execute assignments."""
 
-    def __init__(self, app: Horsies) -> None:
+    def __init__(self, app: Horsies, worker_id: str = "") -> None:
         self._app = app
         self._tracing = app.config.tracing
+        self.transactions = Transactions(app, worker_id)
 
     def start_hooks(self) -> Sequence[Callable[[], object]]:
         first = [tracing.start_in_child] if tracing.is_installed() else []
@@ -87,29 +95,31 @@ class AppProgram:
     def execute(self, assignment: Assignment) -> ChildReport:
         if self._tracing is not None and assignment.task_name not in _UNTRACED:
             return self._execute_traced(self._tracing, assignment)
-        return execute(self._app, assignment)
+        return execute(self._app, assignment, transactions=self.transactions)
 
     def _execute_traced(self, settings: TracingConfig, assignment: Assignment) -> ChildReport:
         """Run an assignment inside a span, which its report names."""
         with _span_of(settings, assignment) as span:
-            report = execute(self._app, assignment, [] if span is None else [span.around])
+            around = [] if span is None else [span.around]
+            report = execute(self._app, assignment, around, self.transactions)
             return report if span is None else _end_span(span, report)
 
     async def execute_async(self, assignment: Assignment) -> ChildReport:
         """Like ``execute``, but on the running event loop and in the assignment's own context."""
         if self._tracing is None or assignment.task_name in _UNTRACED:
-            return await execute_async(self._app, assignment)
+            return await execute_async(self._app, assignment, transactions=self.transactions)
         with _span_of(self._tracing, assignment) as span:
             around = [] if span is None else [span.around]
-            report = await execute_async(self._app, assignment, around)
+            report = await execute_async(self._app, assignment, around, self.transactions)
             return report if span is None else _end_span(span, report)
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
         """Run a no-op task through the normal path to warm it up."""
-        return _execute(self._app, _WARM_UP, assignment)
+        return _execute(self._app, _WARM_UP, assignment, self.transactions)
 
     def close(self) -> None:
-        """Close the connections that task code opened by sending."""
+        """Close the connections that task code opened by sending, and those of transactions."""
+        self.transactions.close()
         closed = self._app.close()
         if isinstance(closed, Err):
             message = "Closing the child's connections failed: %s"
@@ -123,7 +133,7 @@ def load_program(boot: ChildBoot) -> AppProgram:
         app.role = "child"
         set_current_app(app)
         app.import_task_modules(boot.modules or None)
-    return AppProgram(app)
+    return AppProgram(app, boot.worker_id)
 
 
 @contextmanager
@@ -180,7 +190,12 @@ def _will_retry(task: CurrentTask, report: ChildReport) -> bool:
     return decision.delay_seconds is not None
 
 
-def execute(app: Horsies, assignment: Assignment, around: Sequence[AroundTask] = ()) -> ChildReport:
+def execute(
+    app: Horsies,
+    assignment: Assignment,
+    around: Sequence[AroundTask] = (),
+    transactions: Transactions | None = None,
+) -> ChildReport:
     """Run one assignment of `app` and report its outcome. The only exception it raises is TaskStopped.
 
     The ``around`` hooks enclose the hooks of the application.
@@ -191,7 +206,7 @@ def execute(app: Horsies, assignment: Assignment, around: Sequence[AroundTask] =
             return _execute_builtin(app, assignment)
         hooks = [*around, *app.hooks.around] if around else app.hooks.around
         definition = surround(task.definition, hooks) if hooks else task.definition
-        return _execute(app, definition, assignment)
+        return _execute(app, definition, assignment, transactions)
     except TaskStopped:
         raise
     except BaseException as error:  # reading arguments and writing results runs user code as well
@@ -199,7 +214,10 @@ def execute(app: Horsies, assignment: Assignment, around: Sequence[AroundTask] =
 
 
 async def execute_async(
-    app: Horsies, assignment: Assignment, around: Sequence[AroundTask] = ()
+    app: Horsies,
+    assignment: Assignment,
+    around: Sequence[AroundTask] = (),
+    transactions: Transactions | None = None,
 ) -> ChildReport:
     """Like ``execute``, but on the running event loop: a task that the worker stops raises CancelledError."""
     try:
@@ -208,9 +226,14 @@ async def execute_async(
             return _execute_builtin(app, assignment)
         hooks = [*around, *app.hooks.around] if around else app.hooks.around
         definition = surround(task.definition, hooks) if hooks else task.definition
+        if definition.signature.transaction is not None and not definition.is_async:
+            return _execute(app, definition, assignment, transactions)
         call = _decode_call(app, definition, assignment)
         if isinstance(call, ChildReport):
             return call
+        if definition.signature.transaction is not None:
+            record = AttemptRecord(transactions or Transactions(app), definition, assignment)
+            return await _await_in_transaction(app, definition, assignment, call, record)
         returned = await await_function(app.config, definition, call.args, call.kwargs)
         if isinstance(returned, TaskError) and _is_stop(returned.exception):
             # stopped by the worker, which knows the reason and records the end
@@ -239,11 +262,82 @@ def _codec_error(assignment: Assignment, error: BaseException) -> TaskError:
     )
 
 
-def _execute(app: Horsies, definition: TaskDefinition, assignment: Assignment) -> ChildReport:
+def _execute(
+    app: Horsies,
+    definition: TaskDefinition,
+    assignment: Assignment,
+    transactions: Transactions | None,
+) -> ChildReport:
     call = _decode_call(app, definition, assignment)
     if isinstance(call, ChildReport):
         return call
-    return _encode(app, definition, assignment, _call(app, definition, call))
+    if (parameter := definition.signature.transaction) is None:
+        return _encode(app, definition, assignment, _call(app, definition, call))
+    record = AttemptRecord(transactions or Transactions(app), definition, assignment)
+    if definition.is_async:
+        return run_coroutine(_await_in_transaction(app, definition, assignment, call, record))
+    transaction = AttemptTransaction(record, assignment)
+    try:
+        call.kwargs[parameter] = transaction.given
+        returned = transaction.judged(_call(app, definition, call))
+        report = _encode(app, definition, assignment, returned)
+        ended = transaction.recorded()
+        if ended is None and report.ok and transaction.is_open:
+            ended = transaction.finish(report.result_json)
+        return _with_transaction(assignment, report, ended)
+    finally:
+        transaction.close()
+
+
+async def _await_in_transaction(
+    app: Horsies,
+    definition: TaskDefinition,
+    assignment: Assignment,
+    call: BoundCall,
+    record: AttemptRecord,
+) -> ChildReport:
+    """Run the coroutine of a task with its transaction, on the running event loop."""
+    transaction = AsyncAttemptTransaction(record, assignment)
+    try:
+        kwargs = {**call.kwargs, definition.signature.transaction or "": transaction.given}
+        awaited = await await_function(app.config, definition, call.args, kwargs)
+        _raise_stop(awaited)
+        report = _encode(app, definition, assignment, transaction.judged(awaited))
+        ended = await transaction.recorded()
+        if ended is None and report.ok and transaction.is_open:
+            ended = await transaction.finish(report.result_json)
+        await transaction.close()
+        return _with_transaction(assignment, report, ended)
+    finally:
+        transaction.abandon()
+
+
+def _raise_stop(returned: TaskResult[Any, TaskError] | TaskError) -> None:
+    """Pass on a stop of the worker, which has ended the coroutine: by a cancel in an async child, by
+    TaskStopped in a child that runs one task at a time.
+    """
+    raised = returned.exception if isinstance(returned, TaskError) else None
+    if isinstance(raised, TaskStopped):
+        raise raised
+    if _is_stop(raised):
+        raise asyncio.CancelledError
+
+
+def _with_transaction(
+    assignment: Assignment, report: ChildReport, ended: Ended | None
+) -> ChildReport:
+    """The report of a task with the end of its transaction; None if it has used none, or has failed.
+
+    A success that the task has recorded in its own transaction counts even if the task failed afterwards.
+    """
+    if ended is None:
+        return report
+    if ended.recorded is not None:
+        task_id, generation = assignment.task_id, assignment.generation
+        report = ChildReport(task_id, generation, True, ended.recorded, None, None)
+    elif report.ok and ended.error is not None:
+        report = _failure(assignment, ended.error)
+    return report._replace(transaction=ended.end)
 
 
 def _decode_call(

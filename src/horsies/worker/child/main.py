@@ -2,7 +2,7 @@
 
 It is built to survive user code: the socket has a high number, the process-wide state is restored
 after each task, and a process forked by a task can never report in its place. It opens no database
-connection itself and exits when its parent does.
+connection unless a task sends or takes a transaction, and exits when its parent does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import FrameType
 from typing import NoReturn, Protocol
 
 from horsies.codec.results import encode_task_error
@@ -31,7 +30,6 @@ from horsies.error_codes import OperationalErrorCode
 from horsies.errors import TaskStopped
 from horsies.logs import set_worker_name
 from horsies.task_result import TaskError
-from horsies.tasks.invoke import stop_coroutine
 from horsies.worker import os_process, protocol
 from horsies.worker.child.async_main import serve_coroutines
 from horsies.worker.child.parent_socket import ParentSocket
@@ -41,6 +39,7 @@ from horsies.worker.child.process_state import (
     label_handlers,
     log_safely,
 )
+from horsies.worker.child.stop_switch import StopSwitch
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
 from horsies.worker.sharing import Permits, SharedPage, receive_descriptors
 
@@ -154,43 +153,6 @@ def exit_child(exit_code: int) -> NoReturn:
         with suppress(Exception):
             stream.flush()
     os._exit(exit_code)
-
-
-class StopSwitch:
-    """Turns SIGTERM into ``TaskStopped`` inside user code, and only there.
-
-    The parent sends a stop frame first. A SIGTERM without one comes from a service manager that
-    signals the whole group: the parent has received it as well and decides about the running tasks.
-    """
-
-    __slots__ = ("_came_early", "_is_armed", "_parent", "has_stopped")
-
-    def __init__(self, parent: ParentSocket) -> None:
-        self._parent = parent
-        self._is_armed = False
-        self._came_early = False
-        self.has_stopped = False
-
-    def handle(self, _signal_number: int, _frame: FrameType | None) -> None:
-        if not self._is_armed:
-            self._came_early = True
-        elif self._parent.has_stop_request():
-            self._is_armed = False
-            self.has_stopped = True
-            stop_coroutine()
-            raise TaskStopped
-
-    def arm(self) -> None:
-        """Note that user code follows. A signal that arrived before the assignment was read takes
-        effect now.
-        """
-        self._is_armed = True
-        if self._came_early:
-            self._came_early = False
-            self.handle(signal.SIGTERM, None)
-
-    def disarm(self) -> None:
-        self._is_armed = False
 
 
 def _boot_and_serve(

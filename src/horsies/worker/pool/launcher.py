@@ -40,15 +40,15 @@ class SpawnLauncher:
 
     def __init__(self, boot: ChildBoot) -> None:
         self.failure: str | None = None
-        self._boot = boot
+        self.boot = boot
 
     def launch(self, own_end: socket.socket, child_end: socket.socket) -> int | None:
         """Start a child on `child_end` and return its pid, or raise ``OSError``."""
-        own_end.sendall(protocol.encode_boot(self._boot, os.getpid()))
+        own_end.sendall(protocol.encode_boot(self.boot, os.getpid()))
         return os_process.start_interpreter(
             "horsies.worker.child.main",
             child_end.fileno(),
-            keeps_input=self._boot.shares_terminal,
+            keeps_input=self.boot.shares_terminal,
         )
 
     def _do_nothing(self) -> None:
@@ -68,7 +68,7 @@ class ForkServerLauncher:
     ) -> None:
         self.failure: str | None = None
         self.pid: int | None = None
-        self._boot = boot
+        self.boot = boot
         self._selector = selector
         self._forks_worker = forks_worker
         self._control: socket.socket | None = None
@@ -97,7 +97,7 @@ class ForkServerLauncher:
     def _start_process(self, control: socket.socket, server_end: socket.socket) -> int:
         worker_pid = os.getpid()
         if not self._forks_worker:
-            control.sendall(protocol.encode_boot(self._boot, worker_pid))
+            control.sendall(protocol.encode_boot(self.boot, worker_pid))
             entry_module = "horsies.worker.child.fork_server"
             return os_process.start_interpreter(entry_module, server_end.fileno())
         # Only the first fork server may be forked from the worker: later the worker holds sockets.
@@ -110,7 +110,7 @@ class ForkServerLauncher:
         if pid == 0:
             try:
                 control.close()
-                run_forked_fork_server(server_end, self._boot, worker_pid)
+                run_forked_fork_server(server_end, self.boot, worker_pid)
             finally:
                 os._exit(1)
         return pid

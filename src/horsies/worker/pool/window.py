@@ -6,8 +6,9 @@ them out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.agenda import RunTimes
 
 WIDTH_MAX = 32
@@ -53,19 +54,25 @@ def linger_seconds(free: int, room: int, waiting_since: float, now: float) -> fl
 class Windows:
     """The run times of a worker's tasks, and how deep its next claim fills the windows.
 
-    `widest` is the limit of the configuration; below 2 there are no windows.
+    `widest` is the limit of the configuration; below 2 there are no windows. Tasks of the names `apart`,
+    which take a transaction, are never in one.
     """
 
-    __slots__ = ("_next_depth", "_run_times", "depth", "is_on", "widest")
+    __slots__ = ("_apart", "_next_depth", "_run_times", "depth", "is_on", "widest")
 
-    def __init__(self, widest: int = 0) -> None:
+    def __init__(self, widest: int = 0, apart: Collection[str] = ()) -> None:
         self.widest = widest
+        self._apart = frozenset(apart)
         self.is_on = widest > 1
         # How many tasks the next claim may give to each child, the first one included.
         self.depth = 1
         # The depth after the next full claim, unless double the current depth is more.
         self._next_depth = 1
         self._run_times: dict[str, RunTimes] = {}
+
+    def takes(self, task: ClaimedTask) -> bool:
+        """Whether a task with `burst` may be in a window."""
+        return self.is_on and task.task_name not in self._apart
 
     def note_end(self, task_name: str, run_seconds: float) -> None:
         """Record the run time of a task, as measured by its child."""

@@ -192,7 +192,7 @@ def _check_names(call: _Call, each: str | None) -> None:
 def _unknown(call: _Call, name: object) -> str | None:
     names = call.signature.names
     if name in call.signature.injected:
-        return "which the workflow passes itself"
+        return "which the workflow or the worker passes itself"
     if not isinstance(name, str) or (name not in names.spots and names.rest_keyword is None):
         return f"which {call.callee} does not take"
     return None

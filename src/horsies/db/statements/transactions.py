@@ -1,0 +1,30 @@
+"""Statements inside the transaction of a task."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from horsies.db.statement import StatementFile
+
+TRANSACTIONS = StatementFile("transactions.sql")
+
+
+class Mark(NamedTuple):
+    """The attempt for which the library began this transaction; None or another one in a later one."""
+
+    mark: str | None
+
+
+class Setting(NamedTuple):
+    setting: str
+
+
+@TRANSACTIONS.statement
+def read_mark() -> Mark: ...
+
+
+@TRANSACTIONS.statement
+def limit_idle(milliseconds: int) -> Setting: ...
+
+
+TRANSACTIONS.complete()

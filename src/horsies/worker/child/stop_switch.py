@@ -1,0 +1,59 @@
+"""The stop signal of a child's worker, as an exception inside user code."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+from horsies.errors import TaskStopped
+from horsies.tasks.invoke import stop_coroutine
+from horsies.worker.child.parent_socket import ParentSocket
+
+
+class StopSwitch:
+    """Turns SIGTERM into ``TaskStopped`` inside user code, and only there.
+
+    The parent sends a stop frame first. A SIGTERM without one comes from a service manager that
+    signals the whole group: the parent has received it as well and decides about the running tasks.
+    """
+
+    __slots__ = ("_came_early", "_is_armed", "_parent", "has_stopped")
+
+    def __init__(self, parent: ParentSocket) -> None:
+        self._parent = parent
+        self._is_armed = False
+        self._came_early = False
+        self.has_stopped = False
+
+    def handle(self, _signal_number: int, _frame: FrameType | None) -> None:
+        if not self._is_armed:
+            self._came_early = True
+        elif self._parent.has_stop_request():
+            self._is_armed = False
+            self.has_stopped = True
+            stop_coroutine()
+            raise TaskStopped
+
+    def arm(self) -> None:
+        """Note that user code follows. A signal that arrived before the assignment was read takes
+        effect now.
+        """
+        global _armed
+        _armed = self
+        self._is_armed = True
+        if self._came_early:
+            self._came_early = False
+            self.handle(signal.SIGTERM, None)
+
+    def disarm(self) -> None:
+        self._is_armed = False
+
+
+# The switch that was armed last; a child has one.
+_armed: StopSwitch | None = None
+
+
+def disarm_stops() -> None:
+    """Note that user code is over: a stop does not interrupt the statements that record its outcome."""
+    if _armed is not None:
+        _armed.disarm()

@@ -1,0 +1,97 @@
+"""`tx` of coroutines: in an async child, several at a time, and in a child that runs one task at a time."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from tests.support.database import Database, backends
+from tests.support.tables import attempts, wait_for_status, wait_until_empty
+from tests.support.transactions import (
+    APPLICATION,
+    TX_ROLE,
+    assert_effects_match,
+    bookings,
+    effects_table,
+)
+from tests.support.wait import wait_until
+from tests.support.workers import Journal, RunningWorker
+
+WORKER = {"application": APPLICATION, "processes": 1}
+OPTIONS = ("--async-children", "1", "--async-slots", "8")
+
+
+@pytest.fixture(scope="module")
+def booking(programs: ModuleType) -> Iterator[ModuleType]:
+    module = importlib.import_module("tests.support.apps.booking")
+    yield module
+    module.app.close()
+
+
+@pytest.fixture
+def effects(connection: Database) -> Iterator[Database]:
+    with effects_table(connection):
+        yield connection
+
+
+def test_coroutines_commit_their_effects_with_their_outcomes(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    calls = [booking.book_async.bind(number, 0.01) for number in range(20)]
+    handles = booking.book_async.send_many(calls).unwrap()
+    assert [one.get(30_000).ok_value for one in handles] == list(range(20))
+    assert bookings(effects) == list(range(20))
+    wait_until_empty(effects)
+    assert_effects_match(effects, "book_async")
+    assert {one.outcome for one in attempts(effects)} == {"COMPLETED"}
+    assert len(backends(effects, TX_ROLE)) <= 4
+    assert "dropped" not in worker.log()
+
+
+def test_a_coroutine_that_does_not_use_its_transaction_opens_no_connection(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    before = len(backends(effects, TX_ROLE))
+    assert booking.unused_async.send(4).unwrap().get(30_000).ok_value == 4
+    assert len(backends(effects, TX_ROLE)) == before
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("raise", "UNHANDLED_EXCEPTION"),
+        ("commit", "TRANSACTION_NOT_COMMITTED"),
+        ("ROLLBACK", "TRANSACTION_NOT_COMMITTED"),
+        ("SELECT 1 / 0", "UNHANDLED_EXCEPTION"),
+    ],
+)
+def test_a_coroutine_that_fails_writes_nothing(
+    worker: RunningWorker, booking: ModuleType, effects: Database, how: str, code: str
+) -> None:
+    error = booking.misuse_async.send(5, how).unwrap().get(30_000).err_value
+    assert error.error_code == code
+    assert bookings(effects) == []
+    assert booking.book_async.send(6, 0.0).unwrap().get(30_000).ok_value == 6
+    assert bookings(effects) == [6]
+
+
+def test_a_cancelled_coroutine_is_rolled_back(
+    worker: RunningWorker, booking: ModuleType, effects: Database, journal: Journal
+) -> None:
+    sent = booking.misuse_async.send(1, "sleep").unwrap()
+    wait_until(lambda: journal.lines("sleeping"))
+    sent.cancel().unwrap()
+    wait_for_status(effects, sent.task_id, "CANCELLED")
+    assert bookings(effects) == []
+
+
+def test_the_outcome_commits_with_an_async_session(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    assert booking.book_in_async_session.send(1, "commit").unwrap().get(30_000).ok_value == 1
+    error = booking.book_in_async_session.send(2, "roll back").unwrap().get(30_000).err_value
+    assert error.error_code == "TRANSACTION_NOT_COMMITTED"
+    assert bookings(effects) == [1]

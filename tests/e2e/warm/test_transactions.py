@@ -1,0 +1,278 @@
+"""What a task writes through `tx` commits with its outcome, or not at all."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from horsies import MapNode, TaskStatus, from_node
+from tests.support.database import Database, backends
+from tests.support.tables import attempts, task, tasks, wait_for_status
+from tests.support.transactions import APPLICATION, TX_ROLE, bookings, effects_table
+from tests.support.wait import wait_until
+from tests.support.workers import Journal, RunningWorker
+
+WORKER = {"application": APPLICATION, "processes": 1}
+ENDED_IT = "the task has ended it"
+
+
+@pytest.fixture(scope="module")
+def booking(programs: ModuleType) -> Iterator[ModuleType]:
+    module = importlib.import_module("tests.support.apps.booking")
+    yield module
+    module.app.close()
+
+
+@pytest.fixture
+def effects(connection: Database) -> Iterator[Database]:
+    with effects_table(connection):
+        yield connection
+
+
+def test_effects_sends_outcome_and_attempt_commit_together(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    sent = booking.book.send(7, 0.0).unwrap()
+    assert sent.get(30_000).ok_value == 7
+    assert bookings(effects) == [7]
+    row, (attempt,) = task(effects, sent.task_id), attempts(effects, sent.task_id)
+    assert (row.status, row.result) == ("COMPLETED", '{"ok":7}')
+    assert (attempt.outcome, attempt.attempt) == ("COMPLETED", 1)
+    assert attempt.worker_id == row.claimed_by_worker_id
+    assert row.started_at <= row.completed_at
+    (receipt,) = [one for one in tasks(effects) if one.id != sent.task_id]
+    assert wait_for_status(effects, receipt.id, "COMPLETED").result == '{"ok":7}'
+    assert "dropped" not in worker.log()
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("raise", "UNHANDLED_EXCEPTION"),
+        ("refuse", "REFUSED"),
+        ("return", "RETURNED"),
+    ],
+)
+def test_a_failure_rolls_back_and_is_recorded_alone(
+    worker: RunningWorker, booking: ModuleType, effects: Database, how: str, code: str
+) -> None:
+    sent = booking.fail_after_booking.send(1, how).unwrap()
+    assert sent.get(30_000).err_value.error_code == code
+    assert bookings(effects) == []
+    (attempt,) = attempts(effects, sent.task_id)
+    assert (attempt.outcome, attempt.error_code) == ("FAILED", code)
+
+
+def test_a_transaction_that_is_not_used_opens_no_connection(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    before = len(backends(effects, TX_ROLE))
+    sent = booking.unused.send(4).unwrap()
+    assert sent.get(30_000).ok_value == 4
+    assert len(backends(effects, TX_ROLE)) == before
+    assert [one.outcome for one in attempts(effects, sent.task_id)] == ["COMPLETED"]
+
+
+def test_the_parameter_may_be_optional(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    assert booking.optional.send(3).unwrap().get(30_000).ok_value == 3
+    assert bookings(effects) == [3]
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("commit", "commit() is refused on tx.connection"),
+        ("rollback", "rollback() is refused on tx.connection"),
+        ("close", "close() is refused on tx.connection"),
+        ("with", "commit() is refused on tx.connection"),
+        ("autocommit", "tx.connection has no autocommit"),
+        ("two-phase", "tx.connection has no two-phase commit"),
+        ("pipeline", "it is in pipeline mode"),
+        ("swallow", "a statement in it failed"),
+        ("ROLLBACK", ENDED_IT),
+        ("ROLLBACK AND CHAIN", ENDED_IT),
+    ],
+)
+def test_a_task_that_ends_its_transaction_fails_and_writes_nothing(
+    worker: RunningWorker, booking: ModuleType, effects: Database, how: str, sentence: str
+) -> None:
+    error = booking.misuse.send(5, how).unwrap().get(30_000).err_value
+    assert error.error_code == "TRANSACTION_NOT_COMMITTED"
+    assert sentence in (error.message or "")
+    assert bookings(effects) == []
+    # The session is clean for the next task.
+    assert booking.optional.send(6).unwrap().get(30_000).ok_value == 6
+    assert bookings(effects) == [6]
+
+
+def test_a_task_that_commits_by_a_statement_fails_although_its_rows_are_there(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    error = booking.misuse.send(5, "COMMIT").unwrap().get(30_000).err_value
+    assert error.error_code == "TRANSACTION_NOT_COMMITTED"
+    assert ENDED_IT in (error.message or "")
+    assert bookings(effects) == [5]
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01"])
+def test_a_conflict_has_its_own_code(
+    worker: RunningWorker, booking: ModuleType, effects: Database, state: str
+) -> None:
+    error = booking.conflict.send(2, state).unwrap().get(30_000).err_value
+    assert error.error_code == "TRANSACTION_CONFLICT"
+    assert bookings(effects) == []
+
+
+def test_a_constraint_that_refuses_the_commit_fails_the_task(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    assert booking.optional.send(8).unwrap().get(30_000).ok_value == 8
+    sent = booking.optional.send(8).unwrap()
+    error = sent.get(30_000).err_value
+    assert error.error_code == "UNHANDLED_EXCEPTION"
+    assert "did not commit" in (error.message or "")
+    assert bookings(effects) == [8]
+    assert [one.outcome for one in attempts(effects, sent.task_id)] == ["FAILED"]
+
+
+def test_a_part_is_undone_by_a_savepoint(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    assert booking.undo_a_part.send(9).unwrap().get(30_000).ok_value == 9
+    assert bookings(effects) == [9]
+
+
+def test_the_task_chooses_its_isolation_level(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    assert booking.serializable.send(1).unwrap().get(30_000).ok_value == "serializable"
+    assert bookings(effects) == [1]
+
+
+@pytest.mark.direct("a pooler gives each transaction another session")
+def test_the_next_task_has_the_same_session_without_the_changes_of_this_one(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    first, second = (booking.leave_traces.send().unwrap().get(30_000).ok_value for _ in range(2))
+    assert first == second
+    assert first.startswith("4MB ")
+
+
+def test_a_time_limit_inside_a_statement_rolls_back(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    sent = booking.book_and_sleep.send(1).unwrap()
+    assert sent.get(30_000).err_value.error_code == "TASK_TIMEOUT"
+    wait_until(lambda: not _asleep(effects), what="the end of the statement")
+    assert bookings(effects) == []
+
+
+def _asleep(connection: Database) -> int:
+    row = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_a_cancelled_task_is_rolled_back(
+    worker: RunningWorker, booking: ModuleType, effects: Database, journal: Journal
+) -> None:
+    sent = booking.book_and_rest.send(1, "cancelled").unwrap()
+    wait_until(lambda: journal.lines("cancelled"))
+    sent.cancel().unwrap()
+    wait_for_status(effects, sent.task_id, TaskStatus.CANCELLED.value)
+    assert bookings(effects) == []
+
+
+@pytest.mark.parametrize("how", ["commit", "raise after"])
+def test_the_outcome_commits_with_the_transaction_of_a_framework(
+    worker: RunningWorker, booking: ModuleType, effects: Database, how: str
+) -> None:
+    sent = booking.book_in_session.send(4, how).unwrap()
+    assert sent.get(30_000).ok_value == 4
+    assert bookings(effects) == [4]
+    assert [one.outcome for one in attempts(effects, sent.task_id)] == ["COMPLETED"]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "sentence"),
+    [
+        ("roll back", "TRANSACTION_NOT_COMMITTED", "rolled back or is still open"),
+        ("forget", "TRANSACTION_NOT_COMMITTED", "rolled back or is still open"),
+        ("raise", "UNHANDLED_EXCEPTION", "before the commit"),
+        ("twice", "TRANSACTION_NOT_COMMITTED", "either tx.connection or record_in"),
+        ("wrong type", "TRANSACTION_NOT_COMMITTED", "cannot store this result"),
+    ],
+)
+def test_an_outcome_whose_transaction_does_not_commit_is_a_failure(
+    worker: RunningWorker,
+    booking: ModuleType,
+    effects: Database,
+    how: str,
+    code: str,
+    sentence: str,
+) -> None:
+    error = booking.book_in_session.send(4, how).unwrap().get(30_000).err_value
+    assert error.error_code == code
+    assert sentence in (error.message or "")
+    assert bookings(effects) == []
+
+
+def test_record_in_takes_a_psycopg_connection(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    assert booking.book_with_psycopg.send(4, "commit").unwrap().get(30_000).ok_value == 4
+    assert bookings(effects) == [4]
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("autocommit", "commits every statement by itself"),
+        ("elsewhere", "a transaction of the application's database"),
+    ],
+)
+def test_record_in_refuses_a_transaction_that_cannot_hold_the_outcome(
+    worker: RunningWorker, booking: ModuleType, effects: Database, how: str, sentence: str
+) -> None:
+    error = booking.book_with_psycopg.send(4, how).unwrap().get(30_000).err_value
+    assert error.error_code == "TRANSACTION_NOT_COMMITTED"
+    assert sentence in (error.message or "")
+
+
+def test_a_workflow_of_transactions_advances_with_their_commits(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    first = booking.book_next.node()(before=0)
+    nodes = [first]
+    for _ in range(4):
+        nodes.append(booking.book_next.node()(before=from_node(nodes[-1])))
+    spec = booking.app.workflow("chain", nodes, output=nodes[-1], definition_key="booking.chain")
+    assert spec.start().unwrap().get(30_000).ok_value == 5
+    assert bookings(effects) == [1, 2, 3, 4, 5]
+
+
+def test_a_map_of_transactions_writes_every_item_once(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    source = booking.list_numbers.node()(count=5)
+    mapped = MapNode(booking.book_next, over=source, each="before")
+    spec = booking.app.workflow("map", [source, mapped], definition_key="booking.map")
+    handle = spec.start().unwrap()
+    assert handle.get(30_000).is_ok()
+    assert bookings(effects) == [1, 2, 3, 4, 5, 1000]
+
+
+def test_a_coroutine_in_a_child_for_one_task_commits_too(
+    worker: RunningWorker, booking: ModuleType, effects: Database
+) -> None:
+    assert booking.book_async.send(3, 0.0).unwrap().get(30_000).ok_value == 3
+    error = booking.misuse_async.send(4, "raise").unwrap().get(30_000).err_value
+    assert error.error_code == "UNHANDLED_EXCEPTION"
+    assert bookings(effects) == [3]

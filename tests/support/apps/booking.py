@@ -1,0 +1,281 @@
+"""Tasks whose effects and outcome commit together: rows of the table `bookings`, and tasks they send."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from horsies import (
+    INJECTED,
+    AsyncTaskTransaction,
+    Horsies,
+    RetryPolicy,
+    TaskError,
+    TaskFailed,
+    TaskResult,
+    TaskTransaction,
+    current_task,
+)
+from tests.support.apps.programs import read_config, write_down
+from tests.support.workers import DATABASE_VARIABLE, JOURNAL_VARIABLE
+
+app = Horsies(read_config())
+AGAIN = RetryPolicy.fixed(
+    [0.02] * 100, auto_retry_for=["WORKER_CRASHED", "TRANSACTION_LOST"], jitter=False
+)
+
+
+left_open: list[Any] = []
+
+
+def insert(tx: TaskTransaction, number: int) -> None:
+    tx.connection.execute(
+        "INSERT INTO bookings VALUES (%s, %s, %s)", (number, tx.attempt, current_task().id)
+    )
+
+
+def rest(label: str) -> None:
+    """Note that the task has come this far, and wait until the test releases the label."""
+    write_down(label)
+    while not os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}"):
+        time.sleep(0.005)
+
+
+def note() -> None:
+    """Add a line to the journal in one call, so that no kill can cut it: task, attempt."""
+    task = current_task()
+    journal = os.open(os.environ[JOURNAL_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(journal, f"{task.id} {task.attempt}\n".encode())
+    os.close(journal)
+
+
+@app.task("receipt")
+def receipt(number: int, pause: float) -> int:
+    return number
+
+
+@app.task("book", retry_policy=AGAIN)
+def book(number: int, pause: float, tx: TaskTransaction = INJECTED) -> int:
+    """Write a row, send the receipt, and rest around both."""
+    note()
+    time.sleep(pause)
+    insert(tx, number)
+    time.sleep(pause)
+    receipt.with_options(transaction=tx).enqueue(number, pause)
+    time.sleep(pause)
+    return number
+
+
+@app.task("book_and_rest", retry_policy=AGAIN)
+def book_and_rest(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
+    insert(tx, number)
+    rest(label)
+    return number
+
+
+@app.task("book_and_sleep", timeout_ms=300)
+def book_and_sleep(number: int, tx: TaskTransaction = INJECTED) -> int:
+    """Exceed the time limit inside a statement."""
+    insert(tx, number)
+    tx.connection.execute("SELECT pg_sleep(30)")
+    return number
+
+
+@app.task("unused")
+def unused(number: int, tx: TaskTransaction = INJECTED) -> int:
+    return number + tx.fencing_token - tx.attempt
+
+
+@app.task("optional")
+def optional(number: int, tx: TaskTransaction | None = None) -> int:
+    assert tx is not None
+    insert(tx, number)
+    return number
+
+
+@app.task("fail_after_booking")
+def fail_after_booking(number: int, how: str, tx: TaskTransaction) -> TaskResult[int, TaskError]:
+    insert(tx, number)
+    if how == "raise":
+        raise ValueError("no")
+    if how == "refuse":
+        raise TaskFailed("REFUSED", "not this one")
+    return TaskResult(err=TaskError(error_code="RETURNED", message="no"))
+
+
+@app.task("misuse")
+def misuse(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
+    """Do with the connection what would part the effects from the outcome."""
+    connection = tx.connection
+    insert(tx, number)
+    match how:
+        case "commit" | "rollback" | "close":
+            getattr(connection, how)()
+        case "autocommit":
+            connection.autocommit = False
+        case "two-phase":
+            connection.tpc_begin(connection.xid(1, "a", "b"))
+        case "with":
+            with connection:
+                pass
+        case "pipeline":
+            left_open.append(connection.pipeline())
+            left_open[-1].__enter__()
+        case "swallow":
+            try:
+                connection.execute("SELECT 1 / 0")
+            except psycopg.Error:
+                return number
+        case statement:
+            connection.execute(statement.encode())
+    return number
+
+
+@app.task("conflict")
+def conflict(number: int, state: str, tx: TaskTransaction = INJECTED) -> int:
+    insert(tx, number)
+    tx.connection.execute(
+        f"DO $$ BEGIN RAISE EXCEPTION 'conflict' USING ERRCODE = '{state}'; END $$".encode()
+    )
+    return number
+
+
+@app.task("undo_a_part")
+def undo_a_part(number: int, tx: TaskTransaction = INJECTED) -> int:
+    insert(tx, number)
+    try:
+        with tx.connection.transaction():
+            insert(tx, -1)
+    except psycopg.errors.CheckViolation:
+        pass
+    return number
+
+
+@app.task("serializable")
+def serializable(number: int, tx: TaskTransaction = INJECTED) -> str:
+    tx.connection.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+    insert(tx, number)
+    row = tx.connection.execute("SHOW transaction_isolation").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+@app.task("leave_traces")
+def leave_traces(tx: TaskTransaction = INJECTED) -> str:
+    """Change the session; return what is left of the changes of the task before."""
+    row = tx.connection.execute("SELECT current_setting('work_mem')").fetchone()
+    assert row is not None
+    tx.connection.execute("SET work_mem = '5MB'")
+    tx.connection.execute("CREATE TEMP TABLE scratch (n int)")
+    return f"{row[0]} {tx.connection.info.backend_pid}"
+
+
+ALCHEMY_URL = os.environ[DATABASE_VARIABLE].replace("postgresql://", "postgresql+psycopg://")
+engine = create_engine(ALCHEMY_URL)
+
+
+@app.task("book_in_session", retry_policy=AGAIN)
+def book_in_session(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
+    """Write with a SQLAlchemy session, record the outcome in its transaction, and end it in a way."""
+    with Session(engine) as session:
+        row = {"number": number, "attempt": tx.attempt, "id": current_task().id}
+        session.execute(text("INSERT INTO bookings VALUES (:number, :attempt, :id)"), row)
+        if how == "twice":
+            tx.connection.execute("SELECT 1")
+        result = tx.record_in(session, "a text" if how == "wrong type" else number)
+        if how == "roll back":
+            session.rollback()
+        elif how == "raise":
+            raise ValueError("before the commit")
+        elif how != "forget":
+            session.commit()
+        if how == "raise after":
+            raise ValueError("after the commit")
+    return result  # type: ignore[return-value]
+
+
+@app.task("book_with_psycopg")
+def book_with_psycopg(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
+    with psycopg.connect(
+        os.environ[DATABASE_VARIABLE], autocommit=how == "autocommit"
+    ) as connection:
+        if how == "elsewhere":
+            url = make_conninfo(os.environ[DATABASE_VARIABLE], dbname="postgres")
+            with psycopg.connect(url) as other:
+                return tx.record_in(other, number)
+        connection.execute(
+            "INSERT INTO bookings VALUES (%s, %s, %s)", (number, tx.attempt, current_task().id)
+        )
+        return tx.record_in(connection, number)
+
+
+@app.task("book_next")
+def book_next(before: int, tx: TaskTransaction = INJECTED) -> int:
+    insert(tx, before + 1)
+    return before + 1
+
+
+@app.task("list_numbers")
+def list_numbers(count: int, tx: TaskTransaction = INJECTED) -> list[int]:
+    insert(tx, 1000)
+    return list(range(count))
+
+
+async def insert_async(tx: AsyncTaskTransaction, number: int) -> None:
+    connection = await tx.connection()
+    await connection.execute(
+        "INSERT INTO bookings VALUES (%s, %s, %s)", (number, tx.attempt, current_task().id)
+    )
+
+
+@app.task("book_async", retry_policy=AGAIN)
+async def book_async(number: int, pause: float, tx: AsyncTaskTransaction = INJECTED) -> int:
+    note()
+    await insert_async(tx, number)
+    await asyncio.sleep(pause)
+    await receipt.with_options(transaction=tx).enqueue_async(number, pause)
+    await asyncio.sleep(pause)
+    return number
+
+
+@app.task("misuse_async")
+async def misuse_async(number: int, how: str, tx: AsyncTaskTransaction = INJECTED) -> int:
+    await insert_async(tx, number)
+    connection = await tx.connection()
+    match how:
+        case "commit":
+            await connection.commit()
+        case "raise":
+            raise ValueError("no")
+        case "sleep":
+            write_down("sleeping")
+            await connection.execute("SELECT pg_sleep(30)")
+        case statement:
+            await connection.execute(statement.encode())
+    return number
+
+
+@app.task("unused_async")
+async def unused_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
+    return number + tx.fencing_token - tx.attempt
+
+
+@app.task("book_in_async_session")
+async def book_in_async_session(number: int, how: str, tx: AsyncTaskTransaction = INJECTED) -> int:
+    engine = create_async_engine(ALCHEMY_URL, poolclass=NullPool)
+    async with AsyncSession(engine) as session:
+        row = {"number": number, "attempt": tx.attempt, "id": current_task().id}
+        await session.execute(text("INSERT INTO bookings VALUES (:number, :attempt, :id)"), row)
+        result = await tx.record_in(session, number)
+        await (session.commit() if how == "commit" else session.rollback())
+    await engine.dispose()
+    return result

@@ -1,0 +1,53 @@
+"""The table that tasks of the application `booking` write to, compared with the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.database import Database
+
+APPLICATION = "tests.support.apps.booking:app"
+TX_ROLE = "horsies:child-tx"
+
+EFFECTS = """CREATE TABLE bookings (
+    number integer NOT NULL, attempt integer NOT NULL, task_id uuid NOT NULL,
+    CONSTRAINT positive CHECK (number > -1),
+    CONSTRAINT once UNIQUE (number) DEFERRABLE INITIALLY DEFERRED)"""
+# Per task: its effects, whether it is completed, and the tasks it has sent.
+_DIFFERENCES = """
+    SELECT task.id::text, task.status,
+        (SELECT count(*) FROM bookings WHERE bookings.task_id = task.id) AS effects,
+        (SELECT count(*) FROM horsies_tasks AS sent
+         WHERE sent.task_name = 'receipt' AND sent.args = task.args) AS receipts
+    FROM horsies_tasks AS task WHERE task.task_name = %s"""
+
+
+@contextmanager
+def effects_table(connection: Database) -> Iterator[None]:
+    """The table `bookings`, empty, for the duration of a block."""
+    connection.execute("DROP TABLE IF EXISTS bookings")
+    connection.execute(EFFECTS)
+    try:
+        yield
+    finally:
+        # A worker that the test has frozen would keep the table locked.
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = %s AND datname = current_database()",
+            (TX_ROLE,),
+        )
+        connection.execute("DROP TABLE IF EXISTS bookings")
+
+
+def bookings(connection: Database) -> list[int]:
+    rows = connection.execute("SELECT number FROM bookings ORDER BY number").fetchall()
+    return [number for (number,) in rows]
+
+
+def assert_effects_match(connection: Database, task_name: str) -> None:
+    """Each completed task has its effect and its receipt once, and every other one has none."""
+    rows = connection.execute(_DIFFERENCES, (task_name,)).fetchall()
+    wrong = [row for row in rows if {row[2], row[3]} != {int(row[1] == "COMPLETED")}]
+    assert rows
+    assert not wrong, wrong
