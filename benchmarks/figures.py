@@ -51,11 +51,18 @@ FROM horsies_tasks WHERE task_name = 'burst_nap_50'
 
 
 def drain(
-    children: int = 4, task: str = "noop", count: int = 10_000, flags: Sequence[str] = ()
+    children: int = 4,
+    task: str = "noop",
+    count: int = 10_000,
+    flags: Sequence[str] = (),
+    application: str = "benchmarks.noop_app",
 ) -> dict[str, float]:
     """Let a warm worker drain preloaded tasks: tasks/s, and the cost of each task."""
-    app = _application()
-    with _connection() as connection, running_worker(children, *flags) as worker:
+    app = _application(application)
+    with (
+        _connection() as connection,
+        running_worker(children, *flags, application=f"{application}:app") as worker,
+    ):
         function = getattr(app, task)
         _warm_up(connection, function, 4 * children)
         with _preloading(connection):

@@ -275,7 +275,9 @@ def _execute(
         return _encode(app, definition, assignment, _call(app, definition, call))
     record = AttemptRecord(transactions or Transactions(app), definition, assignment)
     if definition.is_async:
-        return run_coroutine(_await_in_transaction(app, definition, assignment, call, record))
+        coroutine = _await_in_transaction(app, definition, assignment, call, record)
+        reported: ChildReport = run_coroutine(coroutine)
+        return reported
     transaction = AttemptTransaction(record, assignment)
     try:
         call.kwargs[parameter] = transaction.given
