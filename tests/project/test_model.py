@@ -14,7 +14,10 @@ from tests.support.doc_pages import code_of, page, rows, section
 needs_spin = pytest.mark.skipif(
     not (shutil.which("spin") and shutil.which("gcc")), reason="needs spin and gcc"
 )
-SAMPLE = ("NO_BREAK_RESET", "NO_SIGN_GUARD", "NO_GENERATION_IN_OUTCOME", "NO_RELEASE")
+SAMPLE = (
+    *("NO_BREAK_RESET", "NO_SIGN_GUARD", "NO_GENERATION_IN_OUTCOME", "NO_RELEASE"),
+    *("NO_SHARED_COMMIT", "NO_ROW_LOCK", "NO_GENERATION_IN_RECORD", "NO_STATUS_IN_VERDICT"),
+)
 
 
 def title(check: Check) -> str:
@@ -28,6 +31,15 @@ def test_every_state_has_the_properties(check: Check, tmp_path: Path) -> None:
     assert result.violated == ""
     assert verify.judge(check, result)
     assert result.states > 10_000
+
+
+@needs_spin
+def test_the_transaction_of_a_task_has_the_properties(tmp_path: Path) -> None:
+    (check,) = [one for one in verify.PROPERTIES if one.model == "transaction"]
+    result = verify.search(check, tmp_path)
+    assert result.violated == ""
+    assert verify.judge(check, result)
+    assert result.states > 5_000
 
 
 @needs_spin

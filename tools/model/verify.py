@@ -1,9 +1,9 @@
-"""Verify the liveness and the claim protocol with the model checker SPIN.
+"""Verify the protocols of liveness, claims and transactions of tasks with the model checker SPIN.
 
-`python -m tools.model.verify` checks every property of `liveness.pml` and `claim.pml` in all reachable
-states, then removes one rule of the protocols after another and requires a counterexample each time.
-`--quick` checks smaller models, `--explain MACRO` prints the counterexample without that rule. SPIN
-(package `spin`) and a C compiler must be installed. docs/internals/liveness.md describes the models.
+`python -m tools.model.verify` checks every property of `liveness.pml`, `claim.pml` and `transaction.pml` in
+all reachable states, then removes one rule of the protocols after another and requires a counterexample
+each time. `--quick` checks smaller models, `--explain MACRO` prints the counterexample without that rule.
+SPIN (package `spin`) and a C compiler must be installed. docs/internals/liveness.md describes the models.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ PROPERTIES = (
     Check("liveness, time never stops", "liveness", liveness(2, 1), search=PROGRESS),
     Check("claims, 2 workers", "claim"),
     Check("claims, late commits, lock taken first", "claim", ("LATE_COMMIT", "TAKES_LOCK_FIRST")),
+    Check("transactions of tasks", "transaction"),
 )
 
 
@@ -97,6 +98,10 @@ MUTANTS = (
     without("NO_GENERATION_IN_RELEASE", "forgotten", "claim"),
     without("NO_RELEASE", "forgotten", "claim"),
     without("LATE_COMMIT", "forgotten", "claim"),
+    without("NO_SHARED_COMMIT", "effect_without_outcome", "transaction"),
+    without("NO_ROW_LOCK", "foreign_outcome", "transaction"),
+    without("NO_GENERATION_IN_RECORD", "foreign_outcome", "transaction"),
+    without("NO_STATUS_IN_VERDICT", "effect_without_outcome", "transaction"),
 )
 
 # A model that never declares a worker lost would satisfy most properties, so these situations must

@@ -94,7 +94,7 @@ class TaskTransaction:
         """A number that is higher in every later start of this task, for systems outside this database.
 
         A system that remembers the highest token it has seen and refuses lower ones is safe from an attempt
-        that goes on although its task was given to another worker.
+        that continues although its task was given to another worker.
         """
         return self._fencing_token
 
