@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psycopg
@@ -32,6 +33,7 @@ from tests.support.command_line import Finished, Run
 from tests.support.database import (
     Database,
     created_database,
+    is_reusable,
     template_database,
 )
 from tests.support.proxy import Proxy
@@ -122,6 +124,37 @@ def connection(process_url: str) -> Iterator[Database]:
     with psycopg.connect(process_url, autocommit=True) as connection:
         throw_away.empty_tables(connection)
         yield connection
+
+
+@pytest.fixture(scope="session")
+def kept_connections(process_url: str) -> Iterator[list[Database]]:
+    """The connection that the last test left as it was opened, or none."""
+    kept: list[Database] = []
+    yield kept
+    for connection in kept:
+        connection.close()
+
+
+@pytest.fixture
+def kept_connection(process_url: str, kept_connections: list[Database]) -> Iterator[Database]:
+    """The connection of the test before, reset, or a new one; the tables are empty."""
+    connection = _kept_or_new(process_url, kept_connections)
+    with ExitStack() as closing:
+        closing.callback(connection.close)
+        throw_away.empty_tables(connection)
+        yield connection
+        if is_reusable(connection):
+            closing.pop_all()
+            kept_connections.append(connection)
+
+
+def _kept_or_new(url: str, kept: list[Database]) -> Database:
+    if kept:
+        connection = kept.pop()
+        with suppress(psycopg.OperationalError):  # a test may have ended all sessions
+            connection.execute("SELECT")
+            return connection
+    return psycopg.connect(url, autocommit=True)
 
 
 @pytest.fixture(autouse=True)

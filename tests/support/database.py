@@ -10,6 +10,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
 
 from horsies.config.postgres import PostgresConfig
 from horsies.db.migrate import apply_migrations, known_migrations
@@ -27,6 +29,28 @@ HOSTILE_SETTINGS = {
 }
 
 Database: TypeAlias = psycopg.Connection[Any]
+
+
+def is_reusable(connection: Database) -> bool:
+    """Return whether a test has left a connection as it was opened; if so, reset its session.
+
+    The next test then saves the start of a session, whose caches are empty: 20 ms of the 25 ms that an empty
+    test took.
+    """
+    as_opened = (
+        not connection.closed
+        and connection.autocommit
+        and connection.info.transaction_status == TransactionStatus.IDLE
+        and connection.info.pipeline_status == PipelineStatus.OFF
+        and connection.row_factory is tuple_row
+        and not (connection._notice_handlers or connection._notify_handlers)
+        and (connection.prepare_threshold, connection._adapters) == (5, None)
+        and (connection.isolation_level, connection.read_only) == (None, None)
+    )
+    if as_opened:
+        connection._prepared.clear()
+        connection.execute("DISCARD ALL")
+    return as_opened
 
 
 def with_password(url: str, password: str) -> str:
