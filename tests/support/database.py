@@ -34,8 +34,8 @@ Database: TypeAlias = psycopg.Connection[Any]
 def is_reusable(connection: Database) -> bool:
     """Return whether a test has left a connection as it was opened; if so, reset its session.
 
-    The next test then saves the start of a session, whose caches are empty: opening one and finding the tables
-    empty took 54 to 67 ms on a busy machine, with a kept session 8 to 11 ms.
+    The next test then saves the start of a session, whose caches are empty: opening one and finding the
+    tables empty took 54 to 67 ms on a busy machine, with a kept session 8 to 11 ms.
     """
     as_opened = (
         not connection.closed
