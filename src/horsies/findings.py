@@ -316,7 +316,8 @@ GROUPS: dict[str, dict[str, Entry]] = {
     "task, ended": {
         "ENDED": _remark(
             "It has ended: completed, failed, was cancelled or expired.",
-            "`horsies retry ID`, or `horsies workflow retry RUN`.",
+            "`horsies show ID --payload` shows why it failed; `horsies retry ID`, or `horsies workflow "
+            "retry RUN`, runs it again.",
         ),
         "NOT_RETRIED_UNLISTED": _remark(
             "The retry policy lists neither the error code nor the exception.",

@@ -153,7 +153,8 @@ def test_a_failed_task_tells_why_it_was_not_retried(
     add_attempt(connection, task_id, outcome="FAILED", error_code="X", retry_reason=reason)
     explanation = doors.task(task_id)
     assert codes(explanation) == ["ENDED", expected]
-    assert the(explanation, "ENDED").remedy == f"horsies retry {task_id}"
+    assert the(explanation, "ENDED").remedy == f"horsies show {task_id} --payload"
+    assert the(explanation, expected).remedy == f"horsies retry {task_id}"
     connection.execute("UPDATE horsies_tasks SET cancel_requested_at = now()")
     if reason == TOO_LATE:
         assert codes(doors.task(task_id)) == ["ENDED", "NOT_RETRIED_CANCELLED"]

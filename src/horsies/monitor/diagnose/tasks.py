@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from horsies.db.statements.doctor import OverlongTask
@@ -495,9 +495,13 @@ def _ended(task: TaskFacts) -> Iterator[Finding]:
         TaskStatus.CANCELLED: f"It was cancelled{when}",
         TaskStatus.EXPIRED: f"It expired{when}: it did not start before its good_until",
     }[status]
-    yield finding("ENDED", f"{verb}.", since=task.ended_at, remedy=_again(task))
-    if status is TaskStatus.FAILED:
-        yield _not_retried(task)
+    if status is not TaskStatus.FAILED:
+        yield finding("ENDED", f"{verb}.", since=task.ended_at, remedy=_again(task))
+        return
+    # The message and the traceback may contain arguments, so they are shown on request only.
+    cause = command("show", task.id, "--payload")
+    yield finding("ENDED", f"{verb}.", since=task.ended_at, remedy=cause)
+    yield replace(_not_retried(task), remedy=_again(task))
 
 
 def _again(task: TaskFacts) -> str | None:
