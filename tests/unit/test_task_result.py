@@ -409,5 +409,5 @@ def test_a_result_shows_its_value_shortened(
 
 def test_a_result_shows_the_beginning_of_a_long_list() -> None:
     # Not a parameter of the test above: every test process would keep these 38 MB to its end.
-    result = TaskResult(ok=list(range(1_000_000)))
+    result: TaskResult[list[int], TaskError] = TaskResult(ok=list(range(1_000_000)))
     assert repr(result) == "TaskResult(ok=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...])"
