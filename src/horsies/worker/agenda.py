@@ -127,20 +127,21 @@ class Agenda:
         """Claim again at that time at the latest, whether or not a task is known to be due."""
         self.claim_at = min(self.claim_at, at)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float, early_seconds: float = 0.0) -> None:
         """Request a claim if a due time has come, and a check of everything if the safety poll is
-        due.
+        due, or will be within `early_seconds`.
         """
+        is_poll = now + early_seconds >= self.poll_at
         if now >= self.claim_at:
             self.may_have_work = True
             self.claim_at = NEVER
-        if now < self.due_at and now < self.poll_at:
+        if now < self.due_at and not is_poll:
             return
         # Deadlines also pass while every child is busy.
         self.needs_look_ahead = True
         if now >= self.due_at:
             self.may_have_work = True
-        if now >= self.poll_at:
+        if is_poll:
             self.last_look = None
         self.due_at = NEVER
         self.poll_at = now + self.poll_seconds

@@ -128,6 +128,12 @@ class Heartbeat:
         is_idle = self._dispatcher.ledger.is_empty
         return self._clock.due_at(is_idle=is_idle, has_suspects=self._watch.has_suspects)
 
+    def poll_early_seconds(self, now: float) -> float:
+        """How much earlier an idle worker polls so that its poll and a heartbeat that is due share a
+        transaction.
+        """
+        return self._clock.early_seconds + EARLY_SECONDS if now >= self.due_at() else 0.0
+
     @property
     def must_come_first(self) -> bool:
         """Whether a heartbeat comes before any other work: other workers may have declared this one

@@ -167,8 +167,11 @@ class Work:
         return all(lane.agenda.is_calm for lane in self._lanes)
 
     def tick(self, now: float) -> None:
+        early_seconds = 0.0
+        if self._dispatcher.ledger.is_empty:
+            early_seconds = self._maintenance.heartbeat.poll_early_seconds(now)
         for lane in self._lanes:
-            lane.agenda.tick(now)
+            lane.agenda.tick(now, early_seconds)
 
     def next_at(self) -> float:
         """When the next round is due if nothing happens."""

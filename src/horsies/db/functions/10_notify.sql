@@ -37,23 +37,29 @@ $$;
 -- Wake workers for "p_count" due tasks of a queue: all workers if there are few of them or many tasks, otherwise
 -- one more than there are tasks. If none waits, two busy ones are notified: a worker may begin to wait before the
 -- sender commits, and they find it then. An older snapshot than that of this statement may name dead workers only, so it
--- wakes all. With the rights of its owner: a producer need not read the table of workers.
+-- wakes all. With the rights of its owner: a producer need not read the table of workers. No send waits for that
+-- table: while another session has locked it, all workers are woken.
 CREATE OR REPLACE FUNCTION horsies_wake(p_queue text, p_count bigint, p_hint text)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     chosen text[];
 BEGIN
-    IF p_count <= 32 AND current_setting('transaction_isolation') = 'read committed' AND (
-        SELECT count(*) FROM (SELECT FROM horsies_workers WHERE stopped_at IS NULL LIMIT 5) AS living) = 5
-    THEN
-        chosen := horsies_waiting_workers(p_queue, p_count::integer + 1, '');
-        IF chosen = '{}' THEN
-            chosen := ARRAY(
-                SELECT worker.worker_id::text FROM horsies_workers AS worker
-                WHERE worker.stopped_at IS NULL AND p_queue = ANY(worker.queues)
-                ORDER BY random() LIMIT 2);
+    BEGIN
+        LOCK TABLE horsies_workers IN ACCESS SHARE MODE NOWAIT;
+        IF p_count <= 32 AND current_setting('transaction_isolation') = 'read committed' AND (
+            SELECT count(*) FROM (SELECT FROM horsies_workers WHERE stopped_at IS NULL LIMIT 5) AS living) = 5
+        THEN
+            chosen := horsies_waiting_workers(p_queue, p_count::integer + 1, '');
+            IF chosen = '{}' THEN
+                chosen := ARRAY(
+                    SELECT worker.worker_id::text FROM horsies_workers AS worker
+                    WHERE worker.stopped_at IS NULL AND p_queue = ANY(worker.queues)
+                    ORDER BY random() LIMIT 2);
+            END IF;
         END IF;
-    END IF;
+    EXCEPTION WHEN lock_not_available THEN
+        chosen := NULL;
+    END;
     IF chosen IS NULL OR chosen = '{}' THEN
         PERFORM pg_notify('task_queue_' || p_queue, p_hint);
     ELSE
