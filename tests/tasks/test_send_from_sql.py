@@ -261,10 +261,12 @@ def test_the_holder_of_a_key_is_found_by_an_index_although_the_plan_was_made_on_
         "INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha) "
         "SELECT gen_random_uuid(), 'other', 'q', 's' FROM generate_series(1, 2000)"
     )
+    query = "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'horsies_tasks'"
     with connection.transaction():
+        # The counts of earlier transactions are among them until the server flushes them, within a second.
+        before = connection.execute(query).fetchall()
         assert send_again() == first
-        query = "SELECT seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'horsies_tasks'"
-        assert connection.execute(query).fetchall() == [(0,)]
+        assert connection.execute(query).fetchall() == before
 
 
 PYTHON_SAYS_THE_SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
