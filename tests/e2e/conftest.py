@@ -12,11 +12,13 @@ import psycopg
 import pytest
 
 from horsies.db.migrate import apply_migrations
+from tests.support.database import Database
 from tests.support.hosts import Hosts, hosts_or_skip
 from tests.support.private_server import PrivateServer
 from tests.support.routes import FLEETS, THROUGH_PGBOUNCER, routed
 from tests.support.routes import programs as programs
 from tests.support.routes import route as route
+from tests.support.transactions import effects_table
 from tests.support.workers import Fleet, Journal, Route
 
 
@@ -32,6 +34,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def flows(programs: ModuleType) -> ModuleType:
     """The workflows, once the database of their tasks is known."""
     return importlib.import_module("tests.support.apps.flows")
+
+
+@pytest.fixture(scope="module")
+def booking(programs: ModuleType) -> Iterator[ModuleType]:
+    """The tasks with effects in the database of the application."""
+    module = importlib.import_module("tests.support.apps.booking")
+    yield module
+    module.app.close()
+
+
+@pytest.fixture
+def effects(connection: Database) -> Iterator[Database]:
+    """A connection to the database with the table of these effects."""
+    with effects_table(connection):
+        yield connection
 
 
 @pytest.fixture

@@ -27,12 +27,16 @@ else:  # the help text needs none of them
 EXIT_FAILED = 1
 EXIT_NOT_FOUND = 4
 
+_LOCATOR_FORM = (
+    "package.module:app or path/to/file.py:app; :app may be left out if the module has exactly one "
+    "application"
+)
+
 LocatorArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="LOCATOR",
-        help="package.module:app or path/to/file.py:app; :app may be left out if the module has "
-        "exactly one application.",
+        help=f"{_LOCATOR_FORM}.",
         show_default=False,
     ),
 ]
@@ -41,8 +45,8 @@ LocatorsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="LOCATOR",
-        help="package.module:app or path/to/file.py:app; :app may be left out if the module has exactly one "
-        "application; several for several databases, each optionally named, as in NAME=LOCATOR.",
+        help=f"{_LOCATOR_FORM}; several for several databases, each optionally named, as in "
+        "NAME=LOCATOR.",
         show_default=False,
     ),
 ]
@@ -63,8 +67,7 @@ ApplicationOption = Annotated[
         "--module",
         "-m",
         metavar="LOCATOR",
-        help="The application: package.module:app or path/to/file.py:app; :app may be left out if the "
-        "module has exactly one application.",
+        help=f"The application: {_LOCATOR_FORM}.",
         show_default=False,
     ),
 ]
@@ -93,8 +96,8 @@ ApplicationsOption = Annotated[
         "--module",
         "-m",
         metavar="LOCATOR",
-        help="The application: package.module:app or path/to/file.py:app; :app may be left out if the "
-        "module has exactly one application; repeat it for several databases, as in NAME=LOCATOR.",
+        help=f"The application: {_LOCATOR_FORM}; repeat it for several databases, as in "
+        "NAME=LOCATOR.",
         show_default=False,
     ),
 ]

@@ -84,7 +84,7 @@ def fact_table(facts: Iterable[tuple[str, str | None]]) -> Table:
 
 
 def hanging(mark: str, text: Text, style: str = "") -> Table:
-    """Put a mark before a text and indent its wrapped lines to match the first."""
+    """Prefix a text with a mark, and indent its wrapped lines to match the first."""
     table = Table(("left", "fold"), styles=(style, ""), gap=" ")
     table.add_row(mark, text)
     return table

@@ -196,7 +196,7 @@ def lacks_right_on(error: psycopg.Error, table: str) -> bool:
 
 
 def is_of_text(error: psycopg.Error) -> bool:
-    """Whether the database refuses to store a text of the statement itself.
+    """Whether the database refuses one of the texts that the statement stores.
 
     A trigger, or a constraint that an operator added, refuses a row, not its text. An error without a
     SQLSTATE means that the statement was too large to send.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -15,26 +13,12 @@ from tests.support.transactions import (
     TX_ROLE,
     assert_effects_match,
     bookings,
-    effects_table,
 )
 from tests.support.wait import wait_until
 from tests.support.workers import Journal, RunningWorker
 
 WORKER = {"application": APPLICATION, "processes": 1}
 OPTIONS = ("--async-children", "1", "--async-slots", "8")
-
-
-@pytest.fixture(scope="module")
-def booking(programs: ModuleType) -> Iterator[ModuleType]:
-    module = importlib.import_module("tests.support.apps.booking")
-    yield module
-    module.app.close()
-
-
-@pytest.fixture
-def effects(connection: Database) -> Iterator[Database]:
-    with effects_table(connection):
-        yield connection
 
 
 def test_coroutines_commit_their_effects_with_their_outcomes(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
@@ -11,25 +9,12 @@ import pytest
 from horsies import MapNode, TaskStatus, from_node
 from tests.support.database import Database, backends
 from tests.support.tables import attempts, task, tasks, wait_for_status
-from tests.support.transactions import APPLICATION, TX_ROLE, bookings, effects_table
+from tests.support.transactions import APPLICATION, TX_ROLE, bookings
 from tests.support.wait import wait_until
 from tests.support.workers import Journal, RunningWorker
 
 WORKER = {"application": APPLICATION, "processes": 1}
 ENDED_IT = "the task has ended it"
-
-
-@pytest.fixture(scope="module")
-def booking(programs: ModuleType) -> Iterator[ModuleType]:
-    module = importlib.import_module("tests.support.apps.booking")
-    yield module
-    module.app.close()
-
-
-@pytest.fixture
-def effects(connection: Database) -> Iterator[Database]:
-    with effects_table(connection):
-        yield connection
 
 
 def test_effects_sends_outcome_and_attempt_commit_together(
