@@ -142,7 +142,7 @@ def fleet(
     """Run many workers: what they cost while idle and per single task, the rate of a drain, and the time
     until the task of a killed worker is recovered.
     """
-    app = _application()
+    app = _application("benchmarks.newer_app")
     found: dict[str, float] = {}
     with _connection() as connection, running_fleet(connection, workers, children) as running:
         if idle_seconds:

@@ -51,7 +51,7 @@ class Fleet:
         deadline = time.monotonic() + READY_SECONDS
         while (living := self._number(LIVING)) < size:
             if len(self.processes) < min(size, living + STARTS):
-                command = [sys.executable, "-m", "horsies", "worker", "benchmarks.noop_app:app"]
+                command = [sys.executable, "-m", "horsies", "worker", "benchmarks.newer_app:app"]
                 self.processes.append(subprocess.Popen([*command, *self._flags]))
             else:
                 time.sleep(0.1)
