@@ -19,6 +19,7 @@ import psycopg
 from benchmarks import (
     async_children,
     burst,
+    capacity,
     growth,
     history,
     producer,
@@ -59,6 +60,7 @@ ALL: dict[str, Callable[[str], bool]] = {
     **workflow.BENCHMARKS,
     **workers.BENCHMARKS,
     **sessions.BENCHMARKS,
+    **capacity.BENCHMARKS,
 }
 
 

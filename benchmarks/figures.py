@@ -63,10 +63,9 @@ def drain(
         _connection() as connection,
         running_worker(children, *flags, application=f"{application}:app") as worker,
     ):
-        function = getattr(app, task)
-        _warm_up(connection, function, 4 * children)
+        _warm_up(connection, getattr(app, "noop" if task == "chain" else task), 4 * children)
         with _preloading(connection):
-            function.send_many([function.bind() for _ in range(count)]).unwrap()
+            _load(app, task, count)
         return _drained(connection, worker, count)
 
 
@@ -138,6 +137,7 @@ def fleet(
     count: int = 4_000,
     kills: int = 3,
     idle_seconds: float = 10.0,
+    drained: Sequence[str] = ("noop", "burst"),
 ) -> dict[str, float]:
     """Run many workers: what they cost while idle and per single task, the rate of a drain, and the time
     until the task of a killed worker is recovered.
@@ -152,12 +152,12 @@ def fleet(
         if kills:
             taken = recovery_seconds(running, app.burst_for, kills)
             found |= {"recovery_s": statistics.median(taken), "recovery_max_s": max(taken)}
-        for name, function in (("rate", app.noop), ("burst_rate", app.burst)) if count else ():
+        for task in drained if count else ():
             with _preloading(connection):
-                function.send_many([function.bind() for _ in range(count)]).unwrap()
+                _load(app, task, count)
             connection.execute("SELECT pg_notify('task_queue_default', '')")
             wait_for(connection, count, running.processes[0])
-            found[name] = count / _number(connection, DRAIN_SECONDS, count)
+            found[f"{task}_rate"] = count / _number(connection, DRAIN_SECONDS, count)
     app.app.close()
     return found
 
@@ -306,6 +306,15 @@ def _warm_up(connection: Connection[Any], function: Any, count: int) -> None:
     for _ in range(count):
         assert function.send().unwrap().get(timeout_ms=20_000).is_ok()
     time.sleep(0.3)  # the worker searches for due tasks again, up to a tenth of a second later
+
+
+def _load(app: Any, task: str, count: int) -> None:
+    """Send that many tasks of this name at once, or start as many nodes in chains."""
+    if task == "chain":
+        importlib.import_module("horsies").start_many([app.chain()] * (count // app.STEPS)).unwrap()
+    else:
+        function = getattr(app, task)
+        function.send_many([function.bind() for _ in range(count)]).unwrap()
 
 
 @contextmanager

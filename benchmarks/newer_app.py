@@ -7,10 +7,20 @@ import statistics
 import time
 from contextlib import suppress
 
-from benchmarks.noop_app import AGAIN, app, burst, noop
+from benchmarks.noop_app import AGAIN, STEPS, app, burst, chain, noop
 from horsies import TaskError, TaskResult, TaskStopped, current_task
 
-__all__ = ["app", "blocking_nap", "burst", "burst_for", "noop", "report", "sleeping_nap"]
+__all__ = [
+    "STEPS",
+    "app",
+    "blocking_nap",
+    "burst",
+    "burst_for",
+    "chain",
+    "noop",
+    "report",
+    "sleeping_nap",
+]
 
 
 @app.task("burst_for", retry_policy=AGAIN)

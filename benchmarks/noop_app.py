@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
-from horsies import AppConfig, Horsies, PostgresConfig, RetryPolicy, TaskError, TaskResult
+from horsies import AppConfig, Horsies, PostgresConfig, RetryPolicy, TaskError, TaskNode, TaskResult
 
 # "off" makes a worker count nothing, to measure the cost of counting.
 if os.environ.get("HORSIES_BENCH_TALLY") == "off":
@@ -24,6 +25,8 @@ if os.environ.get("HORSIES_BENCH_TRACING") == "off":
     remove_checks()
 
 app = Horsies(AppConfig(broker=PostgresConfig.from_env(pool_size=1)))
+# The nodes of a chain.
+STEPS = 5
 # A child may hold several tasks that are tried again after a crash.
 AGAIN = RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"])
 
@@ -85,3 +88,11 @@ def numbers(count: int) -> TaskResult[list[int], TaskError]:
 def number(number: int) -> TaskResult[None, TaskError]:
     """Do nothing with an item of a map."""
     return TaskResult(ok=None)
+
+
+def chain() -> Any:
+    """Return a run of nodes that do nothing, each after the one before."""
+    nodes = [TaskNode(noop)]
+    while len(nodes) < STEPS:
+        nodes.append(TaskNode(noop, waits_for=[nodes[-1]]))
+    return app.workflow("chain", nodes, definition_key="benchmarks.chain")

@@ -24,9 +24,8 @@ from horsies.ids import new_id
 from horsies.workflow.nodes.nodes import AnyNode, MapNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
 
-# Nodes of each shape and round. A chain has this many steps; the fan and the map are one run each.
+# Nodes of each shape and round; the fan and the map are one run each.
 NODES = 1_000
-CHAIN_STEPS = 5
 ROUNDS = 5
 CHILDREN = (4, 8)
 NODE_TARGET = 0.8
@@ -60,10 +59,11 @@ def _noop_app(url: str) -> Any:
     return app
 
 
-def _chain(app: Any, *, takes: bool = False) -> WorkflowSpec[Any]:
+def _taking_chain(app: Any) -> WorkflowSpec[Any]:
+    """Nodes that take each other's results; ``app.chain`` only waits for them."""
     nodes = [TaskNode(app.noop)]
-    for _ in range(CHAIN_STEPS - 1):
-        nodes.append(_after(app, nodes[-1], takes=takes))
+    while len(nodes) < app.STEPS:
+        nodes.append(_after(app, nodes[-1], takes=True))
     return _spec(app, "chain", nodes)
 
 
@@ -115,10 +115,10 @@ class _Shape(NamedTuple):
 
 
 def _shapes(app: Any) -> dict[str, _Shape]:
-    chains = NODES // CHAIN_STEPS
+    chains = NODES // app.STEPS
     return {
-        "chains": _Shape(_chain(app), chains, 0, CHAIN_STEPS),
-        "chains, taking": _Shape(_chain(app, takes=True), chains, 0, CHAIN_STEPS),
+        "chains": _Shape(app.chain(), chains, 0, app.STEPS),
+        "chains, taking": _Shape(_taking_chain(app), chains, 0, app.STEPS),
         "fan": _Shape(_fan(app), 1, 1, NODES),
         "fan, taking": _Shape(_fan(app, takes=True), 1, 1, NODES),
         "map": _Shape(_map(app), 1, 1, 1),
@@ -185,9 +185,7 @@ def _rates(url: str, children: int) -> dict[str, list[dict[str, float]]]:
 def workflow(url: str) -> bool:
     """Let one worker run plain tasks, chains, fans and maps in turn, with 4 and 8 children."""
     measured = {children: _rates(url, children) for children in CHILDREN}
-    heading(
-        f"workflows, {NODES:,} nodes of each shape, chains of {CHAIN_STEPS}, median (min-max) of {ROUNDS}"
-    )
+    heading(f"workflows, {NODES:,} nodes of each shape, median (min-max) of {ROUNDS}")
     good = True
     for children, found in measured.items():
         print(f"  {children} children")
@@ -226,7 +224,7 @@ def starts(url: str) -> bool:
         connection.execute(EMPTY)
     app.app.close()
     heading(
-        f"starts of runs of {CHAIN_STEPS} nodes against single sends, median (min-max) of {ROUNDS}"
+        f"starts of runs of {app.STEPS} nodes against single sends, median (min-max) of {ROUNDS}"
     )
     sends = found["single sends"]
     for name, runs in found.items():
@@ -248,7 +246,7 @@ class _Producer:
     def __init__(self, app: Any, connection: Connection[Any]) -> None:
         self._app = app
         self._connection = connection
-        self._spec = _chain(app)
+        self._spec = app.chain()
 
     def sends(self) -> dict[str, float]:
         return self._measured(SENDS, lambda: [self._app.noop.send().unwrap() for _ in range(SENDS)])
@@ -259,7 +257,7 @@ class _Producer:
     def built_starts(self) -> dict[str, float]:
         def start() -> None:
             for _ in range(STARTS):
-                _chain(self._app).start().unwrap()
+                self._app.chain().start().unwrap()
 
         return self._measured(STARTS, start)
 

@@ -1,4 +1,4 @@
-"""The benchmarks' judgement of an idle machine, and the order of their rounds."""
+"""The benchmarks' judgement of an idle machine, the order of their rounds, and the model of capacity."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from functools import partial
 from types import FunctionType
 
 import pytest
+from benchmarks.capacity import Cost, Line, tasks_per_second
 from benchmarks.machine import BUSY_MARK, Machine, MachineBusyError, is_idle, used_share
 from benchmarks.rounds import alternate, ratios, spread
 from benchmarks.untraced import checked_functions, code_without_checks
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 class Processors:
@@ -89,3 +92,37 @@ def test_the_checks_for_tracing_can_be_removed(function: FunctionType) -> None:
         unchecked.co_varnames[: unchecked.co_argcount] == checked.co_varnames[: checked.co_argcount]
     )
     assert not {"tracing", "_tracing", "traces"} & set(unchecked.co_names)
+
+
+COST = Cost(Line(300, 40), Line(500, 60), 100, 2, 8)
+
+
+def test_a_line_runs_through_both_measurements() -> None:
+    line = Line.through((2, 264), (8, 113))
+    assert line.turn(2) == pytest.approx(2 * 264)
+    assert line.turn(8) == pytest.approx(8 * 113)
+
+
+def test_one_worker_waits_for_nobody() -> None:
+    # parent 380, server 620, two tasks in parallel 100, flush 200: 1,300 µs for two tasks
+    rate = tasks_per_second(COST, cores=2, workers=1, children=2, flush_us=200)
+    assert rate == pytest.approx(2 / 0.0013)
+
+
+def test_many_workers_use_all_processors_and_no_more() -> None:
+    rate = tasks_per_second(COST, cores=2, workers=200, children=2, flush_us=0)
+    assert rate == pytest.approx(2 * 2 / 0.0012, rel=0.01)
+
+
+def test_commits_that_notify_share_no_flush() -> None:
+    rate = tasks_per_second(COST, cores=64, workers=200, children=8, flush_us=1_000)
+    assert rate == pytest.approx(8 * 1_000, rel=0.01)
+
+
+@given(st.integers(1, 40), st.integers(1, 32), st.floats(0, 5_000))
+def test_another_worker_never_lowers_the_rate(workers: int, cores: int, flush: float) -> None:
+    fewer, more = (
+        tasks_per_second(COST, cores=cores, workers=count, children=2, flush_us=flush)
+        for count in (workers, workers + 1)
+    )
+    assert more >= fewer * (1 - 1e-9)
