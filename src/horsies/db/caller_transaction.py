@@ -61,6 +61,15 @@ def leads_elsewhere(error: BaseException) -> bool:
     return getattr(error, "sqlstate", None) in _MISSING_STATES
 
 
+def is_nested(transaction: object) -> bool:
+    """Return whether a framework's transaction is inside a savepoint that could be rolled back alone."""
+    found: Any = getattr(transaction, "sync_session", transaction)
+    if hasattr(found, "ensure_connection"):  # Django
+        return any(found.savepoint_ids)
+    nested = getattr(found, "in_nested_transaction", None)  # SQLAlchemy
+    return nested is not None and bool(nested())
+
+
 @contextmanager
 def borrowed(transaction: object, within: Installation) -> Iterator[Execute]:
     """Execute statements in the caller's transaction, inside a savepoint."""

@@ -8,13 +8,17 @@ next task of its child, with its settings reset.
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
 
 import psycopg
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 from psycopg.pq import ConnStatus, PipelineStatus, TransactionStatus
-from psycopg.rows import tuple_row
+from psycopg.sql import Composable
 
 from horsies.db.database import (
     AsyncOwnConnection,
@@ -38,144 +42,335 @@ CLIENT_CHECK_MS = 1_000
 IDLE_AFTER_RECORD_MS = 2_000
 # How long a statement that a stop has interrupted may take to end.
 CANCEL_SECONDS = 1.0
-# The settings, the role and the temporary tables of the task before. In its own transaction, though in the
-# same message: DISCARD takes a snapshot, after which the task could not choose its isolation level.
-_CLEAN = "BEGIN; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; COMMIT; "
+# The settings, the role, the temporary tables, the cursors, the channels and the locks of the task before. In
+# its own transaction, though in the same message: DISCARD takes a snapshot, after which the task could not
+# choose its isolation level.
+_CLEAN = (
+    "BEGIN; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; CLOSE ALL; UNLISTEN *; "
+    "SELECT pg_catalog.pg_advisory_unlock_all(); COMMIT; "
+)
 _BY_ITSELF = (
     "the transaction commits with the outcome of the task, when its function returns a success"
 )
+_TO_ROLL_BACK = (
+    "raise an exception or return an error to roll back, or use `with tx.connection.transaction():` for a "
+    "part"
+)
 ENDED_BY_TASK = "the task has ended it; leave COMMIT and ROLLBACK out"
+OVER = "The task of this transaction has ended; use it before the function returns."
+_FORKED = (
+    "tx.connection belongs to the process of the task; a forked process opens its own connection."
+)
+_BUSY = "a statement of another thread runs in it; wait for the thread before the function returns"
+_OPEN_BLOCK = "a `with tx.connection.transaction():` block is still open"
+_WITHOUT_TRIGGERS = (
+    "session_replication_role is {!r}, so that the triggers that notify workers and advance runs would not "
+    "fire; reset it before the function returns"
+)
 _REFUSALS = {
     "commit": f"commit() is refused on tx.connection: {_BY_ITSELF}.",
-    "rollback": "rollback() is refused on tx.connection: raise an exception or return an error to roll back, "
-    "or use `with tx.connection.transaction():` for a part.",
+    "rollback": f"rollback() is refused on tx.connection: {_TO_ROLL_BACK}.",
     "close": f"close() is refused on tx.connection: {_BY_ITSELF}.",
     "autocommit": f"tx.connection has no autocommit: {_BY_ITSELF}.",
     "tpc_begin": "tx.connection has no two-phase commit: PostgreSQL cannot prepare a transaction that "
     "notifies workers.",
 }
+# A statement that ends the transaction: a rollback to a savepoint does not. One behind a semicolon, in a
+# function or below psycopg is found by the mark of the transaction, after the fact.
+_ENDING = re.compile(
+    r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
+    r"(commit|end|abort|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b)|prepare\s+transaction)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
-class TaskConnection(OwnConnection):
-    """A connection whose transaction only the library ends while a task has it."""
+class _Loan:
+    """The time for which a task may use its session: until its function has returned, in its own process."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.is_lent = False
-        # Its sessions belong to other clients between two transactions.
-        self.is_pooled = False
-        self._mark = ""
-        self._pipeline_of_record: Pipeline | None = None
+    __slots__ = ("_pid", "is_over")
 
-    def begin(self, mark: str) -> None:
-        """Begin the transaction of an attempt, which `mark` names, and let its task use the connection."""
-        self._mark = mark
-        self.row_factory = tuple_row
-        self.execute(_begin_command(mark, self.is_pooled), prepare=False)
-        self.is_lent = True
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.is_over = False
 
-    def record(self, steps: Sequence[Step]) -> list[list[Any]] | None:
-        """Execute the statements that record the outcome; return their rows, or None if this is not the
-        transaction that ``begin`` began.
-        """
-        self.is_lent = False
-        if self._pipeline_of_record is None:
-            self._pipeline_of_record = Pipeline(self, prepared=False)
-        answers = self._pipeline_of_record.run(_with_checks(steps))
-        return _checked(answers, self._mark)
+    @property
+    def is_forked(self) -> bool:
+        return self._pid != os.getpid()
 
-    def give_up(self) -> None:
-        """Roll back, without an exception; a session that cannot is closed, and the server rolls back."""
-        self.is_lent = False
-        if self.pgconn.pipeline_status != PipelineStatus.OFF:
-            self.pgconn.finish()
-        with suppress(psycopg.Error):
-            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:  # a stop interrupted it
-                self.cancel_safe(timeout=CANCEL_SECONDS)
-            elif self.pgconn.transaction_status != TransactionStatus.IDLE:
-                super().rollback()
-                return
-        if self.pgconn.transaction_status != TransactionStatus.IDLE:
-            self.pgconn.finish()
+    def check(self) -> None:
+        if self.is_over:
+            raise TransactionMisuse(OVER)
+        if self.is_forked:
+            raise TransactionMisuse(_FORKED)
 
-    def commit(self) -> None:
-        _refuse(self, "commit")
-        super().commit()
 
-    def rollback(self) -> None:
-        _refuse(self, "rollback")
-        super().rollback()
+def _refuse(what: str) -> NoReturn:
+    raise TransactionMisuse(_REFUSALS[what])
 
-    def close(self) -> None:
-        _refuse(self, "close")
-        super().close()
 
-    def set_autocommit(self, value: bool) -> None:
-        _refuse(self, "autocommit")
-        super().set_autocommit(value)
+def _refuse_end(query: Any) -> None:
+    """Refuse a statement that would end the transaction."""
+    if isinstance(query, bytes):
+        query = query.decode(errors="replace")
+    elif isinstance(query, Composable):
+        query = query.as_string()
+    if isinstance(query, str) and (found := _ENDING.match(query)):
+        word = found[1].upper()
+        why = _BY_ITSELF if word in ("COMMIT", "END") else _TO_ROLL_BACK
+        raise TransactionMisuse(f"{word} is refused on tx.connection: {why}.")
+
+
+class TaskCursor(Cursor[Any]):
+    """A cursor of ``tx.connection``."""
+
+    def execute(self, query: Any, *arguments: Any, **options: Any) -> Self:
+        _refuse_end(query)
+        return super().execute(query, *arguments, **options)
+
+
+class AsyncTaskCursor(AsyncCursor[Any]):
+    """``TaskCursor`` for a coroutine."""
+
+    async def execute(self, query: Any, *arguments: Any, **options: Any) -> Self:
+        _refuse_end(query)
+        return await super().execute(query, *arguments, **options)
+
+
+class TaskConnection(Connection[Any]):
+    """The session as its task sees it: the library ends the transaction, and then the loan.
+
+    It shares the state of the library's connection. A thread or a coroutine that outlives the task keeps
+    this object, so that it reaches neither the next task of the session nor a session without a transaction.
+    """
+
+    loan: _Loan
+
+    def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
+        self.loan.check()  # every statement of psycopg passes here, with the connection locked
+        return super().wait(gen, *arguments, **options)
+
+    def cancel(self) -> None:
+        self.loan.check()
+        super().cancel()
+
+    def cancel_safe(self, **options: Any) -> None:
+        self.loan.check()
+        super().cancel_safe(**options)
+
+    def commit(self) -> NoReturn:
+        _refuse("commit")
+
+    def rollback(self) -> NoReturn:
+        _refuse("rollback")
+
+    def close(self) -> NoReturn:
+        _refuse("close")
+
+    def set_autocommit(self, value: bool) -> NoReturn:
+        _refuse("autocommit")
 
     def tpc_begin(self, xid: Any) -> NoReturn:
-        raise TransactionMisuse(_REFUSALS["tpc_begin"])
+        _refuse("tpc_begin")
 
 
-class AsyncTaskConnection(AsyncOwnConnection):
+class AsyncTaskConnection(AsyncConnection[Any]):
     """``TaskConnection`` for a coroutine."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.is_lent = False
-        self.is_pooled = False
-        self._mark = ""
+    loan: _Loan
 
-    async def begin(self, mark: str) -> None:
-        self._mark = mark
-        self.row_factory = tuple_row
-        await self.execute(_begin_command(mark, self.is_pooled), prepare=False)
-        self.is_lent = True
+    async def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
+        self.loan.check()
+        return await super().wait(gen, *arguments, **options)
 
-    async def record(self, steps: Sequence[Step]) -> list[list[Any]] | None:
-        self.is_lent = False
-        answers = [
-            await statement.run_async(self, params) for statement, params in _with_checks(steps)
-        ]
-        return _checked(answers, self._mark)
+    def cancel(self) -> None:
+        self.loan.check()
+        super().cancel()
 
-    async def give_up(self) -> None:
-        self.is_lent = False
-        if self.pgconn.pipeline_status != PipelineStatus.OFF:
-            self.pgconn.finish()
-        if self.pgconn.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
-            with suppress(psycopg.Error):
-                await super().rollback()
-        if self.pgconn.transaction_status != TransactionStatus.IDLE:
-            self.pgconn.finish()
+    async def cancel_safe(self, **options: Any) -> None:
+        self.loan.check()
+        await super().cancel_safe(**options)
 
-    async def commit(self) -> None:
-        _refuse(self, "commit")
-        await super().commit()
+    async def commit(self) -> NoReturn:
+        _refuse("commit")
 
-    async def rollback(self) -> None:
-        _refuse(self, "rollback")
-        await super().rollback()
+    async def rollback(self) -> NoReturn:
+        _refuse("rollback")
 
-    async def close(self) -> None:
-        _refuse(self, "close")
-        await super().close()
+    async def close(self) -> NoReturn:
+        _refuse("close")
 
-    async def set_autocommit(self, value: bool) -> None:
-        _refuse(self, "autocommit")
-        await super().set_autocommit(value)
+    async def set_autocommit(self, value: bool) -> NoReturn:
+        _refuse("autocommit")
 
     async def tpc_begin(self, xid: Any) -> NoReturn:
-        raise TransactionMisuse(_REFUSALS["tpc_begin"])
+        _refuse("tpc_begin")
 
 
 AnyTaskConnection: TypeAlias = TaskConnection | AsyncTaskConnection
+View = TypeVar("View", TaskConnection, AsyncTaskConnection)
 
 
-def _refuse(connection: AnyTaskConnection, what: str) -> None:
-    if connection.is_lent:
-        raise TransactionMisuse(_REFUSALS[what])
+class Recorded(NamedTuple):
+    """Whether the outcome is recorded in the transaction; if that is impossible, why."""
+
+    problem: str | None
+    is_owned: bool = False
+
+
+class SessionConnection(OwnConnection):
+    """The library's end of a session for transactions of tasks."""
+
+    # Its sessions belong to other clients between two transactions.
+    is_pooled = False
+    pipeline_of_record: Pipeline | None = None
+
+
+class AsyncSessionConnection(AsyncOwnConnection):
+    """``SessionConnection`` for coroutines."""
+
+    is_pooled = False
+
+
+class TaskSession:
+    """The session of one attempt: from BEGIN to COMMIT or ROLLBACK."""
+
+    def __init__(self, connection: SessionConnection, mark: str) -> None:
+        self._connection = connection
+        self._mark = mark
+        self._loan = _Loan()
+        self.lent = _view(TaskConnection, connection, self._loan)
+        self.lent.cursor_factory = TaskCursor
+
+    def begin(self) -> None:
+        command = _begin_command(self._mark, self._connection.is_pooled)
+        self._connection.execute(command, prepare=False)
+
+    @property
+    def is_forked(self) -> bool:
+        return self._loan.is_forked
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session has ended, and its transaction with it."""
+        return _is_lost(self._connection)
+
+    def end_loan(self) -> str | None:
+        """Keep the task from its connection; return why its transaction cannot commit, or None."""
+        if not self._connection.lock.acquire(blocking=False):
+            return _BUSY
+        try:
+            self._loan.is_over = True
+        finally:
+            self._connection.lock.release()
+        return _problem_of(self._connection, self.lent)
+
+    def record(self, steps: Sequence[Step]) -> Recorded:
+        """Execute the statements that record the outcome."""
+        connection = self._connection
+        pipeline = connection.pipeline_of_record or Pipeline(connection, prepared=False)
+        connection.pipeline_of_record = pipeline
+        return _recorded(pipeline.run(_with_checks(steps)), self._mark)
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def give_up(self) -> None:
+        """Roll back, without an exception; a session that cannot is closed, and the server rolls back."""
+        self._loan.is_over = True
+        connection, pgconn = self._connection, self._connection.pgconn
+        if pgconn.pipeline_status != PipelineStatus.OFF:
+            pgconn.finish()
+        with suppress(psycopg.Error):
+            # A stop interrupted a statement, or a thread of the task is in the middle of one.
+            if pgconn.transaction_status == TransactionStatus.ACTIVE:
+                connection.cancel_safe(timeout=CANCEL_SECONDS)
+            elif pgconn.transaction_status != TransactionStatus.IDLE:
+                connection.rollback()
+                return
+        if connection.lock.acquire(timeout=CANCEL_SECONDS):
+            connection.lock.release()
+        if pgconn.transaction_status != TransactionStatus.IDLE:
+            pgconn.finish()
+
+
+class AsyncTaskSession:
+    """``TaskSession`` for a coroutine."""
+
+    def __init__(self, connection: AsyncSessionConnection, mark: str) -> None:
+        self._connection = connection
+        self._mark = mark
+        self._loan = _Loan()
+        self.lent = _view(AsyncTaskConnection, connection, self._loan)
+        self.lent.cursor_factory = AsyncTaskCursor
+
+    async def begin(self) -> None:
+        command = _begin_command(self._mark, self._connection.is_pooled)
+        await self._connection.execute(command, prepare=False)
+
+    @property
+    def is_forked(self) -> bool:
+        return self._loan.is_forked
+
+    @property
+    def is_lost(self) -> bool:
+        return _is_lost(self._connection)
+
+    def end_loan(self) -> str | None:
+        if self._connection.lock.locked():
+            return _BUSY
+        self._loan.is_over = True
+        return _problem_of(self._connection, self.lent)
+
+    async def record(self, steps: Sequence[Step]) -> Recorded:
+        connection = self._connection
+        answers = [
+            await statement.run_async(connection, params)
+            for statement, params in _with_checks(steps)
+        ]
+        return _recorded(answers, self._mark)
+
+    async def commit(self) -> None:
+        await self._connection.commit()
+
+    async def give_up(self) -> None:
+        self._loan.is_over = True
+        connection, pgconn = self._connection, self._connection.pgconn
+        with suppress(psycopg.Error, TimeoutError):
+            async with asyncio.timeout(2 * CANCEL_SECONDS):
+                if (
+                    connection.lock.locked()
+                ):  # a coroutine of the task is in the middle of a statement
+                    await connection.cancel_safe(timeout=CANCEL_SECONDS)
+                is_open = pgconn.transaction_status != TransactionStatus.IDLE
+                if is_open and pgconn.pipeline_status == PipelineStatus.OFF:
+                    await connection.rollback()  # waits for the lock
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the session unless its transaction is over: the server rolls back."""
+        self._loan.is_over = True
+        pgconn = self._connection.pgconn
+        if pgconn.transaction_status == TransactionStatus.IDLE and pgconn.status == ConnStatus.OK:
+            return
+        if pgconn.status == ConnStatus.OK:
+            # A coroutine that still waits for its socket would wait for the next file of this number.
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(pgconn.socket)
+            loop.remove_writer(pgconn.socket)
+        pgconn.finish()
+
+
+AnyTaskSession: TypeAlias = TaskSession | AsyncTaskSession
+
+
+def _view(kind: type[View], connection: Any, loan: _Loan) -> View:
+    """A new object of this kind, which shares the state of a connection."""
+    view: Any = kind.__new__(kind)
+    view.__dict__.update(connection.__dict__)
+    view.loan = loan
+    view._pool = None  # psycopg warns when a connection without a pool is not closed
+    found: View = view
+    return found
 
 
 def _begin_command(mark: str, is_pooled: bool) -> bytes:
@@ -188,17 +383,22 @@ def _with_checks(steps: Sequence[Step]) -> list[Step]:
     return [read_mark(), *steps, limit_idle(IDLE_AFTER_RECORD_MS)]
 
 
-def _checked(answers: Sequence[list[Any]], mark: str) -> list[list[Any]] | None:
+def _recorded(answers: Sequence[list[Any]], mark: str) -> Recorded:
     (found,), *rows, _ = answers
-    return rows if found.mark == mark else None
+    if found.mark != mark:
+        return Recorded(ENDED_BY_TASK)
+    if found.replication_role != "origin":
+        return Recorded(_WITHOUT_TRIGGERS.format(found.replication_role))
+    return Recorded(None, bool(rows[-1]))
 
 
-def is_lost(connection: AnyTaskConnection) -> bool:
-    """Whether the session has ended, and its transaction with it."""
+def _is_lost(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
     return bool(connection.closed or connection.pgconn.status != ConnStatus.OK)
 
 
-def problem_of(connection: AnyTaskConnection) -> str | None:
+def _problem_of(
+    connection: Connection[Any] | AsyncConnection[Any], lent: AnyTaskConnection
+) -> str | None:
     """Return why the transaction of a session that is not lost cannot commit, or None."""
     if connection.pgconn.pipeline_status != PipelineStatus.OFF:
         return "it is in pipeline mode; leave the pipeline before the function returns"
@@ -208,9 +408,11 @@ def problem_of(connection: AnyTaskConnection) -> str | None:
             "a statement in it failed; let the exception pass, or run the statement inside "
             "`with tx.connection.transaction():`"
         )
+    if status == TransactionStatus.ACTIVE:
+        return _BUSY
     if status != TransactionStatus.INTRANS:
         return ENDED_BY_TASK
-    return None
+    return _OPEN_BLOCK if lent._num_transactions else None
 
 
 def open_pool(database: Database, most: int) -> Pool:
@@ -228,15 +430,15 @@ def _limits(database: Database, most: int) -> PoolLimits:
     return PoolLimits(most, most, config.pool_timeout, config.pool_recycle)
 
 
-def _connect(database: Database) -> TaskConnection:
-    connection = TaskConnection.connect(database.urls()[0], **_parameters(database))
+def _connect(database: Database) -> SessionConnection:
+    connection = SessionConnection.connect(database.urls()[0], **_parameters(database))
     connection.installation = Installation(database.config.schema_name)
     connection.is_pooled = database.config.pgbouncer_transaction_mode
     return connection
 
 
-async def _connect_async(database: Database) -> AsyncTaskConnection:
-    connection = await AsyncTaskConnection.connect(database.urls()[0], **_parameters(database))
+async def _connect_async(database: Database) -> AsyncSessionConnection:
+    connection = await AsyncSessionConnection.connect(database.urls()[0], **_parameters(database))
     connection.installation = Installation(database.config.schema_name)
     connection.is_pooled = database.config.pgbouncer_transaction_mode
     return connection

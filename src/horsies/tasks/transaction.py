@@ -62,7 +62,8 @@ class TaskTransaction:
     def connection(self) -> Connection[Any]:
         """The psycopg connection, inside the open transaction.
 
-        The library commits it: ``commit()``, ``rollback()``, ``close()`` and autocommit are refused. A part
+        The library commits it: ``commit()``, ``rollback()``, ``close()``, autocommit and the statements
+        COMMIT and ROLLBACK are refused, and after the end of the task every use is. A part
         is undone with ``with tx.connection.transaction():``. The isolation level is that of the database,
         or of ``SET TRANSACTION ISOLATION LEVEL ...`` as the first statement.
         """

@@ -79,8 +79,9 @@ def test_the_parameter_may_be_optional(
         ("two-phase", "tx.connection has no two-phase commit"),
         ("pipeline", "it is in pipeline mode"),
         ("swallow", "a statement in it failed"),
-        ("ROLLBACK", ENDED_IT),
-        ("ROLLBACK AND CHAIN", ENDED_IT),
+        ("ROLLBACK", "ROLLBACK is refused on tx.connection"),
+        ("SELECT 1; ROLLBACK", ENDED_IT),
+        ("SELECT 1; ROLLBACK AND CHAIN", ENDED_IT),
     ],
 )
 def test_a_task_that_ends_its_transaction_fails_and_writes_nothing(
@@ -95,10 +96,10 @@ def test_a_task_that_ends_its_transaction_fails_and_writes_nothing(
     assert bookings(effects) == [6]
 
 
-def test_a_task_that_commits_by_a_statement_fails_although_its_rows_are_there(
+def test_a_task_that_commits_behind_another_statement_fails_although_its_rows_are_there(
     worker: RunningWorker, booking: ModuleType, effects: Database
 ) -> None:
-    error = booking.misuse.send(5, "COMMIT").unwrap().get(30_000).err_value
+    error = booking.misuse.send(5, "SELECT 1; COMMIT").unwrap().get(30_000).err_value
     assert error.error_code == "TRANSACTION_NOT_COMMITTED"
     assert ENDED_IT in (error.message or "")
     assert bookings(effects) == [5]

@@ -10,9 +10,13 @@ TRANSACTIONS = StatementFile("transactions.sql")
 
 
 class Mark(NamedTuple):
-    """The attempt for which the library began this transaction; None or another one in a later one."""
+    """The attempt for which the library began this transaction; None or another one in a later one.
+
+    ``replication_role`` is "origin" in a session whose triggers fire.
+    """
 
     mark: str | None
+    replication_role: str
 
 
 class Setting(NamedTuple):

@@ -2,8 +2,9 @@
 
 -- name: read_mark
 -- The mark that the library sets when it begins the transaction. Another value, or none: the task ended the
--- transaction itself, and this is a later one.
-SELECT current_setting('horsies.attempt', true) AS mark
+-- transaction itself, and this is a later one. In another replication role the triggers would not fire.
+SELECT current_setting('horsies.attempt', true) AS mark,
+    current_setting('session_replication_role') AS replication_role
 
 -- name: limit_idle
 -- Ends the session when it stays idle in the rest of this transaction. The recorded outcome holds the row of the

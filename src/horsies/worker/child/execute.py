@@ -308,10 +308,9 @@ async def _await_in_transaction(
         ended = await transaction.recorded()
         if ended is None and report.ok and transaction.is_open:
             ended = await transaction.finish(report.result_json)
-        await transaction.close()
         return _with_transaction(assignment, report, ended)
     finally:
-        transaction.abandon()
+        await transaction.close()
 
 
 def _raise_stop(returned: TaskResult[Any, TaskError] | TaskError) -> None:

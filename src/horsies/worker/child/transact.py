@@ -5,15 +5,18 @@ running, belongs to this worker and has the generation of this attempt. Without 
 another worker, and everything is rolled back. A child that is killed before COMMIT leaves nothing: the
 server rolls back, and the worker's verdict on the dead child waits for the lock of the row until then.
 
-``AttemptRecord`` decides; ``AttemptTransaction`` and ``AsyncAttemptTransaction`` execute.
+``AttemptRecord`` decides, ``Attempt`` has the steps; ``AttemptTransaction`` and ``AsyncAttemptTransaction``
+execute them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
-from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias, cast
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection
@@ -26,22 +29,30 @@ from horsies.db.caller_transaction import (
     UnusableTransactionError,
     borrowed,
     borrowed_async,
+    is_nested,
     leads_elsewhere,
 )
 from horsies.db.database import AsyncPool, Database, Installation, Lent, Pool
 from horsies.db.errors import describe, is_of_text
-from horsies.db.statement import Step
+from horsies.db.statement import (
+    Script,
+    Step,
+    drive,
+    drive_async,
+    run_script,
+    run_script_async,
+)
 from horsies.db.statements.transactions import limit_idle
 from horsies.db.statements.turn import find_completed
 from horsies.db.task_transaction import (
-    ENDED_BY_TASK,
     IDLE_AFTER_RECORD_MS,
-    AsyncTaskConnection,
-    TaskConnection,
-    is_lost,
+    OVER,
+    AnyTaskSession,
+    AsyncTaskSession,
+    Recorded,
+    TaskSession,
     open_pool,
     open_pool_async,
-    problem_of,
 )
 from horsies.error_codes import OperationalErrorCode, resolve_exception_code
 from horsies.errors import TransactionMisuse
@@ -58,7 +69,6 @@ from horsies.worker.protocol import Assignment, TransactionEnd
 SESSIONS_MAX = 4
 _SESSION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 _CAUSES_MAX = 10
-_IS_OVER = "The task of this transaction has ended; use it before the function returns."
 _TWO_TRANSACTIONS = "A task uses either tx.connection or record_in: they are two transactions."
 _RECORDED_TWICE = "The outcome of this task is already recorded."
 _NO_SUCCESS = "record_in takes a success; to fail, roll back and return the error."
@@ -67,12 +77,18 @@ _NOT_OURS = (
     "record_in found no running task of this worker: the task belongs to another worker now, or the "
     "transaction is one of another database; roll back."
 )
+_NESTED = (
+    "record_in was called inside a savepoint, which could be rolled back without the rest; call it in the "
+    "outermost block of the transaction."
+)
 _CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
 _LOST = OperationalErrorCode.TRANSACTION_LOST
 _CONFLICT = OperationalErrorCode.TRANSACTION_CONFLICT
 _NOT_COMMITTED = OperationalErrorCode.TRANSACTION_NOT_COMMITTED
 
 Returned: TypeAlias = TaskResult[Any, TaskError] | TaskError
+Answer = TypeVar("Answer")
+Calls: TypeAlias = Generator[Callable[[], Any], Any, Answer]
 
 
 class Ended(NamedTuple):
@@ -179,13 +195,27 @@ class AttemptRecord:
         steps = recording_steps(self.transactions.worker_id, [outcome])
         return [*locking_steps([outcome.workflow_id]), *steps.values()]
 
-    def find(self) -> Step:
-        """The statement that finds the success of this attempt, if it is committed."""
-        return find_completed([self._assignment.task_id], [self._assignment.generation])
+    def recording(self, result_json: str) -> Script[list[Any]]:
+        """Record the success in a transaction of the task; return the rows of the tasks that are recorded."""
+        rows: list[Any] = []
+        for step in self.steps(result_json):
+            rows = yield step
+        yield limit_idle(IDLE_AFTER_RECORD_MS)
+        return rows
+
+    def note(self, rows: list[Any], result_json: str) -> None:
+        """Note that the success is recorded in a transaction of the task, unless no row was."""
+        refuse_if(not rows, _NOT_OURS)
+        self.result = result_json
+
+    def confirming(self) -> Script[Ended]:
+        """Find the success of this attempt, if it is committed."""
+        rows = yield find_completed([self._assignment.task_id], [self._assignment.generation])
+        return self.found(rows)
 
     def encoded(self, result: object, is_open: bool) -> str:
         """The JSON text of a success that record_in may record; TransactionMisuse otherwise."""
-        refuse_if(self.is_over, _IS_OVER)
+        refuse_if(self.is_over, OVER)
         refuse_if(self.result is not None, _RECORDED_TWICE)
         refuse_if(is_open, _TWO_TRANSACTIONS)
         value = result if isinstance(result, TaskResult) else TaskResult(ok=result)
@@ -241,37 +271,37 @@ class AttemptRecord:
             config.default_unhandled_error_code,
         )
 
-    def problem(self, session: TaskConnection | AsyncTaskConnection) -> Ended | None:
+    def problem(self, session: AnyTaskSession) -> Ended | None:
         """The failure of a transaction that cannot commit; None if it can."""
-        if is_lost(session):
+        if session.is_lost:
             return self.failed(_LOST, "its session was lost before COMMIT")
-        problem = problem_of(session)
+        problem = session.end_loan()
         return None if problem is None else self.failed(_NOT_COMMITTED, problem)
 
-    def unrecorded(self, answers: list[list[Any]] | None) -> Ended | None:
+    def unrecorded(self, recorded: Recorded) -> Ended | None:
         """The failure of a transaction in which no outcome was recorded; None if it was."""
-        if answers is None:
-            return self.failed(_NOT_COMMITTED, ENDED_BY_TASK)
-        if answers[-1]:
+        if recorded.problem is not None:
+            return self.failed(_NOT_COMMITTED, recorded.problem)
+        if recorded.is_owned:
             return None
         problem = "the task belongs to another worker now; its rows were rolled back"
         return self.failed(_LOST, problem, end=TransactionEnd.LOST)
 
-    def refused(self, error: Exception, session: TaskConnection | AsyncTaskConnection) -> Ended:
+    def refused(self, error: BaseException, session: AnyTaskSession) -> Ended:
         """The failure of a statement that records the outcome, or of a COMMIT that the server refused."""
         if isinstance(error, psycopg.Error) and is_of_text(error):
             code: Any = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
         else:
-            code = self._resolved(error, self._code_of(error, is_lost(session)))
+            code = self._resolved(error, self._code_of(error, session.is_lost))
         return self.failed(code, describe(error).rstrip("."), error)
 
-    def commit_failed(
-        self, error: Exception, session: TaskConnection | AsyncTaskConnection
-    ) -> Ended:
-        if not is_lost(session):
+    def commit_failed(self, error: BaseException, session: AnyTaskSession) -> Ended:
+        """The failure of a COMMIT; in doubt unless the server has answered with an error."""
+        if isinstance(error, psycopg.Error) and not session.is_lost:
             return self.refused(error, session)
-        problem = f"its session was lost during COMMIT ({describe(error)})"
-        return self.failed(_LOST, problem, error, TransactionEnd.DOUBT)
+        lost = "its session was lost" if session.is_lost else "it was interrupted"
+        why = describe(error).rstrip(".") or type(error).__name__
+        return self.failed(_LOST, f"{lost} during COMMIT ({why})", error, TransactionEnd.DOUBT)
 
     def found(self, rows: list[Any]) -> Ended:
         """The end of a task that has recorded its outcome in its own transaction, by the committed rows."""
@@ -288,7 +318,7 @@ class AttemptRecord:
         self,
         code: Any,
         problem: str,
-        error: Exception | None = None,
+        error: BaseException | None = None,
         end: TransactionEnd = TransactionEnd.NONE,
     ) -> Ended:
         name = self._definition.name
@@ -298,105 +328,178 @@ class AttemptRecord:
         return Ended(end, TaskError(error_code=code, message=message, exception=error))
 
 
+class Attempt:
+    """The steps of one attempt's transaction, the same for a function and for a coroutine.
+
+    A method is a generator of calls, which ``make_calls`` makes, or ``await_calls`` awaits.
+    """
+
+    def __init__(
+        self,
+        record: AttemptRecord,
+        pool: Callable[[], Pool | AsyncPool],
+        session: Callable[[Any, str], AnyTaskSession],
+    ) -> None:
+        self.record = record
+        self._find_pool = pool
+        self._make_session = session
+        self._pool: Pool | AsyncPool | None = None
+        self._lent: Lent[Any] | None = None
+        self.session: AnyTaskSession | None = None
+
+    def connection(self) -> Calls[Any]:
+        """Lend the connection to the task; the first call begins the transaction."""
+        self.check()
+        if self.session is None:
+            yield from self._begin()
+        assert self.session is not None
+        return self.session.lent
+
+    def check(self) -> None:
+        refuse_if(self.record.is_over, OVER)
+        refuse_if(self.record.result is not None, _TWO_TRANSACTIONS)
+
+    def _begin(self) -> Calls[None]:
+        pool = self._pool = self._find_pool()
+        try:
+            lent = yield pool.take
+            session = self._make_session(lent.connection, self.record.mark)
+            try:
+                yield session.begin
+            except BaseException:
+                pool.put(lent)
+                raise
+        except psycopg.Error:
+            self.record.was_lost = True
+            raise
+        self._lent, self.session = lent, session
+
+    def judged(self, returned: Returned) -> Returned:
+        session = self.session
+        return self.record.judged(returned, session is not None and session.is_lost)
+
+    def finish(self, result_json: str) -> Calls[Ended]:
+        """Record the success in the transaction and commit. No stop interrupts this."""
+        record, session = self.record, self.session
+        assert session is not None
+        if session.is_forked:  # a process that the task has forked: its parent commits
+            os._exit(0)
+        record.is_over = True
+        if (problem := record.problem(session)) is not None:
+            return problem
+        try:
+            recorded = yield partial(session.record, record.steps(result_json))
+        except Exception as error:
+            return record.refused(error, session)
+        if (problem := record.unrecorded(recorded)) is not None:
+            return problem
+        try:
+            yield session.commit
+        except BaseException as error:
+            return record.commit_failed(error, session)
+        return Ended(TransactionEnd.RECORDED)
+
+    def close(self) -> Calls[None]:
+        """Roll back unless it has committed, and return the session for the next task of this child."""
+        self.record.is_over = True
+        if self.session is not None and not self.session.is_forked:
+            try:
+                yield self.session.give_up
+            finally:
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Return the session as it is; the pool closes one that is inside a transaction."""
+        self.record.is_over = True
+        lent, self._lent, self.session = self._lent, None, None
+        if lent is not None and self._pool is not None:
+            self._pool.put(lent)
+
+
+def make_calls(calls: Calls[Answer]) -> Answer:
+    """Make the calls of a generator, one after the other, and return its answer."""
+    try:
+        call = next(calls)
+        while True:
+            try:
+                answer = call()
+            except BaseException as error:
+                call = calls.throw(error)
+            else:
+                call = calls.send(answer)
+    except StopIteration as finished:
+        found: Answer = finished.value
+        return found
+
+
+async def await_calls(calls: Calls[Answer]) -> Answer:
+    """``make_calls`` for calls that return an awaitable."""
+    try:
+        call = next(calls)
+        while True:
+            try:
+                answer = await call()
+            except BaseException as error:
+                call = calls.throw(error)
+            else:
+                call = calls.send(answer)
+    except StopIteration as finished:
+        found: Answer = finished.value
+        return found
+
+
 class AttemptTransaction:
     """The transaction of one attempt, from the first use of its connection to COMMIT or ROLLBACK."""
 
     def __init__(self, record: AttemptRecord, assignment: Assignment) -> None:
         self._record = record
+        self._attempt = Attempt(record, record.transactions.pool, TaskSession)
         self._lock = threading.Lock()
-        self._lent: Lent[Any] | None = None
+        self.judged = self._attempt.judged
         self.given = TaskTransaction(assignment.attempt, assignment.generation, self)
-
-    @property
-    def _session(self) -> TaskConnection:
-        assert self._lent is not None
-        return cast("TaskConnection", self._lent.connection)
 
     @property
     def is_open(self) -> bool:
         """Whether the task has used its connection."""
-        return self._lent is not None
+        return self._attempt.session is not None
 
     def connection(self) -> Connection[Any]:
-        """Lend the connection to the task; the first call begins the transaction."""
-        record = self._record
         with self._lock:
-            refuse_if(record.is_over, _IS_OVER)
-            refuse_if(record.result is not None, _TWO_TRANSACTIONS)
-            if self._lent is None:
-                self._lent = self._begun()
-            return self._session
-
-    def _begun(self) -> Lent[Any]:
-        pool = self._record.transactions.pool()
-        try:
-            lent = pool.take()
-            try:
-                cast("TaskConnection", lent.connection).begin(self._record.mark)
-            except BaseException:
-                pool.put(lent)
-                raise
-        except psycopg.Error:
-            self._record.was_lost = True
-            raise
-        return lent
+            found: Connection[Any] = make_calls(self._attempt.connection())
+            return found
 
     def record_in(self, transaction: object, result: object) -> None:
         """Record a success in the open transaction of a framework, which the task commits."""
         record = self._record
         text = record.encoded(result, self.is_open)
+        refuse_if(is_nested(transaction), _NESTED)
         disarm_stops()
         try:
             with borrowed(transaction, record.transactions.installation) as execute:
-                rows = [execute(*step) for step in record.steps(text)][-1]
-                execute(*limit_idle(IDLE_AFTER_RECORD_MS))
+                rows = drive(execute, record.recording(text))
         except Exception as error:
             raise record.misuse(error) from error
-        refuse_if(not rows, _NOT_OURS)
-        record.result = text
-
-    def judged(self, returned: Returned) -> Returned:
-        return self._record.judged(returned, self.is_open and is_lost(self._session))
+        record.note(rows, text)
 
     def recorded(self) -> Ended | None:
         """The end of a task that has recorded its outcome in its own transaction; None if it has not."""
         record = self._record
         if record.result is None:
             return None
-        statement, params = record.find()
         try:
             with record.transactions.database.connection() as connection:
-                return record.found(statement.run(connection, params))
+                return run_script(connection, record.confirming())
         except Exception as error:
             return record.unconfirmed(error)
 
     def finish(self, result_json: str) -> Ended:
-        """Record the success in the transaction and commit. No stop interrupts this."""
         disarm_stops()
-        record, session = self._record, self._session
-        record.is_over = True
-        if (problem := record.problem(session)) is not None:
-            return problem
-        try:
-            answers = session.record(record.steps(result_json))
-        except Exception as error:
-            return record.refused(error, session)
-        if (problem := record.unrecorded(answers)) is not None:
-            return problem
-        try:
-            session.commit()
-        except Exception as error:
-            return record.commit_failed(error, session)
-        return Ended(TransactionEnd.RECORDED)
+        return make_calls(self._attempt.finish(result_json))
 
     def close(self) -> None:
-        """Roll back unless it has committed, and return the session for the next task of this child."""
         self._record.is_over = True
         with self._lock:
-            lent, self._lent = self._lent, None
-        if lent is not None:
-            cast("TaskConnection", lent.connection).give_up()
-            self._record.transactions.pool().put(lent)
+            make_calls(self._attempt.close())
 
 
 class AsyncAttemptTransaction:
@@ -404,100 +507,47 @@ class AsyncAttemptTransaction:
 
     def __init__(self, record: AttemptRecord, assignment: Assignment) -> None:
         self._record = record
-        self._lent: Lent[Any] | None = None
-        self._pool: AsyncPool | None = None
+        self._attempt = Attempt(record, record.transactions.pool_async, AsyncTaskSession)
         self._opening = asyncio.Lock()
+        self.judged = self._attempt.judged
         self.given = AsyncTaskTransaction(assignment.attempt, assignment.generation, self)
 
     @property
-    def _session(self) -> AsyncTaskConnection:
-        assert self._lent is not None
-        return cast("AsyncTaskConnection", self._lent.connection)
-
-    @property
     def is_open(self) -> bool:
-        return self._lent is not None
+        return self._attempt.session is not None
 
     async def connection(self) -> AsyncConnection[Any]:
-        record = self._record
-        refuse_if(record.is_over, _IS_OVER)
-        refuse_if(record.result is not None, _TWO_TRANSACTIONS)
         async with self._opening:
-            if self._lent is None:
-                self._lent = await self._begun()
-        return self._session
-
-    async def _begun(self) -> Lent[Any]:
-        self._pool = pool = self._record.transactions.pool_async()
-        try:
-            lent = await pool.take()
-            try:
-                await cast("AsyncTaskConnection", lent.connection).begin(self._record.mark)
-            except BaseException:
-                pool.put(lent)
-                raise
-        except psycopg.Error:
-            self._record.was_lost = True
-            raise
-        return lent
+            found: AsyncConnection[Any] = await await_calls(self._attempt.connection())
+            return found
 
     async def record_in(self, transaction: object, result: object) -> None:
         record = self._record
         text = record.encoded(result, self.is_open)
+        refuse_if(is_nested(transaction), _NESTED)
         try:
             async with borrowed_async(transaction, record.transactions.installation) as execute:
-                rows = [await execute(*step) for step in record.steps(text)][-1]
-                await execute(*limit_idle(IDLE_AFTER_RECORD_MS))
+                rows = await drive_async(execute, record.recording(text))
         except Exception as error:
             raise record.misuse(error) from error
-        refuse_if(not rows, _NOT_OURS)
-        record.result = text
-
-    def judged(self, returned: Returned) -> Returned:
-        return self._record.judged(returned, self.is_open and is_lost(self._session))
+        record.note(rows, text)
 
     async def recorded(self) -> Ended | None:
         record = self._record
         if record.result is None:
             return None
-        statement, params = record.find()
         try:
             async with record.transactions.database.connection_async() as connection:
-                return record.found(await statement.run_async(connection, params))
+                return await run_script_async(connection, record.confirming())
         except Exception as error:
             return record.unconfirmed(error)
 
     async def finish(self, result_json: str) -> Ended:
         defer_cancel()
-        record, session = self._record, self._session
-        record.is_over = True
-        if (problem := record.problem(session)) is not None:
-            return problem
-        try:
-            answers = await session.record(record.steps(result_json))
-        except Exception as error:
-            return record.refused(error, session)
-        if (problem := record.unrecorded(answers)) is not None:
-            return problem
-        try:
-            await session.commit()
-        except Exception as error:
-            return record.commit_failed(error, session)
-        return Ended(TransactionEnd.RECORDED)
+        return await await_calls(self._attempt.finish(result_json))
 
     async def close(self) -> None:
-        self._record.is_over = True
-        if self._lent is not None:
-            await self._session.give_up()
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Return the session as it is: the pool closes it inside a transaction, and the server rolls back."""
-        self._record.is_over = True
-        lent, self._lent = self._lent, None
-        if lent is not None and self._pool is not None:
-            lent.connection.is_lent = False
-            self._pool.put(lent)
+        await await_calls(self._attempt.close())
 
 
 def defer_cancel() -> None:

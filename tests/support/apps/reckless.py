@@ -1,0 +1,192 @@
+"""Tasks that try to part their effects from their outcome: threads, forks, statements, leftovers."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from horsies import INJECTED, AsyncTaskTransaction, TaskTransaction, current_task
+from tests.support.apps.booking import app, engine, insert, insert_async, rest
+from tests.support.apps.programs import write_down
+
+__all__ = ["app"]
+
+INSERT = "INSERT INTO bookings VALUES (%s, %s, %s)"
+kept: list[Any] = []
+
+
+def try_insert(connection: psycopg.Connection[Any], row: tuple[Any, ...], label: str) -> None:
+    """Write a row and note whether the connection took it."""
+    try:
+        connection.execute(INSERT, row)
+    except Exception as error:
+        write_down(label, str(error))
+    else:
+        write_down(label, "written")
+
+
+@contextmanager
+def raising_at_exit() -> Iterator[None]:
+    yield
+    raise ValueError("at exit")
+
+
+@app.task("write_later")
+def write_later(number: int, label: str, how: str, tx: TaskTransaction = INJECTED) -> int:
+    """Leave a thread behind that writes when the test releases the label."""
+    insert(tx, number)
+    connection = tx.connection
+    row = (number + 1, tx.attempt, current_task().id)
+
+    def write() -> None:
+        rest(label)
+        try_insert(connection, row, f"{label} wrote")
+
+    threading.Thread(target=write, daemon=True).start()
+    if how == "raise":
+        raise ValueError("no")
+    return number
+
+
+@app.task("return_beside_a_thread")
+def return_beside_a_thread(number: int, tx: TaskTransaction = INJECTED) -> int:
+    """Return while a thread is inside a statement."""
+    insert(tx, number)
+    connection = tx.connection
+    threading.Thread(target=_sleep_in_session, args=(connection,), daemon=True).start()
+    while connection.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
+        pass
+    return number
+
+
+def _sleep_in_session(connection: psycopg.Connection[Any]) -> None:
+    try:
+        connection.execute("SELECT pg_sleep(30)")
+    except psycopg.Error:
+        return
+
+
+@app.task("fork")
+def fork(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
+    """Fork, and use the transaction in both processes."""
+    insert(tx, number)
+    connection, row = tx.connection, (number + 1, tx.attempt, current_task().id)
+    if how == "multiprocessing":
+        process = multiprocessing.get_context("fork").Process(
+            target=try_insert, args=(connection, row, "forked wrote")
+        )
+        process.start()
+        process.join()
+        return number
+    pid = os.fork()
+    if pid == 0:
+        if how == "write":
+            try_insert(connection, row, "forked wrote")
+        if how == "raise":
+            raise ValueError("in the forked process")
+        return number + 1
+    os.waitpid(pid, 0)
+    return number
+
+
+@app.task("meddle")
+def meddle(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
+    """Write a row, and change the transaction or the session."""
+    insert(tx, number)
+    connection = tx.connection
+    match how:
+        case "open block":
+            kept.append(connection.transaction())
+            kept[-1].__enter__()
+        case "savepoint":
+            connection.execute("SAVEPOINT one")
+            insert(tx, number + 1)
+            connection.execute("ROLLBACK TO one")
+            connection.execute("SAVEPOINT left_open")
+        case "raise at exit":
+            with raising_at_exit():
+                return number
+        case "raise inside the connection":
+            with connection:
+                raise ValueError("no")
+        case "close the socket":
+            os.close(connection.fileno())
+        case "finish":
+            connection.pgconn.finish()
+        case "composed":
+            connection.execute(sql.SQL("COMMIT"))
+        case "cursor":
+            with connection.cursor() as cursor:
+                cursor.execute(b"commit and chain")
+        case "raw commit":
+            connection.pgconn.exec_(b"COMMIT")
+        case statement:
+            connection.execute(statement.encode())
+    return number
+
+
+@app.task("record_in_savepoint")
+def record_in_savepoint(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
+    """Record the outcome in a part of the transaction that could be rolled back alone."""
+    row = {"number": number, "attempt": tx.attempt, "id": current_task().id}
+    with Session(engine) as session:
+        session.execute(text("INSERT INTO bookings VALUES (:number, :attempt, :id)"), row)
+        if how == "session":
+            with session.begin_nested():
+                tx.record_in(session, number)
+        else:
+            with session.connection().begin_nested():
+                tx.record_in(session.connection(), number)
+        session.commit()
+    return number
+
+
+@app.task("write_later_async")
+async def write_later_async(number: int, how: str, tx: AsyncTaskTransaction = INJECTED) -> int:
+    """Leave a coroutine behind that writes after the end of the task."""
+    await insert_async(tx, number)
+    connection, row = await tx.connection(), (number + 1, tx.attempt, current_task().id)
+    own, is_over = asyncio.current_task(), asyncio.Event()
+    assert own is not None
+    own.add_done_callback(lambda _: is_over.set())
+
+    async def write() -> None:
+        await is_over.wait()
+        try:
+            await connection.execute(INSERT, row)
+        except Exception as error:
+            write_down("coroutine wrote", str(error))
+        else:
+            write_down("coroutine wrote", "written")
+
+    kept.append(asyncio.create_task(write()))
+    if how == "raise":
+        raise ValueError("no")
+    return number
+
+
+@app.task("cancel_own_commit")
+async def cancel_own_commit(number: int, steps: int, tx: AsyncTaskTransaction = INJECTED) -> int:
+    """Cancel the own coroutine some steps of the event loop after it has returned."""
+    await insert_async(tx, number)
+    own, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert own is not None
+
+    def cancel(left: int) -> None:
+        if left == 0:
+            own.cancel()
+        else:
+            loop.call_soon(cancel, left - 1)
+
+    loop.call_soon(cancel, steps)
+    return number
