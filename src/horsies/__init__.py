@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from horsies._version import __version__
 
-# Imported at once: the function has the same name as its module, and the import system would set
-# the module here.
+# Imported eagerly: the function has the same name as its module, and the import system would otherwise
+# set this name to the module.
 from horsies.current_task import CurrentTask, current_task
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ __all__ = [
     "WorkflowTaskStatus",
     "WORKFLOW_TERMINAL_STATES",
     "WORKFLOW_TASK_TERMINAL_STATES",
-    # runs of workflows
+    # workflow runs
     "start_workflow",
     "start_workflow_async",
     "start_many",
@@ -320,7 +320,7 @@ __all__ = [
     "BrokerResult",
     "BrokerOperationError",
     "BrokerErrorCode",
-    # health and operation
+    # health and operations
     "DatabasePing",
     "WorkerPong",
     "WorkerStateSnapshot",
@@ -348,8 +348,8 @@ __all__ = [
     "__version__",
 ]
 
-# A name is imported from its module when it is first used: a program that sends tasks loads neither
-# schedules nor the monitor. The names are those of the block above, which type checkers read.
+# A name is imported from its module on first use, so a program that only sends tasks loads neither
+# schedules nor the monitor. The names match the block above, which type checkers read.
 _NAMES_BY_MODULE = {
     "app": "ChildProcessStartHook Horsies get_current_app",
     "config.app": (
@@ -421,7 +421,7 @@ _NAMES_BY_MODULE = {
 _MODULES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 
 
-if not TYPE_CHECKING:  # for a type checker, a name that is not in the block above does not exist
+if not TYPE_CHECKING:  # to a type checker, a name missing from the block above must not exist
 
     def __getattr__(name):
         if name not in _MODULES:

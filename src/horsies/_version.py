@@ -1,3 +1,3 @@
-"""The version of the package, read by the build as well."""
+"""The package version; the build reads it too."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""Horsies: the application object, which joins configuration, tasks and the broker.
+"""Horsies: the application object, which ties together configuration, tasks and the broker.
 
-It is the composition root of a process: producers, workers and commands all start from one. It
+It is a process's composition root: producers, workers and commands all start from one application. It
 registers tasks and creates the broker on first use.
 """
 
@@ -97,10 +97,10 @@ class Horsies(Operations):
         def add(a: int, b: int) -> int:
             return a + b
 
-    A URL is short for ``AppConfig(broker=PostgresConfig(database_url=url))``. Without a configuration
-    the database is the one named by HORSIES_DATABASE_URL or DATABASE_URL.
-    With ``migrate=False``, ``run_schema_migrations=False`` or HORSIES_MIGRATE=0, no process of the
-    application changes the schema; `horsies migrate` does.
+    A URL is short for ``AppConfig(broker=PostgresConfig(database_url=url))``. Without a configuration,
+    HORSIES_DATABASE_URL or DATABASE_URL names the database. With ``migrate=False``,
+    ``run_schema_migrations=False`` or HORSIES_MIGRATE=0, no process of the application changes the
+    schema; `horsies migrate` does.
     """
 
     def __init__(
@@ -168,19 +168,19 @@ class Horsies(Operations):
         burst: bool = False,
         **unknown: object,
     ) -> Any:
-        """Register a function as a task; without a name, as ``module.function``.
+        """Register a function as a task; its default name is ``module.function``.
 
-        The function returns a value, and raises ``TaskFailed`` for an error of its domain; or it
+        The function either returns a value and raises ``TaskFailed`` for an error of its domain, or
         returns a ``TaskResult[T, TaskError]``.
 
-        ``queue_name`` is required in CUSTOM mode and refused in DEFAULT mode. ``retry_policy``
-        lists the codes and exceptions to retry and the waits. ``exception_mapper`` gives codes to
-        exceptions that leave the function. ``timeout_ms`` (at least 100) stops an attempt that
-        takes longer. ``on_stop`` decides about an attempt that runs when its worker stops: let it
-        ``"finish"`` within the grace period, else fail it with WORKER_STOPPED; the same, but
-        ``"requeue"`` the task instead of failing it, without using up a retry; or ``"fail"`` it at
-        once. ``burst`` lets a child hold several very short tasks, as it may those retried after
-        WORKER_CRASHED; see the guarantees.
+        ``queue_name`` is required in CUSTOM mode and rejected in DEFAULT mode. ``retry_policy`` lists
+        the codes and exceptions to retry and the waits. ``exception_mapper`` maps exceptions that the
+        function raises to codes. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
+        ``on_stop`` decides what happens to an attempt that is running when its worker stops:
+        ``"finish"`` lets it finish within the grace period and otherwise fails it with WORKER_STOPPED;
+        ``"requeue"`` does the same but returns the task to its queue instead of failing it, without
+        using up a retry; ``"fail"`` fails it immediately. ``burst`` lets a child hold several very
+        short tasks, as it also may if the policy retries WORKER_CRASHED; see the guarantees.
 
         Example:
             @app.task
@@ -228,12 +228,12 @@ class Horsies(Operations):
 
     @property
     def workflow(self) -> WorkflowMaker:
-        """Make the specification of a workflow: ``app.workflow(name, nodes, ...)``."""
+        """Create a workflow specification: ``app.workflow(name, nodes, ...)``."""
         return spec.WorkflowMaker(self._producer)
 
     @property
     def workflow_handle(self) -> WorkflowHandles:
-        """Make a handle for a run that was started elsewhere: ``app.workflow_handle(workflow_id)``."""
+        """Create a handle for a run that was started elsewhere: ``app.workflow_handle(workflow_id)``."""
         return handles.WorkflowHandles(self.get_broker, self.get_task)
 
     @overload
@@ -243,7 +243,7 @@ class Horsies(Operations):
         self, cases: Sequence[Case] | None = None
     ) -> Callable[[Builder], Builder]: ...
     def workflow_builder(self, cases: Any = None) -> Any:
-        """Let ``check`` call a function that builds a WorkflowSpec, once per case of parameters.
+        """Let ``check`` call a function that builds a WorkflowSpec, once per set of parameters.
 
         Example:
             @app.workflow_builder(cases=[{"order_id": 7}])
@@ -267,19 +267,19 @@ class Horsies(Operations):
         return [queue.name for queue in self.config.queues()]
 
     def validate_queue_name(self, queue_name: str | None) -> str:
-        """Return the queue of a task with this ``queue_name``, or raise HRS-200 or HRS-103."""
+        """Return the queue for a task with this ``queue_name``, or raise HRS-200 or HRS-103."""
         return choose_queue(self.config, queue_name, None).name
 
-    # Sending without the code of the task
+    # Sending without the task's code
 
     def send_by_name(
         self, task_name: str, arguments: Arguments = None, **options: Unpack[SendKeywords]
     ) -> TaskSendResult[TaskHandle[Any]]:
-        """Store a task whose code this program does not import; the worker checks the arguments.
+        """Send a task whose code this program does not import; the worker checks the arguments.
 
         ``arguments`` are JSON values by parameter name; the options are those of ``with_options``.
-        ``queue_name`` may be a queue of another application. A task that this application does not
-        know gets no retry policy and no time limit unless they are given here.
+        ``queue_name`` may be another application's queue. A task that this application does not know
+        gets a retry policy and a time limit only if they are passed here.
 
         Example:
             app.send_by_name("mail", {"to": "ada@example.org"}, queue_name="mail").unwrap()
@@ -297,7 +297,7 @@ class Horsies(Operations):
     def enqueue_by_name(
         self, task_name: str, arguments: Arguments = None, **options: Unpack[SendKeywords]
     ) -> TaskHandle[Any]:
-        """``send_by_name`` that returns the handle, or raises TaskSendFailed."""
+        """Like ``send_by_name``, but return the handle or raise TaskSendFailed."""
         return handle_of(self.send_by_name(task_name, arguments, **options))
 
     async def enqueue_by_name_async(
@@ -318,7 +318,7 @@ class Horsies(Operations):
     def on_send(self, fn: SendHookType) -> SendHookType:
         """Call this function before every send of this application, with an ``OutgoingTask``.
 
-        It may change the headers. If it raises, nothing is stored and the send returns an error.
+        The function may change the headers. If it raises, nothing is stored and the send returns an error.
 
         Example:
             @app.on_send
@@ -350,13 +350,13 @@ class Horsies(Operations):
         return list(self._modules)
 
     def import_task_modules(self, modules: Sequence[str] | None = None) -> list[str]:
-        """Import the modules and return the imported ones; a missing file is skipped with a warning."""
+        """Import the modules and return those imported; a missing file is skipped with a warning."""
         return import_entries(self._modules if modules is None else modules)
 
     # Suppressing sends
 
     def suppress_sends(self, value: bool = True) -> None:
-        """Make every send of this process return SEND_SUPPRESSED; False ends that."""
+        """Make every send in this process return SEND_SUPPRESSED; False turns this off again."""
         self._suppressed = value
 
     def are_sends_suppressed(self) -> bool:
@@ -366,8 +366,8 @@ class Horsies(Operations):
 
     @contextmanager
     def sends_suppressed(self) -> Iterator[None]:
-        """Suppress the sends of this process while task modules are imported."""
-        own = object()  # each import ends only its own suppression; a list needs no lock for that
+        """Suppress this process's sends while task modules are imported."""
+        own = object()  # each import ends only its own suppression; a list needs no lock
         self._running_imports.append(own)
         try:
             yield
@@ -378,7 +378,7 @@ class Horsies(Operations):
 
     @registers(refuse_bad_hook)
     def on_child_process_start(self, fn: Hook) -> Hook:
-        """Run this function once in every worker child, after task imports, before the first task.
+        """Run this function once in every worker child, after task imports and before the first task.
 
         Example:
             @app.on_child_process_start
@@ -390,15 +390,15 @@ class Horsies(Operations):
 
     @registers(refuse_bad_hook)
     def on_child_process_stop(self, fn: Hook) -> Hook:
-        """Run this function in every worker child that shuts down cleanly, after its last task; the last one
-        registered runs first. An exception is logged.
+        """Run this function in every worker child that shuts down cleanly, after its last task. Hooks
+        run in reverse order of registration. An exception is logged.
         """
         add_once(self.hooks.stop, fn)
         return fn
 
     @registers(refuse_bad_around)
     def around_task(self, fn: Around) -> Around:
-        """Run this generator around every task in worker children, the first one registered outermost.
+        """Run this generator around every task in worker children; the first one registered is outermost.
 
         ``yield`` returns the task's return value, or raises its exception.
 
@@ -419,7 +419,7 @@ class Horsies(Operations):
 
     @property
     def database_url(self) -> str:
-        """A postgresql:// URL of the database for other libraries, including the password. For
+        """The database's postgresql:// URL, including the password, for other libraries. For
         embedded:// the private server is started or joined.
 
         Example: with psycopg.connect(app.database_url) as connection: ...
@@ -430,19 +430,19 @@ class Horsies(Operations):
         """Return the broker, built on first use without connecting."""
         if self._broker is None:
             built = build_broker(self.config.broker, self.role, migrates=self.migrates)
-            with self._broker_lock:  # two threads that call this first get the same broker
+            with self._broker_lock:  # two threads that both call this first get the same broker
                 self._broker = self._broker or built
         return self._broker
 
     @property
     def role(self) -> str:
-        """The role of this process, which decides the sizes of its pool of connections."""
+        """This process's role, which decides the size of its connection pool."""
         return self._role
 
     @role.setter
     def role(self, role: str) -> None:
         self._role = role
-        # a module of the application used the broker while it was loaded
+        # one of the application's modules used the broker while it was being loaded
         if self._broker is not None:
             self._broker.database.role = role
 
@@ -454,10 +454,10 @@ class Horsies(Operations):
     def check(self, *, live: bool = False) -> list[HorsiesError]:
         """Validate the application before it runs, and return the errors of the first failing phase.
 
-        Imports the discovered modules, builds their workflows and those of the application's own module
-        with sends suppressed, checks error codes, policies and schedules, and with ``live`` connects to
-        the database, looks for its tables and the rights on them, and tests LISTEN. Codes in
-        ``auto_retry_for`` that nothing produces are logged as warnings.
+        Imports the discovered modules, builds their workflows and those in the application's own module
+        with sends suppressed, and checks error codes, policies and schedules. With ``live``, it also
+        connects to the database, looks for its tables and the privileges on them, and tests LISTEN.
+        Codes in ``auto_retry_for`` that nothing produces are logged as warnings.
         """
         home = module_of(self._home, self)
         modules = [] if home is None else [home]
@@ -481,19 +481,19 @@ class Horsies(Operations):
         return check.live_errors(self.config.broker, role=self.role, migrates=self.migrates)
 
     def close(self) -> BrokerResult[None]:
-        """Close the connections of this process; the next use reconnects."""
+        """Close this process's connections; the next use reconnects."""
         return Ok(None) if self._broker is None else self._broker.close()
 
     async def close_async(self) -> BrokerResult[None]:
-        """Close the connections of this process, including those of the running event loop."""
+        """Close this process's connections, including those of the running event loop."""
         return Ok(None) if self._broker is None else await self._broker.close_async()
 
 
 def set_current_app(app: Horsies) -> None:
-    """Set the application of this process; called by worker children."""
+    """Set this process's application; called by worker children."""
     _current[:] = [app]
 
 
 def get_current_app() -> Horsies | None:
-    """Return the application of this worker child, or None elsewhere."""
+    """Return the application of this worker child; None in other processes."""
     return _current[0] if _current else None

@@ -1,6 +1,6 @@
-"""The task that this process runs, as its own code sees it.
+"""The task that this process is running, as its own code sees it.
 
-A child makes a ``CurrentTask`` for every attempt. Its fields arrive as one text, which is read on
+A child creates a ``CurrentTask`` for every attempt. Its fields arrive as one text, which is parsed on
 first use: a task that does not use them pays nothing for them.
 """
 
@@ -53,8 +53,7 @@ class _Page(Protocol):
 
 
 class CurrentTask:
-    """The running attempt of a task: its identity, and its position in a queue, a workflow or a
-    schedule.
+    """A task's running attempt: its identity, and its place in a queue, a workflow or a schedule.
 
     Times have a time zone. ``started_at`` and ``deadline`` are on the clock of the worker's host.
     """
@@ -69,7 +68,7 @@ class CurrentTask:
 
     @property
     def id(self) -> str:
-        """The id of the task, the same in all its attempts."""
+        """The task's id, the same for all its attempts."""
         return self._attempt.task_id
 
     @property
@@ -79,7 +78,7 @@ class CurrentTask:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt, from 1."""
+        """The number of this attempt, starting at 1."""
         return self._attempt.attempt
 
     @cached_property
@@ -90,22 +89,22 @@ class CurrentTask:
 
     @property
     def priority(self) -> int:
-        """The priority of the task in its queue; 1 comes first."""
+        """The task's priority in its queue; 1 comes first."""
         return int(self._fields[0] or 0)
 
     @property
     def max_attempts(self) -> int | None:
-        """The highest possible number of an attempt; None for a policy without a limit.
+        """The highest number an attempt can have; None for a policy without a limit.
 
-        It is 1 without a retry policy; a RetryLater raises it to 4.
+        Without a retry policy it is 1, and 4 once the task has raised RetryLater.
         """
         max_retries = int(self._fields[1] or 0)
         return None if max_retries >= UNLIMITED_RETRIES else max_retries + 1
 
     @property
     def is_last_attempt(self) -> bool:
-        """Whether a failure of this attempt is final; without a retry policy, up to three RetryLater are
-        still granted.
+        """Whether a failure of this attempt is final; without a retry policy, up to three RetryLater
+        are still allowed.
         """
         return self.max_attempts is not None and self.attempt >= self.max_attempts
 
@@ -136,7 +135,7 @@ class CurrentTask:
 
     @property
     def enqueued_at(self) -> datetime | None:
-        """When this attempt became due: after the delay of a send or a retry."""
+        """When this attempt became due, after the delay of its send or retry."""
         return _time_of(self._fields[5])
 
     @property
@@ -151,13 +150,13 @@ class CurrentTask:
 
     @property
     def deadline(self) -> datetime | None:
-        """When the time limit (``timeout_ms``) stops this attempt, or None without a limit."""
+        """When the time limit (``timeout_ms``) stops this attempt; None if there is no limit."""
         timeout_ms = self._attempt.timeout_ms
         return None if timeout_ms is None else self.started_at + timedelta(milliseconds=timeout_ms)
 
     @property
     def slot(self) -> datetime | None:
-        """The time for which its schedule sent the task; None for a manual run."""
+        """The time for which the task's schedule sent it; None for a manual run."""
         return _time_of(self._fields[7])
 
     @property
@@ -167,36 +166,37 @@ class CurrentTask:
 
     @property
     def item_index(self) -> int | None:
-        """The position in the list of a map node, from 0, or None."""
+        """The position in a map node's list, starting at 0, or None."""
         return int(self._fields[8]) if self._fields[8] else None
 
     @property
     def workflow_id(self) -> str | None:
-        """The run that the task is a node of, or None."""
+        """The run in which the task is a node, or None."""
         return self._fields[9] or None
 
     @property
     def node_id(self) -> str | None:
-        """The id of its node in the workflow, or None."""
+        """The id of the task's node in the workflow, or None."""
         return self._fields[10] or None
 
     @property
     def logger(self) -> logging.Logger:
-        """The logger ``horsies.task.<name>``; its records carry the id of the task."""
+        """The logger ``horsies.task.<name>``; its records carry the task's id."""
         return logging.getLogger(f"horsies.task.{self.name}")
 
     def should_stop(self) -> bool:
-        """Whether the task is asked to end: it was cancelled, is over its time limit, or its worker
-        is shutting down. It takes some 0.1 µs, so a loop may check it in every iteration.
+        """Whether the task is asked to end: it was cancelled, has exceeded its time limit, or its
+        worker is shutting down. The check takes about 0.1 µs, so a loop may make it in every iteration.
         """
         page = self._page
         return page is not None and page.stop_requested
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Report progress, at any rate: the worker stores the latest report about three times a second.
+        """Report progress as often as you like: the worker stores the latest report about three times a
+        second.
 
-        `done` may exceed `total`; a note is cut after 200 characters. The report of an attempt that has
-        ended is ignored.
+        `done` may exceed `total`; a note is cut after 200 characters. Reports from an attempt that has
+        ended are ignored.
 
         Example:
             for position, row in enumerate(rows):
@@ -220,44 +220,43 @@ class CurrentTask:
 
 
 def attempt_token(task_id: str, generation: int) -> int:
-    """The number by which a worker recognises the reports of an attempt."""
+    """The number by which a worker recognises an attempt's reports."""
     return zlib.crc32(f"{task_id}/{generation}".encode())
 
 
 def _time_of(text: str) -> datetime | None:
-    """Parse a time that PostgreSQL wrote; None if there is none, or if it is beyond Python's years."""
+    """Parse a time written by PostgreSQL; None if there is none, or if Python cannot represent its year."""
     try:
         return datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
 
 
-# One value for the process: most children run one task at a time, and all threads and event loops
-# of that task must find it.
+# One value per process: most children run one task at a time, and all of that task's threads and event
+# loops must find it.
 _running: CurrentTask | None = None
-# The task of a coroutine in a child that runs several at a time; the value for the process is then
-# unset.
+# A coroutine's task, in a child that runs several at a time; the process-wide value is unset there.
 _running_here: ContextVar[CurrentTask | None] = ContextVar("horsies_task", default=None)
 
 
 def set_running_task(task: CurrentTask | None) -> None:
-    """Make this the task that the process runs from now on; None ends it."""
+    """Make this the task that the process is running; None means no task."""
     global _running
     _running = task
 
 
 def set_running_task_here(task: CurrentTask) -> None:
-    """Set the task of the current context: of this coroutine, and of those that it starts."""
+    """Set the task for the current context: this coroutine and those that it starts."""
     _running_here.set(task)
 
 
 def running_task() -> CurrentTask | None:
-    """Return the task that this process, or this coroutine, runs; None outside of tasks."""
+    """Return the task that this process or this coroutine is running; None outside tasks."""
     return _running if _running is not None else _running_here.get()
 
 
 def current_task() -> CurrentTask:
-    """Return the running task, in its threads and coroutines too; raise a LookupError elsewhere.
+    """Return the running task, also in its threads and coroutines; raise LookupError elsewhere.
 
     Example:
         @app.task
@@ -272,6 +271,6 @@ def current_task() -> CurrentTask:
 
 
 def inherited_headers() -> Mapping[str, str]:
-    """Return the headers of the running task, which its sends take over; empty outside of tasks."""
+    """Return the running task's headers, which its sends inherit; empty outside tasks."""
     task = running_task()
     return _NO_HEADERS if task is None else task.headers

@@ -1,7 +1,7 @@
-"""Database URLs: which are accepted, the form libpq takes, and masking of passwords; names of schemas.
+"""Database URLs: which ones are accepted, the form libpq takes, and password masking; schema names.
 
-Every text that may quote an address passes `mask_url` before it is logged or printed. When in doubt
-it hides too much: a missing host in a message is only a nuisance.
+Every text that may quote an address passes through `mask_url` before it is logged or printed. When in
+doubt `mask_url` hides too much: a host missing from a message is only a nuisance.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ EMBEDDED_SCHEME = "embedded://"
 URL_VARIABLES = ("HORSIES_DATABASE_URL", "DATABASE_URL")
 SCHEMA_VARIABLE = "HORSIES_SCHEMA"
 DEFAULT_SCHEMA = "public"
-# Names that need no quotes in psql; PostgreSQL keeps those that begin with pg_ for itself.
+# Names that need no quotes in psql; PostgreSQL reserves those that begin with pg_.
 SCHEMA_NAME = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 
 # The value of `options` in a query string, and its words; a backslash escapes the next character.
@@ -24,13 +24,15 @@ _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _ACCEPTED_SCHEMES = ("postgresql+psycopg://", "postgresql://", "postgres://", EMBEDDED_SCHEME)
 _RENAMED_SCHEMES = ("postgresql+psycopg://", "postgres://")
 
-# A password may hold any character, badly encoded ones included, so it reaches to the last "@" of
-# the word: two addresses in one word become one, which is the safe direction. Atomic groups and the
-# look-behind make one attempt per word: one per "://" took 3 s for a line of 195 kB with 5,000 URLs.
+# A password may contain any character, even a badly encoded one, so the match extends to the last "@"
+# of the word: two addresses in one word become one, which errs on the safe side. Atomic groups and the
+# look-behind limit the search to one attempt per word: one per "://" took 3 s for a 195 kB line with
+# 5,000 URLs.
 _USERINFO = re.compile(r"(?<!\S)((?>\S*?://)(?>[^\s:]*:))\S*@")
 
 # A password with a raw space leaves its word without an "@". Only PostgreSQL addresses are followed
-# across words, and not when the text after the colon reads like a port. One attempt per "@" or line.
+# across words, and only if the text after the colon does not look like a port. One attempt per "@" or
+# line.
 _USERINFO_WITH_SPACES = re.compile(
     r"""
     (?<![^@\n])
@@ -40,9 +42,9 @@ _USERINFO_WITH_SPACES = re.compile(
     re.VERBOSE,
 )
 
-# `password=` in a query string, in libpq's key=value form (quoted or not), as a keyword argument,
-# as an environment variable, as an annotated assignment, and `'password': …` of a printed
-# dictionary. An unclosed quote hides the rest, and text right after a closed quote is hidden too.
+# `password=` in a query string, in libpq's key=value form (quoted or not), as a keyword argument, as an
+# environment variable or as an annotated assignment, and `'password': …` in a printed dictionary. An
+# unclosed quote hides everything after it, and text right after a closed quote is hidden too.
 _PARAMETER = re.compile(
     r"""
     (?P<query> [?&] \w*passw(?:or)?d= ) [^&\s]*
@@ -63,7 +65,7 @@ def mask_url(text: str) -> str:
         >>> mask_url("postgresql://app:s3cret@db:5432/shop")
         'postgresql://app:***@db:5432/shop'
     """
-    # A case-insensitive search takes ten times as long as this, for every log line.
+    # A case-insensitive search takes ten times as long as this check, on every log line.
     if "passw" in text.casefold():
         text = _PARAMETER.sub(lambda match: f"{match['query'] or match['key']}{MASK}", text)
     if "://" not in text or "@" not in text:
@@ -86,7 +88,7 @@ def is_embedded(url: str) -> bool:
 
 
 def database_name(url: str) -> str:
-    """Return the name of the database in a URL; empty if libpq has to choose it.
+    """Return the database name in a URL; empty if the choice is left to libpq.
 
     >>> database_name("postgresql://app@db1,db2/shop?sslmode=require")
     'shop'
@@ -98,9 +100,9 @@ def database_name(url: str) -> str:
 
 
 def url_problem(url: str) -> str | None:
-    """Return one sentence why the URL is refused, or None when its scheme is accepted.
+    """Return one sentence saying why the URL is rejected, or None if its scheme is accepted.
 
-    The sentence never repeats the URL: the password may be in place of the scheme.
+    The sentence never repeats the URL, because the password may stand where the scheme should be.
     """
     if url.startswith(_ACCEPTED_SCHEMES):
         return None
@@ -127,9 +129,9 @@ def search_path_in_url(url: str) -> str | None:
 
 
 def search_path_in_options(options: str) -> str | None:
-    """Return the search_path that command-line options of a session set, as in PGOPTIONS, or None.
+    """Return the search_path set by a session's command-line options, as in PGOPTIONS, or None.
 
-    PostgreSQL accepts `-c name=value`, `-cname=value` and `--name=value`; the last one counts.
+    PostgreSQL accepts `-c name=value`, `-cname=value` and `--name=value`; the last one wins.
     """
     words = [_ESCAPED.sub(r"\1", word) for word in _OPTION_WORD.findall(options)]
     found = None
@@ -143,8 +145,8 @@ def search_path_in_options(options: str) -> str | None:
 
 
 def channel_prefix(schema: str) -> str:
-    """The prefix of every channel of a schema. It is nine bytes long for any name, because a
-    channel name has at most 63 bytes.
+    """The prefix of all of a schema's channels. It is nine bytes long for any name, because a channel
+    name has at most 63 bytes.
     """
     if schema == DEFAULT_SCHEMA:
         return ""

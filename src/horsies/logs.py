@@ -1,12 +1,12 @@
-"""Log lines on standard error, for the processes of the command line and of workers.
+"""Log lines on standard error, for the command line's and workers' processes.
 
-The library itself only writes to loggers below `horsies`. The command line attaches the one handler
-made here, as text or JSON. Lines logged while a task runs name that task, and passwords are masked.
-Control characters are escaped: a message can neither control a terminal nor imitate another line.
+The library itself only writes to loggers below `horsies`. The command line attaches the single handler
+built here, for text or JSON. Lines logged while a task runs name that task, and passwords are masked.
+Control characters are escaped, so a message can neither control a terminal nor imitate another line.
 
-Lifecycle events are for supervisors and tests: one JSON object per line. Log texts are for people and may
-be reworded; the names of events are stable. An event is a log record that carries `extra=as_event(...)`.
-The command line writes those records, and no others, to the descriptor named by HORSIES_EVENTS_FD.
+Lifecycle events are for supervisors and tests: one JSON object per line. Log texts are for people and
+may be reworded; event names are stable. An event is a log record that carries `extra=as_event(...)`.
+The command line writes only those records to the descriptor named by HORSIES_EVENTS_FD.
 
 Commands, pages and sentences format durations, times and memory with the functions at the end.
 """
@@ -108,7 +108,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-# The name of this process's worker, for every line that the process logs.
+# The name of this process's worker, shown on every line that the process logs.
 _worker_name: str | None = None
 
 
@@ -119,7 +119,7 @@ def set_worker_name(name: str | None) -> None:
 
 
 def attach_handler(level: LogLevel, log_format: LogFormat = LogFormat.TEXT) -> logging.Handler:
-    """Log `horsies` to standard error from this level on; a second call replaces the handler."""
+    """Log `horsies` to standard error at this level and above; a second call replaces the handler."""
     detach_handler()
     handler = make_handler(log_format)
     logger = logging.getLogger("horsies")
@@ -136,7 +136,7 @@ def detach_handler() -> None:
 
 
 def make_handler(log_format: LogFormat) -> logging.Handler:
-    """Return a handler that writes labelled lines of this format to standard error."""
+    """Return a handler that writes labelled lines in this format to standard error."""
     handler = StderrHandler(sys.stderr)
     is_json = log_format is LogFormat.JSON
     handler.setFormatter(
@@ -147,21 +147,25 @@ def make_handler(log_format: LogFormat) -> logging.Handler:
 
 
 def colors_wanted(stream: TextIO | None) -> bool:
-    """Return whether to colour log lines: FORCE_COLOR, then NO_COLOR, then whether it is a terminal."""
+    """Return whether to colour log lines, decided by FORCE_COLOR, then NO_COLOR, then whether standard
+    error is a terminal.
+    """
     values = (os.environ.get(name, "").lower() for name in _FORCING_VARIABLES)
     return any(value not in ("", "0", "false") for value in values) or allows_colors(stream)
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """The handler of the command line, as a class so that it differs from the application's own."""
+    """The command line's handler, a class of its own so that it can be told from the application's
+    handlers.
+    """
 
 
 class TaskFilter(logging.Filter):
-    """Adds the task, its queue, run and node to every record written while a task runs, the worker's name,
-    and the ids of the current OpenTelemetry span if there is one.
+    """Adds the task and its queue, run and node to every record written while a task runs, as well as
+    the worker's name and the ids of the current OpenTelemetry span if there is one.
 
-    A filter and not a record factory: attributes that exist before `extra` is applied would make
-    `logger.info(..., extra={"task_id": ...})` raise.
+    It is a filter and not a record factory, because attributes that exist before `extra` is applied
+    would make `logger.info(..., extra={"task_id": ...})` raise.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -204,12 +208,12 @@ def escape_json(text: str) -> str:
 
 
 def _escaped(controls: re.Pattern[str], text: str) -> str:
-    """Return the text without passwords, and with control characters as Python writes them."""
+    """Return the text without passwords, and with control characters written as Python escapes."""
     return controls.sub(lambda found: repr(found[0])[1:-1], mask_url(text))
 
 
 class TextFormatter(logging.Formatter):
-    """One line per record, coloured by level if wanted; tracebacks follow in indented lines."""
+    """One line per record, coloured by level if requested; tracebacks follow on indented lines."""
 
     def __init__(self, *, colors: bool = False) -> None:
         super().__init__(_TEXT_FORMAT, defaults={"task_label": "", "worker_label": ""})
@@ -217,7 +221,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text, passwords masked and control characters escaped."""
-        # Not the inherited method: it keeps the text of the traceback for the formatters of other handlers.
+        # Not the inherited method, which would cache the traceback text for other handlers' formatters.
         record.message = record.getMessage()
         record.asctime = self.formatTime(record)
         text = _escaped(_CONTROLS, self.formatMessage(record))
@@ -256,7 +260,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _masked(value: Any) -> Any:
-    """Return a value of ``extra`` as JSON can hold it, without passwords."""
+    """Return a value from ``extra`` in a form that JSON can hold, without passwords."""
     match value:
         case None | bool() | int():
             return value
@@ -271,14 +275,14 @@ def _masked(value: Any) -> Any:
 
 
 def as_event(name: EventName, **fields: Any) -> dict[str, Any]:
-    """Return the `extra` of a log call that makes its record an event."""
+    """Return the `extra` argument that turns a log record into an event."""
     return {"event": {"event": name, **fields}}
 
 
 def attach_event_handler() -> None:
-    """Write events to the descriptor that the environment names, if it names one.
+    """Write events to the descriptor named in the environment, if there is one.
 
-    The variable is removed: a process that a task starts does not inherit the descriptor.
+    The variable is removed, so that a process started by a task does not inherit the descriptor.
     """
     named = os.environ.pop(DESCRIPTOR_VARIABLE, None)
     if named is None:
@@ -299,8 +303,8 @@ def attach_event_handler() -> None:
 
 
 def event_descriptors() -> tuple[int, ...]:
-    """Return the descriptor named by the environment, for a process that writes the events instead.
-    An unusable one is left out: that process warns about it.
+    """Return the descriptor named in the environment, for a process that writes the events instead. An
+    unusable descriptor is left out, because that process warns about it.
     """
     try:
         descriptor = int(os.environ[DESCRIPTOR_VARIABLE])
@@ -311,13 +315,13 @@ def event_descriptors() -> tuple[int, ...]:
 
 
 class EventHandler(logging.Handler):
-    """Writes events to a descriptor; a full pipe loses events instead of stopping the worker."""
+    """Writes events to a descriptor; when the pipe is full, events are lost but the worker does not stop."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         if 0 <= descriptor <= 2:
-            # Children write to the standard streams: they would mix with events, or fail when the
-            # reader is slow.
+            # Children write to the standard streams: their output would mix with events, or fail when
+            # the reader is slow.
             raise ValueError("a standard stream is shared with child processes")
         os.set_inheritable(descriptor, False)
         os.set_blocking(descriptor, False)
@@ -334,7 +338,7 @@ class EventHandler(logging.Handler):
             os.write(self._descriptor, f"{line}\n".encode())
 
     def detach(self) -> None:
-        """Remove the handler and close the descriptor in a forked child: both belong to its parent."""
+        """In a forked child, remove the handler and close the descriptor: both belong to the parent."""
         root = logging.getLogger("horsies")
         if self in root.handlers:
             root.removeHandler(self)

@@ -1,9 +1,10 @@
-"""Importing the user's modules by dotted name or by file, so that each file runs once.
+"""Imports the user's modules by dotted name or by file, so that each file runs once.
 
 Producers, workers, children and `check` all find tasks through `import_entry`. A module imported by
-path here and by `from tasks import add` elsewhere must be one module, or its tasks would exist twice.
+path here and by `from tasks import add` elsewhere must be one and the same module; otherwise its tasks
+would exist twice.
 
-`Deferred` is for modules of horsies itself that most processes never need.
+`Deferred` is for horsies' own modules that most processes never need.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _imported_by_path: set[str] = set()
 
 
 class Deferred:
-    """Stands for a module that is imported when one of its names is first used.
+    """Stands in for a module that is imported when one of its names is first used.
 
     The module that uses it imports the real one under ``TYPE_CHECKING`` and has a ``Deferred`` otherwise.
     """
@@ -54,7 +55,7 @@ class Deferred:
         self._module_name = module_name
 
     def __getattr__(self, name: str) -> Any:
-        # The value is not kept: tests replace attributes of modules. A look-up takes 0.5 µs.
+        # The value is not cached, because tests replace module attributes. A lookup takes 0.5 µs.
         return getattr(importlib.import_module(self._module_name), name)
 
 
@@ -63,11 +64,11 @@ class MissingModuleFile(FileNotFoundError):
 
 
 def expand_module_globs(patterns: Sequence[str], exclude: Sequence[str] | None = None) -> list[str]:
-    """Return the absolute paths of the Python files the patterns match, each once.
+    """Return the absolute paths of the Python files that match the patterns, each once.
 
-    `**` matches directories at any depth. Dotted module names pass through. Directories, files that
-    do not end in .py and files that do not exist are dropped, and so are files that `exclude` matches;
-    without it, test files (`test_*.py`, `*_test.py`, `conftest.py`).
+    `**` matches directories at any depth. Dotted module names pass through. Directories, files that do
+    not end in .py and files that do not exist are dropped. So are files that match `exclude`, by
+    default test files (`test_*.py`, `*_test.py`, `conftest.py`).
 
     Example:
         app.discover_tasks(app.expand_module_globs(["shop/**/tasks.py", "billing.tasks"]))
@@ -82,7 +83,7 @@ def expand_module_globs(patterns: Sequence[str], exclude: Sequence[str] | None =
 
 
 def _matching_files(pattern: str, excluded: Sequence[str]) -> Iterator[str]:
-    # A literal path may hold characters with a meaning in patterns.
+    # A literal path may contain characters that are special in patterns.
     found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
     for path in map(os.path.abspath, found):
         is_excluded = any(
@@ -96,17 +97,17 @@ def _matching_files(pattern: str, excluded: Sequence[str]) -> Iterator[str]:
 
 
 def names_file(entry: str) -> bool:
-    """Return whether an entry names a file rather than a dotted module."""
+    """Return whether an entry names a file and not a dotted module."""
     return entry.endswith(".py") or "/" in entry or os.sep in entry
 
 
 def import_entry(entry: str) -> ModuleType:
     """Import one module by its dotted name or its file, and return it.
 
-    A file is imported under the name that the rest of the code would use for it: its directory, or
-    the one above its outermost package, joins `sys.path`. The file gets its own name only when
-    that name belongs to another module. A file that is imported already is not run again. Raises
-    MissingModuleFile when there is no such file; exceptions of the import pass through.
+    A file is imported under the name that the rest of the code would use for it: its directory, or the
+    one above its outermost package, is added to `sys.path`. If that name belongs to another module, the
+    file gets a name of its own instead. A file that is already imported is not run again. Raises
+    MissingModuleFile if there is no such file; exceptions raised by the import propagate.
     """
     if not names_file(entry):
         return importlib.import_module(entry)
@@ -118,7 +119,7 @@ def import_entry(entry: str) -> ModuleType:
 
 
 def importing_module() -> str | None:
-    """Return the name of the module whose top-level code calls this, directly or through functions."""
+    """Return the name of the module whose top-level code is calling this, directly or through functions."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
@@ -129,16 +130,16 @@ def importing_module() -> str | None:
 
 
 def module_of(name: str | None, member: object) -> ModuleType | None:
-    """Return the imported module of this name if it has the member, under whatever name."""
+    """Return the imported module of this name if it contains the member, under whatever name."""
     module = sys.modules.get(name or "")
     is_home = module is not None and any(one is member for one in list(vars(module).values()))
     return module if is_home else None
 
 
 def shared_name(module_name: str) -> str:
-    """Return the name under which all processes import a module; ValueError explains why none does.
+    """Return the name under which all processes import a module; the ValueError says why there is none.
 
-    The module that Python was started with has the name that `import_entry` gives to its file.
+    The module that Python was started with gets the name that `import_entry` gives to its file.
     """
     module = sys.modules.get(module_name)
     file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
@@ -162,7 +163,7 @@ def _name_of_import(module_name: str, file: str | None) -> str:
         return module_name
     root, name = _natural_name(os.path.abspath(file))
     if name.endswith(f".{module_name}"):
-        return name  # imported from inside its package; by path it has the whole name
+        return name  # imported from inside its package; when imported by path it has the full name
     if module_name in _imported_by_path and (other := _dotted_name(root, name)):
         raise ValueError(
             f"its file can be imported as {module_name!r} and as {other!r}; name the module instead of "
@@ -172,7 +173,7 @@ def _name_of_import(module_name: str, file: str | None) -> str:
 
 
 def _dotted_name(root: str, name: str) -> str | None:
-    """Return the longer name of a module in a directory below another one of `sys.path`."""
+    """Return the longer name of a module when one `sys.path` directory lies below another."""
     for entry in map(os.path.abspath, sys.path):
         below = os.path.relpath(root, entry).split(os.sep)
         if entry != root and all(part.isidentifier() for part in below):
@@ -194,7 +195,7 @@ def import_entries(entries: Sequence[str]) -> list[str]:
 
 
 def refuse_single_module(modules: Sequence[str]) -> None:
-    """Refuse a string in place of a list of strings: its letters would count as modules."""
+    """Reject a string in place of a list of strings: each letter would count as a module."""
     if isinstance(modules, str):
         raise ConfigurationError(
             f"discover_tasks takes a list of modules, not the text {modules!r}.",
@@ -204,7 +205,7 @@ def refuse_single_module(modules: Sequence[str]) -> None:
 
 
 def _natural_name(path: str) -> tuple[str, str]:
-    """Return the directory that must be on `sys.path`, and the dotted name below it."""
+    """Return the directory that must be on `sys.path`, and the module's dotted name relative to it."""
     file = Path(path)
     parts = [] if file.name == "__init__.py" else [file.stem]
     root = file.parent
@@ -215,13 +216,13 @@ def _natural_name(path: str) -> tuple[str, str]:
 
 
 def _already_imported(path: str, natural_name: str) -> ModuleType | None:
-    # The main module of a child is the code that started it, even if it claims another file.
+    # A child's main module is the code that started it, even if it claims to be another file.
     is_child = os.environ.get("HORSIES_CHILD_PROCESS") == "1"
     skipped = ("__main__", "__mp_main__") if is_child else ()
     for name in [natural_name, *sys.modules]:
         module = None if name in skipped else sys.modules.get(name)
         if isinstance(module, ModuleType):
-            # Attribute access would run the import of a lazily loaded module.
+            # Attribute access would trigger the import of a lazily loaded module.
             file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
             if isinstance(file, str) and _is_same_file(file, path):
                 return module
@@ -229,7 +230,7 @@ def _already_imported(path: str, natural_name: str) -> ModuleType | None:
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    # Comparing names first saves a disk access for hundreds of modules.
+    # Comparing names first avoids a disk access for hundreds of modules.
     if os.path.basename(one) != os.path.basename(other):
         return False
     return os.path.realpath(one) == os.path.realpath(other)
@@ -237,11 +238,10 @@ def _is_same_file(one: str, other: str) -> bool:
 
 def _import_file(path: str, root: str, name: str) -> ModuleType:
     top = name.partition(".")[0]
-    # In front, as Python does for a script; but a file named like a module of the standard library
+    # In front, as Python does for a script, except that a file named like a standard library module
     # must not replace that module.
     _add_to_path(root, first=top not in sys.stdlib_module_names)
-    # The outermost package first: searching further imports it, and it may belong to another
-    # project.
+    # Check the outermost package first: searching further imports it, and it may belong to another project.
     is_ours = name == top or _has_origin(top, os.path.join(root, top, "__init__.py"))
     if is_ours and _has_origin(name, path):
         _imported_by_path.add(name)
@@ -258,7 +258,7 @@ def _has_origin(name: str, path: str) -> bool:
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:
-        return False  # a module created in code, without a spec, has the name
+        return False  # the name belongs to a module created in code, without a spec
     return spec is not None and spec.origin is not None and _is_same_file(spec.origin, path)
 
 
@@ -285,7 +285,7 @@ def _load_under_own_name(path: str) -> ModuleType:
 def add_project_root() -> None:
     """Make the working directory importable, as `python -m` does.
 
-    In Python's safe-path mode it is added only when it holds a project file.
+    In Python's safe-path mode it is added only if it contains a project file.
     """
     directory = os.getcwd()
     holds_project = any(os.path.isfile(os.path.join(directory, name)) for name in PROJECT_FILES)
@@ -300,9 +300,9 @@ _CIRCULAR_HELP = (
 
 
 def import_problem(entry: str, error: BaseException) -> HorsiesError:
-    """Return the error of a failed import: HRS-206, or HRS-210 when the module's code raised.
+    """Return the error for a failed import: HRS-206, or HRS-210 if the module's code raised.
 
-    A HorsiesError is returned as it is. The cause stays attached for its traceback.
+    A HorsiesError is returned unchanged. The cause stays attached for its traceback.
     """
     if isinstance(error, HorsiesError):
         return error
@@ -336,7 +336,7 @@ def _describe_failure(entry: str, error: BaseException) -> HorsiesError:
 
 
 def _describe_raised(entry: str, error: BaseException) -> HorsiesError:
-    # The text of a syntax error repeats file and line, which the report shows.
+    # A syntax error's text repeats the file and line, which the report shows.
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     first, *rest = mask_url(text).strip().splitlines() or [""]
     what = f"{type(error).__name__}: {first}" if first else type(error).__name__
@@ -360,14 +360,14 @@ def failure_at(
     notes: Sequence[str] = (),
     help_text: str | None = None,
 ) -> ConfigurationError:
-    """Build an error with this location or none, instead of the line of the caller."""
+    """Build an error with this location or none, instead of the caller's line."""
     error = ConfigurationError(message, code=code, notes=notes, help_text=help_text)
     error.location = location
     return error
 
 
 def _user_location(error: BaseException) -> SourceLocation | None:
-    """Return the innermost line of the user's project that led to the error."""
+    """Return the innermost line in the user's project that led to the error."""
     if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):
         return SourceLocation(str(error.filename), error.lineno or 1)
     ours = ("<", _PACKAGE_DIRECTORY)
@@ -379,6 +379,6 @@ def _user_location(error: BaseException) -> SourceLocation | None:
     if not frames:
         return None
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_DIRECTORIES)]
-    # An installed project is among the libraries; its outermost line is that of the module.
+    # An installed project is found among the libraries; its outermost line is the module's own.
     frame = own[-1] if own else frames[0]
     return SourceLocation(frame.filename, frame.lineno or 1, frame.name)

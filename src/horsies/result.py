@@ -19,16 +19,19 @@ F = TypeVar("F")
 T_co = TypeVar("T_co", covariant=True)
 E_co = TypeVar("E_co", covariant=True)
 
-# Ok and Err name their slots themselves: with dataclass(slots=True), setting an attribute that does not
-# exist is a TypeError of super() instead of an AttributeError. Hence __reduce__ for copy and pickle.
+# Ok and Err declare their slots themselves: with dataclass(slots=True), setting an attribute that does
+# not exist raises a TypeError from super() instead of an AttributeError. That is why they need
+# __reduce__ for copy and pickle.
 
 
 if TYPE_CHECKING:
-    _Side: TypeAlias = type  # checkers narrow a type only where isinstance is not overridden
+    _Side: TypeAlias = type  # type checkers narrow types only where isinstance is not overridden
 else:
 
     class _Side(type):
-        """The class of Ok and Err: a TaskResult is neither, and would fall through both cases of a match."""
+        """The metaclass of Ok and Err: a TaskResult is neither, and would fall through both cases of a
+        match.
+        """
 
         def __instancecheck__(cls, instance):
             kind = type(instance)
@@ -128,11 +131,11 @@ class Ok(Generic[T_co], metaclass=_Side):
         raise _unwrap_error(self, message)
 
     def map(self, function: Callable[[T_co], U]) -> Ok[U]:
-        """Return Ok of the function applied to the value."""
+        """Apply the function to the value and return its value as an Ok."""
         return Ok(function(self.value))
 
     async def map_async(self, function: Callable[[T_co], Awaitable[U]]) -> Ok[U]:
-        """Return Ok of the awaited function applied to the value."""
+        """Await the function applied to the value, and return its value as an Ok."""
         return Ok(await function(self.value))
 
     def map_or(self, default: object, function: Callable[[T_co], U]) -> U:
@@ -156,7 +159,7 @@ class Ok(Generic[T_co], metaclass=_Side):
     async def and_then_async(
         self, function: Callable[[T_co], Awaitable[Result[U, E]]]
     ) -> Result[U, E]:
-        """Await the function, called with the value, and return its result."""
+        """Call the function with the value, await it, and return its result."""
         return await function(self.value)
 
     def inspect(self, function: Callable[[T_co], object]) -> Ok[T_co]:
@@ -219,7 +222,7 @@ class Err(Generic[E_co], metaclass=_Side):
         return self.value
 
     def unwrap(self) -> NoReturn:
-        """Raise UnwrapError, caused by the error when that is an exception."""
+        """Raise UnwrapError, with the error as its cause if it is an exception."""
         raise _not_this_side(self, "unwrap()")
 
     def unwrap_or(self, default: U) -> U:
@@ -235,7 +238,7 @@ class Err(Generic[E_co], metaclass=_Side):
         raise exception_type(self.value)
 
     def expect(self, message: str) -> NoReturn:
-        """Raise UnwrapError with the message, caused by the error when that is an exception."""
+        """Raise UnwrapError with the message, and with the error as its cause if it is an exception."""
         raise _unwrap_error(self, message)
 
     def expect_err(self, message: str) -> E_co:
@@ -262,7 +265,7 @@ class Err(Generic[E_co], metaclass=_Side):
         return default()
 
     def map_err(self, function: Callable[[E_co], F]) -> Err[F]:
-        """Return Err of the function applied to the error."""
+        """Apply the function to the error and return its value as an Err."""
         return Err(function(self.value))
 
     def or_else(self, function: Callable[[E_co], Result[T, F]]) -> Result[T, F]:
@@ -291,12 +294,12 @@ class UnwrapError(Exception):
 
 
 def is_ok(result: Result[T, E]) -> TypeIs[Ok[T]]:
-    """Return whether the result is an Ok, in a way type checkers follow on both branches."""
+    """Return whether the result is an Ok; type checkers narrow both branches."""
     return isinstance(result, Ok)
 
 
 def is_err(result: Result[T, E]) -> TypeIs[Err[E]]:
-    """Return whether the result is an Err, in a way type checkers follow on both branches."""
+    """Return whether the result is an Err; type checkers narrow both branches."""
     return isinstance(result, Err)
 
 
@@ -331,7 +334,7 @@ def _not_this_side(result: Result[Any, Any], member: str) -> UnwrapError:
 
 
 def _unwrap_error(result: Result[Any, Any], message: str) -> UnwrapError:
-    # A success may be the user's data, so only its type is named; an error is meant to be read.
+    # A success may be the user's data, so only its type is shown; an error is meant to be read.
     inner = result.value
     shown = repr(inner) if isinstance(result, Err) else type(inner).__name__
     error = UnwrapError(result, f"{message}: {shown}")

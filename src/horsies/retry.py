@@ -1,9 +1,9 @@
-"""Retries: which failures run again, and how long to wait.
+"""Retries: which failures are retried, and how long to wait.
 
-Everything here is pure. The producer stores the policy with the task, exception classes by name, and
-`decide_retry` decides from that snapshot and from the names of the classes of the exception, which the
-child reports. So a new deployment never changes tasks already queued. `Backoff` spaces the retries of
-workers and schedulers while the database is unavailable.
+Everything here is pure. The producer stores the policy with the task, exception classes by name.
+`decide_retry` decides from that snapshot and from the exception's class names, which the child reports,
+so a new deployment never changes tasks that are already queued. `Backoff` spaces the retries of workers
+and schedulers while the database is unavailable.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from horsies.validation import FrozenModel
 ExceptionMapper: TypeAlias = dict[type[BaseException], str]
 RetryRule: TypeAlias = BuiltInTaskCode | str | type[BaseException]
 
-# How often a task without a policy may raise RetryLater: the default of max_retries.
+# How often a task without a policy may raise RetryLater; the same as the default of max_retries.
 RETRIES_WITHOUT_POLICY = 3
 MIN_INTERVAL_SECONDS = 0.001
 MAX_INTERVAL_SECONDS = 86_400
 DEFAULT_INTERVALS = (60, 300, 900)
-# The endings of stored reasons for failures that are not retried; operators read them as codes.
+# The endings of stored reasons why a failure was not retried; operators read them like codes.
 NOT_LISTED = "listed in auto_retry_for"
 LIMIT_REACHED = "is reached"
 
@@ -83,7 +83,7 @@ def _rule_problems(rule: object) -> list[str]:
 
 # Any sequence is accepted and kept as a list, so that equal policies compare equal.
 Rules: TypeAlias = Annotated[Sequence[RetryRule], PlainValidator(_checked_rules)]
-# Whole numbers stay integers: an earlier release reads them.
+# Whole numbers stay integers, because an earlier release reads them.
 Seconds: TypeAlias = Annotated[
     int | float, Field(ge=MIN_INTERVAL_SECONDS, le=MAX_INTERVAL_SECONDS, allow_inf_nan=False)
 ]
@@ -101,28 +101,31 @@ class RetryPolicy(FrozenModel):
 
     auto_retry_for: Rules
     """The failures that lead to a retry, at least one; any other failure is final. An entry is an error
-    code, an upper case name such as GATEWAY_DOWN, or an exception class, which stands for its subclasses
-    too. Classes are stored by name, `module.Class`, and may be listed so. Required."""
+    code, an upper-case name such as GATEWAY_DOWN, or an exception class, which covers its subclasses
+    too. Classes are stored by name, `module.Class`, and may be listed by that name. Required.
+    """
 
     max_retries: int = Field(default=3, ge=1, le=UNLIMITED_RETRIES)
     """How many times the task runs again after its first attempt, from 1 to 2,000,000,000. Defaults to
     3."""
 
     intervals: Intervals = Field(default_factory=lambda: list(DEFAULT_INTERVALS), min_length=1)
-    """Seconds to wait, each from 0.001 to 86,400 (a day). The fixed strategy needs one entry per retry,
-    the exponential strategy exactly one, the base. Defaults to 60, 300, 900."""
+    """Seconds to wait, each from 0.001 to 86,400 (a day). The fixed strategy needs one entry per retry;
+    the exponential strategy needs exactly one entry, the base. Defaults to 60, 300, 900.
+    """
 
     max_delay_seconds: Annotated[
         float | None, Field(ge=MIN_INTERVAL_SECONDS, le=LONGEST_DELAY_SECONDS)
     ] = None
-    """The longest wait in seconds, including jitter: from 0.001 to 31,536,000 (a year), which is
-    also the limit if it is not set. With jitter, waits that reach it vary between four fifths of it
-    and the full value. Defaults to None.
+    """The longest wait in seconds, including jitter: from 0.001 to 31,536,000 (a year), which is also
+    the limit if none is set. With jitter, waits that reach the limit vary between four fifths of it and
+    the full value. Defaults to None.
     """
 
     backoff_strategy: Literal["fixed", "exponential"] = "fixed"
-    """`fixed` waits the intervals in turn; `exponential` doubles the base with every further retry.
-    Defaults to `fixed`."""
+    """`fixed` uses the intervals in turn; `exponential` doubles the base with each further retry.
+    Defaults to `fixed`.
+    """
 
     jitter: bool = True
     """Lengthen every wait by a random 0 to 25 %, so that tasks that failed at the same time do not
@@ -136,7 +139,7 @@ class RetryPolicy(FrozenModel):
         auto_retry_for: Sequence[RetryRule],
         jitter: bool = True,
     ) -> Self:
-        """Retry once per interval, waiting that many seconds before each."""
+        """Retry once per interval, waiting that many seconds before each retry."""
         if isinstance(intervals, str) or not isinstance(intervals, Sequence):
             raise TypeError(
                 "RetryPolicy.fixed() takes a list of seconds, one per retry, such as [1, 5, 30], "
@@ -185,7 +188,7 @@ class RetryPolicy(FrozenModel):
         jitter: bool = True,
     ) -> Self:
         """Retry without a limit, waiting base, 2 x base, 4 x base seconds and so on, at most
-        `max_delay_seconds`. A `good_until` or a cancel ends it.
+        `max_delay_seconds`. A `good_until` or a cancellation ends the retries.
         """
         _refuse_other_than_number("forever", "base_seconds", base_seconds)
         return cls.exponential(
@@ -197,7 +200,7 @@ class RetryPolicy(FrozenModel):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the snapshot stored with a task, made of plain JSON values."""
+        """Return the snapshot stored with a task, as plain JSON values."""
         stored = {
             "auto_retry_for": [rule_text(rule) for rule in self.auto_retry_for],
             "max_retries": self.max_retries,
@@ -205,7 +208,8 @@ class RetryPolicy(FrozenModel):
             "backoff_strategy": self.backoff_strategy,
             "jitter": self.jitter,
         }
-        # Left out when unset: a worker of an earlier release reads a policy without unknown keys in full.
+        # Omitted when unset, because a worker of an earlier release reads in full only a policy without
+        # unknown keys.
         if self.max_delay_seconds is not None:
             stored["max_delay_seconds"] = self.max_delay_seconds
         return stored
@@ -214,8 +218,8 @@ class RetryPolicy(FrozenModel):
     def from_json(cls, data: object) -> Self | None:
         """Read a stored snapshot; never raises.
 
-        A damaged part falls back to its default. Without a readable list of codes nothing can be
-        retried, and the result is None.
+        A damaged part falls back to its default. If the list of codes cannot be read, nothing can be
+        retried and the result is None.
         """
         try:
             return cls.model_validate(data)
@@ -286,7 +290,7 @@ def _is_seconds(value: object, largest: int) -> TypeIs[float]:
 
 
 def policy_from_options(text: str | None) -> RetryPolicy | None:
-    """Return the policy in a stored `task_options` text; None if it has none or it is unreadable."""
+    """Return the policy in a stored `task_options` text; None if there is none or it is unreadable."""
     try:
         options = json.loads(text or "null")
     except (ValueError, RecursionError):
@@ -299,15 +303,15 @@ def delay_seconds(
     retry_number: int,
     random: Callable[[], float] = random_module.random,
 ) -> float:
-    """Return the seconds to wait before the given retry, 1 being the first.
+    """Return the seconds to wait before this retry, 1 being the first.
 
-    Jitter only lengthens a wait, by less than the next doubling adds, so exponential waits grow
-    until they reach the longest wait. To keep some jitter there, the wait before jitter is limited
-    to a smaller value.
+    Jitter only lengthens a wait, and by less than the next doubling adds, so exponential waits grow
+    until they reach the longest wait. To keep some jitter at that point, the wait before jitter has a
+    smaller limit.
     """
     number = max(retry_number, 1)
     if policy.backoff_strategy == "exponential":
-        # 2^64 milliseconds are longer than the longest wait, and the number must not overflow.
+        # 2^64 milliseconds exceed the longest wait, and the number must not overflow.
         delay = math.ldexp(policy.intervals[0], min(number - 1, 64))
     else:
         delay = policy.intervals[min(number, len(policy.intervals)) - 1]
@@ -333,8 +337,8 @@ def rule_text(rule: RetryRule) -> str:
 
 
 class RetryDecision(NamedTuple):
-    """Whether a failed attempt is retried: after how many seconds, None for a final failure; which rule
-    decided; and how many retries that rule allows.
+    """Whether a failed attempt is retried: after how many seconds (None if the failure is final), which
+    rule decided, and how many retries that rule allows.
     """
 
     delay_seconds: float | None
@@ -354,8 +358,8 @@ def decide_retry(
 ) -> RetryDecision:
     """Decide whether a failed attempt is retried, and why.
 
-    `retry_count` is the number of retries already made, `max_retries` the limit of the row, which is 0
-    without a policy. `retry_after` is the number of seconds of a RetryLater.
+    `retry_count` is the number of retries already made; `max_retries` is the row's limit, which is 0
+    without a policy. `retry_after` is the delay of a RetryLater in seconds.
     """
     policy = policy_from_options(task_options) if max_retries > 0 else None
     if retry_after is not None:
@@ -375,8 +379,8 @@ def decide_retry(
 
 
 def limit_after_return(task_options: str | None, max_retries: int) -> int:
-    """Return the row's limit after a stopping worker returned the task to its queue: one more
-    retry, on top of those that remain.
+    """Return the row's limit after a stopping worker returned the task to its queue: one more retry, in
+    addition to those that remain.
     """
     policy = policy_from_options(task_options) if max_retries > 0 else None
     return _limit(policy, max_retries) + 1
@@ -397,7 +401,7 @@ def _matching_rule(policy: RetryPolicy, error_code: str | None, names: Sequence[
     rules = [rule_text(rule) for rule in policy.auto_retry_for]
     if error_code is not None and error_code in rules:
         return f"code {column_code(error_code_text(error_code))}"
-    # A program that is run as a script stores the classes it defines under this module name.
+    # A program run as a script stores the classes it defines under this module name.
     scripts = tuple(rule.removeprefix(_MAIN) for rule in rules if rule.startswith(f"{_MAIN}."))
     return next((name for name in names if name in rules or name.endswith(scripts)), None)
 
@@ -425,10 +429,10 @@ class Backoff:
     attempts: int = field(default=0, init=False)
 
     def next_delay_seconds(self) -> float | None:
-        """Count one failure; return the seconds to wait, or None when the retries are used up."""
+        """Count one failure; return the seconds to wait, or None if no retries are left."""
         if self.max_attempts and self.attempts >= self.max_attempts:
             return None
-        # From 2^32 on every initial value has reached its cap, and the number must not grow for days.
+        # From 2^32 on, every initial value has reached its cap; the number must not keep growing for days.
         delay_ms = min(self.initial_ms << min(self.attempts, 32), self.max_ms)
         self.attempts += 1
         # A wait cut off at the maximum would have no jitter, so only the jittered wait is limited.

@@ -1,6 +1,6 @@
-"""The statuses of tasks, attempts, workflows and their nodes.
+"""Task, attempt, workflow and node statuses.
 
-Every change of a task's status is one guarded SQL statement; `docs/internals/state-machine.md` lists
+Every change to a task's status is one guarded SQL statement; `docs/internals/state-machine.md` lists
 them all.
 """
 
@@ -70,7 +70,7 @@ WORKFLOW_TERMINAL_STATES: frozenset[WorkflowStatus] = frozenset(
 
 
 class WorkflowTaskStatus(StrEnum):
-    """The status of a node of a run."""
+    """The status of a node in a run."""
 
     PENDING = "PENDING"
     READY = "READY"

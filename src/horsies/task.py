@@ -1,4 +1,4 @@
-"""TaskFunction: the public object that ``@app.task`` makes of a function.
+"""TaskFunction: the public object that ``@app.task`` turns a function into.
 
 Thin and fully typed: the type checker checks arguments against the decorated function's signature,
 and ``tasks/request.py`` checks them again at run time before anything is stored.
@@ -55,7 +55,7 @@ else:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# The type of a direct call. In annotations it is left out: TaskFunction[P, T] fits every task.
+# The type of a direct call. Annotations omit it: TaskFunction[P, T] fits every task.
 R_co = typing_extensions.TypeVar("R_co", covariant=True, default=Any)
 
 
@@ -73,7 +73,7 @@ class TaskSendFailed(Exception):
 class TaskDecorator(Protocol):
     """The type of ``@app.task(...)``: it keeps the parameters and adds a typed send."""
 
-    # A coroutine of a TaskResult fits the third one too; the first one that fits counts.
+    # A coroutine that returns a TaskResult fits the third overload too; the first one that fits wins.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Awaitable[TaskResult[T, TaskError]]], /
@@ -124,7 +124,7 @@ class TaskSendOptions(Generic[P, T]):
     def schedule(
         self, /, delay_seconds: float, *args: P.args, **kwargs: P.kwargs
     ) -> TaskSendResult[TaskHandle[T]]:
-        """Store one task that becomes claimable after the delay, counted on the database's clock."""
+        """Store one task that becomes claimable after the delay, measured on the database's clock."""
         return store_prepared(self._sender, self._sender.prepare(args, kwargs, delay_seconds))
 
     async def schedule_async(
@@ -144,8 +144,9 @@ class TaskSendOptions(Generic[P, T]):
     def send_many(self, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Any]:
         """Store many tasks in one transaction: all of them, or none.
 
-        The calls are read in chunks while earlier ones are stored. A list of calls returns a list of
-        handles; a generator, of a million calls for example, a sequence that makes each handle on access.
+        The calls are read in chunks while earlier chunks are stored. For a list of calls the result is
+        a list of handles; for a generator, say of a million calls, it is a sequence that creates each
+        handle on access.
 
         Example:
             handles = add.send_many(add.bind(n, n) for n in range(1000)).unwrap()
@@ -166,7 +167,7 @@ class TaskSendOptions(Generic[P, T]):
 
 
 def handle_of(sent: TaskSendResult[TaskHandle[T]]) -> TaskHandle[T]:
-    """Return the handle of a send, or raise TaskSendFailed."""
+    """Return the handle from a send, or raise TaskSendFailed."""
     if isinstance(sent, Err):
         raise TaskSendFailed(sent.value) from sent.value.exception
     return sent.value
@@ -187,7 +188,7 @@ _OTHER_SENDS = {
 
 
 class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
-    """A registered task, with the parameters of its function and the type of its value.
+    """A registered task, with its function's parameters and the type of its value.
 
     Example:
         @app.task
@@ -199,8 +200,8 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
     def __init__(self, producer: Producer, definition: TaskDefinition) -> None:
         super().__init__(producer, definition, NO_OPTIONS)
-        # Only here: a workflow node takes any object with a definition for its task, and would ignore
-        # the options of TaskSendOptions.
+        # Set only in this class: a workflow node takes any object with a definition for its task, and
+        # would ignore the options of a TaskSendOptions.
         self.definition = definition
         self.__name__ = definition.function.__name__
         self.__doc__ = definition.function.__doc__
@@ -208,7 +209,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
     def __repr__(self) -> str:
         return f"TaskFunction({self.definition.name!r})"
 
-    if not TYPE_CHECKING:  # type checkers refuse these names by themselves
+    if not TYPE_CHECKING:  # type checkers reject these names anyway
 
         def __getattr__(self, name: str) -> Never:
             hint = _OTHER_SENDS.get(name)
@@ -219,14 +220,14 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
     @property
     def task_name(self) -> str:
-        """The name the task is registered and stored under."""
+        """The name under which the task is registered and stored."""
         return self.definition.name
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the function directly:
+        """Run the function directly, without queue, retries or a row.
 
-        no queue, no retry, no row. The arguments of a plain function are checked (TypeError); it
-        then returns its value or coroutine, and raises its exceptions. A function that returns a
+        A plain function's arguments are checked (TypeError); it then returns its value or
+        coroutine, and raises its exceptions. A function that returns a
         TaskResult is checked as in a worker, and its exceptions become errors.
         """
         direct: Any = call_plain if self.definition.is_plain else self._invoke
@@ -250,7 +251,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
     @overload
     async def call_async(self, /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     async def call_async(self, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Run the function directly, as a call does, on the running event loop.
+        """Run the function directly, like a plain call, on the running event loop.
 
         Example:
             async def test_charge() -> None:
@@ -264,7 +265,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The decorated function: it returns and raises as it is written, without any checks."""
+        """The decorated function itself: it returns and raises without any checks."""
         return self.definition.function
 
     def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskCall[T]:
@@ -276,13 +277,13 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
         ``good_until``: the task expires if it has not started by then. ``at`` (a time) or ``delay``:
         when the task becomes claimable. ``priority``: 1 (first) to 100. ``queue_name``, ``timeout_ms``,
-        ``retry_policy``: instead of those of the task. ``headers``: strings stored with the task
-        and with the tasks it sends. ``retention``: how long its row is kept after its end.
-        ``idempotency_key``: a second send with the same key and request returns the first one's
-        handle; ``unique`` sets how long: "forever", "while_open" until the task has ended, or
-        "while_waiting" until a worker has claimed it. ``debounce``: run once after the last of many sends
-        with this key, with the newest arguments. ``transaction``: your open connection, of
-        psycopg, asyncpg, SQLAlchemy or Django; the task commits or rolls back with it.
+        ``retry_policy``: override the task's own. ``headers``: strings stored with the task and with
+        the tasks it sends. ``retention``: how long the task's row is kept after it has ended.
+        ``idempotency_key``: a second send with the same key and request returns the first one's handle;
+        ``unique`` sets how long the key stays in use: "forever", "while_open" until the task has ended,
+        or "while_waiting" until a worker has claimed it. ``debounce``: run once after the last of many
+        sends with this key, with the newest arguments. ``transaction``: your open psycopg, asyncpg,
+        SQLAlchemy or Django connection; the task commits or rolls back with it.
 
         Example:
             with psycopg.connect(url) as connection:
@@ -292,10 +293,10 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
         return TaskSendOptions(self._sender.producer, self.definition, send_options(options))
 
     def node(self, **options: Unpack[NodeOptions]) -> NodeFactory[P, T]:
-        """Make a workflow node; call the returned factory with the task's parameters, by name.
+        """Create a workflow node; call the returned factory with the task's parameters, by name.
 
-        The options are those of ``TaskNode``. ``from_node(other)`` passes the value or the result of
-        another node, as the parameter is annotated, and makes that node a dependency.
+        The options are those of ``TaskNode``. ``from_node(other)`` passes another node's value or
+        result, depending on the parameter's annotation, and makes that node a dependency.
 
         Example:
             first = fetch.node()(url="https://example.org")
@@ -314,7 +315,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
         )
 
     def retry_schedule(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
-        """Repeat a schedule that failed with ENQUEUE_FAILED; the delay starts again from now."""
+        """Repeat a schedule that failed with ENQUEUE_FAILED; the delay starts over."""
         return store_prepared(self._sender, self._sender.prepare_retry(error, scheduled=True))
 
     async def retry_schedule_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
@@ -328,7 +329,7 @@ AnyTask = TaskFunction[Any, Any]
 
 
 class RegisteredTasks(Mapping[str, AnyTask]):
-    """The registered tasks by name: ``app.tasks["add"]``. A call, ``app.tasks()``, returns a copy."""
+    """The registered tasks by name: ``app.tasks["add"]``. Calling it, ``app.tasks()``, returns a copy."""
 
     def __init__(self, tasks: Mapping[str, AnyTask]) -> None:
         self._tasks = tasks

@@ -1,7 +1,7 @@
 """TaskResult, the outcome of a task: a value or a TaskError.
 
-Error codes come from the four built-in families of `error_codes` or from the user. The built-in
-names are reserved, so that a stored code shows whether the library or the task set it.
+Error codes come from the four built-in families in `error_codes` or from the user. The built-in names
+are reserved, so that a stored code shows whether the library or the task set it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from horsies.states import WorkflowStatus
 _MESSAGE_CHARACTERS_MAX = 4_000
 _TRACEBACK_CHARACTERS_MAX = 16_000
 _SHOWN_CHARACTERS_MAX = 200
-# Bounds the cost as well as the text: a list of a million items is not printed in full only to be
-# cut.
+# Limits the cost as well as the text: a list of a million items is not printed in full just to be cut.
 _shortened = reprlib.Repr()
 _shortened.maxlist = _shortened.maxtuple = _shortened.maxset = _shortened.maxdict = 10
 _shortened.maxstring = _shortened.maxother = _shortened.maxlong = _SHOWN_CHARACTERS_MAX
@@ -54,7 +53,7 @@ def storable_text(text: str) -> str:
 
 
 def exception_text(exception: BaseException) -> str:
-    """Return the message of an exception as storable text of bounded size; never raises."""
+    """Return an exception's message as storable text of bounded size; never raises."""
     return _text_or(lambda: str(exception), "<unprintable>")
 
 
@@ -72,8 +71,7 @@ def describe_exception(exception: BaseException) -> dict[str, str]:
 
 
 def _text_or(make: Callable[[], str], fallback: str, limit: int = _MESSAGE_CHARACTERS_MAX) -> str:
-    # User code such as __str__ runs here and may raise anything; the report of a failure must
-    # survive it.
+    # User code such as __str__ runs here and may raise anything; the failure must be reported regardless.
     try:
         text = storable_text(make())
         half = limit // 2
@@ -86,7 +84,7 @@ def _text_or(make: Callable[[], str], fallback: str, limit: int = _MESSAGE_CHARA
 
 
 def json_object(value: Any) -> dict[str, Any]:
-    """Return an object of this package as plain JSON values: times as text, codes by name."""
+    """Return one of this package's objects as plain JSON values: times as text, codes by name."""
     written: dict[str, Any] = to_jsonable_python(value, bytes_mode="base64", fallback=_as_plain)
     return written
 
@@ -155,8 +153,8 @@ _ExceptionField = Annotated[
 class TaskError(BaseModel):
     """The reason why a task failed.
 
-    `error_code` is a built-in member or your own name. A live exception stays live in this
-    process; stored, it becomes type name, message and traceback text.
+    `error_code` is a built-in member or your own name. A live exception stays live in this process;
+    when stored, it becomes its type name, message and traceback text.
 
     Example:
         return TaskResult(err=TaskError(error_code="CARD_DECLINED", message="the bank said no"))
@@ -172,11 +170,11 @@ class TaskError(BaseModel):
     exception: _ExceptionField = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the error as plain JSON values; its code is plain text, even a built-in one."""
+        """Return the error as plain JSON values; even a built-in code becomes plain text."""
         return json_object(dict(self)) | {"error_code": error_code_text(self.error_code)}
 
     def __repr_args__(self) -> Iterator[tuple[str, str | None]]:
-        # pydantic prints through here. Data may hold task arguments, so only its type is shown.
+        # pydantic prints through here. Data may contain task arguments, so only its type is shown.
         message, limit = self.message, _SHOWN_CHARACTERS_MAX
         if message is not None and len(message) > limit:
             message = f"{message[:limit]}..."
@@ -189,7 +187,7 @@ class TaskError(BaseModel):
 
 
 class SubWorkflowSummary(BaseModel, Generic[T]):
-    """The end of a child run: its status, its output, and the counts of its nodes."""
+    """How a child run ended: its status, its output, and its node counts."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -216,7 +214,7 @@ class SubWorkflowError(TaskError):
 
 
 class _Missing(Enum):
-    """Marks the absent side, because None is a value on both."""
+    """Marks the absent side, because None is a valid value on both sides."""
 
     MISSING = "missing"
 
@@ -268,17 +266,19 @@ class TaskResult(Generic[T_co, E_co]):
 
     @property
     def ok(self) -> T_co | None:
-        """The value, or None when the task failed."""
+        """The value, or None if the task failed."""
         return None if self._ok is _MISSING else self._ok
 
     @property
     def err(self) -> E_co | None:
-        """The error, or None when the task succeeded."""
+        """The error, or None if the task succeeded."""
         return None if self._err is _MISSING else self._err
 
     @property
     def ok_value(self) -> T_co:
-        """The value; ValueError when the task failed, from the exception of a direct call if it has one."""
+        """The value; ValueError if the task failed, caused by the exception of a direct call if there
+        is one.
+        """
         if self._ok is _MISSING:
             raised = self._err.exception if isinstance(self._err, TaskError) else None
             cause = raised if isinstance(raised, BaseException) else None
@@ -287,18 +287,18 @@ class TaskResult(Generic[T_co, E_co]):
 
     @property
     def err_value(self) -> E_co:
-        """The error; ValueError when the task succeeded."""
+        """The error; ValueError if the task succeeded."""
         if self._err is _MISSING:
-            # No value here: the message of an exception may be logged.
+            # The value is not shown, because an exception's message may be logged.
             raise ValueError(f"a successful task has no error: ok=<{type(self._ok).__name__}>")
         return self._err
 
     def unwrap(self) -> T_co:
-        """Return the value; ValueError when the task failed."""
+        """Return the value; ValueError if the task failed."""
         return self.ok_value
 
     def unwrap_err(self) -> E_co:
-        """Return the error; ValueError when the task succeeded."""
+        """Return the error; ValueError if the task succeeded."""
         return self.err_value
 
     def to_dict(self) -> dict[str, Any]:
@@ -309,7 +309,7 @@ class TaskResult(Generic[T_co, E_co]):
         return {"err": err.to_dict() if isinstance(err, TaskError) else json_object({"": err})[""]}
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        # Like pydantic's models, because encoders without a schema call dict().
+        # As pydantic models do, because encoders without a schema call dict().
         return iter(_sides(self).items())
 
     def __eq__(self, other: object) -> bool:
@@ -334,19 +334,19 @@ class TaskResult(Generic[T_co, E_co]):
         raise AttributeError(f"a TaskResult is immutable; {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default restores slots by assignment, which an immutable object refuses.
+        # The default restores slots by assignment, which an immutable object rejects.
         return (_from_sides, (_sides(self),))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Allow results inside other values: as parameters, and as members of lists."""
+        """Allow results inside other values: as parameters, and as list members."""
         ok_type, err_type = get_args(source) or (Any, TaskError)
         ok, err = handler.generate_schema(ok_type), handler.generate_schema(err_type)
         if err_type is not TaskError:
             return _result_schema(_sides_schema(ok, err), _sides_schema(ok, err))
-        # The error of a failed sub-workflow may be passed wherever a plain TaskError is declared.
-        # As an object it is also a TaskError, so it is tried first; its stored text is not one, so
-        # there it is tried second.
+        # A failed sub-workflow's error may be passed wherever a plain TaskError is declared. The object
+        # is also a TaskError, so in Python this class is tried first; its stored text is not a
+        # TaskError's, so in JSON it is tried second.
         child = handler.generate_schema(SubWorkflowError)
         adopted = core_schema.no_info_after_validator_function(
             adopted_error, core_schema.any_schema()
@@ -368,7 +368,7 @@ def _from_sides(sides: dict[str, Any]) -> TaskResult[Any, Any]:
 def adopted_error(stored: Any) -> TaskError:
     """Return a stored error of an unknown type as the data of a TaskError.
 
-    Its code and message are copied where it has such fields.
+    Its code and message are copied from the fields of those names if they exist.
     """
     fields = stored if isinstance(stored, dict) else {}
     try:
@@ -401,7 +401,7 @@ def _result_schema(live_sides: CoreSchema, stored_sides: CoreSchema) -> CoreSche
             live_sides,
         ]
     )
-    # Without strict, as web frameworks validate, a dictionary is taken as well. Codecs are strict.
+    # In lax mode, which web frameworks use, a dictionary is accepted as well. Codecs are strict.
     from_python = core_schema.lax_or_strict_schema(_first_of(live, stored_sides), live)
     return core_schema.no_info_after_validator_function(
         _from_sides,

@@ -1,9 +1,9 @@
-"""OpenTelemetry spans: one for every send and start, one for every attempt.
+"""OpenTelemetry spans: one for every send and start, and one for every attempt.
 
-The context of a send travels as a carrier in the options of the task, under the key "trace".
-Nothing here imports opentelemetry until a span is made, and without ``AppConfig(tracing=...)`` none
-is made. The application brings the SDK, its sampler and its exporters; ``install`` sets them up in
-every process.
+The context of a send travels as a carrier in the task's options, under the key "trace". Nothing here
+imports opentelemetry until a span is created, and without ``AppConfig(tracing=...)`` none is created.
+The application brings the SDK, its sampler and its exporters; ``install`` sets them up in every
+process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 CARRIER_BYTES_MAX = 1_024
 FLUSH_MS = 2_000
-# Keys that Horsies adds to the carrier of the propagator: the task was not sent to run at once, and the
-# span of the previous attempt.
+# Keys that Horsies adds to the propagator's carrier: one marks a task that was not sent to run
+# immediately, the other holds the span of the previous attempt.
 LATER, PREVIOUS = "later", "previous"
-# Left out of a carrier that is too large, in this order.
+# Dropped from a carrier that is too large, in this order.
 _DISPENSABLE = ("baggage", "tracestate")
 _SYSTEM = {"messaging.system": "horsies"}
 
@@ -43,10 +43,11 @@ class _Settings(Protocol):
 
 
 def install(provider_factory: Callable[[], TracerProvider]) -> None:
-    """Set the tracer provider of this process, and of every child process of a worker.
+    """Set the tracer provider for this process and for every worker child.
 
-    A provider has threads, which do not survive a fork: the factory is called once in each process, in a
-    child before its first task. When a child stops, its spans are flushed for at most two seconds.
+    A provider has threads, which do not survive a fork, so the factory is called once in each process;
+    in a child, it is called before the first task. When a child stops, its spans are flushed for at
+    most two seconds.
 
     Example:
         def make_provider() -> TracerProvider:
@@ -58,7 +59,7 @@ def install(provider_factory: Callable[[], TracerProvider]) -> None:
     """
     global _make_provider
     _make_provider = provider_factory
-    # The process that forks children imports the application too; each child calls start_in_child.
+    # The process that forks children imports the application too; each child calls start_in_child instead.
     if os.environ.get("HORSIES_CHILD_PROCESS") != "1":
         _set_provider()
 
@@ -69,17 +70,17 @@ def is_installed() -> bool:
 
 
 def start_in_child() -> None:
-    """Make the provider of a new child process.
+    """Create the provider for a new child process.
 
     A child that was forked directly from its worker keeps the worker's provider, which cannot be
-    replaced; the SDK restarts the threads of its batch processors after a fork.
+    replaced; the SDK restarts its batch processors' threads after a fork.
     """
     if _provider is None:
         _set_provider()
 
 
 def stop_in_child() -> None:
-    """Export the spans of a child process that ends."""
+    """Export the spans of a child process before it ends."""
     if _provider is not None:
         flush: Any = getattr(_provider, "force_flush", None)
         if flush is not None:
@@ -132,7 +133,7 @@ class Sending:
             self.carrier[LATER] = "1"
 
     def end(self, error_code: str | None = None) -> None:
-        """End the span, with the code of the error if nothing was stored."""
+        """End the span, with the error's code if nothing was stored."""
         if error_code is not None:
             from opentelemetry.trace import StatusCode
 
@@ -142,7 +143,7 @@ class Sending:
 
 
 def current_carrier(settings: _Settings) -> dict[str, str]:
-    """Return the carrier of the current span, for the tasks of a sub-workflow."""
+    """Return the carrier of the current span, for a sub-workflow's tasks."""
     from opentelemetry import propagate
 
     carrier: dict[str, str] = {}
@@ -164,7 +165,7 @@ def _size(carrier: Mapping[str, str]) -> int:
 
 
 def with_carrier(options_json: str, carrier: Mapping[str, str]) -> str:
-    """Return stored task options with a carrier; they are an object that has other members."""
+    """Return stored task options with a carrier; the options are a JSON object that has other members."""
     if not carrier:
         return options_json
     text = json.dumps(dict(carrier), separators=(",", ":"))
@@ -174,7 +175,7 @@ def with_carrier(options_json: str, carrier: Mapping[str, str]) -> str:
 def with_previous(options_json: str | None, traceparent: str) -> str:
     """Return stored task options that name the span of the previous attempt.
 
-    If a manual edit left other text there, it stays as it is.
+    If a manual edit left other text there, the text is not changed.
     """
     try:
         options = json.loads(options_json or "{}")
@@ -188,7 +189,7 @@ def with_previous(options_json: str | None, traceparent: str) -> str:
 
 
 def carrier_of(task: CurrentTask) -> Mapping[str, str]:
-    """Return the carrier that the task was sent with; other text in its place is ignored."""
+    """Return the carrier that the task was sent with; any other text in its place is ignored."""
     found = task.options.get("trace")
     if not isinstance(found, dict):
         return {}
@@ -196,17 +197,15 @@ def carrier_of(task: CurrentTask) -> Mapping[str, str]:
 
 
 def is_child(parent: str, task: CurrentTask, carrier: Mapping[str, str]) -> bool:
-    """Return whether an attempt's span is a child of its send; not if the trace would last for
-    days.
-    """
+    """Return whether an attempt's span is a child of its send; it is not if the trace would last for days."""
     if parent != "auto":
         return parent == "always"
     return task.attempt == 1 and LATER not in carrier and task.schedule_name is None
 
 
 class Processing:
-    """The span of one attempt: in a child around the task, or in the parent for an attempt that died or
-    was stopped.
+    """The span of one attempt: created in the child around the task, or in the parent for an attempt
+    that died or was stopped.
     """
 
     __slots__ = ("_context", "_span", "_token")
@@ -242,12 +241,12 @@ class Processing:
 
     @property
     def traceparent(self) -> str:
-        """The span in the form of the W3C header."""
+        """The span as a W3C traceparent header."""
         context = self._span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def attach(self) -> None:
-        """Make the span current in this thread until the end of the attempt."""
+        """Make the span current in this thread until the attempt ends."""
         from opentelemetry import context
 
         self._token = context.attach(self._context)
@@ -260,7 +259,9 @@ class Processing:
             context.detach(self._token)
 
     def around(self, task: CurrentTask) -> Iterator[None]:
-        """Make the span current in the context of the task's code: a coroutine has its own context."""
+        """Make the span current in the context of the task's code, because a coroutine has its own
+        context.
+        """
         from opentelemetry import context
 
         token = context.attach(self._context)
@@ -326,7 +327,7 @@ def killed_span(
     *,
     will_retry: bool,
 ) -> str:
-    """Make the span of an attempt that its child could not end, and return its traceparent."""
+    """Create the span of an attempt that its child could not end, and return its traceparent."""
     started_at = task.started_at.timestamp()
     span = Processing(settings, task, attributes, min(started_at, time.time()))
     span.end(error_code, message, will_retry=will_retry)

@@ -1,4 +1,4 @@
-"""The base of configuration models, and errors for all mistakes of one object at once."""
+"""The base class of configuration models, and errors that report all mistakes in one object at once."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ FROZEN_MODEL = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True
 SECONDS_MAX = 100 * 366 * 86_400
 
 Problem: TypeAlias = tuple[ErrorCode, str]
-# A condition that must not hold, and the problem when it does: a sentence that starts with a field.
+# A condition that must not hold, and the problem if it does: a sentence that starts with a field.
 Check: TypeAlias = tuple[bool, ErrorCode, str]
 
 
 def repeated_names(names: Iterable[str]) -> list[str]:
-    """Return the names that occur more than once, in order; in one pass, because there may be thousands."""
+    """Return the names that occur more than once, in order; one pass, because there may be thousands."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 class FrozenModel(BaseModel):
-    """An immutable model that refuses unknown fields and never quotes its input in errors.
+    """An immutable model that rejects unknown fields and never quotes its input in errors.
 
     A wrong field raises one sentence instead of pydantic's report with its web links.
     """
@@ -58,17 +58,17 @@ class FrozenModel(BaseModel):
 
 def _unnamed_error(model: type[BaseModel]) -> InvalidFieldError:
     name = model.__name__
-    # `type` and `kind` distinguish the members of a union, and have only one value.
+    # `type` and `kind` distinguish the members of a union and have only one possible value.
     given = (f"{one}=..." for one in model.model_fields if one not in ("type", "kind"))
     message = f"{name} takes its fields by name; write {name}({next(given, '')})."
     return InvalidFieldError(message, code=ErrorCode.CONFIG_INVALID_FIELD)
 
 
 def field_error(model: type[BaseModel], refused: ValidationError) -> InvalidFieldError:
-    """Return the error for the fields that pydantic refused: one sentence each, the first as message."""
+    """Return the error for the fields that pydantic rejected: one sentence each, the first as the message."""
     sentences: dict[object, str] = {}
     for detail in refused.errors(include_url=False, include_input=False):
-        # One field of a union is reported once per member; the first report is enough.
+        # Pydantic reports a union field once per member; the first report is enough.
         sentences.setdefault(detail["loc"][:1], _field_sentence(model, detail))
     first, *others = sentences.values()
     return InvalidFieldError(first, code=ErrorCode.CONFIG_INVALID_FIELD, notes=others)
@@ -100,7 +100,7 @@ def _field_sentence(model: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 def raise_problems(phase: str, problems: Iterable[Problem]) -> None:
-    """Raise all problems of one object as one error; do nothing when there are none."""
+    """Raise all problems of one object as one error; do nothing if there are none."""
     report = ValidationReport(phase)
     for code, message in problems:
         report.add(ConfigurationError(message, code=code))

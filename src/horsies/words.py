@@ -1,4 +1,4 @@
-"""Numbers as words: durations, sizes, counts and times, for logs, pages and sentences; parts of messages."""
+"""Numbers as words: durations, sizes, counts and times for logs, pages and sentences; parts of messages."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def lasting(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes: 12 KB, 412 MB, 1.3 GB."""
+    """Format a byte count: 12 KB, 412 MB, 1.3 GB."""
     if count < _MEGABYTE:
         return f"{count / _KILOBYTE:.0f} KB"
     if count < 1000 * _MEGABYTE:
@@ -73,7 +73,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:
-    """Return names for a sentence, the first ones of many: a, b, c, and 7 more."""
+    """Return names for a sentence; of many, only the first are shown: a, b, c, and 7 more."""
     rest = f", and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest
 

@@ -1,7 +1,8 @@
 """Task calls as JSON text, and back, by the annotations of the task function.
 
 Stored text is data only. It names no class, and reading it imports nothing: the types come from the
-registered function. An argument that would not come back unchanged is refused with its path.
+registered function. An argument that would not come back unchanged is rejected, and the error names its
+path.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _REST_KINDS = frozenset({Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD})
 _STARS: dict[Any, str] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
 _NAME_CHARACTERS_MAX = 40
 
-# A workflow passes these to a task that declares them; they are never sent. Neither is a parameter whose
-# annotation is a class with the mark `is_task_transaction`: a worker passes it.
+# A workflow passes these to a task that declares them; they are never sent. Parameters annotated with a
+# class marked `is_task_transaction` are never sent either: a worker passes them.
 INJECTED_NAMES = frozenset({"workflow_ctx", "workflow_meta"})
 
 
@@ -58,9 +59,9 @@ class CallSignature:
             case Err(error):
                 log.error("%s", error.message)
 
-    `injected` names the parameters that a workflow or a worker passes, `required_injected` those of them
-    without a default; outside of workflows they are None. `transaction` is the one for the transaction of
-    the task, or None.
+    `injected` names the parameters that a workflow or a worker passes, and `required_injected` those
+    among them without a default; outside workflows they are None. `transaction` is the parameter that
+    receives the task's transaction, or None.
     """
 
     __slots__ = (
@@ -101,7 +102,7 @@ class CallSignature:
     ) -> CallSignature:
         """Build the signature; ValueError names the annotation that cannot be used.
 
-        `local_names` resolves annotations written as text that name objects local to a function.
+        `local_names` helps resolve annotations written as text that name objects local to a function.
         """
         name = getattr(function, "__qualname__", type(function).__name__)
         try:
@@ -120,7 +121,7 @@ class CallSignature:
     def encode_call(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Result[EncodedCall, CodecError]:
-        """Bind the arguments, check them without any conversion, and return their JSON text."""
+        """Bind the arguments, check them without converting anything, and return their JSON text."""
         misfit = self._misfit(len(args), kwargs)
         if misfit is not None:
             path, fault = misfit
@@ -137,9 +138,9 @@ class CallSignature:
         return Ok(EncodedCall(args_json, kwargs_json))
 
     def decode_call(self, args_json: str, kwargs_json: str) -> Result[BoundCall, CodecError]:
-        """Return stored arguments as the function takes them today.
+        """Return stored arguments in the form the function takes today.
 
-        A call stored before the signature changed is an error unless it still fits.
+        A call stored before a signature change is an error unless it still fits.
         """
         if args_json == "[]" and kwargs_json == "{}" and not self._plain_minimum:
             return Ok(BoundCall((), dict(self._absent)))
@@ -155,9 +156,7 @@ class CallSignature:
         return Ok(BoundCall(args.value, {**self._absent, **kwargs.value}))
 
     def encode_keywords(self, kwargs: Mapping[str, Any]) -> Result[str, CodecError]:
-        """Return the JSON text of some arguments by name, without checking that they are
-        sufficient.
-        """
+        """Return the JSON text of some arguments by name, without checking that none is missing."""
         text = self._keywords.encode(dict(kwargs)) if kwargs else "{}"
         return Err(text) if isinstance(text, CodecError) else Ok(text)
 
@@ -166,22 +165,21 @@ class CallSignature:
         return Ok({}) if kwargs_json == "{}" else self._keywords.decode(kwargs_json)
 
     def annotation_of(self, name: str) -> Any:
-        """Return the annotation of the parameter that takes this keyword; None without one."""
+        """Return the annotation of the parameter that takes this keyword; None if it has none."""
         is_own = name in self.names.spots
         return self.annotations.get(name if is_own else self.names.rest_keyword or "")
 
     def complete_call(
         self, kwargs: Mapping[str, Any], injected: Mapping[str, Any]
     ) -> Result[BoundCall, CodecError]:
-        """Return the call of these arguments by name and of the arguments a workflow passes."""
+        """Return the call made of these named arguments and the arguments that a workflow passes."""
         misfit = self.names.misfit(0, kwargs)
         if misfit is not None:
             return Err(self._outdated_call(*misfit))
         return Ok(BoundCall((), {**self._absent, **kwargs, **injected}))
 
     def _misfit(self, count: int, kwargs: Mapping[Any, Any]) -> tuple[str, str] | None:
-        # A purely positional call, the common case, needs two comparisons and does not examine the
-        # names.
+        # A purely positional call, the common case, takes two comparisons and skips the names.
         if not kwargs and self._plain_minimum <= count <= self._plain_maximum:
             return None
         return self.names.misfit(count, kwargs)
@@ -197,10 +195,10 @@ class CallSignature:
 
 @dataclass(frozen=True, slots=True)
 class ParameterNames:
-    """The parameter names of a signature, by the ways in which they may be passed.
+    """A signature's parameter names, grouped by how they may be passed.
 
-    `spots` gives the position of every parameter that may be passed by name; a keyword-only
-    parameter comes after all positions.
+    `spots` gives the position of every parameter that may be passed by name; keyword-only parameters
+    come last.
     """
 
     positional: tuple[str, ...]
@@ -212,7 +210,7 @@ class ParameterNames:
 
     @classmethod
     def of(cls, parameters: Collection[Parameter]) -> ParameterNames:
-        """Collect the names from the parameters of an inspect.Signature."""
+        """Collect the names from an inspect.Signature's parameters."""
         positional = tuple(p.name for p in parameters if p.kind in _POSITIONAL_KINDS)
         places = {name: float(index) for index, name in enumerate(positional)}
         by_name = (p.name for p in parameters if p.kind in _KEYWORD_KINDS)
@@ -229,7 +227,7 @@ class ParameterNames:
         )
 
     def plain_range(self) -> tuple[float, float]:
-        """Return the smallest and largest number of arguments of a purely positional call."""
+        """Return the smallest and largest number of arguments in a purely positional call."""
         if not set(self.required) <= set(self.positional):
             return math.inf, -math.inf
         maximum = len(self.positional) if self.rest_positional is None else math.inf
@@ -258,7 +256,7 @@ class ParameterNames:
 def _transaction_parameter(
     parameters: Iterable[Parameter], annotations: Mapping[str, Any]
 ) -> str | None:
-    """Return the parameter that is annotated with a class for the transaction of a task."""
+    """Return the parameter annotated with a class for a task's transaction."""
     found = [p for p in parameters if transaction_class(annotations.get(p.name)) is not None]
     if len(found) > 1:
         names = " and ".join(repr(p.name) for p in found)
@@ -270,7 +268,7 @@ def _transaction_parameter(
 
 
 def transaction_class(annotation: Any) -> Any:
-    """Return the class for the transaction of a task that an annotation names, alone or with None."""
+    """Return the class for a task's transaction that an annotation names, alone or in a union with None."""
     annotation = bare(annotation)
     is_union = get_origin(annotation) in (Union, UnionType)
     choices = get_args(annotation) if is_union else (annotation,)
@@ -282,10 +280,10 @@ def transaction_class(annotation: Any) -> Any:
 def sendable(
     parameters: Iterable[Parameter], injected: Collection[str] = INJECTED_NAMES
 ) -> list[Parameter]:
-    """Return the parameters that a caller may send: all but those a workflow or a worker passes.
+    """Return the parameters that a caller may send: all except those that a workflow or a worker passes.
 
-    After a parameter that is left out, positions would differ between sender and function, so the
-    following parameters become keyword-only.
+    After an omitted parameter, positions would differ between sender and function, so the parameters
+    after it become keyword-only.
     """
     kept: list[Parameter] = []
     left_out = False
@@ -300,7 +298,7 @@ def sendable(
 
 
 def _with_hint(error: CodecError, values: Iterable[Any]) -> CodecError:
-    """Add the advice that the class of an argument gives against passing it, if it has any."""
+    """Add the advice that an argument's class gives about passing it, if it has any."""
     hints = (getattr(type(value), "no_argument", None) for value in values)
     hint = next((one for one in hints if isinstance(one, str)), None)
     return (
@@ -309,5 +307,5 @@ def _with_hint(error: CodecError, values: Iterable[Any]) -> CodecError:
 
 
 def payload_bytes(text: str) -> int:
-    """Return the size of the text in UTF-8, as the payload limits count it."""
+    """Return the size of the text in UTF-8, which is what the payload limits count."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

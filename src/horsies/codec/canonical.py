@@ -1,4 +1,4 @@
-"""JSON values in one canonical order, so that equal calls have equal text."""
+"""JSON values in canonical order, so that equal calls have equal text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _NESTING = (list, dict)
 
 
 def with_ordered_sets(value: object, text: bytes) -> bytes:
-    """Return the JSON text of a value with the elements of its sets sorted.
+    """Return a value as JSON text with the elements of its sets sorted.
 
-    Sets iterate in another order in every process; the text must not depend on it.
+    Sets iterate in a different order in every process; the text must not depend on that order.
     """
     return to_json(_in_order(value, from_json(text)))
 
 
 def canonical(text: str) -> str:
-    """Return JSON text that this library wrote, with the keys of all objects sorted.
+    """Return JSON text written by this library with the keys of all objects sorted.
 
     Equal values have equal canonical text, independent of the order in which dicts were filled.
     """
@@ -35,9 +35,9 @@ def canonical(text: str) -> str:
 
 
 def _in_order(value: object, written: Any) -> Any:
-    """Return the written form of a value with the elements of its sets in order.
+    """Return a value's written form with the elements of its sets in order.
 
-    The output of a user's own serializer, which may have another structure, stays as it is.
+    The output of a user's own serializer is left alone, because its structure may differ.
     """
     while isinstance(value, RootModel):
         value = value.root
@@ -61,7 +61,7 @@ def _list_in_order(value: object, written: list[Any]) -> list[Any]:
 
 def _written_members(value: object, written: dict[str, Any]) -> Iterable[tuple[str, object]]:
     named = [(str(name), member) for name, member in members(value) or () if name in written]
-    # The keys of a dict may be written in another form, but they keep their order.
+    # A dict's keys may be written in another form, but they keep their order.
     if isinstance(value, dict) and len(named) < len(value) == len(written):
         return zip(written, value.values(), strict=True)
     return named
@@ -71,12 +71,12 @@ def _sorted_elements(elements: list[Any]) -> list[Any]:
     kinds = {type(one) for one in elements}
     if kinds in ({str}, {int}):
         return sorted(elements)
-    # 1 and true are equal to Python, but not as text.
+    # 1 and True are equal in Python but differ as text.
     return sorted(elements, key=lambda one: to_json(_with_sorted_keys(one)))
 
 
 def _with_sorted_keys(value: Any) -> Any:
-    # No call for a leaf: it would cost more than the rest of the work.
+    # No call for a leaf: the call would cost more than the rest of the work.
     if type(value) is dict:
         return {
             name: _with_sorted_keys(value[name]) if type(value[name]) in _NESTING else value[name]

@@ -1,7 +1,7 @@
-"""Walks over values: find the place of a fault after pydantic has refused or changed a value.
+"""Walks over values: locate a fault after pydantic has rejected or changed a value.
 
-A walk runs only after a failure, so it may be slow. It never shows a value: a finding names the
-path, the fault and types.
+A walk runs only after a failure, so it may be slow. A finding never shows the value, only its path, the
+fault and the types.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic_core import to_json
 
 Step: TypeAlias = int | str
 
-# The JSON reader refuses longer integers, as CPython does by default.
+# The JSON reader rejects longer integers, as CPython does by default.
 INTEGER_DIGITS_MAX = 4_300
 LISTED = (list, tuple, set, frozenset, deque)
 
@@ -41,9 +41,9 @@ class Finding(NamedTuple):
 def find_unstorable(
     value: object, steps: tuple[Step, ...] = (), seen: set[int] | None = None
 ) -> Finding | None:
-    """Find the first number, time or text inside the value that JSON in PostgreSQL cannot hold.
+    """Find the first number, time or text inside the value that JSON in PostgreSQL cannot represent.
 
-    `seen` holds the ids of the containers already searched, so that shared ones cost nothing.
+    `seen` holds the ids of containers already searched, so that shared containers are searched once.
     """
     seen = set() if seen is None else seen
     clause = _leaf_clause(value)
@@ -62,7 +62,7 @@ def find_unstorable(
 
 
 def find_undumpable(value: object) -> tuple[Step, ...]:
-    """Return the steps to the innermost member that alone cannot be written as JSON."""
+    """Return the steps to the innermost member that by itself cannot be written as JSON."""
     steps: tuple[Step, ...] = ()
     while len(steps) < _DEPTH_MAX:
         inner = members(value) or ()
@@ -86,10 +86,10 @@ def find_first_member(value: Any, works: Callable[[Any], bool]) -> Step | None:
 
 
 def find_conversion(given: object, checked: object, steps: tuple[Step, ...] = ()) -> Finding | None:
-    """Find the first object that validation made out of an object of another type.
+    """Find the first object that validation created from an object of another type.
 
-    Strict validation still makes models out of dicts, named tuples out of lists, and the nearest
-    float out of an integer. Changes by the annotation's own validators are intended.
+    Even strict validation turns dicts into models, lists into named tuples, and an integer into the
+    nearest float. Changes by the annotation's own validators are intended.
     """
     if given is checked or equal(given, checked):
         return None
@@ -114,11 +114,11 @@ def find_change(
     is_untyped: Callable[[tuple[Step, ...]], bool],
     steps: tuple[Step, ...] = (),
 ) -> Finding | None:
-    """Find the first member that would come back changed from the stored text.
+    """Find the first member that would come back from the stored text changed.
 
-    Values are compared for equality where that works. Otherwise (types that compare by identity, a
-    tuple for a Sequence that comes back as a list, a clock time that exists twice) their members
-    are compared.
+    Values are compared for equality where that works. Where it does not, their members are compared:
+    types that compare by identity, a tuple passed for a Sequence that comes back as a list, or a clock
+    time that occurs twice.
     """
     if sent is back or equal(sent, back):
         return None
@@ -141,7 +141,7 @@ def find_change(
 
 
 def equal(left: object, right: object) -> bool:
-    """Compare; a comparison that raises or returns a strange object counts as unequal."""
+    """Compare; if the comparison raises or returns a strange object, the values count as unequal."""
     try:
         return bool(left == right)
     except Exception:
@@ -158,7 +158,7 @@ def succeeds(call: Callable[[Any], Any], value: Any) -> bool:
 
 
 def members(value: object) -> Iterator[tuple[Step, object]] | None:
-    """Yield the members of a container with their steps; None when it is not a container."""
+    """Yield a container's members with their steps; None if the value is not a container."""
     if isinstance(value, dict):
         return ((_key_step(key), member) for key, member in value.items())
     if isinstance(value, LISTED):
@@ -217,7 +217,7 @@ def _leaf_clause(value: object) -> str | None:
 
 
 def _comparable(sent: object, back: object) -> bool:
-    """Return whether two values that differ can be compared member by member."""
+    """Return whether two differing values can be compared member by member."""
     if isinstance(sent, dict) and isinstance(back, dict):
         return True
     if type(sent) is not type(back) or isinstance(sent, set | frozenset):
@@ -227,13 +227,13 @@ def _comparable(sent: object, back: object) -> bool:
 
 def _harmless(sent: object, back: object) -> bool:
     if isinstance(sent, BaseException):
-        # A TaskError keeps a live exception and stores its description, as it declares.
+        # A TaskError keeps a live exception but stores only its description, as declared.
         return isinstance(back, dict)
     if type(sent) is not type(back):
         return False
     if isinstance(sent, datetime) and isinstance(back, datetime):
-        # A time within a clock change never equals the same instant in another zone, by definition
-        # of `==`; in UTC both sides are comparable.
+        # By definition of `==`, a time within a clock change never equals the same instant in another
+        # zone; in UTC both sides are comparable.
         aware = sent.tzinfo is not None and back.tzinfo is not None
         return aware and sent.astimezone(UTC) == back.astimezone(UTC)
     return type(sent).__eq__ is object.__eq__

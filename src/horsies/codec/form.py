@@ -1,8 +1,8 @@
 """JsonForm: annotated values of one shape, written as JSON text and read back by annotation.
 
-Positional arguments, keyword arguments and each side of a result have a form. A form stores only
-values that come back unchanged: where the annotations alone do not guarantee that, it reads the text
-back before returning it.
+Positional arguments, keyword arguments and each side of a result have a form. A form stores only values
+that come back unchanged: where the annotations alone do not guarantee this, it reads the text back
+before returning it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 _ESCAPED_NUL = "\\u0000"
 _SUSPECT_TOKENS = (_ESCAPED_NUL, "NaN", "Infinity")
-# pydantic silently writes it in place of a lone surrogate in a key.
+# pydantic silently writes this character in place of a lone surrogate in a key.
 _REPLACEMENT_CHARACTER = "\ufffd"
 _NOT_FINITE = "input should be a finite number"
 _INVALID_TEXT = ("invalid JSON", "input should be a valid string, unable to parse")
@@ -63,7 +63,7 @@ _SHOWN_ERRORS = frozenset(get_args(core_schema.ErrorType)) - _QUOTING_ERRORS
 
 @dataclass(frozen=True, slots=True)
 class CodecError:
-    """Why a value cannot be stored or read: one sentence with the fix, and the path of the fault.
+    """Why a value cannot be stored or read: one sentence with the fix, and the path to the fault.
 
     Neither field holds the value itself. The path is empty when the text as a whole is invalid.
     """
@@ -73,7 +73,7 @@ class CodecError:
 
 
 class TypeMismatch(CodecError):
-    """A value to store does not fit its annotation; any other error means it cannot be stored."""
+    """A value to store does not fit its annotation; any other CodecError means that it cannot be stored."""
 
     __slots__ = ()
 
@@ -81,7 +81,7 @@ class TypeMismatch(CodecError):
 class JsonForm:
     """Writes and reads values of one shape; its methods never raise.
 
-    The constructor raises AnnotationProblem, a ValueError, when an annotation has no JSON form.
+    The constructor raises AnnotationProblem, a ValueError, if an annotation has no JSON form.
     """
 
     __slots__ = ("_check", "_converts", "_dump", "_holds_times", "_open", "_read", "_shape")
@@ -90,17 +90,17 @@ class JsonForm:
         adapter = adapter_of(shape)
         self._shape = shape
         self._open = not shape.closed
-        # For closed values, strict validation only converts an integer where a float is declared.
+        # For closed values, strict validation converts only one thing: an integer where a float is declared.
         self._converts = may_hold(adapter.core_schema, ("float",))
         self._check = functools.partial(adapter.validator.validate_python, strict=True)
-        # By field name on both sides: aliases need not agree between writing and reading. Warnings
-        # are off because reading back catches the same faults, and asking for them costs 2 µs.
+        # By field name on both sides: aliases need not agree between writing and reading. Warnings are
+        # off because reading back catches the same faults, and producing warnings costs 2 µs.
         self._dump: Callable[[Any], bytes] = functools.partial(
             adapter.serializer.to_json, by_alias=False, round_trip=True, warnings=False
         )
-        # A time in a named zone equals the time without it, by definition of `==`.
+        # By definition of `==`, a time in a named zone equals the same time without the zone.
         self._holds_times = may_hold(adapter.core_schema, ("time",))
-        # The elements of sets are written in any order.
+        # The elements of sets are written in arbitrary order.
         if may_hold(adapter.core_schema, ("set", "frozenset")):
             self._dump = functools.partial(_dump_in_order, self._dump)
         self._read = functools.partial(
@@ -108,10 +108,10 @@ class JsonForm:
         )
 
     def encode(self, value: Any) -> str | CodecError:
-        """Return the JSON text of a value that fits and can be read back unchanged.
+        """Return a value's JSON text if the value fits and would be read back unchanged.
 
-        The error is a TypeMismatch exactly where the value does not fit. The return type is a union,
-        because a Result around every part costs more than checking a small value.
+        The error is a TypeMismatch if and only if the value does not fit. The return type is a union,
+        because wrapping every part in a Result costs more than checking a small value.
         """
         try:
             checked = self._check(value)
@@ -126,7 +126,7 @@ class JsonForm:
         return text
 
     def decode(self, text: str) -> Result[Any, CodecError]:
-        """Return the value of the JSON text, read by annotation."""
+        """Return the value read from the JSON text according to the annotation."""
         try:
             return Ok(self._read(text))
         except Exception as error:
@@ -150,7 +150,7 @@ class JsonForm:
         return None if finding is None else self._mismatch(*finding)
 
     def _lost_key(self, value: Any) -> Finding | None:
-        """Find a key that a TypedDict does not declare: checking the value has dropped it."""
+        """Find a key that a TypedDict does not declare, and that validation has therefore dropped."""
         try:
             complete_adapter_of(self._shape).validator.validate_python(value, strict=True)
         except ValidationError as error:
@@ -172,10 +172,10 @@ class JsonForm:
         return self._error(first + (_quietly(find_undumpable, member) or ()), clause)
 
     def _change(self, checked: Any, text: str) -> CodecError | None:
-        """Return the error when the text would not come back as the value."""
+        """Return the error if the text would not come back as the same value."""
         try:
             if self._holds_times or any(token in text for token in _SUSPECT_TOKENS):
-                # The same characters may be harmless text.
+                # In plain text the same characters may be harmless.
                 finding = find_unstorable(checked) or find_unstorable(from_json(text))
                 if finding is not None:
                     return self._error(*finding)
@@ -220,7 +220,7 @@ class JsonForm:
         )
 
     def _first_failing(self, value: Any, call: Callable[[Any], Any]) -> tuple[Step, ...]:
-        """Return the step to the first argument with which the call fails."""
+        """Return the step to the first argument that makes the call fail."""
         if isinstance(self._shape, ValueShape):
             return ()
         step = _quietly(find_first_member, value, functools.partial(succeeds, call))
@@ -241,7 +241,7 @@ def _dump_in_order(dump: Callable[[Any], bytes], value: Any) -> bytes:
 
 
 def _is_suspect(text: str) -> bool:
-    """Return whether strict validation is not sufficient: NUL, long integers, surrogates in keys."""
+    """Return whether strict validation is not enough: NUL, long integers, surrogates in keys."""
     return (
         len(text) > INTEGER_DIGITS_MAX
         or _ESCAPED_NUL in text
@@ -250,7 +250,7 @@ def _is_suspect(text: str) -> bool:
 
 
 def _first_problem(error: Exception, source: Any) -> tuple[tuple[Step, ...], str]:
-    """Return the steps to the first fault and its description, without quoting the input."""
+    """Return the steps to the first fault and a description that does not quote the input."""
     if not isinstance(error, ValidationError):
         return (), f"{type(error).__name__} while validating"
     try:
@@ -266,7 +266,7 @@ def _first_problem(error: Exception, source: Any) -> tuple[tuple[Step, ...], str
 
 
 def _real_steps(location: tuple[Step, ...], source: Any) -> tuple[Step, ...]:
-    """Drop the steps by which pydantic names members of a union and kinds of validators."""
+    """Drop the steps that pydantic adds for union members and kinds of validators."""
     steps: list[Step] = []
     for step in location:
         inner = dict(members(source) or ())

@@ -1,4 +1,4 @@
-"""Task results as JSON text, and back, by the annotation of the task function.
+"""Task results as JSON text, and back, by the task function's annotation.
 
 A result is stored as `{"ok": …}` or `{"err": …}`.
 """
@@ -23,7 +23,7 @@ from horsies.task_result import (
 
 
 def _err(err_type: Any) -> Part:
-    # A tuple in the data of an error is stored as a list: refusing it would lose the data.
+    # A tuple in an error's data is stored as a list: rejecting it would lose the data.
     return Part("err", err_type, untyped=False)
 
 
@@ -46,8 +46,8 @@ _LAST_RESORT = (
 class ResultCodec:
     """The two sides of a task's result, ready to encode and decode.
 
-    The path of an error starts with the wrong side; it is empty when the text is not a result.
-    `ok_text` and `err_text` name the declared types, `ok_type` is the type of the value.
+    An error's path starts with the wrong side; it is empty if the text is not a result. `ok_text` and
+    `err_text` name the declared types, and `ok_type` is the type of the value.
 
     Example:
         codec = ResultCodec.of(int, TaskError)
@@ -67,7 +67,7 @@ class ResultCodec:
 
     @classmethod
     def of(cls, ok_type: Any, err_type: Any) -> ResultCodec:
-        """Build the codec for TaskResult[ok_type, err_type]; ValueError when a type is unusable."""
+        """Build the codec for TaskResult[ok_type, err_type]; ValueError if a type cannot be used."""
         try:
             return cls(ok_type, err_type)
         except AnnotationProblem as error:
@@ -76,8 +76,8 @@ class ResultCodec:
     def encode(self, result: TaskResult[Any, Any]) -> Result[str, CodecError]:
         """Return the JSON text of a result.
 
-        The error is a TypeMismatch when the value does not fit the declared type without conversion;
-        any other CodecError means that the value fits but cannot be stored.
+        The error is a TypeMismatch if the value does not fit the declared type without conversion; any
+        other CodecError means that the value fits but cannot be stored.
         """
         if result.is_ok():
             text = self._ok.encode(result.ok_value)
@@ -86,7 +86,7 @@ class ResultCodec:
         return Err(text) if isinstance(text, CodecError) else Ok(f'{{"err":{text}}}')
 
     def decode(self, text: str) -> Result[TaskResult[Any, Any], CodecError]:
-        """Return a stored result; an error that only the library can have made is a TaskError."""
+        """Return a stored result; an error that only the library can have created is a TaskError."""
         match split_result(text):
             case ("ok", value_text):
                 return self._ok.decode(value_text).map(lambda value: TaskResult(ok=value))
@@ -96,13 +96,13 @@ class ResultCodec:
                 return Err(_NOT_A_RESULT)
 
     def _err_form(self, error: Any) -> JsonForm:
-        # The error of a failed sub-workflow may be returned where a plain TaskError is declared.
+        # A failed sub-workflow's error may be returned where a plain TaskError is declared.
         if type(error) is SubWorkflowError and self._err is _TASK_ERROR:
             return _SUB_WORKFLOW_ERROR
         return self._err
 
     def _decode_err(self, text: str) -> Result[Any, CodecError]:
-        # Almost any object fits a lenient model; the library's own error must not be lost in one.
+        # Almost any object fits a lenient model, and the library's own error must not be mistaken for one.
         if self._foreign_errors and _holds_task_error(text):
             return _decode_task_error(text)
         decoded = self._err.decode(text)
@@ -113,7 +113,7 @@ class ResultCodec:
 
 
 def encode_task_error(error: TaskError) -> str:
-    """Return the JSON text of a result holding an error the library made; cannot fail.
+    """Return the JSON text of a result that holds an error created by the library; cannot fail.
 
     Parts that cannot be stored are left out, so that the error itself is never lost.
     """
@@ -127,8 +127,8 @@ def encode_task_error(error: TaskError) -> str:
 def decode_untyped(text: str) -> Result[TaskResult[Any, TaskError], CodecError]:
     """Return a stored result without knowing the task's types: plain JSON, or a TaskError.
 
-    An error of a user's type becomes the `data` of a TaskError, with its code and message where it
-    has such fields.
+    An error of a user's type becomes the `data` of a TaskError, which takes its code and message from
+    the fields of those names if they exist.
     """
     match split_result(text):
         case ("ok", value_text):

@@ -1,7 +1,7 @@
 """The shapes of stored JSON: a value, a list or an object with annotated parts, as pydantic schemas.
 
-Building a schema also decides whether the shape is closed: strict validation alone guarantees that
-values of a closed shape come back unchanged, so writing them needs no reading back.
+Building a schema also decides whether the shape is closed. Strict validation alone guarantees that
+values of a closed shape come back unchanged, so they need not be read back after writing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 from horsies.codec.faults import Step, path_text
 
 _CONFIG = ConfigDict(allow_inf_nan=False, ser_json_bytes="base64", val_json_bytes="base64")
-# An object schema does not inherit the configuration around it.
+# An object schema does not inherit the surrounding configuration.
 _OBJECT_CONFIG = core_schema.CoreConfig(
     allow_inf_nan=False, ser_json_bytes="base64", val_json_bytes="base64"
 )
@@ -37,8 +37,8 @@ _MODULE_PREFIX = re.compile(r"(?:[A-Za-z_]\w*\.|<locals>\.)+")
 class Part:
     """A named, annotated member of a form.
 
-    `untyped` when its annotation leaves the type of some value open, so that only JSON's own types
-    come back unchanged; None until the schema is built.
+    `untyped` is set if the annotation leaves the type of some value open, so that only JSON's own types
+    come back unchanged; it is None until the schema is built.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Part:
 
 
 class Place(NamedTuple):
-    """A place inside a shape: its path, the path of the annotated part around it, and its type."""
+    """A place inside a shape: its path, the path of the enclosing annotated part, and its type."""
 
     path: str
     owner: str
@@ -83,7 +83,7 @@ class ValueShape:
 
 
 class ListShape:
-    """A JSON list whose members have their own annotations; members at the end may be left out."""
+    """A JSON list whose members have their own annotations; trailing members may be omitted."""
 
     kind = "list"
 
@@ -99,7 +99,7 @@ class ListShape:
         rest = core_schema.any_schema() if self._rest is None else _part_schema(self._rest, handler)
         self.closed = _all_closed(schemas) and (self._rest is None or _is_closed(rest))
         members = [core_schema.with_default_schema(one, default=_Absent.ABSENT) for one in schemas]
-        # Only a tuple with a variadic member may be shorter than its schema when it is written.
+        # When written, only a tuple with a variadic member may be shorter than its schema.
         items = core_schema.tuple_schema([*members, rest], variadic_item_index=len(schemas))
         return core_schema.no_info_after_validator_function(_present, items)
 
@@ -115,10 +115,10 @@ class ListShape:
 
 
 class ObjectShape:
-    """A JSON object whose members have their own annotations; any member may be left out.
+    """A JSON object whose members have their own annotations; any member may be omitted.
 
-    Names outside the parts belong to `rest`; without one their values pass untyped, so the caller
-    has to check the names.
+    Names outside the parts belong to `rest`; if there is no `rest`, their values pass untyped and the
+    caller has to check the names.
     """
 
     kind = "object"
@@ -157,7 +157,7 @@ class ObjectShape:
 Shape: TypeAlias = ValueShape | ListShape | ObjectShape
 
 
-# Before Python 3.12, a class does not remember which of its keys were inherited.
+# Before Python 3.12, a class does not record which of its keys were inherited.
 OLD_TYPED_DICT = (
     "a typing.TypedDict, which pydantic can read only on Python 3.12 and newer; use "
     "typing_extensions.TypedDict"
@@ -169,9 +169,9 @@ class AnnotationProblem(ValueError):
 
 
 def adapter_of(shape: Shape, config: ConfigDict = _CONFIG) -> TypeAdapter[Any]:
-    """Return the pydantic adapter of a shape; AnnotationProblem when pydantic cannot build it."""
+    """Return a shape's pydantic adapter; AnnotationProblem if pydantic cannot build it."""
     try:
-        # The wrapping annotation lets the configuration reach types that do not accept one.
+        # The wrapping annotation lets the configuration reach types that do not accept one themselves.
         return TypeAdapter(Annotated[Any, shape], config=config)
     except AnnotationProblem:
         raise
@@ -183,7 +183,7 @@ def adapter_of(shape: Shape, config: ConfigDict = _CONFIG) -> TypeAdapter[Any]:
 
 @functools.lru_cache(128)  # building one takes milliseconds
 def complete_adapter_of(shape: Shape) -> TypeAdapter[Any]:
-    """Return an adapter for which a key that a TypedDict does not declare is an error."""
+    """Return an adapter that rejects keys a TypedDict does not declare."""
     return adapter_of(shape, ConfigDict(**_CONFIG, extra="forbid"))
 
 
@@ -192,9 +192,9 @@ def may_hold(
     kinds: Collection[str],
     resolve: Callable[[CoreSchema], CoreSchema] = lambda schema: schema,
 ) -> bool:
-    """Return whether values of a schema may hold values of these kinds of schemas.
+    """Return whether a schema's values may contain values of these kinds of schemas.
 
-    `resolve` follows the references of a schema that is not complete.
+    `resolve` follows the references in an incomplete schema.
     """
     pending: list[Any] = [schema]
     seen = set()
@@ -213,12 +213,12 @@ def may_hold(
 
 
 def bare(annotation: Any) -> Any:
-    """Return an annotation without metadata, and what a type alias stands for."""
+    """Return an annotation without metadata, with type aliases replaced by what they stand for."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return bare(arguments[0])
     alias = origin or annotation
-    # typing and typing_extensions have a class of this name each.
+    # typing and typing_extensions each have a class of this name.
     if type(alias).__name__ != "TypeAliasType":
         return annotation
     value, known = alias.__value__, dict(zip(alias.__type_params__, arguments, strict=False))
@@ -235,7 +235,7 @@ def type_text(annotation: Any) -> str:
 
 
 class _Absent(Enum):
-    """Marks the members of a list that were left out."""
+    """Marks omitted list members."""
 
     ABSENT = "absent"
 
@@ -269,7 +269,7 @@ def _part_schema(part: Part, handler: GetCoreSchemaHandler) -> CoreSchema:
 
 
 def _reason(error: Exception) -> str:
-    # For a class it does not know, pydantic's text is about its own configuration.
+    # For an unknown class, pydantic's message is about pydantic's own configuration.
     if isinstance(error, PydanticSchemaGenerationError):
         return ""
     return f" ({_first_line(error).rstrip('.')})"

@@ -1,7 +1,7 @@
-"""The configuration of an app: queues, claiming, recovery, resilience, payload limits.
+"""An application's configuration: queues, claiming, recovery, resilience, payload limits.
 
-The objects are frozen and checked when they are built. A value out of its range is a pydantic error;
-values that contradict each other are HRS errors, with all contradictions of one object in one report.
+The objects are frozen and checked when they are built. A value out of range is a pydantic error; values
+that contradict each other are HRS errors, and one report lists all contradictions in an object.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from horsies.validation import (
 
 if TYPE_CHECKING:
     from horsies.config.schedules import ScheduleConfig
-else:  # few processes have schedules, and the models of their patterns take long to build
+else:  # few processes have schedules, and building the pattern models takes long
     ScheduleConfig = Annotated[Any, PlainValidator(lambda value: _schedules_of(value))]
 
 DEFAULT_QUEUE_NAME = "default"
@@ -41,7 +41,7 @@ DEFAULT_PRIORITY = 100
 QUEUE_CHANNEL_PREFIX = "task_queue_"
 DEFAULT_CLAIM_LEASE_MS = 60_000
 
-# PostgreSQL silently cuts identifiers, channel names included, after 63 bytes.
+# PostgreSQL silently truncates identifiers, including channel names, to 63 bytes.
 MAX_QUEUE_NAME_BYTES = 63 - len(QUEUE_CHANNEL_PREFIX)
 
 _SAFE_QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
@@ -56,7 +56,7 @@ class QueueMode(StrEnum):
 
 
 def queue_name_problem(name: str) -> str | None:
-    """Return one sentence why a queue cannot have this name, or None when it can."""
+    """Return one sentence saying why a queue cannot have this name, or None if it can."""
     if not _SAFE_QUEUE_NAME.fullmatch(name):
         return (
             f"the queue name {name[:100]!r} must consist of letters A-Z and a-z, digits, "
@@ -71,7 +71,7 @@ def queue_name_problem(name: str) -> str | None:
 
 
 class Rate(FrozenModel):
-    """How many tasks of a queue may start in a time, in the whole cluster.
+    """How many tasks of a queue may start per period, in the whole cluster.
 
     Example:
         Rate(count=100, per_seconds=60, burst=5)
@@ -111,12 +111,14 @@ class CustomQueueConfig(FrozenModel):
     """The order in which workers serve queues, from 1 (first) to 100 (last). Defaults to 1."""
 
     max_concurrency: int | None = Field(default=None, ge=0)
-    """The largest number of tasks of this queue in flight in the whole cluster, at least 0. 0 pauses
-    the queue: tasks stay pending. None sets no limit and saves the counting. Defaults to None."""
+    """The most tasks of this queue that may be in flight in the whole cluster, at least 0. 0 pauses the
+    queue: tasks stay pending. None sets no limit and avoids the cost of counting. Defaults to None.
+    """
 
     rate: Rate | None = None
-    """How many tasks of this queue may start in a time, in the whole cluster; see
-    [rates](concurrency.md#rates). None sets no limit. Defaults to None."""
+    """How many tasks of this queue may start per period, in the whole cluster; see
+    [rates](concurrency.md#rates). None sets no limit. Defaults to None.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -127,15 +129,17 @@ class CustomQueueConfig(FrozenModel):
 
 
 class RecoveryConfig(FrozenModel):
-    """Heartbeats, recovery of the tasks of dead workers, and retention of records."""
+    """Heartbeats, recovery of tasks from dead workers, and retention of records."""
 
     auto_requeue_stale_claimed: bool = True
-    """Return claimed tasks to their queue when their worker went silent before it started them.
-    Defaults to True."""
+    """Return claimed tasks to their queue if their worker went silent before starting them. Defaults to
+    True.
+    """
 
     auto_fail_stale_running: bool = True
-    """End attempts whose worker went silent: the task fails with WORKER_CRASHED, or is retried when
-    its policy lists that code. Defaults to True."""
+    """End attempts whose worker went silent: the task fails with WORKER_CRASHED, or is retried if its
+    policy lists that code. Defaults to True.
+    """
 
     claimed_stale_threshold_ms: int = Field(default=120_000, ge=1_000, le=3_600_000)
     """Milliseconds of silence after which a claimed task counts as abandoned, from 1,000 to
@@ -146,15 +150,17 @@ class RecoveryConfig(FrozenModel):
     7,200,000 (two hours) and at least twice runner_heartbeat_interval_ms. Defaults to 300,000."""
 
     worker_lost_after_ms: int = Field(default=10_000, ge=1_000, le=3_600_000)
-    """Milliseconds that another worker must watch a worker without a connection before it recovers the
-    tasks of that worker, from 1,000 to 3,600,000 (an hour). A worker on the same host whose process has
-    ended is lost at once. Defaults to 10,000."""
+    """Milliseconds that another worker must watch a worker without a connection before recovering its
+    tasks, from 1,000 to 3,600,000 (an hour). A worker on the same host whose process has ended is
+    declared lost immediately. Defaults to 10,000.
+    """
 
     stop_tasks_after_silence_ms: int | None = Field(default=None, ge=1_000, le=3_600_000)
-    """Milliseconds without a successful heartbeat after which a worker kills its own running tasks, from
-    1,000 to 3,600,000 and below both worker_lost_after_ms and the larger stale threshold, so that they
-    have ended before another worker runs them again. None lets them run through every outage. Defaults to
-    None."""
+    """Milliseconds without a successful heartbeat after which a worker kills its own running tasks,
+    from 1,000 to 3,600,000 and below both worker_lost_after_ms and the larger stale threshold, so that
+    these tasks have ended before another worker runs them again. None lets them keep running through
+    any outage. Defaults to None.
+    """
 
     check_interval_ms: int = Field(default=30_000, ge=1_000, le=600_000)
     """Milliseconds between two searches for abandoned tasks, from 1,000 to 600,000 (ten minutes).
@@ -187,19 +193,21 @@ class RecoveryConfig(FrozenModel):
     forever. Defaults to 720 (thirty days)."""
 
     measure_retention_hours: int | None = Field(default=336, ge=7, le=8_760)
-    """Hours the counts of attempts are kept, from which the dashboard draws its charts, from 7 to 8,760
-    (a year). None keeps them forever. Defaults to 336 (two weeks)."""
+    """Hours the attempt counts behind the dashboard's charts are kept, from 7 to 8,760 (a year). None
+    keeps them forever. Defaults to 336 (two weeks).
+    """
 
     queue_retention: dict[str, timedelta | None] = Field(default_factory=dict)
-    """How long finished tasks of these queues are kept instead, from one second to 100 years; None
-    keeps them forever. The value at the time of the send applies. Defaults to {}.
+    """Retention for finished tasks of individual queues, from one second to 100 years; None keeps them
+    forever. The value at the time of the send applies. Defaults to {}.
     """
 
     unknown_task_grace_ms: int = Field(default=600_000, ge=1_000, le=86_400_000)
     """Milliseconds that a task waits for a worker that can run it, from 1,000 to 86,400,000 (a day).
     After that time a task whose name no worker knows fails with WORKER_RESOLUTION_ERROR, a sub-workflow
-    with SUBWORKFLOW_LOAD_FAILED, and a call that fits the parameters of no worker with
-    WORKER_SERIALIZATION_ERROR. Defaults to 600,000 (ten minutes)."""
+    with SUBWORKFLOW_LOAD_FAILED, and a call that fits no worker's parameters with
+    WORKER_SERIALIZATION_ERROR. Defaults to 600,000 (ten minutes).
+    """
 
     paused_workflow_auto_cancel_after: timedelta | None = None
     """The longest time a workflow may stay paused before it ends as EXPIRED, above 0 and at most 100
@@ -248,11 +256,12 @@ class RecoveryConfig(FrozenModel):
 
 
 class WorkerResilienceConfig(FrozenModel):
-    """The behaviour of a worker while the database is unavailable or silent."""
+    """What a worker does while the database is unavailable or does not respond."""
 
     db_retry_initial_ms: int = Field(default=500, ge=100, le=60_000)
-    """Milliseconds before the first retry after a database error, from 100 to 60,000. Every further
-    wait is twice as long, varied by up to 25 %. Defaults to 500."""
+    """Milliseconds before the first retry after a database error, from 100 to 60,000. Each further wait
+    is twice as long, plus or minus up to 25 %. Defaults to 500.
+    """
 
     db_retry_max_ms: int = Field(default=30_000, ge=500, le=300_000)
     """The longest wait in milliseconds, from 500 to 300,000 and not below db_retry_initial_ms.
@@ -267,10 +276,12 @@ class WorkerResilienceConfig(FrozenModel):
     Defaults to 5,000."""
 
     statement_timeout_ms: int = Field(default=60_000, ge=1_000, le=3_600_000)
-    """Milliseconds that a statement of a worker or scheduler may take, from 1,000 to 3,600,000. It
-    replaces statement_timeout, transaction_timeout and idle_in_transaction_session_timeout of the database
-    and the role in their sessions. Behind PgBouncer at most 0.8 of tcp_user_timeout_ms, with
-    recovery.stop_tasks_after_silence_ms at most half of that. Defaults to 60,000."""
+    """Milliseconds that a worker's or scheduler's statement may take, from 1,000 to 3,600,000. In their
+    sessions it replaces the statement_timeout, transaction_timeout and
+    idle_in_transaction_session_timeout of the database and the role. Behind PgBouncer at most 0.8 of
+    tcp_user_timeout_ms, with recovery.stop_tasks_after_silence_ms at most half of that. Defaults to
+    60,000.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -282,29 +293,34 @@ class WorkerResilienceConfig(FrozenModel):
 
 
 class PayloadConfig(FrozenModel):
-    """Size limits of the stored arguments and of the stored result of a task, and of workflows."""
+    """Size limits for a task's stored arguments and result, and for workflows."""
 
     warn_bytes: int = Field(default=1_048_576, ge=1)
-    """Size of the JSON text of arguments or of a result in bytes above which a warning is logged, at
-    least 1 and at most reject_bytes. Defaults to 1,048,576 (1 MiB)."""
+    """Size in bytes of the JSON text of arguments or of a result above which a warning is logged, at
+    least 1 and at most reject_bytes. Defaults to 1,048,576 (1 MiB).
+    """
 
     reject_bytes: int | None = Field(default=16_777_216, ge=1)
-    """Size of the JSON text of arguments in bytes above which a send is refused, at least 1. None sets
-    no limit. Defaults to 16,777,216 (16 MiB)."""
+    """Size in bytes of the JSON text of arguments above which a send is rejected, at least 1. None sets
+    no limit. Defaults to 16,777,216 (16 MiB).
+    """
 
     max_result_bytes: int | None = Field(default=None, ge=1)
-    """Size of the JSON text of a result in bytes above which the task fails with PAYLOAD_TOO_LARGE and
-    the result is lost, at least 1. None sets no limit. Defaults to None."""
+    """Size in bytes of the JSON text of a result above which the task fails with PAYLOAD_TOO_LARGE and
+    the result is lost, at least 1. None sets no limit. Defaults to None.
+    """
 
     max_input_bytes: int = Field(default=268_435_456, ge=1, le=805_306_368)
-    """The most bytes of results that a node of a workflow may take from other nodes, 1 to 805,306,368
-    (768 MiB); a node that would take more fails with PAYLOAD_TOO_LARGE. The results of a map's items
-    count together. Defaults to 268,435,456 (256 MiB)."""
+    """The most bytes of results that a workflow node may take from other nodes, 1 to 805,306,368 (768
+    MiB); a node that would take more fails with PAYLOAD_TOO_LARGE. The results of a map's items count
+    together. Defaults to 268,435,456 (256 MiB).
+    """
 
     max_map_items: int | None = Field(default=100_000, ge=1)
-    """The most items that a map node may have, at least 1; one with more fails with
-    PAYLOAD_TOO_LARGE. The limit of the program that starts the run applies. None sets no limit.
-    Defaults to 100,000."""
+    """The most items that a map node may have, at least 1; one with more fails with PAYLOAD_TOO_LARGE.
+    The limit configured in the program that starts the run applies. None sets no limit. Defaults to
+    100,000.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -317,7 +333,7 @@ class PayloadConfig(FrozenModel):
 
 
 def _copied_mapper(value: object) -> object:
-    # Pydantic would report a bad entry itself; ours has an error code and comes with the other problems.
+    # Pydantic would report a bad entry itself; our report has an error code and includes the other problems.
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -335,28 +351,31 @@ class AppConfig(FrozenModel):
     """The database. Required."""
 
     queue_mode: QueueMode = QueueMode.DEFAULT
-    """DEFAULT puts all tasks into one queue named `default`; with CUSTOM every task names one of
-    custom_queues. Defaults to DEFAULT."""
+    """DEFAULT puts all tasks into one queue named `default`; in CUSTOM mode every task names one of
+    custom_queues. Defaults to DEFAULT.
+    """
 
     custom_queues: list[CustomQueueConfig] | None = None
     """The queues of CUSTOM mode, at least one, with unique names. Must be None in DEFAULT mode.
     Defaults to None."""
 
     cluster_wide_cap: int | None = None
-    """The largest number of tasks in flight in the whole cluster, running and claimed, at least 1.
-    Cannot be combined with prefetch_buffer. None sets no limit. Defaults to None."""
+    """The most tasks, running and claimed, that may be in flight in the whole cluster, at least 1.
+    Cannot be combined with prefetch_buffer. None sets no limit. Defaults to None.
+    """
 
     prefetch_buffer: int = 0
-    """The number of tasks a worker may claim beyond those its processes can run at once, at least 0.
-    Above 0, claim_lease_ms is required and concurrency limits become soft: they count running tasks
-    only. Defaults to 0."""
+    """The number of tasks a worker may claim beyond those that its processes can run at the same time,
+    at least 0. Above 0, claim_lease_ms is required and concurrency limits become soft: they count
+    running tasks only. Defaults to 0.
+    """
 
     claim_lease_ms: int | None = None
     """Milliseconds a claimed task that has not started stays with its worker unless the lease is
-    renewed, at least 2,000 and at least twice recovery.claimer_heartbeat_interval_ms if that is
-    set. Used only with a prefetch_buffer above 0, which requires it: otherwise tasks start when
-    they are claimed. While it is None, max_claim_renew_age_ms and
-    recovery.claimer_heartbeat_interval_ms are checked against 60,000. Defaults to None.
+    renewed, at least 2,000, and at least twice recovery.claimer_heartbeat_interval_ms if that setting
+    is set. Required and used only with a prefetch_buffer above 0; without one, tasks start when they
+    are claimed. While it is None, max_claim_renew_age_ms and recovery.claimer_heartbeat_interval_ms are
+    checked against 60,000. Defaults to None.
     """
 
     max_claim_renew_age_ms: int = 180_000
@@ -371,29 +390,31 @@ class AppConfig(FrozenModel):
     WorkerResilienceConfig()."""
 
     payload: PayloadConfig = Field(default_factory=PayloadConfig)
-    """Size limits of arguments and results. Defaults to PayloadConfig()."""
+    """Size limits for arguments and results. Defaults to PayloadConfig()."""
 
     schedule: ScheduleConfig | None = None
-    """The schedules of a scheduler. None means that no scheduler may run. Defaults to None."""
+    """The schedules that a scheduler serves. None means that no scheduler may run. Defaults to None."""
 
     exception_mapper: Annotated[ExceptionMapper, PlainValidator(_copied_mapper)] = Field(
         default_factory=dict
     )
-    """The error codes of exceptions that leave a task function, by class; a class stands for its
-    subclasses too. A task's own mapper comes first. Defaults to {}."""
+    """The error codes for exceptions that a task function raises, by class; a class covers its
+    subclasses too. A task's own mapper takes precedence. Defaults to {}.
+    """
 
     default_unhandled_error_code: Annotated[str, PlainValidator(lambda value: value)] = (
         "UNHANDLED_EXCEPTION"
     )
-    """The error code of an exception that is in no mapper. Defaults to UNHANDLED_EXCEPTION."""
+    """The error code for an exception that no mapper lists. Defaults to UNHANDLED_EXCEPTION."""
 
     hook_timeout_seconds: float = Field(default=10.0, gt=0, le=3_600)
     """Seconds that each start and stop hook of a child process may take, at most 3,600. Defaults to
     10."""
 
     tracing: TracingConfig | None = None
-    """OpenTelemetry spans for sends, starts and attempts. None makes no span, stores nothing and imports
-    nothing. Defaults to None."""
+    """OpenTelemetry spans for sends, starts and attempts. None creates no spans, stores nothing and
+    imports nothing. Defaults to None.
+    """
 
     resend_on_transient_err: bool = False
     """Retry a send up to three times after a transient database error before it returns the error.
@@ -411,21 +432,21 @@ class AppConfig(FrozenModel):
 
     @property
     def effective_claimer_heartbeat_interval_ms(self) -> int:
-        """The interval of lease renewals: as configured, or else at least twice per lease."""
+        """The interval of lease renewals: as configured, or else short enough for two renewals per lease."""
         interval = self.recovery.claimer_heartbeat_interval_ms
         if "claimer_heartbeat_interval_ms" in self.recovery.model_fields_set:
             return interval
         return min(interval, max(self.effective_claim_lease_ms // 2, _MIN_HEARTBEAT_INTERVAL_MS))
 
     def queues(self) -> list[CustomQueueConfig]:
-        """Return the queues of this app in the order in which workers serve them."""
+        """Return this app's queues in the order in which workers serve them."""
         if self.queue_mode is QueueMode.CUSTOM:
             return sorted(self.custom_queues or [], key=lambda queue: queue.priority)
         name, priority = DEFAULT_QUEUE_NAME, DEFAULT_PRIORITY
         return [CustomQueueConfig(name=name, priority=priority)]
 
     def log_config(self, logger: logging.Logger | None = None) -> None:
-        """Log the configuration in effect, passwords masked; silent in child processes."""
+        """Log the configuration in effect with passwords masked; child processes log nothing."""
         if os.environ.get("HORSIES_CHILD_PROCESS") == "1":
             return
         lines = "\n".join(f"  {name} = {value}" for name, value in _settings(self))
@@ -493,7 +514,7 @@ class AppConfig(FrozenModel):
         yield lease_problem is not None, code, lease_problem or ""
         yield age < 1, code, "max_claim_renew_age_ms must be at least 1"
         yield (
-            # Compared with a lease that is itself wrong, it would only repeat that mistake.
+            # A comparison with a lease that is itself wrong would only repeat that mistake.
             1 <= age < lease and lease_problem is None,
             code,
             f"max_claim_renew_age_ms ({age}) must not be below the claim lease ({lease})",

@@ -1,7 +1,7 @@
-"""The configuration of a command that has only a URL: the defaults of `PostgresConfig`, without pydantic.
+"""The configuration for a command that has only a URL: the defaults of `PostgresConfig`, without pydantic.
 
-Pydantic takes 100 ms of processor time to load, twice as much as everything else that a command of an
-operator does.
+Loading pydantic takes 100 ms of processor time, twice as much as everything else an operator's command
+does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DefaultPostgresConfig:
 
 
 def default_config(database_url: str | None) -> DefaultPostgresConfig | None:
-    """Return the configuration of this URL, or else of the environment; None if it is not valid.
+    """Return the configuration for this URL, or else for the environment; None if it is not valid.
 
     `PostgresConfig.from_env` reads the same variables and reports the mistakes.
     """

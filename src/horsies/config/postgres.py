@@ -1,7 +1,7 @@
 """Connections to PostgreSQL: URLs, pool sizes, and detection of dead connections.
 
-Nothing here connects. An invalid value is refused when the object is built, with all mistakes in one
-report and no password in it.
+Nothing here connects. An invalid value is rejected when the object is built; one report lists all
+mistakes and never shows a password.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _schema_rule(given: str) -> str:
 
 
 def _first_schema(search_path: str) -> str:
-    """The schema that a search_path most likely means, for a message; "..." if there is none."""
+    """The schema that a search_path most likely means, for use in a message; "..." if there is none."""
     first = search_path.split(",")[0].strip().strip('"')
     return first if SCHEMA_NAME.fullmatch(first) else "..."
 
@@ -61,24 +61,28 @@ class PostgresConfig(FrozenModel):
 
     session_database_url: str | None = Field(default=None, repr=False)
     """A direct or session-pooled address of the same database, used for LISTEN and migrations when
-    database_url leads through a transaction pooler. Defaults to None: database_url is used for
-    everything."""
+    database_url goes through a transaction pooler. Defaults to None: database_url is used for
+    everything.
+    """
 
     pgbouncer_transaction_mode: bool = False
-    """Set it when database_url points to PgBouncer in transaction mode: it turns prepared statements
-    off and makes session_database_url required. Defaults to False."""
+    """Set this when database_url points to PgBouncer in transaction mode: it turns off prepared
+    statements and makes session_database_url required. Defaults to False.
+    """
 
     schema_name: str = Field(default=DEFAULT_SCHEMA, alias="schema")
     """The schema of the tables and functions, given as `schema=`: 1 to 63 lower-case letters, digits
-    and `_`. It is created when the role may do so. Applications with different schemas in one
-    database do not see, wake or lock each other. Defaults to public."""
+    and `_`. It is created if the role is allowed to create it. Applications with different schemas in
+    one database do not see, wake or lock each other. Defaults to public.
+    """
 
     pool_size: int = Field(default=5, ge=0)
     """Connections a producer's pool keeps open, at least 0. Defaults to 5."""
 
     max_overflow: int = Field(default=10, ge=0)
     """Connections a producer's pool may open beyond pool_size when all are in use, at least 0.
-    Together they must allow one connection. Defaults to 10."""
+    pool_size and max_overflow together must allow at least one connection. Defaults to 10.
+    """
 
     pool_timeout: float = Field(default=30, gt=0, le=SECONDS_MAX)
     """Seconds a caller waits for a free connection before the call fails, above 0 and at most 100
@@ -89,9 +93,9 @@ class PostgresConfig(FrozenModel):
     1800 (half an hour)."""
 
     pool_pre_ping: bool = True
-    """Test a pooled connection before it is used, so that a connection that died while idle is
-    replaced instead of failing the call. It needs no round trip: only the socket is checked.
-    Defaults to True.
+    """Test a pooled connection before use, so that a connection that died while idle is replaced
+    instead of failing the call. The test checks only the socket and needs no round trip. Defaults to
+    True.
     """
 
     echo: bool = False
@@ -100,14 +104,14 @@ class PostgresConfig(FrozenModel):
     lines. Defaults to False."""
 
     worker_pool_size: int | None = 3
-    """Connections that a worker's parent process keeps open for code of the application that sends
-    tasks or reads results there, such as a thread of a module, at least 1. The worker itself does
-    not use them: it has its own connections. None means pool_size. Defaults to 3.
+    """Connections that a worker's parent process keeps open for application code that sends tasks or
+    reads results there, such as a module's thread, at least 1. The worker itself does not use them: it
+    has its own connections. None means pool_size. Defaults to 3.
     """
 
     worker_max_overflow: int | None = 2
-    """Connections that code of the application in a worker's parent process may open beyond
-    worker_pool_size, at least 0. None means max_overflow. Defaults to 2.
+    """Connections that application code in a worker's parent process may open beyond worker_pool_size,
+    at least 0. None means max_overflow. Defaults to 2.
     """
 
     worker_child_pool_min_size: int = 0
@@ -119,7 +123,7 @@ class PostgresConfig(FrozenModel):
     worker_child_pool_min_size. Defaults to 2."""
 
     worker_child_pool_check: bool = True
-    """Test a child's connection before it is used. Defaults to True."""
+    """Test a child's connection before use. Defaults to True."""
 
     tcp_keepalives: bool = True
     """Let the operating system probe idle connections, to detect a lost server or a firewall that
@@ -136,17 +140,18 @@ class PostgresConfig(FrozenModel):
     """Unanswered probes after which the connection counts as dead, from 1 to 127. Defaults to 3."""
 
     tcp_user_timeout_ms: int = 30_000
-    """Milliseconds sent data may stay unacknowledged before the connection counts as dead, from 0
-    to 2,147,483,647. 0 leaves it to the operating system. Behind PgBouncer, which acknowledges data
-    even when the server is down, also the time a worker or scheduler waits for a response. Defaults
-    to 30,000."""
+    """Milliseconds sent data may stay unacknowledged before the connection counts as dead, from 0 to
+    2,147,483,647. 0 leaves the limit to the operating system. PgBouncer acknowledges data even when the
+    server is down, so behind it this is also how long a worker or scheduler waits for a response.
+    Defaults to 30,000.
+    """
 
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
-        """Take the address from HORSIES_DATABASE_URL, else from DATABASE_URL, and the schema from
+        """Take the address from HORSIES_DATABASE_URL or else DATABASE_URL, and the schema from
         HORSIES_SCHEMA if it is set.
 
-        Keyword arguments set the other fields; a `database_url` or `schema` among them wins.
+        Keyword arguments set the other fields; a `database_url` or `schema` passed here takes precedence.
 
         Example:
             config = AppConfig(broker=PostgresConfig.from_env(pool_size=2))

@@ -1,7 +1,7 @@
-"""The configuration of schedules: tasks, workflows, and the `ScheduleConfig` around them.
+"""Schedule configuration: tasks, workflows, and the `ScheduleConfig` that holds them.
 
-A schedule that contradicts itself is refused here (HRS-205). Its zone, task, workflow, queue and
-arguments are checked before a scheduler starts, when the tasks are known.
+A schedule that contradicts itself is rejected here (HRS-205). Its zone, task, workflow, queue and
+arguments are checked later, before a scheduler starts, when the tasks are known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from horsies.validation import SECONDS_MAX, FrozenModel, repeated_names
 
 NAME_LENGTH_MAX = 255
 
-# Python's calendar must hold a slot and the times counted from it, up to a hundred years later.
+# Python's calendar must be able to hold a slot and the times counted from it, up to a hundred years later.
 _EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 _LATEST = {
     "start_at": datetime.max.replace(year=9000, tzinfo=UTC),
@@ -29,13 +29,13 @@ Overlap: TypeAlias = Literal["allow", "skip", "queue"]
 
 
 class KeyedWorkflow(Protocol):
-    """The class of a workflow definition, of which a configuration only needs the key."""
+    """A workflow definition class; the configuration needs only its key."""
 
     def own_key(self) -> str | None:
         """Return the key the class declares, if any."""
 
 
-# Workflows are a layer above the configuration, which holds the class and only reads its key.
+# Workflows are a layer above the configuration, which stores the class and reads only its key.
 _AsItIs: TypeAlias = Annotated[
     KeyedWorkflow | str,
     PlainValidator(lambda definition: definition),
@@ -47,7 +47,7 @@ _AsItIs: TypeAlias = Annotated[
 
 
 class Schedule(FrozenModel):
-    """The common part of all schedules: a name, a pattern, and rules for missed and late slots."""
+    """What all schedules share: a name, a pattern, and rules for missed and late slots."""
 
     name: str
     """The name of the schedule, 1 to 255 printable characters, unique in the database. Required."""
@@ -60,8 +60,9 @@ class Schedule(FrozenModel):
     """Whether schedulers fire it. Defaults to True."""
 
     timezone: str = "UTC"
-    """The IANA name of the time zone of the pattern, such as Europe/Berlin. Intervals ignore it.
-    Defaults to UTC."""
+    """The IANA name of the pattern's time zone, such as Europe/Berlin. Intervals ignore it. Defaults to
+    UTC.
+    """
 
     on_dst_gap: GapRule = "skip"
     """The rule for a time that the clock skips: `skip` drops the slot, `shift` takes the first instant
@@ -75,24 +76,27 @@ class Schedule(FrozenModel):
     """No slot is later than this. Needs a time zone. Defaults to None."""
 
     jitter_seconds: float = Field(default=0, ge=0, le=86_400)
-    """The longest delay of the task or run of a slot in seconds, from 0 to 86,400; each slot has its
-    own fixed delay. Spreads schedules that are due at the same time. Defaults to 0."""
+    """The longest delay, in seconds, of a slot's task or run, from 0 to 86,400; each slot has its own
+    fixed delay. Spreads schedules that are due at the same time. Defaults to 0.
+    """
 
     catch_up_missed: bool = False
     """Fire all slots that passed while no scheduler ran, in order; otherwise only the latest.
     Defaults to False."""
 
     max_catch_up_runs: int = Field(default=100, ge=1, le=10_000)
-    """The number of missed slots that fire at once, from 1 to 10,000; the rest follows. Defaults to
-    100."""
+    """How many missed slots fire at once, from 1 to 10,000; the rest follow later. Defaults to 100."""
 
     misfire_grace_seconds: float | None = Field(default=None, gt=0, le=SECONDS_MAX)
-    """Drop slots that are more seconds late than this, above 0 and at most 100 years. None never
-    drops a slot for its age. Defaults to None."""
+    """Drop slots that are late by more than this many seconds, above 0 and at most 100 years. None
+    never drops a slot because of its age. Defaults to None.
+    """
 
     overlap: Overlap = "allow"
     """The rule for a slot while the task or run of an earlier slot is unfinished: `allow` fires it
-    anyway, `skip` drops it, `queue` keeps it until the earlier one has ended. Defaults to allow."""
+    anyway, `skip` drops it, `queue` keeps it until the earlier task or run has ended. Defaults to
+    allow.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -118,7 +122,7 @@ class Schedule(FrozenModel):
 def _bound_problem(name: str, at: datetime) -> str | None:
     if at.utcoffset() is None:
         return f"{name} has no time zone; write datetime(..., tzinfo=UTC)"
-    # Compared as given: near the ends of the calendar a time cannot be converted to UTC.
+    # Compared without conversion: near the ends of the calendar a time cannot be converted to UTC.
     if not _EARLIEST <= at <= _LATEST[name]:
         return f"{name} must be in the years 2 to {_LATEST[name].year}, counted in UTC"
     return None
@@ -146,15 +150,17 @@ class TaskSchedule(Schedule):
     """Keyword arguments of the task. Defaults to {}."""
 
     queue_name: str | None = None
-    """The queue to send to. None takes the task's own. Defaults to None."""
+    """The queue to send to. None uses the task's own queue. Defaults to None."""
 
     priority: int | None = Field(default=None, ge=1, le=100)
-    """The priority of the tasks, from 1 (first) to 100 (last). None takes the queue's. Defaults to
-    None."""
+    """The priority of the sent tasks, from 1 (first) to 100 (last). None uses the queue's priority.
+    Defaults to None.
+    """
 
     good_for_seconds: float | None = Field(default=None, gt=0, le=SECONDS_MAX)
-    """Seconds after its slot after which a task that has not started expires, above jitter_seconds and
-    at most 100 years. None sets no limit. Defaults to None."""
+    """Seconds after its slot when a task that has not started expires, above jitter_seconds and at most
+    100 years. None sets no limit. Defaults to None.
+    """
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
@@ -168,8 +174,8 @@ class TaskSchedule(Schedule):
 class WorkflowSchedule(Schedule):
     """A workflow that is started at every slot.
 
-    A definition whose nodes are tasks of the application cannot exist before the application does;
-    the configuration then names it by its ``definition_key``.
+    A definition whose nodes are tasks of the application cannot exist before the application does; in
+    that case the configuration names it by its ``definition_key``.
 
     Example:
         WorkflowSchedule(
@@ -182,10 +188,10 @@ class WorkflowSchedule(Schedule):
     """
 
     definition: _AsItIs
-    """The WorkflowDefinition to build and start, the class or its `definition_key`. Required."""
+    """The WorkflowDefinition to build and start: the class, or its `definition_key`. Required."""
 
     kwargs: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """The parameters of its `build_with`. Defaults to {}."""
+    """The parameters of the definition's `build_with`. Defaults to {}."""
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
@@ -198,7 +204,7 @@ AnySchedule: TypeAlias = TaskSchedule | WorkflowSchedule
 
 
 class ScheduleConfig(FrozenModel):
-    """The schedules of an application, and the settings of its scheduler.
+    """The schedules of an application, and its scheduler's settings.
 
     Example:
         ScheduleConfig(schedules=[TaskSchedule(...), WorkflowSchedule(...)])
@@ -211,8 +217,9 @@ class ScheduleConfig(FrozenModel):
     """The schedules, with unique names. `app.schedules` adds more at run time. Defaults to []."""
 
     check_interval_seconds: int = Field(default=1, ge=1, le=60)
-    """The longest sleep of a scheduler in seconds, from 1 to 60; it wakes up in time for every slot.
-    Defaults to 1."""
+    """A scheduler's longest sleep in seconds, from 1 to 60; it always wakes up in time for a slot.
+    Defaults to 1.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:

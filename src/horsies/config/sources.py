@@ -1,4 +1,4 @@
-"""Where the configuration of an application comes from: an object, a URL, or the environment."""
+"""Where an application's configuration comes from: an object, a URL, or the environment."""
 
 from __future__ import annotations
 

@@ -19,17 +19,17 @@ class TracingConfig(FrozenModel):
     """
 
     parent: Literal["auto", "always", "never"] = "auto"
-    """Whether the span of an attempt is a child of the span of its send. "auto": the first attempt of
-    a task that was sent to run at once, and of a node of a workflow; "always": every attempt; "never":
-    none. In any case it links to the send. Defaults to "auto"."""
+    """Which attempts have a span that is a child of the send's span. "auto": the first attempt of a
+    task that was sent to run immediately, or of a workflow node; "always": every attempt; "never":
+    none. In any case the span links to the send. Defaults to "auto".
+    """
 
     baggage: bool = False
-    """Whether the baggage of the sender is stored with the task and restored around it. Defaults to
-    False."""
+    """Whether the sender's baggage is stored with the task and restored while it runs. Defaults to False."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        # find_spec of a submodule imports the package, which is an empty namespace here.
+        # find_spec of a submodule imports its parent package, here an empty namespace.
         if find_spec("opentelemetry") is None or find_spec("opentelemetry.trace") is None:
             raise ConfigurationError(
                 "TracingConfig needs the package opentelemetry-api, which is not installed.",

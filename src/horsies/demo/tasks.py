@@ -1,4 +1,4 @@
-"""The tasks of the demonstration, and a schedule."""
+"""The demonstration's tasks and its schedule."""
 
 import os
 import time
@@ -35,7 +35,7 @@ app.discover_tasks(["horsies.demo.workflow"])
 
 @app.task("square")
 def square(number: int) -> int:
-    """Return a value; a thousand of these make the batch."""
+    """Return a value; the batch consists of a thousand of these tasks."""
     return number * number
 
 
@@ -61,7 +61,7 @@ def divide(a: int, b: int) -> float:
 
 @app.task("fetch_rate", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["GATEWAY_DOWN"]))
 def fetch_rate(marker: Path) -> float:
-    """Fail and leave the marker; the retry a second later finds it and succeeds."""
+    """Fail and leave a marker; the retry a second later finds it and succeeds."""
     if not marker.exists():
         marker.touch()
         raise TaskFailed("GATEWAY_DOWN", "try again")
@@ -82,7 +82,7 @@ def oversleep(seconds: int) -> None:
 
 @app.task("render", retry_policy=RetryPolicy.fixed([0.2], auto_retry_for=["WORKER_CRASHED"]))
 def render() -> int:
-    """Report progress; the first attempt is slow, so that its process can be killed meanwhile."""
+    """Report progress; the first attempt is slow, so that its process can be killed while it runs."""
     task = current_task()
     for frame in range(1, FRAMES + 1):
         task.progress(frame, FRAMES, f"frame {frame}")

@@ -1,8 +1,8 @@
-"""The workflow of the demonstration: orders are priced side by side, a person approves, a
-sub-workflow ships.
+"""The demonstration's workflow: orders are priced in parallel, a person approves, and a sub-workflow
+ships.
 
-``price`` is a map: one task per order. ``approval`` waits for a signal without keeping a process
-busy. ``shipping`` is its own workflow, built with the total as its parameter.
+``price`` is a map: one task per order. ``approval`` waits for a signal without occupying a process.
+``shipping`` is a workflow itself, built with the total as its parameter.
 """
 
 from horsies import (
@@ -33,19 +33,19 @@ def price_order(order: str) -> int:
 
 @app.task("add_up")
 def add_up(prices: list[int]) -> int:
-    """Add up the values of the map, which are in the order of its list."""
+    """Add up the values of the map, which come in the order of its list."""
     return sum(prices)
 
 
 @app.task("book_carrier")
 def book_carrier(total: int) -> str:
-    """Choose a carrier by the value of the goods."""
+    """Choose a carrier based on the value of the goods."""
     return "insured" if total > 100 else "by mail"
 
 
 @app.task("print_label")
 def print_label(carrier: str) -> str:
-    """Print the label of the parcel."""
+    """Print the parcel's label."""
     return f"fragile, {carrier}"
 
 
@@ -76,6 +76,6 @@ class Fulfilment(WorkflowDefinition[str]):
     shipping = SubWorkflowNode(Shipping, args_from={"total": total}, waits_for=[total, approval])
 
     class Meta:
-        """Options of the workflow."""
+        """Workflow options."""
 
         output = "shipping"

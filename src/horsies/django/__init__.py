@@ -1,6 +1,7 @@
 """A backend for Django's task framework (``django.tasks``, Django 6): its tasks run in Horsies workers.
 
-Only ``BACKEND`` in Django's setting ``TASKS`` imports this package; no other module of Horsies does.
+This package is imported only through ``BACKEND`` in Django's setting ``TASKS``; no other Horsies module
+imports it.
 
 Example:
     TASKS = {

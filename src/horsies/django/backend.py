@@ -1,4 +1,4 @@
-"""The backend: a task of Django is stored as a task of the application, under its dotted path."""
+"""The backend: a Django task is stored as a task of the application, named by its dotted path."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _OPTIONS = {"app", "database"}
 
 
 class HorsiesBackend(BaseTaskBackend):  # type: ignore[misc]
-    """Run the tasks of ``django.tasks`` in Horsies workers.
+    """Run ``django.tasks`` tasks in Horsies workers.
 
-    The option ``app`` is the dotted path of the Horsies application. With ``database``, the alias of a
-    Django database that is the application's database, a task enqueued inside ``atomic()`` is part of
-    that transaction.
+    The option ``app`` is the dotted path of the Horsies application. The option ``database`` is the
+    alias under which Django uses the application's database; with it, a task enqueued inside
+    ``atomic()`` is part of that transaction.
     """
 
     supports_defer = True
@@ -66,9 +66,10 @@ class HorsiesBackend(BaseTaskBackend):  # type: ignore[misc]
         self._database: str | None = self.options.get("database")
 
     def validate_task(self, task: Task) -> None:
-        """Refuse a task that this backend cannot run; register any other one with the application.
+        """Reject a task that this backend cannot run; register any other task with the application.
 
-        Django calls this for every ``@task``, so importing the modules of tasks is all a worker needs.
+        Django calls this for every ``@task``, so a worker only has to import the modules that define
+        tasks.
         """
         super().validate_task(task)
         if task.queue_name not in (names := self.app.get_valid_queue_names()):
@@ -81,7 +82,7 @@ class HorsiesBackend(BaseTaskBackend):  # type: ignore[misc]
             self.app.task(task.module_path, queue_name=queue_name)(_runner(self, task))
 
     def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
-        """Store the task; raise TaskSendFailed if that was not possible."""
+        """Store the task; raise TaskSendFailed if it cannot be stored."""
         self.validate_task(task)
         result = _new_result(self.alias, task, "", args, kwargs)
         sender = self.app.tasks[task.module_path].with_options(
@@ -131,7 +132,7 @@ def _imported(path: str) -> Any:
 
 
 def _priority(priority: int) -> int:
-    """Map Django's 100 (first) to -100 (last) to 1 to 100; two neighbours share one priority."""
+    """Map Django's 100 (first) to -100 (last) onto 1 to 100; two neighbours share one priority."""
     return max(1, 50 - priority // 2)
 
 
@@ -197,7 +198,7 @@ def _outcome(stored: TaskDetail) -> HorsiesResult[Any, HorsiesError]:
 
 
 def _stored_error(stored: TaskDetail) -> TaskError:
-    """Return the error of the last attempt; one without an exception is a ``horsies.TaskFailed``."""
+    """Return the last attempt's error; an error without an exception is a ``horsies.TaskFailed``."""
     error = _outcome(stored).err_value
     if not isinstance(error.exception, dict):
         text = f"{stored.error_code or error.error_code}: {error.message}"
@@ -207,16 +208,14 @@ def _stored_error(stored: TaskDetail) -> TaskError:
 
 
 def _class_path(name: str, traceback: str) -> str:
-    """Find the module of an exception in its traceback, whose last line begins with
-    ``module.Name:``.
-    """
+    """Find an exception's module in its traceback, whose last line begins with ``module.Name:``."""
     found = re.findall(rf"^((?:\w+\.)*{re.escape(name)})(?=:|$)", traceback, re.MULTILINE)
     path = str(found[-1]) if found else name
     return path if "." in path else f"builtins.{path}"
 
 
 def _runner(backend: HorsiesBackend, task: Task) -> Any:
-    """Return the function that Horsies registers for a task of Django."""
+    """Return the function that Horsies registers for a Django task."""
 
     def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
         with _signalled(backend, task, args, kwargs) as result:
@@ -251,7 +250,8 @@ def _signalled(
         enqueued_at=running.sent_at,
         started_at=running.started_at,
         last_attempted_at=running.started_at,
-        # Django counts attempts by this list; only get_result reads the workers of earlier ones.
+        # Django uses the length of this list as the number of attempts; only get_result reads the
+        # workers of earlier ones.
         worker_ids=[f"{socket.gethostname()}:{os.getpid()}"] * running.attempt,
     )
     task_started.send(type(backend), task_result=result)

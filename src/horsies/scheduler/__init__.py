@@ -1,1 +1,1 @@
-"""The scheduler: turns due slots of schedules into tasks and workflow runs, once per slot."""
+"""The scheduler: turns due slots into tasks and workflow runs, once per slot."""

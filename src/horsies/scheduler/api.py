@@ -1,7 +1,7 @@
 """`app.schedules`: add, remove, list, pause, resume and run the schedules in the database.
 
-A change wakes every running scheduler by a notification. Errors in a schedule are raised as HorsiesError;
-database errors and refusals are returned as Err.
+A change notifies every running scheduler. Mistakes in a schedule raise HorsiesError; database errors
+and refusals are returned as Err.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from horsies.workflow.run.results import DeclaredTypes
 
 T = TypeVar("T")
 
-# Schedules has a method named list, which hides the type.
+# Schedules has a method named list, which hides the built-in type.
 States: TypeAlias = list[ScheduleState]
 Slots: TypeAlias = list[datetime]
 Runs: TypeAlias = list[ScheduleRun]
@@ -67,7 +67,7 @@ _SUPPRESSED = BrokerOperationError(
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """The schedules in the database; each method has an ``..._async`` version for event loops.
+    """The schedules in the database; each method has an ``..._async`` version for use in event loops.
 
     Example:
         app.schedules.add(
@@ -81,7 +81,7 @@ class Schedules:
     app: BuildsSpecs
 
     def add(self, schedule: AnySchedule, *, replace: bool = False) -> BrokerResult[ScheduleState]:
-        """Store a schedule in addition to the configured ones; schedulers serve it at once.
+        """Store a schedule in addition to the configured ones; running schedulers pick it up immediately.
 
         Adding an identical schedule again changes nothing. A different one with the same name is
         Err(SCHEDULE_EXISTS) unless ``replace`` is set; a configured schedule is never replaced. The first
@@ -97,14 +97,14 @@ class Schedules:
         return await self._change_async("add_schedule", schedule.name, script)
 
     def remove(self, name: str) -> BrokerResult[None]:
-        """Remove a schedule that was added at run time; its tasks and runs stay."""
+        """Remove a schedule that was added at run time; its tasks and runs are kept."""
         return self._change("remove_schedule", name, _remove_script(name))
 
     async def remove_async(self, name: str) -> BrokerResult[None]:
         return await self._change_async("remove_schedule", name, _remove_script(name))
 
     def list(self) -> BrokerResult[States]:
-        """Return every stored schedule, by name; a scheduler stores the configured ones at its start."""
+        """Return every stored schedule, by name; a scheduler stores the configured ones when it starts."""
         return self._read(list_script())
 
     async def list_async(self) -> BrokerResult[States]:
@@ -122,8 +122,8 @@ class Schedules:
         return (await self._change_async("pause_schedule", name, script, reason)).map(_state)
 
     def resume(self, name: str) -> BrokerResult[ScheduleState]:
-        """Fire the slots of a schedule again; slots of the pause fire only if it catches up missed
-        ones.
+        """Fire the slots of a schedule again; slots missed while it was paused fire only if it catches
+        up missed slots.
         """
         script = switch_script(name, resume_schedule)
         return self._change("resume_schedule", name, script).map(_state)
@@ -133,9 +133,9 @@ class Schedules:
         return (await self._change_async("resume_schedule", name, script)).map(_state)
 
     def run(self, name: str) -> BrokerResult[RunHandle]:
-        """Send the task of a schedule, or start its workflow, once and now.
+        """Send a schedule's task, or start its workflow, once and now.
 
-        The timetable does not change. Returns the handle of the task or of the workflow run.
+        The timetable does not change. Returns the handle of the task or workflow run.
         """
         done: BrokerResult[Work] = self._change("run_schedule", name, self._run_script(name))
         return done.map(self._handle)
@@ -152,7 +152,7 @@ class Schedules:
         return await self._read_async(next_script(name, count))
 
     def runs(self, name: str, limit: int = 20) -> BrokerResult[Runs]:
-        """Return the newest tasks or workflow runs of a schedule, within the retention time."""
+        """Return the newest tasks or workflow runs of a schedule that retention has not deleted yet."""
         return self._read(runs_script(name, limit))
 
     async def runs_async(self, name: str, limit: int = 20) -> BrokerResult[Runs]:
@@ -184,7 +184,7 @@ class Schedules:
     def _add_script(
         self, schedule: AnySchedule, replace: bool
     ) -> Script[BrokerResult[ScheduleState]]:
-        """Check the schedule now, so that errors are raised, and return the script that stores it."""
+        """Check the schedule now, so that mistakes raise here, and return the script that stores it."""
         if not schedule.enabled:
             raise schedule_error(schedule, "enabled is off; add it and pause it instead")
         entry = Entry.of(self._application(), schedule)
@@ -232,14 +232,14 @@ class Schedules:
 
 
 def perform(broker: PostgresBroker, script: Script[BrokerResult[T]]) -> BrokerResult[T]:
-    """Run one of the scripts below; an Err of the script is returned like an Err of the broker."""
+    """Run one of the scripts below; return an Err of the script like an Err of the broker."""
     return broker.perform(_WORKING, script).and_then(lambda result: result)
 
 
 def change(
     broker: PostgresBroker, action: Action, script: Script[BrokerResult[T]]
 ) -> BrokerResult[T]:
-    """Run a script that changes a schedule and record it, in one transaction."""
+    """Run a script that changes a schedule, and record the change in the same transaction."""
     return perform_action(broker, _WORKING, action, script).and_then(lambda result: result)
 
 
@@ -335,7 +335,7 @@ def _add_script(
 
 
 def _unknown_script(name: str, configured: Iterable[str] = ()) -> Script[Err[BrokerOperationError]]:
-    """Refuse a name, and list the first of the known ones."""
+    """Reject a name and list the first of the known names."""
     stored: list[ScheduleState] = yield list_schedules(None)
     names = sorted({*configured, *(state.name for state in stored)})
     known = f"the known ones are {listed(names)}; " if names else ""

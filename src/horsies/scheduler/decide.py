@@ -1,6 +1,6 @@
 """Decide which slots of a due schedule fire, which are dropped, and when it is due next.
 
-Pure: the tick reads the state of due schedules and writes the decisions in one statement.
+Pure: the tick reads the state of due schedules and writes all decisions in one statement.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SkipReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DueState:
-    """The state of a due schedule, in UTC by the database's clock."""
+    """The state of a due schedule; times are UTC on the database's clock."""
 
     due_at: datetime
     now: datetime
@@ -38,7 +38,7 @@ class DueState:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Slots that will not fire: the first of them, and the time before which they end."""
+    """Slots that will not fire, from ``first`` up to but not including ``before``."""
 
     reason: SkipReason
     first: datetime
@@ -47,7 +47,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The slots to fire, the next slot, and the slots that were dropped on the way."""
+    """The slots to fire, the next slot, and the slots that were dropped before it."""
 
     fire: tuple[datetime, ...]
     next_run_at: datetime | None
@@ -55,7 +55,7 @@ class Decision:
 
 
 def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -> Decision | None:
-    """Decide about a due schedule; None keeps it due, because a run of it must finish first.
+    """Decide about a due schedule; None keeps it due, because one of its runs must finish first.
 
     At most ``runs_max`` slots fire at once, and never more than the schedule allows.
     """
@@ -66,7 +66,7 @@ def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -
     if first is None or first > state.now:
         return Decision((), first, Dropped(reason, state.due_at, cutoff))
     if schedule.catch_up_missed:
-        # With overlap="queue" at most one task or run is unfinished; the other slots stay due.
+        # With overlap="queue" at most one task or run may be unfinished; the other slots stay due.
         allowed = 1 if schedule.overlap == "queue" else min(schedule.max_catch_up_runs, runs_max)
         due = takewhile(lambda slot: slot <= state.now, timing.slots_from(first))
         fire = tuple(islice(due, allowed))
@@ -90,7 +90,7 @@ def _cutoff(schedule: Schedule, state: DueState) -> tuple[datetime, SkipReason]:
         oldest = state.now - timedelta(seconds=schedule.misfire_grace_seconds)
         if oldest > cutoff:
             cutoff, reason = oldest, SkipReason.MISFIRE
-    # A pause drops its slots, unless the schedule must catch up every missed one.
+    # Slots missed during a pause are dropped, unless the schedule must catch up every missed slot.
     if state.resumed_at is not None and not schedule.catch_up_missed:
         after_pause = state.resumed_at + _MICROSECOND
         if after_pause > cutoff:

@@ -1,8 +1,8 @@
 """An entry: one schedule, checked against the application, with its timing and its target.
 
-Entries come from the configuration when a scheduler starts, or from the stored JSON of a schedule that was
-added at run time. `horsies check` makes the same checks: zone, task or workflow, queue, arguments, in this
-order; it also builds each workflow once.
+Entries come from the configuration when a scheduler starts, or from the stored JSON of a schedule that
+was added at run time. `horsies check` makes the same checks, in this order: zone, task or workflow,
+queue, arguments. It also builds each workflow once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STORED_APART = {"args", "kwargs", "definition"}
 class Application:
     """The parts of an application that a schedule needs.
 
-    ``app`` builds workflows; without it, a schedule of a workflow is an error.
+    ``app`` builds workflows; without it, a schedule for a workflow is an error.
     """
 
     config: AppConfig
@@ -50,7 +50,7 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A schedule that can be served: its timing, the text and hash of that, and its target."""
+    """A schedule that can be served: its timing, the timing's text and hash, and its target."""
 
     schedule: AnySchedule
     timing: Timing
@@ -80,7 +80,7 @@ class Entry:
 
 
 def schedule_errors(application: Application) -> list[HorsiesError]:
-    """Return the errors of the enabled schedules of a configuration."""
+    """Return the errors of a configuration's enabled schedules."""
     if application.config.schedule is None:
         return []
     errors: list[HorsiesError] = []
@@ -94,7 +94,7 @@ def schedule_errors(application: Application) -> list[HorsiesError]:
 
 
 def build_errors(entry: Entry) -> Iterator[HorsiesError]:
-    """Build the workflow of a schedule for its next slot, and yield the errors."""
+    """Build a schedule's workflow for its next slot, and yield the errors."""
     target = entry.target
     if not isinstance(target, WorkflowTarget):
         return
@@ -160,7 +160,7 @@ def _find_workflow(schedule: WorkflowSchedule) -> AnyDefinition:
 
 
 def definition_json(entry: Entry) -> str:
-    """Return a whole schedule as the JSON text that is stored when it is added at run time."""
+    """Return a whole schedule as the JSON text to store when it is added at run time."""
     schedule, target = entry.schedule, entry.target
     fields = schedule.model_dump(mode="json", exclude=_STORED_APART, exclude_defaults=True)
     fields["pattern"] = schedule.pattern.model_dump(mode="json")
@@ -174,7 +174,9 @@ def definition_json(entry: Entry) -> str:
 
 
 def read_definition(application: Application, text: str) -> Entry:
-    """Return the entry of a stored schedule; HorsiesError or ValueError when it no longer fits."""
+    """Return the entry of a stored schedule; HorsiesError or ValueError if it no longer fits the
+    application.
+    """
     stored: dict[str, Any] = json.loads(text)
     schedule: AnySchedule
     signature: CallSignature | None

@@ -1,7 +1,8 @@
-"""The registry: all schedules that a scheduler serves, configured ones and those in the database.
+"""The registry: all schedules that a scheduler serves, both configured ones and those stored in the
+database.
 
-It stores the configured schedules when a scheduler starts, without firing any, and finds the entry of a
-due schedule.
+When a scheduler starts, the registry stores the configured schedules without firing any. Later it finds
+the entry of each due schedule.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DUE_MAX = 5_000
 
 @dataclass(slots=True)
 class Registry:
-    """The configured schedules by name, and a cache of entries that were read from the database."""
+    """The configured schedules by name, and a cache of entries read from the database."""
 
     application: Application
     owner: str
@@ -51,9 +52,9 @@ class Registry:
     def of(
         cls, config: AppConfig, definitions: Definitions, owner: str, app: BuildsSpecs | None = None
     ) -> Registry:
-        """Check the enabled schedules of a configuration and raise the first error.
+        """Check a configuration's enabled schedules and raise the first error.
 
-        ``app`` builds the workflows of schedules that start any.
+        ``app`` builds the workflows of schedules that start one.
         """
         if config.schedule is None or not config.schedule.enabled:
             raise _no_schedules(is_off=config.schedule is not None)
@@ -73,13 +74,15 @@ class Registry:
         return seconds_until_next_slot(*self._served(), looked_at)
 
     def _served(self) -> tuple[str, str, list[str], list[str]]:
-        """Return names and hashes of configured schedules, and the servable tasks and workflows."""
+        """Return the names and hashes of configured schedules, and the tasks and workflows that can be
+        served.
+        """
         hashes = (entry.hash for entry in self.entries.values())
         workflows = [] if self.application.app is None else definition_keys()
         return "\n".join(self.entries), "\n".join(hashes), list(self.application.tasks), workflows
 
     def entry_of(self, due: DueSchedule) -> Entry | None:
-        """Return the entry of a due schedule; None for a stored one that cannot be read."""
+        """Return the entry of a due schedule; None if it is stored but cannot be read."""
         if due.definition is None:
             return self.entries[due.name]
         if due.definition not in self._stored:
@@ -108,13 +111,13 @@ def _no_schedules(*, is_off: bool) -> HorsiesError:
 def store_configured(
     registry: Registry, *, at_start: bool, has_watched: Callable[[], bool] = lambda: False
 ) -> Script[None]:
-    """Store the configured schedules; none fires, and no overdue slot is lost.
+    """Store the configured schedules without firing any and without losing an overdue slot.
 
-    A schedule with a changed timing gets a new next slot when a scheduler starts. Later changes
-    come from a scheduler of another release, which serves its own slots; the schedule is taken over
-    only when that scheduler leaves a slot overdue. ``has_watched`` is called after the stored state
-    was read: it returns True if this scheduler has run without interruption for long enough that a
-    live owner would have served the slot.
+    A schedule whose timing changed gets a new next slot when a scheduler starts. Later changes come
+    from a scheduler of another release, which serves its own slots; the schedule is taken over only
+    when that scheduler leaves a slot overdue. ``has_watched`` is called after the stored state has been
+    read: it returns True if this scheduler has run without interruption for so long that a live owner
+    would have served the slot by now.
     """
     names = list(registry.entries)
     records: list[ScheduleRecord] = yield read_schedule_records(names)
@@ -152,15 +155,15 @@ def _rows_to_store(
         except Exception:
             logger.exception("schedule %r: the next slot cannot be computed", record.name)
             continue
-        # A schedule that has ended does not change; do not write it again every minute.
+        # A schedule that has ended does not change; do not rewrite it every minute.
         if next_run_at is not None or not record.is_stored or record.hash != entry.hash:
             yield entry, next_run_at
 
 
 def _is_deserted(entry: Entry, record: ScheduleRecord) -> bool:
-    """Whether the timing is that of another release, and none of its schedulers serves it.
+    """Whether the timing belongs to another release and none of that release's schedulers serves it.
 
-    A schedule that waits for an unfinished task or run is served.
+    A schedule that waits for an unfinished task or run counts as served.
     """
     is_waiting = entry.schedule.overlap == "queue" and record.is_unfinished
     return record.hash != entry.hash and record.is_unserved and not is_waiting

@@ -1,8 +1,8 @@
-"""The scheduler as a service: ticks on time and waits out a database that is unavailable.
+"""The scheduler as a service: it ticks on time and waits while the database is unavailable.
 
-``Scheduler`` never blocks on time: ``serve`` sleeps until ``next_at`` and calls ``step``.
-``SchedulerThread`` runs the same loop beside a worker. A failed tick only delays the next one; the
-service ends when the database refuses the login permanently or is unavailable for longer than the
+``Scheduler`` itself never sleeps: ``serve`` sleeps until ``next_at`` and calls ``step``.
+``SchedulerThread`` runs the same loop next to a worker. A failed tick only delays the next one; the
+service ends when the database permanently rejects the login or is unavailable for longer than the
 resilience settings allow.
 """
 
@@ -35,25 +35,24 @@ logger = logging.getLogger("horsies.scheduler")
 
 # How often to check that the configured schedules are still stored.
 REFRESH_SECONDS = 60.0
-# A tick this much later than planned means that the database did not respond, to other schedulers
-# either.
+# A tick this late means that the database did not respond, presumably not to other schedulers either.
 STALL_SECONDS = 10.0
 # Clocks drift: waking slightly late costs one tick, waking slightly early costs two.
 MARGIN_SECONDS = 0.001
-# How long a stop waits for the last step; a workflow that is still being built then is abandoned.
+# How long a stop waits for the last step; a workflow still being built after that is abandoned.
 LAST_STEP_SECONDS = 5.0
 
 
 class SchedulerGaveUpError(Exception):
-    """The database was unavailable for too long, or refuses the login permanently."""
+    """The database was unavailable for too long, or permanently rejects the login."""
 
 
 class Scheduler:
-    """Serves the schedules of one application on its own connection.
+    """Serves one application's schedules on its own connection.
 
-    ``owner`` names the application in the database; ``connect`` opens the connection; ``app`` builds the
-    workflows of schedules that start any. A scheduler that ``is_in_worker`` waits when its login is refused
-    after a reconnect: the worker decides whether it ends.
+    ``owner`` names the application in the database; ``connect`` opens the connection; ``app`` builds
+    the workflows of schedules that start one. A scheduler that ``is_in_worker`` waits when its login is
+    rejected after a reconnect, because the worker decides when to give up.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Scheduler:
         self._refused = Refused()
         self._has_started = False
         self._is_lost = False
-        # Whether this connection already existed at the last refresh.
+        # Whether this connection was already open at the last refresh.
         self._has_refreshed = False
         self._refresh_at = 0.0
         self._ticked_at = 0.0
@@ -95,12 +94,12 @@ class Scheduler:
         return self._next_at
 
     def wake(self) -> None:
-        """Tick with the next step, because a schedule has changed; a reconnect keeps its backoff."""
+        """Tick on the next step, because a schedule has changed; a reconnect keeps its backoff."""
         if self._pipeline is not None:
             self._next_at = 0.0
 
     def step(self) -> None:
-        """Tick if it is time to; a database error only delays the next tick."""
+        """Tick if it is time; a database error only delays the next tick."""
         if time.monotonic() < self._next_at:
             return
         try:
@@ -189,7 +188,8 @@ class Scheduler:
 def serve(service: Scheduler, stop: socket.socket, listener: Listener | None = None) -> None:
     """Serve schedules until ``stop`` becomes readable.
 
-    With a ``listener``, changes to schedules take effect at once, otherwise with the next tick.
+    With a ``listener``, changes to schedules take effect immediately; without one, they take effect on
+    the next tick.
     """
     while True:
         service.step()
@@ -203,7 +203,7 @@ def serve(service: Scheduler, stop: socket.socket, listener: Listener | None = N
 def _sleep(service: Scheduler, stop: socket.socket, listener: Listener | None) -> bool:
     """Sleep until the next step or until input arrives; return whether to stop."""
     seconds = service.next_at() - time.monotonic()
-    # Not select(): it refuses descriptors above 1,023, and a worker has two for every child.
+    # Not select(), which rejects descriptors above 1,023; a worker has two for every child.
     poll = select.poll()
     poll.register(stop, select.POLLIN)
     if listener is not None:
@@ -219,7 +219,7 @@ def migrating_connector(
 ) -> Callable[[], Pipeline]:
     """Return a function that opens the scheduler's connection; its first call updates the schema.
 
-    A statement may take ``statement_ms``, or as long as the database allows.
+    ``statement_ms`` limits each statement; None leaves the database's limit in place.
     """
     is_current = False
     limits = Limits(statement_ms=statement_ms)
@@ -235,7 +235,7 @@ def migrating_connector(
 
 
 class SchedulerThread:
-    """A scheduler in a thread, beside the main loop of the same process.
+    """A scheduler in a thread, next to the main loop of the same process.
 
     ``on_failure`` is called in the thread with the exception that ended the scheduler.
     """
@@ -250,7 +250,7 @@ class SchedulerThread:
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Make the current step the last one; safe in a signal handler."""
+        """Make the current step the last one; safe to call in a signal handler."""
         with suppress(OSError):  # the thread has ended already
             self._stop_sender.send(b"!")
 

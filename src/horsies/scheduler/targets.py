@@ -1,7 +1,7 @@
-"""The target of a schedule: the task that a slot sends, or the workflow that it starts.
+"""A schedule's target: the task that a slot sends, or the workflow that it starts.
 
-A task made here goes through the same path as a send: it has the retry policy, queue, priority, time limit
-and expiry of its task. Its id is always the same for the same schedule and slot. Nothing here uses the
+A task created here takes the same path as a send: it has its task's retry policy, queue, priority, time
+limit and expiry. Its id is the same every time for the same schedule and slot. Nothing here uses the
 database.
 """
 
@@ -39,7 +39,7 @@ _JITTER_STEPS = 1_000_003
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A workflow run to start: its plan as JSON text, and the delay of its first tasks."""
+    """A workflow run to start: its plan as JSON text, and the delay before its first tasks."""
 
     id: str
     sent_at: datetime
@@ -50,20 +50,20 @@ class RunPlan:
 
 
 Work: TypeAlias = InsertTask | RunPlan
-# Each makes the task or run with a given id and time, or returns the reason why that is impossible.
+# A target makes the task or run with a given id and time, or returns the reason why it cannot.
 Target: TypeAlias = "TaskTarget | WorkflowTarget"
 
 
 def work_for_slot(target: Target, slot: datetime) -> Result[Work, str]:
-    """Return the task or run of this slot, with the same id and share of the jitter on every call."""
+    """Return the task or run for this slot; the id and the share of the jitter are the same on every call."""
     stamp = Stamp(run_id(target.schedule.name, slot), slot)
     return target.make(stamp, target.schedule.jitter_seconds * jitter_share(stamp.task_id))
 
 
 def traced_work(target: Target, work: Work) -> tuple[Work, Sending | None]:
-    """Return the work with the context of a new root span, if the application traces.
+    """Return the work with the context of a new root span if the application uses tracing.
 
-    The caller ends the span of work that was stored.
+    The caller ends the span once the work is stored.
     """
     tracing = work.tracing if isinstance(work, RunPlan) else None
     if isinstance(target, TaskTarget):
@@ -83,7 +83,7 @@ def traced_work(target: Target, work: Work) -> tuple[Work, Sending | None]:
 
 
 def work_for_now(target: Target, now: datetime) -> Result[Work, str]:
-    """Return a task or run outside of the timetable, under a new id."""
+    """Return a task or run outside the timetable, with a new id."""
     return target.make(Stamp(new_id(), now), 0)
 
 
@@ -92,16 +92,16 @@ class ArgumentProblem(ValueError):
 
 
 def run_id(schedule_name: str, slot: datetime) -> str:
-    """Return the id of a schedule's task or run for a slot; every scheduler computes the same one.
+    """Return the id of a schedule's task or run for a slot; every scheduler computes the same id.
 
-    The ids sort by slot, as other ids sort by time of sending. A plain digest would scatter the tasks of
-    a schedule over lists and indexes.
+    These ids sort by slot, just as other ids sort by the time they were sent. A plain digest would
+    scatter a schedule's tasks over lists and indexes.
     """
     return fixed_id(slot, f"{schedule_name}\0{slot.astimezone(UTC).isoformat()}")
 
 
 def jitter_share(task_id: str) -> float:
-    """Return a number from 0 to 1 that varies between slots and is constant for each of them."""
+    """Return a number from 0 to 1 that varies between slots but is fixed for each slot."""
     return UUID(task_id).int % _JITTER_STEPS / _JITTER_STEPS
 
 
@@ -118,7 +118,7 @@ def _refuse_injected(signature: CallSignature, kwargs: Mapping[str, Any]) -> Non
 
 @dataclass(frozen=True, slots=True)
 class TaskTarget:
-    """A task to send, with its arguments by name and the schedule's queue and options."""
+    """A task to send, with its arguments by name, and the schedule's queue and options."""
 
     schedule: TaskSchedule
     definition: TaskDefinition
@@ -129,7 +129,7 @@ class TaskTarget:
     def of(
         cls, config: AppConfig, definition: TaskDefinition, schedule: TaskSchedule
     ) -> TaskTarget:
-        """Apply the schedule's queue and arguments to the task; ArgumentProblem when they do not fit."""
+        """Apply the schedule's queue and arguments to the task; ArgumentProblem if they do not fit."""
         if schedule.queue_name is not None:
             try:
                 queue = choose_queue(config, schedule.queue_name, None)
@@ -164,7 +164,7 @@ class TaskTarget:
 def bound_by_name(
     signature: CallSignature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return all arguments by name; missing ones are found later, when a row is made of them."""
+    """Return all arguments by name; missing ones are noticed later, when a row is made from them."""
     names = signature.names
     if len(args) > len(names.positional):
         raise ArgumentProblem(
@@ -183,9 +183,9 @@ def bound_by_name(
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTarget:
-    """A workflow to start, with the parameters of its definition as JSON text.
+    """A workflow to start, with its definition's parameters as JSON text.
 
-    They are decoded again for every run, so that a run cannot change those of the next one.
+    The parameters are decoded again for every run, so that one run cannot change those of the next.
     """
 
     schedule: WorkflowSchedule
@@ -198,7 +198,7 @@ class WorkflowTarget:
     def of(
         cls, app: BuildsSpecs, definition: AnyDefinition, schedule: WorkflowSchedule
     ) -> WorkflowTarget:
-        """Bind the schedule's arguments to ``build_with``; ArgumentProblem when they do not fit."""
+        """Bind the schedule's arguments to ``build_with``; ArgumentProblem if they do not fit."""
         try:
             signature = definition.build_signature()
         except ValueError as error:
@@ -208,7 +208,7 @@ class WorkflowTarget:
         return cls(schedule, definition, signature, kwargs_json, app)
 
     def build(self, scheduled_for: datetime) -> WorkflowSpec[Any]:
-        """Build the specification; exceptions of the definition propagate."""
+        """Build the specification; exceptions from the definition propagate."""
         if self.signature is None:
             return self.definition.build(self.app)
         kwargs = self.signature.decode_keywords(self.kwargs_json).unwrap()

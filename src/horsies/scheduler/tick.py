@@ -36,37 +36,36 @@ from horsies.tracing import Sending
 
 logger = logging.getLogger("horsies.scheduler")
 
-# The most tasks and workflow nodes that one tick sends, unless a single slot has more. A long catch-up thus
-# continues in the next tick and does not need one huge statement.
+# The most tasks and workflow nodes that one tick sends, unless a single slot has more. A long catch-up
+# thus continues in the next tick instead of needing one huge statement.
 RUNS_MAX = 10_000
 # The kind of batch that fails when the database refuses a tick.
 TICK = "tick"
-# How long the slots of one schedule may take, and how long it is skipped after an error that may
-# pass.
+# How long one schedule's slots may take, and how long the schedule is skipped after an error that may pass.
 ALONE_SECONDS = 10.0
 REST_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A due schedule, the decision about it, and the resulting tasks or runs."""
+    """A due schedule, its decision, and the resulting tasks or runs."""
 
     due: DueSchedule
     decision: Decision
     work: Sequence[Work]
-    # The spans of the work, if the application traces.
+    # The spans of the work, if the application uses tracing.
     sendings: Sequence[Sending] = ()
 
     @property
     def is_behind(self) -> bool:
-        """Whether the next slot is due already."""
+        """Whether the next slot is already due."""
         following = self.decision.next_run_at
         return following is not None and following <= self.due.looked_at
 
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """The schedules that fired, and the seconds until the next slot; None if there is none."""
+    """The schedules that fired, and the seconds until the next slot, or None if no slot follows."""
 
     fired: Sequence[Decided]
     seconds_until_next: float | None
@@ -74,8 +73,8 @@ class TickResult:
 
 @dataclass(slots=True)
 class Refused:
-    """A scheduler's memory of refused ticks: how many failed in a row, and until when it skips schedules
-    whose slots keep failing with an error that usually passes.
+    """A scheduler's memory of refused ticks: how many failed in a row, and how long it skips schedules
+    whose slots keep failing with a transient error.
     """
 
     failures: Failures = field(default_factory=Failures)
@@ -92,7 +91,7 @@ class Refused:
 
 
 def tick(pipeline: Pipeline, registry: Registry, refused: Refused | None = None) -> TickResult:
-    """Send the tasks and start the runs that are due; psycopg.Error when the database is unavailable."""
+    """Send the tasks and start the runs that are due; raises psycopg.Error if the database is unavailable."""
     refused = refused or Refused()
     ticked = None
     if not refused.failures.is_suspect(TICK):
@@ -130,7 +129,7 @@ def _tick_script(registry: Registry, refused: Refused) -> Script[TickResult]:
 
 
 def decide_all(registry: Registry, due: Iterable[DueSchedule]) -> list[Decided]:
-    """Decide about every due schedule; an error in one does not affect the others."""
+    """Decide about every due schedule; an error in one schedule does not affect the others."""
     batch: list[Decided] = []
     runs_left = RUNS_MAX
     for one in due:
@@ -170,14 +169,14 @@ def _decide_one(entry: Entry | None, due: DueSchedule, runs_max: int) -> Decided
 
 
 def _in_utc(due: DueSchedule) -> DueState:
-    """Convert from the session's time zone, in which arithmetic would follow DST changes."""
+    """Convert from the session's time zone, where arithmetic would follow DST changes."""
     resumed_at = None if due.resumed_at is None else due.resumed_at.astimezone(UTC)
     due_at, now = due.due_at.astimezone(UTC), due.looked_at.astimezone(UTC)
     return DueState(due_at, now, due.is_unfinished, resumed_at)
 
 
 def _refused(decision: Decision, slot: datetime) -> Decision:
-    """Drop a slot whose task or run cannot be made; it would otherwise stay due forever."""
+    """Drop a slot whose task or run cannot be created; otherwise it would stay due forever."""
     dropped = Dropped(SkipReason.REFUSED, slot, slot)
     return Decision(decision.fire, decision.next_run_at, dropped)
 

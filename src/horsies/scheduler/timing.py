@@ -1,6 +1,6 @@
-"""The timing of a schedule: exactly those fields that determine its slots.
+"""A schedule's timing: exactly those fields that determine its slots.
 
-It is stored as JSON beside the state of the schedule; a changed hash means a changed timetable.
+The timing is stored as JSON next to the schedule's state; a changed hash means a changed timetable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIRST_WINDOW = timedelta(minutes=1)
 
 
 class TimingFields(BaseModel):
-    """The stored fields, which determine the slots of a schedule."""
+    """The stored fields, which determine a schedule's slots."""
 
     model_config = FROZEN_MODEL
 
@@ -36,7 +36,9 @@ class TimingFields(BaseModel):
 
 
 def timing_json(schedule: Schedule) -> str:
-    """Return the timing of a schedule as JSON text: pattern, zone, and fields that differ from default."""
+    """Return a schedule's timing as JSON text: pattern, zone, and the fields that differ from their
+    defaults.
+    """
     fields = TimingFields(**{name: getattr(schedule, name) for name in TimingFields.model_fields})
     changed = fields.model_dump(mode="json", exclude_defaults=True)
     whole = changed | fields.model_dump(mode="json", include={"pattern", "timezone"})
@@ -59,7 +61,7 @@ class Timing:
 
     @classmethod
     def of(cls, fields: Schedule | TimingFields) -> Timing:
-        """Read the timing of a schedule; ValueError for an unknown zone."""
+        """Read a schedule's timing; ValueError for an unknown zone."""
         return cls(
             timetable_of(fields.pattern),
             load_zone(fields.timezone),
@@ -70,11 +72,11 @@ class Timing:
 
     @classmethod
     def read(cls, text: str) -> Timing:
-        """Parse a stored timing; ValueError when this release cannot."""
+        """Parse a stored timing; ValueError if this release cannot."""
         return cls.of(TimingFields.model_validate_json(text))
 
     def first_after(self, start: datetime) -> datetime | None:
-        """Return the first slot of a schedule that begins at this time."""
+        """Return the first slot of a schedule that starts at this time."""
         if not isinstance(self.timetable, timedelta):
             return self.after(start)
         if self.start_at is None:
@@ -94,7 +96,7 @@ class Timing:
         return self._bounded(found)
 
     def since(self, due: datetime, cutoff: datetime) -> datetime | None:
-        """Return the first slot at or after the cutoff; ``due`` is a slot."""
+        """Return the first slot at or after the cutoff, starting from the slot ``due``."""
         if due >= cutoff:
             return due
         if isinstance(self.timetable, timedelta):
@@ -103,7 +105,9 @@ class Timing:
         return self.after(cutoff - _MICROSECOND)
 
     def latest(self, due: datetime, until: datetime) -> datetime:
-        """Return the last slot up to ``until``; ``due`` is a slot up to ``until``."""
+        """Return the last slot up to ``until``, starting from the slot ``due``, which is not later than
+        ``until``.
+        """
         until = min(until, self.end_at or until)
         if isinstance(self.timetable, timedelta):
             return due + ((until - due) // self.timetable) * self.timetable
@@ -113,7 +117,7 @@ class Timing:
         return found
 
     def _some_late_slot(self, due: datetime, until: datetime) -> datetime:
-        """Find a slot near the end in windows that double, instead of stepping through all slots."""
+        """Find a slot near the end with windows that double, instead of stepping through all slots."""
         window = _FIRST_WINDOW
         while until - window > due:
             found = self.after(until - window)

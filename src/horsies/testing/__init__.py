@@ -31,7 +31,7 @@ __all__ = [
     "WorkerProcess",
 ]
 
-# Every run of pytest imports this package for its plugin: a name loads its module on first use.
+# pytest always imports this package to load its plugin, so each name loads its module on first use.
 _MODULES = {
     "database": ("HorsiesDatabase",),
     "execution": ("Attempt", "Attempts"),

@@ -1,7 +1,8 @@
-"""A broker without a database: it receives checked send requests and stores them in memory.
+"""A broker without a database: it takes checked send requests and keeps them in memory.
 
-Every operation of an application is a script of statements. This broker answers the statements that store
-tasks and runs, and those that look for an equal request; any other one needs a database.
+Every operation of an application is a script of statements. This broker answers the statements that
+store tasks and runs, and those that look for an identical earlier request; all others need a
+database.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class NoDatabaseError(Exception):
 
 
 class Receiver(Protocol):
-    """Receives the requests that an application stores, all requests of one operation together."""
+    """Receives the requests that an application stores, one call per operation."""
 
     @property
     def name(self) -> str:
@@ -54,7 +55,9 @@ class Receiver(Protocol):
     async def take_async(self, stored: Stored) -> None: ...
 
     def end_of(self, task_id: str) -> Any:
-        """Return the row that a waiter would read; raise NoDatabaseError if it would never come."""
+        """Return the row that a waiter would read; raise NoDatabaseError if that row would never
+        exist.
+        """
 
 
 class Stored:
@@ -96,9 +99,9 @@ class Stored:
 
 
 class InMemoryBroker:
-    """Stands in for a ``PostgresBroker``; the receiver decides about the stored requests.
+    """Stands in for a ``PostgresBroker``; the receiver decides what happens to stored requests.
 
-    The options of its methods concern connections and transactions, and have no effect here.
+    Method options that concern connections and transactions have no effect here.
     """
 
     # Every send runs its script.
@@ -159,7 +162,7 @@ class InMemoryBroker:
     def _run(
         self, code: BrokerErrorCode, script: Script[T], transaction: object
     ) -> tuple[BrokerResult[T], Stored]:
-        """Run a script; one that fails has stored nothing, as in a transaction."""
+        """Run a script; as in a transaction, a script that fails stores nothing."""
         stored = Stored(self, transaction)
         try:
             answer = drive(stored.answer, script)
@@ -201,7 +204,7 @@ class InMemoryBroker:
 
 
 class _Waiters:
-    """Answers the waiters of results at once."""
+    """Answers callers that wait for results, without delay."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -223,9 +226,10 @@ class _Waiters:
 
 @contextmanager
 def in_place_of_broker(app: Horsies, broker: InMemoryBroker) -> Iterator[None]:
-    """Give the application this broker for the duration of the block; its own one stays as it is.
+    """Give the application this broker for the duration of the block; its own broker is left
+    untouched.
 
-    Blocks of one application may overlap and end in any order, as those of fixtures do.
+    Blocks for the same application may overlap and end in any order, as fixtures do.
     """
     stand_in: Any = broker
     broker.replaced, app._broker = app._broker, stand_in
@@ -239,7 +243,7 @@ def in_place_of_broker(app: Horsies, broker: InMemoryBroker) -> Iterator[None]:
 
 
 def _replace_beneath(newest: object, broker: InMemoryBroker) -> None:
-    """Make the block that was opened after this one restore the previous broker."""
+    """Make the block opened after this one restore the previous broker."""
     while isinstance(newest, InMemoryBroker):
         if newest.replaced is broker:
             newest.replaced = broker.replaced
@@ -247,12 +251,12 @@ def _replace_beneath(newest: object, broker: InMemoryBroker) -> None:
 
 
 def key_of(row: InsertTask) -> str | None:
-    """The idempotency key of a request, however long it is unique."""
+    """The idempotency key of a request, regardless of how long it stays unique."""
     return row.idempotency_key or row.unique_key
 
 
 def _debounced(params: DebounceTask) -> InsertTask:
-    """The row of a debounced send: without a clock, none of them replaces another."""
+    """The row of a debounced send: there is no clock here, so no send replaces another."""
     values = params._asdict() | {
         "enqueue_at": None,
         "idempotency_key": None,
@@ -262,7 +266,7 @@ def _debounced(params: DebounceTask) -> InsertTask:
 
 
 def _rows(params: InsertTasks) -> list[InsertTask]:
-    """The rows of a chunk of ``send_many``."""
+    """The rows of a ``send_many`` chunk."""
     columns = (params.ids, params.args, params.kwargs, params.enqueue_shas)
     return [
         InsertTask(

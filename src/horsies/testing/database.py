@@ -1,4 +1,6 @@
-"""Throw-away databases for tests: created for a test run, emptied between tests, dropped at its end."""
+"""Throw-away databases for tests: created for a test run, emptied between tests, dropped when it
+ends.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ WHERE relkind IN ('r', 'p') AND relnamespace = to_regnamespace(%s) AND relname L
 
 @dataclass(frozen=True)
 class HorsiesDatabase:
-    """The database of a test: ``app`` uses it, and ``url`` is its address for other libraries."""
+    """A test's database: ``app`` uses it, and ``url`` is its address for other libraries."""
 
     app: Horsies
     url: str = field(repr=False)  # pytest prints the fixtures of a failed test
@@ -46,9 +48,9 @@ class HorsiesDatabase:
 
 
 def server_url(run_id: str) -> str:
-    """Return the address of the server for tests: HORSIES_TEST_DATABASE_URL, or an embedded server.
+    """Return the address of the test server: HORSIES_TEST_DATABASE_URL, or an embedded server.
 
-    The processes of a test run with the same ``run_id`` share the embedded server; the last one deletes it.
+    Processes with the same ``run_id`` share the embedded server; the last one deletes it.
     """
     if named := os.environ.get(SERVER_VARIABLE):
         return libpq_url(named)
@@ -59,8 +61,8 @@ def server_url(run_id: str) -> str:
         error.help_text = f"{error.help_text}, or name a server for tests in {SERVER_VARIABLE}"
         raise
     with psycopg.connect(url, autocommit=True) as connection:
-        # The server is thrown away, and many tests create and drop a database: on a disk shared
-        # with other processes, the checkpoint of each took seconds.
+        # The server is thrown away, and many tests create and drop a database. On a disk shared
+        # with other processes, each checkpoint took seconds.
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")
     return url
@@ -68,9 +70,9 @@ def server_url(run_id: str) -> str:
 
 @contextmanager
 def created_database(server: str, template: str | None = None) -> Iterator[str]:
-    """Create a database on this server and drop it after the block; yield its address.
+    """Create a database on this server, yield its address, and drop it after the block.
 
-    With a ``template``, a database on the same server, it is a copy of that one.
+    With a ``template``, the name of a database on the same server, the new one is a copy of it.
     """
     __tracebackhide__ = True
     name = f"horsies_test_{uuid.uuid4().hex}"
@@ -85,7 +87,8 @@ def created_database(server: str, template: str | None = None) -> Iterator[str]:
             f"The user of {SERVER_VARIABLE} may not create databases; give it the attribute CREATEDB."
         ) from None
     except psycopg.OperationalError as error:
-        # Not from it: pytest prints the arguments of psycopg's functions, the password among them.
+        # No "from error": pytest would print the arguments of psycopg's functions, including the
+        # password.
         raise RuntimeError(
             f"The server of {SERVER_VARIABLE} cannot be used: {describe(error)}"
         ) from None
@@ -96,7 +99,7 @@ def created_database(server: str, template: str | None = None) -> Iterator[str]:
 
 
 def database_on(server: str, name: str) -> str:
-    """Return the address of another database of the same server."""
+    """Return the address of another database on the same server."""
     return urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
 
 
@@ -108,7 +111,9 @@ def drop_database(server: str, name: str) -> None:
 
 
 def empty_tables(connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHEMA) -> None:
-    """Truncate the tables with rows: all of them take 60 ms, most tests fill one or two."""
+    """Truncate only the tables that have rows: truncating all takes 60 ms, and most tests fill one
+    or two.
+    """
     found = connection.execute(_FIND_TABLES, (schema, MIGRATIONS_TABLE))
     tables = [sql.Identifier(schema, name) for (name,) in found]
     if not tables:
@@ -121,7 +126,7 @@ def empty_tables(connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHE
 
 
 def point_at(app: Horsies, url: str) -> None:
-    """Make the application use this database directly, whatever its configuration names."""
+    """Make the application use this database directly, regardless of its configuration."""
     changes = {
         "database_url": url,
         "session_database_url": None,
@@ -129,14 +134,16 @@ def point_at(app: Horsies, url: str) -> None:
     }
     broker = app.config.broker.model_copy(update=changes)
     app.close()
-    # The configuration is frozen, and the tasks of the application share it.
+    # The configuration is frozen, and the application's tasks share it.
     object.__setattr__(app.config, "broker", broker)
     app._broker = None
 
 
 @contextmanager
 def prepared_database(app: Horsies, url: str) -> Iterator[HorsiesDatabase]:
-    """Make the tables of the application in this database and let the application use it meanwhile."""
+    """Create the application's tables in this database and make the application use it during the
+    block.
+    """
     before = app.config.broker
     point_at(app, url)
     broker = build_broker(app.config.broker, "producer", migrates=True)

@@ -1,7 +1,7 @@
-"""Running the code of tasks in the test's own process, through the path of a worker's child.
+"""Run task code in the test's own process, along the same path as a worker's child.
 
-Arguments and results pass through the codec, hooks and headers apply, ``current_task()`` works. One task
-runs at a time: the process has one running task, as a child has.
+Arguments and results pass through the codec, hooks and headers apply, and ``current_task()`` works.
+One task runs at a time, because a process has only one running task, as in a child.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Attempt:
 
 @dataclass
 class Attempts:
-    """The attempts that a test ran, in their order."""
+    """The attempts that a test ran, in order."""
 
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -78,22 +78,25 @@ class Attempts:
 
     @property
     def retried(self) -> int:
-        """How many attempts failed and were followed, or will be, by another one."""
+        """How many attempts failed and were, or will be, followed by another one."""
         return self._count("retried")
 
     def _count(self, outcome: AttemptOutcome) -> int:
         return sum(one.outcome == outcome for one in self.attempts)
 
 
-# The outcome of an attempt, and the exception that left the function.
+# The outcome of an attempt, and the exception that the function raised.
 Ended = tuple[Outcome, BaseException | None]
 
-# The running task of the process, innermost last; a task that sends inline runs another one inside itself.
+# The tasks running in this process, innermost last: a task that sends inline runs another one
+# inside itself.
 _running: list[CurrentTask | None] = [None]
 
 
 class Execution:
-    """Executes attempts of an application's tasks; its event loop lives as long as the ``with`` block."""
+    """Executes attempts of an application's tasks; its event loop lives as long as the ``with``
+    block.
+    """
 
     def __init__(self, app: Horsies, worker_id: str = "") -> None:
         self._app = app
@@ -102,7 +105,7 @@ class Execution:
         self._raised: dict[str, BaseException] = {}
 
     def __enter__(self) -> Self:
-        # The last hook is the innermost one: it sees the exception before other hooks may replace it.
+        # The last hook is the innermost: it sees the exception before other hooks can replace it.
         self._app.hooks.around.append(self._note_exception)
         return self
 
@@ -117,16 +120,17 @@ class Execution:
         self._runner.close()
 
     def run(self, task: ClaimedTask, node: NodePart | None = None) -> Ended:
-        """Execute one attempt; return its outcome, and the exception that left the function."""
+        """Execute one attempt; return its outcome, and the exception that the function raised."""
         return self._ended(task, self._execute(assignment_of(task, node)))
 
     async def run_async(self, task: ClaimedTask, node: NodePart | None = None) -> Ended:
-        """Like ``run``, but the coroutine of an ``async def`` task runs on the event loop of the caller."""
+        """Like ``run``, but an ``async def`` task runs on the caller's event loop."""
         if not self._is_async(task.task_name):
             return self.run(task, node)
         assignment = assignment_of(task, node)
         with _running_globally(None):
-            # A separate task has its own context, for the running task and its headers.
+            # A separate asyncio task has its own context, which holds the running task and its
+            # headers.
             report = await asyncio.create_task(self._attempt(assignment))
         return self._ended(task, report)
 
@@ -162,14 +166,14 @@ class Execution:
         raised = self._raised.pop(task.id, None)
         if raised is not None and not isinstance(raised, Exception | SystemExit):
             raise raised  # Ctrl-C, a cancelled test, or an outcome of pytest such as pytest.fail()
-        # Without jitter: a test waits exactly as long as the policy says.
+        # No jitter: a test waits exactly as long as the policy specifies.
         outcome = outcome_of_report(task, report, random=lambda: 0.0)
         return with_transaction(outcome, report), raised
 
 
 @contextmanager
 def _running_globally(task: CurrentTask | None) -> Iterator[None]:
-    """Make this the task of the process, which its threads find; None leaves it to the context."""
+    """Make this the process-wide task, which threads see; None leaves the choice to the context."""
     _running.append(task)
     set_running_task(task)
     try:

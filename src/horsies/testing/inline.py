@@ -1,4 +1,4 @@
-"""run_inline: every send runs its task at once in this process, without a database."""
+"""run_inline: every send runs its task immediately in this process, without a database."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from horsies.testing.execution import Attempt, Attempts, Ended, Execution
 # A policy without a limit would retry forever.
 ATTEMPTS_MAX = 100
 
-# The attempts of one task: each is run by the caller, which sends back how it ended.
+# The attempts of one task: the caller runs each attempt and sends back how it ended.
 Running = Generator[ClaimedTask, Ended, None]
 
 
 @contextmanager
 def run_inline(app: Horsies, *, reraise: bool = False) -> Iterator[Attempts]:
-    """Run every sent task at once in this process; its handle has the result when ``send`` returns.
+    """Run every sent task immediately in this process; its handle has the result when ``send``
+    returns.
 
     Arguments and results pass through the codec. A failed attempt is repeated according to its
-    retry policy, without waits; delays are skipped as well. Tasks may send others. With ``reraise``
-    the exception of a task whose last attempt failed leaves the ``send``, with its traceback. Time limits
-    do not apply, and workflows are refused: they need a database, see ``run_pending``.
+    retry policy; retry waits and delays are skipped. Tasks may send other tasks. With ``reraise``,
+    ``send`` raises the exception of a task whose last attempt failed, with its traceback. Time
+    limits do not apply. Workflows are refused because they need a database; see ``run_pending``.
 
     Example:
         with run_inline(app):
@@ -106,7 +107,7 @@ def _next(running: Running, ended: Ended) -> ClaimedTask | None:
 
 
 def _claimed(row: InsertTask) -> ClaimedTask:
-    """The task as a worker would get it right after the send."""
+    """The task as a worker would claim it right after the send."""
     times = (row.sent_at, datetime.now(UTC), row.good_until)
     details = "\n".join("" if time is None else time.isoformat() for time in times)
     return ClaimedTask(

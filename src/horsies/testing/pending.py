@@ -1,8 +1,8 @@
-"""run_pending: run everything that is due in the database, in this process; and the clock of tests.
+"""run_pending: run everything that is due in the database, in this process; and the test clock.
 
-Tasks are claimed and recorded by the statements of a worker, one at a time. The database's clock
-decides what is due. When the test's clock advances, the stored times of waiting tasks move back;
-schedules are evaluated at the advanced time, because their slots depend on the calendar.
+Tasks are claimed and recorded by a worker's own statements, one at a time. The database's clock
+decides what is due. When the test clock advances, the stored times of waiting tasks move back
+instead; schedules are evaluated at the advanced time, because their slots depend on the calendar.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.protocol import NodePart
 from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
 
-_LONGEST = timedelta(days=36_525)  # the longest delay of a task
+_LONGEST = timedelta(days=36_525)  # the longest delay a task can have
 
 
 @dataclass
 class PendingRun(Attempts):
-    """The work of one ``run_pending``: its attempts, the expired tasks, and the slots of schedules."""
+    """What one ``run_pending`` did: its attempts, the expired tasks, and the slots of schedules."""
 
     expired: int = 0
     slots: int = 0
 
 
 class Clock:
-    """The time of a test database, ahead of the real time by ``offset``."""
+    """The time of a test database, ahead of real time by ``offset``."""
 
     def __init__(self, app: Horsies) -> None:
         self._app = app
@@ -58,7 +58,7 @@ class Clock:
         return f"Clock(offset={self.offset})"
 
     def now(self) -> datetime:
-        """Return the time of the test."""
+        """Return the current test time."""
         return datetime.now(UTC) + self.offset
 
     def advance(self, by: timedelta) -> None:
@@ -91,7 +91,7 @@ def clock_of(app: Horsies) -> Clock:
 
 
 def forget_clock(app: Horsies) -> None:
-    """Let the application's next clock start at the real time."""
+    """Make the application's next clock start at the real time."""
     _clocks.pop(app, None)
 
 
@@ -99,11 +99,11 @@ def run_pending(app: Horsies, *, reraise: bool = False, limit: int = 1_000) -> P
     """Run everything that is due in the application's database, in this process, until nothing is
     left.
 
-    Workflows advance, schedules fire, retries and delayed tasks run once ``clock_of(app).advance``
-    has made them due. With ``reraise`` the exception of a task whose last attempt failed is raised here,
-    with its traceback. More attempts than ``limit`` raise RuntimeError: tasks that send each other
-    never end. A task that waits for the result of another task waits forever: nothing else runs
-    meanwhile.
+    Workflows advance, schedules fire, and retries and delayed tasks run once
+    ``clock_of(app).advance`` has made them due. With ``reraise``, the exception of a task whose
+    last attempt failed is raised here, with its traceback. More attempts than ``limit`` raise
+    RuntimeError, because tasks that send each other never finish. A task that waits for another
+    task's result waits forever, because only one task runs at a time.
 
     Example:
         confirm.enqueue(7)
@@ -121,7 +121,7 @@ def run_pending(app: Horsies, *, reraise: bool = False, limit: int = 1_000) -> P
 async def run_pending_async(
     app: Horsies, *, reraise: bool = False, limit: int = 1_000
 ) -> PendingRun:
-    """Like ``run_pending``, but ``async def`` tasks run on the event loop of the test."""
+    """Like ``run_pending``, but ``async def`` tasks run on the test's event loop."""
     with _connected(app) as pipeline, Execution(app, _claimer(app.config).worker_id) as execution:
         pending = _Pending(app, pipeline, reraise, limit)
         running = pending.run()
@@ -131,7 +131,7 @@ async def run_pending_async(
         return pending.done
 
 
-# The attempts to run: the caller runs each, and sends back how it ended.
+# The attempts to run: the caller runs each attempt and sends back how it ended.
 Running = Generator[tuple[ClaimedTask, NodePart | None], Ended, None]
 
 
@@ -143,7 +143,7 @@ def _next(running: Running, ended: Ended) -> tuple[ClaimedTask, NodePart | None]
 
 
 class _Pending:
-    """A worker with one slot and a scheduler, reduced to what tests need."""
+    """A worker with one slot, and a scheduler, reduced to what tests need."""
 
     def __init__(self, app: Horsies, pipeline: Pipeline, reraise: bool, limit: int) -> None:
         self._app = app
@@ -180,7 +180,7 @@ class _Pending:
         return fired
 
     def _leaves(self, task: ClaimedTask) -> bool:
-        """Return a task that the application does not have to its queue, as a worker does."""
+        """Return a task that the application does not define to its queue, as a worker does."""
         if self._app.get_task(task.task_name) or task.task_name in BUILTIN_TASKS:
             return False
         self._unknown.append(task.task_name)
@@ -188,7 +188,9 @@ class _Pending:
         return True
 
     def _node(self, task: ClaimedTask) -> tuple[NodePart | None, Outcome | None]:
-        """The part of a task in its workflow; or the failure of one that cannot have its inputs."""
+        """Return a task's place in its workflow, or the failure of a task whose inputs cannot be
+        read.
+        """
         if task.workflow_id is None or not self._inputs.has_part(task):
             return None, None
         parts, refused = self._inputs.read(self._pipeline, [task])
@@ -212,7 +214,7 @@ class _Pending:
 
 
 class _Schedules:
-    """Fires the slots of the configured schedules that are due at the test's time."""
+    """Fires the slots of configured schedules that are due at the test time."""
 
     def __init__(self, pipeline: Pipeline, registry: Registry, offset: timedelta) -> None:
         self._pipeline = pipeline
@@ -229,7 +231,7 @@ class _Schedules:
         return cls(pipeline, registry, clock_of(app).offset)
 
     def fire(self) -> int:
-        """Send the tasks and start the runs of due slots; return their number."""
+        """Send the tasks and start the runs of due slots; return how many slots fired."""
         decided = decide_all(self._registry, self._due())
         if not decided:
             return 0

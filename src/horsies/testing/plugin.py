@@ -28,13 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker of the fixture ``horsies_worker``."""
+    """Declare the marker that the fixture ``horsies_worker`` reads."""
     config.addinivalue_line("markers", _MARKER)
 
 
 @pytest.fixture(scope="session")
 def horsies_app(request: pytest.FixtureRequest) -> Horsies:
-    """The application that the option ``horsies_app`` names; override the fixture for another one."""
+    """The application named by the option ``horsies_app``; override the fixture to use another one."""
     from horsies.locate import load_app
 
     return load_app(_locator(request.config))
@@ -44,7 +44,7 @@ def horsies_app(request: pytest.FixtureRequest) -> Horsies:
 def horsies_session_database(
     horsies_app: Horsies, request: pytest.FixtureRequest
 ) -> Iterator[HorsiesDatabase]:
-    """The throw-away database of this test process; its tables are made once."""
+    """The throw-away database of this test process; its tables are created once."""
     from horsies.testing.database import created_database, prepared_database, server_url
 
     run_id = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
@@ -65,7 +65,7 @@ def horsies_database(horsies_session_database: HorsiesDatabase) -> Iterator[Hors
 
 @pytest.fixture
 def horsies_clock(horsies_database: HorsiesDatabase) -> Clock:
-    """The clock of the test's database: ``advance`` makes delayed tasks, retries and schedules due."""
+    """The test database's clock: ``advance`` makes delayed tasks, retries and schedules due."""
     from horsies.testing.pending import clock_of
 
     return clock_of(horsies_database.app)
@@ -75,7 +75,9 @@ def horsies_clock(horsies_database: HorsiesDatabase) -> Clock:
 def horsies_worker(
     horsies_database: HorsiesDatabase, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[WorkerProcess]:
-    """A worker of the application in its own processes, with one child unless the marker says more."""
+    """A worker for the application in separate processes, with one child unless the marker asks for
+    more.
+    """
     from horsies.testing.worker import running_worker
 
     marker = request.node.get_closest_marker("horsies_worker")
@@ -89,10 +91,10 @@ def horsies_worker(
         yield worker
 
 
-# The older form of a wrapper: pytest 7 has no other.
+# The old style of hook wrapper: pytest 7 supports no other.
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
-    """Add the log of its worker to the report of a failed test."""
+    """Add the worker's log to the report of a failed test."""
     made = yield
     report: pytest.TestReport = made.get_result()
     if report.failed:

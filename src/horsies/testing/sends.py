@@ -1,4 +1,4 @@
-"""capture_sends: record the sends of an application, without a worker and without a database."""
+"""capture_sends: record an application's sends, without a worker or a database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from horsies.testing.broker import (
 class CapturedSend:
     """A send as a worker would receive it: the arguments have been encoded and decoded.
 
-    The options have the names of ``with_options``; ``delay`` is also that of ``schedule``.
+    The options are named as in ``with_options``; ``delay`` also holds the delay of ``schedule``.
     """
 
     task: str
@@ -47,7 +47,7 @@ class CapturedSend:
     unique: Uniqueness = "forever"
     transaction: object = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """All arguments by the names of their parameters, whether they were passed by position or by name."""
+    """All arguments by parameter name, whether they were passed by position or by name."""
 
     def __repr__(self) -> str:
         values = [
@@ -57,7 +57,7 @@ class CapturedSend:
         return f"{self.task}({', '.join(values)}) [{self._options()}]"
 
     def _options(self) -> str:
-        """The queue and priority, and every option that was given."""
+        """The queue and priority, and every option that was set."""
         given = {one.name: getattr(self, one.name) for one in fields(self)[4:-1]}
         always = ("queue_name", "priority")
         shown = {
@@ -81,7 +81,7 @@ class CapturedStart:
 
 
 class CapturedSends(Sequence[CapturedSend]):
-    """The captured sends in their order, and in ``workflows`` the captured starts of workflows."""
+    """The captured sends in order, and in ``workflows`` the captured workflow starts."""
 
     name = "capture_sends"
 
@@ -110,7 +110,7 @@ class CapturedSends(Sequence[CapturedSend]):
         return [one for one in self._sends if one.task == task_name]
 
     def clear(self) -> None:
-        """Forget what was captured so far."""
+        """Forget everything captured so far."""
         self._sends.clear()
         self.workflows.clear()
 
@@ -133,10 +133,10 @@ class CapturedSends(Sequence[CapturedSend]):
 
 @contextmanager
 def capture_sends(app: Horsies) -> Iterator[CapturedSends]:
-    """Record every send and every start of a workflow instead of storing it; no database is needed.
+    """Record every send and every workflow start instead of storing it; no database is needed.
 
-    Sends are checked and encoded as usual and return handles. A handle's ``get`` returns at once, with the
-    error BROKER_ERROR whose message names capture_sends.
+    Sends are checked and encoded as usual and return handles. A handle's ``get`` returns
+    immediately with the error BROKER_ERROR, whose message names capture_sends.
 
     Example:
         with capture_sends(app) as sent:
@@ -180,7 +180,9 @@ def _uniqueness(row: InsertTask) -> Uniqueness:
 def _call_of(
     app: Horsies, row: InsertTask
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """The arguments as the function gets them; those of an unknown task stay plain JSON values."""
+    """The arguments as the function receives them; arguments of an unknown task stay plain JSON
+    values.
+    """
     task = app.get_task(row.task_name)
     if task is None:
         kwargs = json.loads(row.kwargs)

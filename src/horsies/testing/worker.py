@@ -1,4 +1,4 @@
-"""A worker in its own process, started by a test, awaited until it is ready, and stopped cleanly."""
+"""A worker in its own process: a test starts it, waits until it is ready, and stops it cleanly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from horsies.logs import DESCRIPTOR_VARIABLE, EventName
 # Read by ``worker_app``.
 APP_VARIABLE = "HORSIES_TESTING_APP"
 DATABASE_VARIABLE = "HORSIES_TESTING_DATABASE_URL"
-# Only ends a hopeless wait.
+# Only there to end a hopeless wait.
 WAIT_SECONDS = 30.0
 _LOOK_SECONDS = 0.02
 
@@ -42,7 +42,7 @@ class WorkerProcess:
         log_path: Path,
         cwd: Path | None = None,
     ) -> Self:
-        """Start a process that writes its events to a file beside its log."""
+        """Start a process that writes its events to a file next to its log."""
         events_path = log_path.with_suffix(".events")
         with log_path.open("wb") as log, events_path.open("ab") as events:
             process = subprocess.Popen(  # noqa: S603 - the command of the test
@@ -59,15 +59,15 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the worker, the parent of its children."""
+        """The worker's process id; it is the parent of its children."""
         return self.process.pid
 
     def log(self) -> str:
-        """Return everything that the worker and its children have written."""
+        """Return everything that the worker and its children have written so far."""
         return self.log_path.read_text(errors="replace")
 
     def events(self, name: EventName | None = None) -> list[dict[str, Any]]:
-        """Return the lifecycle events so far, or those of one name, in order."""
+        """Return the lifecycle events so far, in order, or only those with this name."""
         # The text after the last line feed is still being written.
         written, _, _ = self.events_path.read_text().rpartition("\n")
         events = [json.loads(line) for line in written.splitlines()]
@@ -76,7 +76,7 @@ class WorkerProcess:
     def wait_for(
         self, name: EventName, seconds: float = WAIT_SECONDS, *, times: int = 1
     ) -> dict[str, Any]:
-        """Wait until the event has happened this many times; return the last one."""
+        """Wait until the event has happened this many times; return the latest."""
         events = self._wait_until(
             lambda: found if len(found := self.events(name)) >= times else [],
             f"the event {name}",
@@ -87,7 +87,7 @@ class WorkerProcess:
     def wait_until_ready(
         self, name: EventName = "worker_ready", seconds: float = WAIT_SECONDS
     ) -> None:
-        """Wait until the worker claims tasks; raise with its log if it ends instead."""
+        """Wait until the worker claims tasks; if it exits instead, raise with its log."""
         self._wait_until(
             lambda: self.events(name) or self._has_ended(), f"the event {name}", seconds
         )
@@ -100,7 +100,7 @@ class WorkerProcess:
         return self.wait(seconds)
 
     def wait(self, seconds: float = WAIT_SECONDS) -> int:
-        """Wait for the end of the worker and return its exit code."""
+        """Wait for the worker to exit and return its exit code."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -124,7 +124,9 @@ class WorkerProcess:
 def running_worker(
     locator: str, database_url: str, directory: Path, options: Sequence[str] = ()
 ) -> Iterator[WorkerProcess]:
-    """Run a worker of this application on this database; ``options`` are those of `horsies worker`."""
+    """Run a worker for this application on this database; ``options`` are options of `horsies
+    worker`.
+    """
     command = [
         sys.executable,
         "-m",
@@ -135,7 +137,7 @@ def running_worker(
     ]
     environment = {
         **os.environ,
-        # The modules that the tests can import.
+        # Lets the worker import the same modules as the tests.
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
         APP_VARIABLE: locator,
         DATABASE_VARIABLE: database_url,

@@ -1,4 +1,4 @@
-"""The application of a worker that a test has started, on the database of that test."""
+"""The application that a test's worker loads, pointed at the test's database."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The next slot of a pattern after an instant: exact, pure, and the same on every machine.
 
-Intervals are elapsed time. All other patterns are wall-clock times of a zone. When clocks change,
-such a time may not exist or exist twice: a missing time is skipped or moved to the end of the gap,
+Intervals are elapsed time. All other patterns are wall-clock times in a zone. When clocks change,
+such a time may be missing or occur twice: a missing time is skipped or moved to the end of the gap,
 and a repeated one counts once unless the pattern fires in every hour.
 """
 
@@ -39,7 +39,8 @@ from horsies.timetable.terms import (
 
 GapRule: TypeAlias = Literal["skip", "shift"]
 
-# After 400 years the calendar, weekdays included, repeats: a slot that has not come by then never does.
+# The calendar, weekdays included, repeats after 400 years: a slot that has not come by then never
+# will.
 _MONTHS_AHEAD = 400 * 12
 _ONE_SECOND = timedelta(seconds=1)
 _ANY = (CronEvery(),)
@@ -50,10 +51,10 @@ def calculate_next_run(
 ) -> datetime:
     """Return the first slot strictly after ``from_time``, in UTC.
 
-    An interval counts from ``from_time``, which therefore is the previous slot. ``on_dst_gap`` applies
-    to a time that the clock skips: ``"skip"`` drops it, ``"shift"`` takes the first instant after the
-    gap; patterns that fire in every hour lose nothing and are not shifted. Raises ValueError for a
-    naive ``from_time``, an unknown zone, and a pattern that never fires again.
+    An interval counts from ``from_time``, so pass the previous slot. ``on_dst_gap`` decides about a
+    time that the clock skips: ``"skip"`` drops it, and ``"shift"`` takes the first instant after
+    the gap. Patterns that fire in every hour lose nothing and are not shifted. Raises ValueError
+    for a naive ``from_time``, an unknown zone, or a pattern that never fires again.
 
     Example:
         calculate_next_run(DailySchedule(time=time(2, 30)), now, "Europe/Berlin")
@@ -88,7 +89,7 @@ def next_run(
     start = wall_before
     if timetable.is_periodic:
         early, late = _instants(wall_before, zone)
-        # in the first pass of a repeated time: continue where the second pass begins
+        # In the first pass of a repeated time: continue where the second pass begins.
         if early == after:
             start -= late - early
     second_pass: datetime | None = None
@@ -108,8 +109,8 @@ def next_run(
 def _instants(wall: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
     """Return the first and second instant of a wall-clock time; they differ only at a clock change.
 
-    For a skipped time they are in reverse order: the first uses the offset after the gap, the
-    second the offset before it.
+    For a skipped time they are in reverse order: the first uses the offset after the gap, and the
+    second uses the offset before it.
     """
     early = wall.replace(tzinfo=zone, fold=0).astimezone(UTC)
     late = wall.replace(tzinfo=zone, fold=1).astimezone(UTC)
@@ -117,7 +118,7 @@ def _instants(wall: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
 
 
 def _end_of_gap(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
-    """Return the first instant after the clock change between these two."""
+    """Return the first instant after the clock change that lies between these two."""
     offset = before.astimezone(zone).utcoffset()
     while after - before > _ONE_SECOND:
         middle = (before + (after - before) // 2).replace(microsecond=0)
@@ -130,10 +131,10 @@ def _end_of_gap(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """A wall-clock pattern as plain numbers: these times on these days of these months.
+    """A wall-clock pattern as plain numbers: these times, on these days, in these months.
 
-    Days match by month day and weekday, or by one of them. ``is_periodic`` patterns fire in every
-    hour, in both passes of a repeated hour.
+    Days match by month day and weekday, or by one of the two. ``is_periodic`` patterns fire in
+    every hour, including both passes of a repeated hour.
     """
 
     hours: tuple[int, ...]
@@ -151,7 +152,7 @@ class Timetable:
         return len(self.hours) == 24
 
     def walls_from(self, start: datetime) -> Iterator[datetime]:
-        """Yield the wall-clock times from ``start`` on in ascending order."""
+        """Yield the wall-clock times from ``start`` onwards, in ascending order."""
         for day in self._dates_from(start.date()):
             earliest = start.time() if day == start.date() else time()
             for wall in self._times_from(earliest):
@@ -184,7 +185,7 @@ class Timetable:
 
 
 def timetable_of(pattern: SchedulePattern) -> Timetable | timedelta:
-    """Return a pattern as numbers, or the length of an interval."""
+    """Return a pattern as numbers, or an interval as its length."""
     match pattern:
         case IntervalSchedule():
             return pattern.total

@@ -1,7 +1,7 @@
-"""The patterns of schedules, from "every 30 seconds" to typed cron.
+"""Schedule patterns, from "every 30 seconds" to typed cron.
 
-A pattern that contradicts itself or can never fire is refused with HRS-205 when it is built, with
-all its mistakes in one report. `next_run.py` turns patterns into instants.
+A pattern that contradicts itself or can never fire is rejected with HRS-205 when it is built, and
+one report lists all its mistakes. `next_run.py` turns patterns into instants.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LONGEST_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def refuse(where: str, problems: Iterable[str]) -> None:
-    """Raise HRS-205 with all problems of one object; do nothing when there are none."""
+    """Raise HRS-205 with all problems of one object; do nothing if there are none."""
     code = ErrorCode.CONFIG_INVALID_SCHEDULE
     raise_problems(where, ((code, f"{where}: {problem}") for problem in problems))
 
@@ -120,7 +120,8 @@ class WeeklySchedule(_Pattern):
 
 
 class MonthlySchedule(_Pattern):
-    """Fires on one day of the month; months without that day are skipped, -1 is always the last.
+    """Fires on one day of the month; months without that day are skipped, and -1 is always the last
+    day.
 
     Example:
         MonthlySchedule(day=-1, time=time(23, 0))
@@ -230,7 +231,7 @@ class CronSchedule(_Pattern):
         if isinstance(self.day, ByWeekday | EitherDay | BothDays):
             problems += term_problems(self.day.day_of_week, WEEKDAYS)
         yield from problems
-        # A field with its own mistake would only be reported a second time as "never".
+        # Each faulty field has been reported already; "never" would only report it twice.
         if not problems and not self._can_happen():
             yield "none of its months has such a day, so it would never fire"
 

@@ -1,7 +1,7 @@
 """Cron terms: the values of a cron field, as typed terms or read from a classic expression.
 
-A term chooses values (all, listed, a range, every n-th); the field around it is the domain they are
-chosen from.
+A term picks values: all, listed ones, a range, or every n-th. The field's domain is the set it
+picks from.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CronEvery(FrozenModel):
 
 
 class CronStep(FrozenModel):
-    """Every n-th value, from the first of the field: `CronStep(step=15)` is minute 0, 15, 30, 45."""
+    """Every n-th value, starting at the field's first: `CronStep(step=15)` is minute 0, 15, 30, 45."""
 
     kind: Literal["step"] = "step"
     step: int = Field(ge=1)
@@ -149,7 +149,7 @@ MONTHS = Domain("month", 1, 12, tuple(Month))
 
 
 def values_of(terms: Sequence[AnyTerm], domain: Domain) -> tuple[int, ...]:
-    """Return the values of all terms in ascending order, as numbers of the domain."""
+    """Return the values of all terms in ascending order, as numbers in the domain."""
     return tuple(sorted({value for term in terms for value in _values(term, domain)}))
 
 
@@ -171,7 +171,7 @@ def _values(term: AnyTerm, domain: Domain) -> Sequence[int]:
 
 
 def term_problems(terms: Sequence[AnyTerm], domain: Domain) -> Iterator[str]:
-    """Yield the problems of the terms of one field, a sentence each."""
+    """Yield the problems of one field's terms, one sentence each."""
     if not terms:
         yield f"{domain.name} needs at least one term"
     for term in terms:
@@ -204,7 +204,7 @@ _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class ExpressionProblem(Exception):
-    """A text is not a valid cron expression; ``problems`` has a sentence for each mistake."""
+    """The text is not a valid cron expression; ``problems`` has a sentence for each mistake."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
@@ -213,7 +213,7 @@ class ExpressionProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ExpressionFields:
-    """The five fields of an expression as terms."""
+    """The five fields of a cron expression, as terms."""
 
     minute: list[NumericTerm]
     hour: list[NumericTerm]
@@ -223,7 +223,7 @@ class ExpressionFields:
 
 
 def read_expression(expression: str) -> ExpressionFields:
-    """Return the fields of a classic expression; ExpressionProblem names all mistakes."""
+    """Return the fields of a classic expression; ExpressionProblem lists all mistakes."""
     texts = expression.split()
     if len(texts) != len(_FIELDS):
         raise ExpressionProblem(
@@ -234,8 +234,8 @@ def read_expression(expression: str) -> ExpressionFields:
     if problems:
         raise ExpressionProblem(problems)
     minute, hour, day_of_month, month, day_of_week = parts
-    # Months keep the order of the expression: it is part of the hash stored with a schedule, and a
-    # schedule whose hash changes gets a new timetable.
+    # Months keep the order of the expression. The order is part of the hash stored with a schedule,
+    # and a schedule whose hash changes gets a new timetable.
     return ExpressionFields(
         _numeric_terms(minute),
         _numeric_terms(hour),
@@ -247,7 +247,7 @@ def read_expression(expression: str) -> ExpressionFields:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The text between two commas, and the values that cronsim reads in it."""
+    """The text between two commas, and the values that cronsim reads from it."""
 
     text: str
     values: tuple[int, ...]
@@ -300,7 +300,8 @@ def _month_term(term: NumericTerm) -> MonthTerm:
 
 
 def _weekday_terms(parts: Sequence[_Part]) -> list[WeekdayTerm]:
-    # Cron counts from Sunday, 0 or 7, and Weekday from Monday: a range or step may become a list.
+    # Cron counts from Sunday (0 or 7) and Weekday from Monday, so a range or step may become a
+    # list.
     if any(part.text == "*" for part in parts):
         return [CronEvery()]
     days = tuple(Weekday)

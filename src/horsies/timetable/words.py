@@ -1,7 +1,7 @@
 """Patterns in words: "every 15 minutes from 08:00 to 18:45, Monday to Friday".
 
-Pure. The words come from the values of a pattern, not from the way it was written: two patterns with
-the same slots read the same.
+Pure. The words come from a pattern's values, not from how it was written: two patterns with the
+same slots read the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from horsies.timetable.patterns import LAST_DAY, SchedulePattern
 from horsies.timetable.terms import MONTHS, WEEKDAYS, Domain
 
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
-# More times of day than this are described by their hours and minutes.
+# Beyond this many times of day, the hours and minutes are described instead.
 _TIMES_MAX = 6
 
 
@@ -58,7 +58,7 @@ def _times(timetable: Timetable) -> str:
 
 
 def _pace(minutes: Sequence[int]) -> str | None:
-    """Return "15 minutes" for minutes at equal distances around the clock."""
+    """Return "15 minutes" for minutes spaced evenly around the clock."""
     if len(minutes) == 60:
         return "minute"
     step = minutes[1] - minutes[0] if len(minutes) > 1 else 60

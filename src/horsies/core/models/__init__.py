@@ -1,1 +1,1 @@
-"""The package of `horsies.core.models.queues`; import everything else from `horsies`."""
+"""The package that contains `horsies.core.models.queues`; import everything else from `horsies`."""

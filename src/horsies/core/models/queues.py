@@ -1,4 +1,4 @@
-"""The queue settings, also importable from this documented path."""
+"""The queue settings, importable from this documented path as well."""
 
 from horsies.config.app import CustomQueueConfig, QueueMode
 
