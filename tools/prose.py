@@ -122,7 +122,7 @@ def sql_prose(path: Path) -> Iterator[Text]:
     name = str(path.relative_to(REPOSITORY))
     block: list[str] = []
     for number, line in enumerate([*path.read_text("utf-8").splitlines(), ""], 1):
-        comment = re.match(r"\s*-- ?(?!name:)(.*)", line)
+        comment = re.match(r"\s*--(?! ?name:) ?(.*)", line)
         if comment:
             block.append(comment[1])
         elif block:

@@ -1,11 +1,11 @@
-"""The caller's transaction: execute statements on a connection of another library.
+"""The caller's transaction: execute statements on another library's connection.
 
-A psycopg connection inside a framework's object is used directly. SQLAlchemy with another driver and
-asyncpg execute the statements themselves.
+A psycopg connection inside a framework's object is used directly. asyncpg, and SQLAlchemy with any
+other driver, execute the statements themselves.
 
-A send with ``transaction=`` inserts its row there, so it commits or rolls back with the caller's
-work. A savepoint guards the insert: if it fails, the caller gets an error value and a transaction
-that is still usable.
+A send with ``transaction=`` inserts its row there, so it commits or rolls back with the caller's work.
+A savepoint guards the insert: if it fails, the caller gets an error value and its transaction stays
+usable.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _MISSING_STATES = ("42P01", "42883", "3F000")
 
 
 class UnusableTransactionError(Exception):
-    """The object given as ``transaction=`` is not a connection this kind of send can use."""
+    """The object passed as ``transaction=`` is not a connection that this kind of send can use."""
 
 
 class DriverError(Exception):
-    """An error of the caller's driver: its primary message alone, without parameters or rows."""
+    """An error from the caller's driver: only its primary message, without parameters or rows."""
 
     def __init__(self, error: BaseException) -> None:
-        # SQLAlchemy wraps the driver's error and quotes the parameters; its adapter for asyncpg
-        # wraps it again.
+        # SQLAlchemy wraps the driver's error and quotes the parameters; its asyncpg adapter wraps it
+        # once again.
         inner = getattr(error, "orig", None) or error
         inner = inner.__cause__ or inner
         primary = getattr(getattr(inner, "diag", None), "message_primary", None)
@@ -57,7 +57,7 @@ class DriverError(Exception):
 
 
 def leads_elsewhere(error: BaseException) -> bool:
-    """Return whether the caller's connection does not reach the tables of the application."""
+    """Return whether the caller's connection does not reach the application's tables."""
     return getattr(error, "sqlstate", None) in _MISSING_STATES
 
 
@@ -104,8 +104,8 @@ async def borrowed_async(transaction: object, within: Installation) -> AsyncIter
 
 
 def _find(transaction: object) -> Any:
-    """Return the psycopg connection of a psycopg, SQLAlchemy or Django connection, or the SQLAlchemy
-    connection of another driver.
+    """Return the psycopg connection inside a psycopg, SQLAlchemy or Django connection, or the
+    SQLAlchemy connection if it uses another driver.
     """
     if (
         isinstance(transaction, AsyncConnection)
@@ -119,7 +119,7 @@ def _find(transaction: object) -> Any:
             f"or pass a {_synchronous_kind(transaction)}."
         )
     found: Any = None if isinstance(transaction, type) else transaction
-    if hasattr(found, "fencing_token"):  # the transaction of a task
+    if hasattr(found, "fencing_token"):  # a task's transaction
         return found.connection
     if hasattr(found, "ensure_connection"):  # Django
         found.ensure_connection()
@@ -148,7 +148,7 @@ def _synchronous_kind(transaction: object) -> str:
 
 async def _find_async(transaction: object) -> Any:
     found: Any = None if isinstance(transaction, type) else transaction
-    if getattr(found, "is_asynchronous", False) is True:  # the transaction of a task
+    if getattr(found, "is_asynchronous", False) is True:  # a task's transaction
         return await found.connection()
     if hasattr(found, "sync_session"):  # a SQLAlchemy AsyncSession
         _refuse_ended(found, found.sync_session)
@@ -166,9 +166,9 @@ async def _find_async(transaction: object) -> Any:
 
 
 def _refuse_ended(given: object, session: Any) -> None:
-    """Refuse a SQLAlchemy session that was closed: it would begin a transaction that is never
-    committed. A closed session looks like one after a commit, but differs from a new one, which has
-    not dispatched any event.
+    """Reject a SQLAlchemy session that was closed: it would begin a transaction that is never
+    committed. A closed session looks like one after a commit; unlike a new one, it has already
+    dispatched events.
     """
     if "dispatch" in vars(session) and not session.in_transaction():
         name = type(given).__name__
@@ -200,12 +200,12 @@ def _refuse_if(is_wrong: bool, problem: str) -> None:
 
 
 def _commits_alone(connection: Any) -> bool:
-    """Check whether a driver's connection commits every statement, outside of a transaction."""
+    """Return whether a driver's connection commits every statement, outside a transaction."""
     is_autocommit = getattr(connection, "autocommit", False) is True
     if not isinstance(connection, Connection | AsyncConnection):
         return is_autocommit
-    # Without autocommit psycopg opens the transaction at the first statement, so an idle connection
-    # is in one.
+    # Without autocommit, psycopg opens the transaction at the first statement, so an idle connection
+    # counts as being in one.
     return is_autocommit and connection.info.transaction_status == TransactionStatus.IDLE
 
 
@@ -224,7 +224,7 @@ def _is_asyncpg(found: object) -> bool:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Raise the errors of other drivers as DriverError."""
+    """Raise other drivers' errors as DriverError."""
     try:
         yield
     except Exception as error:
@@ -279,7 +279,7 @@ def _usable(found: Any, kind: type[AnyConnection], transaction: object) -> AnyCo
             f"not {type(transaction).__name__}; send_async takes the asynchronous ones."
         )
     _refuse_if(found.closed and not found.broken, _CLOSED)
-    # In a pipeline, results come later and one failure skips all later statements, including the end
+    # In a pipeline, results come later, and one failure skips all later statements, including the end
     # of a savepoint.
     _refuse_if(found.pgconn.pipeline_status != PipelineStatus.OFF, _PIPELINE)
     _refuse_if(found._tpc is not None, _TWO_PHASE)

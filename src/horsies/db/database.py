@@ -1,9 +1,9 @@
-"""Database: the connection pools and dedicated connections of one process.
+"""Database: one process's connection pools and dedicated connections.
 
-``Database`` owns every socket of the process. It opens nothing before the first use and shares
-nothing across a fork. A caller that finds no idle connection in a pool opens one and returns it for the
-next caller. Nothing runs in the background: no thread that a fork would lose, no task that keeps an
-event loop from ending, and no delay between the return of a server and the first send that reaches it.
+``Database`` owns all of the process's sockets. It opens nothing before the first use and shares nothing
+across a fork. A caller that finds no idle connection in a pool opens one and leaves it for the next
+caller. Nothing runs in the background, so there is no thread that a fork would lose, no task that keeps
+an event loop from ending, and no delay between a server's return and the first send that reaches it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ if TYPE_CHECKING:  # it would load pydantic
 
 logger = logging.getLogger("horsies.schema")
 
-# How long a connection above the number to keep may stay idle before it is closed.
+# How long a connection beyond the number to keep may stay idle before it is closed.
 SPARE_SECONDS = 60.0
 
 AnyConnection = TypeVar("AnyConnection", Connection[Any], AsyncConnection[Any])
 
-# The settings that statements and psycopg's parsers rely on; a database, a role or the environment
-# may have others. They are not sent in the startup packet, because PgBouncer refuses that even in
+# The settings that statements and psycopg's parsers rely on; a database, a role or the environment may
+# set other values. They are not sent in the startup packet, because PgBouncer rejects that even in
 # session mode.
 _SETTINGS = {
     "datestyle": "ISO",
@@ -78,7 +78,7 @@ TRANSACTION_SETTINGS = (
         f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in _SETTINGS.items()
     )
 ).encode()
-# The first release of PostgreSQL with a time limit for transactions.
+# The first PostgreSQL version with a time limit for transactions.
 _TRANSACTION_TIMEOUT_SINCE = 170_000
 
 
@@ -98,15 +98,15 @@ def time_limits(statement_ms: int, server_version: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """The schema that a connection works in, and whether a pooler in transaction mode is in between."""
+    """The schema that a connection works in, and whether it goes through a pooler in transaction mode."""
 
     schema: str = DEFAULT_SCHEMA
     is_pooled: bool = False
 
 
 class IsoTimestamptzLoader(TimestamptzLoader):
-    """Reads times in ISO style, which TRANSACTION_SETTINGS select, whatever style the session
-    reports: the server reports a changed style only at the end of the transaction.
+    """Reads times in ISO style, which TRANSACTION_SETTINGS select, regardless of the style that the
+    session reports: the server reports a changed style only at the end of the transaction.
     """
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
@@ -138,7 +138,7 @@ AnyOwnConnection = TypeVar("AnyOwnConnection", OwnConnection, AsyncOwnConnection
 
 
 def installation_of(connection: Connection[Any] | AsyncConnection[Any]) -> Installation:
-    """Return the installation of a connection; a foreign one has the default schema."""
+    """Return a connection's installation; a connection from elsewhere has the default schema."""
     found: Installation = getattr(connection, "installation", OwnConnection.installation)
     return found
 
@@ -149,7 +149,7 @@ class PoolTimeout(psycopg.OperationalError):
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """The connections to keep and the maximum, the longest wait for one, and its lifetime."""
+    """How many connections to keep, the maximum, the longest wait for one, and a connection's lifetime."""
 
     kept: int
     most: int
@@ -166,20 +166,20 @@ class PoolLimits:
 
 @dataclass(slots=True)
 class Lent(Generic[AnyOwnConnection]):
-    """A connection of a pool, lent or idle."""
+    """A pool's connection, lent or idle."""
 
     connection: AnyOwnConnection
     expires_at: float
     put_back_at: float = 0.0
 
     def expire(self) -> None:
-        """Never lend this connection again: it reaches a standby, and a new one may reach the primary."""
+        """Never lend this connection again: it leads to a standby, and a new one may reach the primary."""
         self.expires_at = 0.0
 
 
 class _Pool(Generic[AnyOwnConnection]):
-    """The part of a pool that never waits: its idle connections. The last one returned is lent
-    first, so the first in the list has been idle longest.
+    """The part of a pool that never waits: its idle connections. The last one returned is lent first,
+    so the first in the list has been idle the longest.
     """
 
     _release: Callable[[], None]
@@ -192,9 +192,7 @@ class _Pool(Generic[AnyOwnConnection]):
         self._closed = False
 
     def put(self, lent: Lent[AnyOwnConnection]) -> None:
-        """Take a connection back; keep it unless it is broken, and close the one that has been idle too
-        long.
-        """
+        """Take a connection back. Keep it unless it is broken, and close any that has been idle too long."""
         try:
             lent.put_back_at = time.monotonic()
             usable = lent.connection.pgconn.transaction_status == TransactionStatus.IDLE
@@ -211,7 +209,7 @@ class _Pool(Generic[AnyOwnConnection]):
 
     def close(self) -> None:
         """Close idle connections now and lent ones when they come back; needs no event loop. A forked
-        process leaves those of its parent open.
+        process leaves its parent's connections open.
         """
         with self._lock:
             self._closed = True
@@ -270,7 +268,7 @@ class Pool(_Pool[OwnConnection]):
             self.put(lent)
 
     def take(self) -> Lent[OwnConnection]:
-        """Lend a connection until ``put``; a send saves 3 µs without the with block."""
+        """Lend a connection until ``put``; without the with block a send is 3 µs faster."""
         try:
             self._slots.get(timeout=self._limits.wait_seconds)
         except Empty:
@@ -314,7 +312,7 @@ class AsyncPool(_Pool[AsyncOwnConnection]):
             except TimeoutError as error:
                 raise self._limits.exhausted() from error
         else:
-            await self._slots.acquire()  # returns at once; wrapping it in a timeout costs 10 µs
+            await self._slots.acquire()  # returns immediately; wrapping it in a timeout costs 10 µs
         try:
             return self._take_idle() or self._admit(await self._connect())
         except BaseException:
@@ -323,8 +321,8 @@ class AsyncPool(_Pool[AsyncOwnConnection]):
 
 
 def is_readable(pgconn: Any) -> bool:
-    """Check for input on an idle connection, which most likely means that the server has closed it.
-    This costs about 2 µs; the usual SELECT 1 costs 80 µs, a third of a whole send.
+    """Check an idle connection for input, which most likely means that the server has closed it. This
+    costs about 2 µs; the usual SELECT 1 costs 80 µs, a third of a whole send.
     """
     poller = select.poll()
     poller.register(pgconn.socket, select.POLLIN)
@@ -337,7 +335,7 @@ _inherited: list[object] = []
 
 
 def _warn_of_search_path(config: PostgresConfig) -> None:
-    """Warn when the environment sets a search_path, which does not apply to these tables."""
+    """Warn if the environment sets a search_path, which does not apply to these tables."""
     path = search_path_in_options(os.environ.get("PGOPTIONS", ""))
     if path is not None and "schema_name" not in config.model_fields_set:
         logger.warning(
@@ -349,7 +347,7 @@ def _warn_of_search_path(config: PostgresConfig) -> None:
 
 
 class Database:
-    """All connections of one process to one database."""
+    """All of one process's connections to one database."""
 
     def __init__(
         self, config: PostgresConfig, role: str = "producer", *, migrates: bool = True
@@ -375,7 +373,7 @@ class Database:
         self._forget()
 
     def urls(self) -> tuple[str, str]:
-        """Return the URL for ordinary work and the one for LISTEN and schema work."""
+        """Return the URL for ordinary work and the one for LISTEN and schema changes."""
         with self._lock:
             if self._urls is None:
                 _warn_of_search_path(self.config)
@@ -389,7 +387,7 @@ class Database:
         config = self.config
         options: dict[str, Any] = {
             "application_name": f"horsies:{role}",
-            # Overrides the database and PGCLIENTENCODING: ``Pipeline`` writes UTF-8.
+            # Overrides the database and PGCLIENTENCODING, because ``Pipeline`` writes UTF-8.
             "client_encoding": "UTF8",
             "connect_timeout": self.connect_seconds,
             "autocommit": True,
@@ -415,8 +413,8 @@ class Database:
     ) -> OwnConnection:
         """Open a dedicated autocommit connection; ``session`` bypasses a pooler.
 
-        ``options`` are those of the startup packet. ``statement_ms`` replaces the time limits of the
-        database and the role, where no pooler is in between.
+        ``options`` go into the startup packet. ``statement_ms`` replaces the time limits of the
+        database and the role, unless there is a pooler in between.
         """
         parameters = self.options(role) | ({} if options is None else {"options": options})
         connection = OwnConnection.connect(self.urls()[session], **parameters)
@@ -456,7 +454,7 @@ class Database:
         return self.pool().connection()
 
     def connection_async(self) -> AbstractAsyncContextManager[AsyncOwnConnection]:
-        """Lend a pooled connection of the running event loop."""
+        """Lend a connection from the running event loop's pool."""
         return self.pool_async().connection()
 
     def pool(self) -> Pool:
@@ -523,7 +521,7 @@ os.register_at_fork(after_in_child=_reset_all)
 
 
 def pool_sizes(config: PostgresConfig, role: str) -> tuple[int, int]:
-    """Return the number of connections a pool keeps and its maximum, by the process's role.
+    """Return how many connections a pool keeps and its maximum, based on the process's role.
 
     A child opens a pool only when its task code sends, and many children share a server.
     """

@@ -1,9 +1,9 @@
-"""Statements without psycopg's cursors: the path of a send.
+"""Statements without psycopg's cursors: the path taken by a send.
 
 The statement is prepared once per session, its parameters travel as text, and it is its own
 transaction. libpq and the kernel take about 60 µs of processor time per send; a cursor adds 100 µs,
-this module adds 20 µs. It works only without a pooler, because a pooler has no sessions to prepare
-a statement in.
+while this module adds 20 µs. It works only without a pooler, because a pooler has no sessions in which
+to prepare a statement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNKNOWN_STATEMENT = b"26000"
 def execute(
     connection: OwnConnection, statement: Statement[Any, Any], params: tuple[Any, ...]
 ) -> int:
-    """Execute the statement in its own transaction and return the number of its rows."""
+    """Execute the statement in its own transaction and return how many rows it returned."""
     pgconn, values = connection.pgconn, statement.texts(params)
     name, query = statement.prepared_name, statement.numbered(connection.installation.schema)
     if name not in connection.prepared:
@@ -70,10 +70,11 @@ async def execute_async(
 
 
 def stream(connection: OwnConnection, steps: Iterable[Step]) -> None:
-    """Execute statements in the open transaction; each is made while the server executes the previous one.
+    """Execute statements in the open transaction; each is built while the server executes the previous
+    one.
 
-    The rows they return are dropped. The statements are not prepared, because a prepared statement that the
-    session has forgotten would fail the transaction.
+    The rows they return are discarded. The statements are not prepared, because a prepared statement
+    that the session has forgotten would fail the transaction.
     """
     pgconn, schema, is_sent = connection.pgconn, connection.installation.schema, False
     try:
@@ -94,7 +95,7 @@ def stream(connection: OwnConnection, steps: Iterable[Step]) -> None:
 
 
 async def stream_async(connection: AsyncOwnConnection, steps: Iterable[Step]) -> None:
-    """Like ``stream``, but the event loop is blocked only while one statement is made."""
+    """Like ``stream``, but the event loop is blocked only while one statement is being built."""
     pgconn, schema, is_sent = connection.pgconn, connection.installation.schema, False
     try:
         for statement, params in steps:
@@ -114,7 +115,7 @@ async def stream_async(connection: AsyncOwnConnection, steps: Iterable[Step]) ->
 
 
 def _wait(connection: OwnConnection) -> PGresult:
-    """Wait for the end of the statement and return its result."""
+    """Wait until the statement ends and return its result."""
     pgconn = connection.pgconn
     results: list[PGresult] = []
     try:
@@ -130,7 +131,7 @@ def _wait(connection: OwnConnection) -> PGresult:
                 return _decisive(pgconn, results)
             results.append(found)
     except Error:
-        # The server returns rows before its commit, so only a failure is certain here.
+        # The server returns rows before it commits, so only a failure is certain here.
         if (failed := _failure(results)) is None:
             raise
         return failed
@@ -164,7 +165,7 @@ async def _wait_async(connection: AsyncOwnConnection) -> PGresult:
 
 
 def _flush(pgconn: PGconn) -> PQGen[None]:
-    """Write everything and read meanwhile: the server may answer before it has read all of it."""
+    """Write everything while reading: the server may answer before it has read all of it."""
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
             pgconn.consume_input()
@@ -200,7 +201,7 @@ def _decisive(pgconn: PGconn, results: Sequence[PGresult]) -> PGresult:
 
 
 def _failure(results: Sequence[PGresult]) -> PGresult | None:
-    """Return the first failure: of the statement, of its commit, or of the session."""
+    """Return the first failure: the statement's, its commit's, or the session's."""
     return next((one for one in results if one.status not in _DONE), None)
 
 

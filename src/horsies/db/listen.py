@@ -1,8 +1,8 @@
-"""LISTEN: one connection that receives notifications, reconnects by itself, and reports gaps.
+"""LISTEN: a connection that receives notifications, reconnects by itself, and reports gaps.
 
-A notification is a hint. Those sent while the connection is down are lost, so every reconnect is
-reported as a gap and the owner reads the tables again. The owner is one thread or one selector
-loop; nothing here is shared.
+A notification is only a hint. Notifications sent while the connection is down are lost, so every
+reconnect is reported as a gap, and the owner reads the tables again. The owner is one thread or one
+selector loop; nothing here is shared.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Received(NamedTuple):
 class Inbox:
     """Received notifications that the owner has not taken yet.
 
-    Those sent by the server process ``ignore_pid`` are dropped, except on the channels ``kept``;
-    ``delivered`` counts them as well.
+    Notifications sent by the server process ``ignore_pid`` are dropped, except on the channels in
+    ``kept``; ``delivered`` counts them as well.
     """
 
     ignore_pid: int | None = None
@@ -52,8 +52,8 @@ class Inbox:
         return len(self._queue)
 
     def subscribe(self, connection: Connection[Any], channels: Sequence[str]) -> None:
-        """LISTEN on these channels; notifications that arrive with a statement's answer are
-        received as well.
+        """LISTEN on these channels; notifications that arrive with a statement's answer are received as
+        well.
         """
         self._prefix = channel_prefix(installation_of(connection).schema)
         connection.add_notify_handler(lambda note: self._keep(note.pid, note.channel, note.payload))
@@ -62,7 +62,7 @@ class Inbox:
             connection.execute(sql.SQL("LISTEN {}").format(name))
 
     def collect(self, pgconn: PGconn) -> None:
-        """Take the notifications that libpq has already read off the socket."""
+        """Take the notifications that libpq has already read from the socket."""
         while note := pgconn.notifies():
             self._keep(note.be_pid, note.relname.decode(), note.extra.decode())
 
@@ -90,7 +90,7 @@ class Listener:
     """A LISTEN connection owned by one loop.
 
     ``connect`` opens a session connection; ``channels`` are subscribed to after every connect.
-    ``failure`` holds the last connection error while the listener is down.
+    ``failure`` holds the latest connection error while the listener is down.
     """
 
     connect: Callable[[], Connection[Any]]
@@ -120,14 +120,14 @@ class Listener:
         return self.connection.pgconn.socket
 
     def seconds_until_retry(self) -> float | None:
-        """Return the time until ``receive`` can reconnect, None while connected."""
+        """Return the time until ``receive`` can reconnect, or None while connected."""
         if self.connection is None:
             return max(0.0, self._retry_at - time.monotonic())
         return 0.0 if self.connection.closed else None  # a statement found the connection closed
 
     def has_notifications(self) -> bool:
-        """Check for notifications that came with the answer to a statement on this connection: the
-        socket will not become readable for them.
+        """Check for notifications that came with the answer to a statement on this connection, because
+        the socket will not become readable for them.
         """
         if self.connection is not None:
             self.inbox.collect(self.connection.pgconn)
@@ -136,7 +136,7 @@ class Listener:
     def receive(self, *, at_once: bool = False) -> Received:
         """Take the received notifications without waiting.
 
-        Reconnect when the retry time has come, or ``at_once``.
+        Reconnect if it is time to retry, or immediately if ``at_once`` is set.
         """
         if self.connection is None:
             return self._reconnect(at_once)
@@ -159,7 +159,7 @@ class Listener:
     def _lose(self, error: Exception) -> None:
         self.failure = error
         if self.connection is not None:
-            # The next call may reconnect at once, unless the connection was opened just now.
+            # The next call may reconnect immediately, unless the connection was opened just now.
             self.connection.close()
             self.connection = None
             return
@@ -167,7 +167,7 @@ class Listener:
         self._retry_seconds = min(self._retry_seconds * 2, LAST_RETRY_SECONDS)
 
     def close(self) -> None:
-        """Close the connection; only ``receive`` would open another."""
+        """Close the connection; only ``receive`` opens another one."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
@@ -186,8 +186,8 @@ def is_connection_alive(connection: Connection[Any], inbox: Inbox) -> bool:
 def free_notification_queue(connection: Connection[Any]) -> None:
     """Free the part of the server's notification queue that every listening session has read.
 
-    A full queue stays full after the session that blocked it has ended: the server truncates the
-    queue only after a commit with a notification, which a full queue refuses, and in this function.
+    A full queue stays full after the session that blocked it has ended: the server truncates the queue
+    only in this function and after a commit with a notification, which a full queue rejects.
     """
     connection.execute("SELECT pg_catalog.pg_notification_queue_usage()", prepare=False)
 
@@ -197,9 +197,9 @@ def receives_own_notification(
 ) -> bool:
     """Prove that LISTEN works: notify ourselves and wait for the notification.
 
-    A pooler in transaction mode accepts LISTEN and never delivers anything, so only a received
-    notification is proof. A second connection sends it: a connection that notifies itself receives
-    the notification in the answer to its own statement, even behind a pooler.
+    A pooler in transaction mode accepts LISTEN but never delivers anything, so only a received
+    notification is proof. A second connection sends it, because a connection that notifies itself
+    receives the notification with the answer to its own statement, even behind a pooler.
     """
     channel = f"horsies_echo_{new_id().replace('-', '')}"
     with connect() as connection, connect() as sender:

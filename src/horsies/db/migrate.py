@@ -1,19 +1,19 @@
 """Schema migrations: numbered SQL files and replaceable function files, under one advisory lock.
 
-The first use of a database by any process brings it up to date; twenty processes starting at once
-take turns on the lock and the later nineteen find nothing to do.
+The first process to use a database brings it up to date. If twenty processes start at once, they take
+turns holding the lock, and all but the first find nothing to do.
 
-Files in ``migrations`` create and change tables. Each is applied once, in order, forward only. Files
-in ``functions`` only replace functions and triggers; all of them are applied after a new migration. A
-migration may therefore drop a function that a release renames, or whose parameters it changes.
+Files in ``migrations`` create and change tables. Each is applied once, in order, forward only. Files in
+``functions`` only replace functions and triggers; all of them are applied after a new migration. A
+migration may therefore drop a function that a release renames or whose parameters it changes.
 
-The version of the schema is the number of the last migration. A release that changes a function file
-also brings a migration, if only one with a comment, so the version rises with every change. Where the
+The schema version is the number of the last migration. A release that changes a function file also adds
+a migration, even if it only contains a comment, so the version rises with every change. If the
 functions differ although the version is the same, only ``horsies migrate`` replaces them: two releases
-that each replaced the functions of the other would do so forever.
+that each replaced the other's functions would do so forever.
 
-An older release never changes a newer schema. It works on one that lists it as compatible: migrations
-only add, and functions that statements call keep their names and parameters.
+An older release never changes a newer schema. It works with a newer schema that lists it as compatible:
+migrations only add, and functions that statements call keep their names and parameters.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from horsies.db.schema import (
 
 logger = logging.getLogger("horsies.schema")
 
-# A constant, not a hash of the URL: two spellings of one database must exclude each other, and
-# advisory locks are per database anyway.
+# A constant, not a hash of the URL: two spellings of one database must exclude each other, and advisory
+# locks are per database anyway.
 MIGRATION_LOCK_KEY = 0x686F727369657301
-# The oldest schema version whose release works with the tables and functions of this one.
+# The oldest schema version whose release works with this release's tables and functions.
 OLDEST_COMPATIBLE = 1
-# A migration that waits for a table makes all later statements on that table wait behind it.
+# While a migration waits for a table, all later statements on that table wait behind it.
 LOCK_TIMEOUT_MS = 2_000
 RETRY_SECONDS = 0.5
 PATIENCE_SECONDS = 60.0
@@ -102,8 +102,8 @@ WHERE held.granted AND held.pid <> pg_backend_pid()
 ORDER BY activity.xact_start LIMIT 5
 """
 
-# A process that waited for the lock must see the changes its holder committed, even if the
-# database's default is a stricter level with one snapshot for the whole transaction.
+# A process that waited for the lock must see the changes its holder committed, even if the database
+# defaults to a stricter level with one snapshot for the whole transaction.
 _ISOLATION = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _PATH = f"SET LOCAL search_path = {SAFE_SEARCH_PATH}"
 _LOCK_TIMEOUT = f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
@@ -114,7 +114,7 @@ Kind: TypeAlias = Literal["migration", "function"]
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One SQL file of the schema; the version of a function file is its position in their order."""
+    """One SQL file of the schema; a function file's version is its position among the function files."""
 
     version: int
     name: str
@@ -123,7 +123,7 @@ class Migration:
 
     @property
     def title(self) -> str:
-        """The name of the file in messages."""
+        """The file's name in messages."""
         number = f"{self.version:04d} " if self.kind == "migration" else "functions "
         return number + self.name
 
@@ -140,15 +140,16 @@ class Migration:
 
     @property
     def sha(self) -> str:
-        """The digest that shows whether a function file, or the way it is qualified, has changed.
+        """The digest that shows whether a function file, or the way its names are qualified, has changed.
 
-        Every process compares the digests when it starts; qualifying the texts for that took 40 ms.
+        Every process compares the digests when it starts; qualifying the texts for this purpose took 40
+        ms.
         """
         return sha256(f"{QUALIFYING_RULES}{self.sql}".encode()).hexdigest()
 
 
 class UnusableSchemaError(Exception):
-    """The schema belongs to a release that excludes this one or to another program, or cannot be
+    """The schema belongs to another program or to a release that excludes this one, or it cannot be
     created.
     """
 
@@ -158,16 +159,16 @@ class SchemaBusyError(psycopg.OperationalError):
 
 
 class SchemaMissingError(UnusableSchemaError):
-    """The tables are missing or older than this release, and the process must not change them."""
+    """The tables are missing or older than this release, and this process must not change them."""
 
 
 def known_migrations() -> Sequence[Migration]:
-    """Return the files of this release in the order of their application, functions last."""
+    """Return this release's files in the order in which they are applied, functions last."""
     return (*_MIGRATIONS, *_FUNCTIONS)
 
 
 def schema_version() -> int:
-    """Return the schema version of this release."""
+    """Return this release's schema version."""
     return _MIGRATIONS[-1].version
 
 
@@ -184,10 +185,10 @@ _FUNCTIONS = _read_files("functions", "function")
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The applied files of a schema, and its compatibility with older releases."""
+    """A schema's applied files, and its compatibility with older releases."""
 
     digests: Mapping[tuple[str, int], str]
-    # The applied migrations by their versions.
+    # The applied migrations by version.
     names: Mapping[int, str]
     oldest_compatible: int | None = None
 
@@ -197,7 +198,7 @@ class _Record:
 
 
 def prepare_schema(database: Database) -> None:
-    """Bring the schema up to date, or raise if this process must not and the schema is outdated."""
+    """Bring the schema up to date; raise if it is outdated and this process must not change it."""
     with database.connect("schema", session=True) as connection:
         record = _read_record(connection)
         if _pending(record):
@@ -213,18 +214,18 @@ def prepare_schema(database: Database) -> None:
 def pending_migrations(
     connection: Connection[Any], *, replaces: bool = False
 ) -> Sequence[Migration]:
-    """Return the files this database lacks, and with ``replaces`` the functions that differ.
+    """Return the files that this database lacks and, with ``replaces``, the functions that differ.
 
-    Raises UnusableSchemaError when the database excludes this release.
+    Raises UnusableSchemaError if the database excludes this release.
     """
     return _pending(_read_record(connection), replaces=replaces)
 
 
 def missing_migrations(applied: Iterable[int]) -> tuple[Migration, ...]:
-    """Return the migrations of this release that are not among the applied versions.
+    """Return this release's migrations that are not among the applied versions.
 
-    A version may be missing below the highest one: a branch of development can apply its migrations out
-    of order. The highest number alone says nothing about the others.
+    A version below the highest one may be missing: a development branch can apply its migrations out of
+    order. The highest number alone says nothing about the others.
     """
     versions = set(applied)
     return tuple(one for one in _MIGRATIONS if one.version not in versions)
@@ -248,7 +249,9 @@ def _pending(record: _Record, *, replaces: bool = False) -> Sequence[Migration]:
 
 
 def _refuse_renamed(record: _Record) -> None:
-    """A number that names another migration comes from a branch whose numbers changed when it was merged."""
+    """Reject a number that names another migration; it comes from a branch whose numbers changed when
+    it was merged.
+    """
     for one in _MIGRATIONS:
         name = record.names.get(one.version, one.name)
         if name != one.name:
@@ -260,7 +263,7 @@ def _refuse_renamed(record: _Record) -> None:
 
 
 def _refuse_holes(record: _Record, missing: Sequence[Migration]) -> None:
-    """An older release must not apply its migrations: their functions would replace newer ones."""
+    """Reject an older release that lacks migrations: applying them would replace newer functions."""
     if missing:
         raise SchemaMissingError(
             f"The database schema is version {record.version}, newer than this release of horsies, but "
@@ -284,7 +287,7 @@ def _refuse_incompatible(record: _Record) -> None:
 
 
 def require_current_schema(connection: Connection[Any]) -> None:
-    """Raise unless the tables are those of this release; for processes that change no schema."""
+    """Raise unless the tables match this release; for processes that change no schema."""
     record = _read_record(connection)
     missing = _pending(record)
     if len(missing) == len(known_migrations()):
@@ -307,8 +310,8 @@ def require_current_schema(connection: Connection[Any]) -> None:
 def apply_migrations(connection: Connection[Any], *, replaces: bool = False) -> Sequence[Migration]:
     """Bring the database up to date in one transaction and return what was applied.
 
-    The wait for an unavailable lock is split into short attempts, so that other sessions can work
-    in between.
+    The wait for an unavailable lock is split into short attempts, so that other sessions can work in
+    between.
     """
     if not pending_migrations(connection, replaces=replaces):
         return ()
@@ -387,7 +390,7 @@ def _describe_blockers(connection: Connection[Any]) -> str:
 
 
 def migration_script(migrations: Sequence[Migration], schema: str = DEFAULT_SCHEMA) -> str:
-    """Return the SQL that applies these migrations manually, including their record."""
+    """Return the SQL that applies these migrations manually and records them."""
     steps = [
         f"-- {migration.title}\n{migration.sql.strip()}\n{migration.record};\n"
         for migration in migrations
@@ -404,7 +407,8 @@ def _read_record(connection: Connection[Any]) -> _Record:
     if not found:
         tables = sorted(object_names() - {MIGRATIONS_TABLE})
         for (relation,) in connection.execute(_FIND_TABLE, (schema, tables)):
-            # Another process may have migrated between the two statements; the record comes with the tables.
+            # Another process may have migrated between the two statements; the record is created
+            # together with the tables.
             found = _recorded(connection, schema)
             if not found:
                 raise foreign_table(relation)
@@ -415,7 +419,7 @@ def _read_record(connection: Connection[Any]) -> _Record:
 
 
 def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]:
-    """The rows of the record; none when it does not exist or names no migration."""
+    """The rows of the migration record; none if it does not exist or contains no migration."""
     table = in_schema(MIGRATIONS_TABLE, schema)
     columns = {name for (name,) in connection.execute(_RECORD_COLUMNS, (table,))}
     if columns and not columns >= {"kind", "version", "name", "sha"}:
@@ -432,7 +436,7 @@ def _recorded(connection: Connection[Any], schema: str) -> list[tuple[Any, ...]]
 
 
 def foreign_table(table: str) -> UnusableSchemaError:
-    """Return the refusal of a table that has one of our names but no migration record."""
+    """Return the error for a table that has one of our names but no migration record."""
     return UnusableSchemaError(
         f"The table {table} in this database was made by another program, such as the horsies 0.5.4 of the "
         "public package index, or by a development version; use another database or schema, or drop its "

@@ -1,9 +1,9 @@
 """Pipeline: several statements in one round trip and one transaction. Every worker turn uses it.
 
-Equivalent to psycopg's pipeline without a BEGIN, one level lower: prepared statements over libpq's
-pipeline mode, parameters as text, rows through psycopg's own loaders. A turn costs 0.45 ms of Python
-in psycopg's cursors and generators and 0.1 ms here, out of about one millisecond in all. Schedulers
-use it as well, one statement at a time.
+Equivalent to psycopg's pipeline without a BEGIN, but one level lower: prepared statements over libpq's
+pipeline mode, parameters as text, rows through psycopg's own loaders. A turn takes about one
+millisecond in all; psycopg's cursors and generators would account for 0.45 ms of it, while this module
+takes 0.1 ms. Schedulers use it as well, one statement at a time.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from horsies.db.statement import Script, Statement, Step, drive, log_statements
 
 Answer = TypeVar("Answer")
 
-# How long a worker's statement waits for a row or table that another session has locked. Without a limit
-# the worker would send no heartbeat meanwhile.
+# How long a worker's statement waits for a row or table that another session has locked. Without a
+# limit, the worker would send no heartbeat while it waits.
 LOCK_TIMEOUT_MS = 5_000
 _NO_FRAME: tuple[tuple[bytes, ...], tuple[bytes, ...]] = (), ()
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
@@ -44,21 +44,21 @@ _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_
 CANCEL_SECONDS = 2.0
 # The server accepts messages of up to a gigabyte, including the lengths and formats of parameters.
 MESSAGE_BYTES_MAX = 1024 * 1024 * 1024 - 64 * 1024
-# The time limit of a statement does not end a COMMIT: a group is cancelled when its answer is late
-# by this much, or by its whole limit.
+# A statement's time limit does not end a COMMIT, so a group is cancelled when its answer is late by
+# this much, or by its whole limit.
 COMMIT_SECONDS = 5.0
-# Behind a pooler, the server ends a statement after this share of the wait for an answer, and so
-# gives a reason.
+# Behind a pooler, the server ends a statement after this share of the wait for an answer, so that it
+# can give a reason.
 _STATEMENT_SHARE = 0.8
-# The wait event of a server process.
+# What a server process is waiting for.
 _WAIT_EVENT = "SELECT wait_event FROM pg_catalog.pg_stat_activity WHERE pid = %s"
 # How long to wait for an answer between two calls of ``meanwhile``.
 WAIT_SECONDS = 0.1
 
 
 class Limits(NamedTuple):
-    """The milliseconds that a statement may wait for a lock, and may take in total; without the
-    second value, the time limits of the database and the role apply.
+    """How many milliseconds a statement may wait for a lock, and how many it may take in total; if the
+    second value is missing, the time limits of the database and the role apply.
     """
 
     lock_ms: int = LOCK_TIMEOUT_MS
@@ -71,9 +71,9 @@ NO_LIMITS = Limits()
 class Pipeline:
     """Runs groups of statements on one connection, each group as one transaction.
 
-    Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed each time.
-    A group without an answer for ``timeout_seconds`` is cancelled and raises; None waits as long as
-    the connection lives. With ``logged`` the statements' names and durations are logged.
+    Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed each time. A
+    group that gets no answer for ``timeout_seconds`` is cancelled and raises; None waits as long as the
+    connection lives. With ``logged`` the statements' names and durations are logged.
     """
 
     def __init__(
@@ -103,8 +103,7 @@ class Pipeline:
         self.meanwhile: Callable[[], None] | None = None
         # The error that ended reading from the socket.
         self._break: OperationalError | None = None
-        # Without the connection, because behind a pooler its settings belong to the last
-        # transaction.
+        # Created without the connection, because behind a pooler its settings belong to the last transaction.
         self._transformer = Transformer(None)
         self.round_trips = 0
         self.statements = 0
@@ -117,11 +116,12 @@ class Pipeline:
         session_settings: str | None = None,
         limits: Limits = NO_LIMITS,
     ) -> Pipeline:
-        """Connect. ``session_settings`` apply only without a pooler, where the session is ours
-        alone; the lock limit applies only behind one.
+        """Connect. ``session_settings`` apply only without a pooler, where the session is ours alone;
+        the lock limit applies only behind a pooler.
 
-        A pooler accepts every statement at once and keeps it while the database is down, two minutes
-        by default, so TCP never reports the dead server: ``tcp_user_timeout_ms`` limits the wait here.
+        A pooler accepts every statement immediately and keeps it while the database is down, by default
+        for two minutes, so TCP never reports the dead server: here ``tcp_user_timeout_ms`` limits the
+        wait.
         """
         config, options = database.config, None
         is_pooled = config.pgbouncer_transaction_mode
@@ -142,8 +142,8 @@ class Pipeline:
         return None if self._prepared is None else self.connection.pgconn.backend_pid
 
     def run(self, steps: Sequence[Step], timeout_seconds: float | None = None) -> list[list[Any]]:
-        """Execute the statements in order and return the rows of each; they apply together or not
-        at all. ``timeout_seconds`` shortens the wait for the answer to this group.
+        """Execute the statements in order and return each one's rows; they apply together or not at
+        all. ``timeout_seconds`` shortens the wait for this group's answer.
         """
         self._patience_seconds = self.timeout_seconds
         if timeout_seconds is not None:
@@ -176,8 +176,9 @@ class Pipeline:
         return drive(lambda statement, params: self.run([(statement, params)])[0], script)
 
     def _exchange(self, pgconn: PGconn, steps: Sequence[Step]) -> list[PGresult]:
-        """Send the statements and return their results, between those of BEGIN and COMMIT if there
-        is a pooler: its sessions keep no settings. An error at the commit is one more result.
+        """Send the statements and return their results. Behind a pooler, whose sessions keep no
+        settings, they are wrapped in BEGIN and COMMIT. An error at the commit is returned as one more
+        result.
         """
         before, after = self._frame
         texts = [statement.texts(params) for statement, params in steps]
@@ -202,7 +203,7 @@ class Pipeline:
     def _send(
         self, pgconn: PGconn, statement: Statement[Any, Any], values: list[bytes | None]
     ) -> int:
-        """Send one statement and return the number of its results."""
+        """Send one statement and return how many results it has."""
         if self._prepared is None:
             pgconn.send_query_params(statement.numbered(self._installation.schema), values)
             return 1
@@ -216,15 +217,15 @@ class Pipeline:
         return 2
 
     def _flush(self, pgconn: PGconn) -> None:
-        """Write everything and read meanwhile: with large texts in both directions, the server and
-        we would otherwise each wait for the other to read.
+        """Write everything while reading: with large texts in both directions, the server and we would
+        otherwise each wait for the other to read.
         """
         while pgconn.flush():
             if not self._wait(pgconn, select.POLLIN | select.POLLOUT):
                 return
 
     def _take_result(self, pgconn: PGconn, count: int) -> PGresult:
-        """Take the results of one statement and return the first failure, or the last result."""
+        """Take one statement's results and return the first failure, or the last result."""
         result: PGresult | None = None
         for _ in range(count):
             found = self._next_result(pgconn)
@@ -238,10 +239,10 @@ class Pipeline:
         return result
 
     def _take_sync(self, pgconn: PGconn, results: list[PGresult]) -> None:
-        """Read up to the end of the group and add the errors that came at its commit to the results.
+        """Read up to the end of the group and add errors raised at its commit to the results.
 
-        The server commits at the Sync message, behind the results of all statements: a deferred
-        constraint, a serialization failure or a full notification queue is reported only now.
+        The server commits at the Sync message, after the results of all statements: a deferred
+        constraint, a serialization failure or a full notification queue is reported only then.
         """
         while True:
             found = self._next_result(pgconn)
@@ -260,14 +261,14 @@ class Pipeline:
         return pgconn.get_result()
 
     def _wait(self, pgconn: PGconn, events: int) -> bool:
-        """Wait for the socket; False when it is closed and only buffered input is left."""
+        """Wait for the socket; False if it is closed and only buffered input is left."""
         self._poller.register(pgconn.socket, events)
         ready = self._first_event(self._patience_seconds)
         while not ready and self._waits_for_standby():
             ready = self._first_event(self._patience_seconds)
         if not ready:
-            # Without a cancel the abandoned group could still be applied much later. A reachable
-            # server answers it with an error, and the session continues.
+            # Without a cancel request, the abandoned group could still be applied much later. A
+            # reachable server answers the request with an error, and the session continues.
             self._has_cancelled = True
             with suppress(Error):
                 self.connection.cancel_safe(timeout=CANCEL_SECONDS)
@@ -284,9 +285,9 @@ class Pipeline:
         return True
 
     def _waits_for_standby(self) -> bool:
-        """Whether the server has committed the group and waits for a synchronous standby.
+        """Whether the server has committed the group and is waiting for a synchronous standby.
 
-        A cancel would end that wait, and a commit that no standby has received would count as a
+        A cancel request would end that wait, and a commit that no standby has received would count as a
         success. Behind a pooler the server process is unknown.
         """
         if self._connect is None:
@@ -300,7 +301,7 @@ class Pipeline:
         return row is not None and tuple(row) == ("SyncRep",)
 
     def _first_event(self, remaining: float | None) -> list[tuple[int, int]]:
-        """Wait for a socket event, empty after ``remaining`` seconds, and call ``meanwhile``."""
+        """Wait for a socket event and call ``meanwhile``; the result is empty after ``remaining`` seconds."""
         while True:
             slice_seconds = WAIT_SECONDS if remaining is None else min(WAIT_SECONDS, remaining)
             ready = self._poller.poll(slice_seconds * 1000)
@@ -312,7 +313,7 @@ class Pipeline:
                 self.meanwhile()
 
     def _loss(self, pgconn: PGconn, result: PGresult | None) -> Error:
-        """Return the server's reason for closing the connection, or the client's error."""
+        """Return the server's reason for closing the connection, or else the client's error."""
         if result is not None and result.error_field(DiagnosticField.SQLSTATE):
             return error_from_result(result)
         return self._break or OperationalError(pgconn.get_error_message())
@@ -327,15 +328,15 @@ class Pipeline:
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
         for result in results:
             if result.status in _FAILED:
-                # Nothing of this group was applied; its PREPAREs may be undone as well. This
-                # statement is not prepared itself, which psycopg would do at its fifth use.
+                # Nothing in this group was applied, and its PREPAREs may have been undone as well. This
+                # statement itself is not prepared, which psycopg would do at its fifth use.
                 if self._prepared is not None:
                     try:
                         self.connection.execute("DEALLOCATE ALL", prepare=False)
                     except Error as error:  # unknown PREPAREs: only a new session helps
                         raise OperationalError(f"the session is in doubt: {error}") from error
                     self._prepared = set()
-                # a transaction that BEGIN opened; without one it sends nothing
+                # a transaction opened by BEGIN; without one, this sends nothing
                 self.connection.rollback()
                 failure = error_from_result(result)
                 if is_notification_queue_full(failure):
@@ -350,7 +351,7 @@ class Pipeline:
 
 
 def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]) -> None:
-    """Raise for a statement that the server would answer by closing the connection without a reason."""
+    """Raise for a statement so large that the server would close the connection without giving a reason."""
     for (statement, _), values in zip(steps, texts, strict=True):
         size = sum(map(len, filter(None, values)))
         if size > MESSAGE_BYTES_MAX:
@@ -361,9 +362,7 @@ def _refuse_oversized(steps: Sequence[Step], texts: Sequence[list[bytes | None]]
 
 
 def _answer_seconds(tcp_timeout_ms: int, limits: Limits, is_pooled: bool) -> float | None:
-    """How long to wait for an answer; without a pooler, the connection itself reports that it is
-    lost.
-    """
+    """How long to wait for an answer; without a pooler, the connection itself reports when it is lost."""
     if is_pooled and tcp_timeout_ms:
         return tcp_timeout_ms / 1000
     if limits.statement_ms is None:
@@ -375,8 +374,8 @@ def _answer_seconds(tcp_timeout_ms: int, limits: Limits, is_pooled: bool) -> flo
 def _pooled_frame(
     timeout_seconds: float | None, limits: Limits, server_version: int
 ) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """The commands around a group of statements; a lock or a statement must time out before the
-    whole group.
+    """The commands around a group of statements; a lock or a statement must time out before the whole
+    group does.
     """
     answer_ms = math.inf if timeout_seconds is None else 1000 * timeout_seconds
     settings = {"lock_timeout": str(round(min(limits.lock_ms, answer_ms / 2)))}
@@ -390,13 +389,13 @@ def _pooled_frame(
 
 
 def _send_plain(pgconn: PGconn, command: bytes) -> int:
-    """Send a command without parameters and rows; return the number of its results."""
+    """Send a command without parameters and rows; return how many results it has."""
     pgconn.send_query_params(command, None)
     return 1
 
 
 def given_options(url: str) -> str:
-    """Return the options in effect without ours: those in the URL replace PGOPTIONS."""
+    """Return the options in effect, apart from ours: those in the URL replace PGOPTIONS."""
     in_address = conninfo_to_dict(url).get("options")
     return str(os.environ.get("PGOPTIONS", "") if in_address is None else in_address)
 

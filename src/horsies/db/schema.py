@@ -1,9 +1,9 @@
-"""The schema that holds all tables and functions: its name is written into every SQL text.
+"""The schema that holds all tables and functions: its name is written into every SQL statement.
 
-The ``.sql`` files use plain names and run in psql as they are. Before a text is sent, ``in_schema``
-qualifies the names, so that no statement depends on a search_path, even in a caller's transaction.
-Two installations in one database have different schemas: the channels of their notifications and
-the keys of their advisory locks differ as well. In the default schema they are unchanged.
+The ``.sql`` files use plain names and run in psql as they are. Before a statement is sent,
+``in_schema`` qualifies the names, so that no statement depends on a search_path, even in a caller's
+transaction. Two installations in one database have different schemas, and so their notification
+channels and advisory lock keys differ as well. In the default schema, channels and keys are unchanged.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from importlib.resources import files
 
 from horsies.database_url import DEFAULT_SCHEMA, channel_prefix
 
-# Functions and sessions resolve operators, casts and unqualified functions only here. A schema in
-# which others may create objects would let them run code as every role that touches a task.
+# Functions and sessions resolve operators, casts and unqualified functions only here. If other users
+# could create objects in one of these schemas, they could run code as any role that touches a task.
 SAFE_SEARCH_PATH = "pg_catalog, pg_temp"
 MIGRATIONS_TABLE = "horsies_migrations"
 
@@ -25,7 +25,7 @@ _CREATED = re.compile(
     r"(?:IF NOT EXISTS )?(horsies_\w+)",
     re.MULTILINE,
 )
-# Comments, literals and quoted names stay as they are; the bodies of functions are part of the text.
+# Comments, literals and quoted names stay as they are; function bodies are part of the text.
 _TOKEN = re.compile(
     r"""--[^\n]* | /\*.*?\*/ | \b[eE]'(?:\\.|[^'\\])*' | '[^']*' | "[^"]*"
     | (?P<body>\bAS\s+\$\$) | (?P<notify>\bpg_notify\() | (?P<lock>\b175134859[56]\b)
@@ -34,12 +34,12 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-# A change of these rules changes the text of functions, and so their recorded digests.
+# Changing these rules changes the text of functions, and so their recorded digests.
 QUALIFYING_RULES = f"{_TOKEN.pattern} {SAFE_SEARCH_PATH} "
 
 
 def sql_files(folder: str) -> dict[str, str]:
-    """Return the ``.sql`` files of a folder of ``horsies.db`` in their order: name and text."""
+    """Return the ``.sql`` files in a folder of ``horsies.db``, in order, as names and texts."""
     found = (entry for entry in files("horsies.db").joinpath(folder).iterdir())
     entries = sorted((entry.name, entry) for entry in found if entry.name.endswith(".sql"))
     return {name: entry.read_text("utf-8") for name, entry in entries}
@@ -53,8 +53,8 @@ def object_names() -> frozenset[str]:
 
 
 def in_schema(text: str, schema: str) -> str:
-    """Return the SQL text with names, channels and locks of this schema, and functions that set their
-    own search_path.
+    """Return the SQL text with this schema's names, channels and locks, and with functions that set
+    their own search_path.
     """
 
     def replaced(token: re.Match[str]) -> str:
@@ -77,7 +77,7 @@ def in_schema(text: str, schema: str) -> str:
 
 
 def lock_key(schema: str, plain_key: int, *, bits: int) -> int:
-    """The key of an advisory lock in a schema; ``plain_key`` is the key in the default schema."""
+    """A schema's advisory lock key; ``plain_key`` is the key in the default schema."""
     if schema == DEFAULT_SCHEMA:
         return plain_key
     digest = sha256(f"{schema}:{plain_key}".encode()).digest()

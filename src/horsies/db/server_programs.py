@@ -1,9 +1,9 @@
-"""The programs of the embedded PostgreSQL, in a directory where the server's user can run them.
+"""The embedded PostgreSQL's programs, in a directory where the server's user can run them.
 
-Root's server runs as another user, which often cannot enter the directory of the virtual
-environment, because home directories are closed. The programs are public, so they are copied to a
-directory owned by root and named after the digest of their contents; no mode of an existing
-directory is changed. Other users cannot write there.
+Root's server runs as another user, which often cannot enter the virtual environment, because home
+directories are closed to others. The programs are public, so they are copied to a directory owned by
+root and named after the digest of their contents. Other users cannot write there, and no existing
+directory's mode is changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if sys.platform != "win32":
 ROOT_HOME = Path("/var/lib/horsies")
 # The package's own limit of 10 seconds is too short for a busy machine.
 _TIMEOUT_SECONDS = 60
-# initdb and pg_ctl put the paths of programs between double quotes for a shell.
+# initdb and pg_ctl put program paths between double quotes for a shell.
 _NOT_FOR_SHELLS = re.compile(r'["$`\\\n]')
 _PARTIAL_PREFIX = ".partial-"
 _UNUSED_SECONDS = 7 * 24 * 3600
@@ -50,7 +50,7 @@ def run_program(
     variables: Mapping[str, str] | None = None,
     **_: Any,
 ) -> str:
-    """Run a program of the server as its user, shielded from Ctrl-C, and return its output."""
+    """Run one of the server's programs as the server's user, shielded from Ctrl-C, and return its output."""
     command = [str(bin_path / name), *arguments]
     options = switch_options(user)
     options["env"] |= variables or {}
@@ -59,14 +59,15 @@ def run_program(
     except subprocess.CalledProcessError as error:
         if "invalid locale settings" not in error.output:
             raise
-        # The environment names a locale that this machine lacks, as after ssh from another machine.
+        # The environment names a locale that this machine lacks, as can happen after ssh from another
+        # machine.
         options["env"] |= {"LC_ALL": "C"}
         return _run(command, options)
 
 
 def _run(command: Sequence[str], options: Mapping[str, Any]) -> str:
-    # Not a pipe, which a server that pg_ctl started would keep open. Not the working directory, which the
-    # server's user may not be able to enter.
+    # Not a pipe, because a server that pg_ctl started would keep it open. Not in the working directory,
+    # because the server's user may not be able to enter it.
     with tempfile.TemporaryFile() as output:
         done = subprocess.run(  # noqa: S603
             command,
@@ -88,7 +89,7 @@ def _run(command: Sequence[str], options: Mapping[str, Any]) -> str:
 
 @cache
 def usable_programs(installed: Path) -> Path:
-    """Return the directory of these programs for the server's user: the installed one, or a copy."""
+    """Return a directory with these programs for the server's user: the installed one, or a copy."""
     files = _program_files(installed)
     if _is_usable(installed, files):
         return installed
@@ -109,7 +110,9 @@ def usable_programs(installed: Path) -> Path:
 
 
 def _base(installed: Path) -> Path:
-    """Return the directory of the package and of its libraries, which programs find by relative paths."""
+    """Return the directory that contains the package and its libraries, which programs find by relative
+    paths.
+    """
     return installed.parents[2]
 
 
@@ -159,7 +162,7 @@ def _copied_mode(path: Path) -> int:
 
 
 def _homes() -> list[Path]:
-    """Return the directories to keep copies in, the best one first."""
+    """Return the directories in which to keep copies, the best one first."""
     if is_root():
         first = ROOT_HOME
     else:
@@ -172,7 +175,7 @@ def _homes() -> list[Path]:
 
 
 def _copy(files: Files, home: Path, name: str) -> Path:
-    """Return the copy of this name, which is made by the first process that needs it."""
+    """Return the copy with this name, created by the first process that needs it."""
     _make_home(home)
     copy = home / name
     if not _is_complete(copy, files):
@@ -185,7 +188,7 @@ def _copy(files: Files, home: Path, name: str) -> Path:
 
 
 def _make_home(home: Path) -> None:
-    """Create the directory; refuse one that another user could write to, or whose programs cannot run."""
+    """Create the directory; reject one that another user could write to, or where programs cannot run."""
     for directory in (*reversed(home.parents), home):
         if not directory.exists():
             _make_directory(directory)
@@ -201,8 +204,8 @@ def _make_home(home: Path) -> None:
 
 
 def _make_directory(directory: Path) -> None:
-    """Create a directory that the server's user can enter. One that another process has made
-    meanwhile is left as it is: it may be another user's link.
+    """Create a directory that the server's user can enter. A directory that already exists is left
+    alone, because it may be another user's link.
     """
     try:
         directory.mkdir()
@@ -228,7 +231,7 @@ def _is_private(directory: Path, *, is_last: bool) -> bool:
 
 @contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    # Not the directory itself, which every user could open and keep locked.
+    # Not the directory itself, because any user could open it and keep it locked.
     descriptor = os.open(home / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if sys.platform != "win32":
@@ -239,9 +242,7 @@ def _lock(home: Path) -> Iterator[None]:
 
 
 def _is_complete(copy: Path, files: Files) -> bool:
-    """Return whether all files exist: a crash of the machine or a clean-up of /tmp may have removed
-    some.
-    """
+    """Return whether all files exist: a machine crash or a clean-up of /tmp may have removed some."""
     try:
         return all(
             (copy / name).stat().st_size == path.stat().st_size for name, path in files.items()
@@ -271,7 +272,7 @@ def _write(files: Files, home: Path, copy: Path) -> None:
 
 
 def _remove_remains(home: Path) -> None:
-    """Delete unfinished copies of killed processes, and copies that were not used for a week."""
+    """Delete unfinished copies left by killed processes, and copies that have not been used for a week."""
     for entry in home.iterdir():
         if entry.name.startswith(_PARTIAL_PREFIX) or (
             entry.is_dir()

@@ -1,4 +1,6 @@
-"""The user that runs the embedded PostgreSQL: for root another one, because PostgreSQL refuses root."""
+"""The user that runs the embedded PostgreSQL; for root it is another user, because PostgreSQL refuses
+to run as root.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ if sys.platform != "win32":
 SERVER_USER = "pgserver"
 _CREATION_ATTEMPTS = 20
 _CREATION_PAUSE_SECONDS = 0.25
-# The rest of root's environment may hold secrets, and the server's user can read the environment of
-# its processes.
+# The rest of root's environment may contain secrets, and the server's user can read the environment of
+# its own processes.
 _SHARED_VARIABLES = ("PATH", "TMPDIR", "TZ", "TZDIR", "LANG", "LANGUAGE", "LD_LIBRARY_PATH")
 
 
@@ -47,7 +49,7 @@ def user_name() -> str:
 
 
 def switch_options(user: str | None) -> dict[str, Any]:
-    """Return the options of ``subprocess`` for a program of the server, without the groups of root."""
+    """Return the ``subprocess`` options for running one of the server's programs, without root's groups."""
     # PGPORT, for example, would become the server's port.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PG")}
     if user is None or sys.platform == "win32":
@@ -62,7 +64,7 @@ def switch_options(user: str | None) -> dict[str, Any]:
 
 
 def find_closed_parent(path: Path) -> Path | None:
-    """Return the nearest directory above this path that the server's user cannot enter, if there is one."""
+    """Return the nearest directory above this path that the server's user cannot enter, if any."""
     if not is_root() or sys.platform == "win32":
         return None
     server_user = pwd.getpwnam(SERVER_USER)
@@ -75,7 +77,7 @@ def find_closed_parent(path: Path) -> Path | None:
 
 
 def ensure_server_user(name: str) -> None:
-    """Create the user that runs the server for root; PATH may lack the directory of ``useradd``."""
+    """Create the user that runs the server for root; ``useradd`` may not be on PATH."""
     if sys.platform == "win32":
         return
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
@@ -89,7 +91,7 @@ def ensure_server_user(name: str) -> None:
             subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
         except (OSError, subprocess.CalledProcessError) as error:
             reason = error.strerror if isinstance(error, OSError) else error.stderr.strip()
-            # Another process may be creating it.
+            # Another process may be creating the user.
             if "lock" not in str(reason) or attempt == _CREATION_ATTEMPTS:
                 raise _creation_failed(name, f"{program}: {reason}") from error
             time.sleep(_CREATION_PAUSE_SECONDS)

@@ -1,10 +1,11 @@
 """Named SQL statements with typed parameters and rows.
 
-Every statement lives in a ``.sql`` file under ``db/statements`` below a ``-- name:`` heading and is
-declared once, in the catalogue module of the same name: a function without a body, whose parameters are
-those of the SQL and whose annotation is the type of one row, a named tuple or a dataclass. Loading fails
-when a statement and its declaration do not match, so a search for the name finds SQL, declaration and
-caller. Parameters that travel through the code as one value, such as the row of a send, are a named tuple.
+Every statement lives in a ``.sql`` file under ``db/statements``, below a ``-- name:`` heading, and is
+declared once in the catalogue module of the same name. The declaration is a function without a body:
+its parameters are those of the SQL, and its return annotation is the type of one row, a named tuple or
+a dataclass. Loading fails if a statement and its declaration do not match, so a search for the name
+finds SQL, declaration and caller. Parameters that travel through the code as one value, such as the row
+of a send, are a named tuple.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from horsies.database_url import DEFAULT_SCHEMA
 from horsies.db.database import TRANSACTION_SETTINGS, Installation, installation_of
 from horsies.db.schema import in_schema
 
-# The parameters of a statement. Its rows are named tuples; those of the public API may be dataclasses.
+# A statement's parameters. Its rows are named tuples; rows that are part of the public API may be
+# dataclasses.
 P = ParamSpec("P")
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
@@ -51,7 +53,7 @@ class Nothing(NamedTuple):
 
 
 class Statement(Generic[P, Row]):
-    """One SQL statement. Called with its parameters, it is a step of a script or of a pipeline."""
+    """One SQL statement. Calling it with its parameters gives a step of a script or pipeline."""
 
     def __init__(
         self, name: str, text: str, signature: Callable[P, object], row_type: type[Row]
@@ -70,7 +72,7 @@ class Statement(Generic[P, Row]):
         self.make_row: Callable[[Sequence[Any]], Row] = (
             (lambda values: row_type(*values))
             if is_dataclass(row_type)
-            # What `_make` of a named tuple does, without a call in Python for each row.
+            # What a named tuple's `_make` does, without a Python call for each row.
             else partial(tuple.__new__, row_type)  # type: ignore[type-var]
         )
         self._row_factory = args_row(row_type)
@@ -86,19 +88,19 @@ class Statement(Generic[P, Row]):
         return self, args
 
     def query(self, schema: str = DEFAULT_SCHEMA) -> bytes:
-        """Return the text with the names of this schema, as psycopg takes it."""
+        """Return the text with this schema's names, in psycopg's form."""
         if (known := self._queries.get(schema)) is None:
             known = self._queries[schema] = in_schema(self.text, schema).encode()
         return known
 
     def numbered(self, schema: str = DEFAULT_SCHEMA) -> bytes:
-        """Return the text with ``$n`` for the parameters, the form of PostgreSQL."""
+        """Return the text with ``$n`` for the parameters, PostgreSQL's own form."""
         if (known := self._numbered.get(schema)) is None:
             known = self._numbered[schema] = _numbered(self.query(schema).decode(), self.parameters)
         return known
 
     def mapping(self, params: tuple[Any, ...]) -> dict[str, Any]:
-        """Return the parameters under the names the SQL text uses."""
+        """Return the parameters under the names that the SQL text uses."""
         return dict(zip(self.parameters, params, strict=True))
 
     def positional(self, params: tuple[Any, ...], schema: str) -> tuple[str, tuple[Any, ...]]:
@@ -108,7 +110,7 @@ class Statement(Generic[P, Row]):
         return _NAMED_PARAMETER.sub("%s", text), tuple(values[name] for name in names)
 
     def rows(self, found: Iterable[Sequence[Any]]) -> list[Row]:
-        """Return the rows of a foreign driver as this statement's rows."""
+        """Return another driver's rows as this statement's rows."""
         return [self.make_row(values) for values in found] if self.has_rows else []
 
     def texts(self, params: tuple[Any, ...]) -> list[bytes | None]:
@@ -127,8 +129,8 @@ class Statement(Generic[P, Row]):
     ) -> list[Row]:
         """Execute on a synchronous connection and return the rows, if the statement returns any.
 
-        ``within`` is the installation if it differs from that of the connection. Behind a pooler,
-        the statement runs in a transaction with the settings that a session cannot keep.
+        ``within`` is the installation if it differs from the connection's own. Behind a pooler, the
+        statement runs in a transaction with the settings that a session cannot keep.
         """
         installation = within or installation_of(connection)
         query, values = self.query(installation.schema), self.mapping(params)
@@ -158,7 +160,7 @@ class Statement(Generic[P, Row]):
 
 @contextmanager
 def _pooled_transaction(connection: Connection[Any]) -> Iterator[None]:
-    # In a pipeline BEGIN, the settings and the statement share one round trip.
+    # In a pipeline, BEGIN, the settings and the statement share one round trip.
     with connection.pipeline(), connection.transaction():
         connection.execute(TRANSACTION_SETTINGS)
         yield
@@ -172,7 +174,7 @@ async def _pooled_transaction_async(connection: AsyncConnection[Any]) -> AsyncIt
 
 
 class StatementFile:
-    """One ``.sql`` file and the declarations made for it."""
+    """One ``.sql`` file and its declarations."""
 
     def __init__(self, file_name: str) -> None:
         self.file_name = file_name
@@ -182,7 +184,9 @@ class StatementFile:
         self.statements: dict[str, Statement[Any, Any]] = {}
 
     def statement(self, signature: Callable[P, Row]) -> Statement[P, Row]:
-        """Declare the statement of this name: its parameters, and the type of its rows; None for no rows."""
+        """Declare the statement with this name: its parameters, and the type of its rows; None for no
+        rows.
+        """
         function: Any = signature
         row_name = function.__annotations__["return"]
         row_type: Any = Nothing if row_name == "None" else function.__globals__[row_name]
@@ -191,7 +195,7 @@ class StatementFile:
     def declare(
         self, name: str, params_type: Callable[P, tuple[Any, ...]], row_type: type[Row]
     ) -> Statement[P, Row]:
-        """Declare a statement whose parameters are one value, a named tuple."""
+        """Declare a statement whose parameters are a single value, a named tuple."""
         return self._declared(name, params_type, row_type)
 
     def _declared(
@@ -204,7 +208,7 @@ class StatementFile:
         return statement
 
     def complete(self) -> None:
-        """Raise if a statement of the file was never declared."""
+        """Raise if a statement in the file was never declared."""
         undeclared = sorted(set(self.texts) - set(self.statements))
         if undeclared:
             raise LookupError(f"{self.file_name}: no declaration for {', '.join(undeclared)}")
@@ -225,26 +229,25 @@ def field_names(value_type: type[Any]) -> tuple[str, ...]:
 
 
 def _numbered(text: str, names: tuple[str, ...]) -> bytes:
-    """Rewrite ``%(name)s`` as ``$n``, in the order of the parameters."""
+    """Rewrite ``%(name)s`` as ``$n``, in parameter order."""
     for number, name in enumerate(names, start=1):
         text = text.replace(f"%({name})s", f"${number}")
     return text.replace("%%", "%").encode()
 
 
 def _written(value: Any) -> bytes:
-    """Write a value of any other type, such as a time or a member of an enumeration."""
+    """Write a value of any other type, such as a time or an enum member."""
     return _encoded(_plain(value))
 
 
 def _plain(value: Any) -> str:
-    """Return the text of a value; an enumeration member counts as its value."""
+    """Return a value's text; an enum member counts as its value."""
     if isinstance(value, str):
         return str.__str__(value)
     return int.__repr__(value) if isinstance(value, int) else str(value)
 
 
-# Arrays that recur, such as the queues of a worker. Typed, because True equals 1 but has another
-# text.
+# For arrays that recur, such as a worker's queues. Typed, because True equals 1 but has a different text.
 @lru_cache(maxsize=256, typed=True)
 def _constant_array(*values: Any) -> bytes:
     return _array(values)
@@ -285,7 +288,7 @@ def _encoded(text: str) -> bytes:
 
 
 _INTEGERS, _TEXTS = {int}, {str}
-# Selected by exact type: a turn writes some thirty values, and a chain of checks for each took 7 %
+# Selected by exact type: a turn writes about thirty values, and a chain of checks for each one took 7 %
 # of its time.
 _WRITERS: dict[type, Callable[[Any], bytes | None]] = {
     type(None): {None: None}.__getitem__,
@@ -304,18 +307,18 @@ _ELEMENTS: dict[type, Callable[[Any], str]] = {
 
 
 def one_or_none(rows: list[Row]) -> Row | None:
-    """Return the single row of a statement that changes or finds at most one."""
+    """Return the single row of a statement that changes or finds at most one row."""
     return rows[0] if rows else None
 
 
-# A script decides which statements to run and never waits; the functions below do the waiting. The
-# synchronous and the asynchronous methods therefore share the same logic.
+# A script decides which statements to run and never waits; the functions below do the waiting. So the
+# synchronous and asynchronous methods share the same logic.
 Step = tuple[Statement[Any, Any], Any]
 Script = Generator[Step, list[Any], Answer]
 
 
 def read_rows(step: tuple[Statement[Any, Row], Any]) -> Script[list[Row]]:
-    """A script of one statement, whose rows are the answer."""
+    """A script with one statement, whose rows are the answer."""
     rows: list[Row] = yield step
     return rows
 
@@ -373,7 +376,7 @@ async def drive_async(
 
 @contextmanager
 def log_statements(steps: Iterable[Step]) -> Iterator[None]:
-    """Log the names and the duration of statements sent in one round trip, never their values."""
+    """Log the names and total duration of statements sent in one round trip, never their values."""
     started, verb = time.perf_counter(), "failed after"
     try:
         yield

@@ -1,13 +1,13 @@
-"""Blocked tasks and runs: those whose next change the database refuses, and the search for them.
+"""Blocked tasks and runs: those whose next change the database refuses, and how they are found.
 
 A data error concerns single rows (see ``db/errors.py``), and so does a row that another session has
-locked. After such an error in a batch, every task or run gets its own transaction. An error that
-usually passes, such as a time limit, has the same effect once the same kind of batch has failed
-with it several times in a row. The task or run that causes the error is logged once, recorded for
-operators, left alone, and tried again after a delay that doubles from a second to five minutes.
+locked. After such an error in a batch, every task or run gets its own transaction. A transient error,
+such as a time limit, has the same effect once the same kind of batch has failed with it several times
+in a row. The task or run that causes the error is logged once, recorded for operators, skipped, and
+tried again after a delay that doubles from a second to five minutes.
 
-If the database refuses every task with one and the same error, the cause is not the tasks: one line in the
-log names the database.
+If the database refuses every task with the same error, the tasks are not the cause: a single log line
+blames the database.
 """
 
 from __future__ import annotations
@@ -42,22 +42,20 @@ logger = logging.getLogger("horsies.blocked")
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 300.0
-# The lock of another session is released eventually, and the task should not wait much longer than
-# that.
+# Another session's lock is released eventually, and the task should not wait much longer than that.
 LONGEST_LOCK_SECONDS = 5.0
-# How long refusals stay in memory after the table for them was locked: no turn waits for it
-# meanwhile.
+# How long refusals stay in memory after their table was found locked; meanwhile no turn waits for it.
 LOCKED_SECONDS = 30.0
 # Forget a blocked task whose next attempt is this late: another process has changed it.
 FORGET_SECONDS = 60.0
 
-# How often batches of one kind may fail in a row with an error that usually passes.
+# How often batches of one kind may fail in a row with a transient error.
 PATIENCE = 3
 # How many tasks are named when the database refuses all of them.
 SHOWN = 3
-# This many tasks refused in a row with the same error are not the cause of it.
+# If this many tasks in a row are refused with the same error, the tasks are not its cause.
 ALIKE = 3
-# After a single change took too long, the next attempt waits this many times its duration.
+# After a single change took too long, the next attempt waits this many times that duration.
 REST_FACTOR = 10
 
 Task = TypeVar("Task")
@@ -68,8 +66,8 @@ Action: TypeAlias = Literal[
 
 
 # How long a change that is repeated anyway waits for a lock, and the total of such waits. The total
-# recovers by one second per second; once it is used up, a change hardly waits, so that a thousand
-# of them do not keep a worker from its heartbeat.
+# recovers by one second per second; once it is used up, a change hardly waits, so that a thousand of
+# them do not delay a worker's heartbeat.
 _PATIENT_MS, _IMPATIENT_MS = 200, 1
 # How long such a change may take in total, including its COMMIT.
 _PATIENT_SECONDS, _IMPATIENT_SECONDS = 10.0, 1.0
@@ -78,7 +76,7 @@ _PATIENCE_SECONDS = 3.0
 
 
 class Failures:
-    """How often jobs failed in a row with errors that usually pass; ``patience`` is the limit."""
+    """How often jobs failed in a row with transient errors; ``patience`` is the limit."""
 
     def __init__(self) -> None:
         self.patience = PATIENCE
@@ -97,7 +95,7 @@ class Failures:
         return self._counts.get(job, 0) >= self.patience
 
     def note_search(self, job: str) -> None:
-        """Note that every task had its own transaction: batches are possible again until one fails."""
+        """Note that every task had its own transaction: batches are used again until one fails."""
         if job in self._counts:
             self._counts[job] = self.patience - 1
 
@@ -107,7 +105,7 @@ class Failures:
 
 
 class Change(NamedTuple):
-    """The next change of one task or run."""
+    """The next change to one task or run."""
 
     action: Action
     id: str
@@ -122,7 +120,7 @@ class Change(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The first refusal of a change, and the error in one line."""
+    """The first refusal of a change, with the error on one line."""
 
     change: Change
     reason: str
@@ -135,15 +133,13 @@ class _Delay:
     seconds: float
     ends_at: float
     is_locked: bool
-    # The duration of the slowest attempt that was ended by a time limit.
+    # The duration of the slowest attempt that a time limit ended.
     taken_seconds: float
 
 
 @dataclass(slots=True)
 class _Alike:
-    """The tasks that were refused one after the other with the same error; `first` is the first of
-    them.
-    """
+    """The tasks that were refused one after another with the same error; `first` is the earliest."""
 
     reason: str
     first: str
@@ -153,7 +149,7 @@ class _Alike:
 
 @dataclass(slots=True)
 class _Search:
-    """One transaction per task, to find the one that causes an error."""
+    """One transaction per task, to find the task that causes an error."""
 
     refused: list[Refusal] = field(default_factory=list)
     succeeded: set[Action] = field(default_factory=set)
@@ -168,21 +164,21 @@ class Blocked:
         self._worker_id = worker_id
         self._clock = clock
         self.failures = Failures()
-        # Empty most of the time; callers that handle every task check this first.
+        # Usually empty; callers that handle every task check this first.
         self.delays: dict[str, _Delay] = {}
-        # When the time used up by waits for locks is fully recovered.
+        # When the time spent waiting for locks will have fully recovered.
         self._patient_at = 0.0
         self._alike: dict[Action, _Alike] = {}
         self._search: _Search | None = None
-        # Refusals that could not be recorded, because the connection was lost.
+        # Refusals that could not be recorded because the connection was lost.
         self._unreported: list[Refusal] = []
-        # Refusals that are logged and could not be recorded, because another session had locked the table;
-        # and until when it counts as locked.
+        # Refusals that were logged but could not be recorded because another session had locked the
+        # table; and until when the table counts as locked.
         self._unrecorded: list[Refusal] = []
         self._locked_until = 0.0
-        # Why regular jobs were refused the last time.
+        # Why regular jobs were refused last time.
         self.refused_jobs: dict[str, str] = {}
-        # Whether the table may still contain rows of tasks that have moved on.
+        # Whether the table may still contain rows of tasks that are no longer blocked.
         self.has_recorded = False
 
     def excluded(self) -> list[str]:
@@ -191,7 +187,7 @@ class Blocked:
         return [one for one, delay in self.delays.items() if now < delay.ends_at]
 
     def is_waiting(self, task_id: str, action: Action | None = None) -> bool:
-        """Whether the next attempt of this task, after that refused action, is not due yet."""
+        """Whether this task's next attempt, after that action was refused, is not due yet."""
         delay = self.delays.get(task_id)
         if delay is None or action not in (None, delay.action):
             return False
@@ -206,7 +202,7 @@ class Blocked:
         return any(delay.action == action for delay in self.delays.values())
 
     def has_next(self, action: Action) -> bool:
-        """Whether the next attempt of a refused change of this kind is due."""
+        """Whether the next attempt at a refused change of this kind is due."""
         if not self.includes(action):
             return False
         now, delays = self._clock(), self.delays.values()
@@ -219,7 +215,7 @@ class Blocked:
     def seconds_alone(self, one: str = "") -> float:
         """The time limit for the next attempt at this task or run.
 
-        It doubles after an attempt that took too long, so that a change that is merely slow
+        The limit doubles after an attempt that took too long, so that a change that is merely slow
         succeeds. ``statement_timeout_ms``, the limit of every transaction, also applies.
         """
         if not self._is_patient():
@@ -227,7 +223,7 @@ class Blocked:
         return max(_PATIENT_SECONDS, 2 * self.seconds_taken(one))
 
     def seconds_taken(self, one: str) -> float:
-        """The duration of the slowest attempt at a refused change that was ended by a time limit."""
+        """The duration of the slowest attempt at a refused change that a time limit ended."""
         delay = self.delays.get(one)
         return 0.0 if delay is None else delay.taken_seconds
 
@@ -247,9 +243,9 @@ class Blocked:
         """Run ``batch``, which changes all tasks in one transaction. If some of the tasks make it fail, run
         ``one_by_one`` instead.
 
-        Failures in a row are counted per `job`, the name of a kind of batch; the default is the
-        action. If `waits` is False, the batch does not wait for locks on task rows, so a lock
-        timeout concerns the whole batch and is raised.
+        Consecutive failures are counted per `job`, the name of a kind of batch; it defaults to the
+        action. If `waits` is False, the batch does not wait for locks on task rows, so a lock timeout
+        concerns the whole batch and is raised.
         """
         job = job or action
         if not self.failures.is_suspect(job):
@@ -272,7 +268,7 @@ class Blocked:
 
     @contextmanager
     def search(self, pipeline: Pipeline) -> Iterator[None]:
-        """One transaction per task; the refused ones are reported at the end, when all are known."""
+        """Give each task its own transaction; refused tasks are reported at the end, when all are known."""
         search, outer = _Search(), self._search
         self._search = search
         try:
@@ -300,8 +296,8 @@ class Blocked:
         return answers
 
     def forget(self, change: Change) -> None:
-        """Note that the task or run was changed. Others that were refused for the same reason are
-        tried again now.
+        """Note that the task or run was changed. Others that were refused for the same reason are tried
+        again now.
         """
         self._alike.pop(change.action, None)
         if self._search is not None:
@@ -320,8 +316,8 @@ class Blocked:
         change_of: Callable[[Task], Change],
         steps_of: Callable[[Sequence[Task]], list[Step]],
     ) -> list[list[list[Any]]]:
-        """Change all tasks in one transaction, or each in its own if single ones cause an error.
-        Tasks whose next attempt is not due yet are left out. Returns the answers by transaction.
+        """Change all tasks in one transaction, or each in its own if single tasks cause an error. Tasks
+        whose next attempt is not due yet are left out. Return the answers by transaction.
         """
         wanted = [task for task in tasks if not self.is_waiting(change_of(task).id)]
         if not wanted:
@@ -338,7 +334,7 @@ class Blocked:
     def note(
         self, pipeline: Pipeline, change: Change, error: psycopg.Error, taken_seconds: float = 0.0
     ) -> None:
-        """Skip a task or run for longer than last time; log and record it the first time."""
+        """Skip a task or run for longer than last time; the first time, log and record it."""
         known, now = self.delays.get(change.id), self._clock()
         reason = describe_refusal(error)
         alike = self._note_alike(change, reason, is_new=known is None)
@@ -373,10 +369,10 @@ class Blocked:
     def _report(
         self, pipeline: Pipeline, refused: Sequence[Refusal], succeeded: Set[Action]
     ) -> None:
-        """Record refused changes for operators. Log each one, or a single line if the database
-        refuses every task.
+        """Record refused changes for operators. Log each one, or a single line if the database refuses
+        every task.
         """
-        self._unreported += refused  # until they are recorded: the connection may be lost
+        self._unreported += refused  # until they are recorded, because the connection may be lost
         new = [one for one in self._unreported if self._is_new(pipeline, one)]
         self._unreported = []
         for action in dict.fromkeys(one.change.action for one in new):
@@ -390,7 +386,7 @@ class Blocked:
                 _log_database(action, found)
 
     def _is_new(self, pipeline: Pipeline, refusal: Refusal) -> bool:
-        """Record a refusal; False if it was recorded before, by any worker."""
+        """Record a refusal; False if any worker has recorded it before."""
         if self._clock() < self._locked_until:
             self._unrecorded.append(refusal)
             return True
@@ -411,7 +407,7 @@ class Blocked:
 
     @contextmanager
     def job(self, name: str, event: EventName | None = None, remedy: str = "") -> Iterator[None]:
-        """Postpone a regular job to its next time when the database refuses it; log each reason
+        """Postpone a regular job to its next scheduled time if the database refuses it; log each reason
         once.
         """
         try:
@@ -431,8 +427,8 @@ class Blocked:
             self.refused_jobs.pop(name, None)
 
     def update_record(self, pipeline: Pipeline) -> None:
-        """Record the refusals that could not be recorded while the table was locked. Once no task
-        or run is known to be blocked, delete the rows of those that have moved on.
+        """Record the refusals that could not be recorded while the table was locked. Once no task or
+        run is known to be blocked, delete the rows of those that are no longer blocked.
         """
         if self._unrecorded and self._clock() >= self._locked_until:
             unrecorded, self._unrecorded = self._unrecorded, []
@@ -450,7 +446,7 @@ def is_of_one(error: psycopg.Error) -> bool:
 
 
 def is_of_database(found: Sequence[Refusal], alike_count: int, has_success: bool) -> bool:
-    """Whether every task is refused with one error: those of a batch, or several in a row."""
+    """Whether every task is refused with the same error: all tasks of a batch, or several in a row."""
     is_same = len({one.reason for one in found}) == 1
     return is_same and not has_success and (len(found) > 1 or alike_count >= ALIKE)
 

@@ -1,6 +1,6 @@
-"""The broker: run scripts of statements on the right connection and turn failures into values.
+"""The broker: runs scripts of statements on the right connection and turns failures into values.
 
-Every database operation of a producer goes through ``perform``. It never raises for operational
+Every database operation by a producer goes through ``perform``. It never raises for operational
 failures; ``db/errors.py`` classifies them. The first statement brings the schema up to date.
 """
 
@@ -100,15 +100,15 @@ STALE_THRESHOLD_MS_MIN = 1_000
 RESEND_DELAYS_SECONDS = (0.2, 0.4, 0.8)
 
 _ELSEWHERE = (
-    "The connection given as transaction= leads to another database or schema than the application's; "
-    "connect it to app.database_url"
+    "The connection given as transaction= leads to another database or schema than the "
+    "application's; connect it to app.database_url"
 )
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 _CLEANING = BrokerErrorCode.CLEANUP_FAILED
 
 
 class PayloadMismatchError(Exception):
-    """The id or idempotency key is taken by a different request."""
+    """The id or idempotency key is already used by a different request."""
 
 
 class PostgresBroker:
@@ -122,20 +122,20 @@ class PostgresBroker:
     ) -> None:
         self.config = config
         self.database = Database(config, role, migrates=migrates)
-        # Whether statements may be sent without psycopg's cursors: a pooler in transaction mode needs a
-        # transaction with settings around each, and ``echo`` logs each.
+        # Whether statements may bypass psycopg's cursors. A pooler in transaction mode needs a
+        # transaction with settings around each statement, and ``echo`` logs each statement.
         self.is_direct = not (config.pgbouncer_transaction_mode or config.echo)
-        # The schema found in the transaction of a caller.
+        # The schema found in a caller's transaction.
         self._within = Installation(config.schema_name)
         self._waiters: Waiters | None = None
-        # Replaced in a forked process: a thread of the parent may have held the lock during the
-        # fork.
+        # Replaced in a forked process, because one of the parent's threads may have held the lock
+        # during the fork.
         self._locks: dict[int, threading.Lock] = {}
         self._schema_ready_in_pid: int | None = None
 
     @property
     def waiters(self) -> Waiters:
-        """The waiters for results, made at the first wait, because most commands need none."""
+        """The waiters for results, created at the first wait, because most commands need none."""
         if self._waiters is None:
             with self._lock():
                 if self._waiters is None:
@@ -145,7 +145,7 @@ class PostgresBroker:
         return self._waiters
 
     def ensure_schema_initialized(self) -> BrokerResult[None]:
-        """Create or update the tables if they are outdated; safe in many processes at once."""
+        """Create or update the tables if they are outdated; safe to call in many processes at once."""
         try:
             self._ensure_schema()
         except Exception as error:
@@ -166,7 +166,7 @@ class PostgresBroker:
     ) -> BrokerResult[T]:
         """Run the script on a pooled connection, or inside the caller's transaction.
 
-        Without a transaction, every statement is committed on its own; ``atomic`` puts all of them
+        Without a transaction, every statement is committed on its own; ``atomic`` puts all statements
         into one transaction. With ``read_only`` they also see the same snapshot.
         """
         logged = self.config.echo
@@ -225,8 +225,8 @@ class PostgresBroker:
         """Run a script that stores tasks or runs; ``resend`` repeats it up to three times after
         transient failures.
 
-        Every repetition must use the same ids and fingerprints, so that nothing is stored twice
-        after a lost answer.
+        Every repetition must use the same ids and fingerprints, so that nothing is stored twice after a
+        lost answer.
         """
         code = BrokerErrorCode.ENQUEUE_FAILED
         for delay_seconds in resend_delays(resend, transaction):
@@ -255,9 +255,9 @@ class PostgresBroker:
     def insert(
         self, statement: Statement[Any, TaskId], row: InsertTask
     ) -> BrokerResult[str] | None:
-        """Insert one task in one round trip and return its id; None if the id or key is taken.
+        """Insert one task in one round trip and return its id; None if the id or key is already used.
 
-        Needs ``is_direct``. The layers that it bypasses would take half of a send's processor time.
+        Needs ``is_direct``. The layers it bypasses would take half of a send's processor time.
         """
         try:
             self._ensure_schema()
@@ -295,7 +295,7 @@ class PostgresBroker:
         return Ok(row.id) if inserted else None
 
     def store_stream(self, steps: Iterable[Step]) -> BrokerResult[None]:
-        """Run the statements of a stream in one transaction; see ``direct.stream``."""
+        """Run a stream's statements in one transaction; see ``direct.stream``."""
         try:
             self._ensure_schema()
             with self.database.connection() as connection, connection.transaction():
@@ -315,7 +315,7 @@ class PostgresBroker:
         return Ok(None)
 
     def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> BrokerResult[list[StaleTask]]:
-        """List RUNNING tasks without a heartbeat for longer than the threshold."""
+        """List RUNNING tasks that have sent no heartbeat for longer than the threshold."""
         return self.perform(_READING, _stale_tasks(stale_threshold_minutes))
 
     async def get_stale_tasks_async(
@@ -324,7 +324,7 @@ class PostgresBroker:
         return await self.perform_async(_READING, _stale_tasks(stale_threshold_minutes))
 
     def get_worker_stats(self) -> BrokerResult[list[WorkerStats]]:
-        """Count the running tasks of each child process."""
+        """Count each child process's running tasks."""
         return self.perform(_READING, read_rows(monitor.count_worker_tasks()))
 
     async def get_worker_stats_async(self) -> BrokerResult[list[WorkerStats]]:
@@ -338,10 +338,10 @@ class PostgresBroker:
         return await self.perform_async(_READING, read_rows(monitor.find_expired_tasks()))
 
     def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
-        """Fail stale RUNNING tasks as a crash of their worker would; return their number.
+        """Fail stale RUNNING tasks as if their worker had crashed; return how many.
 
-        Each is retried or failed by its policy, and its attempt is recorded. A task is stale when its
-        start, the heartbeats of this attempt and the last heartbeat of its worker are all older than
+        Each task is retried or failed according to its policy, and its attempt is recorded. A task is
+        stale if its start, this attempt's heartbeats and its worker's last heartbeat are all older than
         the threshold (at least 1,000 ms), and its worker does not hold its session lock.
 
         Example:
@@ -355,9 +355,9 @@ class PostgresBroker:
         return await asyncio.to_thread(self.mark_stale_tasks_as_failed, stale_threshold_ms)
 
     def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> BrokerResult[int]:
-        """Release stale CLAIMED tasks to their queues; return their number.
+        """Return stale CLAIMED tasks to their queues; return how many.
 
-        They had not started: no attempt is counted. Stale means the same as for running tasks.
+        They had not started, so no attempt is counted. Stale means the same as for running tasks.
         """
         return self._recover_stale("CLAIMED", stale_threshold_ms)
 
@@ -367,7 +367,7 @@ class PostgresBroker:
         return await asyncio.to_thread(self.requeue_stale_claimed, stale_threshold_ms)
 
     def expire_pending_tasks(self) -> BrokerResult[int]:
-        """Mark PENDING tasks past their ``good_until`` as EXPIRED; return their number."""
+        """Mark PENDING tasks past their ``good_until`` as EXPIRED; return how many."""
         return self._recover(recovery.expire_pending)
 
     async def expire_pending_tasks_async(self) -> BrokerResult[int]:
@@ -424,7 +424,7 @@ class PostgresBroker:
 
 def resend_delays(resend: bool, transaction: object) -> Sequence[float]:
     """Return the waits before each repetition of a failed send."""
-    # The caller's transaction has failed as a whole: only the caller can repeat it.
+    # The caller's transaction has failed as a whole, and only the caller can repeat it.
     return RESEND_DELAYS_SECONDS if resend and transaction is None else ()
 
 
@@ -439,7 +439,7 @@ def _stale_tasks(stale_threshold_minutes: float) -> Script[list[StaleTask]]:
 def failure(
     code: BrokerErrorCode, error: BaseException, transaction: object = None
 ) -> BrokerOperationError:
-    """Turn an exception into a value without any password in it."""
+    """Turn an exception into a value that contains no password."""
     if isinstance(error, PayloadMismatchError):
         return BrokerOperationError(BrokerErrorCode.PAYLOAD_MISMATCH, str(error))
     if transaction is not None:
@@ -487,7 +487,7 @@ def _attempt(close: Any) -> BrokerResult[None]:
 
 
 def build_broker(config: PostgresConfig, role: str, *, migrates: bool = True) -> PostgresBroker:
-    """Return a broker that connects on first use; HRS-211 when it cannot even be built."""
+    """Return a broker that connects on first use; HRS-211 if it cannot even be built."""
     try:
         return PostgresBroker(config, role=role, migrates=migrates)
     except HorsiesError:

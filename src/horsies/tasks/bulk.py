@@ -1,7 +1,7 @@
-"""Sending many: a stream of calls becomes chunks of rows, stored in one transaction: all of them, or none.
+"""Sending many: a stream of calls becomes chunks of rows, stored in one transaction: all or none.
 
-A chunk is encoded while the server inserts the previous one. The rows of two chunks are in memory at a time,
-and 16 bytes for each task that was sent. Hooks and spans take the number of calls, so with either, all calls
+A chunk is encoded while the server inserts the previous one. Memory holds the rows of two chunks, and
+16 bytes for each task sent. Hooks and spans receive the number of calls, so if there are any, all calls
 are encoded first.
 """
 
@@ -61,13 +61,13 @@ T = TypeVar("T")
 Chunk = list[EncodedCall]
 Handles = Sequence[TaskHandle[T]]
 
-# A statement of a thousand rows takes the server 10 ms, 0.1 ms of it for the statement itself.
+# The server takes 10 ms for a statement with a thousand rows, including 0.1 ms for the statement itself.
 CHUNK_CALLS = 1_000
 CHUNK_CHARACTERS = 1_000_000
-# A chunk of one row would send another notification, which names the row, so the last chunk takes over two
-# calls of the previous chunk.
+# A chunk of one row would send another notification, which names the row, so the last chunk takes over
+# two calls from the previous one.
 _CARRIED = 2
-# Rows kept for a resend go to a temporary file beyond this size.
+# Beyond this size, rows kept for a resend go to a temporary file.
 KEPT_BYTES_IN_MEMORY = 8_000_000
 _STORING = BrokerErrorCode.ENQUEUE_FAILED
 
@@ -97,7 +97,7 @@ async def send_many_async(
 
 
 class TaskHandles(Sequence[TaskHandle[T]]):
-    """The handles of a stream of calls. It keeps 16 bytes per task and makes a handle on access."""
+    """The handles for a stream of calls. It keeps 16 bytes per task and creates each handle on access."""
 
     __slots__ = ("_ids", "_make")
 
@@ -106,7 +106,7 @@ class TaskHandles(Sequence[TaskHandle[T]]):
         self._ids = bytearray(ids)
 
     def extend(self, ids: Iterable[str]) -> None:
-        """Append the handles of these tasks."""
+        """Append handles for these tasks."""
         self._ids += bytes.fromhex("".join(ids).replace("-", ""))
 
     def __len__(self) -> int:
@@ -133,7 +133,9 @@ class TaskHandles(Sequence[TaskHandle[T]]):
 
 
 class KeptRows:
-    """The texts of rows that an attempt has sent, for a resend; many of them are kept in a temporary file."""
+    """The texts of rows that an attempt has sent, kept for a resend; if there are many, in a temporary
+    file.
+    """
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(KEPT_BYTES_IN_MEMORY)
@@ -151,7 +153,7 @@ class KeptRows:
 
 
 class _RefusedCall(Exception):
-    """A call of the stream that cannot be sent."""
+    """A call in the stream that cannot be sent."""
 
     def __init__(self, error: TaskSendError) -> None:
         super().__init__(error.message)
@@ -159,7 +161,7 @@ class _RefusedCall(Exception):
 
 
 def _encoded(sender: Sender, calls: Iterable[TaskCall[Any]]) -> Iterator[Chunk]:
-    """Check the calls and encode them, chunk by chunk."""
+    """Check and encode the calls, chunk by chunk."""
     definition, limits = sender.definition, sender.producer.config.payload
     chunk: Chunk = []
     size = 0
@@ -185,7 +187,7 @@ def _refused_at(position: int, error: TaskSendError) -> _RefusedCall:
 
 
 def _prepare(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[_Bulk[T]]:
-    """Check the options and the first calls, or all calls if there are hooks or tracing."""
+    """Check the options and the first calls, or all calls if hooks or tracing are in use."""
     producer, options = sender.producer, sender.options
     if producer.are_sends_suppressed():
         return Err(suppressed())
@@ -194,7 +196,7 @@ def _prepare(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[_Bu
     chunks = _encoded(sender, calls)
     needs_all = bool(producer.hooks) or producer.config.tracing is not None
     try:
-        # Two chunks show whether one statement suffices.
+        # Two chunks show whether one statement is enough.
         first = list(chunks if needs_all else islice(chunks, 2))
     except _RefusedCall as refusal:
         return Err(refusal.error)
@@ -259,7 +261,7 @@ def _shared_row(task_name: str, options: SendOptions, shared: SharedValues) -> I
 def _traced(
     sender: Sender, row: InsertTasks, chunks: Sequence[Chunk]
 ) -> tuple[InsertTasks, Sending | None]:
-    """Start the span of the send and add its carrier to the rows."""
+    """Start the send's span and add its carrier to the rows."""
     tracing = sender.producer.config.tracing
     if tracing is None or not chunks:
         return row, None
@@ -269,7 +271,7 @@ def _traced(
 
 
 class _Bulk(Generic[T]):
-    """One send_many: its rows, and the handles of those that were made."""
+    """One send_many: its rows, and the handles for rows created so far."""
 
     def __init__(
         self,
@@ -293,8 +295,7 @@ class _Bulk(Generic[T]):
         self._transaction = options.transaction
         self._delays = resend_delays(config.resend_on_transient_err, options.transaction)
         self._kept = KeptRows() if self._delays else None
-        # The exception that ended the stream: a refused call, or one raised by the caller's
-        # iterable.
+        # The exception that ended the stream: a rejected call, or one raised by the caller's iterable.
         self._fault: Exception | None = None
         make: Callable[[str], TaskHandle[T]] = functools.partial(
             TaskHandle, broker=broker, results=sender.definition.results
@@ -303,7 +304,7 @@ class _Bulk(Generic[T]):
         self._handles: list[TaskHandle[T]] | TaskHandles[T] = [] if has_list else TaskHandles(make)
 
     def store(self) -> BrokerResult[None]:
-        """Insert all rows; repeat after a transient failure as configured for the application."""
+        """Insert all rows; repeat after a transient failure if the application is configured to."""
         stored = self._store_first()
         for delay_seconds in self._delays:
             if not self._is_repeatable(stored):
@@ -342,7 +343,7 @@ class _Bulk(Generic[T]):
         return isinstance(stored, Err) and stored.err_value.retryable and self._fault is None
 
     def end(self, stored: BrokerResult[None]) -> TaskSendResult[Handles[T]]:
-        """Return the handles or the error, and end the span; an error of the iterable is raised."""
+        """Return the handles or the error, and end the span; an error from the iterable is raised."""
         sent: TaskSendResult[Handles[T]] = Ok(self._handles)
         if isinstance(stored, Err):
             sent = Err(not_stored(stored.value, None, self._transaction))
@@ -376,7 +377,7 @@ class _Bulk(Generic[T]):
         return ((insert_new_tasks, rows) for rows in self._rows())
 
     def _rows(self) -> Iterator[InsertTasks]:
-        """Return the rows of earlier attempts, then those of the rest of the stream."""
+        """Return the rows of earlier attempts, followed by those of the rest of the stream."""
         for ids, args, kwargs, shas in self._kept or ():
             yield self._row._replace(ids=ids, args=args, kwargs=kwargs, enqueue_shas=shas)
         while True:

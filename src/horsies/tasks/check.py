@@ -1,4 +1,4 @@
-"""The checks before anything runs: imports, error codes, retry policies, the database.
+"""The checks made before anything runs: imports, error codes, retry policies, the database.
 
 `Horsies.check` calls them phase by phase, and so does a worker when it starts.
 """
@@ -37,8 +37,7 @@ from horsies.retry import RetryPolicy, rule_text
 from horsies.tasks.definition import TaskDefinition
 
 _OWN_NAME = "choose a name of your own: built-in codes mean that horsies itself found the error"
-# Built-in codes that no failed attempt can have, because the task was not running or has not
-# failed.
+# Built-in codes that a failed attempt cannot have, because the task was not running or has not failed.
 _UNRETRIED_CODES = {*RetrievalCode, OutcomeCode.TASK_CANCELLED, OutcomeCode.TASK_EXPIRED}
 _NO_DELIVERY = (
     "The database accepts LISTEN but delivers no notification, as behind a transaction pooler."
@@ -50,7 +49,7 @@ _DIRECT_ADDRESS = (
 _MIGRATE = (
     "run `horsies migrate` as the owner of the tables, or grant the role the right to create them"
 )
-# The rights of the role horsies_producer in docs/security.md.
+# The privileges of the role horsies_producer in docs/security.md.
 _PRODUCER_RIGHTS = frozenset(
     f"{right} ON horsies_{table}"
     for table, rights in {
@@ -68,13 +67,13 @@ _PRODUCER_RIGHTS = frozenset(
 def import_errors(
     entries: Iterable[str], import_entry: Callable[[str], object]
 ) -> list[HorsiesError]:
-    """Import every entry and return the errors; a broken line that several import is listed once."""
+    """Import every entry and return the errors; a broken line that several entries import is listed once."""
     errors: dict[object, HorsiesError] = {}
     for entry in entries:
         try:
             import_entry(entry)
         except (Exception, SystemExit) as raised:
-            # A module that calls sys.exit would otherwise end the check, with a success code.
+            # Otherwise a module that calls sys.exit would end the check, with a success code.
             problem = import_problem(entry, raised)
             many = problem.report.errors if isinstance(problem, MultipleValidationErrors) else None
             for error in many or [problem]:
@@ -137,8 +136,8 @@ def _policy_problems(policy: RetryPolicy | None) -> Iterator[str]:
 def policy_warnings(config: AppConfig, definitions: Iterable[TaskDefinition]) -> list[str]:
     """Return, as sentences, the entries of ``auto_retry_for`` that nothing produces.
 
-    Exception mappers, default codes, and the functions and constants of every loaded module can
-    produce a code. Classes and enum members are not checked, because a misspelt one does not exist.
+    A code can be produced by exception mappers, default codes, and the functions and constants of every
+    loaded module. Classes and enum members are not checked, because a misspelt one does not exist.
     """
     listed = [
         (task, rule_text(rule))
@@ -171,7 +170,7 @@ def _unknown_code(task: TaskDefinition, code: str, known: Iterable[str]) -> str:
 
 
 def _is_loaded_class(name: str) -> bool:
-    """Return whether ``module.Class`` is an exception class of a loaded module."""
+    """Return whether ``module.Class`` is an exception class in a loaded module."""
     parts = name.split(".")
     for size in range(len(parts) - 1, 0, -1):
         found: Any = sys.modules.get(".".join(parts[:size]))
@@ -185,13 +184,13 @@ def _is_loaded_class(name: str) -> bool:
 def _codes_in_modules(wanted: set[str], tasks: Iterable[TaskDefinition]) -> set[str]:
     """Return the wanted error codes that occur as strings in the code.
 
-    It searches the modules of the tasks first, because the codes that tasks return are usually there. Only
-    a code that is still missing, such as a misspelt one, needs a scan of all modules (0.4 s for 750).
+    It searches the tasks' modules first, because the codes that tasks return are usually there. Only a
+    code that is still missing, such as a misspelt one, requires a scan of all modules (0.4 s for 750).
     """
     functions = [task.function for task in tasks]
     own = [function.__module__ for function in functions]
     found = {text for function in functions for text in _texts(function)} & wanted
-    seen: set[int] = set()  # most names of a module are imported ones
+    seen: set[int] = set()  # most names in a module are imported ones
     for name in [*own, *sys.modules]:
         module = sys.modules.get(name)
         for value in list(vars(module).values()) if isinstance(module, ModuleType) else ():
@@ -204,8 +203,8 @@ def _codes_in_modules(wanted: set[str], tasks: Iterable[TaskDefinition]) -> set[
 
 
 def _texts(value: object, *, in_class: bool = False) -> Iterator[str]:
-    """Yield the string that a constant is, or the strings that a function or a class contains."""
-    # isinstance() reads __class__, and a proxy such as Flask's `request` raises outside its context.
+    """Yield the string that a constant holds, or the strings that a function or class contains."""
+    # isinstance() reads __class__, which a proxy such as Flask's `request` raises on outside its context.
     kind = type(value)
     if issubclass(kind, str):
         yield str(value)
@@ -233,8 +232,8 @@ def _texts_of_code(code: CodeType) -> Iterator[str]:
 def live_errors(
     config: PostgresConfig, *, role: str = "producer", migrates: bool = True
 ) -> list[HorsiesError]:
-    """Return the error that makes the database unusable: no connection, no tables and no right to create
-    them, no rights on them, or no notifications.
+    """Return the error that makes the database unusable: no connection, no tables and no privilege to
+    create them, no privileges on them, or no notifications.
 
     Uses its own connections and closes them; the application's broker is not touched. No table is
     created or changed.
@@ -260,8 +259,8 @@ def live_errors(
 
 
 def live_notes(config: PostgresConfig, *, migrates: bool = True) -> list[str]:
-    """Return the remarks of a live check without errors: migrations that the next process will
-    apply, and obstacles that concern only workers.
+    """Return remarks for a live check without errors: migrations that the next process will apply, and
+    obstacles that concern only workers.
     """
     notes = [error.message for error in live_errors(config, role="worker", migrates=migrates)]
     with Database(config, "check").connect("check") as connection:
@@ -303,7 +302,7 @@ def _table_problem(
 
 
 def missing_rights(missing: Iterable[str], role: str) -> list[str]:
-    """Return those of the missing rights, such as "INSERT ON horsies_tasks", that the role needs."""
+    """Return the missing privileges, such as "INSERT ON horsies_tasks", that the role needs."""
     if role == "producer":
         return [right for right in missing if right in _PRODUCER_RIGHTS]
     return [

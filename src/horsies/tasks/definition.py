@@ -1,7 +1,7 @@
 """Task definitions: the frozen result of decorating a function.
 
-``@app.task`` builds one after all checks at definition time; the producer (send) and the child
-(invoke) read it.
+``@app.task`` builds one after all definition-time checks; the producer (send) and the child (invoke)
+read it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class DecoratorOptions:
 def define(
     config: AppConfig, function: Any, task_name: str | None, options: DecoratorOptions
 ) -> TaskDefinition:
-    """Check a function and its options, and return the task they make."""
+    """Check a function and its options, and return the task they define."""
     location = SourceLocation.from_function(function) if callable(function) else None
     _raise_first(_function_problems(function, options.unknown), location)
     name = _default_name(function, location) if task_name is None else task_name
@@ -118,7 +118,7 @@ def is_decorated(given: object) -> bool:
     """Return whether this value was decorated without parentheses, rather than passed as the first
     argument.
 
-    A classmethod or property cannot be called, but can be bound to an object.
+    A classmethod or property cannot be called but can be bound to an object.
     """
     return callable(given) or hasattr(given, "__get__")
 
@@ -180,7 +180,7 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
         )
 
 
-# Names in other task queues for options of `@app.task`.
+# What other task queues call the options of `@app.task`.
 _OTHER_WORDS = {
     **dict.fromkeys(("timeout", "time_limit", "soft_time_limit", "job_timeout"), "timeout_ms"),
     **dict.fromkeys(("retries", "retry", "max_retries", "max_tries"), "retry_policy"),
@@ -194,7 +194,7 @@ def _with_hint(option: str) -> str:
 
 
 def _default_name(function: FunctionType, location: SourceLocation | None) -> str:
-    """Return `module.function`, with the name under which workers import the module."""
+    """Return `module.function`, using the name under which workers import the module."""
     try:
         return f"{shared_name(function.__module__)}.{function.__name__}"
     except ValueError as problem:
@@ -231,7 +231,9 @@ def is_storable_name(name: str) -> bool:
 
 
 def _wraps_another(function: FunctionType) -> bool:
-    """Recognise a decorator's wrapper, even without functools.wraps: it passes all arguments on."""
+    """Return whether this is a decorator's wrapper, even without functools.wraps: it passes on all its
+    arguments.
+    """
     if hasattr(function, "__wrapped__"):
         return True
     kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
@@ -244,7 +246,7 @@ def _wraps_another(function: FunctionType) -> bool:
 
 
 def is_method(function: FunctionType) -> bool:
-    """Recognise a function of a class body whose first parameter is the object or the class."""
+    """Return whether a function was defined in a class body and takes the object or the class first."""
     *_, owner, _name = ("<locals>", *function.__qualname__.split("."))
     first = next(iter(inspect.signature(function).parameters), None)
     return owner != "<locals>" and first in ("self", "cls")
@@ -366,7 +368,7 @@ def _types_help(error: ValueError, usual: str) -> str:
 
 
 def _mentions_result(declared: Any) -> bool:
-    """Recognize TaskResult, even with wrong parameters or as a member of a union."""
+    """Return whether TaskResult occurs, even with wrong parameters or as a member of a union."""
     choices = get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
     return any((get_origin(bare(one)) or bare(one)) is TaskResult for one in choices)
 
@@ -374,7 +376,7 @@ def _mentions_result(declared: Any) -> bool:
 def choose_queue(
     config: AppConfig, queue_name: str | None, location: SourceLocation | None
 ) -> CustomQueueConfig:
-    """Return the queue a task with this ``queue_name`` goes to."""
+    """Return the queue for a task with this ``queue_name``."""
     queues = {queue.name: queue for queue in config.queues()}
     code, help_text = ErrorCode.CONFIG_INVALID_QUEUE_MODE, f"choose one of: {', '.join(queues)}"
     if config.queue_mode is QueueMode.DEFAULT:
@@ -394,7 +396,7 @@ def choose_queue(
 
 
 def name_used_twice(definition: TaskDefinition, first: SourceLocation | None) -> RegistryError:
-    """Return the error for a second task of the same name."""
+    """Return the error for a second task with the same name."""
     return RegistryError(
         f"The task name {definition.name!r} is used twice.",
         code=ErrorCode.TASK_DUPLICATE_NAME,

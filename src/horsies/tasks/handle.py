@@ -1,4 +1,4 @@
-"""TaskHandle: wait for the result of a task, read its state, cancel it.
+"""TaskHandle: wait for a task's result, read its state, cancel it.
 
 Only ``result`` raises; ``get`` reports a missing result with a retrieval code. ``info`` and
 ``cancel`` work for any task id.
@@ -87,7 +87,7 @@ class TaskInfo(TaskColumns):
 
 
 class TaskActionErrorCode(StrEnum):
-    """Why an action on a task was refused."""
+    """Why an action on a task was rejected."""
 
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
     TASK_NOT_CANCELLABLE = "TASK_NOT_CANCELLABLE"
@@ -99,7 +99,7 @@ class TaskActionErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskActionError:
-    """A refused action, with the status that prevented it."""
+    """A rejected action, with the status that prevented it."""
 
     code: TaskActionErrorCode
     message: str
@@ -110,10 +110,10 @@ class TaskActionError:
 
 @dataclass(frozen=True, slots=True)
 class TaskCancelled:
-    """A cancel that took effect.
+    """A cancellation that took effect.
 
-    ``was_status`` is the status before the cancel. A RUNNING task has been asked to stop: its
-    outcome becomes TASK_CANCELLED when its worker has stopped it.
+    ``was_status`` is the status before the cancellation. A RUNNING task has been asked to stop: its
+    outcome becomes TASK_CANCELLED once its worker has stopped it.
     """
 
     task_id: str
@@ -127,12 +127,14 @@ def info_script(
     include_failed_reason: bool,
     include_attempts: bool,
 ) -> Script[TaskInfo | None]:
-    """Read the state of one task; None when there is no such task."""
+    """Read one task's state; None if there is no such task."""
     if (stored := stored_form(task_id)) is None:
         return None
     read = read_task(stored, include_result, include_failed_reason)
     progress: TaskProgress | None = None
-    for _ in range(2):  # the next attempt may begin, and report, between the two statements
+    for _ in range(
+        2
+    ):  # the next attempt may begin, and report progress, between the two statements
         rows: list[TaskRow] = yield read
         if not rows:
             return None
@@ -149,12 +151,12 @@ def info_script(
 
 
 def progress_script(task_id: str) -> Script[TaskProgress | None]:
-    """Read the last progress that a task reported."""
+    """Read the latest progress that a task reported."""
     return one_or_none((yield read_progress(task_id)))
 
 
 def attempts_script(task_id: str) -> Script[list[TaskAttemptInfo]]:
-    """Read the finished attempts of a task, newest first."""
+    """Read a task's finished attempts, newest first."""
     rows: list[TaskAttemptInfo] = yield read_attempts(task_id)
     return [replace(row, outcome=TaskAttemptOutcome(row.outcome)) for row in rows]
 
@@ -170,7 +172,7 @@ def _info(row: TaskRow, results: ResultCodec | None) -> TaskInfo:
 
 
 def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, TaskError]:
-    """Return the result of a task from its row; an unfinished task is an error result."""
+    """Return a task's result from its row; an unfinished task gives an error result."""
     match TaskStatus(row.status):
         case TaskStatus.CANCELLED:
             message = f"Task {row.id} was cancelled."
@@ -200,8 +202,8 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
         case Ok(result):
             return result
         case Err(problem):
-            # With a path, the value was read but no longer fits its type; without a path, it could
-            # not be read.
+            # If there is a path, the value was read but no longer fits its type; if not, it could not
+            # be read at all.
             return error_result(
                 ContractCode.PYDANTIC_HYDRATION_ERROR
                 if problem.path
@@ -214,7 +216,7 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
 def error_result(
     code: BuiltInTaskCode, message: str, data: Mapping[str, Any] | None = None
 ) -> TaskResult[Any, TaskError]:
-    """Return an error result that the library made."""
+    """Return an error result created by the library."""
     return TaskResult(err=TaskError(error_code=code, message=message, data=data))
 
 
@@ -227,7 +229,7 @@ _UNREADABLE = (
 
 
 def value_or_raise(task_id: str, result: TaskResult[T, TaskError]) -> T:
-    """Return the value of a task, or raise TaskFailed, ResultTimeout or ResultUnavailable."""
+    """Return a task's value, or raise TaskFailed, ResultTimeout or ResultUnavailable."""
     if result.is_ok():
         return result.ok_value
     error = result.err_value
@@ -271,7 +273,7 @@ class TaskHandle(Generic[T]):
     def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
         """Wait for the result and return it; 0 reads once without waiting, None waits forever.
 
-        Never raises. Without a result it returns an error result: WAIT_TIMEOUT, RESULT_NOT_READY
+        Never raises. If there is no result, it returns an error result: WAIT_TIMEOUT, RESULT_NOT_READY
         (with 0), TASK_NOT_FOUND, TASK_CANCELLED, TASK_EXPIRED, BROKER_ERROR, EVENT_LOOP_RUNNING.
         """
         if self._cached is not None:
@@ -304,10 +306,10 @@ class TaskHandle(Generic[T]):
         return self._read(future.result())
 
     def result(self, timeout_ms: int | None = None) -> T:
-        """Wait as ``get`` does and return the value of the task, or raise.
+        """Wait like ``get`` and return the task's value, or raise.
 
-        TaskFailed: the task failed, was cancelled or expired. ResultTimeout, a TimeoutError: it has
-        not ended in time. ResultUnavailable: its result could not be read.
+        TaskFailed: the task failed, expired or was cancelled. ResultTimeout, a TimeoutError: it has not
+        ended in time. ResultUnavailable: its result could not be read.
         """
         return value_or_raise(self.task_id, self.get(timeout_ms))
 
@@ -348,7 +350,7 @@ class TaskHandle(Generic[T]):
         include_failed_reason: bool = False,
         include_attempts: bool = False,
     ) -> BrokerResult[TaskInfo | None]:
-        """Return the stored state of the task; Ok(None) when there is no such task."""
+        """Return the task's stored state; Ok(None) if there is no such task."""
         if self._broker is None:
             return Err(_NO_BROKER)
         flags = (include_result, include_failed_reason, include_attempts)
@@ -370,11 +372,11 @@ class TaskHandle(Generic[T]):
         return await self._broker.perform_async(BrokerErrorCode.TASK_INFO_QUERY_FAILED, script)
 
     def watch(self, timeout_ms: int | None = None) -> Iterator[TaskInfo]:
-        """Yield the state of the task now and after every change of its status, attempt or progress;
-        the last one is terminal.
+        """Yield the task's state now and after every change to its status, attempt or progress; the
+        last state is terminal.
 
         Reconnects after a lost connection. Raises TaskWatchFailed if the task does not exist, and
-        TimeoutError when the task has not ended after ``timeout_ms``.
+        TimeoutError if the task has not ended after ``timeout_ms``.
 
         Example:
             for state in handle.watch():
@@ -394,9 +396,9 @@ class TaskHandle(Generic[T]):
     def cancel(
         self, *, include_running: bool = True, reason: str | None = None
     ) -> Result[TaskCancelled, TaskActionError]:
-        """Cancel a waiting task at once; ask the worker of a running one to stop it.
+        """Cancel a waiting task immediately; ask a running task's worker to stop it.
 
-        The reason is recorded with the author, see ``horsies.monitoring.acting_as``.
+        The reason and the author are recorded; see ``horsies.monitoring.acting_as``.
         """
         if self._broker is None:
             return Err(_action_failed(self.task_id, _NO_BROKER))
@@ -449,7 +451,7 @@ def _cancel_script(
 def action_result(
     task_id: str, done: BrokerResult[Result[T, TaskActionError]]
 ) -> Result[T, TaskActionError]:
-    """Return the answer of an action's script, or the failure of the broker that ran it."""
+    """Return the answer from an action's script, or the failure of the broker that ran it."""
     return Err(_action_failed(task_id, done.value)) if isinstance(done, Err) else done.value
 
 

@@ -1,8 +1,7 @@
-"""The application's hooks around its tasks: checks of hooks, and the generators that wrap each
-call.
+"""The application's task hooks: checks of the hooks, and the generators that wrap each call.
 
-An ``around_task`` generator gets the running task, yields once where the task is called, and gets its
-result there, or its exception.
+An ``around_task`` generator receives the running task and yields once where the task is called;
+``yield`` returns the task's result or raises its exception.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Register = TypeVar("Register", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class Hooks:
-    """The hooks of an application, in the order of their registration."""
+    """An application's hooks, in order of registration."""
 
     start: list[ChildProcessHook] = field(default_factory=list)
     stop: list[ChildProcessHook] = field(default_factory=list)
@@ -34,13 +33,13 @@ class Hooks:
 
 
 def add_once(hooks: list[Any], hook: object) -> None:
-    """Append a hook that is not there yet; a module may be imported twice."""
+    """Append a hook unless it is registered already; a module may be imported twice."""
     if not any(hook is known for known in hooks):
         hooks.append(hook)
 
 
 def registers(refuse: Callable[[object], None]) -> Callable[[Register], Register]:
-    """Make a decorator that takes a function refuse parentheses, options and bad functions."""
+    """Make a decorator that takes a function reject parentheses, options and bad functions."""
 
     def decorate(register: Register) -> Register:
         @functools.wraps(register)
@@ -61,7 +60,7 @@ def registers(refuse: Callable[[object], None]) -> Callable[[Register], Register
 
 
 def refuse_bad_hook(hook: object) -> None:
-    """Refuse a child process hook that cannot simply be called."""
+    """Reject a child process hook that cannot be called as is."""
     is_generator = _is(hook, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if not callable(hook) or is_generator or not _takes(hook):
         raise ConfigurationError(
@@ -72,7 +71,7 @@ def refuse_bad_hook(hook: object) -> None:
 
 
 def refuse_bad_around(hook: object) -> None:
-    """Refuse a function that cannot be run around a task."""
+    """Reject a function that cannot be run around a task."""
     is_generator = _is(hook, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if not is_generator or not _takes(hook, "the running task"):
         raise ConfigurationError(
@@ -83,7 +82,7 @@ def refuse_bad_around(hook: object) -> None:
 
 
 def refuse_bad_send_hook(hook: object) -> None:
-    """Refuse an ``on_send`` hook that cannot simply be called."""
+    """Reject an ``on_send`` hook that cannot be called as is."""
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     if not callable(hook) or _is(hook, *kinds) or not _takes(hook, "the outgoing task"):
         raise ConfigurationError(
@@ -95,7 +94,7 @@ def refuse_bad_send_hook(hook: object) -> None:
 
 
 def _is(hook: object, *kinds: Callable[[Any], bool]) -> bool:
-    """Return whether calling `hook` only makes an object of one of these kinds."""
+    """Return whether calling `hook` only creates an object of one of these kinds."""
     called = getattr(type(hook), "__call__", None)  # noqa: B004 - asked for its kind, not called
     return any(is_kind(function) for is_kind in kinds for function in (hook, called))
 
@@ -122,7 +121,7 @@ def as_plain_calls(hooks: Sequence[ChildProcessHook]) -> list[Callable[[], objec
 
 def _to_its_end(hook: Callable[[], Any]) -> Callable[[], object]:
     def call() -> object:
-        # decided at the call, because a wrapped coroutine function does not show its kind
+        # decided at the call, because a wrapped coroutine function does not reveal its kind
         returned = hook()
         return run_coroutine(returned) if inspect.iscoroutine(returned) else returned
 
@@ -132,7 +131,7 @@ def _to_its_end(hook: Callable[[], Any]) -> Callable[[], object]:
 
 
 def surround(definition: TaskDefinition, hooks: Sequence[AroundTask]) -> TaskDefinition:
-    """Return the definition with its function inside the hooks, the first one outermost."""
+    """Return the definition with its function wrapped in the hooks, the first one outermost."""
     function = definition.function
     for hook in reversed(hooks):
         make = _async_call if definition.is_async else _call
@@ -180,7 +179,7 @@ def _run_without_waiting(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 class _Around:
-    """One call of a hook: its generator during an attempt."""
+    """One use of a hook: its generator during an attempt."""
 
     def __init__(self, hook: AroundTask) -> None:
         self._name = getattr(hook, "__qualname__", repr(hook))
@@ -198,13 +197,11 @@ class _Around:
             await self._refuse_second_yield()
 
     async def fail(self, error: BaseException) -> None:
-        """Throw the task's exception into the hook, which may replace it but not turn it into a
-        success.
-        """
+        """Throw the task's exception into the hook, which may replace it but not turn it into a success."""
         try:
             has_yielded = await self._step("throw", error)
         except BaseException as raised:
-            # A generator wraps the exception that would end it in a RuntimeError.
+            # A generator wraps an exception that would end it in a RuntimeError.
             ends = isinstance(error, StopIteration | StopAsyncIteration)
             is_wrapped = ends and raised.__cause__ is error
             if raised is error or is_wrapped:
@@ -214,7 +211,7 @@ class _Around:
             await self._refuse_second_yield()
 
     async def _step(self, method: str, argument: object) -> bool:
-        """Resume the generator; True if it yielded, False if it has ended."""
+        """Resume the generator; True if it yielded, False if it has finished."""
         try:
             if self.is_async:
                 await getattr(self._generator, f"a{method}")(argument)

@@ -1,7 +1,7 @@
-"""Calling a task's function, in a child process or directly by ``task(...)``.
+"""Calls a task's function, in a child process or directly through ``task(...)``.
 
-Exceptions become errors through the exception mappers; only a stop request and Ctrl-C pass. Coroutines
-run on an event loop that is kept between tasks.
+Exceptions become errors through the exception mappers; only a stop request and Ctrl-C propagate.
+Coroutines run on an event loop that is kept between tasks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _do_nothing() -> None:
 def invoke(
     config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TaskResult[Any, TaskError]:
-    """Check the arguments against the annotations, call the task function, check its result and return it.
+    """Check the arguments against the annotations, call the task function, and check and return its
+    result.
 
     The only exceptions it raises are TaskStopped and KeyboardInterrupt.
     """
@@ -56,7 +57,7 @@ def invoke(
 async def invoke_async(
     config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TaskResult[Any, TaskError]:
-    """Like ``invoke``, but on the caller's event loop; a cancel of the caller also propagates."""
+    """Like ``invoke``, but on the caller's event loop; cancellation of the caller also propagates."""
     if problem := call_problem(definition, args, kwargs):
         return _uncalled(problem)
     returned = await await_function(config, definition, args, kwargs)
@@ -85,7 +86,7 @@ def _direct_result(
 
 
 def call_plain(definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Check the arguments of a plain function, then call it as an ordinary function."""
+    """Check a plain function's arguments, then call it like an ordinary function."""
     if problem := call_problem(definition, args, kwargs):
         raise TypeError(problem)
     return definition.function(*args, **kwargs)
@@ -94,12 +95,14 @@ def call_plain(definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mappin
 def call_problem(
     definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str | None:
-    """Return why a send would refuse these arguments, or None; those a workflow passes are not sent."""
+    """Return why a send would reject these arguments, or None; arguments that a workflow passes are not
+    sent.
+    """
     injected = definition.signature.injected
     if injected:
         names = list(inspect.signature(definition.function).parameters)[: len(args)]
         split = next((place for place, name in enumerate(names) if name in injected), len(args))
-        # The parameters after the injected one are sent by name.
+        # Parameters after an injected one are sent by name.
         kwargs = {**dict(zip(names[split:], args[split:], strict=False)), **kwargs}
         kwargs = {name: value for name, value in kwargs.items() if name not in injected}
         args = args[:split]
@@ -116,8 +119,8 @@ def call_function(
     kwargs: Mapping[str, Any],
     clean_up: Callable[[], None] = _do_nothing,
 ) -> TaskResult[Any, TaskError] | TaskError:
-    """Call the task function, then `clean_up`; return its result unchecked, or the error if it raised
-    or should have returned a TaskResult. The only exceptions are TaskStopped and KeyboardInterrupt.
+    """Call the task function, then `clean_up`. Return its unchecked result, or an error if it raised or
+    should have returned a TaskResult. Raises only TaskStopped and KeyboardInterrupt.
     """
     try:
         value = definition.function(*args, **kwargs)
@@ -135,7 +138,7 @@ def call_function(
 async def await_function(
     config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TaskResult[Any, TaskError] | TaskError:
-    """Like ``call_function``, but on the caller's event loop; a cancel of the coroutine becomes an
+    """Like ``call_function``, but on the caller's event loop; cancellation of the coroutine becomes an
     error.
     """
     try:
@@ -177,15 +180,15 @@ def _warn_about_code(task_name: str, code: str) -> None:
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end, in the main thread on the event loop that is kept between tasks."""
-    # A loop serves one thread; only the main one runs tasks often enough to keep its own.
+    """Run a coroutine to completion; in the main thread, on the event loop that is kept between tasks."""
+    # A loop serves one thread, and only the main thread runs tasks often enough to keep a loop.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
     return _kept_loop().run(coroutine)
 
 
 def kept_event_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of the main thread, on which coroutines and hooks of the application run."""
+    """Return the main thread's event loop, on which the application's coroutines and hooks run."""
     return _kept_loop().event_loop()
 
 
@@ -198,13 +201,13 @@ def _kept_loop() -> _KeptLoop:
 
 
 def stop_coroutine() -> None:
-    """Cancel the coroutine of the running task, if it has one; for the handler of a signal."""
+    """Cancel the running task's coroutine, if it has one; for use in a signal handler."""
     for loop in _kept_loops.values():
         loop.stop_coroutine()
 
 
 class _KeptLoop:
-    """An event loop that runs one coroutine at a time; it is closed when a coroutine does not end."""
+    """An event loop that runs one coroutine at a time; it is closed if a coroutine does not end."""
 
     __slots__ = ("_is_stopped", "_main", "_runner")
 
@@ -214,7 +217,7 @@ class _KeptLoop:
         self._is_stopped = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Return the value of the coroutine; raise its exception, or TaskStopped."""
+        """Return the coroutine's value; raise its exception, or TaskStopped."""
         try:
             return self._runner.run(self._as_main(coroutine))
         except TaskStopped:
@@ -227,7 +230,8 @@ class _KeptLoop:
         finally:
             main, self._main = self._main, None
             if self._is_stopped or main is None or not main.done():
-                # Tasks left on this loop are cancelled now to clean up; no other loop continues them.
+                # Tasks left on this loop are cancelled now so that they clean up; no other loop will
+                # continue them.
                 _kept_loops.clear()
                 self._runner.close()
 
@@ -239,10 +243,9 @@ class _KeptLoop:
         return await coroutine
 
     def stop_coroutine(self) -> None:
-        """Cancel the coroutine, unless it is the one that the signal interrupts.
+        """Cancel the coroutine, unless it is the one that the signal interrupted.
 
-        An exception that the handler raises in another task or in a callback does not propagate
-        from there.
+        If the handler raised an exception inside another task or a callback, it would not propagate.
         """
         main = self._main
         if main is None:
@@ -259,7 +262,7 @@ _kept_loops: dict[int, _KeptLoop] = {}
 def mismatch_error(
     definition: TaskDefinition, value: TaskResult[Any, Any], problem: CodecError
 ) -> TaskError:
-    """The error for a result that does not fit the annotation of its task function."""
+    """The error for a result that does not fit its task function's annotation."""
     results = definition.results
     if definition.is_plain:
         fault = _plain_fault(value.ok, results.ok_text, problem)
@@ -277,9 +280,9 @@ def mismatch_error(
 
 
 def _plain_fault(value: object, expected: str, problem: CodecError) -> str:
-    """Describe a value of the wrong type that a plain function returned.
+    """Describe a value of the wrong type returned by a plain function.
 
-    The message does not mention `ok`, because such a function returns no TaskResult.
+    The message does not mention `ok`, because a plain function returns no TaskResult.
     """
     if not problem.message.startswith("ok must be "):
         clause = problem.message.removeprefix("ok").replace(", the type of ok (", " (")

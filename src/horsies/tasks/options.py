@@ -1,4 +1,4 @@
-"""The options of a send: their types, their checks, and the values that a row gets from them."""
+"""Send options: their types, their checks, and the row values derived from them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from horsies.validation import SECONDS_MAX
 KEY_LENGTH_MAX = 255
 HEADERS_BYTES_MAX = 8_192
 DELAY_SECONDS_MAX = SECONDS_MAX
-# A thousand years: PostgreSQL before version 17 has no infinite interval.
+# A thousand years, because PostgreSQL before version 17 has no infinite interval.
 KEPT_FOREVER_SECONDS = 1_000 * 366 * 86_400.0
 
-# Limits the length of names in messages, because callers may pass any value.
+# Limits the length of names in messages, because callers may pass anything.
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 100
 
@@ -32,7 +32,7 @@ _EMPTY_ASYNC = '{"async":true,"retry_policy":null,"good_until":null}'
 
 
 class Unset(Enum):
-    """Marks an omitted option where None is a value."""
+    """Marks an omitted option where None is a valid value."""
 
     UNSET = "UNSET"
 
@@ -44,10 +44,10 @@ Uniqueness: TypeAlias = Literal["while_waiting", "while_open", "forever"]
 
 @dataclass(frozen=True, slots=True)
 class Debounce:
-    """Run once after the last of many sends, with the arguments of the newest one.
+    """Run once after the last of many sends, with the latest arguments.
 
-    While a task with the same ``idempotency_key`` waits, a further send replaces its arguments, and the task
-    becomes due ``quiet`` after that send, at the latest ``at_most`` after the first one.
+    While a task with the same ``idempotency_key`` is waiting, each further send replaces its arguments.
+    The task becomes due ``quiet`` after the latest send, but at most ``at_most`` after the first.
 
     Example:
         reindex.with_options(
@@ -57,7 +57,7 @@ class Debounce:
     """
 
     quiet: timedelta
-    """How long no further send may come."""
+    """How long to wait after the latest send before the task runs."""
     at_most: timedelta
     """The longest time that the task waits in total."""
 
@@ -103,7 +103,7 @@ _OTHER_WORDS = {"eta": "at", "countdown": "delay", "queue": "queue_name"}
 
 
 def send_options(keywords: Mapping[str, Any]) -> SendOptions:
-    """Return the options of a send; a TypeError lists them when it gets another one."""
+    """Return the options of a send; an unknown option raises a TypeError that lists the valid ones."""
     try:
         return SendOptions(**keywords)
     except TypeError:
@@ -126,20 +126,19 @@ class TaskOptions:
     """
 
     retry_policy: RetryPolicy | None = None
-    """The policy of its retries."""
+    """The task's retry policy."""
     good_until: datetime | None = None
     """Its deadline."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Its headers."""
     is_async: bool = False
-    """Whether its function is ``async def``, so that async children may run it."""
+    """Whether the task's function is ``async def``, so that async children may run it."""
     burst: bool = False
-    """Whether a child may hold it together with others."""
+    """Whether a child may hold the task together with others."""
 
     def to_json(self) -> str:
-        """Return the text that the column holds."""
-        # "async" comes first, because the database finds tasks for async children by these
-        # characters.
+        """Return the text to store in the column."""
+        # "async" comes first, because the database uses these characters to find tasks for async children.
         stored: dict[str, Any] = {
             **({"async": True} if self.is_async else {}),
             "retry_policy": self.retry_policy.to_json() if self.retry_policy else None,
@@ -153,7 +152,7 @@ class TaskOptions:
 
     @classmethod
     def from_json(cls, text: str | None) -> TaskOptions:
-        """Read the column of a task; ValueError for a text that is not a JSON object."""
+        """Read a task's column; ValueError for a text that is not a JSON object."""
         stored = json.loads(text or "{}")
         if not isinstance(stored, dict):
             raise ValueError(f"task_options is a JSON object, not {type(stored).__name__}")
@@ -167,7 +166,7 @@ class TaskOptions:
         )
 
 
-# The options of a plain ``task.send``; known by identity, they need no checks.
+# The options of a plain ``task.send``; recognised by identity, they need no checks.
 NO_OPTIONS = SendOptions()
 
 
@@ -176,7 +175,7 @@ class OutgoingTask:
     """A send that passed its checks, before anything is stored: the argument of ``@app.on_send`` hooks.
 
     Hooks may change ``headers``, which include those inherited from the running task. ``count`` is the
-    number of tasks: 1, or that of a ``send_many``.
+    number of tasks: 1, or the number of calls in a ``send_many``.
     """
 
     task_name: str
@@ -197,7 +196,7 @@ SendHook: TypeAlias = Callable[[OutgoingTask], None]
 def with_overrides(
     config: AppConfig, definition: TaskDefinition, options: SendOptions
 ) -> TaskDefinition:
-    """Return the task with the queue, time limit and retry policy of this send."""
+    """Return the task with this send's queue, time limit and retry policy."""
     if options is NO_OPTIONS:
         return definition
     changes: dict[str, Any] = {}
@@ -213,7 +212,7 @@ def with_overrides(
 
 
 def retention_seconds(config: AppConfig, queue_name: str, options: SendOptions) -> float | None:
-    """Return how long this task is kept after its end: the time of the send, or that of the queue."""
+    """Return how long this task is kept after it ends: the send's retention, or else the queue's."""
     if options.retention is not None:
         return options.retention.total_seconds()
     by_queue = config.recovery.queue_retention
@@ -228,9 +227,7 @@ def encode_options(
     good_until: datetime | None,
     headers: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the options stored with the row; they alone determine its retries, even after a
-    deployment.
-    """
+    """Return the options stored with the row; they alone determine its retries, even after a deployment."""
     policy = definition.retry_policy
     if policy is None and good_until is None and not headers and not definition.burst:
         return _EMPTY_ASYNC if definition.is_async else _EMPTY
@@ -335,7 +332,7 @@ def _queue_problem(config: AppConfig, queue_name: object) -> str | None:
 
 
 def shown_name(name: object) -> str:
-    """Return the repr of a name for a message, at most about 100 characters long."""
+    """Return a name's repr for a message, at most about 100 characters long."""
     return _shortened.repr(name)
 
 
@@ -351,7 +348,7 @@ def _stored_problem(options: SendOptions) -> str | None:
 
 
 def with_inherited(headers: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return the running task's headers merged with those of a send, which take precedence."""
+    """Return the running task's headers merged with the send's own, which take precedence."""
     return inherited_headers() if headers is None else {**inherited_headers(), **headers}
 
 
@@ -398,7 +395,7 @@ def timestamp_problem(timestamp: object) -> str | None:
 
 
 def is_key(key: object) -> bool:
-    """Check that PostgreSQL can store the value as a caller's key."""
+    """Check that PostgreSQL can store the value as a key."""
     return isinstance(key, str) and 1 <= len(key) <= KEY_LENGTH_MAX and storable_text(key) == key
 
 

@@ -1,8 +1,8 @@
-"""Outcomes: the meaning of a finished attempt for its task, and the statements that record it.
+"""Outcomes: what a finished attempt means for its task, and the statements that record it.
 
-An attempt ends with the child's report, the death of the child, or the loss of its worker. The
-decisions are pure; the retry rules are in ``retry.py``. The statement that records a retry checks
-``good_until``, on the database's clock.
+An attempt ends with the child's report, the child's death, or the loss of its worker. The decisions are
+pure; the retry rules are in ``retry.py``. The statement that records a retry checks ``good_until``
+against the database's clock.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ TOO_LATE = "not retried: the next attempt would start after good_until, or a can
 RETURNED_TO_QUEUE = "returned to its queue: the worker stopped"
 _FINAL = RetryDecision(None)
 
-# The next state of a task whose attempt is recorded.
+# The possible next states of a task whose attempt is recorded.
 ENDINGS = ("completed", "retried", "cancelled", "failed")
 
-# Accessing an enum member takes 0.1 µs, and there are several accesses per task.
+# Accessing an enum member takes 0.1 µs, and every task needs several accesses.
 _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLETED
 
 
 class Outcome(NamedTuple):
-    """A finished attempt to record. With ``delay_seconds`` the task is retried, up to ``max_retries``
-    times if that is more than its own limit, unless its ``good_until`` comes first. ``retry_reason``
-    names the rule that decided. ``if_cancelled`` is recorded instead for a task with an accepted cancel.
-    ``run_us`` is how many microseconds the attempt ran, if that is known. ``is_recorded``: its child has
-    recorded it in the transaction of the task. ``is_in_doubt``: it may have, and this one counts only if not.
+    """A finished attempt to record. With ``delay_seconds`` the task is retried unless its
+    ``good_until`` comes first, up to ``max_retries`` times if that is more than its own limit.
+    ``retry_reason`` names the rule that decided. ``if_cancelled`` is recorded instead if the task has
+    an accepted cancellation. ``run_us`` is how many microseconds the attempt ran, if known.
+    ``is_recorded``: the child has recorded the outcome in the task's transaction. ``is_in_doubt``: the
+    child may have recorded it, and this outcome counts only if it has not.
     """
 
     task_id: str
@@ -76,7 +77,7 @@ class Outcome(NamedTuple):
     @classmethod
     def completed(cls, task: ClaimedTask, result: str, run_us: int | None = None) -> Outcome:
         """The outcome of a function that returned a success."""
-        # By position: keywords take three times as long, once per task.
+        # By position, because keywords take three times as long, once per task.
         return cls(
             task.id,
             task.generation,
@@ -98,9 +99,7 @@ class Outcome(NamedTuple):
         attempt_outcome: TaskAttemptOutcome = TaskAttemptOutcome.FAILED,
         decision: RetryDecision = _FINAL,
     ) -> Outcome:
-        """The outcome of a task that ended without returning a result; the error result is made
-        here.
-        """
+        """The outcome of a task that ended without returning a result; the error result is created here."""
         return cls(
             task_id=task.id,
             generation=task.generation,
@@ -118,7 +117,7 @@ class Outcome(NamedTuple):
 
 
 class Report(Protocol):
-    """How a function ended, as the process that called it reports it."""
+    """How a function ended, according to the process that called it."""
 
     @property
     def ok(self) -> bool: ...
@@ -140,7 +139,7 @@ def outcome_of_report(
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
-    """The function returned or raised; an error may be retried."""
+    """The outcome for a function that returned or raised; an error may be retried."""
     if report.ok:
         return Outcome.completed(task, report.result_json, run_us)
     return outcome_of_error(
@@ -188,14 +187,14 @@ def outcome_of_error(
 def outcome_of_crash(
     task: ClaimedTask, description: str, random: Callable[[], float] = random_module.random
 ) -> Outcome:
-    """The outcome of a child that died without a report: the effects of user code are unknown."""
+    """The outcome for a child that died without a report: it is unknown what user code did."""
     return _crashed(task, f"The process running the task died: {description}.", random)
 
 
 def outcome_of_loss(
     task: AbandonedTask, random: Callable[[], float] = random_module.random
 ) -> Outcome:
-    """The outcome for a task whose worker is gone: the effects of user code are unknown."""
+    """The outcome for a task whose worker is gone: it is unknown what user code did."""
     worker = f"worker {task.worker_id}, process {task.worker_pid}"
     reason = f"The worker running the task is gone ({worker if task.worker_id else 'unknown'})."
     return _crashed(task, reason, random)
@@ -204,8 +203,8 @@ def outcome_of_loss(
 def outcome_of_stop(
     task: ClaimedTask, reason: str, random: Callable[[], float] = random_module.random
 ) -> Outcome:
-    """The outcome of a task that the worker stopped: over its time limit, cancelled, or during
-    shutdown.
+    """The outcome for a task that the worker stopped: it exceeded its time limit, was cancelled, or was
+    still running at shutdown.
     """
     if reason == STOPPED_BY_CANCEL:
         text = "The task was cancelled while it was running."
@@ -234,13 +233,13 @@ def outcome_of_stop(
 
 
 def outcome_of_unread_inputs(task: ClaimedTask) -> Outcome:
-    """The outcome of a task that never reaches a child: results of other nodes cannot be read."""
+    """The outcome for a task that never reaches a child because results of other nodes cannot be read."""
     text = "The results of other nodes that the task takes could not be read."
     return Outcome.failed(task, OperationalErrorCode.WORKER_SERIALIZATION_ERROR, text)
 
 
 def outcome_of_large_inputs(task: ClaimedTask, size: int, size_max: int) -> Outcome:
-    """The outcome of a task that never reaches a child: results of other nodes are too large."""
+    """The outcome for a task that never reaches a child because results of other nodes are too large."""
     text = (
         f"Node {task.workflow_node_index} ({task.task_name}) takes results of {size:,} bytes from other "
         f"nodes, more than payload.max_input_bytes ({size_max:,}); return references to the data instead."
@@ -249,7 +248,7 @@ def outcome_of_large_inputs(task: ClaimedTask, size: int, size_max: int) -> Outc
 
 
 def as_completed(outcome: Outcome) -> Outcome:
-    """The success that the child has recorded in place of this outcome; without its result."""
+    """The success that the child has recorded in place of this outcome, without its result."""
     return Outcome(
         outcome.task_id,
         outcome.generation,
@@ -319,10 +318,10 @@ def _decide(
 
 
 def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
-    """Return the statement that locks the trees of these runs, if there are any.
+    """Return the statement that locks these runs' trees, if there are any.
 
-    Lock order: run rows, then task rows. This rules out deadlocks, so the statement comes before
-    every statement on their tasks.
+    Run rows are locked before task rows, which rules out deadlocks. So this statement comes before
+    every statement on the runs' tasks.
     """
     runs = {workflow_id for workflow_id in workflow_ids if workflow_id is not None}
     return [lock_runs(sorted(runs))] if runs else []
@@ -338,7 +337,7 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
     """Return the statements that record these outcomes, in order, by their entry in ``ENDINGS``.
 
     No statement names a task twice. Statements after the retries handle the tasks that the retries
-    left out: those with an accepted cancel, and those too late for another attempt.
+    skipped: those with an accepted cancellation, and those too late for another attempt.
     """
     outcomes = _newest(outcomes)
     completed = [one for one in outcomes if one.status is _SUCCEEDED]
@@ -364,7 +363,7 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
 
 
 def _newest(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Leave out an attempt if a later attempt of the same task follows: its claim is no longer
+    """Drop an attempt that is followed by a later attempt of the same task: its claim is no longer
     valid, and the statements find a task's values by the position of its id.
     """
     if len({one.task_id for one in outcomes}) == len(outcomes):
@@ -376,5 +375,5 @@ def _newest(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
 def _columns(
     outcomes: Iterable[Outcome], fields: Callable[[Outcome], tuple[Any, ...]]
 ) -> Iterator[Any]:
-    # Lists: the encoder caches tuples.
+    # Lists, because the encoder caches tuples.
     return map(list, zip(*map(fields, outcomes), strict=True))

@@ -1,7 +1,6 @@
-"""The record of changes made by people: who changed a queue, task, run or schedule, and the
-outcome. A row of ``horsies_actions`` is written in the transaction of the change, for a refused
-change as well. After the COMMIT, the logger ``horsies.audit`` gets a line. Neither holds arguments
-or results of tasks.
+"""The record of changes made by people: who changed a queue, task, run or schedule, and the outcome. A
+row in ``horsies_actions`` is written in the change's own transaction, even for a refused change. After
+the COMMIT, a line goes to the logger ``horsies.audit``. Neither contains task arguments or results.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ E = TypeVar("E")
 
 Source: TypeAlias = Literal["web", "cli", "program"]
 
-# The lengths of the columns; a reason has no limit there, but longer ones are not read.
+# The column lengths; a reason has no limit there, but nobody reads a longer one.
 _NAME_MAX = 255
 _DETAIL_MAX = 2_000
 
@@ -42,19 +41,19 @@ audit = logging.getLogger("horsies.audit")
 
 
 class Actor(NamedTuple):
-    """The author of a change: a user of the dashboard, of the command line, or a program."""
+    """The author of a change: a dashboard user, a command-line user, or a program."""
 
     name: str
     source: Source = "program"
 
     @property
     def stored_name(self) -> str:
-        """The name as the column ``actor`` holds it."""
+        """The name as stored in the column ``actor``."""
         return task_result.storable_text(self.name)[:_NAME_MAX]
 
 
 class Action(NamedTuple):
-    """A change to record: a verb, its subject such as ``queue mail``, and the reason its author gave."""
+    """A change to record: a verb, its subject such as ``queue mail``, and the author's reason."""
 
     verb: str
     subject: str
@@ -63,7 +62,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Switched(Generic[T]):
-    """The state after a pause or a resume, and whether the call changed it."""
+    """The state after a pause or resume, and whether the call changed it."""
 
     state: T
     is_changed: bool
@@ -76,7 +75,7 @@ _actor: ContextVar[Actor | None] = ContextVar("horsies_actor", default=None)
 def acting_as(name: str, source: Source = "program") -> Iterator[None]:
     """Record the changes inside the with block under this name.
 
-    Without it, a change is recorded under the operating-system user and host of the process.
+    Outside such a block, a change is recorded under the process's operating-system user and host.
 
     Example:
         with acting_as("anna"):
@@ -90,13 +89,13 @@ def acting_as(name: str, source: Source = "program") -> Iterator[None]:
 
 
 def current_actor() -> Actor:
-    """Return the author of ``acting_as``, or else the user of this process."""
+    """Return the author set by ``acting_as``, or else the user of this process."""
     return _actor.get() or Actor(process_user())
 
 
 @cache
 def process_user() -> str:
-    """Return user@host; a container may run under a user number without a name."""
+    """Return user@host; in a container, the user may be a number without a name."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -107,7 +106,7 @@ def process_user() -> str:
 def perform_action(
     broker: PostgresBroker, code: BrokerErrorCode, action: Action, script: Script[Result[T, E]]
 ) -> BrokerResult[Result[T, E]]:
-    """Run the script of a change and record it, in one transaction."""
+    """Run a change's script and record the change, in one transaction."""
     recorded = _Recorded(action, current_actor())
     done = broker.perform(code, recorded.script(script), atomic=True)
     recorded.log(done)
@@ -124,7 +123,7 @@ async def perform_action_async(
 
 
 class Columns(NamedTuple):
-    """The columns of every recorded change, with texts cut to their length."""
+    """The columns of every recorded change, with texts cut to length."""
 
     actor: str
     source: str
@@ -144,14 +143,14 @@ class Columns(NamedTuple):
 
 
 def log_action(action: Action, actor: Actor, outcome: str, detail: str | None) -> None:
-    """Write the line of a change; control characters in its texts are escaped."""
+    """Log a change on one line; control characters in its texts are escaped."""
     line = f"{actor.name} ({actor.source}): {action.verb} {action.subject}: {outcome}"
     line += f", {detail}" if detail else ""
     audit.info("%s", "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line))
 
 
 class _Recorded:
-    """One change: its record inside the transaction, its line in the log after it."""
+    """One change: its record inside the transaction, and its log line afterwards."""
 
     def __init__(self, action: Action, actor: Actor) -> None:
         if not isinstance(action.reason, str | None):
@@ -177,7 +176,7 @@ class _Recorded:
 
 
 def _outcome(answer: Result[T, E], reason: str | None) -> tuple[str, str | None]:
-    """Return the outcome to record, and the reason or the sentence of the refusal."""
+    """Return the outcome to record, and the reason or the sentence that explains the refusal."""
     match answer:
         case Ok(False) | Ok(Switched(is_changed=False)):
             return "unchanged", reason

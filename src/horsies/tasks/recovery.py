@@ -1,8 +1,8 @@
 """Recovery: end or release tasks whose worker is gone, and expire tasks past their deadline.
 
-The reaper in every worker calls this, and operators can do so through the broker. A recovered task
-ends as a crash of its process would, through the same outcome and the same statements, in the name
-of the lost worker. Every batch is one transaction, and repeating one changes nothing.
+Every worker's reaper calls this, and operators can call it through the broker. A recovered task ends as
+if its process had crashed, with the same outcome and the same statements, in the name of the lost
+worker. Every batch is one transaction, and repeating a batch changes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from horsies.tasks.outcome import locking_steps, outcome_of_loss, recording_step
 
 logger = logging.getLogger("horsies.recover")
 
-# The outcome of a recovered task, by the row of the statement that changed it.
+# The outcome of a recovered task, by the kind of row its statement returned.
 _OUTCOMES: dict[type, str] = {
     TaskId: "it is back in its queue",
     RetriedTask: "it is retried",
@@ -58,7 +58,7 @@ EXPIRED_RESULT = encode_task_error(
 
 
 def refuse_running_loop() -> None:
-    """Refuse manual recovery inside an event loop: an `await` of its result would fail after the
+    """Reject manual recovery inside an event loop, because awaiting its result would fail after the
     change.
     """
     try:
@@ -72,15 +72,15 @@ def refuse_running_loop() -> None:
 
 
 def recover_stale(pipeline: Pipeline, stale_seconds: float, status: str) -> int:
-    """End stale RUNNING tasks, retried or failed by their policy, or return stale CLAIMED tasks to
-    their queues. Return their number.
+    """End stale RUNNING tasks, retried or failed according to their policy, or return stale CLAIMED
+    tasks to their queues. Return how many.
     """
     find = partial(find_stale, stale_seconds, [status], RECOVERY_BATCH)
     return recover_found(pipeline, find, Blocked())
 
 
 def expire_pending(pipeline: Pipeline) -> int:
-    """Expire PENDING tasks past their ``good_until``. Return their number."""
+    """Expire PENDING tasks past their ``good_until``. Return how many."""
     blocked = Blocked()
     total = 0
     while True:
@@ -94,7 +94,7 @@ def expire_pending(pipeline: Pipeline) -> int:
             waits=False,
         )
         total += expired
-        # A delay may be over by now, although it grows with every refusal.
+        # A delay may have passed by now, although it grows with every refusal.
         if not expired and {one: delay.seconds for one, delay in blocked.delays.items()} == known:
             return total
 
@@ -104,7 +104,7 @@ def _expire_batch(pipeline: Pipeline, excluded: Sequence[str]) -> int:
 
 
 def expire_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:
-    """Expire a batch of tasks, each in its own transaction. Return their number."""
+    """Expire a batch of tasks, each in its own transaction. Return how many."""
     changed = 0
     for task in _others(pipeline, find_late, blocked):
         change = Change("expire", task.id, task.workflow_id)
@@ -118,7 +118,7 @@ def _expiry_step(excluded: Sequence[str], only: Sequence[str] | None = None) -> 
 
 
 def release_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:
-    """Release a batch of lapsed claims, each in its own transaction. Return their number."""
+    """Release a batch of lapsed claims, each in its own transaction. Return how many."""
     changed = 0
     for task in _others(pipeline, find_lapsed, blocked):
         change = Change("release", task.id, task.workflow_id)
@@ -139,25 +139,23 @@ def _others(
 def recover_found(
     pipeline: Pipeline, find: Callable[[Sequence[str]], Step], blocked: Blocked
 ) -> int:
-    """Recover all abandoned tasks, batch by batch, and return their number.
+    """Recover all abandoned tasks, batch by batch, and return how many.
 
-    ``find`` makes the step that finds a batch, without those that the database has refused.
+    ``find`` returns the step that finds a batch, excluding tasks that the database has refused.
     """
     recovered = 0
     while True:
         (abandoned,) = pipeline.run([find(blocked.excluded())])
         changed = recover_tasks(pipeline, abandoned, blocked)
         recovered += changed
-        # No change means that another process was first, unless the database refused some: those
+        # No change means that another process was first, unless the database refused some tasks; those
         # are left out of the next batch.
         if not changed and not any(task.id in blocked.delays for task in abandoned):
             return recovered
 
 
 def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask], blocked: Blocked) -> int:
-    """Release the tasks that had not started and end the others as crashed. Return how many rows
-    changed.
-    """
+    """Release the tasks that had not started, and end the others as crashed. Return how many rows changed."""
     changed = 0
     for answers in blocked.run_each(pipeline, abandoned, _recovery, _recovery_steps):
         outcomes = {
@@ -181,8 +179,8 @@ def _recovery(task: AbandonedTask) -> Change:
 
 
 def _recovery_steps(abandoned: Sequence[AbandonedTask]) -> list[Step]:
-    """The statements that recover these tasks, and wake their queues in the same transaction: each
-    task occupied a slot under a cap that others may be waiting for.
+    """The statements that recover these tasks and wake their queues in the same transaction: each task
+    occupied a slot under a cap, and others may be waiting for it.
     """
     steps = locking_steps(task.workflow_id for task in abandoned)
     by_worker = sorted(abandoned, key=lambda task: task.worker_id or "")

@@ -1,7 +1,7 @@
-"""Requests: turn a call into the row to insert, or refuse it with one sentence.
+"""Requests: turn a call into the row to insert, or reject it with one sentence.
 
 This is the pure half of a send: check the options and arguments, encode the call, compute the
-fingerprint. Without I/O, ``send`` and ``send_async`` share all of it.
+fingerprint. It does no I/O, so ``send`` and ``send_async`` share all of it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TaskSendErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskSendPayload:
-    """Everything needed to send the same request again; arguments stay out of its repr."""
+    """Everything needed to send the same request again; its repr omits the arguments."""
 
     task_name: str
     queue_name: str
@@ -96,7 +96,7 @@ TaskSendResult: TypeAlias = Result[T, TaskSendError]
 
 
 class Stamp(NamedTuple):
-    """The id and the time of a request: the same stamp gives the same row and fingerprint."""
+    """A request's id and time: the same stamp gives the same row and fingerprint."""
 
     task_id: str
     sent_at: datetime
@@ -112,7 +112,7 @@ class Request(NamedTuple):
 
     @property
     def payload(self) -> TaskSendPayload:
-        """Return the request as the error of a failed send carries it."""
+        """Return the request in the form that a failed send's error carries."""
         row = self.row
         return TaskSendPayload(
             **{name: getattr(row, name) for name in _SHARED_COLUMNS},
@@ -126,12 +126,12 @@ class Request(NamedTuple):
         )
 
 
-# The columns that a payload keeps as they are.
+# The columns that a payload keeps unchanged.
 _SHARED_COLUMNS = (
     *("task_name", "queue_name", "priority", "sent_at", "enqueue_at", "good_until", "max_retries"),
     *("task_options", "timeout_ms", "retention_seconds", "enqueue_sha"),
 )
-# By the column unique_while.
+# Keyed by the column unique_while.
 _UNIQUENESS: Mapping[str | None, Uniqueness] = {
     None: "forever",
     "waiting": "while_waiting",
@@ -151,9 +151,9 @@ def prepare(
     hooks: Sequence[SendHook] = (),
     shared: SharedValues | None = None,
 ) -> TaskSendResult[Request]:
-    """Check and encode one call; a missing stamp means a new id and the current time.
+    """Check and encode one call; without a stamp it gets a new id and the current time.
 
-    ``shared`` are the values of checked options, if the sender has already computed them.
+    ``shared`` holds values of checked options, if the sender has already computed them.
     """
     if shared is None and (problem := option_problem(config, options, delay_seconds)):
         return Err(refused(definition, problem))
@@ -214,7 +214,7 @@ def run_hooks(
     options: SendOptions,
     count: int,
 ) -> TaskSendResult[SendOptions]:
-    """Call the ``on_send`` hooks and return the options with their headers."""
+    """Call the ``on_send`` hooks and return the options with the hooks' headers."""
     queue_name = with_overrides(config, definition, options).queue_name
     headers = dict(with_inherited(options.headers))
     outgoing = OutgoingTask(definition.name, queue_name, options, headers, count)
@@ -244,7 +244,7 @@ def encode(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> TaskSendResult[EncodedCall]:
-    """Encode the arguments of one call and check their size."""
+    """Encode one call's arguments and check their size."""
     encoded = definition.signature.encode_call(args, kwargs)
     if isinstance(encoded, Err):
         return Err(refused(definition, encoded.value.message))
@@ -301,7 +301,7 @@ def shared_values(
     options: SendOptions,
     delay_seconds: float | None,
 ) -> SharedValues:
-    """Compute the shared part of the rows and of their fingerprints."""
+    """Compute what the rows and their fingerprints share."""
     definition = with_overrides(config, definition, options)
     good_until = None if isinstance(options.good_until, Unset) else options.good_until
     priority = definition.priority if options.priority is None else options.priority
@@ -339,8 +339,8 @@ def max_retries(definition: TaskDefinition) -> int:
 def _idempotency_sha(
     task_name: str, line: SharedValues | TaskSendPayload, call: EncodedCall
 ) -> str:
-    """Fingerprint the request without its times and headers: a repeated request may come later,
-    from another caller, and with its dicts in another order.
+    """Fingerprint the request without its times and headers: a repeated request may come later, from
+    another caller, and with its dicts in a different order.
     """
     parts = (
         task_name,
@@ -355,7 +355,7 @@ def _idempotency_sha(
 def size_problem(limits: PayloadConfig, task_name: str, call: EncodedCall) -> str | None:
     """Describe arguments that are too large, or return None; log a warning for large ones."""
     if 4 * (len(call.args_json) + len(call.kwargs_json)) <= limits.warn_bytes:
-        return None  # UTF-8 has at most four bytes for a character
+        return None  # UTF-8 uses at most four bytes per character
     size = payload_bytes(call.args_json) + payload_bytes(call.kwargs_json)
     if limits.reject_bytes is not None and size > limits.reject_bytes:
         return (
@@ -384,7 +384,8 @@ def replay(
 ) -> TaskSendResult[Request]:
     """Rebuild the request of a failed send with the same id and fingerprint.
 
-    With ``scheduled`` True or False it must have been a schedule or not; None accepts both.
+    If ``scheduled`` is True, the failed call must have been a schedule; if False, a send. None accepts
+    both.
     """
     if not isinstance(error, TaskSendError):
         problem = "only the TaskSendError of a failed send can be retried"

@@ -1,8 +1,8 @@
 """Sending: insert PENDING rows for valid requests and return handles.
 
-A send has two steps. ``Sender`` checks the request and returns a ``PreparedSend``; ``store_prepared`` and
-``store_prepared_async`` run its script through the broker. The conflict rules are in the scripts. Nothing
-here raises for operational reasons.
+A send has two steps. ``Sender`` checks the request and returns a ``PreparedSend``; ``store_prepared``
+and ``store_prepared_async`` run its script through the broker. The conflict rules are in the scripts.
+Nothing here raises for operational reasons.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from horsies.tasks.waiters import is_loop_running
 from horsies.tracing import Sending, with_carrier
 
 logger = logging.getLogger("horsies.send")
-# The tasks whose blocking sends were logged.
+# The tasks whose blocking sends have been logged.
 _blocking: set[str] = set()
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ SendObserver = Callable[[Sent], None]
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """The parts of the application that sending needs."""
+    """What sending needs from the application."""
 
     config: AppConfig
     get_broker: Callable[[], PostgresBroker]
@@ -90,7 +90,7 @@ class Producer:
     observers: list[SendObserver] = field(default_factory=list)
 
     def broker(self) -> BrokerResult[PostgresBroker]:
-        """Return the application's broker; one that cannot be built is a failed send."""
+        """Return the application's broker; if it cannot be built, the send fails."""
         try:
             return Ok(self.get_broker())
         except HorsiesError as error:
@@ -100,7 +100,7 @@ class Producer:
 
 @dataclass(frozen=True, slots=True)
 class TaskCall(Generic[T_co]):
-    """The arguments of one future task, made by ``task.bind(...)`` for ``send_many``."""
+    """The arguments of one future task, created by ``task.bind(...)`` for ``send_many``."""
 
     task_name: str
     args: tuple[Any, ...]
@@ -111,7 +111,7 @@ class TaskCall(Generic[T_co]):
 
 
 class PreparedSend(NamedTuple):
-    """A checked send and the broker to store its task."""
+    """A checked send, and the broker that will store its task."""
 
     broker: PostgresBroker
     request: Request
@@ -122,7 +122,7 @@ class PreparedSend(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether one statement on our own connection may be enough for the send."""
+        """Whether one statement on our own connection may be enough for this send."""
         is_own = self.transaction is None and not self.resend and self.broker.is_direct
         return is_own and self.request.debounce is None
 
@@ -131,7 +131,7 @@ class PreparedSend(NamedTuple):
         return insert_script(row) if debounce is None else _debounce_script(row, debounce)
 
     def end(self, stored: BrokerResult[str]) -> TaskSendResult[TaskHandle[Any]]:
-        """Return the handle or the error, and end the span of the send."""
+        """Return the handle or the error, and end the send's span."""
         if isinstance(stored, Err):
             error = not_stored(stored.value, self.request, self.transaction)
             if self.sending is not None:
@@ -173,7 +173,7 @@ async def store_prepared_async(
 
 
 def _warn_of_blocked_loop(task_name: str) -> None:
-    """Log, once per task, that a send blocks the event loop it was called in."""
+    """Log, once per task, that a send blocks the event loop in which it was called."""
     if is_loop_running() and task_name not in _blocking:
         _blocking.add(task_name)
         logger.warning(
@@ -188,7 +188,9 @@ def reported(
     request: Request | None = None,
     started: float | None = None,
 ) -> TaskSendResult[T]:
-    """Log a failed send, because callers may ignore the value; messages may quote arguments."""
+    """Log a failed send, because callers may ignore the value; the message is left out, because it may
+    quote arguments.
+    """
     if sender.producer.observers:
         seconds = 0.0 if started is None else time.perf_counter() - started
         observed = _observed(sender, sent, request, seconds)
@@ -210,7 +212,7 @@ def _observed(
         return Sent(definition.name, definition.queue_name, "failed", 1, seconds)
     queue_name = sender.options.queue_name or definition.queue_name
     count = len(sent.ok_value) if isinstance(sent.ok_value, Sequence) else 1
-    # With an idempotency key, the handle may be that of an earlier task.
+    # With an idempotency key, the handle may belong to an earlier task.
     is_found = request is not None and sent.ok_value.task_id != request.row.id
     result: Literal["stored", "duplicate"] = "duplicate" if is_found else "stored"
     return Sent(definition.name, queue_name, result, count, seconds)
@@ -225,7 +227,7 @@ def not_stored(
         error.message,
         error.retryable,
         request.row.id if request else None,
-        # A retry needs the payload and would store the task outside the caller's transaction.
+        # A retry needs the payload, and would store the task outside the caller's transaction.
         request.payload if request and transaction is None else None,
         error.exception,
     )
@@ -246,7 +248,7 @@ class Sender:
         kwargs: Mapping[str, Any],
         delay_seconds: float | Unset = UNSET,
     ) -> TaskSendResult[PreparedSend]:
-        """Check one call of ``send`` or ``schedule``."""
+        """Check one ``send`` or ``schedule`` call."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
         config = self.producer.config
@@ -268,7 +270,9 @@ class Sender:
         return self._single(prepared)
 
     def _known_values(self) -> SharedValues | None:
-        """Return the shared values, computed once; None for headers, which may change, and bad options."""
+        """Return the shared values, computed once; None if there are headers, which may change, or bad
+        options.
+        """
         if self.options.headers is not None or inherited_headers():
             return None
         if self._shared is None:
@@ -280,7 +284,7 @@ class Sender:
     def prepare_retry(
         self, error: TaskSendError, *, scheduled: bool | None
     ) -> TaskSendResult[PreparedSend]:
-        """Replay a failed send with the same id and fingerprint: it stores the task at most once."""
+        """Replay a failed send with the same id and fingerprint: the task is stored at most once."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
         return self._single(replay(self.definition, error, scheduled=scheduled))
@@ -288,7 +292,7 @@ class Sender:
     def traced(
         self, tracing: TracingConfig, row: Row, size: int, attributes: Mapping[str, str | int]
     ) -> tuple[Row, Sending]:
-        """Start the span of a send and add its carrier to the row, after the fingerprint was made."""
+        """Start a send's span and add its carrier to the row, after the fingerprint was computed."""
         name = self.definition.name
         is_later = row.enqueue_at is not None or row.delay_seconds > 0
         described: dict[str, str | int] = {
@@ -318,13 +322,13 @@ class Sender:
 
 
 def insert_script(row: InsertTask) -> Script[str]:
-    """Insert the row; on a conflict compare fingerprints with the stored task."""
+    """Insert the row; on a conflict, compare fingerprints with the stored task."""
     while True:
         inserted = yield insert_task, row
         if inserted:
             return row.id
-        # A key that is unique for a time may belong to a later task by now, so this task's id comes
-        # first.
+        # A key that is unique only for a time may belong to a later task by now, so look up this task's
+        # id first.
         if row.unique_key is not None and (found := (yield find_sent_tasks([row.id]))):
             return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
         if row.idempotency_sha is not None:
@@ -337,11 +341,11 @@ def insert_script(row: InsertTask) -> Script[str]:
         if row.idempotency_sha is None:
             logger.warning("task %s was stored earlier and has been deleted since", row.id)
             return row.id
-        # The task that held the key was deleted, or ended, in between; this send has stored nothing yet.
+        # The task that held the key ended or was deleted in between; this send has stored nothing yet.
 
 
 def _debounce_script(row: InsertTask, debounce: Debounce) -> Script[str]:
-    """Insert the row, or replace the arguments of the task that waits with its key."""
+    """Insert the row, or replace the arguments of the waiting task that has its key."""
     values = DebounceTask.of(row, debounce.at_most.total_seconds())
     (stored,) = yield debounce_task, values
     if stored.id is None:

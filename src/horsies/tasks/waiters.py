@@ -1,9 +1,9 @@
-"""Waiting for results: one thread and one LISTEN connection per process for any number of waiters.
+"""Waiting for results: one thread and one LISTEN connection per process, for any number of waiters.
 
 A finished task or workflow run sends a notification with its id. The thread routes each id to the
-futures waiting for it and reads all rows it needs in one statement per kind. Notifications only
-shorten the wait: a poll of everything watched covers lost ones, and a reconnect reads everything
-again. An idle thread ends with its connection; the next waiter starts another.
+futures waiting for it, and reads all the rows it needs with one statement per kind. Notifications only
+shorten the wait: a poll of everything watched covers lost ones, and a reconnect reads everything again.
+When idle, the thread ends and closes its connection; the next waiter starts another.
 """
 
 from __future__ import annotations
@@ -53,27 +53,27 @@ else:
 logger = logging.getLogger("horsies.wait")
 
 POLL_SECONDS = 1.0
-# How long the thread and its connection stay after the last waiter.
+# How long the thread and its connection are kept after the last waiter has left.
 SPARE_SECONDS = 60.0
-# Larger results of runs are left out here: a caller that needs one reads it separately.
+# Larger run results are left out here: a caller that needs one reads it separately.
 SMALL_RESULT_BYTES = 1_048_576
-# How much longer than its timeout a wait may take to find the reason.
+# How much longer than its timeout a wait may take to find out the reason.
 OBSTACLE_SECONDS = 0.5
 _SERVICE_LOCK_MS = 100
-# Plan each statement once: for an array the server would otherwise plan every read, which takes
-# longer than the read. A plan made while the table was almost empty would keep scanning the whole
-# table, so only index scans are allowed.
+# Plan each statement once: otherwise the server would plan every read by array, which takes longer than
+# the read itself. A plan made while the table was almost empty would keep scanning the whole table, so
+# only index scans are allowed.
 _STABLE_PLANS = b"SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
 # The longest timeout that threading accepts.
 _LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
-# The tasks whose waits for other tasks were logged.
+# The tasks whose waits for other tasks have been logged.
 _reported: set[str] = set()
 
 
 class Subject(StrEnum):
     """The kinds of rows to wait for; the value is the channel that announces their end.
 
-    ``SERVICE``, the workers for a task, is read once and has no channel.
+    ``SERVICE``, the workers available for a task, is read once and has no channel.
     """
 
     TASK = "task_done"
@@ -81,16 +81,15 @@ class Subject(StrEnum):
     SERVICE = ""
 
 
-# An id alone is not unique: a run may have been started under the id of a task.
+# An id alone is not unique: a run may have been started with a task's id.
 _Key: TypeAlias = tuple[Subject, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
-    """One future, completed by the first row in a status of ``until``, or with ``once`` by any row.
+    """One future, completed by the first row with a status in ``until``, or by any row if ``once`` is set.
 
-    ``added_in_round`` is the round in which it was added: the rows of that round were read too
-    early.
+    ``added_in_round`` is the round in which it was added: that round's rows were read too early for it.
     """
 
     future: Future[Any]
@@ -101,9 +100,9 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Watch:
-    """All waiters for one task or run; ``was_read`` after the first successful read.
+    """All waiters for one task or run; ``was_read`` is set by the first successful read.
 
-    ``failure`` is the error of the last read as long as none has succeeded.
+    ``failure`` is the error of the last read while no read has succeeded yet.
     """
 
     waiters: list[_Waiter] = field(default_factory=list)
@@ -120,7 +119,7 @@ class _Watch:
 
 
 class Waiters:
-    """Return futures for task and run ids and complete them when the tasks and runs end."""
+    """Returns futures for task and run ids and completes them when the tasks and runs end."""
 
     def __init__(
         self,
@@ -131,8 +130,8 @@ class Waiters:
         self._connect = connect
         self._poll_seconds = poll_seconds
         self._spare_seconds = spare_seconds
-        # Until the database was reached once, a failure to connect is more likely a mistake than an
-        # outage.
+        # Until the database has been reached once, a failure to connect is more likely a mistake than
+        # an outage.
         self.was_reached = False
         self._reset()
         _instances.add(self)
@@ -148,26 +147,28 @@ class Waiters:
         self._pipeline: Pipeline | None = None
 
     def watch(self, task_id: str, *, once: bool = False) -> Future[OutcomeRow | None]:
-        """Return a future for the task's row: when it is terminal, or with ``once`` as it is now.
+        """Return a future for the task's row: once it is terminal, or with ``once`` as it is now.
 
-        The future holds None for an unknown task, and the exception of a failed read.
+        The future's value is None for an unknown task; a failed read sets its exception.
         """
         return self._watch((Subject.TASK, task_id), TASK_TERMINAL_STATES, once)
 
     def watch_run(
         self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool = False
     ) -> Future[RunOutcome | None]:
-        """Return a future for the run's row: when its status is one of these, or with ``once`` as
-        it is now. None and exceptions as for tasks.
+        """Return a future for the run's row: once its status is one of these, or with ``once`` as it is
+        now. None and exceptions are used as for tasks.
         """
         return self._watch((Subject.RUN, workflow_id), until, once)
 
     def read_service(self, task_id: str) -> Future[TaskService | None]:
-        """Return a future with the workers that can take a task; None if the task does not wait."""
+        """Return a future with the workers that can take a task; None if the task is not waiting."""
         return self._watch((Subject.SERVICE, task_id), frozenset(), once=True)
 
     def obstacle(self, task_id: str, asked: Future[TaskService | None]) -> str:
-        """Name the obstacle that ``read_service`` found, as the end of a sentence; empty without one."""
+        """Return the obstacle that ``read_service`` found, as the end of a sentence; empty if there is
+        none.
+        """
         self.forget(task_id, asked)
         has_answer = asked.done() and not asked.cancelled() and asked.exception() is None
         service = asked.result() if has_answer else None
@@ -186,7 +187,7 @@ class Waiters:
         return waiter.future
 
     def forget(self, watched_id: str, future: Future[Any]) -> Exception | None:
-        """Drop a future whose caller no longer waits; return the error if its row was never read."""
+        """Drop a future that its caller no longer waits for; return the error if its row was never read."""
         failure: Exception | None = None
         if future.done() and not future.cancelled():
             return failure
@@ -221,7 +222,9 @@ class Waiters:
 
     def _wake(self) -> None:
         if self._waker is not None:
-            with suppress(OSError):  # a full buffer wakes as well; an ended thread needs no waking
+            with suppress(
+                OSError
+            ):  # a full buffer wakes the thread as well; a thread that has ended needs no waking
                 self._waker.send(b"!")
 
     def _run(self, waker: socket.socket, wakened: socket.socket) -> None:
@@ -235,20 +238,22 @@ class Waiters:
             self._fail_if_thread_died()
 
     def _open(self) -> Connection[Any]:
-        """Connect, and read through a ``Pipeline``: each read with a cursor of psycopg takes 0.15 ms more."""
+        """Connect, and read through a ``Pipeline``: each read with a psycopg cursor takes 0.15 ms longer."""
         connection = self._connect()
         try:
             connection.execute(_STABLE_PLANS)
         except BaseException:
             connection.close()
             raise
-        # The threshold is None where prepared statements are switched off, behind a pooler.
+        # The threshold is None if prepared statements are switched off, as behind a pooler.
         is_prepared = connection.prepare_threshold is not None
         self._pipeline = Pipeline(connection, prepared=is_prepared)
         return connection
 
     def _fail_if_thread_died(self) -> None:
-        """Fail all futures if the thread died; after any other end another thread serves them."""
+        """Fail all futures if the thread died; if it ended for any other reason, another thread serves
+        them.
+        """
         with self._lock:
             if self._thread is not threading.current_thread():
                 return
@@ -274,9 +279,7 @@ class Waiters:
             _sleep(listener, wakened, next_poll if self._watches else spare_at)
 
     def _has_ended_idle(self, spare_at: float) -> bool:
-        """Decide, under the lock, whether the thread ends, so that a new waiter finds this thread
-        or none.
-        """
+        """Decide, under the lock, whether the thread ends, so that a new waiter finds this thread or none."""
         with self._lock:
             if self._watches or time.monotonic() < spare_at:
                 return False
@@ -285,9 +288,7 @@ class Waiters:
             return True
 
     def _begin_round(self) -> set[_Key]:
-        """Return the ids watched since the last round; any added from here on are for the next
-        round.
-        """
+        """Return the ids watched since the last round; any added from here on belong to the next round."""
         with self._lock:
             self._round += 1
             fresh, self._fresh = self._fresh, set()
@@ -313,8 +314,8 @@ class Waiters:
             self._read_keys(self._pipeline, subject, keys)
 
     def _read_keys(self, pipeline: Pipeline, subject: Subject, keys: Sequence[_Key]) -> None:
-        """Read all rows in one statement, or each in its own after a data error: an unreadable
-        result fails only its own waiters, at once.
+        """Read all rows in one statement, or one by one after a data error: an unreadable result fails
+        only its own waiters, and immediately.
         """
         try:
             found = _read(pipeline, subject, [watched_id for _, watched_id in keys])
@@ -349,11 +350,13 @@ class Waiters:
                 waiter.future.set_result(row)
 
     def _is_current(self, waiter: _Waiter) -> bool:
-        """Check that this round's read began after the waiter's call and saw its state."""
+        """Return whether this round's read began after the waiter's call, so that it saw the current
+        state.
+        """
         return waiter.added_in_round < self._round
 
     def _fail_unread(self, keys: Iterable[_Key], error: Exception) -> None:
-        """Fail the single reads, and the waiters whose first read failed for longer than an outage."""
+        """Fail the one-time reads, and the waiters whose first read has failed for longer than an outage."""
         is_outage = self.was_reached and is_transient(error)
 
         def is_affected(watch: _Watch, waiter: _Waiter) -> bool:
@@ -385,9 +388,7 @@ _instances: weakref.WeakSet[Waiters] = weakref.WeakSet()
 
 
 def _reset_all() -> None:
-    """Reset after a fork: the thread stayed in the parent, where another thread may have held the
-    lock.
-    """
+    """Reset after a fork: the thread stayed in the parent, where another thread may have held the lock."""
     for waiters in _instances:
         waiters._reset()
 
@@ -397,7 +398,7 @@ os.register_at_fork(after_in_child=_reset_all)
 
 
 def is_loop_running() -> bool:
-    """Check for a running event loop, which a blocking call would stop."""
+    """Return whether an event loop is running, which a blocking call would stop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -406,7 +407,7 @@ def is_loop_running() -> bool:
 
 
 def warn_of_nested_wait(task_id: str) -> None:
-    """Log, once per waiting task, that its child process cannot run other tasks meanwhile."""
+    """Log, once per waiting task, that its child process cannot run other tasks in the meantime."""
     running = running_task()
     if running is not None and running.name not in _reported:
         _reported.add(running.name)
@@ -427,12 +428,12 @@ def timeout_problem(timeout_ms: object) -> str | None:
 
 
 def seconds_to_wait(timeout_ms: int | None) -> float | None:
-    """Return how long to wait for a future; with 0, the read ends the wait."""
+    """Return how long to wait for a future; with 0, the read itself ends the wait."""
     return min(timeout_ms, _LONGEST_WAIT_MS) / 1000 if timeout_ms else None
 
 
 def wait_for(future: Future[Any], seconds: float | None) -> None:
-    """Wait for a future, at most that long; ``done()`` then shows whether it has its row.
+    """Wait for a future, at most this long; afterwards ``done()`` shows whether it has its row.
 
     It uses a bare lock, because ``concurrent.futures.wait`` takes 40 µs longer to return.
     """
@@ -449,7 +450,7 @@ def _read(pipeline: Pipeline, subject: Subject, ids: list[str]) -> dict[str, Any
         case Subject.RUN:
             steps = [workflows.read_runs(ids, SMALL_RESULT_BYTES)]
         case Subject.SERVICE:
-            # Results of other tasks must not wait for a lock on the table of workers.
+            # Other tasks' results must not wait for a lock on the workers table.
             lock_wait = blocked.limit_lock_wait(_SERVICE_LOCK_MS)
             steps = [lock_wait, read_service(ids)]
         case _:
@@ -474,8 +475,8 @@ def _sleep(listener: Listener, wakened: socket.socket, wake_at: float) -> None:
 
 
 def _receive(listener: Listener, *, at_once: bool) -> Received:
-    """Receive notifications; reconnect ``at_once`` for new waiters, and after a cut before any
-    waiter fails.
+    """Receive notifications; reconnect ``at_once`` for new waiters, and after a lost connection before
+    any waiter fails.
     """
     was_connected = listener.connection is not None
     received = listener.receive(at_once=at_once)

@@ -1,6 +1,6 @@
-"""Following a task: its state after every change of its status or progress, until it has ended.
+"""Following a task: its state after every change to its status or progress, until it has ended.
 
-The end arrives by notification, as for ``get``. Nothing announces the changes before it: they are read
+The end arrives by notification, as for ``get``. Nothing announces earlier changes, so they are read
 twice a second.
 """
 
@@ -60,7 +60,7 @@ def watch(
             if changes.has_ended:
                 return
             seconds = changes.seconds_to_wait()
-            if ended.done():  # the wait failed, so reads alone find the end
+            if ended.done():  # the wait failed, so only reads can find the end
                 time.sleep(seconds)
             else:
                 wait([ended], seconds)
@@ -96,7 +96,7 @@ async def watch_async(
 
 
 class _Changes(Generic[Info]):
-    """Decides which of the states read are yielded, and how long to wait for the next."""
+    """Decides which of the states read are yielded, and how long to wait for the next one."""
 
     def __init__(self, task_id: str, timeout_ms: int | None) -> None:
         if problem := timeout_problem(timeout_ms):
@@ -114,7 +114,7 @@ class _Changes(Generic[Info]):
         return f"There is no task {self._task_id}."
 
     def take(self, read: BrokerResult[Info | None]) -> Info | None:
-        """Return the state if it has changed; wait out a failure that may pass."""
+        """Return the state if it has changed; tolerate a failure that may pass."""
         if isinstance(read, Err):
             if read.value.retryable:
                 return None

@@ -1,1 +1,1 @@
-"""Workflows: graphs of tasks that advance in the transaction that finishes a task."""
+"""Workflows: graphs of tasks, advanced by the same transaction that finishes a task."""

@@ -1,7 +1,7 @@
-"""Checks: the part of ``app.check()`` that concerns workflows, in phases.
+"""Checks: the part of ``app.check()`` that deals with workflows, in phases.
 
-It checks that definitions have keys and can be built, together with the children of specifications
-at module level; that builders return valid specifications; and that every function that returns a
+The checks verify three things: definitions have keys and can be built, together with the sub-workflows
+of module-level specifications; builders return valid specifications; and every function that returns a
 specification is a registered builder.
 """
 
@@ -39,7 +39,7 @@ NO_CHECK = "__horsies_no_check__"
 _NAMED_KINDS = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
-# The builders of all applications: each is checked by its own.
+# The builders of all applications; each application checks its own.
 _registered: WeakSet[FunctionType] = WeakSet()
 
 
@@ -59,7 +59,9 @@ class RegisteredBuilder:
 
 
 def register_builder(builders: list[RegisteredBuilder], given: Any) -> Any:
-    """Register a function, from ``@app.workflow_builder``, or return the decorator for its cases."""
+    """Register the function decorated with ``@app.workflow_builder``, or return the decorator for its
+    cases.
+    """
     if is_decorated(given):
         return register_builder(builders, None)(given)
     is_list = isinstance(given, Sequence) and not isinstance(given, str)
@@ -79,7 +81,7 @@ def register_builder(builders: list[RegisteredBuilder], given: Any) -> Any:
 
 
 def _refuse_bad_builder(function: object) -> None:
-    """Refuse a function that cannot return a specification when ``check`` calls it with its cases."""
+    """Reject a function that cannot return a specification when ``check`` calls it with its cases."""
     kind = "coroutine" if inspect.iscoroutinefunction(function) else None
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         kind = "generator"
@@ -98,7 +100,7 @@ def _refuse_bad_builder(function: object) -> None:
 
 
 class HasTasks(BuildsSpecs, Protocol):
-    """The part of an application that the checks use."""
+    """What the checks need from an application."""
 
     def get_task(self, task_name: str) -> RunnableTask[Any] | None: ...
 
@@ -122,7 +124,7 @@ def workflow_errors(
 def spec_errors(
     app: BuildsSpecs, spec: WorkflowSpec[Any], location: SourceLocation | None
 ) -> Iterator[HorsiesError]:
-    """Find mistakes that a specification alone does not show: its key, its queues, its children."""
+    """Find mistakes that a specification by itself does not show: its key, its queues, its children."""
     if problem := key_problem(spec.definition_key):
         error = no_key(f"Workflow {spec.name!r}", problem)
         error.location = location
@@ -136,7 +138,7 @@ def spec_errors(
 def _build_children(
     app: BuildsSpecs, spec: WorkflowSpec[Any], depth: int, seen: set[tuple[type, str]]
 ) -> None:
-    """Build the sub-workflows whose parameters are all known, and theirs in turn."""
+    """Build the sub-workflows whose parameters are all known, and recursively their own."""
     for index, node in enumerate(spec.tasks):
         if not isinstance(node, SubWorkflowNode) or node.args_from:
             continue
@@ -158,7 +160,7 @@ def _build_children(
 def as_errors(
     error: Exception, source: str, location: SourceLocation | None
 ) -> Iterator[HorsiesError]:
-    """Return an exception as errors: those of the library unchanged, any other as HRS-029."""
+    """Return an exception as errors: the library's own unchanged, any other as HRS-029."""
     match error:
         case MultipleValidationErrors():
             yield from error.report.errors
@@ -278,7 +280,7 @@ def _specs(app: HasTasks, modules: Iterable[ModuleType]) -> Iterable[WorkflowSpe
 
 
 def _lacks_key(definition: AnyDefinition) -> bool:
-    """Recognize a definition without a key; a base class of other definitions needs none."""
+    """Return whether a definition lacks a key; a base class of other definitions needs none."""
     if "definition_key" in vars(definition):
         return definition.own_key() is None
     buildable = definition.get_workflow_nodes() or _has_own_build_with(definition)
@@ -316,7 +318,7 @@ def _is_ours(app: HasTasks, definition: AnyDefinition) -> bool:
         return False
     nodes = [node for _, node in definition.get_workflow_nodes()]
     tasks = [node.fn for node in nodes if isinstance(node, TaskCallingNode)]
-    # Building the definition reports a function that is not a task.
+    # Building the definition reports any function that is not a task.
     return all(
         app.get_task(one.definition.name) is one for one in tasks if hasattr(one, "definition")
     )
@@ -353,7 +355,7 @@ def _returns_spec(function: FunctionType) -> bool:
     try:
         returned = get_type_hints(function).get("return")
     except Exception:
-        # Another annotation may be unresolvable; the text of this one is enough.
+        # Other annotations may be unresolvable; the text of this one is enough.
         return isinstance(stated, str) and "WorkflowSpec" in stated
     return returned is WorkflowSpec or get_origin(returned) is WorkflowSpec
 

@@ -1,7 +1,7 @@
-"""WorkflowDefinition: a workflow written as a class, found again by its key.
+"""WorkflowDefinition: a workflow written as a class and looked up by its key.
 
-A class names its nodes and may take parameters in ``build_with``. A worker that expands a
-sub-workflow finds the class by the key stored with the node.
+A class names its nodes and may take parameters in ``build_with``. A worker that expands a sub-workflow
+finds the class by the key stored with the node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class BuildsSpecs(Protocol):
-    """The part of an application that a definition uses."""
+    """What a definition needs from an application."""
 
     @property
     def workflow(self) -> WorkflowMaker: ...
@@ -34,10 +34,10 @@ class BuildsSpecs(Protocol):
 class WorkflowDefinition(Generic[T]):
     """A workflow as a class: a name, a key, nodes, and optionally parameters.
 
-    ``T`` is the type of the output node's value, None without an output. ``definition_key`` is the
-    identity of the workflow across deployments; a class without its own is an abstract base for other
-    definitions. ``Meta`` may name the ``output`` node (by its attribute name, as text), ``on_error``
-    and ``success_policy``.
+    ``T`` is the type of the output node's value, or None if there is no output. ``definition_key``
+    identifies the workflow across deployments; a class without its own key is an abstract base for
+    other definitions. ``Meta`` may name the ``output`` node (by its attribute name, as text),
+    ``on_error`` and ``success_policy``.
 
     Example:
         class Report(WorkflowDefinition[str]):
@@ -53,7 +53,7 @@ class WorkflowDefinition(Generic[T]):
     name: ClassVar[str] = ""
     definition_key: ClassVar[str] = ""
 
-    # Not a nested class: pyright refuses a `class Meta` that does not inherit from it.
+    # Not a nested class: pyright rejects a `class Meta` that does not inherit from it.
     Meta: ClassVar[type] = object
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -66,7 +66,7 @@ class WorkflowDefinition(Generic[T]):
 
     @classmethod
     def get_workflow_nodes(cls) -> list[tuple[str, AnyNode]]:
-        """Return the nodes with their attribute names, in order; those of base classes come first."""
+        """Return the nodes with their attribute names, in order; nodes from base classes come first."""
         found: dict[str, Any] = {}
         for owner in reversed(cls.__mro__):
             found.update(vars(owner))
@@ -80,7 +80,7 @@ class WorkflowDefinition(Generic[T]):
 
     @classmethod
     def output_type(cls) -> Any:
-        """Return the type of the result as declared, or UNKNOWN_TYPE."""
+        """Return the declared type of the result, or UNKNOWN_TYPE."""
         declared = _declared_type(cls)
         output = _output_of(cls) if declared is UNKNOWN_TYPE else None
         return declared if output is None else value_type(output)
@@ -95,10 +95,10 @@ class WorkflowDefinition(Generic[T]):
 
     @classmethod
     def build(cls, app: BuildsSpecs) -> WorkflowSpec[T]:
-        """Make the specification of the class's nodes.
+        """Create the specification from the class's nodes.
 
-        HRS-001 without a name, HRS-002 without nodes, HRS-016 without a key, HRS-025 when the output
-        is not of type ``T``.
+        HRS-001 without a name, HRS-002 without nodes, HRS-016 without a key, HRS-025 if the output is
+        not of type ``T``.
         """
         key = _key_of(cls)
         if not cls.name:
@@ -122,9 +122,9 @@ class WorkflowDefinition(Generic[T]):
 
     @classmethod
     def build_with(cls, app: Any, *args: Any, **params: Any) -> WorkflowSpec[T]:
-        """Make the specification for parameters; override it to use them.
+        """Create the specification for these parameters; override this method to use them.
 
-        Every call must make a new specification; it has the key of the class. Parameters are passed by
+        Every call must create a new specification, which has the class's key. Parameters are passed by
         name.
 
         Example:
@@ -160,9 +160,9 @@ def _stamp_ids(cls: AnyDefinition) -> None:
 def _register(cls: AnyDefinition) -> None:
     key = cls.own_key()
     if key is None:
-        return  # reported when it is built or checked
+        return  # reported when the class is built or checked
     known = _registry.get(key, cls)
-    # A module imported again makes its classes again.
+    # Importing a module again creates its classes again.
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise WorkflowValidationError(
             f"The definition_key {key!r} of {cls.__qualname__} belongs to another workflow.",
@@ -174,7 +174,7 @@ def _register(cls: AnyDefinition) -> None:
 
 
 def _guarded(method: Any) -> Any:
-    """Check the result of every call of an overridden build_with."""
+    """Check the result of every call to an overridden build_with."""
     if not isinstance(method, classmethod):
         raise TypeError(
             "build_with must be a classmethod: @classmethod def build_with(cls, app, ...)"
@@ -248,7 +248,7 @@ def _output_of(cls: AnyDefinition) -> AnyNode | None:
 
 
 def _declared_type(cls: type, known: Mapping[Any, Any] = MappingProxyType({})) -> Any:
-    """Return the T of WorkflowDefinition[T] as the class or a base of it declares it."""
+    """Return the T of WorkflowDefinition[T] as declared by the class or one of its bases."""
     for base in vars(cls).get("__orig_bases__", cls.__bases__):
         origin = get_origin(base) or base
         if not (isinstance(origin, type) and issubclass(origin, WorkflowDefinition)):
@@ -273,7 +273,7 @@ def _signature_of(function: Callable[..., Any]) -> CallSignature:
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[2:]
     build.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    # Without the annotation of ``app``, which is often imported for type checkers only.
+    # Without the annotation of ``app``, which is often imported only for type checkers.
     kept = {one.name for one in parameters}
     annotations = function.__annotations__
     build.__annotations__ = {name: annotations[name] for name in annotations if name in kept}

@@ -1,7 +1,8 @@
-"""Expansion: the plan of a sub-workflow, made when its node may run.
+"""Expansion: a sub-workflow's plan, created when its node may run.
 
 A worker's child finds the definition by the key stored with the node and runs its ``build_with``,
-without any lock. The plan is the result of the expansion task; the database starts it as a child run.
+without any lock. The expansion task returns the plan as its result, and the database starts it as a
+child run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from horsies.workflow.definition import AnyDefinition, BuildsSpecs, definition_b
 
 
 def find_child(definition_key: str) -> Result[AnyDefinition, TaskError]:
-    """Return the definition of a sub-workflow, or the error of its node."""
+    """Return a sub-workflow's definition, or the error for its node."""
     definition = definition_by_key(definition_key)
     if definition is None:
         return Err(
@@ -42,7 +43,7 @@ def missing_definition(definition_key: str) -> str:
 def expand(
     app: BuildsSpecs, definition: AnyDefinition, kwargs: dict[str, Any], parent: Parent
 ) -> Result[str, TaskError]:
-    """Return the plan of the child run below ``parent``, or the error of its node."""
+    """Return the plan of the child run below ``parent``, or the error for its node."""
     try:
         spec = definition.build_with(app, **kwargs)
         text = plan(spec, new_id(), parent=parent)
@@ -62,7 +63,7 @@ def expand(
 
 
 def unreadable_parameters(definition: AnyDefinition, problem: CodecError) -> TaskError:
-    """Return the error of stored parameters that ``build_with`` cannot take."""
+    """Return the error for stored parameters that ``build_with`` cannot take."""
     return TaskError(
         error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
         message=f"The stored parameters do not fit {definition.__name__}.build_with: "

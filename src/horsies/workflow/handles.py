@@ -1,7 +1,7 @@
 """Handles for runs that were started elsewhere.
 
-The stored nodes name their tasks and sub-workflows; the types of their results are those of the tasks
-and definitions registered in this process.
+The stored nodes name their tasks and sub-workflows; the result types come from the tasks and
+definitions registered in this process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FindTask = Callable[[str], DefinedTask | None]
 
 
 class WorkflowHandles:
-    """``app.workflow_handle``: makes a handle for a run by its id; finds the types of its results.
+    """``app.workflow_handle``: creates a handle for a run from its id, and finds the types of its results.
 
     Example:
         handle = app.workflow_handle(workflow_id)
@@ -45,14 +45,14 @@ class WorkflowHandles:
         self._find_task = find_task
 
     def __call__(self, workflow_id: str) -> WorkflowHandle[Any]:
-        """Return a handle for a run; it does not query the database yet."""
+        """Return a handle for a run, without querying the database yet."""
         broker = self._get_broker()
         find_types = partial(RegisteredTypes, find_task=self._find_task)
         return WorkflowHandle(workflow_id, broker, find_types=find_types)
 
 
 class RegisteredTypes:
-    """The types of a run's results, as far as its tasks and definitions are registered here."""
+    """A run's result types, as far as its tasks and definitions are registered here."""
 
     __slots__ = ("_declared", "_find_task", "_rows")
 

@@ -1,6 +1,6 @@
 """WorkflowSpec: the public face of a workflow, checked and immutable.
 
-``app.workflow(...)`` makes it; starting it makes a run. Its data is in its graph.
+``app.workflow(...)`` creates it; starting it creates a run. Its data is in its graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WorkflowTerminalResults: TypeAlias = dict[str, TaskResult[Any, TaskError]]
 
 @dataclass(frozen=True, slots=True)
 class _BuildWith:
-    """A running call of a definition's ``build_with``: its key, and the specifications it made."""
+    """A running call of a definition's ``build_with``: its key, and the specifications it created."""
 
     definition_key: str | None
     made: list[WorkflowSpec[Any]] = field(default_factory=list)
@@ -38,10 +38,10 @@ _build_with: ContextVar[_BuildWith | None] = ContextVar("build_with", default=No
 
 
 class WorkflowSpec(Generic[T]):
-    """A checked workflow, made by ``app.workflow(...)`` or by a ``WorkflowDefinition``.
+    """A checked workflow, created by ``app.workflow(...)`` or by a ``WorkflowDefinition``.
 
-    ``T`` is the type of its result. It holds copies of the nodes it was given and never changes.
-    A specification made without an application has no queues and cannot be started.
+    ``T`` is the type of its result. It holds copies of the nodes passed to it and never changes. A
+    specification created without an application has no queues and cannot be started.
     """
 
     __slots__ = ("graph",)
@@ -64,7 +64,7 @@ class WorkflowSpec(Generic[T]):
 
     @classmethod
     def of(cls, graph: Graph) -> WorkflowSpec[T]:
-        """Return the specification of a graph."""
+        """Return the specification for a graph."""
         spec = object.__new__(cls)
         spec._hold(graph)
         return spec
@@ -86,24 +86,24 @@ class WorkflowSpec(Generic[T]):
 
     @property
     def on_error(self) -> OnError:
-        """The effect of a failed node on a run."""
+        """How a failed node affects a run."""
         return self.graph.on_error
 
     @property
     def output(self) -> AnyNode | None:
-        """The node whose result is the result of the workflow."""
+        """The node whose result is the workflow's result."""
         index = self.graph.output_index
         return None if index is None else self.graph.nodes[index]
 
     def output_key(self) -> NodeKey[T] | None:
-        """Return the key of the output node, or None if the result consists of the results of all ends."""
+        """Return the output node's key, or None if the result consists of the results of all end nodes."""
         output: Any = self.output
         key: NodeKey[T] | None = None if output is None else output.key()
         return key
 
     @property
     def success_policy(self) -> SuccessPolicy | None:
-        """When a run counts as a success; None when every node has to succeed."""
+        """When a run counts as a success; None if every node has to succeed."""
         return self.graph.success_policy
 
     @property
@@ -132,9 +132,9 @@ class WorkflowSpec(Generic[T]):
     ) -> WorkflowStartResult[WorkflowHandle[T]]:
         """Start a run and return its handle.
 
-        ``workflow_id``: your own UUID; a second start with it returns the existing run.
-        ``workflow_key``: any text; while a run with it has not ended, a second start returns that run.
-        ``transaction``: your open psycopg, SQLAlchemy or Django connection; the run commits or
+        ``workflow_id``: your own UUID; a second start with the same id returns the existing run.
+        ``workflow_key``: any text; until the run with this key has ended, a second start returns that
+        run. ``transaction``: your open psycopg, SQLAlchemy or Django connection; the run commits or
         vanishes with it. Never raises for operational reasons.
 
         Example:
@@ -176,11 +176,11 @@ class WorkflowSpec(Generic[T]):
 
 
 class WorkflowMaker:
-    """``app.workflow``: makes specifications with the queues and the broker of an application.
+    """``app.workflow``: creates specifications with an application's queues and broker.
 
-    ``tasks`` are the nodes. ``output`` is the node whose result is the result of the workflow; without
-    it the result has the results of all ends of the graph, by node id. ``definition_key`` is the stable
-    identity of the workflow across deployments; inside ``build_with`` it defaults to the key of the class.
+    ``tasks`` are the nodes. ``output`` is the node whose result is the workflow's result; if it is not
+    given, the result consists of the results of all end nodes, by node id. ``definition_key``
+    identifies the workflow across deployments; inside ``build_with`` it defaults to the class's key.
 
     Example:
         spec = app.workflow("report", [fetch, render], output=render, definition_key="report.v1")
@@ -244,7 +244,7 @@ class WorkflowMaker:
         return spec.graph.producer in (None, self._producer)
 
     def adopt(self, spec: WorkflowSpec[T]) -> WorkflowSpec[T]:
-        """Return the specification with the queues and the broker of this application."""
+        """Return the specification with this application's queues and broker."""
         found = spec.graph
         if found.producer is not None:
             return spec
@@ -254,7 +254,7 @@ class WorkflowMaker:
 
 @contextmanager
 def specs_made(definition_key: str | None) -> Iterator[list[WorkflowSpec[Any]]]:
-    """Collect the specifications made inside the block; the key is for those without their own."""
+    """Collect the specifications created inside the block; the key is for those without their own."""
     outer = _build_with.get()
     call = _BuildWith(definition_key)
     token = _build_with.set(call)

@@ -1,16 +1,16 @@
--- Notifications. The triggers on tasks fire once per statement and notify once per queue, however many rows
--- changed, because a notifying commit takes a lock that all notifying commits of the database share.
+-- Notifications. The triggers on tasks fire once per statement and notify once per queue, however many rows changed,
+-- because a notifying commit takes a lock that all notifying commits in the database share.
 --
--- A payload is a hint and never trusted. A statement that inserts one row names it; a bulk insert sends an
--- empty payload. Ended tasks are named 200 to a payload, since a payload is limited to 8000 bytes.
+-- A payload is only a hint and never trusted. A statement that inserts one row names it; a bulk insert sends an empty
+-- payload. Ended tasks are named 200 to a payload, because a payload is limited to 8000 bytes.
 
--- Wake-ups. A notification of a queue's channel wakes all workers of the queue, and each of them claims: with 40
--- workers a single task took 53 ms of processor time, with 2 workers 5 ms. So with many workers a few are woken, each on
--- its own channel with the queue as the payload. A woken worker owes something: a claim that leaves no due task, or
--- to pass the wake-up on (worker/wakeups.py). That one of two woken workers is dead costs nothing; should all
--- of them be, an idle worker finds the task with its next poll.
+-- Wake-ups. A notification on a queue's channel wakes all of the queue's workers, and each of them claims: a single
+-- task took 53 ms of processor time with 40 workers, and 5 ms with 2. So when there are many workers, only a few are
+-- woken, each on its own channel with the queue as the payload. A woken worker must either make a claim that leaves
+-- no due task, or pass the wake-up on (worker/wakeups.py). If one of two woken workers is dead, nothing is lost; if
+-- all of them are, an idle worker finds the task at its next poll.
 
--- Up to "p_wanted" workers of this queue that wait for tasks, beginning at a random one: keys are random numbers
+-- Up to "p_wanted" of the queue's workers that wait for tasks, starting at a random one: keys are random numbers
 -- below 2^62.
 CREATE OR REPLACE FUNCTION horsies_waiting_workers(p_queue text, p_wanted integer, p_except text)
 RETURNS text[] LANGUAGE plpgsql AS $$
@@ -34,11 +34,11 @@ BEGIN
 END
 $$;
 
--- Wake workers for "p_count" due tasks of a queue: all workers if there are few of them or many tasks, otherwise
--- one more than there are tasks. If none waits, two busy ones are notified: a worker may begin to wait before the
--- sender commits, and they find it then. An older snapshot than that of this statement may name dead workers only, so it
--- wakes all. With the rights of its owner: a producer need not read the table of workers. No send waits for that
--- table: while another session has locked it, all workers are woken.
+-- Wake workers for "p_count" due tasks of a queue: all workers if there are few workers or many tasks, otherwise one
+-- more than there are tasks. If no worker waits, two busy ones are notified: a worker may begin to wait before the
+-- sender commits, and they will find it. A snapshot older than this statement's may list only dead workers, so in
+-- that case all are woken. Runs with its owner's privileges, so that a producer need not read the workers table. No
+-- send waits for that table: while another session has locked it, all workers are woken.
 CREATE OR REPLACE FUNCTION horsies_wake(p_queue text, p_count bigint, p_hint text)
 RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
@@ -68,8 +68,8 @@ BEGIN
 END
 $$;
 
--- A worker was woken for these queues and cannot serve them now: wake two others that wait, for each queue that has
--- a due task. Returns the number of woken workers. Workers that begin to wait later look at the queues then.
+-- A worker was woken for these queues but cannot serve them now: for each queue that has a due task, wake two other
+-- waiting workers. Returns how many were woken. Workers that begin to wait later check the queues at that point.
 CREATE OR REPLACE FUNCTION horsies_pass_wake_up_v1(p_worker_id text, p_queues text[]) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -90,7 +90,7 @@ BEGIN
 END
 $$;
 
--- A task for later concerns all workers: each of them notes the time.
+-- A task for later concerns all workers: each of them notes its time.
 CREATE OR REPLACE FUNCTION horsies_notify_inserted_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('task_new', hint),
@@ -103,9 +103,9 @@ BEGIN
 END
 $$;
 
--- A terminal row never changes again, so a terminal row in "changed" has just become terminal. If it belongs
--- to a workflow, the trigger advances the run, whichever statement ended the task. A PENDING row was released
--- or will be retried: its queue is notified, because the due time has changed.
+-- A terminal row never changes again, so a terminal row in "changed" has just become terminal. If it belongs to a
+-- workflow, the trigger advances the run, whichever statement ended the task. A PENDING row was released or will be
+-- retried: its queue is notified, because its due time has changed.
 CREATE OR REPLACE FUNCTION horsies_notify_changed_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     finished text[];
@@ -148,8 +148,8 @@ BEGIN
 END
 $$;
 
--- Waiters are notified of every end and pause of a run, monitors of every change of its status. Progress
--- without a change of status sends no notification.
+-- Waiters are notified whenever a run ends or pauses, and monitors whenever its status changes. Progress without a
+-- change of status sends no notification.
 CREATE OR REPLACE FUNCTION horsies_notify_workflow() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('horsies_workflow_status', NEW.id::text || ' ' || NEW.status);

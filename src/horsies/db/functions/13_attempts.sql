@@ -1,12 +1,12 @@
 -- Attempts are deleted with their task, whichever statement deletes it: retention, or a person at a prompt.
 --
--- No attempt is left behind. The statement that inserts one has updated its task and so holds the row lock until
--- it commits: a delete waits for that commit, and then sees the attempt, because this statement takes its
+-- No attempt is left behind. The statement that inserts an attempt has updated its task and so holds the row lock
+-- until it commits. A delete waits for that commit and then sees the attempt, because this statement takes its
 -- snapshot after the wait. If the delete commits first, the update matches no task and inserts no attempt.
 CREATE OR REPLACE FUNCTION horsies_delete_attempts() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
-        -- The statement may truncate the attempts too, and PostgreSQL refuses a second TRUNCATE of that table.
+        -- The statement may truncate the attempts too, and PostgreSQL rejects a second TRUNCATE of that table.
         DELETE FROM horsies_task_attempts;
     ELSE
         DELETE FROM horsies_task_attempts AS attempt

@@ -1,11 +1,11 @@
--- Rates: how many tasks of a queue may start in a time, in the whole cluster, on the database's clock.
+-- Rates: how many tasks of a queue may start per period, in the whole cluster, on the database's clock.
 --
--- Each rated queue has one row, its meter, with the time "next_at" at which it would be used up no more (the
--- generic cell rate algorithm). A claim of n tasks moves that time by n times the seconds of one start, and a start is
--- allowed while the time lies at most "burst" starts ahead. So a period of N starts sees at most N + burst - 1 of them,
--- wherever it begins. What is over the rate waits in its queue. The row stays locked until the claim commits: no
--- two turns deal the same start, and a turn that rolls back has used none. Locks: caps, then meters by name, then
--- tasks.
+-- Each rated queue has one row, its meter, with the time "next_at" at which the starts so far are paid for (the
+-- generic cell rate algorithm). A claim of n tasks advances that time by n times the seconds per start, and a start
+-- is allowed while the time is at most "burst" starts ahead. So a period of N starts sees at most N + burst - 1 of
+-- them, wherever it begins. Tasks beyond the rate wait in their queue. The row stays locked until the claim commits,
+-- so no two turns use the same start, and a turn that rolls back has used none. Lock order: caps, then meters by
+-- name, then tasks.
 
 -- The limits of a claim, lowered to the starts that are allowed now. A queue without seconds has no rate.
 CREATE OR REPLACE FUNCTION horsies_metered_limits(
@@ -41,7 +41,7 @@ BEGIN
 END
 $$;
 
--- So many tasks of each queue were claimed.
+-- Record how many tasks of each queue were claimed.
 CREATE OR REPLACE FUNCTION horsies_note_starts(
     p_queues text[], p_taken integer[], p_seconds float8[], p_bursts integer[])
 RETURNS void LANGUAGE plpgsql AS $$
@@ -58,8 +58,8 @@ $$;
 CREATE OR REPLACE FUNCTION horsies_starts_at(p_meter horsies_meters) RETURNS timestamptz LANGUAGE sql STABLE
 RETURN p_meter.next_at - (p_meter.burst - 1) * p_meter.seconds * interval '1 second';
 
--- Seconds until a queue that its rate holds back may start a task again, NULL if there is none. A queue that was
--- free again before the last check has refused no claim since then.
+-- Seconds until a queue that its rate holds back may start a task again; NULL if there is no such queue. A queue that
+-- was free again before the last check has turned away no claim since then.
 CREATE OR REPLACE FUNCTION horsies_seconds_until_start_v1(p_queues text[], p_last_look timestamptz)
 RETURNS double precision LANGUAGE plpgsql STABLE AS $$
 BEGIN

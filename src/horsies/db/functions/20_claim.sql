@@ -1,25 +1,24 @@
--- The claim. Also the place where all SQL files find the planner idioms explained.
+-- The claim. This file also explains the planner idioms that all SQL files use.
 --
 -- Plans made on an empty table
 --
--- A plan lives as long as its connection, and it may have been made while the tables held two rows. Such a
--- plan reads a table from end to end forever after, or walks a partial index past everything in flight. Five
--- idioms leave the planner no wrong choice; other files refer to them by these names.
+-- A plan lives as long as its connection, and it may have been made when the tables held two rows. From then on, such
+-- a plan reads a table from end to end, or walks a partial index past everything in flight. Five idioms leave the
+-- planner no wrong choice; other files refer to them by these names.
 --
--- * Opaque status: coalesce(status, '') = 'RUNNING' is a guard that the planner cannot match to a partial
---   index. The primary key is the right way to known rows.
--- * By position: id = ANY(ids) makes the primary key the only way to the rows, and the value that belongs to
---   a row is (numbers)[array_position(ids, id)]. A join with unnest(ids, numbers) instead compares every row
---   with every id, which cost a turn of 64 tasks half as much again. The ids must be unique.
--- * One by one: a LATERAL subquery that ends in OFFSET 0 is not merged into the query around it, so each key
---   is looked up on its own. Both columns of a node's key come from one source: with the run from one and the
---   index from another, a plan made while there were few nodes would use the run alone.
--- * Few rows: a LIMIT by a value that the planner does not know makes it expect few rows.
--- * Forced step: (SELECT count(*) FROM step) >= 0 is always true and makes "step" run, and run first.
+-- * Opaque status: coalesce(status, '') = 'RUNNING' is a guard that the planner cannot match to a partial index.
+--   Known rows should be reached through the primary key.
+-- * By position: id = ANY(ids) makes the primary key the only way to the rows, and (numbers)[array_position(ids, id)]
+--   is the value that belongs to a row. A join with unnest(ids, numbers) compares every row with every id instead,
+--   which made a turn of 64 tasks half as expensive again. The ids must be unique.
+-- * One by one: a LATERAL subquery that ends in OFFSET 0 is not merged into the surrounding query, so each key is
+--   looked up separately. Both columns of a node's key come from one source: if the run came from one source and the
+--   index from another, a plan made when there were few nodes would use only the run.
+-- * Few rows: a LIMIT with a value that the planner does not know makes it expect few rows.
+-- * Forced step: (SELECT count(*) FROM step) >= 0 is always true, and makes "step" run, and run first.
 
--- The locks under which caps are read and used: one for the whole cluster if it has a cap, else one per
--- capped queue in the order of their keys. They are held until the commit, so no two turns count the same
--- place.
+-- The locks under which caps are read and used: one for the whole cluster if it has a cap, otherwise one per capped
+-- queue in key order. They are held until the commit, so no two turns count the same place.
 CREATE OR REPLACE FUNCTION horsies_lock_caps(p_queues text[], p_queue_caps integer[], p_cluster_cap integer)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -34,9 +33,9 @@ BEGIN
 END
 $$;
 
--- The occupied places under a cap, of one queue or of all. A lapsed lease does not occupy a place, nor does a
--- task whose code has ended but whose outcome the database refuses. Volatile, so that it counts the changes
--- that other turns committed while this one waited for the locks.
+-- The occupied places under a cap, for one queue or for all. Neither a lapsed lease nor a task whose code has ended
+-- but whose outcome the database refuses occupies a place. Volatile, so that it counts the changes that other turns
+-- committed while this one waited for the locks.
 CREATE OR REPLACE FUNCTION horsies_in_flight(p_queue text, p_counts_claimed boolean, p_now timestamptz)
 RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
@@ -52,7 +51,7 @@ BEGIN
 END
 $$;
 
--- Whether workers with these parameters leave a task out, because its call does not fit them.
+-- Whether workers with these parameters skip a task because its call does not fit them.
 CREATE OR REPLACE FUNCTION horsies_is_refused(p_id uuid, p_fingerprints text[], p_now timestamptz)
 RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -62,9 +61,9 @@ BEGIN
 END
 $$;
 
--- Lock and return the next due tasks, in order, for a worker with async children: either "async def" tasks only
--- or all other tasks only. The index horsies_tasks_claim_async holds only "async def" tasks. The others are found
--- through the claim index, where it costs about 1 us to skip an "async def" task or a task that is left out.
+-- Lock and return the next due tasks, in order, for a worker with async children: either only "async def" tasks or
+-- only the others. The index horsies_tasks_claim_async holds only "async def" tasks. The others are found through the
+-- claim index, where skipping an "async def" task or an excluded task costs about 1 us.
 CREATE OR REPLACE FUNCTION horsies_due_of_kind(
     p_is_async boolean, p_queue text, p_level integer, p_look_at timestamptz, p_after_at timestamptz,
     p_after_id uuid, p_wanted integer, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[])
@@ -99,14 +98,14 @@ BEGIN
 END
 $$;
 
--- The next due tasks of one queue and priority while children that hold tasks already may take more: up to
--- "p_any" tasks of any kind for idle children, and behind them the leading run of short tasks that may wait in a
--- child, none of them from a queue with a cap. The run ends at the first other task, so nothing overtakes it.
--- The rows behind it stay locked until the commit, and the claims of other workers pass over them, so the
--- commit notifies these workers. A worker asks for fewer tasks while it gets less than it asks for.
+-- The next due tasks of one queue and priority while children that already hold tasks may take more: up to "p_any"
+-- tasks of any kind for idle children, followed by the leading run of short tasks that may wait in a child, none of
+-- them from a queue with a cap. The run ends at the first other task, so nothing overtakes that task. The rows behind
+-- the run stay locked until the commit, and other workers' claims skip them, so the commit notifies these workers. A
+-- worker asks for fewer tasks while it gets less than it asks for.
 --
--- "is_open" says whether tasks of later priorities and queues may wait in children too: all due tasks of this
--- one are short and taken. A queue without due tasks is open, whatever waits in it for later.
+-- "is_open" says whether tasks of later priorities and queues may wait in children too: all due tasks of this queue
+-- and priority are short and were taken. A queue without due tasks is open, even if tasks wait in it for later.
 CREATE OR REPLACE FUNCTION horsies_leading_run(
     p_queue text, p_priority integer, p_after_at timestamptz, p_after_id uuid, p_look_at timestamptz,
     p_wanted integer, p_any integer, p_is_capped boolean, p_short_names text[], p_is_async boolean,
@@ -144,46 +143,46 @@ BEGIN
 END
 $$;
 
--- PENDING -> RUNNING or CLAIMED: queues in the given order, priorities in order within a queue, first in
--- first out within a priority, until the idle children or the places under a cap run out. A loop in the
--- database costs one round trip where the same loop in the worker costs one per queue; measured against a
--- single plain UPDATE it costs 3 to 8 % of a turn. The choice and the update are one statement inside it: as
--- functions of their own they cost another 2 to 5 % of a claim.
+-- PENDING -> RUNNING or CLAIMED: queues in the given order, priorities in order within a queue, first in first out
+-- within a priority, until the idle children or the places under a cap run out. A loop in the database needs one
+-- round trip where a loop in the worker would need one per queue; compared with a single plain UPDATE it costs 3 to 8
+-- % of a turn. Inside the loop, the choice and the update are one statement: as separate functions they cost another
+-- 2 to 5 % of a claim.
 --
 -- * A task for an idle child is claimed and started in one step: status RUNNING, with the child's pid. Tasks
 --   claimed ahead ("p_prefetch") stay CLAIMED under a lease.
--- * The rows are chosen in an ARRAY(SELECT ...), which is evaluated exactly once: IN (SELECT ... LIMIT n FOR
---   UPDATE SKIP LOCKED) may be evaluated again and claim more than its limit. The update finds the child of
---   a task by position and loses their order, so it is restored.
--- * One priority at a time, so that "enqueued_at <= look_at" ends the index scan: a hundred thousand tasks
---   scheduled for tomorrow cost nothing today. "look_at" is a value, because a volatile function in the WHERE
+-- * The rows are chosen in an ARRAY(SELECT ...), which is evaluated exactly once: IN (SELECT ... LIMIT n FOR UPDATE
+--   SKIP LOCKED) may be evaluated again and claim more than its limit. The update finds a task's child by position
+--   and loses the order of the tasks, so the order is restored.
+-- * Priorities are scanned one at a time, so that "enqueued_at <= look_at" ends the index scan: a hundred thousand
+--   tasks scheduled for tomorrow cost nothing today. "look_at" is a value, because a volatile function in the WHERE
 --   clause would be a filter instead of an index condition.
--- * Claimed tasks leave dead index entries until vacuum removes them, which an open transaction forbids. So a
---   worker marks the task it got last from each queue (priority, time, id). The first pass looks behind the
---   marks, which is one probe of the index per queue; the second one, with "p_looks_everywhere" and places
---   left, looks at the marked queues from the front. Behind a mark the order is exact. The worker decides how
---   often to look without marks, so that a task before them does not wait for long.
--- * With several queues and marks, one statement finds the queues that have tasks, behind their marks if they
---   have any. Four queues without tasks add 0.03 ms to a claim; searched one by one they added 0.08 ms, or
---   0.36 ms if no child had a window. A claim without marks would scan dead entries a second time. A priority
---   whose first task is not due is passed over.
--- * Whether a queue is paused is checked in the statement that chooses the rows: a separate one cost 0.02 ms.
--- * A worker that has met tasks it cannot run leaves out their names ("p_unknown_names"), the tasks
---   ("p_refused_ids"), or the tasks that its parameters do not fit ("p_refused_by", see horsies_refusals). CASE
---   keeps the planner from estimating how many are left, and costs other workers some 10 ns per task. The walk
---   over left-out tasks costs about 1 us each, over refused calls about 3; bookmarks start behind them.
--- * "p_freed" counts the places of each queue that this transaction has given back. If the claim does not
---   take them again, the workers that a cap may have turned away are notified.
--- * Windows: the first "p_idle" places are those of idle children, and the claim fills them as it always did.
---   The places behind them belong to children that hold other tasks: short ones may take them
---   (horsies_leading_run), never from a queue with a cap. The claim goes through the queues and priorities in
---   order, and fills these places until it meets a due task that it may take and that may not wait in a child.
---   What was claimed earlier, waits for later, or is paused has no influence.
--- * "p_rate_seconds" and "p_rate_bursts" are the rates of the queues, empty for a worker without any; see
---   18_rates.sql.
--- * "p_is_async" restricts the claim to tasks of "async def" functions, or to the others; NULL takes both.
--- * "details" has the columns that only the code of the task may ask for, one per line in one text: more
---   columns would cost the worker 0.1 us each, and nearly no task asks.
+-- * Claimed tasks leave dead index entries until vacuum removes them, which an open transaction prevents. So a worker
+--   keeps a mark per queue, the task it got last (priority, time, id). The first pass searches behind the marks,
+--   which takes one index probe per queue; the second pass, made with "p_looks_everywhere" if places are left,
+--   searches the marked queues from the front. Behind a mark the order is exact. The worker decides how often to
+--   search without marks, so that a task in front of them does not wait long.
+-- * With several queues and marks, one statement finds the queues that have tasks, behind their marks if they have
+--   any. Four queues without tasks add 0.03 ms to a claim; searched one by one they added 0.08 ms, or 0.36 ms if no
+--   child had a window. A claim without marks would scan dead entries a second time. A priority whose first task is
+--   not due is skipped.
+-- * The statement that chooses the rows also checks whether a queue is paused: a separate statement cost 0.02 ms.
+-- * A worker that has met tasks it cannot run excludes their names ("p_unknown_names"), the tasks themselves
+--   ("p_refused_ids"), or the tasks that its parameters do not fit ("p_refused_by", see horsies_refusals). CASE keeps
+--   the planner from estimating how many are left, and costs other workers about 10 ns per task. Walking over an
+--   excluded task costs about 1 us, over a refused call about 3 us; bookmarks start behind them.
+-- * "p_freed" counts the places of each queue that this transaction has given back. If the claim does not take them
+--   again, it notifies the workers that a cap may have turned away.
+-- * Windows: the first "p_idle" places belong to idle children and are filled with any tasks. The places after them
+--   belong to children that hold other tasks: only short tasks may take them (horsies_leading_run), and never from a
+--   queue with a cap. The claim goes through the queues and priorities in order, and fills these places until it
+--   meets a due task that it may take but that may not wait in a child. Tasks that were claimed earlier, wait for
+--   later or are paused do not matter.
+-- * "p_rate_seconds" and "p_rate_bursts" are the queues' rates, empty for a worker without any; see 18_rates.sql.
+-- * "p_is_async" restricts the claim to tasks of "async def" functions (true) or to all others (false); NULL takes
+--   both.
+-- * "details" has the columns that only a task's code may ask for, one per line in a single text: each further column
+--   would cost the worker 0.1 us, and hardly any task asks.
 CREATE OR REPLACE FUNCTION horsies_claim_v1(
     p_worker_id text, p_hostname text, p_pids integer[], p_prefetch integer, p_lease_ms integer,
     p_queues text[], p_queue_limits integer[], p_queue_caps integer[], p_cluster_cap integer,
@@ -230,7 +229,7 @@ BEGIN
         places := least(places, p_cluster_cap - horsies_in_flight(NULL, true, look_at));
     END IF;
     IF cardinality(p_queues) > 1 AND p_marked_ids <> '{}' THEN
-        -- LIMIT, because the planner may answer EXISTS by a hash table of all pending tasks.
+        -- LIMIT, because the planner may answer EXISTS with a hash table of all pending tasks.
         has_tasks := ARRAY(
             SELECT CASE WHEN p_marked_ids[place] IS NULL THEN (
                 SELECT true FROM horsies_tasks AS task
@@ -254,8 +253,8 @@ BEGIN
             queue := p_queues[position];
             wanted := least(places - taken, p_queue_limits[position] - taken_here[position]);
             IF wanted > 0 AND p_queue_caps[position] IS NOT NULL THEN
-                -- Fetching one task more than may be taken shows whether a due task is left, which nothing
-                -- may overtake.
+                -- Fetching one task more than may be taken shows whether a due task is left, which nothing may
+                -- overtake.
                 wanted := least(wanted,
                     p_queue_caps[position] - horsies_in_flight(queue, p_counts_claimed, look_at),
                     greatest(idle - taken, 0) + (places > idle)::integer);
@@ -359,9 +358,9 @@ BEGIN
 END
 $$;
 
--- Seconds until a task on these queues becomes due or expires, NULL when none will, and the time of this
--- query. A task that became due since the last query counts as due now: it may have become due after the claim
--- that did not find it. One index probe per queue and priority in use.
+-- Seconds until a task on these queues becomes due or expires, or NULL if none will, and the time of this query. A
+-- task that became due since the last query counts as due now, because it may have become due after the claim that
+-- did not find it. Takes one index probe per queue and priority in use.
 CREATE OR REPLACE FUNCTION horsies_seconds_until_due_v1(
     p_queues text[], p_last_look timestamptz, OUT seconds double precision, OUT looked_at timestamptz)
 LANGUAGE plpgsql AS $$

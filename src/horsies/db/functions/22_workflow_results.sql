@@ -1,4 +1,4 @@
--- Errors and results of tasks, nodes and runs, as the JSON text that readers get.
+-- Errors and results of tasks, nodes and runs, as the JSON text that readers receive.
 
 -- The JSON of a TaskError with a built-in code.
 CREATE OR REPLACE FUNCTION horsies_task_error(p_code text, p_message text, p_data json DEFAULT NULL)
@@ -6,7 +6,7 @@ RETURNS text LANGUAGE sql IMMUTABLE
 RETURN json_build_object('error_code', json_build_object('__builtin_task_code__', p_code),
     'message', p_message, 'data', p_data, 'exception', NULL)::text;
 
--- The result of a task that has ended, or an error in place of one that was never written.
+-- The result of a task that has ended, or an error in place of a result that was never written.
 CREATE OR REPLACE FUNCTION horsies_task_result_v1(p_task horsies_tasks) RETURNS text LANGUAGE sql STABLE AS $$
     SELECT coalesce(p_task.result, '{"err":' || horsies_task_error(
         CASE p_task.status
@@ -18,8 +18,7 @@ CREATE OR REPLACE FUNCTION horsies_task_result_v1(p_task horsies_tasks) RETURNS 
         coalesce(p_task.failed_reason, 'The task ended as ' || p_task.status || '.')) || '}')
 $$;
 
--- The tasks of a map's items in their order, without their texts. For a retried item only the last task
--- counts.
+-- The tasks of a map's items in order, without their texts. For a retried item only the last task counts.
 CREATE OR REPLACE FUNCTION horsies_items(p_run_id uuid, p_index integer)
 RETURNS TABLE (item_index integer, id uuid, status text, enqueued_at timestamptz, result_bytes integer)
 LANGUAGE sql STABLE AS $$
@@ -31,8 +30,8 @@ LANGUAGE sql STABLE AS $$
     ORDER BY task.workflow_item_index, task.id DESC
 $$;
 
--- Whether the result of a node is a list of results of items: those of a map, or of the map that is the
--- output of its sub-workflow. No row holds the list: it could exceed the 1 GB that PostgreSQL stores.
+-- Whether a node's result is a list of item results: those of a map, or of the map that is its sub-workflow's output.
+-- No row holds the list, because it could exceed the 1 GB that PostgreSQL can store.
 CREATE OR REPLACE FUNCTION horsies_is_list(p_node horsies_workflow_tasks) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT p_node.status = 'COMPLETED' AND p_node.kind IN ('map', 'workflow') AND p_node.result IS NULL
@@ -63,7 +62,7 @@ RETURNS TABLE (item_index integer, id uuid, bytes bigint) LANGUAGE sql STABLE AS
     CROSS JOIN LATERAL horsies_items(map.run_id, map.node_index) AS item ORDER BY item.item_index
 $$;
 
--- The size of a node's result, NULL without one. Sizes are computed without reading the texts.
+-- The size of a node's result, or NULL if there is none. Sizes are computed without reading the texts.
 CREATE OR REPLACE FUNCTION horsies_result_bytes_v1(p_node horsies_workflow_tasks) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT CASE
@@ -76,12 +75,12 @@ LANGUAGE sql STABLE AS $$
     END
 $$;
 
--- A text that is returned as one value is at most this long: 256 MiB.
+-- The longest text that is returned as one value: 256 MiB.
 CREATE OR REPLACE FUNCTION horsies_text_bytes_max() RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
     SELECT 268435456::bigint
 $$;
 
--- The error in place of a result that is too large for one value.
+-- The error that replaces a result too large for one value.
 CREATE OR REPLACE FUNCTION horsies_too_large(p_owner text, p_bytes bigint) RETURNS text
 LANGUAGE sql IMMUTABLE STRICT AS $$
     SELECT '{"err":' || horsies_task_error('PAYLOAD_TOO_LARGE', 'The result of ' || p_owner || ' is '
@@ -104,8 +103,7 @@ LANGUAGE sql STABLE AS $$
     FROM horsies_list_v1(p_node.workflow_id, p_node.task_index) AS part
 $$;
 
--- The result of a node that has ended: its own, its task's, the list of its items, or an error in place of a
--- missing one.
+-- The result of a node that has ended: its own, its task's, the list of its items, or an error if it is missing.
 CREATE OR REPLACE FUNCTION horsies_node_result_v1(p_node horsies_workflow_tasks) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE
@@ -127,7 +125,7 @@ LANGUAGE sql STABLE AS $$
     SELECT (horsies_node_result_v1(p_node)::json -> 'err')::text
 $$;
 
--- The error of the first failed node by index; if the policy has cases, only their nodes count.
+-- The error of the first failed node by index; if the policy has cases, only nodes in those cases count.
 CREATE OR REPLACE FUNCTION horsies_first_error(p_run_id uuid, p_cases jsonb DEFAULT NULL) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT horsies_node_error(node) FROM horsies_workflow_tasks AS node
@@ -137,7 +135,7 @@ LANGUAGE sql STABLE AS $$
     ORDER BY node.task_index LIMIT 1
 $$;
 
--- The nodes whose results are the result of a run: its output node, or those without dependents.
+-- The nodes whose results make up a run's result: its output node, or the nodes without dependents.
 CREATE OR REPLACE FUNCTION horsies_result_nodes_v1(p_run horsies_workflows)
 RETURNS SETOF horsies_workflow_tasks LANGUAGE sql STABLE AS $$
     SELECT node.* FROM horsies_workflow_tasks AS node
@@ -146,8 +144,8 @@ RETURNS SETOF horsies_workflow_tasks LANGUAGE sql STABLE AS $$
                ELSE node.task_index = p_run.output_task_index END
 $$;
 
--- The size of a completed run's result, NULL for any other run, and the result if it is not larger than
--- "p_max_bytes": that of the output node, or the results of all nodes without dependents, by id.
+-- The size of a completed run's result, or NULL for any other run; and the result itself if it is at most
+-- "p_max_bytes" long: the output node's result, or the results of all nodes without dependents, by id.
 CREATE OR REPLACE FUNCTION horsies_run_result_v1(
     p_run horsies_workflows, p_max_bytes bigint, OUT bytes bigint, OUT result text)
 LANGUAGE plpgsql STABLE AS $$

@@ -1,14 +1,14 @@
 -- Sends from SQL, for programs in any language, for triggers and for pg_cron: horsies_send_v1 and
--- horsies_send_many_v1. Both check what task.send checks, with the same sentences, and store the same rows, in the
--- transaction of the caller and with its rights. What the decorator of a task says, workers have written to
--- horsies_task_defaults.
+-- horsies_send_many_v1. Both make the same checks as task.send, with the same sentences, and store the same rows, in
+-- the caller's transaction and with its privileges. The settings from each task's decorator come from
+-- horsies_task_defaults, where workers have stored them.
 --
--- Producers in Python insert by their own statement: the arguments are checked and encoded there already, and
+-- Python producers insert with their own statement: the arguments are already checked and encoded there, and
 -- horsies_send_v1 costs the server four times as much processor time (0.8 instead of 0.2 ms), nearly all of it for
--- the calls of functions that have their own search_path. In one call for hundreds of tasks a task costs 0.1 ms.
+-- calls of functions that set their own search_path. In one call for hundreds of tasks, each task costs 0.1 ms.
 
--- The text of a JSON value with sorted keys and without spaces, as producers in Python write it: a repeated key
--- finds the same request, whichever language sent it first.
+-- A JSON value's text with sorted keys and without spaces, as Python producers write it: a repeated key finds the
+-- same request, whichever language sent it first.
 CREATE OR REPLACE FUNCTION horsies_canonical(p_value jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     CASE jsonb_typeof(p_value)
@@ -24,7 +24,7 @@ BEGIN
 END
 $$;
 
--- A moment in a call, which must carry its offset from UTC; NULL without one or for any other value.
+-- A moment in a call, which must carry its offset from UTC; NULL if it has none, and for any other value.
 CREATE OR REPLACE FUNCTION horsies_moment(p_value jsonb) RETURNS timestamptz LANGUAGE plpgsql STABLE STRICT AS $$
 BEGIN
     IF jsonb_typeof(p_value) = 'string' AND p_value #>> '{}' ~ ':\d\d(\.\d+)? *(Z|[+-]\d\d(:?\d\d)?)$' THEN
@@ -36,8 +36,8 @@ EXCEPTION WHEN data_exception THEN
 END
 $$;
 
--- A duration in a call: a number of seconds, or a text that is an interval; NULL for any other value, and outside
--- the limits of a send.
+-- A duration in a call: a number of seconds, or a text that is an interval; NULL for any other value, or if it is
+-- outside the limits of a send.
 CREATE OR REPLACE FUNCTION horsies_duration(p_value jsonb, p_shortest interval) RETURNS interval
 LANGUAGE plpgsql STABLE STRICT AS $$
 DECLARE
@@ -101,8 +101,8 @@ BEGIN
 END
 $$;
 
--- Why a queue cannot take the task, or NULL. Workers have registered the queues of the application of a task; any
--- other task needs a queue, whose name alone is checked.
+-- Why a queue cannot take the task, or NULL. Workers have registered the queues of a task's application. A task that
+-- no worker has registered needs a queue, and only the queue's name is checked.
 CREATE OR REPLACE FUNCTION horsies_queue_problem(p_queue jsonb, p_queues jsonb) RETURNS text
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -125,7 +125,7 @@ BEGIN
 END
 $$;
 
--- Why a call was not sent, or NULL: the first problem, in one sentence. A value of null means "not given".
+-- Why a call was not sent, as one sentence about the first problem, or NULL. A value of null means "not given".
 CREATE OR REPLACE FUNCTION horsies_call_problem(p_call jsonb, p_queues jsonb, p_reject_bytes bigint) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -177,8 +177,8 @@ BEGIN
 END
 $$;
 
--- The first call that cannot be sent, as one sentence; NULL if there is none. A call without a name or of the
--- wrong type has no defaults to be checked against.
+-- A sentence about the first call that cannot be sent; NULL if there is none. A call that has no name or is of the
+-- wrong type has no defaults to check against.
 CREATE OR REPLACE FUNCTION horsies_calls_problem(p_calls jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF jsonb_typeof(p_calls) IS DISTINCT FROM 'array' THEN
@@ -205,8 +205,8 @@ BEGIN
 END
 $$;
 
--- The values of these checked calls, with the defaults of their tasks, in the order of the calls. The options are
--- written in the order of TaskOptions.to_json: the claim for async children compares their first characters.
+-- The values of these checked calls, including their tasks' defaults, in the order of the calls. The options are
+-- written in the order of TaskOptions.to_json, because the claim for async children compares their first characters.
 CREATE OR REPLACE FUNCTION horsies_call_rows(p_calls jsonb, p_ids uuid[], p_now timestamptz) RETURNS TABLE (
     id uuid, task_name text, queue_name text, priority integer, kwargs text, enqueued_at timestamptz,
     good_until timestamptz, max_retries integer, task_options text, timeout_ms integer, retention interval,
@@ -254,9 +254,9 @@ BEGIN
 END
 $$;
 
--- The task that holds a key, NULL if there is none by now; raises if its request was a different one. The condition
--- on unique keys is that of their index, word by word. A plan that was made on an empty table must not read all of it
--- later on.
+-- The task that holds a key, or NULL if there is none by now; raises if its request was different. The condition on
+-- unique keys repeats their index's condition word for word, so that a plan made on an empty table does not later
+-- read all of it.
 CREATE OR REPLACE FUNCTION horsies_key_holder(p_name text, p_key text, p_unique_key text, p_sha text) RETURNS uuid
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
@@ -280,10 +280,10 @@ BEGIN
 END
 $$;
 
--- Nothing -> PENDING, or new values for the task that waits with this key and has not been claimed: it becomes due
--- after the quiet time, and not later than the longest time after the first send. Returns the task, or NULL if the
--- key is held by a task of another queue, or by one that was not debounced. A waiting claim of that row goes first;
--- this send then makes a new task.
+-- Nothing -> PENDING, or new values for the task that is waiting with this key and has not been claimed: it becomes
+-- due after the quiet time, but no later than the longest time after the first send. Returns the task, or NULL if the
+-- key is held by a task on another queue or by one that was not debounced. A claim waiting for that row goes first;
+-- this send then creates a new task.
 CREATE OR REPLACE FUNCTION horsies_debounce_v1(
     p_id uuid, p_task_name text, p_queue_name text, p_priority integer, p_args text, p_kwargs text,
     p_sent_at timestamptz, p_quiet_seconds float8, p_at_most_seconds float8, p_good_until timestamptz,
@@ -321,10 +321,10 @@ BEGIN
 END
 $$;
 
--- Nothing -> PENDING for each call of a JSON array, all or none; returns the ids in the order of the calls. A call
--- is an object with the parameters of horsies_send_v1 and its options. One statement inserts all rows, so workers
--- get one notification per queue. A key that exists returns the task that holds it. NULL sends nothing: it is what
--- jsonb_agg returns for no rows.
+-- Nothing -> PENDING for each call in a JSON array, all or none; returns the ids in the order of the calls. A call is
+-- an object with the parameters of horsies_send_v1 and its options. One statement inserts all rows, so workers get
+-- one notification per queue. A key that is already in use returns the task that holds it. NULL sends nothing,
+-- because that is what jsonb_agg returns for no rows.
 CREATE OR REPLACE FUNCTION horsies_send_many_v1(p_calls jsonb) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
 DECLARE
     problem text := horsies_calls_problem(p_calls);
@@ -341,13 +341,13 @@ BEGIN
         RAISE EXCEPTION '%', problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
     sent_at := clock_timestamp();
-    -- Sorted: tasks of one time are claimed in the order of their ids.
+    -- Sorted, because tasks with the same time are claimed in id order.
     ids := ARRAY(SELECT made.id FROM (
         SELECT horsies_new_id() AS id FROM generate_series(1, jsonb_array_length(p_calls))) AS made ORDER BY made.id);
     answer := ids;
     unsent := ids;
     WHILE unsent <> '{}' LOOP
-        -- Left in "unsent": calls whose key no longer has a holder: it was deleted, or ended, in between.
+        -- "unsent" now contains the calls whose key lost its holder: the task ended or was deleted in between.
         FOR kept IN
             WITH line AS MATERIALIZED (
                 SELECT made.* FROM horsies_call_rows(p_calls, ids, sent_at) AS made WHERE made.id = ANY(unsent)),
@@ -393,8 +393,8 @@ BEGIN
 END
 $$;
 
--- Nothing -> PENDING for one task, in the transaction of the caller; returns its id. p_options holds what is rarely
--- given: at, good_until, timeout_ms, unique, headers, retention, debounce.
+-- Nothing -> PENDING for one task, in the caller's transaction; returns its id. p_options holds rarely used options:
+-- at, good_until, timeout_ms, unique, headers, retention, debounce.
 CREATE OR REPLACE FUNCTION horsies_send_v1(
     p_task text, p_kwargs jsonb DEFAULT '{}', p_queue text DEFAULT NULL, p_priority integer DEFAULT NULL,
     p_delay interval DEFAULT NULL, p_idempotency_key text DEFAULT NULL, p_options jsonb DEFAULT '{}')

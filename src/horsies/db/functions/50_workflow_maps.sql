@@ -1,20 +1,19 @@
--- Maps: one task per element of a list. The result of a map is the list of the results of its items; it is
--- read from their tasks and never stored as one value.
+-- Maps: one task per element of a list. A map's result is the list of its items' results; it is read from their tasks
+-- and never stored as one value.
 --
--- A long list becomes tasks in steps, so that no transaction holds the lock of a run, and the turn of a
--- worker, for long: a step of a list of 100,000 takes about 0.1 s, where all at once took 2.4 s. The first
--- step is part of the transaction that begins the map. Each further step is part of a transaction that ends
--- items, while fewer than two steps' items are open; so a crash between steps loses nothing, and a run that
--- is paused or ends needs no further steps.
+-- A long list becomes tasks in steps, so that no transaction holds a run's lock, or a worker's turn, for long: one
+-- step of a list of 100,000 takes about 0.1 s, while all at once took 2.4 s. The first step is part of the
+-- transaction that starts the map. Each further step is part of a transaction that ends items, while fewer than two
+-- steps' items are open. So a crash between steps loses nothing, and a run that is paused or ends needs no further
+-- steps.
 
--- The number of items, and about the most bytes of arguments, that one step inserts. However large the items
--- are, a step inserts at least two, or one more than have just ended; with fewer, a map would run one item at
--- a time.
+-- How many items, and roughly how many bytes of arguments, one step inserts at most. However large the items are, a
+-- step inserts at least two, or one more than have just ended; with fewer, a map would run one item at a time.
 CREATE OR REPLACE FUNCTION horsies_step(OUT items integer, OUT bytes integer) LANGUAGE sql IMMUTABLE AS $$
     SELECT 1000, 16777216
 $$;
 
--- The number of elements of the list that a map goes over; NULL when the node it comes from has no list.
+-- The number of elements in the list that a map runs over; NULL if the node it comes from has no list.
 CREATE OR REPLACE FUNCTION horsies_count_elements(p_node horsies_workflow_tasks) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT CASE
@@ -30,7 +29,7 @@ LANGUAGE sql STABLE AS $$
     WHERE source.workflow_id = p_node.workflow_id AND source.task_index = p_node.map_over
 $$;
 
--- Begin the maps among these nodes that are READY. Returns those that ended at once: no elements, or no list.
+-- Start the maps among these nodes that are READY. Returns those that ended immediately: no elements, or no list.
 CREATE OR REPLACE FUNCTION horsies_expand_maps(p_ready horsies_workflow_tasks[]) RETURNS horsies_nodes
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -50,8 +49,8 @@ BEGIN
 END
 $$;
 
--- READY -> RUNNING with the first tasks: of all elements, or of the failed items of a retried map. Returns
--- false if it ended here.
+-- READY -> RUNNING with the first tasks: for all elements, or for the failed items of a retried map. Returns false if
+-- it ended here.
 CREATE OR REPLACE FUNCTION horsies_expand_map(p_node horsies_workflow_tasks) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -89,8 +88,8 @@ BEGIN
 END
 $$;
 
--- The next items of a map without a task, at most those of one step: elements of its list, or failed items
--- that are tried again ("replaced" is the task that failed). The first "p_least" items may have any size.
+-- A map's next items without a task, at most one step's worth: elements of its list, or failed items to retry
+-- ("replaced" is the task that failed). The first "p_least" items may have any size.
 CREATE OR REPLACE FUNCTION horsies_next_items(p_node horsies_workflow_tasks, p_least integer)
 RETURNS TABLE (item_index integer, kwargs text, replaced uuid) LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -147,9 +146,9 @@ BEGIN
 END
 $$;
 
--- One step: the next items of a map become tasks, in order, with as many of them due now as "max_parallel"
--- allows and the others parked; in a paused run all are held. A new id is later than that of the task it
--- replaces, even if the clock was set back meanwhile, because the task with the latest id counts.
+-- One step: a map's next items become tasks, in order. As many of them are due now as "max_parallel" allows, and the
+-- others are parked; in a paused run all are held. A new id is later than the id of the task it replaces, even if the
+-- clock was set back in between, because the task with the latest id counts.
 CREATE OR REPLACE FUNCTION horsies_add_items(p_run_id uuid, p_index integer, p_least integer) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -193,8 +192,8 @@ BEGIN
 END
 $$;
 
--- Count the items of maps that ended, release parked ones and take the next step of a map that needs one.
--- Returns the maps that ended with them. In a run that has ended nothing follows.
+-- Count the map items that ended, release parked ones, and take the next step of a map that needs one. Returns the
+-- maps that ended with them. In a run that has ended, nothing follows.
 CREATE OR REPLACE FUNCTION horsies_end_items(p_tasks uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     map record;
@@ -204,7 +203,7 @@ BEGIN
         WITH ended_items AS (
             SELECT task.workflow_id, task.workflow_node_index AS task_index, count(*) AS total,
                 count(*) FILTER (WHERE task.status <> 'COMPLETED') AS bad,
-                -- An item that ended while it was parked does not free a place for another.
+                -- An item that ended while it was parked does not free a place for another item.
                 count(*) FILTER (WHERE task.enqueued_at <> horsies_never_v1()) AS places
             FROM horsies_tasks AS task WHERE task.id = ANY(p_tasks) AND task.workflow_item_index IS NOT NULL
             GROUP BY task.workflow_id, task.workflow_node_index LIMIT cardinality(p_tasks)),
@@ -239,7 +238,7 @@ BEGIN
 END
 $$;
 
--- The next parked items of a map become due, in order. A cancelled run has none left.
+-- A map's next parked items become due, in order. A cancelled run has none left.
 CREATE OR REPLACE FUNCTION horsies_unpark_items(p_run_id uuid, p_index integer, p_count integer) RETURNS void
 LANGUAGE sql AS $$
     UPDATE horsies_tasks SET enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
@@ -250,7 +249,7 @@ LANGUAGE sql AS $$
         ORDER BY workflow_item_index LIMIT p_count))
 $$;
 
--- The indexes of the failed items, the first hundred of them.
+-- The indexes of the failed items, at most the first hundred.
 CREATE OR REPLACE FUNCTION horsies_failed_items(p_run_id uuid, p_index integer) RETURNS json
 LANGUAGE sql STABLE AS $$
     SELECT json_build_object('failed_items', json_agg(failed.item_index)) FROM (
@@ -258,7 +257,7 @@ LANGUAGE sql STABLE AS $$
         WHERE status <> 'COMPLETED' ORDER BY item_index LIMIT 100) AS failed
 $$;
 
--- RUNNING -> COMPLETED or FAILED for a map without open items. Returns whether it was one.
+-- RUNNING -> COMPLETED or FAILED for a map without open items. Returns whether this was such a map.
 CREATE OR REPLACE FUNCTION horsies_end_map(p_run_id uuid, p_index integer) RETURNS boolean LANGUAGE sql AS $$
     UPDATE horsies_workflow_tasks AS node SET
         status = CASE WHEN node.items_bad = 0 OR node.allow_failed_items THEN 'COMPLETED' ELSE 'FAILED' END,
@@ -272,8 +271,8 @@ CREATE OR REPLACE FUNCTION horsies_end_map(p_run_id uuid, p_index integer) RETUR
     RETURNING true
 $$;
 
--- RUNNING -> FAILED for the maps of runs that were cancelled or have expired. Items without a task never get one; items
--- that are running end without effect.
+-- RUNNING -> FAILED for the maps of runs that were cancelled or have expired. Items without a task never get one;
+-- running items end without effect.
 CREATE OR REPLACE FUNCTION horsies_stop_maps(p_runs uuid[]) RETURNS void LANGUAGE sql AS $$
     UPDATE horsies_workflow_tasks AS node SET
         status = 'FAILED', completed_at = clock_timestamp(),

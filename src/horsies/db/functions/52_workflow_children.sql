@@ -1,7 +1,8 @@
 -- Sub-workflows: a node starts another run and ends with it.
 
--- Start the runs of nodes whose expansion task succeeded: its result is the plan. Under a run paused
--- meanwhile the child starts paused, under an ended one not at all. Returns nodes without a run.
+-- Start the runs of nodes whose expansion task succeeded: the task's result is the plan. If the parent run has been
+-- paused in between, the child starts paused; if it has ended, the child does not start at all. Returns nodes without
+-- a run.
 CREATE OR REPLACE FUNCTION horsies_start_children(p_tasks uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     expansion record;
@@ -42,7 +43,7 @@ BEGIN
             not_started.runs := not_started.runs || expansion.workflow_id;
             not_started.indexes := not_started.indexes || expansion.task_index;
         END IF;
-        -- The plan is now stored as rows; the result of the task becomes the id of the run.
+        -- The plan is now stored as rows; the task's result becomes the run's id.
         UPDATE horsies_tasks SET result = '{"ok":' || coalesce(to_json(child_id)::text, 'null') || '}'
         WHERE id = expansion.task_id;
     END LOOP;
@@ -50,8 +51,8 @@ BEGIN
 END
 $$;
 
--- Start the run that an expansion planned, paused if its parent is. Returns NULL when the result is not a
--- plan, or not that of a new run: an error of one node must not undo the ends of the others.
+-- Start the run that an expansion planned, paused if its parent is. Returns NULL if the result is not a plan, or not
+-- the plan of a new run: an error in one node must not undo the ends of the others.
 CREATE OR REPLACE FUNCTION horsies_start_child(p_expanded text, p_is_paused boolean) RETURNS uuid
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -68,7 +69,7 @@ EXCEPTION WHEN data_exception OR integrity_constraint_violation OR no_data_found
 END
 $$;
 
--- The node of the parent run ends with its sub-workflow. Returns whether it did.
+-- The parent run's node ends with its sub-workflow. Returns whether it did.
 CREATE OR REPLACE FUNCTION horsies_finish_parent_node(p_child horsies_workflows) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -105,7 +106,7 @@ BEGIN
 END
 $$;
 
--- The nodes of these ended runs in their parents end with them, and the parents that are RUNNING continue.
+-- The nodes of these ended runs in their parents end with them, and parents that are RUNNING continue.
 CREATE OR REPLACE FUNCTION horsies_finish_parent_nodes(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     run horsies_workflows;

@@ -1,7 +1,7 @@
--- Control of runs: pause, resume, cancel, expire. Each locks the root of the tree first and then needs a
--- fixed number of statements, whatever the number of nodes.
+-- Run control: pause, resume, cancel, expire. Each first locks the root of the tree and then needs a fixed number of
+-- statements, regardless of the number of nodes.
 
--- RUNNING -> PAUSED for a run and those below it. Returns the status it found, NULL for no such run.
+-- RUNNING -> PAUSED for a run and those below it. Returns the status it found, or NULL if there is no such run.
 CREATE OR REPLACE FUNCTION horsies_pause_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     was_status text := horsies_lock_tree(p_run_id);
@@ -13,9 +13,9 @@ BEGIN
 END
 $$;
 
--- RUNNING -> PAUSED for these runs, and their tasks are held: the claim does not find a held task, and a
--- running one keeps the mark in case it is retried. Tasks claimed ahead go back to the queue, held; so do those
--- that wait in the windows of children, once their workers are notified.
+-- RUNNING -> PAUSED for these runs, and their tasks are held: the claim does not find a held task, and a running one
+-- keeps the mark in case it is retried. Tasks claimed ahead of time go back to the queue, held; so do tasks that wait
+-- in children's windows, once their workers have been notified.
 CREATE OR REPLACE FUNCTION horsies_pause_runs(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     paused uuid[];
@@ -57,7 +57,7 @@ BEGIN
 END
 $$;
 
--- PAUSED -> RUNNING for these runs: tasks are released, nodes that ended meanwhile count, and a run without
+-- PAUSED -> RUNNING for these runs: tasks are released, nodes that have ended since are counted, and a run without
 -- open nodes ends.
 CREATE OR REPLACE FUNCTION horsies_resume_runs(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -74,8 +74,8 @@ BEGIN
 END
 $$;
 
--- Any open status -> CANCELLED, for a run and all its descendants. Returns the status it found. A map that an
--- earlier release left RUNNING in an ended run is ended as well.
+-- Any open status -> CANCELLED, for a run and all its descendants. Returns the status it found. A map that an earlier
+-- release left RUNNING in an ended run is ended as well.
 CREATE OR REPLACE FUNCTION horsies_cancel_v1(p_run_id uuid, p_reason text, p_interrupt boolean) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -93,7 +93,7 @@ BEGIN
 END
 $$;
 
--- PAUSED -> EXPIRED when a run has been paused for too long. Each run below has its own pause.
+-- PAUSED -> EXPIRED if a run has been paused for too long. Each run below it has its own pause.
 CREATE OR REPLACE FUNCTION horsies_expire_v1(
     p_run_id uuid, p_max_paused_seconds double precision, p_reason text) RETURNS boolean
 LANGUAGE plpgsql AS $$
@@ -111,9 +111,9 @@ BEGIN
 END
 $$;
 
--- Open -> CANCELLED or EXPIRED for these runs. Nodes that have not begun are skipped and their tasks
--- cancelled; maps fail. Running tasks are left to end, or asked to stop with "p_interrupt"; their good_until
--- passes now, so that a failure is not retried and a task released unstarted expires.
+-- Open -> CANCELLED or EXPIRED for these runs. Nodes that have not started are skipped and their tasks cancelled;
+-- maps fail. Running tasks are left to finish, or asked to stop if "p_interrupt" is set; their good_until is set to
+-- now, so that a failure is not retried and a task released unstarted expires.
 CREATE OR REPLACE FUNCTION horsies_end_runs(
     p_runs uuid[], p_status text, p_reason text, p_interrupt boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -129,7 +129,7 @@ BEGIN
     IF ended IS NULL THEN
         RETURN;
     END IF;
-    -- A task that is being started right now is locked by its worker: after the wait it is RUNNING.
+    -- A task that is just being started is locked by its worker: after the wait it is RUNNING.
     WITH waiting AS (
         SELECT id FROM horsies_tasks
         WHERE workflow_id = ANY(ended) AND status IN ('PENDING', 'CLAIMED') FOR UPDATE),

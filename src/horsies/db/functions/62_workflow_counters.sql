@@ -1,4 +1,4 @@
--- Counters of runs and waiting nodes, computed from the statuses of the nodes, and the decisions they allow.
+-- Counters of runs and waiting nodes, computed from the nodes' statuses, and the decisions they allow.
 
 -- The counters that waiting nodes should have. A dependency that is no longer stored counts as failed.
 CREATE OR REPLACE FUNCTION horsies_true_counts(p_runs uuid[])
@@ -17,7 +17,7 @@ LANGUAGE sql STABLE AS $$
     WHERE node.workflow_id = ANY(p_runs) AND node.status = 'PENDING'
 $$;
 
--- Set all counters of these runs from the statuses of their nodes.
+-- Set all counters of these runs from their nodes' statuses.
 CREATE OR REPLACE FUNCTION horsies_recount(p_runs uuid[]) RETURNS void LANGUAGE sql AS $$
     UPDATE horsies_workflows AS run SET open_nodes = nodes.open, failed_nodes = nodes.failed
     FROM (SELECT workflow_id, count(*) FILTER (WHERE NOT propagated) AS open,
@@ -34,9 +34,9 @@ CREATE OR REPLACE FUNCTION horsies_recount(p_runs uuid[]) RETURNS void LANGUAGE 
           IS DISTINCT FROM (counts.still_open, counts.ok, counts.bad, counts.unseen);
 $$;
 
--- Bring these runs, if they are RUNNING, up to the state of their rows: uncounted ends are counted, without
--- pausing the run again; nodes are decided where their counters allow it, ready ones become tasks, and runs
--- without open nodes end.
+-- Bring these runs, if they are RUNNING, in line with their rows: uncounted ends are counted without pausing the run
+-- again, nodes whose counters allow a decision are decided, ready nodes become tasks, and runs without open nodes
+-- end.
 CREATE OR REPLACE FUNCTION horsies_catch_up(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     ended horsies_nodes;
@@ -50,8 +50,8 @@ BEGIN
 END
 $$;
 
--- Advance the nodes of these runs that are stuck: PENDING nodes whose counters already allow a decision, and
--- READY nodes without a task. Returns the nodes that ended: skipped nodes, and maps without elements.
+-- Advance the stuck nodes of these runs: PENDING nodes whose counters already allow a decision, and READY nodes
+-- without a task. Returns the nodes that ended: skipped nodes, and maps without elements.
 CREATE OR REPLACE FUNCTION horsies_decide_nodes(p_runs uuid[]) RETURNS horsies_nodes LANGUAGE plpgsql AS $$
 DECLARE
     ready horsies_workflow_tasks[];

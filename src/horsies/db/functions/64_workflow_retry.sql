@@ -1,10 +1,10 @@
--- Retry of runs: failed nodes are tried again and keep their position in the graph, so that a node waits for
--- retried nodes before it.
+-- Retrying runs: failed nodes are tried again and keep their position in the graph, so that a node waits for retried
+-- nodes before it.
 
--- FAILED or PAUSED -> RUNNING with failed nodes tried again, all of them or the named ones: nodes skipped
--- because of them wait again, completed ones stay. A failed sub-workflow is itself retried from its failures;
--- one that its own failure has paused stays paused. Returns 'retried', or the status that does not allow it,
--- 'NO_FAILED_NODE', 'PARENT_ENDED', 'KEY_TAKEN'; NULL when there is no such run.
+-- FAILED or PAUSED -> RUNNING with failed nodes tried again, all of them or only the named ones. Nodes skipped
+-- because of them wait again; completed nodes stay. A failed sub-workflow is itself retried from its failures; one
+-- that its own failure has paused stays paused. Returns 'retried', the status that prevents a retry,
+-- 'NO_FAILED_NODE', 'PARENT_ENDED' or 'KEY_TAKEN'; NULL if there is no such run.
 CREATE OR REPLACE FUNCTION horsies_retry_v1(p_run_id uuid, p_node_ids text[]) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -35,7 +35,7 @@ BEGIN
         RETURN 'KEY_TAKEN';
     END IF;
     PERFORM horsies_reset_nodes(p_run_id, failed);
-    -- Read before the run continues: a sub-workflow that then starts again has no failed run to retry.
+    -- Read before the run continues: a sub-workflow that starts again after that has no failed run to retry.
     in_part := ARRAY(
         SELECT task_index FROM horsies_workflow_tasks
         WHERE workflow_id = p_run_id AND task_index = ANY(failed) AND status = 'RUNNING');
@@ -49,8 +49,8 @@ BEGIN
 END
 $$;
 
--- PAUSED or FAILED -> RUNNING with every failure tried again, in the run and in the paused runs below it.
--- Returns 'resumed', or the status of a run that this does not move; NULL when there is no such run.
+-- PAUSED or FAILED -> RUNNING with every failure tried again, in the run and in the paused runs below it. Returns
+-- 'resumed', or the status of a run that cannot be resumed; NULL if there is no such run.
 CREATE OR REPLACE FUNCTION horsies_resume_retrying_v1(p_run_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     was_status text := horsies_lock_tree(p_run_id);
@@ -74,7 +74,7 @@ BEGIN
 END
 $$;
 
--- FAILED -> RUNNING, without the error. Returns false when another run has taken its key meanwhile.
+-- FAILED -> RUNNING, without the error. Returns false if another run has taken its key in the meantime.
 CREATE OR REPLACE FUNCTION horsies_reopen(p_run_id uuid) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE horsies_workflows SET
@@ -87,11 +87,11 @@ EXCEPTION WHEN unique_violation THEN
 END
 $$;
 
--- Failed nodes of a run wait again, and so do the nodes skipped below them; their counters decide when each
--- begins. A skipped node that depends on another failure is skipped again when its counters are read.
+-- A run's failed nodes wait again, and so do the nodes skipped below them; their counters decide when each one
+-- starts. A skipped node that depends on another failure is skipped again when its counters are read.
 --
--- * A dependent that a failure made ready, but that has not begun, waits for these nodes again.
--- * A sub-workflow whose run has failed continues in that run, unless it must wait: then it takes new
+-- * A dependent that a failure made ready, but that has not started, waits for these nodes again.
+-- * A sub-workflow whose run has failed continues in that run, unless it must wait: in that case it takes new
 --   results, in a new run.
 CREATE OR REPLACE FUNCTION horsies_reset_nodes(p_run_id uuid, p_failed integer[]) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -129,9 +129,9 @@ LANGUAGE sql STABLE AS $$
         WHERE child.id = p_node.sub_workflow_id AND child.status = 'FAILED')
 $$;
 
--- Dependents of the reset nodes that accept failures may already have tasks in the queue. Cancel these tasks,
--- so that the dependents wait for the reset nodes again. A worker that is starting such a task holds its
--- lock; when the lock is free, the task is RUNNING and stays.
+-- Dependents of the reset nodes that accept failures may already have tasks in the queue. Cancel these tasks, so that
+-- the dependents wait for the reset nodes again. A worker that is starting such a task holds its lock; once the lock
+-- is free, the task is RUNNING and is left alone.
 CREATE OR REPLACE FUNCTION horsies_withdraw_tasks(p_run_id uuid, p_reset integer[]) RETURNS void
 LANGUAGE sql AS $$
     WITH waiting AS (
@@ -151,7 +151,7 @@ LANGUAGE sql AS $$
     FROM waiting WHERE task.id = waiting.id
 $$;
 
--- The failed runs of these sub-workflow nodes are retried, and paused if their parent was paused again.
+-- Retry the failed runs of these sub-workflow nodes, and pause them if their parent was paused again.
 CREATE OR REPLACE FUNCTION horsies_retry_children(p_run_id uuid, p_indexes integer[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

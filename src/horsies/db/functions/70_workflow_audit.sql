@@ -1,6 +1,6 @@
--- The audit of workflows. Progress shares the transaction of the end that causes it, so there is no gap
--- between the two to repair: rows that contradict each other were edited manually. The audit reports them.
--- Such a run is cancelled or retried. Changes that the database refuses are listed with them.
+-- The workflow audit. Progress shares the transaction of the end that causes it, so there is no gap between the two
+-- to repair: rows that contradict each other were edited manually. The audit reports such runs, which can be
+-- cancelled or retried. It also lists changes that the database refuses.
 
 -- Nodes that contradict their tasks.
 CREATE OR REPLACE FUNCTION horsies_node_problems(p_run horsies_workflows) RETURNS SETOF text
@@ -30,7 +30,7 @@ LANGUAGE sql STABLE AS $$
       AND node.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
 $$;
 
--- The stored items of a map, counted.
+-- Counts of a map's stored items.
 CREATE OR REPLACE FUNCTION horsies_count_items(
     p_node horsies_workflow_tasks, OUT total bigint, OUT still_open bigint, OUT bad bigint, OUT parked bigint)
 LANGUAGE sql STABLE AS $$
@@ -40,7 +40,7 @@ LANGUAGE sql STABLE AS $$
     FROM horsies_items(p_node.workflow_id, p_node.task_index)
 $$;
 
--- Sub-workflows and maps that contradict their runs and items. A map that waits for its retry has none open.
+-- Sub-workflows and maps that contradict their runs and items. A map that waits for its retry has no open items.
 CREATE OR REPLACE FUNCTION horsies_part_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT 'node ' || node.node_id || ' runs a sub-workflow that '
@@ -63,7 +63,7 @@ LANGUAGE sql STABLE AS $$
     FROM horsies_workflow_tasks AS node CROSS JOIN LATERAL horsies_count_items(node) AS items
     CROSS JOIN LATERAL (SELECT coalesce(node.items_waiting, 0) AS total) AS waiting
     WHERE node.workflow_id = p_run.id AND node.kind = 'map' AND node.status = 'RUNNING'
-      -- An item that waits for a task has none yet, or in a retried map the one that failed.
+      -- An item that waits for a task either has none yet or, in a retried map, has the one that failed.
       AND ((node.items_total - waiting.total, node.items_open - waiting.total, node.items_bad)
           IS DISTINCT FROM (items.total, items.still_open, items.bad))
       AND ((node.items_total, node.items_open - waiting.total, node.items_bad + waiting.total)
@@ -135,7 +135,7 @@ LANGUAGE sql STABLE AS $$
           AND node.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED'))
 $$;
 
--- Changes of the run and of its tasks that the database refuses.
+-- Changes to the run and its tasks that the database refuses.
 CREATE OR REPLACE FUNCTION horsies_blocked_problems(p_run horsies_workflows) RETURNS SETOF text
 LANGUAGE sql STABLE AS $$
     SELECT CASE kind WHEN 'run' THEN 'the run' ELSE 'task ' || id END

@@ -1,12 +1,12 @@
--- Every table, domain, type and index: tasks, attempts, workers, queues, workflows, schedules,
--- measures, and the changes that people made.
+-- Every table, domain, type and index: tasks, attempts, workers, queues, workflows, schedules, measures, and changes
+-- made by people.
 --
 -- Numbered files are applied once, in order, and never change after a release. Functions and triggers live in
 -- ../functions and are replaced as a whole whenever they change.
 
 -- Tasks -------------------------------------------------------------------------------------------
--- Status columns use domains. PostgreSQL reads the text of a table's CHECK constraints again for every
--- statement that writes to the table (18 us each), that of a domain once per session.
+-- Status columns use domains. PostgreSQL parses a table's CHECK constraints again for every statement that writes to
+-- the table (18 us each), but a domain's only once per session.
 CREATE DOMAIN horsies_task_status AS varchar(16)
     CHECK (VALUE IN ('PENDING', 'CLAIMED', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'));
 CREATE DOMAIN horsies_attempt_outcome AS varchar(32)
@@ -33,7 +33,7 @@ CREATE TABLE horsies_tasks (
     claimed_by_worker_id  varchar(255),
     claim_expires_at      timestamptz,
     good_until            timestamptz,
-    -- How long the row is kept after the end of the task; NULL if terminal_record_retention_hours applies.
+    -- How long the row is kept after the task ends; NULL if terminal_record_retention_hours applies.
     retention             interval,
     retry_count           integer       NOT NULL DEFAULT 0,
     max_retries           integer       NOT NULL DEFAULT 0,
@@ -45,50 +45,50 @@ CREATE TABLE horsies_tasks (
     enqueue_sha           varchar(64)   NOT NULL,
     created_at            timestamptz   NOT NULL DEFAULT now(),
     updated_at            timestamptz   NOT NULL DEFAULT now(),
-    -- The fencing token: every claim increments it, every later transition requires it.
+    -- The fencing token: every claim increments it, and every later transition requires it.
     generation            integer       NOT NULL DEFAULT 0,
     -- A held task is PENDING but never claimed. A paused workflow holds its tasks.
     held                  boolean       NOT NULL DEFAULT false,
-    -- Whether it may wait in a child behind others, because it is retried after a crash or was declared with
+    -- Whether the task may wait in a child behind others, because it is retried after a crash or was declared with
     -- burst=True.
     burst                 boolean       NOT NULL DEFAULT false,
     timeout_ms            integer,
     cancel_requested_at   timestamptz,
     idempotency_key       text,
     idempotency_sha       varchar(64),
-    -- An idempotency key that is unique for a time: while the task is 'waiting' for its first claim, or
-    -- while it is 'open'.
+    -- An idempotency key that is unique only for a time: while the task is 'waiting' for its first claim, or while it
+    -- is 'open'.
     unique_key            text,
     unique_while          text,
     retried_from_task_id  uuid,
     workflow_id           uuid,
     workflow_node_index   integer,
-    -- The position of this item in the list of its map node.
+    -- This item's position in its map node's list.
     workflow_item_index   integer,
-    -- References to the results this node takes: {"args": {name: index}, "context": {node: index}}.
+    -- References to the results that this node takes: {"args": {name: index}, "context": {node: index}}.
     workflow_inputs       text,
-    -- The schedule that sent the task, and its slot (NULL for a manual run). These rows are the log of a
-    -- schedule's runs and are deleted with the tasks.
+    -- The schedule that sent the task, and its slot (NULL for a manual run). These rows are the log of a schedule's
+    -- runs and are deleted with the tasks.
     schedule_name         varchar(255),
     scheduled_for         timestamptz
 ) WITH (
     fillfactor = 80,
-    -- Every task leaves two dead row versions. Vacuum runs early and without pauses, because the claim index
-    -- otherwise fills with dead entries.
+    -- Every task leaves two dead row versions. Vacuum runs early and without pauses, because otherwise the claim
+    -- index fills with dead entries.
     autovacuum_vacuum_scale_factor = 0.02,
     autovacuum_vacuum_threshold = 2000,
     autovacuum_vacuum_cost_delay = 0,
     autovacuum_analyze_scale_factor = 0.05
 );
 
--- Few indexes: the primary key, and partial indexes that match the hot predicates exactly. A status update
--- writes only the indexes whose predicate the new version satisfies, so a task costs primary key + claim
--- index at insert, primary key + in-flight index at start, and the primary key alone when it ends.
+-- Few indexes: the primary key, and partial indexes that match the hot predicates exactly. A status update writes
+-- only the indexes whose predicate the new version satisfies. So a task costs primary key + claim index at insert,
+-- primary key + in-flight index at start, and the primary key alone when it ends.
 CREATE INDEX horsies_tasks_claim ON horsies_tasks (queue_name, priority, enqueued_at, id)
     WHERE status = 'PENDING' AND NOT held;
--- Tasks of "async def" functions, for async children: a claim for these finds them behind any number of other
--- tasks. The text is the start of the options that producers store with such a task. Other tasks have no
--- entry here and pay for one comparison.
+-- Tasks of "async def" functions, so that a claim for async children finds them behind any number of other tasks. The
+-- text is the start of the options that producers store with such a task. Other tasks have no entry here and pay for
+-- one comparison.
 CREATE INDEX horsies_tasks_claim_async ON horsies_tasks (queue_name, priority, enqueued_at, id)
     WHERE status = 'PENDING' AND NOT held AND task_options LIKE '{"async":true%';
 CREATE INDEX horsies_tasks_in_flight ON horsies_tasks (claimed_by_worker_id)
@@ -99,38 +99,38 @@ CREATE INDEX horsies_tasks_deadline ON horsies_tasks (good_until)
 CREATE INDEX horsies_tasks_error_code ON horsies_tasks (error_code) WHERE error_code IS NOT NULL;
 CREATE INDEX horsies_tasks_workflow ON horsies_tasks (workflow_id, workflow_node_index, workflow_item_index)
     WHERE workflow_id IS NOT NULL;
--- Finds the next parked item of a map without passing the items that have ended.
+-- Finds a map's next parked item without reading the items that have ended.
 CREATE INDEX horsies_tasks_items ON horsies_tasks (workflow_id, workflow_node_index, workflow_item_index)
     WHERE status = 'PENDING' AND workflow_item_index IS NOT NULL;
 CREATE UNIQUE INDEX horsies_tasks_idempotency ON horsies_tasks (task_name, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
--- A row leaves the index when its first claim increments the generation, or when it ends. A retry back to
+-- A row leaves the index when its first claim increments the generation, or when the task ends. A retry back to
 -- PENDING has a generation above 0, so it cannot collide with a later holder of the key.
 CREATE UNIQUE INDEX horsies_tasks_unique_key ON horsies_tasks (task_name, unique_key)
     WHERE unique_key IS NOT NULL
       AND CASE WHEN unique_while = text 'open' THEN status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
           ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END;
--- The tasks that were sent again from a task.
+-- The tasks that were sent again as copies of a task.
 CREATE INDEX horsies_tasks_retried ON horsies_tasks (retried_from_task_id) WHERE retried_from_task_id IS NOT NULL;
 CREATE INDEX horsies_tasks_schedule_runs ON horsies_tasks (schedule_name, sent_at)
     WHERE schedule_name IS NOT NULL;
 CREATE INDEX horsies_tasks_schedule_open ON horsies_tasks (schedule_name)
     WHERE schedule_name IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
 -- Retention finds old tasks by the time in their ids. Ids that are not UUIDv7, which manual inserts and other
--- programs may use, have no time, so this index finds their rows. Tasks sent by this library never enter it,
--- so their end writes no index but the primary key.
+-- programs may use, contain no time, so this index finds their rows. Tasks sent by this library never enter it, so
+-- when they end, only the primary key is written.
 CREATE INDEX horsies_tasks_untimed_ended ON horsies_tasks (coalesce(completed_at, failed_at, updated_at))
     WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
       AND substr(id::text, 15, 1) <> '7';
--- Retention finds tasks with their own retention here, oldest first. Other tasks have no entry. Sums of
--- timestamps without time zone are immutable, which an index requires.
+-- Retention uses this index to find tasks with their own retention, oldest first. Other tasks have no entry. An index
+-- requires immutable expressions, which sums of timestamps without time zone are.
 CREATE INDEX horsies_tasks_retention ON horsies_tasks
     ((coalesce(completed_at, failed_at, updated_at) AT TIME ZONE 'UTC' + retention))
     WHERE retention IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
       AND workflow_id IS NULL;
 
--- How far running tasks have come, as their code reports it. A separate table, because a report must not make
--- a new version of the task's row, which is wide and has indexes.
+-- The progress that running tasks' code reports. A separate table, because a report must not create a new version of
+-- the task's row, which is wide and has indexes.
 CREATE TABLE horsies_task_progress (
     task_id      uuid              PRIMARY KEY REFERENCES horsies_tasks (id) ON DELETE CASCADE,
     attempt      integer           NOT NULL,
@@ -154,16 +154,16 @@ CREATE TABLE horsies_task_attempts (
     error_code           text,
     error_message        text,
     failed_reason        text,
-    -- The rule by which a failed attempt was or was not retried, as a sentence for operators: a code or an
-    -- exception class of the policy, RetryLater, or the reason why none applied. NULL for successes, and for
-    -- tasks without a retry policy.
+    -- The rule that decided whether a failed attempt was retried, as a sentence for operators: a code or exception
+    -- class in the policy, RetryLater, or the reason why none applied. NULL for successes, and for tasks without a
+    -- retry policy.
     retry_reason         text,
     worker_id            varchar(255),
     worker_hostname      varchar(255),
     worker_pid           integer,
     worker_process_name  varchar(255),
-    -- The span of the attempt in the form of the W3C header, NULL without tracing. A retry links to the attempt
-    -- before it. The context of a send is part of the task's options.
+    -- The attempt's span as a W3C traceparent header; NULL without tracing. A retry links to the previous attempt.
+    -- The context of a send is part of the task's options.
     traceparent          varchar(55),
     created_at           timestamptz   NOT NULL DEFAULT now(),
     UNIQUE (task_id, attempt)
@@ -171,17 +171,17 @@ CREATE TABLE horsies_task_attempts (
 
 CREATE INDEX horsies_task_attempts_error_code ON horsies_task_attempts (error_code)
     WHERE error_code IS NOT NULL;
--- Attempts arrive in the order they finish, so a block-range index answers "newest" and "older than" at a
--- thousandth of a B-tree's write cost.
+-- Attempts arrive in the order they finish, so a block-range index answers "newest" and "older than" at a thousandth
+-- of a B-tree's write cost.
 CREATE INDEX horsies_task_attempts_finished_at ON horsies_task_attempts USING brin (finished_at);
 
 -- Refused changes and calls -------------------------------------------------------------------------
--- Tasks and runs whose next change the database refuses. A worker leaves such a task or run alone, tries
--- again after a growing delay, and records it here, once.
+-- Tasks and runs whose next change the database refuses. A worker skips such a task or run, tries again after a
+-- growing delay, and records it here once.
 --
--- "status" and "generation" are the state in which it is blocked. A row no longer counts once its task or run
--- has moved on, whichever process moved it, so nothing has to be deleted at once. There is no foreign key: a
--- row must not keep a task from being changed or deleted.
+-- "status" and "generation" are the state in which it is blocked. A row no longer counts once its task or run has
+-- left that state, whichever process changed it, so nothing has to be deleted immediately. There is no foreign key,
+-- because a row must not keep a task from being changed or deleted.
 CREATE TABLE horsies_blocked (
     id           uuid         NOT NULL,
     kind         varchar(8)   NOT NULL CHECK (kind IN ('task', 'run')),
@@ -197,15 +197,16 @@ CREATE TABLE horsies_blocked (
     PRIMARY KEY (id, kind)
 );
 
--- Calls that do not fit the parameters of a release. A worker that cannot call a task returns it to the queue
--- and records it here, once for all workers with the same parameters: their claims leave the task out until
--- that time, and it fails only when no other worker has taken it for the grace period.
+-- Calls that do not fit a release's parameters. A worker that cannot call a task returns it to the queue and records
+-- it here, once for all workers with the same parameters: their claims exclude the task from then on, and it fails
+-- only if no other worker has taken it for the grace period.
 --
--- A row counts while its task has not ended; retention deletes the others. There is no foreign key: a row must
--- not keep a task from being changed or deleted.
+-- A row counts while its task has not ended; retention deletes the others. There is no foreign key, because a row
+-- must not keep a task from being changed or deleted.
 CREATE TABLE horsies_refusals (
     task_id      uuid         NOT NULL,
-    -- Of the parameters in horsies_workers.known_tasks; empty for a sub-workflow that the worker does not have.
+    -- The fingerprint of the parameters in horsies_workers.known_tasks; empty for a sub-workflow that the worker does
+    -- not have.
     fingerprint  varchar(64)  NOT NULL,
     worker_id    varchar(255),
     message      text         NOT NULL,
@@ -215,55 +216,55 @@ CREATE TABLE horsies_refusals (
 );
 
 -- Defaults of tasks ---------------------------------------------------------------------------------
--- What the decorators of tasks say, for sends from SQL. A worker writes the rows of its application when it starts;
--- the worker that started last decides.
+-- The settings from task decorators, for sends from SQL. A worker writes its application's rows when it starts; the
+-- worker that started last wins.
 CREATE TABLE horsies_task_defaults (
     task_name      varchar(255)  PRIMARY KEY,
     queue_name     varchar(100)  NOT NULL,
-    -- The queues of the application: {name: {"priority": 1 to 100, "retention_seconds": number or null}}.
+    -- The application's queues: {name: {"priority": 1 to 100, "retention_seconds": number or null}}.
     queues         jsonb         NOT NULL,
-    -- As task_options holds it.
+    -- In the same form as in task_options.
     retry_policy   jsonb,
     max_retries    integer       NOT NULL,
     timeout_ms     integer,
     is_async       boolean       NOT NULL,
     burst          boolean       NOT NULL,
-    -- payload.reject_bytes of the application; the largest bigint without a limit.
+    -- The application's payload.reject_bytes; the largest bigint if there is no limit.
     reject_bytes   bigint        NOT NULL,
     updated_at     timestamptz   NOT NULL DEFAULT clock_timestamp()
 );
 
 -- Workers -----------------------------------------------------------------------------------------
--- One current row per worker. A living worker holds the session advisory lock "lock_key" on its listening
--- connection. The server frees the lock as soon as the connection is gone, so a free lock and a few seconds
--- without a heartbeat prove a worker dead long before any threshold.
+-- One current row per worker. A live worker holds the session advisory lock "lock_key" on its listening connection.
+-- The server frees the lock as soon as the connection is gone, so a free lock and a few seconds without a heartbeat
+-- prove a worker dead long before any threshold.
 CREATE TABLE horsies_workers (
     worker_id        varchar(255)  PRIMARY KEY,
-    -- The name that an operator gave to the worker (--name); NULL without one. Names need not be unique.
+    -- The name that an operator gave the worker (--name), or NULL. Names need not be unique.
     name             text,
     lock_key         bigint        NOT NULL,
     hostname         varchar(255)  NOT NULL,
     pid              integer       NOT NULL,
-    -- The process of this worker. Another worker in the same process space (the same boot of the kernel and
-    -- the same pid namespace) can prove at once that it has ended: no process has this pid and start time.
-    -- NULL where the operating system does not provide it.
+    -- This worker's process. Another worker in the same process space (the same boot of the kernel and the same pid
+    -- namespace) can prove immediately that it has ended: no process has this pid and start time. NULL if the
+    -- operating system does not provide it.
     process_space    text,
     process_started  bigint,
     -- The release of horsies that the worker runs.
     version          varchar(32),
     processes        integer       NOT NULL,
     queues           varchar[]     NOT NULL,
-    -- {"tasks": {name: fingerprint}, "workflows": {definition key: fingerprint}}; the fingerprint is that of the
+    -- {"tasks": {name: fingerprint}, "workflows": {definition key: fingerprint}}, with fingerprints of the
     -- parameters. NULL for a worker that did not register its tasks.
     known_tasks      jsonb,
     started_at       timestamptz   NOT NULL DEFAULT clock_timestamp(),
     seen_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
     -- False while notifications do not reach the worker and it relies on polling.
     hears            boolean       NOT NULL DEFAULT true,
-    -- Whether the worker can start a task of any of its queues at once: sends wake such workers first. A hint, set
-    -- when the worker becomes idle, and cleared by a heartbeat or a wake-up that it cannot serve.
+    -- Whether the worker can immediately start a task from any of its queues: sends wake such workers first. A hint,
+    -- set when the worker becomes idle, and cleared by a heartbeat or by a wake-up that it cannot serve.
     waits            boolean       NOT NULL DEFAULT false,
-    -- The children at the last snapshot: [{"pid", "rss_mb", "done", "since", "task_id"}].
+    -- The children at the time of the last snapshot: [{"pid", "rss_mb", "done", "since", "task_id"}].
     children         jsonb,
     -- Set by a graceful shutdown, or by the worker that found this one dead and recovered its tasks.
     stopped_at       timestamptz,
@@ -323,21 +324,21 @@ CREATE TABLE horsies_queues (
     updated_at  timestamptz   NOT NULL DEFAULT clock_timestamp()
 );
 
--- The rates of queues. A queue has a row once a worker has claimed from it under a rate.
+-- The queues' rates. A queue has a row once a worker has claimed from it under a rate.
 CREATE TABLE horsies_meters (
     queue_name  varchar(100)      PRIMARY KEY,
     -- When all starts so far are paid for: see functions/18_rates.sql.
     next_at     timestamptz       NOT NULL,
-    -- The rate of the worker that claimed last: the seconds of one start, and how many may start at once.
+    -- The rate that the last claiming worker applied: the seconds per start, and how many tasks may start at once.
     seconds     double precision  NOT NULL,
     burst       integer           NOT NULL
 ) WITH (fillfactor = 50);
 
 -- Workflows ---------------------------------------------------------------------------------------
 --
--- A node that may run is an ordinary task. Its row in horsies_workflow_tasks holds the task to insert, counts
--- the dependencies that are still open, and afterwards points at the task with the result. Results are never
--- copied into the nodes that take them.
+-- A node that may run is an ordinary task. Its row in horsies_workflow_tasks holds the task to insert, counts the
+-- dependencies that are still open, and later points to the task with the result. Results are never copied into the
+-- nodes that take them.
 
 CREATE DOMAIN horsies_run_status AS varchar(16)
     CHECK (VALUE IN ('PENDING', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'));
@@ -354,10 +355,10 @@ CREATE TABLE horsies_workflows (
     on_error            horsies_on_error NOT NULL,
     output_task_index   integer,
     success_policy      jsonb,
-    -- The JSON of a TaskError: the reason of a failure, pause, cancellation or expiry.
+    -- The JSON of a TaskError: the reason for a failure, pause, cancellation or expiry.
     error               text,
     definition_key      varchar(255)  NOT NULL,
-    -- Digest of the submitted plan: a second start with the same id must submit the same run.
+    -- Digest of the submitted plan: a second start with the same id must submit the same plan.
     fingerprint         varchar(64)   NOT NULL,
     -- The caller's name for the run, unique among open runs.
     workflow_key        text,
@@ -368,7 +369,7 @@ CREATE TABLE horsies_workflows (
     total_nodes         integer       NOT NULL,
     open_nodes          integer       NOT NULL,
     failed_nodes        integer       NOT NULL DEFAULT 0,
-    -- The case of the success policy that was met.
+    -- The success policy case that was met.
     matched_case        integer,
     -- The schedule that started the run, and its slot (NULL for a manual run).
     schedule_name       varchar(255),
@@ -389,7 +390,7 @@ CREATE INDEX horsies_workflows_parent ON horsies_workflows (parent_workflow_id)
     WHERE parent_workflow_id IS NOT NULL;
 CREATE INDEX horsies_workflows_root ON horsies_workflows (root_workflow_id)
     WHERE parent_workflow_id IS NOT NULL;
--- Newest first, for operators. A caller may choose any id for a run, so ids are not in the order of time.
+-- Newest first, for operators. A caller may choose any id for a run, so ids are not in chronological order.
 CREATE INDEX horsies_workflows_created ON horsies_workflows (created_at, id);
 CREATE INDEX horsies_workflows_ended ON horsies_workflows (completed_at) WHERE completed_at IS NOT NULL;
 CREATE INDEX horsies_workflows_schedule_runs ON horsies_workflows (schedule_name, sent_at)
@@ -397,13 +398,13 @@ CREATE INDEX horsies_workflows_schedule_runs ON horsies_workflows (schedule_name
 CREATE INDEX horsies_workflows_schedule_open ON horsies_workflows (schedule_name)
     WHERE schedule_name IS NOT NULL AND status IN ('PENDING', 'RUNNING', 'PAUSED');
 
--- No index mentions a column that progress changes, and more than half of every page stays free for new
--- versions of its rows, which grow a little when a node begins: progress consists of HOT updates alone. With
--- a single index every plan looks nodes up by their key, even one made on an empty table. Node ids, which are
--- checked when a workflow is built, are searched within their run.
+-- No index mentions a column that progress changes, and more than half of every page stays free for new versions of
+-- its rows, which grow a little when a node starts, so progress consists only of HOT updates. With a single index
+-- every plan looks up nodes by key, even a plan made on an empty table. Node ids, which are checked when a workflow
+-- is built, are searched within their run.
 --
--- A trigger, horsies_workflow_deleted, deletes nodes with their run. A foreign key would be checked for every
--- node of a start, although the same statement inserts the run.
+-- A trigger, horsies_workflow_deleted, deletes nodes with their run. A foreign key would be checked for every node of
+-- a start, although the same statement inserts the run.
 CREATE TABLE horsies_workflow_tasks (
     workflow_id           uuid          NOT NULL,
     task_index            integer       NOT NULL,
@@ -411,10 +412,10 @@ CREATE TABLE horsies_workflow_tasks (
     kind                  horsies_node_kind NOT NULL,
     -- RUNNING is stored only for sub-workflows and maps; any other node runs while its task does.
     status                horsies_node_status NOT NULL,
-    -- Whether the dependents and the run have counted the end of this node.
+    -- Whether the dependents and the run have counted this node's end.
     propagated            boolean       NOT NULL DEFAULT false,
     task_id               uuid,
-    -- The task that holds the result, or the result itself when it belongs to no single task.
+    -- The task that holds the result, or the result itself if it belongs to no single task.
     result_task_id        uuid,
     result                text,
     -- The graph around the node.
@@ -425,7 +426,7 @@ CREATE TABLE horsies_workflow_tasks (
     min_success           integer,
     allow_failed_deps     boolean       NOT NULL,
     pauses                boolean       NOT NULL,
-    -- Counters of the dependencies, kept while the node is PENDING.
+    -- Dependency counters, maintained while the node is PENDING.
     deps_open             integer       NOT NULL,
     deps_ok               integer       NOT NULL DEFAULT 0,
     deps_bad              integer       NOT NULL DEFAULT 0,
@@ -449,13 +450,13 @@ CREATE TABLE horsies_workflow_tasks (
     map_over              integer,
     map_parameter         varchar(255),
     max_parallel          integer,
-    -- The largest number of items that a map may have (payload.max_map_items); NULL without a limit.
+    -- The most items that a map may have (payload.max_map_items); NULL if there is no limit.
     max_items             integer,
     allow_failed_items    boolean       NOT NULL DEFAULT false,
     items_total           integer,
     items_open            integer,
     items_bad             integer,
-    -- A long list becomes tasks a thousand at a time: items that have no task yet, and the index at which the
+    -- A long list becomes tasks a thousand at a time: how many items have no task yet, and the index at which the
     -- next step looks for them. NULL in a map whose tasks were inserted all at once.
     items_waiting         integer,
     items_next            integer,
@@ -470,13 +471,13 @@ CREATE TABLE horsies_workflow_tasks (
     PRIMARY KEY (workflow_id, task_index)
 ) WITH (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- The edges of a wide node are stored out of line: progress writes the row often and reads the edges once.
+-- A wide node's edges are stored out of line: progress writes the row often but reads the edges once.
 ALTER TABLE horsies_workflow_tasks
     ALTER COLUMN dependencies SET STORAGE EXTERNAL,
     ALTER COLUMN dependents SET STORAGE EXTERNAL,
     ALTER COLUMN context_dependents SET STORAGE EXTERNAL;
 
--- A set of nodes, by their keys, as the workflow functions pass it to each other.
+-- A set of nodes, by key, as the workflow functions pass it to each other.
 CREATE TYPE horsies_nodes AS (runs uuid[], indexes integer[]);
 
 -- Signals that arrived before a node waited for them.
@@ -500,18 +501,18 @@ CREATE TABLE horsies_schedule_state (
     run_count       integer       NOT NULL DEFAULT 0,
     config_hash     varchar(64),
     updated_at      timestamptz   NOT NULL DEFAULT now(),
-    -- The task it sends, or the key of the workflow, and the scheduler or program that stored it.
+    -- The task that the schedule sends, or the key of its workflow; and the scheduler or program that stored it.
     task_name       varchar(255),
     definition_key  varchar(255),
     owner           varchar(255),
-    -- The JSON that config_hash is the digest of (pattern, time zone, bounds).
+    -- The JSON from which config_hash is computed (pattern, time zone, bounds).
     timing          text,
-    -- The whole schedule as JSON, arguments included, when it was added at run time and exists only here.
+    -- The whole schedule as JSON, including arguments, if it was added at run time and exists only here.
     definition      text,
     paused_at       timestamptz,
     resumed_at      timestamptz,
-    -- When a scheduler found that the schedule is switched off: it does not serve the schedule, and a slot is
-    -- overdue. Any later change of the row ("updated_at") invalidates this time.
+    -- When a scheduler found that the schedule is switched off, so that it is not served while a slot is overdue. Any
+    -- later change to the row ("updated_at") invalidates this time.
     disabled_at     timestamptz,
     -- The end of the last slots that did not fire, and the reason.
     skipped_at      timestamptz,
@@ -523,24 +524,24 @@ CREATE INDEX horsies_schedule_state_due ON horsies_schedule_state (next_run_at)
     WHERE next_run_at IS NOT NULL AND paused_at IS NULL;
 
 -- Measures ----------------------------------------------------------------------------------------
--- Rates and durations of attempts, counted by workers. A worker adds the counts of its last half minute to the
--- rows of their minutes, one row per queue and task; an idle worker writes nothing. Minutes become tens of
--- minutes after six hours. Updates touch no indexed column, and half of each page is left free for them, so
--- they are heap-only.
+-- Rates and durations of attempts, counted by workers. A worker adds the counts of its last half minute to the rows
+-- for those minutes, one row per queue and task; an idle worker writes nothing. After six hours, rows of single
+-- minutes are merged into rows of ten. Updates touch no indexed column, and half of each page is left free for them,
+-- so they are heap-only.
 CREATE TABLE horsies_measures (
-    -- Start of the slot, and its length: 1, or 10 once compacted.
+    -- The start of the slot, and its length: 1, or 10 once compacted.
     minute      timestamptz   NOT NULL,
     minutes     smallint      NOT NULL,
     queue_name  varchar(100)  NOT NULL,
-    -- '' for all tasks beyond the first 200 names of a worker.
+    -- '' for all tasks beyond a worker's first 200 names.
     task_name   varchar(255)  NOT NULL,
-    -- Attempts by their end; "retried" ones have another attempt, the others are final.
+    -- Attempts by how they ended; "retried" attempts were followed by another, and the others are final.
     done        integer       NOT NULL,
     failed      integer       NOT NULL,
     retried     integer       NOT NULL,
     crashed     integer       NOT NULL,
     stopped     integer       NOT NULL,
-    -- Sums, and counts by the bounds of monitor/measures.py: from due to started, from started to ended.
+    -- Sums, and counts within the bounds in monitor/measures.py: from due to started, and from started to ended.
     waited_ms   bigint        NOT NULL,
     ran_ms      bigint        NOT NULL,
     waited      integer[]     NOT NULL,
@@ -548,12 +549,12 @@ CREATE TABLE horsies_measures (
     PRIMARY KEY (minute, minutes, queue_name, task_name)
 ) WITH (fillfactor = 50);
 
--- The rows to compact, without those that have been.
+-- The rows that still have to be compacted.
 CREATE INDEX horsies_measures_minutes ON horsies_measures (minute) WHERE minutes = 1;
 
 -- Actions -----------------------------------------------------------------------------------------
--- Changes made by people: pauses, cancels, retries, bulk orders. A row is written in the transaction of its change,
--- and for a refused change as well. It never holds arguments or results of tasks.
+-- Changes made by people: pauses, cancellations, retries, bulk orders. A row is written in the change's own
+-- transaction, even for a refused change. It never contains task arguments or results.
 CREATE TABLE horsies_actions (
     id       bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at       timestamptz   NOT NULL DEFAULT clock_timestamp(),
@@ -563,7 +564,7 @@ CREATE TABLE horsies_actions (
     subject  varchar(255)  NOT NULL,
     outcome  varchar(16)   NOT NULL,
     detail   text,
-    -- A bulk order: its bounds and filters, and how far it has come. One row per order, updated by its batches.
+    -- A bulk order: its bounds and filters, and its progress. One row per order, updated by its batches.
     order_id        uuid  UNIQUE,
     order_plan      text,
     order_progress  text

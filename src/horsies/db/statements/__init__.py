@@ -1,1 +1,1 @@
-"""SQL statements: each catalogue module declares the statements of the .sql file beside it."""
+"""SQL statements: each catalogue module declares the statements in the .sql file next to it."""

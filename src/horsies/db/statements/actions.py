@@ -15,8 +15,8 @@ ACTIONS = StatementFile("actions.sql")
 class ActionRow(NamedTuple):
     """A change that a person made or tried to make.
 
-    ``outcome`` is ``done``, ``unchanged`` for a change that was already in effect, or ``refused``. ``detail``
-    is the reason that the person gave, or the sentence of the refusal.
+    ``outcome`` is ``done``, ``refused``, or ``unchanged`` if the change was already in effect.
+    ``detail`` is the reason that the person gave, or the sentence that explains the refusal.
     """
 
     id: int

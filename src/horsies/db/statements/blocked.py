@@ -34,7 +34,7 @@ class BlockedRow:
     worker_id: str | None
     since: datetime
     blocked_seconds: float
-    # The number of all blocked tasks and runs, even beyond the limit.
+    # The number of all blocked tasks and runs, including those beyond the limit.
     total: int
 
 

@@ -1,11 +1,11 @@
--- Statements for the time after the database has refused a batch: they find its tasks one by one, leaving out
--- those that wait for their next attempt, and they keep the record of blocked tasks and runs. All of them are
--- rare, and none changes a task.
+-- Statements for use after the database has refused a batch: they find its tasks one by one, except those that wait
+-- for their next attempt, and they keep the record of blocked tasks and runs. All of them are rare, and none changes
+-- a task.
 
 -- name: note_blocked
--- One row per blocked task or run. A row is returned only if it is new, so that a single worker logs it. The
--- state is stored as well: it shows later whether the task or run has moved on.
--- Parameters: a refused change: of which task or run, by which worker, and the error in one line.
+-- One row per blocked task or run. A row is returned only if it is new, so that only one worker logs it. The state is
+-- stored too, to show later whether the task or run has changed since. Parameters: a refused change, that is, its
+-- task or run, the worker, and the error on one line.
 INSERT INTO horsies_blocked AS known (id, kind, workflow_id, status, generation, action, error, worker_id)
 SELECT task.id, 'task', task.workflow_id, task.status, task.generation, %(action)s, %(error)s, %(worker_id)s
 FROM horsies_tasks AS task WHERE task.id = %(id)s::uuid AND NOT %(is_run)s::boolean
@@ -24,20 +24,20 @@ RETURNING known.id::text
 SELECT set_config('lock_timeout', %(milliseconds)s::integer::text, true) AS setting
 
 -- name: list_blocked
--- Oldest first, with the number of all.
+-- Oldest first, with the total count.
 SELECT id::text, kind, workflow_id::text, action, error, worker_id, since,
     extract(epoch FROM clock_timestamp() - since)::float8 AS blocked_seconds, count(*) OVER () AS total
 FROM horsies_blocked_v1() ORDER BY since, id LIMIT %(limit)s
 
 -- name: delete_unblocked
--- Rows whose task or run has moved on.
+-- Rows whose task or run is no longer in the state in which it was blocked.
 DELETE FROM horsies_blocked AS known
 WHERE NOT EXISTS (SELECT FROM horsies_blocked_v1() AS kept WHERE (kept.id, kept.kind) = (known.id, known.kind))
 RETURNING known.id::text
 
 -- name: find_late
--- The tasks that expire_tasks would take, by the same index.
--- Parameters: how many tasks to find, and those to leave out.
+-- The tasks that expire_tasks would take, by the same index. Parameters: how many tasks to find, and which to
+-- exclude.
 SELECT id::text, workflow_id::text FROM horsies_tasks
 WHERE status = 'PENDING' AND good_until IS NOT NULL AND good_until <= now() AND id <> ALL(%(excluded)s::uuid[])
 ORDER BY good_until LIMIT %(limit)s
@@ -49,8 +49,7 @@ WHERE status = 'CLAIMED' AND claim_expires_at <= now() AND id <> ALL(%(excluded)
 ORDER BY claim_expires_at LIMIT %(limit)s
 
 -- name: find_unheld
--- The tasks that release_unstarted would take.
--- Parameters: a worker, and the attempts it really holds.
+-- The tasks that release_unstarted would take. Parameters: a worker, and the attempts it actually holds.
 SELECT task.id::text, task.workflow_id::text, task.generation FROM horsies_tasks AS task
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
   AND NOT EXISTS (
@@ -59,8 +58,8 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', '
 ORDER BY task.id
 
 -- name: find_due
--- The tasks that a claim would take, queue by queue in the given order, by the claim index; with "names", only
--- tasks of these names that have been due for the grace period, as claim_unresolvable takes them.
+-- The tasks that a claim would take, queue by queue in the given order, by the claim index. With "names", only tasks
+-- with these names that have been due for the grace period, as claim_unresolvable takes them.
 SELECT due.id::text, due.workflow_id::text, queue.name AS queue_name, due.priority,
     due.enqueued_at::text AS enqueued_at
 FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS queue (name, place)

@@ -1,4 +1,4 @@
-"""Catalogue of the tests' clock: shift the stored times of waiting tasks, nodes and schedules."""
+"""Catalogue of the test clock: shift the stored times of waiting tasks, nodes and schedules."""
 
 from __future__ import annotations
 

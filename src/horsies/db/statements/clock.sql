@@ -1,9 +1,8 @@
--- The clock of tests: time passes for waiting tasks when their stored times are moved back.
+-- The test clock: time passes for waiting tasks when their stored times are moved back.
 
 -- name: advance_tasks
--- PENDING tasks become due, and expire, earlier by this many seconds. "only" names tasks, or runs for all of
--- their tasks.
--- Parameters: how many seconds pass; with only, for these tasks and runs alone.
+-- PENDING tasks become due, and expire, this many seconds earlier. "only" lists tasks, or runs for all of their
+-- tasks. Parameters: how many seconds pass; with only, just for these tasks and runs.
 UPDATE horsies_tasks SET
     enqueued_at = enqueued_at - %(seconds)s::float8 * interval '1 second',
     good_until = good_until - %(seconds)s::float8 * interval '1 second',
@@ -22,7 +21,7 @@ WHERE enqueued_at IS NULL AND completed_at IS NULL AND (not_before IS NOT NULL O
 RETURNING workflow_id::text AS id
 
 -- name: advance_schedules
--- The next slots are moved back for a transaction that reads the due ones, and forward again.
+-- The next slots are moved back for a transaction that reads due ones, and then forward again.
 UPDATE horsies_schedule_state SET next_run_at = next_run_at - %(slots)s::float8 * interval '1 second',
     resumed_at = resumed_at - %(pauses)s::float8 * interval '1 second'
 WHERE next_run_at IS NOT NULL

@@ -1,4 +1,4 @@
-"""Read-only statements for the panels of the dashboard, each with a bound."""
+"""Read-only statements for the dashboard's panels, each with a bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DASHBOARD = StatementFile("dashboard.sql")
 
 
 class RecentArrivals(NamedTuple):
-    """Tasks of one queue that were sent within the covered seconds."""
+    """One queue's tasks that were sent within the covered seconds."""
 
     queue_name: str
     covered_seconds: float
@@ -44,7 +44,9 @@ class WorkerTask(NamedTuple):
 
 
 class WorkerDetail(NamedTuple):
-    """``children``: pid, rss_mb, private_mb, done, since, task_id of each; None before the first snapshot."""
+    """``children``: each child's pid, rss_mb, private_mb, done, since, task_id; None before the first
+    snapshot.
+    """
 
     children: list[dict[str, Any]] | None
     tasks_known: int | None

@@ -1,10 +1,9 @@
--- Statements for the panels of the dashboard, in addition to those of monitor.sql. Each reads a bounded
--- number of rows, however long queues and history are.
+-- Statements for the dashboard's panels, in addition to those in monitor.sql. Each reads a bounded number of rows,
+-- however long queues and history are.
 
 -- name: count_recent_arrivals
--- Tasks that were sent during the last minute, by queue. At most the newest "sample" ids are read; "since" is
--- the smallest id of that minute. On a busy system the sample covers less, and "covered_seconds" is the time
--- it covers.
+-- Tasks sent during the last minute, by queue. At most the newest "sample" ids are read; "since" is that minute's
+-- smallest id. On a busy system the sample covers less than a minute, and "covered_seconds" says how much.
 WITH newest AS MATERIALIZED (
     SELECT queue_name, created_at FROM horsies_tasks
     WHERE id >= %(since)s::uuid ORDER BY id DESC LIMIT %(sample)s::integer),
@@ -16,7 +15,7 @@ SELECT newest.queue_name, covered.seconds AS covered_seconds, count(*) AS arrive
 FROM newest CROSS JOIN covered GROUP BY newest.queue_name, covered.seconds
 
 -- name: count_open_runs
--- Unfinished runs by status, exact up to "most", from the index of open runs.
+-- Unfinished runs by status, exact up to "most", from the index on open runs.
 SELECT known.status, counted.runs
 FROM unnest(ARRAY['PENDING', 'RUNNING', 'PAUSED']) AS known (status) CROSS JOIN LATERAL (
     SELECT count(*) AS runs FROM (
@@ -25,8 +24,8 @@ FROM unnest(ARRAY['PENDING', 'RUNNING', 'PAUSED']) AS known (status) CROSS JOIN 
         ORDER BY run.created_at LIMIT %(most)s::integer + 1) AS seen) AS counted
 
 -- name: next_in_queue
--- The due tasks of a queue in the order in which workers claim them: the front of the claim index for each
--- priority, so that delayed tasks are never scanned.
+-- A queue's due tasks in the order in which workers claim them: the front of the claim index for each priority, so
+-- that delayed tasks are never scanned.
 WITH RECURSIVE levels AS (
     (SELECT priority FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held AND queue_name = %(queue)s::text ORDER BY priority LIMIT 1)
@@ -45,7 +44,7 @@ FROM (SELECT * FROM levels LIMIT 200) AS levels CROSS JOIN LATERAL (
 ORDER BY front.priority, front.enqueued_at, front.id LIMIT %(limit)s::integer
 
 -- name: tasks_of_worker
--- The tasks in flight of one worker, oldest first, with the newest heartbeat of each.
+-- One worker's tasks in flight, oldest first, each with its newest heartbeat.
 SELECT task.id::text, task.task_name, task.queue_name, task.status, task.worker_pid,
     extract(epoch FROM now() - coalesce(task.started_at, task.claimed_at))::float8 AS seconds,
     extract(epoch FROM now() - beat.sent_at)::float8 AS heartbeat_seconds
@@ -57,7 +56,7 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', '
 ORDER BY task.started_at NULLS LAST, task.id LIMIT %(limit)s::integer
 
 -- name: read_worker_detail
--- The children of a worker at its last snapshot, the number of tasks it knows, and the age of that snapshot.
+-- A worker's children at its last snapshot, how many tasks it knows, and the age of that snapshot.
 SELECT worker.children, CASE WHEN worker.known_tasks IS NOT NULL THEN (
         SELECT count(*) FROM jsonb_object_keys(worker.known_tasks -> 'tasks')) END AS tasks_known,
     extract(epoch FROM now() - (
@@ -67,7 +66,7 @@ SELECT worker.children, CASE WHEN worker.known_tasks IS NOT NULL THEN (
 FROM horsies_workers AS worker WHERE worker.worker_id = %(worker_id)s
 
 -- name: thinned_worker_history
--- The snapshots of one worker since a time, as one point for each step.
+-- One worker's snapshots since a time, as one point per step.
 SELECT date_bin(%(step)s::interval, state.snapshot_at, %(since)s::timestamptz) AS at,
     max(state.memory_usage_mb + coalesce(state.children_memory_mb, 0))::float8 AS memory_mb,
     avg(state.tasks_running)::float8 AS busy, avg(state.cpu_percent)::float8 AS cpu_percent
@@ -76,8 +75,8 @@ WHERE state.worker_id = %(worker_id)s AND state.snapshot_at >= %(since)s::timest
 GROUP BY 1 ORDER BY 1
 
 -- name: estimate_rows
--- The number of stored tasks as the planner estimates it, NULL before the first ANALYZE; the first row names
--- the table of this schema. And the version of the server.
+-- The planner's estimate of the number of stored tasks, or NULL before the first ANALYZE, and the server's version.
+-- The first row names this schema's table.
 SELECT (SELECT CASE WHEN known.reltuples >= 0 THEN known.reltuples::float8 END FROM pg_class AS known
         WHERE known.oid = (SELECT task.tableoid FROM horsies_tasks AS task ORDER BY task.id LIMIT 1)) AS tasks,
     current_setting('server_version') AS server_version

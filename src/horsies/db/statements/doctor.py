@@ -16,7 +16,7 @@ class TableFound(NamedTuple):
 
 
 class AppliedFile(NamedTuple):
-    """A file of the schema as the database recorded it: a migration, or functions."""
+    """A schema file as the database recorded it: a migration, or functions."""
 
     kind: str
     version: int
@@ -40,7 +40,7 @@ class IndexState(NamedTuple):
 
 
 class Silencer(NamedTuple):
-    """A setting of session_replication_role = replica: on a role, the database, both, or neither."""
+    """A place where session_replication_role = replica is set: on a role, the database, both, or neither."""
 
     role_name: str | None
     is_of_database: bool
@@ -49,7 +49,7 @@ class Silencer(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """Settings, role and load of the server."""
+    """The server's settings and load, and this session's role."""
 
     version: str
     version_number: int
@@ -60,18 +60,18 @@ class ServerState(NamedTuple):
     has_autovacuum: bool
     is_standby: bool
     is_read_only: bool
-    # The filled part of the notification queue, from 0 to 1.
+    # How full the notification queue is, from 0 to 1.
     notification_usage: float
     connection_limit: int
     connections: int
     own_connections: int
-    # Whether this role sees the transactions of other roles.
+    # Whether this role sees other roles' transactions.
     sees_sessions: bool
     server_time: datetime
 
 
 class TableState(NamedTuple):
-    """Size and statistics of one table; ``options`` are its storage parameters."""
+    """One table's size and statistics; ``options`` are its storage parameters."""
 
     name: str
     is_unlogged: bool
@@ -100,7 +100,7 @@ class ClaimIndex(NamedTuple):
 
 
 class WorkerRelease(NamedTuple):
-    """The release of one worker and the names of its tasks; None when it has not registered them."""
+    """One worker's release and the names of its tasks; None if it has not registered them."""
 
     worker_id: str
     version: str | None
@@ -109,7 +109,7 @@ class WorkerRelease(NamedTuple):
 
 
 class Abandoned(NamedTuple):
-    """Numbers of tasks: held by workers that are gone, with a lapsed lease, past their deadline."""
+    """Task counts: held by workers that are gone, with a lapsed lease, past their deadline."""
 
     ownerless: int
     lapsed: int
@@ -123,7 +123,7 @@ class Crashes(NamedTuple):
 
 
 class OverlongTask(NamedTuple):
-    """A task that runs past its time limit, for hours without a limit, or without heartbeats."""
+    """A task that has exceeded its time limit, runs for hours without a limit, or sends no heartbeats."""
 
     id: str
     task_name: str
@@ -134,7 +134,7 @@ class OverlongTask(NamedTuple):
 
 
 class PausedRun(NamedTuple):
-    """A run paused by an error, with the node that failed, or a run that has been paused for long."""
+    """A run paused by an error, with the node that failed, or a run that has been paused for a long time."""
 
     id: str
     name: str

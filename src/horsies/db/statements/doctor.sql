@@ -1,15 +1,15 @@
--- Facts for the checks of `horsies doctor`. Every statement is bounded: it reads the catalog, the statistics
--- of the server, partial indexes of live rows, or a fixed number of rows at the end of a primary key.
+-- Facts for the checks of `horsies doctor`. Every statement is bounded: it reads the catalog, the server's
+-- statistics, partial indexes on live rows, or a fixed number of rows at the end of a primary key.
 
 -- name: find_table
--- Whether a table exists. The name is a parameter: a literal would not be qualified by the loader.
+-- Whether a table exists. The name is a parameter, because the loader does not qualify a literal.
 SELECT EXISTS (
     SELECT FROM pg_class AS relation
     WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid
       AND relation.relname = %(table)s::text) AS is_there
 
 -- name: read_migrations
--- The applied files of the schema: a few dozen rows.
+-- The schema's applied files: a few dozen rows.
 SELECT kind, version, sha FROM horsies_migrations
 
 -- name: list_triggers
@@ -21,7 +21,7 @@ WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND NOT tes
 
 -- name: find_silencers
 -- Where session_replication_role is set to replica, which keeps triggers from firing: on the database or the server,
--- on this role or one of a session of Horsies, or in the configuration or the address of this session.
+-- on this role or the role of another Horsies session, or in this session's configuration or address.
 SELECT role.rolname::text AS role_name, stored.setdatabase <> 0 AS is_of_database, true AS is_stored,
     current_database()::text AS database_name
 FROM pg_db_role_setting AS stored LEFT JOIN pg_roles AS role ON role.oid = stored.setrole
@@ -42,14 +42,14 @@ SELECT DISTINCT proname::text AS name FROM pg_proc
 WHERE pronamespace = to_regnamespace(%(schema)s::text)::oid AND starts_with(proname, 'horsies_')
 
 -- name: list_indexes
--- Every index on a table of horsies, those of other programs included: an invalid one costs writes.
+-- Every index on a horsies table, including indexes made by other programs: an invalid index slows down writes.
 SELECT entry.relname::text AS name, relation.relname::text AS table_name, tested.indisvalid AS is_valid
 FROM pg_index AS tested JOIN pg_class AS entry ON entry.oid = tested.indexrelid
 JOIN pg_class AS relation ON relation.oid = tested.indrelid
 WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND starts_with(relation.relname, 'horsies_')
 
 -- name: read_server_state
--- Settings, role and load of the server, in one row.
+-- The server's settings and load, and this session's role, in one row.
 SELECT current_setting('server_version')::text AS version,
     current_setting('server_version_num')::integer AS version_number,
     pg_encoding_to_char(stored.encoding)::text AS encoding, stored.datname::text AS database_name,
@@ -68,7 +68,7 @@ SELECT current_setting('server_version')::text AS version,
 FROM pg_database AS stored WHERE stored.datname = current_database()
 
 -- name: list_tables
--- Sizes and statistics of the tables; "row_estimate" is -1 while a table was never analysed.
+-- Table sizes and statistics; "row_estimate" is -1 until a table is analysed for the first time.
 SELECT relation.relname::text AS name, relation.relpersistence = 'u' AS is_unlogged,
     coalesce(relation.reloptions, '{}')::text[] AS options, relation.reltuples::float8 AS row_estimate,
     pg_total_relation_size(relation.oid) AS bytes, pg_stat_get_live_tuples(relation.oid) AS live_rows,
@@ -81,8 +81,8 @@ WHERE relation.relnamespace = to_regnamespace(%(schema)s::text)::oid AND relatio
 ORDER BY name
 
 -- name: find_xmin_holders
--- Transactions and slots that keep dead rows from vacuum: sessions of this database, standbys, replication
--- slots, prepared transactions. The text of a session's statement is left out: it may hold arguments.
+-- Transactions and slots that keep dead rows from vacuum: sessions in this database, standbys, replication slots,
+-- prepared transactions. The text of a session's statement is omitted, because it may contain arguments.
 SELECT 'session' AS kind, pid::text AS name, concat_ws(', ', nullif(application_name, ''), state) AS detail,
     extract(epoch FROM clock_timestamp() - coalesce(xact_start, backend_start))::float8 AS seconds,
     age(coalesce(backend_xmin, backend_xid))::bigint AS transactions
@@ -99,7 +99,7 @@ FROM pg_prepared_xacts WHERE database = current_database()
 ORDER BY transactions DESC, name LIMIT 20
 
 -- name: measure_claim_index
--- The size of the claim index and the tasks in it, counted only as far as their number matters.
+-- The size of the claim index and the tasks in it, counted only as far as the number matters.
 SELECT pg_relation_size(entry.oid) AS bytes, (
     SELECT count(*) FROM (
         SELECT FROM horsies_tasks WHERE status = 'PENDING' AND NOT held
@@ -108,16 +108,16 @@ FROM pg_class AS entry
 WHERE entry.relnamespace = to_regnamespace(%(schema)s::text)::oid AND entry.relname = 'horsies_tasks_claim'
 
 -- name: list_worker_releases
--- The release and the tasks of every worker that has not shut down.
+-- The release and task names of every worker that has not shut down.
 SELECT worker_id::text, version::text, extract(epoch FROM now() - started_at)::float8 AS started_seconds_ago,
     CASE WHEN known_tasks IS NOT NULL
         THEN ARRAY(SELECT jsonb_object_keys(known_tasks -> 'tasks') ORDER BY 1) END AS task_names
 FROM horsies_workers WHERE stopped_at IS NULL ORDER BY seen_at DESC LIMIT 1000
 
 -- name: count_abandoned
--- Tasks that recovery should have taken: claimed or running at workers that are gone, with a lapsed lease,
--- or past their deadline. Tasks in flight are few; deadlines are counted up to 10,000 from their index.
--- Parameters: an age in seconds.
+-- Tasks that recovery should have taken: claimed by or running on workers that are gone, with a lapsed lease, or past
+-- their deadline. Tasks in flight are few; deadlines are counted from their index, up to 10,000. Parameters: an age
+-- in seconds.
 SELECT count(*) FILTER (WHERE worker.stopped_at < now() - %(seconds)s::float8 * interval '1 second'
         OR (worker.worker_id IS NULL
             AND coalesce(task.started_at, task.claimed_at, task.updated_at)
@@ -131,9 +131,9 @@ FROM horsies_tasks AS task LEFT JOIN horsies_workers AS worker ON worker.worker_
 WHERE task.status IN ('CLAIMED', 'RUNNING')
 
 -- name: list_crashes
--- Attempts of the last hour that ended with the death of their child process, among the newest "window"
--- attempts. Names are scalar subqueries, because a join might be planned as a hash over the whole history.
--- Parameters: how many of the newest attempts to read.
+-- Attempts in the last hour that ended with the death of their child process, among the newest "window" attempts.
+-- Names are scalar subqueries, because a join might be planned as a hash over the whole history. Parameters: how many
+-- of the newest attempts to read.
 WITH newest AS MATERIALIZED (
     SELECT task_id, outcome, finished_at FROM horsies_task_attempts ORDER BY id DESC LIMIT %(window)s::integer),
 crashed AS MATERIALIZED (
@@ -144,8 +144,8 @@ FROM crashed JOIN (SELECT task_id, count(*) AS times FROM crashed GROUP BY task_
 WHERE task_name IS NOT NULL GROUP BY task_name ORDER BY crashes DESC, task_name LIMIT 20
 
 -- name: find_overlong_tasks
--- RUNNING for longer than the time limit and 30 seconds, without a heartbeat for five minutes, or without a limit for
--- "seconds"; from the in-flight index. The start counts as the first heartbeat.
+-- Tasks that have been RUNNING for more than 30 seconds beyond their time limit, without a heartbeat for five
+-- minutes, or without a limit for "seconds"; from the in-flight index. The start counts as the first heartbeat.
 -- Parameters: an age in seconds, and the most rows.
 SELECT task.id::text, task.task_name, task.timeout_ms, task.started_at, beat.sent_at AS heartbeat_at,
     now() AS looked_at
@@ -161,8 +161,8 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = 'RUNNING'
 ORDER BY task.started_at, task.id LIMIT %(limit)s::integer
 
 -- name: find_long_pauses
--- Runs that an error paused, or that have been paused for "seconds", the newest first: of the newest thousand paused
--- runs, from the index of open runs. A run that an operator paused has no error.
+-- Runs paused by an error, or paused for "seconds", newest first, among the newest thousand paused runs, from the
+-- index on open runs. A run that an operator paused has no error.
 SELECT run.id::text, run.name, run.paused_at,
     coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code')
         AS error_code,
@@ -178,7 +178,7 @@ WHERE run.error IS NOT NULL OR run.paused_at < now() - %(seconds)s::float8 * int
 ORDER BY run.paused_at DESC, run.id LIMIT %(limit)s::integer
 
 -- name: find_overdue_schedules
--- Schedules whose slot passed "seconds" ago and that no scheduler has touched for as long, by the index of due ones.
+-- Schedules whose slot passed "seconds" ago and that no scheduler has touched since, by the index on due schedules.
 SELECT state.schedule_name::text AS name FROM horsies_schedule_state AS state
 WHERE state.next_run_at < now() - %(seconds)s::float8 * interval '1 second' AND state.paused_at IS NULL
   AND state.updated_at < now() - %(seconds)s::float8 * interval '1 second'
@@ -186,21 +186,21 @@ WHERE state.next_run_at < now() - %(seconds)s::float8 * interval '1 second' AND 
 ORDER BY state.next_run_at, state.schedule_name LIMIT %(limit)s::integer
 
 -- name: read_oldest_ended
--- The oldest finished task among the first thousand ids, without its own retention.
+-- The oldest finished task among the first thousand ids, excluding tasks with their own retention.
 SELECT extract(epoch FROM now() - min(first.ended_at))::float8 AS seconds FROM (
     SELECT coalesce(completed_at, failed_at, updated_at) AS ended_at, status, retention FROM horsies_tasks
     ORDER BY horsies_tasks.id LIMIT 1000) AS first
 WHERE first.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND first.retention IS NULL
 
 -- name: measure_payload
--- The mean stored size of arguments and results of the newest 200 tasks; nothing is decompressed.
+-- The mean stored size of arguments and results over the newest 200 tasks; nothing is decompressed.
 SELECT avg(coalesce(pg_column_size(newest.args), 0) + coalesce(pg_column_size(newest.kwargs), 0)
     + coalesce(pg_column_size(newest.result), 0))::float8 AS bytes
 FROM (SELECT args, kwargs, result FROM horsies_tasks ORDER BY horsies_tasks.id DESC LIMIT 200) AS newest
 
 -- name: begin_reading
--- For the rest of the transaction: no writes, no long statements, no waits for locks.
--- Parameters: how long a statement may take, and how long it may wait for a lock.
+-- For the rest of the transaction: no writes, no long statements, no waiting for locks. Parameters: how long a
+-- statement may take, and how long it may wait for a lock.
 SELECT set_config('transaction_read_only', 'on', true) AS is_read_only,
     set_config('statement_timeout', %(statement_ms)s::integer::text, true) AS statement_timeout,
     set_config('lock_timeout', %(lock_ms)s::integer::text, true) AS lock_timeout

@@ -1,4 +1,4 @@
-"""Read-only statements that answer why a task, node, run, queue or schedule does not move."""
+"""Read-only statements that answer why a task, node, run, queue or schedule is not making progress."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class TaskFacts(NamedTuple):
 
 
 class WantedTask(NamedTuple):
-    """The name of a task, or the definition key of the sub-workflow that an expansion needs; and
-    the task, if it is one.
+    """The name of a task, or the definition key of the sub-workflow that an expansion needs; and the
+    task itself, if it exists.
     """
 
     task_name: str | None
@@ -103,7 +103,7 @@ class LastServer(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A task that occupies a place under the caps, and the number of all such tasks."""
+    """A task that occupies a place under the caps, and how many such tasks there are."""
 
     id: str
     queue_name: str
@@ -113,20 +113,20 @@ class Place(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Due tasks before another one, up to the limit of the count."""
+    """How many due tasks are ahead of another one, up to the count's limit."""
 
     due: int
 
 
 class Meter(NamedTuple):
-    """When the rate of a queue allows the next start, and the seconds between two."""
+    """When a queue's rate allows the next start, and the seconds between two starts."""
 
     starts_at: datetime
     start_seconds: float
 
 
 class DueCount(NamedTuple):
-    """The waiting tasks of a queue, up to the limit of the count."""
+    """A queue's waiting tasks, up to the count's limit."""
 
     name: str
     due: int
@@ -144,7 +144,7 @@ class UnknownName(NamedTuple):
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction of another session; details are None without the right to see them."""
+    """Another session's transaction; details are None if this role may not see them."""
 
     pid: int | None
     application_name: str | None
@@ -162,7 +162,7 @@ class MapPlace(NamedTuple):
 
 
 class RunFacts(NamedTuple):
-    """One run and, if asked for, one of its nodes; ``task_index`` is None for an unknown node."""
+    """One run and, if requested, one of its nodes; ``task_index`` is None for an unknown node."""
 
     id: str
     name: str

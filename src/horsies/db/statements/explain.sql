@@ -1,10 +1,10 @@
--- Statements that answer why a task, node, run, queue or schedule does not move. Each reads a bounded number of
--- rows: keys, partial indexes of live states, and lists that end at a limit. None shows the text of a foreign
--- statement, which may hold arguments.
+-- Statements that answer why a task, node, run, queue or schedule is not making progress. Each reads a bounded number
+-- of rows: keys, partial indexes on live states, and lists with a limit. None shows the text of another session's
+-- statement, which may contain arguments.
 
 -- name: explain_task
--- One task by its key, with its node, its run, its queue, its worker, its newest attempt and its newest
--- heartbeat. "is_parked": due after an event. A blocked task is one whose next change the database refuses.
+-- One task by its key, with its node, run, queue and worker, its newest attempt and its newest heartbeat. "is_parked"
+-- means that it becomes due after an event. A blocked task is one whose next change the database refuses.
 SELECT task.id::text, task.task_name, task.queue_name, task.status, task.priority, task.retry_count,
     task.max_retries, task.timeout_ms, task.good_until, task.held, task.enqueued_at,
     task.enqueued_at = horsies_never_v1() AS is_parked, task.claimed_at, task.claim_expires_at, task.started_at,
@@ -44,7 +44,7 @@ WHERE task.id = %(id)s::uuid
 
 -- name: list_knowledge
 -- For every open worker: whether it registered this task or sub-workflow, with which parameters, and why its
--- parameters refused this call. A worker that registered no names may know any.
+-- parameters rejected this call. A worker that registered no names may know any task.
 SELECT worker.worker_id, worker.known_tasks IS NULL OR known.fingerprint IS NOT NULL AS knows_task,
     known.fingerprint, refusal.message AS refusal, refusal.since AS refused_since
 FROM horsies_workers AS worker
@@ -58,7 +58,7 @@ WHERE worker.stopped_at IS NULL
 ORDER BY worker.seen_at DESC LIMIT 1000
 
 -- name: list_recovery_settings
--- The settings of recovery of the open workers seen last, from their newest snapshots.
+-- The recovery settings of the open workers seen last, from their newest snapshots.
 SELECT worker.worker_id, newest.recovery_config AS recovery
 FROM (SELECT worker_id FROM horsies_workers WHERE stopped_at IS NULL ORDER BY seen_at DESC LIMIT 50) AS worker
 CROSS JOIN LATERAL (
@@ -66,13 +66,13 @@ CROSS JOIN LATERAL (
     WHERE state.worker_id = worker.worker_id ORDER BY state.snapshot_at DESC LIMIT 1) AS newest
 
 -- name: find_last_server
--- The worker that served a queue last, of those that have ended. Retention keeps the table small.
+-- Among workers that have ended, the one that served a queue last. Retention keeps the table small.
 SELECT worker_id, name, hostname, pid, stopped_at, was_lost FROM horsies_workers
 WHERE stopped_at IS NOT NULL AND %(name)s = ANY(queues) ORDER BY stopped_at DESC LIMIT 1
 
 -- name: list_places
--- The tasks that take a place under the caps, those of this queue first, oldest first, and their numbers; by
--- the in-flight index. Counted as the claim does: see horsies_in_flight.
+-- The tasks that take a place under the caps, with their counts: this queue's tasks first, oldest first. Uses the
+-- in-flight index and counts the way a claim does: see horsies_in_flight.
 SELECT task.id::text, task.queue_name, task.claimed_at,
     count(*) FILTER (WHERE task.queue_name = %(name)s) OVER () AS in_queue, count(*) OVER () AS in_cluster
 FROM horsies_tasks AS task
@@ -84,13 +84,13 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND (task.status = 'RUNNING' OR task
 ORDER BY task.queue_name <> %(name)s, task.claimed_at, task.id LIMIT 5
 
 -- name: read_meter
--- When the rate of a queue allows the next start, and the seconds between two; no row without a rate.
+-- When a queue's rate allows the next start, and the seconds between two starts; no row if there is no rate.
 SELECT horsies_starts_at(meter) AS starts_at, meter.seconds AS start_seconds FROM horsies_meters AS meter
 WHERE meter.queue_name = %(name)s
 
 -- name: count_ahead
--- Due tasks of the queue that a claim takes first, up to "limit". It reads the front of the claim index for
--- each priority, so that delayed tasks are never scanned, as do the two statements below.
+-- The queue's due tasks that a claim takes first, up to "limit". Like the two statements below, it reads the front of
+-- the claim index for each priority, so that delayed tasks are never scanned.
 WITH RECURSIVE levels AS (
     (SELECT priority FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held AND queue_name = %(name)s ORDER BY priority LIMIT 1)
@@ -110,7 +110,7 @@ SELECT count(*) AS due FROM (
     LIMIT %(limit)s::integer) AS counted
 
 -- name: count_due
--- The waiting tasks of each of these queues, due and delayed ones up to "limit" each, the first of them, and
+-- The waiting tasks of each of these queues, due and delayed ones counted up to "limit" each, the first of them, and
 -- whether the queue is paused.
 WITH RECURSIVE levels AS (
     SELECT queue.name, (
@@ -150,7 +150,7 @@ LEFT JOIN horsies_queues AS stored ON stored.queue_name = queue.name
 GROUP BY queue.name, stored.queue_name, stored.paused_at
 
 -- name: find_unknown_names
--- Among the first due tasks of each of these queues, the names that no open worker of the queue registered.
+-- Among the first due tasks of each of these queues, the names that none of the queue's open workers registered.
 -- Parameters: names of queues or schedules.
 WITH RECURSIVE levels AS (
     SELECT queue.name, (
@@ -180,8 +180,8 @@ WHERE NOT EXISTS (
 GROUP BY due.queue_name, due.task_name ORDER BY due.queue_name, due.task_name LIMIT 100
 
 -- name: find_row_holder
--- The transaction that has locked or changed this row and is not over. A role without pg_monitor sees no
--- details of sessions of other roles; a prepared transaction has no session.
+-- The open transaction that has locked or changed this row. A role without pg_monitor sees no details of other roles'
+-- sessions; a prepared transaction has no session.
 SELECT held.pid, activity.application_name, activity.state, activity.xact_start AS since
 FROM horsies_tasks AS task
 JOIN pg_locks AS held ON held.locktype = 'transactionid' AND held.granted AND held.transactionid = task.xmax
@@ -189,19 +189,19 @@ LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid
 WHERE task.id = %(id)s::uuid AND held.pid IS DISTINCT FROM pg_backend_pid() LIMIT 1
 
 -- name: find_writers
--- Open transactions that have changed something, oldest first: one of them may hold a row that is not visible
--- yet. Prepared transactions are left out.
+-- Open transactions that have changed something, oldest first: one of them may hold a row that is not visible yet.
+-- Prepared transactions are left out.
 SELECT pid, application_name, state, xact_start AS since FROM pg_stat_activity
 WHERE datname = current_database() AND backend_xid IS NOT NULL AND pid <> pg_backend_pid()
 ORDER BY xact_start LIMIT 3
 
 -- name: read_clock
--- The time of this transaction.
+-- This transaction's time.
 SELECT now() AS now
 
 -- name: list_map_places
--- Items of a map that are due or run, in order: they take the places under max_parallel. The due ones come
--- first in the index of waiting items, so the search ends early.
+-- A map's items that are due or running, in order: they take the places under max_parallel. Due items come first in
+-- the index on waiting items, so the search ends early.
 SELECT place.id::text, place.status FROM (
     (SELECT task.id, task.status, task.workflow_item_index FROM horsies_tasks AS task
      WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.workflow_id = %(workflow_id)s::uuid
@@ -218,7 +218,7 @@ ORDER BY place.workflow_item_index LIMIT 5
 
 -- name: explain_run
 -- One run by its key, and the error that paused or ended it. With "node_id", that node as well; "task_index" is NULL
--- when the run has no such node. Nodes are found by the prefix of their key.
+-- if the run has no such node. Nodes are found by the prefix of their key.
 SELECT run.id::text, run.name, run.status, run.paused_at, run.completed_at, run.open_nodes, run.total_nodes,
     run.failed_nodes,
     coalesce(run.error::json #>> '{error_code,__builtin_task_code__}', run.error::json ->> 'error_code')
@@ -238,7 +238,8 @@ LEFT JOIN horsies_workflow_tasks AS node ON node.workflow_id = run.id AND node.n
 WHERE run.id = %(id)s::uuid
 
 -- name: list_open_nodes
--- Nodes of one run with these indexes, or its open nodes, the begun ones first; with their tasks and sub-runs.
+-- One run's nodes with these indexes, or its open nodes, those that have started first; with their tasks and
+-- sub-runs.
 SELECT node.task_index, node.node_id, node.kind, node.status, node.task_id::text,
     task.status AS task_status, node.items_total, node.items_open, node.items_bad,
     node.sub_workflow_id::text AS sub_run_id, child.status AS sub_run_status, node.completed_at,
@@ -253,7 +254,8 @@ WHERE node.workflow_id = %(id)s::uuid
 ORDER BY node.status = 'PENDING', node.task_index LIMIT 20
 
 -- name: explain_schedules
--- Schedules by their keys, an unfinished task or run of each, and the schedulers with a session. Index probes.
+-- Schedules by their keys, with an unfinished task or run of each, and the number of connected schedulers. Uses index
+-- probes.
 SELECT state.schedule_name AS name, state.task_name, state.definition_key, state.owner, state.next_run_at,
     state.last_run_at, state.last_task_id::text, state.paused_at, state.skipped_at, state.skip_reason,
     coalesce(state.disabled_at >= state.updated_at, false) AS is_disabled, state.created_at,

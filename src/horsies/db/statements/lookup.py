@@ -1,4 +1,4 @@
-"""Search by argument, groups of failures, and the related tasks of one task."""
+"""Search by argument, groups of failures, and tasks related to a task."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LOOKUP = StatementFile("lookup.sql")
 
 
 class SearchTasks(NamedTuple):
-    """The filters of a list; the arguments contain ``key`` and ``needle``, or for the tasks
-    ``positional`` the positional arguments contain ``needle``.
+    """The filters of a list. The arguments must contain ``key`` and ``needle``; for the tasks in
+    ``positional``, the positional arguments must contain ``needle``.
     """
 
     before: str
@@ -37,7 +37,7 @@ class SearchTasks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundTask(TaskSummary):
-    """A task of a search, with its arguments as stored."""
+    """A task that a search found, with its arguments as stored."""
 
     args: str | None
     kwargs: str | None
@@ -49,7 +49,7 @@ class AttemptPlace(NamedTuple):
 
 
 class FailureGroup(NamedTuple):
-    """The failed attempts of one task with one error code; ``final`` of them are not retried."""
+    """One task's failed attempts with one error code; ``final`` of them are not retried."""
 
     task_name: str
     error_code: str | None
@@ -59,9 +59,9 @@ class FailureGroup(NamedTuple):
     last_at: datetime
     message: str | None
     newest_task_id: str
-    # At most five names of hosts; None if no worker is on record.
+    # At most five host names; None if no worker is on record.
     hosts: list[str] | None
-    # Seconds since 1970 of all failures, in no order.
+    # The times of all failures in seconds since 1970, unordered.
     times: list[float]
 
 

@@ -1,11 +1,11 @@
--- Statements for single look-ups: search by argument, groups of failures, and the related tasks of one task.
--- Each reads a bounded number of rows, however long the history is.
+-- Statements for single look-ups: search by argument, groups of failures, and tasks related to a task. Each reads a
+-- bounded number of rows, however long the history is.
 
 -- name: search_tasks
--- The newest tasks whose arguments contain the needles. Text and not jsonb: arguments that were stored
--- manually need not be valid, and \u0000 is not allowed there. The caller parses the few rows and keeps the
--- exact matches. The window bounds the scan; texts above max_bytes are skipped before they are decompressed.
--- "positional" are tasks with a positional parameter of the searched name, which their text lacks.
+-- The newest tasks whose arguments contain the needles. Compared as text and not as jsonb, because manually stored
+-- arguments need not be valid, and jsonb does not allow \u0000. The caller parses the few rows and keeps the exact
+-- matches. The window bounds the scan; texts above max_bytes are skipped before they are decompressed. "positional"
+-- lists tasks in which the searched name is a positional parameter, so that their text lacks the name.
 SELECT newest.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
     enqueued_at, started_at, finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds, args, kwargs
@@ -29,15 +29,15 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_attempts
--- The position where the newest "sample" attempts begin: an index-only scan of the primary key. No row means
--- all attempts.
+-- The position where the newest "sample" attempts begin, by an index-only scan of the primary key. No row means all
+-- attempts.
 SELECT id, finished_at FROM horsies_task_attempts ORDER BY id DESC OFFSET %(sample)s::integer - 1 LIMIT 1
 
 -- name: group_failures
--- The newest failed attempts by task and error code. Names are scalar subqueries, because a join might be
--- planned as a hash over the whole history. A failure is final unless the task is retried. An attempt that an
--- operator cancelled is not a failure. The times are for a sparkline.
--- Parameters: failed attempts from from_id on, at most limit; an empty list matches every task.
+-- The newest failed attempts by task and error code. Names are scalar subqueries, because a join might be planned as
+-- a hash over the whole history. A failure is final unless the task is retried. An attempt that an operator cancelled
+-- is not a failure. The times are for a sparkline. Parameters: failed attempts from from_id on, at most limit; an
+-- empty list matches every task.
 WITH newest AS MATERIALIZED (
     SELECT id, task_id, will_retry, coalesce(error_code, '') AS error_code, left(error_message, 200) AS message,
         worker_hostname, finished_at
@@ -60,27 +60,27 @@ WHERE task_name IS NOT NULL
 GROUP BY task_name, named.error_code ORDER BY total DESC, task_name, named.error_code LIMIT 50
 
 -- name: list_resent
--- The tasks by which an operator sent this one again, by the index on retried_from_task_id.
+-- The tasks that an operator created by sending this one again, by the index on retried_from_task_id.
 SELECT id::text, status, created_at FROM horsies_tasks WHERE retried_from_task_id = %(id)s::uuid
 ORDER BY horsies_tasks.id LIMIT 20
 
 -- name: find_subject
--- Whether an id belongs to a task or to a run: two probes of primary keys.
+-- Whether an id belongs to a task or to a run: two primary key probes.
 SELECT 'task' AS kind FROM horsies_tasks WHERE id = %(id)s::uuid
 UNION ALL SELECT 'run' FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: newest_trace
--- The span of a task's newest attempt that has one: the attempts of one task are few.
+-- The span of a task's newest attempt that has one; a task has few attempts.
 SELECT traceparent FROM horsies_task_attempts WHERE task_id = %(id)s::uuid AND traceparent IS NOT NULL
 ORDER BY attempt DESC LIMIT 1
 
 -- name: newest_heartbeat
--- The last heartbeat of a running task: one probe.
+-- A running task's last heartbeat: one probe.
 SELECT sent_at FROM horsies_heartbeats WHERE task_id = %(id)s::uuid AND role = 'runner'
 ORDER BY sent_at DESC LIMIT 1
 
 -- name: read_request
--- One task in the form of a claim, without claiming it: the columns are those of claim_tasks.
+-- One task in the same form as a claim, without claiming it: the columns match claim_tasks.
 SELECT id::text, generation, task_name::text, queue_name::text, args, kwargs, retry_count, max_retries,
     task_options, NULL::integer AS timeout_ms, NULL::integer AS worker_pid, workflow_id::text, workflow_node_index,
     workflow_item_index, workflow_inputs, priority, enqueued_at::text AS enqueued_at,

@@ -1,4 +1,4 @@
-"""Catalogue of the statements on ``horsies_measures``, the counts of attempts by minute."""
+"""Catalogue of the statements on ``horsies_measures``, the attempt counts per minute."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AddMeasures(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The attempts of one slot and subject; the subject is None for a slot without any attempts."""
+    """The attempts in one slot for one subject; the subject is None for a slot without any attempts."""
 
     at: datetime
     until: datetime
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
 
 class DoneByMinute(NamedTuple):
-    """The number of attempts of a queue that were done in one minute, and how many minutes ago."""
+    """How many of a queue's attempts were done in each minute, and how many minutes ago."""
 
     queue_name: str
     minutes_ago: Sequence[int]
@@ -55,7 +55,9 @@ class DoneByMinute(NamedTuple):
 
 
 class FailingTask(NamedTuple):
-    """A task name with its final failures in ten minutes, and the mean of ten minutes in the hour before."""
+    """A task name with its final failures in ten minutes, and the average per ten minutes over the
+    previous hour.
+    """
 
     name: str
     failures: int

@@ -1,9 +1,8 @@
--- Statements on the counts of attempts by minute. The sixteen buckets of a duration are summed one by one, so
--- that no row is multiplied by its buckets.
+-- Statements on attempt counts per minute. A duration's sixteen buckets are summed one by one, so that no row is
+-- multiplied by its buckets.
 
 -- name: add_measures
--- Add counts to the rows of their minutes. Workers lock the rows in the same order, so none waits for another
--- in a circle.
+-- Add counts to the rows for their minutes. All workers lock the rows in the same order, which rules out deadlocks.
 INSERT INTO horsies_measures AS stored (
     minute, minutes, queue_name, task_name, done, failed, retried, crashed, stopped, waited_ms, ran_ms,
     waited, ran)
@@ -32,10 +31,9 @@ ON CONFLICT (minute, minutes, queue_name, task_name) DO UPDATE SET
 
 -- name: read_measures
 -- Sums per slot of "step_seconds", in total or by queue or task, from one range of the primary key. The first slot
--- begins "seconds" ago, at a whole multiple of "unit_seconds". A slot without attempts is one row; its
--- subject is null unless the sums cover all attempts.
--- Parameters: how far to look back, where the first slot may begin, and the length of a slot. An empty list of queues
--- or names matches anything.
+-- begins "seconds" ago, at a whole multiple of "unit_seconds". A slot without attempts is one row; its subject is
+-- null unless the sums cover all attempts. Parameters: how far to look back, where the first slot may begin, and the
+-- length of a slot. An empty list of queues or names matches anything.
 SELECT slot.at, now() AS until, CASE WHEN %(split)s::text = 'all' THEN '' ELSE found.subject END AS subject,
     coalesce(found.done, 0) AS done,
     coalesce(found.failed, 0) AS failed, coalesce(found.retried, 0) AS retried,
@@ -72,10 +70,9 @@ LEFT JOIN (
 ORDER BY slot.at, found.subject
 
 -- name: count_done_by_minute
--- The attempts of each queue that were done, by whole minutes ago. Two arrays for each queue, because a row costs
--- the reader more than an element. The minute that is not over is left out after the scan: with both ends of the
--- range, the planner expects few rows and reads a block for each of them.
--- Parameters: how many whole minutes to look back.
+-- Each queue's successful attempts, by whole minutes ago. Two arrays per queue, because a row costs the reader more
+-- than an element. The current minute is dropped after the scan: given both ends of the range, the planner expects
+-- few rows and reads a block for each of them. Parameters: how many whole minutes to look back.
 SELECT queue_name, array_agg(minutes_ago) AS minutes_ago, array_agg(done) AS done
 FROM (
     SELECT queue_name, sum(done) AS done, (extract(epoch FROM
@@ -88,8 +85,8 @@ WHERE minutes_ago > 0
 GROUP BY queue_name
 
 -- name: find_failing_tasks
--- Tasks with final failures in the last ten minutes: how many, and how many ten minutes of the hour before had on
--- average. Both spans begin at a whole multiple of five minutes.
+-- Tasks with final failures in the last ten minutes: how many, and the average per ten minutes over the previous
+-- hour. Both spans begin at a whole multiple of five minutes.
 SELECT task_name AS name, recent AS failures, (before / 5.0)::float8 AS usual
 FROM (
     SELECT task_name,
@@ -102,9 +99,9 @@ FROM (
 WHERE recent > 0
 
 -- name: compact_measures
--- Minutes older than six hours become tens of minutes. The deleted counts are exactly the added ones, so the
--- sums stay correct when two workers do this at once, or a slot is compacted in parts.
--- Parameters: how many rows to delete at most.
+-- Rows of single minutes older than six hours are merged into rows of ten. The counts deleted are exactly the counts
+-- added, so the sums stay correct even if two workers do this at once, or a slot is compacted in parts. Parameters:
+-- how many rows to delete at most.
 WITH old AS (
     DELETE FROM horsies_measures WHERE ctid = ANY(ARRAY(
         SELECT ctid FROM horsies_measures

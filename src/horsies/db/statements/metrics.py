@@ -1,4 +1,4 @@
-"""Catalogue of the statements behind the gauges of Prometheus."""
+"""Catalogue of the statements behind the Prometheus gauges."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_gauges(
     schema: str,
     most: int,
     grace_seconds: float,
-    # The table of tasks; a literal in SQL cannot name a table.
+    # The tasks table; a literal in SQL cannot name a table.
     tasks: str = "horsies_tasks",
 ) -> Gauges: ...
 @METRICS.statement

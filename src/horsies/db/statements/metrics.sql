@@ -1,10 +1,10 @@
--- Statements behind the gauges of Prometheus, beside those of the overview. Each reads a bounded number of rows.
+-- Statements behind the Prometheus gauges, in addition to those of the overview. Each reads a bounded number of rows.
 
 -- name: read_gauges
 -- Open runs and late schedules by their partial indexes, counted up to "most"; the planner's estimate of stored
--- tasks; and two figures of the server that slow everything down when they grow. A role without
--- pg_read_all_stats sees the transactions of its own sessions only.
--- Parameters: the schema, the longest count, and how many seconds after its slot a schedule is late.
+-- tasks; and two server figures that slow everything down when they grow. A role without pg_read_all_stats sees only
+-- its own sessions' transactions. Parameters: the schema, the highest count, and how many seconds after its slot a
+-- schedule counts as late.
 SELECT runs.running, runs.paused, runs.oldest_paused_seconds, late.overdue, late.lag_seconds,
     (SELECT greatest(known.reltuples, 0)::float8 FROM pg_class AS known
      WHERE known.relnamespace = to_regnamespace(%(schema)s::text)::oid AND known.relname = %(tasks)s::text
@@ -32,8 +32,7 @@ CROSS JOIN (
           ORDER BY schedule.next_run_at LIMIT %(most)s::integer) AS due) AS late
 
 -- name: read_table_sizes
--- The size of every table of this schema with its indexes, and its dead rows. Reads the catalog and the sizes of
--- files.
+-- The size of each of this schema's tables including indexes, and its dead rows. Reads the catalog and file sizes.
 SELECT relation.relname::text AS name, pg_total_relation_size(relation.oid)::float8 AS bytes,
     coalesce(pg_stat_get_dead_tuples(relation.oid), 0)::float8 AS dead_rows
 FROM pg_class AS relation

@@ -20,8 +20,8 @@ MONITOR = StatementFile("monitor.sql")
 
 
 class WaitingCount(NamedTuple):
-    """The waiting tasks of one queue, counted up to one more than the bound, and the age of the
-    oldest due task.
+    """One queue's waiting tasks, counted up to one more than the bound, and the age of the oldest due
+    task.
     """
 
     queue_name: str
@@ -37,7 +37,7 @@ class InFlightCount(NamedTuple):
 
 
 class RecentAttempts(NamedTuple):
-    """Attempts of one queue that ended within the covered seconds."""
+    """One queue's attempts that ended within the covered seconds."""
 
     queue_name: str
     covered_seconds: float
@@ -82,11 +82,10 @@ class WorkerSummary(NamedTuple):
     children_memory_mb: float | None
     cpu_percent: float | None
     cluster_wide_cap: int | None = None
-    # By the names of the queues that have one; None before the first snapshot.
+    # Keyed by the names of queues that have a cap; None before the first snapshot.
     queue_caps: dict[str, int] | None = None
     name: str | None = None
-    # How many of its slots are only for `async def` tasks, and how many of its running tasks use
-    # them.
+    # How many of its slots are reserved for `async def` tasks, and how many of its running tasks use them.
     async_places: int = 0
     async_running: int = 0
     # The memory that each child shares with no other process; None for workers that do not report it.
@@ -94,12 +93,12 @@ class WorkerSummary(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name of the worker, or its host and process."""
+        """The worker's name, or its host and process."""
         return self.name or f"{self.hostname} pid {self.pid}"
 
     def places(self, is_async: bool) -> int:
-        """How many tasks of this kind may run at a time. Without async children, slots are for both
-        kinds.
+        """How many tasks of this kind may run at the same time. Without async children, slots are for
+        both kinds.
         """
         if not self.async_places:
             return self.processes
@@ -114,8 +113,8 @@ class WorkerSummary(NamedTuple):
 
     @property
     def memory_mb(self) -> float | None:
-        """The memory of the parent and its children; shared pages count once, if known. None before
-        the first snapshot.
+        """The memory of the parent and its children; shared pages count once, if known. None before the
+        first snapshot.
         """
         private = self.children_private_mb
         children = self.children_memory_mb if private is None else private
@@ -124,7 +123,9 @@ class WorkerSummary(NamedTuple):
 
 
 class ListTasks(NamedTuple):
-    """Filters for tasks with ids from ``since`` to below ``before``; an empty list matches anything."""
+    """Filters for tasks with ids from ``since`` up to but not including ``before``; an empty list
+    matches anything.
+    """
 
     before: str
     since: str
@@ -143,7 +144,7 @@ class WindowEdge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """One task of a list. ``finished_at`` is None while it is unfinished."""
+    """One task in a list. ``finished_at`` is None while it is unfinished."""
 
     id: str
     task_name: str
@@ -210,8 +211,8 @@ class TaskDetail(NamedTuple):
 
 
 class Rights(NamedTuple):
-    """The rights of the session's role; ``missing`` are the missing rights on tables, in the syntax
-    of GRANT.
+    """The privileges of the session's role; ``missing`` lists its missing table privileges in GRANT
+    syntax.
     """
 
     role_name: str
@@ -224,11 +225,11 @@ class Rights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerStateSnapshot:
-    """The state of a worker at ``snapshot_at``, as the worker reported it.
+    """A worker's state at ``snapshot_at``, as the worker reported it.
 
-    ``memory_usage_mb`` is the resident memory of the parent process alone, ``children_memory_mb``
-    the sum for its children, in which a shared page counts once per child. ``hears`` is False while
-    no notifications reach the worker and it finds work by polling.
+    ``memory_usage_mb`` is the resident memory of the parent process alone; ``children_memory_mb`` is
+    the sum over its children, in which a shared page counts once per child. ``hears`` is False while no
+    notifications reach the worker and it finds work by polling.
     """
 
     id: int

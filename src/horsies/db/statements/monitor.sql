@@ -1,12 +1,11 @@
--- Statements for operators. None of them reads history: live states come from partial indexes, rates from the
--- newest attempts, lists from the end of the primary key, whose ids begin with their time.
+-- Statements for operators. None of them reads history: live states come from partial indexes, rates from the newest
+-- attempts, and lists from the end of the primary key, whose ids begin with their time.
 
 -- name: count_waiting
--- PENDING by queue, from the claim index. The first task of every queue and priority takes one index probe,
--- however many wait, and has the oldest due task of its priority; pairs beyond the first 2,000 are left out.
--- Due and delayed tasks are counted up to one more than "most" per queue: a queue of a million costs as much
--- as one of ten thousand. The ORDER BY clauses keep a plan that was made on an empty table from reading the
--- whole table.
+-- PENDING by queue, from the claim index. For every queue and priority, one index probe finds the first task, which
+-- has been due longest in its priority, however many are waiting; pairs beyond the first 2,000 are left out. Due and
+-- delayed tasks are counted up to one more than "most" per queue: a queue of a million costs as much as one of ten
+-- thousand. The ORDER BY clauses keep a plan made on an empty table from reading the whole table.
 WITH RECURSIVE heads AS (
     (SELECT queue_name, priority, enqueued_at FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held ORDER BY queue_name, priority, enqueued_at LIMIT 1)
@@ -45,9 +44,9 @@ SELECT queue_name, count(*) FILTER (WHERE status = 'CLAIMED') AS claimed,
 FROM horsies_tasks WHERE status IN ('CLAIMED', 'RUNNING') GROUP BY queue_name
 
 -- name: count_recent_attempts
--- Attempts that ended during the last minute, by queue. At most the newest "sample" attempts are read; on a
--- busy system they cover less than a minute, and "covered_seconds" is the time they cover. An attempt's queue
--- is a scalar subquery, because a join might be planned as a hash over the whole history.
+-- Attempts that ended during the last minute, by queue. At most the newest "sample" attempts are read; on a busy
+-- system they cover less than a minute, and "covered_seconds" says how much. An attempt's queue is a scalar subquery,
+-- because a join might be planned as a hash over the whole history.
 WITH newest AS MATERIALIZED (
     SELECT task_id, outcome, will_retry, error_code, finished_at
     FROM horsies_task_attempts ORDER BY id DESC LIMIT %(sample)s::integer),
@@ -67,12 +66,12 @@ SELECT recent.queue_name, covered.seconds AS covered_seconds,
 FROM recent CROSS JOIN covered WHERE recent.queue_name IS NOT NULL GROUP BY recent.queue_name, covered.seconds
 
 -- name: list_queue_states
--- The queues an operator has paused or resumed at some time.
+-- The queues that an operator has ever paused or resumed.
 SELECT queue_name AS name, paused_at FROM horsies_queues
 
 -- name: list_known_queues
--- The known queue names: paused or resumed before, served by a worker, or with tasks in them. Queues with
--- waiting tasks cost one index probe each.
+-- The known queue names: paused or resumed before, served by a worker, or containing tasks. Queues with waiting tasks
+-- cost one index probe each.
 WITH RECURSIVE waiting AS (
     (SELECT queue_name FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held ORDER BY queue_name LIMIT 1)
@@ -88,10 +87,10 @@ UNION SELECT queue_name::text FROM horsies_tasks WHERE status IN ('CLAIMED', 'RU
 ORDER BY name
 
 -- name: list_workers
--- Every worker that has not shut down, or all on record, or one, with its newest snapshot and its tasks in
--- flight. A task whose code has ended but whose outcome the database refuses occupies no child. pg_locks
--- shows the one 64-bit lock key of a worker as two parts. In the snapshot of its children, async ones have a
--- number of "tasks"; all places but those of the other children are theirs.
+-- Every worker that has not shut down, or all on record, or one, with its newest snapshot and its tasks in flight. A
+-- task whose code has ended but whose outcome the database refuses occupies no child. pg_locks shows a worker's
+-- single 64-bit lock key as two parts. In the snapshot's list of children, async ones have a number of "tasks"; all
+-- places except those of the other children belong to them.
 SELECT worker.worker_id, worker.hostname, worker.pid, worker.processes, worker.queues::text[] AS queues,
     worker.started_at, worker.seen_at, worker.stopped_at, worker.was_lost, worker.hears,
     extract(epoch FROM now() - worker.seen_at)::float8 AS seen_seconds_ago,
@@ -130,9 +129,9 @@ WHERE (worker.stopped_at IS NULL OR %(include_stopped)s::boolean)
 ORDER BY worker.stopped_at IS NOT NULL, worker.seen_at DESC, worker.worker_id LIMIT 1000
 
 -- name: list_newest_tasks
--- Newest first, by the end of the primary key. The inner LIMIT bounds the cost of a filter that matches
--- nothing; the outer one ends the scan as soon as there are enough. "ORDER BY id" would sort by text.
--- Parameters: the same filters over the newest window tasks only.
+-- Newest first, from the end of the primary key. The inner LIMIT bounds the cost of a filter that matches nothing;
+-- the outer one ends the scan as soon as there are enough rows. "ORDER BY id" would sort by text. Parameters: the
+-- same filters, over the newest window tasks only.
 SELECT id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at, enqueued_at,
     started_at, finished_at, worker_hostname, worker_pid,
     extract(epoch FROM now() - created_at)::float8 AS age_seconds
@@ -152,15 +151,15 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[
 ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_window
--- The edge of list_newest_tasks: the last id inside its window and the first one beyond, or fewer at the end.
+-- The edge of list_newest_tasks: the last id inside its window and the first one beyond it, or fewer at the end.
 -- Parameters: the part of the primary key that list_newest_tasks read.
 SELECT task.id::text FROM horsies_tasks AS task
 WHERE task.id < %(before)s::uuid AND task.id >= %(since)s::uuid
 ORDER BY task.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 
 -- name: list_live_tasks
--- All waiting and running tasks, however old, from the two partial indexes; tasks held by a workflow through
--- the open runs. Their ids are collected first, then bounded and sorted: given the choice, the planner might
+-- All waiting and running tasks, however old, from the two partial indexes; tasks held by a workflow are found
+-- through the open runs. Their ids are collected first, then limited and sorted: given the choice, the planner might
 -- walk the primary key through history to find them.
 WITH live AS MATERIALIZED (
     SELECT id FROM horsies_tasks
@@ -202,7 +201,7 @@ WHERE task.id = ANY(ARRAY(
 ORDER BY task.id DESC
 
 -- name: list_tasks_by_error
--- All tasks that ended with one of these error codes, however old, from the index of error codes.
+-- All tasks that ended with one of these error codes, however old, from the index on error codes.
 WITH failed AS MATERIALIZED (
     SELECT id FROM horsies_tasks
     WHERE error_code IS NOT NULL AND error_code = ANY(%(error_codes)s::text[])
@@ -235,8 +234,8 @@ SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retri
 FROM horsies_tasks WHERE id = %(id)s::uuid
 
 -- name: read_rights
--- The rights of the role of this session on the schema and on the tables in it; missing rights are written in
--- the syntax of GRANT. Reads only the catalog.
+-- The privileges of this session's role on the schema and its tables; missing privileges are written in GRANT syntax.
+-- Reads only the catalog.
 SELECT current_user::text AS role_name, to_regnamespace(%(schema)s::text) IS NOT NULL AS has_schema,
     coalesce(has_schema_privilege(to_regnamespace(%(schema)s::text)::oid, 'USAGE'), false) AS can_use,
     coalesce(has_schema_privilege(to_regnamespace(%(schema)s::text)::oid, 'CREATE'),
@@ -270,8 +269,8 @@ FROM known CROSS JOIN LATERAL (
 ORDER BY state.snapshot_at DESC, state.worker_id
 
 -- name: worker_state_history
--- The snapshots of one worker, newest first, by the index on (worker_id, snapshot_at).
--- Parameters: a worker and the number of its newest snapshots; NULL for all.
+-- One worker's snapshots, newest first, by the index on (worker_id, snapshot_at). Parameters: a worker, and how many
+-- of its newest snapshots to read; NULL for all.
 SELECT id, worker_id, snapshot_at, hostname, pid, processes, queues::text[] AS queues, tasks_running,
     tasks_claimed, memory_usage_mb, cpu_percent, memory_percent, children_memory_mb, max_claim_batch,
     max_claim_per_worker, cluster_wide_cap, queue_priorities, queue_max_concurrency, recovery_config, hears,
@@ -279,7 +278,7 @@ SELECT id, worker_id, snapshot_at, hostname, pid, processes, queues::text[] AS q
 FROM horsies_worker_states WHERE worker_id = %(worker_id)s ORDER BY snapshot_at DESC LIMIT %(limit)s::bigint
 
 -- name: find_stale_tasks
--- RUNNING, and without a heartbeat for longer than the threshold. The start counts as the first heartbeat.
+-- RUNNING tasks without a heartbeat for longer than the threshold. The start counts as the first heartbeat.
 SELECT task.id::text, task.worker_hostname, task.worker_pid, task.worker_process_name,
     beat.sent_at AS last_heartbeat, task.started_at, task.task_name
 FROM horsies_tasks AS task LEFT JOIN LATERAL (
@@ -303,12 +302,12 @@ GROUP BY task.worker_hostname, task.worker_pid, task.worker_process_name
 ORDER BY active_tasks DESC, task.worker_hostname, task.worker_pid
 
 -- name: find_expired_tasks
--- PENDING past the deadline and not yet expired, by the deadline index.
+-- PENDING tasks past the deadline that have not been expired yet, by the deadline index.
 SELECT id::text, task_name, queue_name, priority, sent_at, enqueued_at, good_until,
     extract(epoch FROM now() - good_until)::float8 AS expired_for_seconds
 FROM horsies_tasks WHERE status = 'PENDING' AND good_until IS NOT NULL AND good_until <= now()
 ORDER BY good_until, horsies_tasks.id
 
 -- name: read_server
--- The cheapest query: the version of the server.
+-- The cheapest query: the server's version.
 SELECT current_setting('server_version') AS server_version

@@ -12,7 +12,7 @@ QUEUES = StatementFile("queues.sql")
 
 
 class ResentTask(NamedTuple):
-    """The row found by a resend; ``new_id`` is None when nothing was sent."""
+    """The row that a resend found; ``new_id`` is None if nothing was sent."""
 
     was_status: str
     in_workflow: bool

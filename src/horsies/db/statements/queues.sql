@@ -1,8 +1,8 @@
--- Interventions of operators: pause and resume queues, send a task again.
+-- Operator interventions: pause and resume queues, send a task again.
 
 -- name: pause_queue
--- Workers stop claiming from the queue; running tasks continue. Pausing again keeps the first time. The
--- notification makes workers return the tasks of the queue that have not begun.
+-- Workers stop claiming from the queue; running tasks continue. Pausing again keeps the original time. The
+-- notification makes workers return the queue's tasks that have not started.
 WITH paused AS (
     INSERT INTO horsies_queues AS queue (queue_name, paused_at) VALUES (%(name)s, clock_timestamp())
     ON CONFLICT (queue_name) DO UPDATE SET
@@ -12,7 +12,7 @@ SELECT paused.name, paused.paused_at
 FROM paused CROSS JOIN LATERAL pg_notify('horsies_pause', paused.name) AS noticed
 
 -- name: resume_queue
--- Workers claim from the queue again at once: a notification wakes them, as for a new task.
+-- Workers claim from the queue again immediately: a notification wakes them, as for a new task.
 WITH resumed AS (
     INSERT INTO horsies_queues AS queue (queue_name) VALUES (%(name)s)
     ON CONFLICT (queue_name) DO UPDATE SET paused_at = NULL, updated_at = clock_timestamp()
@@ -21,11 +21,11 @@ SELECT resumed.name, resumed.paused_at
 FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS woken
 
 -- name: resend_tasks
--- Nothing -> PENDING, copied from tasks that have ended. Those rows stay; a new one refers to its origin,
--- counts its retries from zero, and drops the idempotency key and a past deadline. With "once", tasks that
--- have already been sent again are skipped. The span of a new task links to the first send and is not a child
--- of it. A new id that exists belongs to a request whose answer was lost. Returns the rows it found.
--- Parameters: once skips tasks that have already been sent again.
+-- Nothing -> PENDING, copied from tasks that have ended. Those rows stay; a new row refers to its origin, counts its
+-- retries from zero, and drops the idempotency key and a past deadline. With "once", tasks that have already been
+-- sent again are skipped. A new task's span links to the first send and is not its child. If a new id already exists,
+-- it belongs to a request whose answer was lost. Returns the rows it found. Parameters: once skips tasks that have
+-- already been sent again.
 WITH met AS MATERIALIZED (
     SELECT task.*, asked.new_id, %(once)s::boolean AND EXISTS (
         SELECT FROM horsies_tasks AS again WHERE again.retried_from_task_id = asked.id) AS was_resent
@@ -48,5 +48,5 @@ SELECT met.status AS was_status, met.workflow_id IS NOT NULL AS in_workflow, met
 FROM met LEFT JOIN sent ON sent.id = met.new_id
 
 -- name: send_notification
--- A notification on any channel: a ping to the workers, a pong to the process that asked.
+-- A notification on any channel: a ping to the workers, or a pong to the process that asked.
 SELECT pg_notify(%(channel)s, %(payload)s) IS NOT NULL AS sent

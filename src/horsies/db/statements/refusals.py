@@ -1,4 +1,4 @@
-"""Statements for tasks that a worker cannot call, and that wait for one that can."""
+"""Statements for tasks that a worker cannot call and that wait for a worker that can."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFUSALS_TABLE = "horsies_refusals"
 
 
 class RefusedTask(NamedTuple):
-    """A task, and the seconds for which workers with this fingerprint leave it out."""
+    """A task, and how many seconds workers with this fingerprint skip it."""
 
     id: str
     fingerprint: str
@@ -30,9 +30,10 @@ class Taker(NamedTuple):
 
 
 class RefusedCalls(NamedTuple):
-    """Due tasks of one name that no worker of their queue can call, and the newest message of one of them.
+    """Due tasks of one name that no worker on their queue can call, and the newest message from one of
+    them.
 
-    ``is_known`` says whether a worker of the queue has the task or sub-workflow.
+    ``is_known`` says whether one of the queue's workers has the task or sub-workflow.
     """
 
     queue_name: str

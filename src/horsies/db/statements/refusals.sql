@@ -1,10 +1,9 @@
--- Statements for tasks that a worker has claimed and cannot call: it lacks their sub-workflow, or the stored call
+-- Statements for tasks that a worker has claimed but cannot call: it lacks their sub-workflow, or the stored call
 -- does not fit its parameters. None of them changes a task.
 
 -- name: refuse_tasks
--- Record claimed tasks that this worker cannot call, by the fingerprint of its parameters. All workers with
--- that fingerprint leave them out of their claims: for the grace period, and then for a while after each
--- check.
+-- Record claimed tasks that this worker cannot call, by the fingerprint of its parameters. All workers with that
+-- fingerprint exclude them from their claims: first for the grace period, and then for a while after each check.
 -- Parameters: tasks that this worker cannot call, as columns, with the fingerprints of its own parameters.
 INSERT INTO horsies_refusals AS known (task_id, fingerprint, worker_id, message, until)
 SELECT asked.id, asked.fingerprint, %(worker_id)s, asked.message,
@@ -18,11 +17,10 @@ RETURNING known.task_id::text AS id, known.fingerprint,
     extract(epoch FROM known.until - clock_timestamp())::float8 AS seconds
 
 -- name: find_takers
--- For each of these refused tasks: whether a worker of its queue may run it ("is_known"), and whether one
--- could within the grace period, or the first refusal is more recent than that ("is_recent"). A worker may if
--- it registered the task or sub-workflow with parameters that have not refused this task, or registered no
--- names at all.
--- Parameters: refused tasks, as columns: kinds are "tasks" or "workflows".
+-- For each of these refused tasks: whether one of its queue's workers may run it ("is_known"), and whether one could
+-- within the grace period, or the first refusal is more recent than that ("is_recent"). A worker may run it if it
+-- registered the task or sub-workflow with parameters that have not refused this task, or if it registered no names
+-- at all. Parameters: refused tasks, as columns: kinds are "tasks" or "workflows".
 SELECT asked.id::text, count(worker.worker_id) FILTER (WHERE worker.stopped_at IS NULL) > 0 AS is_known,
     count(worker.worker_id) > 0
         OR coalesce((SELECT min(refusal.since) FROM horsies_refusals AS refusal WHERE refusal.task_id = asked.id)
@@ -41,10 +39,10 @@ LEFT JOIN horsies_workers AS worker
 GROUP BY asked.id
 
 -- name: list_refused
--- Due tasks that every open worker of their queue has refused, by queue and by the task or sub-workflow that they
--- want. "is_known": a worker of the queue has that, with parameters that the call does not fit. Queues without a
--- worker are left out. At most "limit" refusals are read, and one task by its key for each.
--- Parameters: how many refusals to read.
+-- Due tasks that every open worker on their queue has refused, by queue and by the task or sub-workflow they need.
+-- "is_known" means that one of the queue's workers has it, with parameters that the call does not fit. Queues without
+-- a worker are left out. At most "limit" refusals are read, plus one task by key for each. Parameters: how many
+-- refusals to read.
 WITH refused AS MATERIALIZED (
     SELECT task_id, fingerprint, message, since FROM horsies_refusals
     ORDER BY task_id, fingerprint LIMIT %(limit)s::integer),
@@ -79,7 +77,7 @@ WHERE servers.is_runnable IS NOT TRUE
 GROUP BY waiting.queue_name, waiting.name ORDER BY waiting.queue_name, waiting.name
 
 -- name: forget_refusals
--- Delete the refusals of tasks that fail now: if one is retried, its grace period starts again.
+-- Delete the refusals of tasks that fail now: if such a task is retried, its grace period starts again.
 DELETE FROM horsies_refusals WHERE task_id = ANY(%(ids)s::uuid[]) RETURNING task_id::text AS id
 
 -- name: delete_refusals

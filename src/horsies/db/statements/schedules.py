@@ -1,4 +1,4 @@
-"""Statements of the scheduler and of ``app.schedules``."""
+"""Statements used by the scheduler and by ``app.schedules``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DueSchedule(NamedTuple):
 class FireSlots(NamedTuple):
     """Decisions about schedules, their tasks and their workflow runs, each as a group of columns.
 
-    The columns of a run are its id, its plan as JSON text, and its schedule, slot and delay.
+    A run's columns are its id, its plan as JSON text, and its schedule, slot and delay.
     """
 
     names: Sequence[str]
@@ -63,19 +63,19 @@ class ScheduleName(NamedTuple):
 
 
 class NextSlot(NamedTuple):
-    """Seconds until the next slot; None when there is none."""
+    """Seconds until the next slot; None if there is none."""
 
     seconds: float | None
 
 
-# A slot that is overdue by more than this has no scheduler.
+# If a slot is overdue by more than this, no scheduler serves it.
 LATE_SECONDS = 60.0
 
 
 class ScheduleRecord(NamedTuple):
-    """The stored row of a schedule, or nulls when it has none, and the database's clock.
+    """A schedule's stored row, or nulls if it has none, and the database's clock.
 
-    ``definition`` is the JSON of a schedule added at run time; it is null for a configured one.
+    ``definition`` is the JSON of a schedule added at run time; for a configured schedule it is null.
     """
 
     name: str
@@ -93,7 +93,7 @@ class ScheduleRecord(NamedTuple):
 
 
 class StoreSchedules(NamedTuple):
-    """Schedules of a configuration to store, as columns."""
+    """A configuration's schedules to store, as columns."""
 
     names: Sequence[str]
     next_run_at: Sequence[datetime | None]
@@ -107,10 +107,10 @@ class StoreSchedules(NamedTuple):
 class ScheduleState(NamedTuple):
     """The state of a schedule: its next slot, its newest run, and whether it is paused.
 
-    A schedule that sends a task has a ``task_name``, one that starts a workflow a ``definition_key``.
-    ``last_task_id`` is the id of the newest task, or of the newest workflow run. ``next_run_at`` is None
-    when the schedule has ended. ``skipped_at`` is the end of the most recently skipped slots,
-    ``skip_reason`` the reason.
+    A schedule that sends a task has a ``task_name``; one that starts a workflow has a
+    ``definition_key``. ``last_task_id`` is the id of the newest task or workflow run. ``next_run_at``
+    is None once the schedule has ended. ``skipped_at`` is the end of the most recently skipped slots,
+    and ``skip_reason`` is the reason.
     """
 
     name: str
@@ -136,7 +136,7 @@ class ScheduleState(NamedTuple):
 class ScheduleRun(NamedTuple):
     """One run of a schedule; ``scheduled_for`` is None for a manual run.
 
-    ``task_id`` is the id of its task or, with ``is_workflow``, of its workflow run.
+    ``task_id`` is the id of its task, or of its workflow run if ``is_workflow`` is set.
     """
 
     task_id: str
@@ -161,7 +161,7 @@ class TimedScheduleRun(NamedTuple):
 
 
 class Schedulers(NamedTuple):
-    """How many sessions of schedulers are connected."""
+    """How many scheduler sessions are connected."""
 
     sessions: int
     looked_at: datetime

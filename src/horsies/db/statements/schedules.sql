@@ -1,14 +1,14 @@
--- Schedules: find due slots, fire them, and store the changes of operators and programs.
+-- Schedules: find due slots, fire them, and store changes by operators and programs.
 --
--- A scheduler serves the schedules of its configuration under the timing it knows ("names" and "hashes", one
--- per line: the driver needs far longer to write an array), and those stored here whose task it knows
--- ("task_names"), or whose workflow ("definition_keys"). Any number of schedulers may serve the same ones.
+-- A scheduler serves the schedules in its configuration under the timing it knows ("names" and "hashes", one per
+-- line, because the driver needs far longer to write an array), and those stored here whose task ("task_names") or
+-- workflow ("definition_keys") it knows. Any number of schedulers may serve the same ones.
 
 -- name: find_due_schedules
--- Due schedules, oldest first; nothing is locked yet. A schedule whose last task or run is unfinished comes
--- last, so that it does not delay others. Each due schedule takes index probes: an EXISTS might be planned as
--- a scan of all tasks.
--- Parameters: the schedules that a scheduler serves, one per line, and how many due ones to read at once.
+-- Due schedules, oldest first; nothing is locked yet. A schedule whose last task or run is unfinished comes last, so
+-- that it does not delay others. Each due schedule takes index probes, because an EXISTS might be planned as a scan
+-- of all tasks. Parameters: the schedules that a scheduler serves, one per line, and how many due ones to read at
+-- once.
 SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_hash AS hash, state.definition,
     state.resumed_at, now() AS looked_at,
     coalesce((
@@ -29,10 +29,10 @@ ORDER BY is_unfinished, state.next_run_at, state.schedule_name
 LIMIT %(limit)s
 
 -- name: fire_slots
--- Tasks and runs for due slots, and the new state of their schedules: all or nothing, in one statement. A
--- schedule is updated only if it is unchanged since it was read: one that another scheduler has served, or
--- that was paused or changed meanwhile, is left alone. A task or run that already exists (its id is made from
--- name and slot) stays.
+-- Tasks and runs for due slots, and the new state of their schedules: all or nothing, in one statement. A schedule is
+-- updated only if it has not changed since it was read: one that another scheduler has served, or that has been
+-- paused or changed since, is skipped. A task or run that already exists (its id is derived from name and slot) is
+-- kept.
 WITH decided AS MATERIALIZED (
     SELECT * FROM unnest(
         %(names)s::text[], %(due_at)s::timestamptz[], %(hashes)s::text[], %(next_run_at)s::timestamptz[],
@@ -83,8 +83,8 @@ WHERE state.schedule_name = decided.name AND (SELECT count(*) FROM started) >= 0
 RETURNING state.schedule_name AS name
 
 -- name: seconds_until_next_slot
--- How long a scheduler may sleep: NULL without a next slot, 0 or less when one is due.
--- Parameters: the schedules that a scheduler serves, one per line, and the time of its last read, if any was due.
+-- How long a scheduler may sleep: NULL if there is no next slot, 0 or less if one is due. Parameters: the schedules
+-- that a scheduler serves, one per line, and the time of its last read, if any was due.
 SELECT extract(epoch FROM min(state.next_run_at) - clock_timestamp())::float8 AS seconds
 FROM horsies_schedule_state AS state
 LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
@@ -96,8 +96,8 @@ WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND 
 
 -- name: read_schedule_records
 -- The stored state of these schedules, always one row each, and the database's time. "is_unserved": a slot is
--- overdue, and no scheduler has written the row for as long; one that catches up writes it with every tick.
--- "was_disabled": it was switched off, and nothing has changed since.
+-- overdue, and no scheduler has written the row since; a scheduler that catches up writes it on every tick.
+-- "was_disabled": the schedule was switched off, and nothing has changed since.
 SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash,
     state.next_run_at, state.task_name, state.definition_key, state.owner, state.definition,
     now() AS looked_at, coalesce(state.disabled_at >= state.updated_at, false) AS was_disabled,
@@ -115,9 +115,9 @@ FROM unnest(%(names)s::text[]) AS wanted (name)
 LEFT JOIN horsies_schedule_state AS state ON state.schedule_name = wanted.name
 
 -- name: store_schedules
--- Store the schedules of the configuration. New ones are inserted. A stored schedule gets a new next slot if
--- its timing has changed, if it had no next slot, or if it was switched off; its counters and its pause are
--- kept. Rows are written in the order of their names, to avoid deadlocks.
+-- Store the configuration's schedules. New ones are inserted. A stored schedule gets a new next slot if its timing
+-- has changed, if it had no next slot, or if it was switched off; its counters and its pause are kept. Rows are
+-- written in name order, to avoid deadlocks.
 INSERT INTO horsies_schedule_state AS state (
     schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner)
 SELECT fresh.* FROM unnest(
@@ -134,9 +134,9 @@ ON CONFLICT (schedule_name) DO UPDATE SET
 RETURNING state.schedule_name AS name
 
 -- name: note_disabled_schedules
--- Configured schedules that are switched off, or that this owner's configuration no longer has, and whose
--- slots no scheduler of another release serves: slots that pass from now on are not missed.
--- Parameters: an owner, the schedules it serves, and those that its configuration switches off.
+-- Configured schedules that are switched off or missing from this owner's configuration, and whose slots no other
+-- release's scheduler serves: slots that pass from now on do not count as missed. Parameters: an owner, the schedules
+-- it serves, and those that its configuration switches off.
 UPDATE horsies_schedule_state SET disabled_at = now()
 WHERE definition IS NULL AND paused_at IS NULL AND (disabled_at IS NULL OR disabled_at < updated_at)
   AND next_run_at < now() - %(late_seconds)s::float8 * interval '1 second'
@@ -146,17 +146,16 @@ WHERE definition IS NULL AND paused_at IS NULL AND (disabled_at IS NULL OR disab
 RETURNING schedule_name AS name
 
 -- name: list_orphaned_schedules
--- Schedules that this owner stored and that its configuration no longer has.
--- Parameters: an owner and the schedules in its configuration.
+-- Schedules stored by this owner that are no longer in its configuration. Parameters: an owner and the schedules in
+-- its configuration.
 SELECT schedule_name AS name FROM horsies_schedule_state
 WHERE owner = %(owner)s AND definition IS NULL AND schedule_name <> ALL(%(names)s::text[])
 ORDER BY schedule_name
 
 -- name: add_schedule
--- A schedule that exists only here. An existing schedule of that name is replaced if it was also added at run
--- time and "replace" is set, or if it is identical; its next slot is kept if the timing is unchanged.
--- Otherwise no row is returned.
--- Parameters: a schedule added at run time, stored in the database only.
+-- A schedule that exists only here. An existing schedule with the same name is replaced if it was also added at run
+-- time and "replace" is set, or if it is identical; its next slot is kept if the timing is unchanged. Otherwise no
+-- row is returned. Parameters: a schedule added at run time, stored in the database only.
 WITH added AS (
     INSERT INTO horsies_schedule_state AS state (
         schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner, definition)
@@ -174,7 +173,7 @@ SELECT added.schedule_name AS name
 FROM added CROSS JOIN LATERAL pg_notify('horsies_schedules', added.schedule_name) AS woken
 
 -- name: remove_schedule
--- Delete a schedule that was added at run time; its tasks and runs stay.
+-- Delete a schedule that was added at run time; its tasks and runs are kept.
 WITH removed AS (
     DELETE FROM horsies_schedule_state
     WHERE schedule_name = %(name)s AND definition IS NOT NULL
@@ -183,7 +182,7 @@ SELECT removed.schedule_name AS name
 FROM removed CROSS JOIN LATERAL pg_notify('horsies_schedules', removed.schedule_name) AS woken
 
 -- name: pause_schedule
--- No further slot fires; pausing again keeps the first time.
+-- No further slot fires; pausing again keeps the original time.
 WITH paused AS (
     UPDATE horsies_schedule_state SET paused_at = coalesce(paused_at, now()), updated_at = now()
     WHERE schedule_name = %(name)s RETURNING schedule_name)
@@ -191,7 +190,7 @@ SELECT paused.schedule_name AS name
 FROM paused CROSS JOIN LATERAL pg_notify('horsies_schedules', paused.schedule_name) AS woken
 
 -- name: resume_schedule
--- Slots fire again. The time of the resume shows the scheduler which slots fell into the pause.
+-- Slots fire again. The time of the resume tells the scheduler which slots fell into the pause.
 WITH resumed AS (
     UPDATE horsies_schedule_state SET
         resumed_at = CASE WHEN paused_at IS NULL THEN resumed_at ELSE now() END, paused_at = NULL,
@@ -234,8 +233,8 @@ noted AS (
 SELECT %(id)s::text AS id FROM started WHERE started.created > 0
 
 -- name: list_schedules
--- Stored schedules, all or a page of them or one, and the status of the newest task or run of each.
--- Parameters: the name of one schedule, or NULL for all, or for a page behind the name `after`.
+-- Stored schedules (all, a page, or one), each with the status of its newest task or run. Parameters: the name of one
+-- schedule, or NULL for all, or for a page that starts after the name `after`.
 SELECT state.schedule_name AS name, state.task_name, state.definition_key,
     state.definition IS NOT NULL AS is_dynamic, state.owner, state.timing, state.next_run_at,
     state.last_run_at, state.last_task_id::text, coalesce(task.status::text, run.status::text) AS last_status,
@@ -247,8 +246,8 @@ WHERE (%(name)s::text IS NULL OR state.schedule_name = %(name)s) AND state.sched
 ORDER BY state.schedule_name LIMIT %(limit)s::integer
 
 -- name: list_schedule_runs
--- The newest tasks and runs of a schedule, from their indexes on (schedule_name, sent_at). It has both if its
--- target changed.
+-- A schedule's newest tasks and runs, from their indexes on (schedule_name, sent_at). It has both if its target has
+-- changed.
 SELECT newest.id::text AS task_id, newest.is_workflow, newest.scheduled_for, newest.status::text,
     newest.enqueued_at, newest.error_code
 FROM (
@@ -265,7 +264,7 @@ FROM (
 ORDER BY newest.sent_at DESC LIMIT %(limit)s
 
 -- name: list_newest_schedule_runs
--- The newest tasks and runs of each of these schedules with the time they took, from the same indexes.
+-- The newest tasks and runs of each of these schedules, and how long they took, from the same indexes.
 SELECT wanted.name, newest.id::text AS task_id, newest.is_workflow, newest.scheduled_for, newest.status,
     newest.sent_at, newest.error_code, newest.took_seconds
 FROM unnest(%(names)s::text[]) AS wanted (name) CROSS JOIN LATERAL (
@@ -286,6 +285,6 @@ FROM unnest(%(names)s::text[]) AS wanted (name) CROSS JOIN LATERAL (
 ORDER BY wanted.name, newest.sent_at DESC
 
 -- name: find_schedulers
--- Whether schedulers are connected to this database, by the name of their sessions, and the database's clock.
+-- Whether schedulers are connected to this database, judging by session names, and the database's clock.
 SELECT count(*) FILTER (WHERE session.application_name = 'horsies:scheduler') AS sessions, now() AS looked_at
 FROM pg_catalog.pg_stat_activity AS session WHERE session.datname = pg_catalog.current_database()

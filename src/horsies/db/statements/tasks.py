@@ -23,7 +23,7 @@ TASKS = StatementFile("tasks.sql")
 
 
 class InsertTask(NamedTuple):
-    """The row a send inserts."""
+    """The row that a send inserts."""
 
     id: str
     task_name: str
@@ -47,7 +47,7 @@ class InsertTask(NamedTuple):
 
 
 class DebounceTask(NamedTuple):
-    """The row that a debounced send inserts, or whose values the waiting task takes over."""
+    """The row that a debounced send inserts, or whose values replace those of the waiting task."""
 
     id: str
     task_name: str
@@ -74,14 +74,14 @@ class DebounceTask(NamedTuple):
 
 
 class DebouncedTask(NamedTuple):
-    """The task that waits; None if another kind of send holds its key."""
+    """The waiting task; None if another kind of send holds its key."""
 
     id: str | None
 
 
 class InsertTasks(NamedTuple):
-    """Many rows of one task: the values that all rows share are given once, the others as columns, texts with
-    one value per line.
+    """Many rows of one task: values that all rows share are given once, the others as columns, texts
+    with one value per line.
     """
 
     task_name: str
@@ -141,7 +141,7 @@ class TaskService(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskColumns:
-    """The columns that ``TaskInfo`` shows as they are stored."""
+    """The columns that ``TaskInfo`` shows as stored."""
 
     task_id: str
     task_name: str
@@ -165,7 +165,7 @@ class TaskColumns:
 
 @dataclass(frozen=True, slots=True)
 class TaskRow(TaskColumns):
-    """A row of ``read_task``, its result still encoded."""
+    """A row from ``read_task``, its result still encoded."""
 
     result: str | None
     failed_reason: str | None
@@ -220,7 +220,7 @@ def _plain(number: float) -> str:
 
 
 class CancelledTask(NamedTuple):
-    """The row found by a cancel, and whether the cancel changed it."""
+    """The row that a cancellation found, and whether it was changed."""
 
     id: str
     was_status: str

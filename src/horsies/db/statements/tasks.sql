@@ -1,12 +1,12 @@
--- Statements on horsies_tasks and horsies_task_attempts, in the order a task meets them. Those that a
--- caller's transaction executes run with the caller's search_path: their operands are cast to the exact types
--- of the built-in operators and functions, so that another schema cannot offer a better match.
+-- Statements on horsies_tasks and horsies_task_attempts, in the order a task meets them. Those that run in a caller's
+-- transaction use the caller's search_path, so their operands are cast to the exact types of the built-in operators
+-- and functions: another schema cannot offer a better match.
 
 -- name: insert_task
 -- Nothing -> PENDING. No row is returned if the id or the idempotency key exists; the caller then compares
--- fingerprints. Except for sent_at and "at", times are on the database's clock and count from the send,
--- because a caller's transaction may have begun long before the send. A time in the past means now, so that
--- the task does not overtake others.
+-- fingerprints. Except for sent_at and "at", times are on the database's clock and count from the send, because a
+-- caller's transaction may have begun long before the send. A time in the past means now, so that the task does not
+-- overtake others.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
     good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha,
@@ -22,8 +22,8 @@ ON CONFLICT DO NOTHING
 RETURNING id::text
 
 -- name: debounce_task
--- Nothing -> PENDING, or PENDING -> PENDING with the newest values for the task that waits with this key. The
--- function is also that of sends from SQL.
+-- Nothing -> PENDING, or PENDING -> PENDING with the newest values for the task that is waiting with this key. Sends
+-- from SQL use the same function.
 SELECT horsies_debounce_v1(
     %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, %(args)s, %(kwargs)s, %(sent_at)s::timestamptz,
     %(delay_seconds)s::float8, %(at_most_seconds)s::float8, %(good_until)s::timestamptz, %(max_retries)s,
@@ -31,10 +31,10 @@ SELECT horsies_debounce_v1(
     %(idempotency_sha)s)::text AS id
 
 -- name: insert_new_tasks
--- The same for many rows of one task: shared values are sent once, the others as columns with one value per
--- line (JSON text has no line feeds, and the driver needs ten times as long to write an array). The ids are
--- new, so conflicts are not checked, which would take 3 of 12 microseconds per row. The statements of one
--- transaction send one notification, because equal ones are merged.
+-- The same for many rows of one task: shared values are sent once, the others as columns with one value per line
+-- (JSON text has no line feeds, and the driver needs ten times as long to write an array). The ids are new, so
+-- conflicts are not checked, which would take 3 of 12 microseconds per row. The statements of one transaction send a
+-- single notification, because equal ones are merged.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
     good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha, burst)
@@ -51,8 +51,8 @@ FROM unnest(
     AS sent (id, args, kwargs, enqueue_sha)
 
 -- name: insert_tasks
--- Insert the same rows again after a commit in doubt; rows that are already stored stay. Returns the number
--- of new rows.
+-- Insert the same rows again after a commit in doubt; rows that are already stored are kept. Returns how many rows
+-- are new.
 WITH inserted AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
@@ -74,7 +74,7 @@ WITH inserted AS (
 SELECT count(*) AS inserted FROM inserted
 
 -- name: find_sent_tasks
--- The tasks in the way of an insert: fingerprints by primary key.
+-- The tasks that conflict with an insert: fingerprints by primary key.
 SELECT id::text, enqueue_sha FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: find_idempotent_task
@@ -83,8 +83,8 @@ SELECT id::text, idempotency_sha FROM horsies_tasks
 WHERE task_name::text = %(task_name)s::text AND idempotency_key = %(idempotency_key)s::text
 
 -- name: find_unique_task
--- The task that holds this key for a time, by the unique index on (task_name, unique_key): until it is
--- claimed, or until it has ended. The condition must match that of the index exactly.
+-- The task that holds this key for a time, until it is claimed or until it has ended, by the unique index on
+-- (task_name, unique_key). The condition must match the index's condition exactly.
 SELECT id::text, idempotency_sha FROM horsies_tasks
 WHERE task_name::text = %(task_name)s::text AND unique_key = %(idempotency_key)s::text
   AND unique_key IS NOT NULL
@@ -97,9 +97,9 @@ SELECT id::text, task_name, status, result, failed_reason, error_code
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 -- name: read_service
--- The waiting ones among these tasks, with the first obstacle of the catalogue: the queue is paused, no live
--- worker serves it, or none knows the task. A worker is live if it sent a heartbeat recently or holds its
--- session lock; there are few live workers.
+-- The waiting ones among these tasks, with the first obstacle from the catalogue: the queue is paused, no live worker
+-- serves it, or none knows the task. A worker is live if it sent a heartbeat recently or holds its session lock;
+-- there are few live workers.
 WITH live AS MATERIALIZED (
     SELECT worker.queues, worker.known_tasks FROM horsies_workers AS worker
     WHERE worker.stopped_at IS NULL
@@ -119,7 +119,7 @@ FROM horsies_tasks AS task LEFT JOIN horsies_queues AS stored ON stored.queue_na
 WHERE task.id = ANY(%(ids)s::uuid[]) AND coalesce(task.status, '') = 'PENDING'
 
 -- name: read_task
--- One task for handle.info, by primary key; the two large columns only when asked for.
+-- One task for handle.info, by primary key; the two large columns only on request.
 SELECT id::text AS task_id, task_name, status, queue_name, priority, retry_count, max_retries, next_retry_at,
     sent_at, enqueued_at, claimed_at, started_at, completed_at, failed_at, worker_hostname, worker_pid,
     worker_process_name, error_code,
@@ -134,14 +134,14 @@ SELECT task_id::text, attempt, outcome, will_retry, started_at, finished_at, err
 FROM horsies_task_attempts WHERE task_id = %(id)s::uuid ORDER BY attempt DESC
 
 -- name: read_progress
--- The last report of one task, by primary key.
+-- One task's latest progress report, by primary key.
 SELECT attempt, done, total, note, reported_at FROM horsies_task_progress WHERE task_id = %(id)s::uuid
 
 -- name: cancel_tasks
--- PENDING or CLAIMED -> CANCELLED at once: user code has not started. A RUNNING task is asked to stop: its
--- worker is notified and records the outcome. Returns the rows it found. The roots of their workflows are
--- locked first (forced step), in the order of their ids, so the holder of a task's row never waits for a run.
--- Parameters: running also asks RUNNING tasks to stop.
+-- PENDING or CLAIMED -> CANCELLED immediately, because user code has not started. A RUNNING task is asked to stop:
+-- its worker is notified and records the outcome. Returns the rows it found. The roots of their workflows are locked
+-- first (forced step), in id order, so the holder of a task's row never waits for a run. Parameters: running also
+-- asks RUNNING tasks to stop.
 WITH root AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
     WHERE root.id = ANY(ARRAY(

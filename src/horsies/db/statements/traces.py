@@ -1,4 +1,4 @@
-"""Statements on the spans of attempts."""
+"""Statements on attempts' spans."""
 
 from __future__ import annotations
 

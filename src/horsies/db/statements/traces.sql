@@ -1,7 +1,7 @@
--- Statements on the spans of attempts; a worker runs them only when its application traces.
+-- Statements on attempts' spans; a worker runs them only if its application uses tracing.
 
 -- name: store_traces
--- The spans of recorded attempts, by the unique key of an attempt. An attempt that was not recorded has none.
+-- The spans of recorded attempts, by an attempt's unique key. An attempt that was not recorded has no span.
 -- Parameters: attempts and their spans, as columns.
 UPDATE horsies_task_attempts AS recorded SET traceparent = traced.traceparent
 FROM unnest(%(ids)s::uuid[], %(attempts)s::integer[], %(traceparents)s::text[])

@@ -1,4 +1,4 @@
-"""Catalogue of the worker's statements: everything one turn records, claims and reads."""
+"""Catalogue of the worker's statements: everything that a turn records, claims and reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ClaimTasks(NamedTuple):
     queue_limits: Sequence[int]
     prefetch: int = 0
     lease_ms: int = 60_000
-    # Per queue, None for no cap; an empty list caps nothing.
+    # Per queue, None for no cap; an empty list means no caps.
     queue_caps: Sequence[int | None] = NOTHING
     cluster_cap: int | None = None
     counts_claimed: bool = True
@@ -37,24 +37,23 @@ class ClaimTasks(NamedTuple):
     marked_ids: Sequence[str | None] = NOTHING
     # Whether to search from the start of the queue for the tasks still missing.
     looks_everywhere: bool = True
-    # How many tasks may be of any kind; the others wait behind them and must be short. None: all
-    # may.
+    # How many tasks may be of any kind; the others wait behind them and must be short. None means all.
     idle: int | None = None
     short_names: Sequence[str] = NOTHING
     # True for tasks of "async def" functions only, False for all others, None for both.
     is_async: bool | None = None
-    # Left out: tasks with these names, these tasks, and tasks that these fingerprints of parameters refuse.
+    # Excluded: tasks with these names, these tasks, and tasks refused for these parameter fingerprints.
     unknown_names: Sequence[str] = NOTHING
     refused_ids: Sequence[str] = NOTHING
     refused_by: Sequence[str] = NOTHING
-    # Per queue, the seconds of one start, and how many may start at once, or None; empty if none has a rate.
+    # Per queue, the seconds per start and how many may start at once, or None; empty if no queue has a rate.
     rate_seconds: Sequence[float | None] = NOTHING
     rate_bursts: Sequence[int | None] = NOTHING
 
 
 class ClaimUnresolvable(NamedTuple):
-    """The worker and its queues, the names it has not known for the grace period, how many tasks to
-    claim, and tasks to skip; ``only`` restricts the claim to these tasks.
+    """The worker and its queues, the names that it has not known for the grace period, how many tasks
+    to claim, and tasks to skip; ``only`` restricts the claim to these tasks.
     """
 
     worker_id: str
@@ -68,7 +67,7 @@ class ClaimUnresolvable(NamedTuple):
 
 
 class ClaimedTask(NamedTuple):
-    """A task this worker owns now, with everything a child and a retry decision need."""
+    """A task that this worker now owns, with everything that a child and a retry decision need."""
 
     id: str
     generation: int
@@ -82,18 +81,18 @@ class ClaimedTask(NamedTuple):
     timeout_ms: int | None
     # The child it was started for; None while it is CLAIMED.
     worker_pid: int | None
-    # The workflow and its node, the item of a map node, and the results it takes from other nodes.
+    # The workflow and node, the item of a map node, and the results taken from other nodes.
     workflow_id: str | None = None
     workflow_node_index: int | None = None
     workflow_item_index: int | None = None
     workflow_inputs: str | None = None
-    # Its position in the queue; the time as PostgreSQL writes it, because it must be sent back
+    # Its position in the queue; the time is kept as PostgreSQL writes it, because it must be sent back
     # unchanged.
     priority: int = 0
     enqueued_at: str = ""
     # The columns that only the task's own code may read; see horsies_claim_v1.
     details: str = ""
-    # Whether it may wait behind other tasks in a child.
+    # Whether the task may wait behind others in a child.
     burst: bool = False
 
     def stored(self) -> str:
@@ -127,7 +126,7 @@ class RenewClaims(NamedTuple):
 
 
 class ReleaseClaimed(NamedTuple):
-    """Tasks of a worker that is gone, which were claimed but never started."""
+    """A lost worker's tasks that were claimed but never started."""
 
     worker_id: str | None
     ids: Sequence[str]
@@ -187,7 +186,7 @@ class FinishedTask(NamedTuple):
 
 
 class RetriedTask(NamedTuple):
-    """A failed attempt that is followed by another."""
+    """A failed attempt that will be followed by another."""
 
     task_id: str
 
@@ -219,8 +218,8 @@ class LookAhead(NamedTuple):
 
 
 class SecondsUntilDue(NamedTuple):
-    """Seconds until the next task is due or expires, None without one; the time of the check; and seconds
-    until a queue that its rate holds back may start a task again.
+    """Seconds until the next task is due or expires, or None if there is none; the time of the check;
+    and seconds until a queue that its rate holds back may start a task again.
     """
 
     seconds: float | None

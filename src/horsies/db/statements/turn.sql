@@ -1,13 +1,12 @@
--- Statements of a worker's turn. Each one that changes a task requires the status it comes from, the owner
--- and the generation; a row that does not match belongs to another worker now. The guards are opaque
--- statuses, and values are found by position, so no call names a task twice: see "Plans made on an empty
--- table" in functions/20_claim.sql. Statements that recovery shares match a row without an owner by a NULL owner.
+-- Statements of a worker's turn. Each statement that changes a task requires the status it starts from, the owner and
+-- the generation; a row that does not match belongs to another worker now. The guards are opaque statuses, and values
+-- are found by position, so no call names a task twice: see "Plans made on an empty table" in functions/20_claim.sql.
+-- Statements that recovery shares match a row without an owner by a NULL owner.
 
 -- name: complete_tasks
--- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its
--- child, so its start is computed from its run time ("runs_us"), if that is known. If this transaction has
--- waited for more than a second, for a lock or a stalled disk, that wait came after the end of the task and
--- is subtracted.
+-- RUNNING -> COMPLETED with the result, and the attempt row, in one statement. A task may have waited in its child,
+-- so its start is computed from its run time ("runs_us"), if known. If this transaction has waited for more than a
+-- second, for a lock or a stalled disk, that wait came after the task ended and is subtracted.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'COMPLETED', completed_at = clock_timestamp(), updated_at = clock_timestamp(),
@@ -29,17 +28,17 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: find_completed
--- Which of these attempts their child has recorded as a success, in the transaction of the task. Run after the
--- statements that would record another outcome: those wait for the child's transaction to end.
+-- Which of these attempts their child has recorded as a success in the task's transaction. Run after the statements
+-- that would record another outcome, because those wait for the child's transaction to end.
 SELECT task.id::text AS task_id FROM horsies_tasks AS task
 WHERE task.id = ANY(%(ids)s::uuid[]) AND task.status = 'COMPLETED'
   AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
 
 -- name: retry_tasks
--- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after
--- good_until does not match; fail_tasks, run after this on the same rows, takes it. "max_retries" raises the limit
--- of a task without a policy to that of the rule that retries it, and by one for a task that returns to its queue
--- because its worker stops.
+-- RUNNING -> PENDING, due after the delay, and the attempt row. A retry that would start at or after good_until does
+-- not match; fail_tasks, which runs next on the same rows, takes it. "max_retries" raises the limit of a task without
+-- a policy to that of the rule that retries it, and by one for a task that returns to its queue because its worker
+-- stops.
 WITH report AS MATERIALIZED (
     SELECT ARRAY(
         SELECT clock_timestamp() + delay * interval '1 second'
@@ -75,8 +74,8 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: fail_tasks
--- RUNNING -> FAILED, or CANCELLED for a task stopped by a cancel, and the attempt row. With "only_cancelled",
--- only tasks with an accepted cancel match: such a task is cancelled instead of returned to its queue.
+-- RUNNING -> FAILED, or CANCELLED for a task stopped by a cancellation, and the attempt row. With "only_cancelled",
+-- only tasks with an accepted cancellation match: such a task is cancelled instead of returned to its queue.
 WITH finished AS (
     UPDATE horsies_tasks AS task SET
         status = (%(statuses)s::text[])[array_position(%(ids)s::uuid[], task.id)],
@@ -105,9 +104,9 @@ ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
 -- name: start_tasks
--- CLAIMED -> RUNNING for tasks claimed ahead, each by a child that is idle now, while the lease is valid and
--- no pause came in between. The other tasks were lost or are released: user code has not started, so no
--- attempt is recorded.
+-- CLAIMED -> RUNNING for tasks claimed ahead of time, each by a child that is now idle, while the lease is valid and
+-- no pause came in between. The other tasks were lost or are released: user code has not started, so no attempt is
+-- recorded.
 UPDATE horsies_tasks AS task SET
     status = 'RUNNING', claimed = false, claim_expires_at = NULL, started_at = clock_timestamp(),
     worker_pid = (%(pids)s::integer[])[array_position(%(ids)s::uuid[], task.id)],
@@ -134,10 +133,10 @@ FROM horsies_claim_v1(
     %(rate_seconds)s::float8[], %(rate_bursts)s::integer[])
 
 -- name: claim_unresolvable
--- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the
--- grace period, and whose name no worker of their queue has known for as long. A worker that registered no
--- names may know any. While a worker knows every name, no task is read. A batch that fails is repeated task
--- by task, each named by "only".
+-- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the grace
+-- period and whose name no worker on their queue has known for that long. A worker that registered no names may know
+-- any task. While every name is known to a worker, no task is read. A batch that fails is repeated task by task, each
+-- named by "only".
 WITH unresolvable AS MATERIALIZED (
     SELECT queue.name AS queue_name, task.name AS task_name
     FROM unnest(%(queues)s::text[]) AS queue (name) CROSS JOIN unnest(%(names)s::text[]) AS task (name)
@@ -172,10 +171,10 @@ RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.
     task.priority, task.enqueued_at::text AS enqueued_at, '' AS details, task.burst
 
 -- name: release_unstarted
--- RUNNING -> PENDING for rows this worker claimed but never handed to a child: the COMMIT of a claim was in
--- doubt, or no child could take them. Held tasks are identified by their generation: an earlier attempt that
--- is held does not protect a later claim. User code has not started, so no attempt is counted. A task whose
--- cancel was accepted meanwhile is cancelled, so the roots of their workflows are locked first (forced step).
+-- RUNNING -> PENDING for rows that this worker claimed but never handed to a child: the COMMIT of a claim was in
+-- doubt, or no child could take them. Held tasks are identified by their generation: holding an earlier attempt does
+-- not protect a later claim. User code has not started, so no attempt is counted. A task whose cancellation was
+-- accepted in the meantime is cancelled, so the roots of their workflows are locked first (forced step).
 WITH held AS MATERIALIZED (
     SELECT * FROM unnest(%(held_ids)s::uuid[], %(held_generations)s::integer[]) AS held (id, generation)),
 roots AS MATERIALIZED (
@@ -200,8 +199,8 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', '
 RETURNING task.id::text
 
 -- name: expire_tasks
--- PENDING -> EXPIRED past good_until, by the deadline index, in batches; the roots of workflows are locked
--- first (forced step). A batch that fails is repeated task by task, each named by "only".
+-- PENDING -> EXPIRED past good_until, by the deadline index, in batches; the roots of workflows are locked first
+-- (forced step). A batch that fails is repeated task by task, each named by "only".
 WITH late AS MATERIALIZED (
     SELECT task.id, task.workflow_id FROM horsies_tasks AS task
     WHERE task.status = 'PENDING' AND task.good_until IS NOT NULL AND task.good_until <= now()
@@ -228,13 +227,13 @@ SELECT seconds, looked_at, NULL::float8 AS start_seconds
 FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: seconds_until_rated
--- The same for a worker whose queues have rates, and when a queue that is held back may start a task again.
+-- The same for a worker whose queues have rates, plus when a queue that is held back may start a task again.
 SELECT seconds, looked_at,
     horsies_seconds_until_start_v1(%(queues)s::text[], %(last_look)s::timestamptz) AS start_seconds
 FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: find_cancel_requests
--- Tasks of this worker with a cancel request, by the in-flight index: the notification is only a hint.
+-- This worker's tasks with a cancel request, by the in-flight index, because the notification is only a hint.
 SELECT id::text FROM horsies_tasks
 WHERE claimed_by_worker_id = %(worker_id)s AND status IN ('CLAIMED', 'RUNNING')
   AND cancel_requested_at IS NOT NULL
@@ -260,7 +259,7 @@ WHERE task.id = ANY(%(ids)s::uuid[])
 RETURNING task.id::text
 
 -- name: release_lapsed
--- CLAIMED -> PENDING when the lease has lapsed: the worker has not started the task. "only" as above.
+-- CLAIMED -> PENDING if the lease has lapsed: the worker has not started the task. "only" as above.
 UPDATE horsies_tasks AS task SET
     status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL,
     claimed_at = NULL, worker_hostname = NULL, updated_at = clock_timestamp()
@@ -283,8 +282,8 @@ WHERE task.id = ANY(%(ids)s::uuid[])
 RETURNING task.id::text
 
 -- name: store_progress
--- The progress of running attempts, one row per task; it replaces the progress of the previous attempt. A report
--- for an attempt that this worker no longer owns does not match.
+-- The progress of running attempts, one row per task; it replaces the previous attempt's progress. A report for an
+-- attempt that this worker no longer owns does not match.
 INSERT INTO horsies_task_progress AS known (task_id, attempt, done, total, note, reported_at)
 SELECT task.id, task.retry_count + 1, (%(done)s::float8[])[report.place], (%(totals)s::float8[])[report.place],
     (%(notes)s::text[])[report.place], clock_timestamp()

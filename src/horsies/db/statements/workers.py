@@ -1,4 +1,4 @@
-"""Catalogue of the statements on worker rows and on the tasks of lost workers."""
+"""Catalogue of the statements on worker rows and on lost workers' tasks."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Held(NamedTuple):
 
 
 class Presence(NamedTuple):
-    """A worker's row after its heartbeat; stopped when others have declared it lost."""
+    """A worker's row after its heartbeat; it is stopped if others have declared the worker lost."""
 
     worker_id: str
     was_stopped: bool
-    # By the database's clock.
+    # On the database's clock.
     seen_at: datetime
 
 
 class OwnRow(NamedTuple):
-    """A worker's row as the worker itself reads it; stopped when others have declared it lost."""
+    """A worker's row as the worker itself reads it; it is stopped if others have declared the worker lost."""
 
     was_stopped: bool
 
@@ -67,7 +67,7 @@ class FindOwned(NamedTuple):
 
 
 class AbandonedTask(NamedTuple):
-    """A task whose worker is gone, with everything a retry decision needs. The worker is None if a
+    """A task whose worker is gone, with everything that a retry decision needs. The worker is None if a
     manual edit removed it.
     """
 
@@ -104,7 +104,7 @@ def register_worker(
     queues: Sequence[str],
     process_space: str | None,
     process_started: int | None,
-    # JSON; None when the tasks of the worker are not known.
+    # JSON; None if the worker's tasks are not known.
     known_tasks: str | None = None,
     name: str | None = None,
     version: str | None = None,

@@ -1,5 +1,6 @@
--- Statements on the workers' own records, and the reaper's search for tasks of dead workers. The reaper
--- has no statements that change tasks: it records outcomes with those of a worker, in the name of the dead one.
+-- Statements on the workers' own records, and the reaper's search for tasks of dead workers. The reaper has no
+-- statements of its own that change tasks: it records outcomes with the workers' statements, in the name of the dead
+-- worker.
 
 -- name: register_worker
 -- One current row per worker; a worker that was declared lost returns under its own id.
@@ -11,8 +12,8 @@ VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(que
 ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
 -- name: register_defaults
--- What the decorators of tasks say, for sends from SQL: the worker that started last decides. In the order of their
--- names, so that two workers that start together do not wait for each other in a circle. An equal row is left alone.
+-- The settings from task decorators, for sends from SQL; the worker that started last wins. Rows are written in name
+-- order, so that two workers that start together do not deadlock. An identical row is left alone.
 INSERT INTO horsies_task_defaults AS stored (
     task_name, queue_name, queues, retry_policy, max_retries, timeout_ms, is_async, burst, reject_bytes)
 SELECT task.task_name, task.queue_name, task.queues, nullif(task.retry_policy, 'null'), task.max_retries,
@@ -35,8 +36,8 @@ WHERE (stored.queue_name, stored.queues, stored.retry_policy, stored.max_retries
 SELECT pg_try_advisory_lock(%(lock_key)s) AS held
 
 -- name: notice_lost_client
--- Have the server itself probe this session's client: the lock of a worker whose host or network is gone must
--- not outlive it for hours. Without effect on Unix sockets.
+-- Make the server itself probe this session's client, because the lock of a worker whose host or network is gone must
+-- not be held for hours. Has no effect on Unix sockets.
 SELECT set_config('tcp_keepalives_idle', %(idle_seconds)s::text, false) AS idle_seconds,
     set_config('tcp_keepalives_interval', %(interval_seconds)s::text, false) AS interval_seconds,
     set_config('tcp_keepalives_count', %(probes)s::text, false) AS probes,
@@ -47,20 +48,20 @@ SELECT set_config('tcp_keepalives_idle', %(idle_seconds)s::text, false) AS idle_
 SELECT current_setting('session_replication_role') = 'replica' AS is_silent
 
 -- name: end_earlier_session
--- End the session that holds this worker's lock, and wait for its end for a second. A probe shares the lock and
--- is left alone.
+-- End the session that holds this worker's lock, and wait up to a second until it has ended. A probe shares the lock
+-- and is left alone.
 SELECT pg_terminate_backend(held.pid, 1000) AS held FROM pg_locks AS held
 WHERE held.locktype = 'advisory' AND held.mode = 'ExclusiveLock' AND held.granted AND held.objsubid = 1
   AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND held.classid::bigint << 32 | held.objid::bigint = %(lock_key)s AND held.pid <> pg_backend_pid()
 
 -- name: see_worker
--- A heartbeat of this worker. Returns no row if the worker's row was deleted, and a stopped one if it was declared
--- lost. With "calls" it notifies all workers, itself included: the arrival proves that notifications reach them.
--- Not with every heartbeat, because a notification wakes every session that listens. The commit does not wait
--- for the disk, which halves the cost of a heartbeat: after a crash of the server an older one counts as another.
--- Parameters: a heartbeat: whether the worker receives notifications, whether it waits for tasks, and whether it
--- sends a notification to test that.
+-- This worker's heartbeat. Returns no row if the worker's row was deleted, and a stopped one if it was declared lost.
+-- With "calls" it notifies all workers, including itself: receiving the notification proves that notifications reach
+-- them. This is not done with every heartbeat, because a notification wakes every listening session. The commit does
+-- not wait for the disk, which halves the cost of a heartbeat: if the server crashes, an older heartbeat will do.
+-- Parameters: whether the worker receives notifications, whether it waits for tasks, and whether it sends a
+-- notification to test that.
 WITH seen AS (
     UPDATE horsies_workers SET seen_at = clock_timestamp(), hears = %(hears)s, waits = %(waits)s
     WHERE worker_id = %(worker_id)s
@@ -70,7 +71,7 @@ CROSS JOIN LATERAL set_config('synchronous_commit', 'off', true) AS relaxed
 LEFT JOIN LATERAL (SELECT pg_notify('horsies_echo', '') WHERE %(calls)s::boolean) AS called ON true
 
 -- name: wait_for_tasks
--- This worker has become idle: sends may wake it. A locked row is left for the next heartbeat.
+-- This worker has become idle: sends may wake it. If the row is locked, the update is left to the next heartbeat.
 UPDATE horsies_workers SET waits = true WHERE worker_id = (
     SELECT worker_id FROM horsies_workers WHERE worker_id = %(worker_id)s FOR UPDATE SKIP LOCKED)
 
@@ -79,7 +80,7 @@ UPDATE horsies_workers SET waits = true WHERE worker_id = (
 SELECT horsies_pass_wake_up_v1(%(worker_id)s, %(queues)s::text[]) AS woken
 
 -- name: read_own_row
--- Whether this worker was declared lost, while the database refuses its heartbeats. A plain read, which
+-- Whether this worker was declared lost, for use while the database refuses its heartbeats. A plain read, which
 -- neither a locked row nor a trigger can block.
 SELECT stopped_at IS NOT NULL AS was_stopped FROM horsies_workers WHERE worker_id = %(worker_id)s
 
@@ -90,14 +91,14 @@ WHERE worker_id = %(worker_id)s AND stopped_at IS NULL
 RETURNING worker_id::text
 
 -- name: watch_workers
--- The last heartbeats of other workers, and whether their session locks are free. Workers form a ring in the
--- order of their ids, and those of one process space another one. An observer looks at the next two of each
--- ring whatever their heartbeats say, and at those whose heartbeat is late among the next hundred and the next
--- twenty: the cost does not grow with the number of workers, and workers that died together with their
--- neighbours are seen too. The clock only chooses whom to look at; a heartbeat from the future (the server's
--- clock was set back) counts as late. The probe shares the lock: observers do not take each other's
--- probes for a living worker. The index horsies_workers_ring gives both the order and the living ones.
--- Parameters: the observer, and the age from which a heartbeat is late.
+-- Other workers' last heartbeats, and whether their session locks are free. Workers form a ring in id order, and the
+-- workers of one process space form another. An observer checks the next two workers of each ring regardless of their
+-- heartbeats. It also checks those with a late heartbeat among the next hundred (first ring) and the next twenty
+-- (second ring): the cost does not grow with the number of workers, and workers that died together with their
+-- neighbours are noticed too. The clock only decides which workers to check; a heartbeat from the future (the
+-- server's clock was set back) counts as late. The probe shares the lock, so observers do not mistake each other's
+-- probes for a live worker. The index horsies_workers_ring provides both the order and the live workers. Parameters:
+-- the observer, and the age from which a heartbeat is late.
 WITH near AS (
     (SELECT ring.*, row_number() OVER () AS place FROM (
         (SELECT worker_id, lock_key, hostname, pid, process_space, process_started, seen_at FROM horsies_workers
@@ -123,10 +124,9 @@ SELECT worker_id::text, seen_at::text AS sign, hostname::text, pid, process_spac
 FROM other ORDER BY seen_at
 
 -- name: find_active_sessions
--- Of these workers, those whose session lock belongs to a session that ran a statement within the given time.
--- Their rows may be locked, or the server too slow for their turns, but they are alive. Sessions of other
--- roles show no times to a role without pg_read_all_stats.
--- Parameters: workers, and the age of the latest statement of an active session.
+-- Which of these workers have a session lock that belongs to a session with a statement within the given time. Their
+-- rows may be locked, or the server too slow for their turns, but they are alive. A role without pg_read_all_stats
+-- sees no times for other roles' sessions. Parameters: workers, and the age of an active session's latest statement.
 SELECT worker.worker_id::text FROM horsies_workers AS worker
 JOIN pg_locks AS held ON held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
     AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -137,9 +137,9 @@ WHERE worker.worker_id = ANY(%(worker_ids)s::text[])
       > clock_timestamp() - %(seconds)s::float8 * interval '1 second'
 
 -- name: close_lost_workers
--- Close the rows of workers found lost, except those that have proved to be alive since: the heartbeat has
--- changed, the lock is held again, or no task needs recovery.
--- Parameters: workers found lost: their last heartbeats, and the conditions that must still hold.
+-- Close the rows of workers found lost, except those that have since proved to be alive (the heartbeat has changed,
+-- or the lock is held again) and those without a task that needs recovery. Parameters: workers found lost: their last
+-- heartbeats, and the conditions that must still hold.
 WITH watched AS MATERIALIZED (
     SELECT worker.worker_id, worker.lock_key, found.needs_free_lock, found.needs_tasks
     FROM unnest(%(worker_ids)s::text[], %(signs)s::text[], %(needs_free_lock)s::boolean[],
@@ -159,8 +159,8 @@ FROM lost WHERE worker.worker_id = lost.worker_id
 RETURNING worker.worker_id::text
 
 -- name: find_abandoned
--- Tasks in flight at these workers, by the in-flight index. A row that another transaction has locked is left
--- for later: the search must not wait for it.
+-- Tasks in flight on these workers, by the in-flight index. A row locked by another transaction is left for later,
+-- because the search must not wait for it.
 SELECT id::text, generation, task_name, queue_name, retry_count, max_retries, task_options, worker_pid,
     status, claimed_by_worker_id::text AS worker_id, workflow_id::text
 FROM horsies_tasks
@@ -169,10 +169,10 @@ WHERE status IN ('CLAIMED', 'RUNNING') AND claimed_by_worker_id = ANY(%(worker_i
 ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
 
 -- name: find_ownerless
--- Tasks whose worker's row is closed, which the recovery of a lost worker left behind, and tasks whose worker
--- has no row (it was never registered, or its row is gone, or a manual edit named no worker) and that have
--- had no heartbeat for the threshold of their state. A manual edit may leave out every time, too.
--- Parameters: the maximum age of the last heartbeat, by state.
+-- Tasks whose worker's row is closed, which the recovery of a lost worker left behind; and tasks whose worker has no
+-- row (it was never registered, its row is gone, or a manual edit named no worker) and that have sent no heartbeat
+-- for their state's threshold. A manual edit may omit every time, too. Parameters: the maximum age of the last
+-- heartbeat, by state.
 SELECT task.id::text, task.generation, task.task_name, task.queue_name, task.retry_count, task.max_retries,
     task.task_options, task.worker_pid, task.status,
     task.claimed_by_worker_id::text AS worker_id, task.workflow_id::text
@@ -189,9 +189,9 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
 ORDER BY task.id LIMIT %(limit)s FOR UPDATE OF task SKIP LOCKED
 
 -- name: find_stale
--- Tasks in these states without a heartbeat for this long: their claim, their start, the heartbeats of this
--- attempt and the heartbeats of their worker all count. So does the start of the server, for every registered
--- worker, which may need time to reconnect. A worker that holds its session lock is alive.
+-- Tasks in these states without a heartbeat for this long: their claim, their start, this attempt's heartbeats and
+-- their worker's heartbeats all count. For a registered worker, which may need time to reconnect, the server's start
+-- counts too. A worker that holds its session lock is alive.
 WITH locked AS MATERIALIZED (
     SELECT held.classid::bigint << 32 | held.objid::bigint AS lock_key FROM pg_locks AS held
     WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
@@ -213,24 +213,24 @@ WHERE task.status IN ('CLAIMED', 'RUNNING') AND task.status = ANY(%(statuses)s::
 ORDER BY task.id LIMIT %(limit)s
 
 -- name: find_owned
--- Of these attempts, one per task, those that the worker still owns (by position, see functions/20_claim.sql).
+-- Which of these attempts, one per task, the worker still owns (by position, see functions/20_claim.sql).
 SELECT task.id::text FROM horsies_tasks AS task
 WHERE task.id = ANY(%(ids)s::uuid[])
   AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
   AND task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
 
 -- name: wake_queues
--- Notify the workers of these queues: a place under a cap may be free now.
+-- Notify these queues' workers: a place under a cap may be free now.
 SELECT queue.name FROM unnest(%(queues)s::text[]) AS queue (name)
 CROSS JOIN LATERAL pg_notify('task_queue_' || queue.name, '') AS woken
 
 -- name: try_lead
--- One reaper at a time; a worker that does not get the lock leaves the job to the other worker.
--- Parameters: a job that one worker does for all, by the key of its advisory lock.
+-- One reaper at a time; a worker that does not get the lock leaves the job to the worker that has it. Parameters: a
+-- job that one worker does for all, identified by its advisory lock key.
 SELECT pg_try_advisory_xact_lock(1751348596, %(job)s) AS leads
 
 -- name: store_worker_state
--- A snapshot for the timeline of this worker; of its children, the last one is kept.
+-- A snapshot for this worker's timeline; only the latest state of its children is kept.
 WITH worker AS (
     UPDATE horsies_workers SET children = %(children)s::text::jsonb WHERE worker_id = %(worker_id)s
     RETURNING *)
@@ -264,9 +264,9 @@ DELETE FROM horsies_workers WHERE worker_id = ANY(ARRAY(
 RETURNING worker_id::text AS id
 
 -- name: delete_old_tasks
--- Terminal tasks past their retention, oldest ids first: an id begins with its time, so the scan touches old
--- tasks only, and the time in the row decides. Tasks with their own retention are skipped, at some 0.3 us
--- each. Attempts are deleted with their tasks.
+-- Terminal tasks past their retention, oldest ids first: an id begins with its time, so the scan touches only old
+-- tasks, and the time in the row decides. Tasks with their own retention are skipped, at about 0.3 us each. Attempts
+-- are deleted with their tasks.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks
     WHERE id < (lpad(to_hex((extract(epoch FROM now() - %(hours)s * interval '1 hour') * 1000)::bigint),
@@ -278,7 +278,7 @@ DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
 RETURNING id::text
 
 -- name: delete_old_untimed_tasks
--- The same for tasks whose ids are not UUIDv7 and so have no time, by their own index.
+-- The same for tasks whose ids are not UUIDv7 and so contain no time, by their own index.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks
     WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
@@ -288,8 +288,8 @@ DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
 RETURNING id::text
 
 -- name: delete_kept_tasks
--- The same for tasks with their own retention, from the send or its queue, through a separate index.
--- Parameters: how many rows to delete at most.
+-- The same for tasks with their own retention, set by the send or its queue, through a separate index. Parameters:
+-- how many rows to delete at most.
 DELETE FROM horsies_tasks WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_tasks
     WHERE retention IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')

@@ -1,6 +1,6 @@
 """Statements on workflows: start, control, read, audit.
 
-Parameters and rows for ``workflows.sql``. The database's own functions move a run forward, in the
+Parameters and rows for ``workflows.sql``. The database's own functions advance a run, in the
 transaction that ends a task.
 """
 
@@ -20,9 +20,7 @@ WORKFLOWS = StatementFile("workflows.sql")
 
 
 class StartedRun(NamedTuple):
-    """A created run, or the existing run with its id or key; the name is None if that run has just
-    ended.
-    """
+    """A created run, or the existing run with this id or key; the name is None if that run has just ended."""
 
     id: str
     created: bool
@@ -35,9 +33,7 @@ class RunId(NamedTuple):
 
 
 class ControlAnswer(NamedTuple):
-    """The answer of a control function: the status it found, another word, or None if the run does
-    not exist.
-    """
+    """A control function's answer: the status it found, another word, or None if the run does not exist."""
 
     answer: str | None
 
@@ -51,7 +47,7 @@ class RunStatus(NamedTuple):
 
 
 class RunOutcome(NamedTuple):
-    """A run. A completed one has ``result_bytes``, even if its result is left out."""
+    """A run. A completed run has ``result_bytes`` even if its result is omitted."""
 
     id: str
     name: str
@@ -64,7 +60,7 @@ class RunOutcome(NamedTuple):
 
 
 class ResultNode(NamedTuple):
-    """A node whose result is, or is a part of, the result of its run."""
+    """A node whose result is the run's result, or part of it."""
 
     task_index: int
     node_id: str
@@ -124,10 +120,9 @@ class NodeOutcome(NamedTuple):
 
 
 class ResultPart(NamedTuple):
-    """The result of an ended node, or of one of the items it consists of.
+    """The result of an ended node, or of one of its items.
 
-    ``result_bytes`` is the size of the node's whole result; ``result`` is None if that exceeds the
-    limit.
+    ``result_bytes`` is the size of the node's whole result; ``result`` is None if that exceeds the limit.
     """
 
     workflow_id: str
@@ -151,7 +146,7 @@ class RunPlace(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """A run as it is shown; ``duration_seconds`` grows until it ends."""
+    """A run for display; ``duration_seconds`` grows until the run ends."""
 
     id: str
     name: str
@@ -179,7 +174,7 @@ class RunRow(NamedTuple):
 
 
 class TreeNode(NamedTuple):
-    """A node as it is shown; ``due_at`` is the time at which a sleep or a signal ends."""
+    """A node for display; ``due_at`` is when a sleep or a signal ends."""
 
     workflow_id: str
     task_index: int
@@ -232,7 +227,7 @@ class MapItem(NamedTuple):
 
 
 class ListRuns(NamedTuple):
-    """Filters of a list; an empty list accepts any value."""
+    """A list's filters; an empty list matches anything."""
 
     before_at: datetime
     before_id: str
@@ -246,7 +241,7 @@ class ListRuns(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One workflow run of a list. ``completed_at`` is None while it is unfinished."""
+    """One workflow run in a list. ``completed_at`` is None while it is unfinished."""
 
     id: str
     name: str
@@ -278,7 +273,7 @@ class RunPosition(NamedTuple):
 
 
 class BrokenRun(NamedTuple):
-    """One inconsistency of an open run."""
+    """One inconsistency in an open run."""
 
     id: str
     problem: str

@@ -1,5 +1,5 @@
--- Statements on workflows. The functions in db/functions move a run, under the lock of its root; the
--- statements here call them and read rows.
+-- Statements on workflows. The functions in db/functions advance a run, under its root's lock; the statements here
+-- call them and read rows.
 
 -- name: start_runs
 -- Nothing -> RUNNING for any number of runs; see horsies_start_v1.
@@ -7,17 +7,17 @@
 SELECT id, created, name, fingerprint FROM horsies_start_v1(%(runs)s::text::jsonb)
 
 -- name: lock_runs
--- The roots of the runs whose tasks this transaction will end, locked before the tasks and in the order of
--- their ids: the holder of a task's row never waits for a run.
+-- The roots of the runs whose tasks this transaction will end, locked before the tasks and in id order, so that the
+-- holder of a task's row never waits for a run.
 SELECT root.id::text FROM horsies_workflows AS root
 WHERE root.id = ANY(ARRAY(
     SELECT run.root_workflow_id FROM horsies_workflows AS run WHERE run.id = ANY(%(workflow_ids)s::uuid[])))
 ORDER BY root.id FOR NO KEY UPDATE
 
 -- name: pause_run
--- RUNNING -> PAUSED for a run and the running ones below it. Returns the status it found, or NULL if the run
--- does not exist. The notification makes workers forget tasks that they have claimed ahead; see
--- horsies_pause_runs for the others.
+-- RUNNING -> PAUSED for a run and the running ones below it. Returns the status it found, or NULL if the run does not
+-- exist. The notification makes workers drop tasks that they have claimed ahead of time; see horsies_pause_runs for
+-- the others.
 SELECT paused.answer
 FROM (SELECT horsies_pause_v1(%(id)s::uuid) AS answer) AS paused
 CROSS JOIN LATERAL pg_notify('horsies_pause', %(id)s::text) AS noticed
@@ -46,7 +46,7 @@ SELECT horsies_retry_v1(%(id)s::uuid, %(node_ids)s::text[]) AS answer
 SELECT horsies_signal_v1(%(id)s::uuid, %(name)s, %(value)s) AS answer
 
 -- name: list_signal_names
--- The signals that nodes of a run wait for or have received, by the primary key.
+-- The signals that a run's nodes wait for or have received, by the primary key.
 SELECT DISTINCT signal_name AS name FROM horsies_workflow_tasks
 WHERE workflow_id = %(id)s::uuid AND kind = 'signal' ORDER BY signal_name
 
@@ -55,8 +55,8 @@ WHERE workflow_id = %(id)s::uuid AND kind = 'signal' ORDER BY signal_name
 SELECT status FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: read_runs
--- Runs for any number of waiters at once, by primary key. A result of more than "max_bytes" is left out.
--- Parameters: results of more than max_bytes are left out.
+-- Runs for any number of waiters at once, by primary key. A result larger than "max_bytes" is omitted. Parameters:
+-- results larger than max_bytes are omitted.
 SELECT run.id::text, run.name, run.definition_key, run.status, run.error, found.bytes AS result_bytes,
     found.result, output.node_id AS output_node_id
 FROM horsies_workflows AS run CROSS JOIN LATERAL horsies_run_result_v1(run, %(max_bytes)s::bigint) AS found
@@ -65,14 +65,14 @@ LEFT JOIN horsies_workflow_tasks AS output
 WHERE run.id = ANY(%(ids)s::uuid[])
 
 -- name: read_result_nodes
--- The nodes whose results are the result of a completed run.
+-- The nodes whose results make up a completed run's result.
 SELECT node.task_index, node.node_id
 FROM horsies_workflows AS run CROSS JOIN LATERAL horsies_result_nodes_v1(run) AS node
 WHERE run.id = %(id)s::uuid ORDER BY node.task_index
 
 -- name: read_nodes
--- The nodes of one run in their order, by the primary key's prefix, without results. A node runs when its
--- task does, and from its first attempt until it ends.
+-- One run's nodes in order, by the primary key's prefix, without results. A node is running while its task is, and
+-- from its first attempt until it ends.
 SELECT run.definition_key, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
          ELSE node.status END AS status,
@@ -88,9 +88,8 @@ WHERE run.id = %(id)s::uuid
 ORDER BY node.task_index
 
 -- name: read_items
--- The items of a run's maps in their order, by the index on the run; for a retried item, its last task.
--- Results after the first "max_bytes" are left out.
--- Parameters: max_bytes is how many bytes of results to read.
+-- The items of a run's maps in order, by the index on the run; for a retried item, its last task. Results beyond the
+-- first "max_bytes" are omitted. Parameters: max_bytes is how many bytes of results to read.
 SELECT item.task_index, item.item_index, item.id::text, item.status, item.retry_count, item.enqueued_at,
     item.started_at, item.completed_at, item.failed_reason, item.error_code,
     octet_length(item.result) AS result_bytes,
@@ -108,9 +107,8 @@ FROM (
 ORDER BY item.task_index, item.item_index
 
 -- name: read_node
--- One node of a run by its id. The run exists when a row comes back, the node when its status is not NULL. A
--- result of more than "max_bytes" is left out.
--- Parameters: a result of more than max_bytes is left out.
+-- One node of a run by its id. If a row comes back, the run exists; if its status is not NULL, the node does too. A
+-- result larger than "max_bytes" is omitted. Parameters: a result larger than max_bytes is omitted.
 SELECT run.status AS run_status, run.definition_key, node.task_index, node.status, node.task_name, node.kind,
     size.bytes AS result_bytes,
     CASE WHEN size.bytes <= %(max_bytes)s::bigint THEN horsies_node_result_v1(node) END AS result
@@ -120,10 +118,10 @@ LEFT JOIN LATERAL (SELECT horsies_result_bytes_v1(node) AS bytes OFFSET 0) AS si
 WHERE run.id = %(id)s::uuid
 
 -- name: read_results
--- The results of nodes that have ended: one row per node, or one per item when the result is a list of the
--- results of items. Sizes are summed first: a node above "max_bytes", and nodes after the first "max_bytes" of
--- the others, come with their size alone, in one row. The texts are read last, so that no sort holds them.
--- Parameters: the nodes whose results are read, as columns, and how many bytes of results to read.
+-- The results of nodes that have ended: one row per node, or one per item if the result is a list of item results.
+-- Sizes are summed first: a node above "max_bytes", and nodes beyond the first "max_bytes" of the others, come with
+-- only their size, in one row. The texts are read last, so that no sort holds them. Parameters: the nodes whose
+-- results are read, as columns, and how many bytes of results to read.
 WITH wanted AS MATERIALIZED (
     SELECT node.workflow_id, node.task_index, node.status, node.kind, node.task_name, node.sub_definition_key,
         node.sub_workflow_summary, octet_length(node.result) AS own_bytes,
@@ -154,7 +152,7 @@ summed AS (
 SELECT part.workflow_id::text, part.task_index, part.item_index, part.status, part.kind, part.task_name,
     part.sub_definition_key, part.sub_workflow_summary, part.result_bytes,
     CASE WHEN part.fits THEN coalesce(
-        -- Nearly every result comes from a task: a function call for it would double the time.
+        -- Nearly every result comes from a task: a function call would double the time.
         (SELECT coalesce(task.result, horsies_task_result_v1(task)) FROM horsies_tasks AS task
          WHERE task.id = part.task_id),
         (SELECT horsies_node_result_v1(node) FROM horsies_workflow_tasks AS node
@@ -177,8 +175,8 @@ FROM horsies_workflows AS run WHERE run.id IN (SELECT family.id FROM family)
 ORDER BY run.depth, run.created_at, run.id
 
 -- name: read_tree_nodes
--- The nodes of these runs in their order, with the columns a picture shows; no results. A sleep or a signal
--- lasts from the time it waits: its task runs only when the wait is over.
+-- The nodes of these runs in order, with the columns that a picture shows; no results. A sleep or a signal counts
+-- from when it starts to wait: its task runs only once the wait is over.
 SELECT node.workflow_id::text, node.task_index, node.node_id, node.kind, node.task_name, node.dependencies,
     node.join_type, node.min_success,
     CASE WHEN node.status = 'ENQUEUED' AND (task.status = 'RUNNING' OR task.retry_count > 0) THEN 'RUNNING'
@@ -205,16 +203,16 @@ SELECT node.status::text, count(*) AS nodes FROM horsies_workflow_tasks AS node
 WHERE node.workflow_id = %(id)s::uuid GROUP BY node.status ORDER BY node.status
 
 -- name: list_retried_attempts
--- The attempts of these tasks after which they were retried, by the index on task and attempt.
--- Parameters: the tasks whose attempts are listed.
+-- The attempts of these tasks that were followed by a retry, by the index on task and attempt. Parameters: the tasks
+-- whose attempts are listed.
 SELECT attempt.task_id::text, attempt.finished_at FROM horsies_task_attempts AS attempt
 WHERE attempt.task_id = ANY(%(ids)s::uuid[]) AND attempt.will_retry
 ORDER BY attempt.task_id, attempt.attempt LIMIT %(limit)s::integer
 
 -- name: list_map_items
--- One page of the items of a map, those that did not complete first. Reads the items of this map and no other
--- rows; keyset paging by (is_well, item_index).
--- Parameters: the position behind which a page of items begins, in the order of list_map_items.
+-- One page of a map's items, those that did not complete first. Reads this map's items and no other rows; keyset
+-- paging by (is_well, item_index). Parameters: the position behind which a page of items begins, in the order of
+-- list_map_items.
 SELECT item.id::text, item.item_index, item.status, item.is_well, item.retry_count, item.error_code,
     item.started_at, item.duration_seconds
 FROM (
@@ -230,13 +228,13 @@ WHERE (item.is_well, item.item_index) > (%(after_well)s::boolean, %(after_index)
 ORDER BY item.is_well, item.item_index LIMIT %(limit)s::integer
 
 -- name: find_run_problems
--- The problems of one open run, as find_broken_runs finds them in all.
+-- The problems of one open run, as find_broken_runs finds them for all runs.
 SELECT %(id)s::text AS id, problem FROM horsies_problems_v1(%(id)s::uuid) AS problem LIMIT %(limit)s::integer
 
 -- name: list_newest_runs
--- Newest first, by the index on the start. The inner LIMIT bounds the cost of a filter that matches nothing;
--- the outer one ends the scan as soon as there are enough.
--- Parameters: the same filters among the newest window runs.
+-- Newest first, by the index on the start time. The inner LIMIT bounds the cost of a filter that matches nothing; the
+-- outer one ends the scan as soon as there are enough rows. Parameters: the same filters among the newest window
+-- runs.
 SELECT newest.id::text, newest.name, newest.status, newest.definition_key, newest.workflow_key,
     newest.parent_workflow_id::text, newest.total_nodes, newest.open_nodes, newest.failed_nodes,
     coalesce(newest.error::json #>> '{error_code,__builtin_task_code__}', newest.error::json ->> 'error_code')
@@ -254,7 +252,7 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR newest.status = ANY(%(statuses)s
 ORDER BY newest.created_at DESC, newest.id DESC LIMIT %(limit)s::integer
 
 -- name: end_of_run_window
--- The edge of list_newest_runs: the last run inside its window and the first one beyond, or fewer at the end.
+-- The edge of list_newest_runs: the last run inside its window and the first one beyond it, or fewer at the end.
 SELECT run.id::text, run.created_at FROM horsies_workflows AS run
 WHERE (run.created_at, run.id) < (%(before_at)s::timestamptz, %(before_id)s::uuid)
   AND run.created_at >= %(since)s::timestamptz
@@ -283,9 +281,9 @@ ORDER BY run.created_at DESC, run.id DESC LIMIT %(limit)s::integer
 SELECT id::text, created_at FROM horsies_workflows WHERE id = %(id)s::uuid
 
 -- name: find_broken_runs
--- Open runs whose rows contradict each other, with the problems; only manual edits cause them. The open runs
--- are collected first, from their own index: sorted by primary key they would be searched in the whole
--- history. Maps that an earlier release left RUNNING in ended runs are found by their items in flight.
+-- Open runs whose rows contradict each other, with the problems; only manual edits cause them. The open runs are
+-- collected first, from their own index: sorted by primary key, they would be searched for in the whole history. Maps
+-- that an earlier release left RUNNING in ended runs are found by their items in flight.
 WITH open AS MATERIALIZED (SELECT id FROM horsies_workflows WHERE status IN ('RUNNING', 'PAUSED')),
 items AS MATERIALIZED (
     SELECT DISTINCT task.workflow_id, task.workflow_node_index AS task_index FROM horsies_tasks AS task
@@ -311,14 +309,13 @@ WHERE status = 'PAUSED' AND paused_at < now() - %(max_paused_seconds)s * interva
 ORDER BY paused_at LIMIT %(limit)s
 
 -- name: expire_run
--- PAUSED -> EXPIRED unless the run was resumed meanwhile; see horsies_expire_v1.
--- Parameters: reason is the JSON of a TaskError.
+-- PAUSED -> EXPIRED unless the run was resumed in the meantime; see horsies_expire_v1. Parameters: reason is the JSON
+-- of a TaskError.
 SELECT horsies_expire_v1(%(id)s::uuid, %(max_paused_seconds)s, %(reason)s) AS expired
 
 -- name: delete_old_workflows
--- Whole trees past their retention, once the root and every task in the tree have ended. Nodes, signals and
--- children are deleted with the root, tasks by this statement.
--- Parameters: limit counts trees of runs.
+-- Whole trees past their retention, once the root and every task in the tree have ended. Nodes, signals and children
+-- are deleted with the root; this statement deletes the tasks. Parameters: limit counts trees of runs.
 WITH old AS MATERIALIZED (
     SELECT root.id FROM horsies_workflows AS root
     WHERE root.completed_at < now() - %(hours)s * interval '1 hour' AND root.parent_workflow_id IS NULL

@@ -1,6 +1,6 @@
-"""The calls of nodes: parameter names, missing parameters, types of results passed on, arguments.
+"""Node calls: parameter names, missing parameters, the types of results passed on, arguments.
 
-The arguments of a call are encoded as JSON here and never change afterwards.
+A call's arguments are encoded as JSON here and never change afterwards.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NESTED_MEMBERS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class EncodedArguments:
-    """The arguments of a node as JSON text and read back; ``each`` is the parameter of a MapNode."""
+    """A node's arguments as JSON text and as read back; ``each`` is the parameter of a MapNode."""
 
     kwargs_json: str = "{}"
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class EncodedArguments:
 
 @dataclass(frozen=True, slots=True)
 class _Mistakes:
-    """The mistakes of one node, added to those of the whole workflow."""
+    """One node's mistakes, added to those of the whole workflow."""
 
     nodes: NodeIndex
     index: int
@@ -61,7 +61,7 @@ class _Mistakes:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One node with the signature it calls."""
+    """One node and the signature it calls."""
 
     mistakes: _Mistakes
     node: CallingNode[Any]
@@ -74,12 +74,12 @@ class _Call:
         return nodes.position(source) in nodes.readable
 
     def id_of(self, source: AnyNode) -> str:
-        """Name a source by its id in this workflow; it may have another one in others."""
+        """Return a source's id in this workflow; it may have a different id in other workflows."""
         return repr(self.mistakes.nodes.id_of(source))
 
 
 def check_call(nodes: NodeIndex, index: int, problems: list[HorsiesError]) -> EncodedArguments:
-    """Check the call of a node, add its mistakes to the problems, and return its arguments."""
+    """Check a node's call, add its mistakes to the problems, and return its arguments."""
     node = nodes.members[index]
     if not isinstance(node, CallingNode):
         return EncodedArguments()
@@ -145,7 +145,7 @@ def _child_call(node: SubWorkflowNode[Any], mistakes: _Mistakes) -> _Call | None
 
 
 def _element_parameter(call: _Call) -> str | None:
-    """Return the parameter that takes the element of a MapNode, or None when it is not clear."""
+    """Return the parameter that takes a MapNode's element, or None if it is not clear."""
     if not isinstance(call.node, MapNode):
         return None
     if call.node.each is not None:
@@ -160,7 +160,7 @@ def _free(call: _Call) -> list[str]:
 
 
 def _check_names(call: _Call, each: str | None) -> None:
-    """Find unknown, doubled and missing parameters; a misspelt one is reported as unknown only."""
+    """Find unknown, duplicate and missing parameters; a misspelt one is reported only as unknown."""
     node = call.node
     given = [*node.kwargs, *node.args_from]
     if isinstance(node, MapNode) and node.each is not None:
@@ -257,7 +257,7 @@ def _check_results(call: _Call) -> None:
 
 
 def _may_be_open(node: CallingNode[Any]) -> bool:
-    """Return whether a node may begin before all its dependencies have ended."""
+    """Return whether a node may start before all its dependencies have ended."""
     return node.join in ("any", "quorum") and not isinstance(node, MapNode)
 
 
@@ -289,9 +289,7 @@ def _result_misfit(call: _Call, name: str, source: AnyNode) -> tuple[str, str] |
 
 
 def _taken_type(source: AnyNode, annotation: Any) -> Any:
-    """Return the type of the value that a parameter takes; for a map, usually the values of its
-    items.
-    """
+    """Return the type of the value that a parameter takes; for a map, usually its items' values."""
     if not isinstance(source, MapNode) or takes_item_results(annotation):
         return value_type(source)
     item = source.fn.definition.results.ok_type
@@ -301,7 +299,7 @@ def _taken_type(source: AnyNode, annotation: Any) -> Any:
 
 
 def _failure_problem(call: _Call, name: str, source: AnyNode) -> str | None:
-    """Find a parameter that takes a value where a failed node has none."""
+    """Find a parameter that takes a value from a node that has none when it fails."""
     node, annotation = call.node, call.signature.annotation_of(name)
     if not node.allow_failed_deps or _may_be_open(node):
         return None

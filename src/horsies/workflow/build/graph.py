@@ -1,7 +1,7 @@
-"""A graph: a workflow that was checked as a whole and never changes again.
+"""A graph: a workflow that has been checked as a whole and never changes again.
 
-It is made of copies: references lead from copy to copy, arguments are JSON text. The user's own
-nodes receive their index and id and nothing else. Plans and runs are made from graphs alone.
+It consists of copies: references lead from copy to copy, and arguments are JSON text. The user's own
+nodes receive their index and id, but nothing else. Plans and runs are built from graphs alone.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from horsies.workflow.nodes.nodes import (
 
 
 class Route(NamedTuple):
-    """A queue and the priority in it."""
+    """A queue, and the priority within it."""
 
     queue_name: str
     priority: int
@@ -60,8 +60,8 @@ class Route(NamedTuple):
 class Graph:
     """A whole workflow: frozen nodes in index order, edges as indexes, arguments as JSON text.
 
-    ``internal_route`` is the route of nodes without their own task. It is None, and nodes
-    without an explicit queue have none, until an application builds the workflow.
+    ``internal_route`` is the route for nodes without their own task. Until an application builds the
+    workflow it is None, and nodes without an explicit queue have no route.
     """
 
     name: str
@@ -85,7 +85,9 @@ def build_graph(
     definition_key: str | None = None,
     producer: Producer | None = None,
 ) -> Graph:
-    """Check the whole workflow, then copy its nodes. If there are mistakes, raise all and change no node."""
+    """Check the whole workflow, then copy its nodes. If there are mistakes, raise all of them and
+    change no node.
+    """
     if not isinstance(tasks, Iterable) or isinstance(tasks, str | bytes | Mapping):
         raise WorkflowValidationError(
             f"Workflow {name!r} has tasks of type {type(tasks).__name__}, not a list of nodes.",
@@ -136,7 +138,7 @@ def key_problem(definition_key: object) -> str | None:
 
 
 def no_key(owner: str, problem: str) -> WorkflowValidationError:
-    """Return the error of a workflow without a usable definition key."""
+    """Return the error for a workflow without a usable definition key."""
     return WorkflowValidationError(
         f"{owner} {problem}.",
         code=ErrorCode.WORKFLOW_NO_DEFINITION_KEY,
@@ -152,7 +154,7 @@ def _node_problems(nodes: NodeIndex) -> Iterator[HorsiesError]:
 
 
 def _conflicting_signals(nodes: NodeIndex) -> Iterator[HorsiesError]:
-    """Find signals that several nodes wait for with different types of values.
+    """Find signals that several nodes wait for with different value types.
 
     A signal may reach any of these nodes, so they must all accept the same type.
     """
@@ -194,7 +196,7 @@ def _size_problems(
 
 
 class _Router:
-    """The queues of one application, looked up once for every node."""
+    """The queues of one application, looked up once for all nodes."""
 
     __slots__ = ("_config", "_open", "_queues")
 
@@ -206,15 +208,15 @@ class _Router:
         self._open = [queue.name for queue in queues if queue.max_concurrency != 0]
 
     def internal(self, routes: Iterable[Route]) -> Route:
-        """Return the route of sub-workflows, sleeps and signals: the first queue of the workflow's tasks,
-        which workers must serve anyway, or of the application.
+        """Return the route for sub-workflows, sleeps and signals: the first queue of the workflow's
+        tasks, which workers must serve anyway, or else of the application.
         """
         used = {route.queue_name for route in routes}
         names = [name for name in self._open if name in used] or self._open or [*self._queues]
         return self._queues[names[0]]
 
     def routes(self, nodes: NodeIndex, problems: list[HorsiesError]) -> dict[int, Route]:
-        """Return the routes of the nodes with tasks; adds the mistakes to the problems."""
+        """Return the routes of the nodes that have tasks; mistakes are added to the problems."""
         routes: dict[int, Route] = {}
         for index, node in enumerate(nodes.members):
             if not isinstance(node, TaskCallingNode):
@@ -254,8 +256,7 @@ def _copies(
     copies = tuple(object.__new__(type(node)) for node in nodes.members)
     by_original = {id(node): copy for node, copy in zip(nodes.members, copies, strict=True)}
     for index, (node, copy) in enumerate(zip(nodes.members, copies, strict=True)):
-        # Written directly into the dictionary: the guard of every attribute would cost 4 µs per
-        # node.
+        # Written directly into the dictionary, because guarding every attribute would cost 4 µs per node.
         values = vars(copy)
         values.update(vars(node))
         values["waits_for"] = tuple(by_original[id(one)] for one in nodes.waits_for[index])
@@ -287,7 +288,7 @@ def _call_values(
 
 
 def _stamp(nodes: NodeIndex) -> None:
-    """Set index and id on the user's nodes, so that task code can look results up by them."""
+    """Set index and id on the user's nodes, so that task code can look up results by node."""
     for index, node in enumerate(nodes.members):
         if not node.frozen:
             derived = node.node_id is None or node.id_derived

@@ -1,7 +1,7 @@
-"""The plan: a workflow as the one JSON text from which the database makes a run.
+"""The plan: a workflow as a single JSON text from which the database creates a run.
 
-The text contains everything the engine in the database will ever need of the graph: edges in both
-directions, the use of results, queues, retries and deadlines.
+The text contains everything about the graph that the engine in the database will ever need: edges in
+both directions, who uses which results, queues, retries and deadlines.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ EXPAND_TASK = "horsies.expand"
 SLEEP_TASK = "horsies.sleep"
 SIGNAL_TASK = "horsies.signal"
 
-# The built-in tasks are idempotent, so the crash or stop of a worker is not a reason to fail the node.
+# The built-in tasks are idempotent, so a worker's crash or stop is no reason to fail the node.
 INTERNAL_POLICY = RetryPolicy.fixed(
     [1, 5, 15],
     auto_retry_for=[OperationalErrorCode.WORKER_CRASHED, OperationalErrorCode.WORKER_STOPPED],
 )
 
-# The fields that make two requests different. Queues, priorities, retries and time limits are left
-# out because they come from configuration, deadlines because they are usually counted from now.
+# The fields that make two requests different. Queues, priorities, retries and time limits are excluded
+# because they come from configuration; deadlines are excluded because they usually count from now.
 _FINGERPRINT_FIELDS = (
     *("node_id", "kind", "task_name", "task_kwargs", "inputs"),
     *("dependencies", "join_type", "min_success", "allow_failed_deps"),
@@ -61,7 +61,7 @@ _FINGERPRINT_FIELDS = (
 
 
 class HasGraph(Protocol):
-    """The part of a specification that its plan needs."""
+    """What a plan needs from a specification."""
 
     @property
     def graph(self) -> Graph: ...
@@ -69,7 +69,7 @@ class HasGraph(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The node of another run that a run belongs to."""
+    """The node in another run that a run belongs to."""
 
     workflow_id: str
     task_index: int
@@ -87,8 +87,8 @@ def plan(
 ) -> str:
     """Return the JSON text of a run to start, or raise an error if the workflow cannot be started.
 
-    ``workflow_id`` must be a UUID (HRS-032), the workflow must have a definition key (HRS-016) and
-    must have been built through an application, which has its queues (HRS-014, HRS-015).
+    ``workflow_id`` must be a UUID (HRS-032). The workflow must have a definition key (HRS-016), and an
+    application that has its queues must have built it (HRS-014, HRS-015).
     """
     graph = spec.graph
     run_id = read_workflow_id(workflow_id)
@@ -115,7 +115,7 @@ def plan(
 
 
 def with_trace(plan_json: str, carrier: Mapping[str, str]) -> str:
-    """Return a plan whose tasks carry the context of a span; its fingerprint stays the same."""
+    """Return a plan whose tasks carry a span's context; its fingerprint stays the same."""
     if not carrier:
         return plan_json
     run = json.loads(plan_json)
@@ -128,14 +128,14 @@ def with_trace(plan_json: str, carrier: Mapping[str, str]) -> str:
 def fingerprint(spec: HasGraph) -> str:
     """Return a digest of the request: key, nodes, edges, arguments and policies.
 
-    It does not depend on the time, the id of the run, or the order of edges and of the keys of dicts.
+    It does not depend on the time, the run's id, or the order of edges and dict keys.
     """
     _refuse_incomplete(spec.graph)
     return _shared(spec.graph).fingerprint
 
 
 def read_workflow_id(workflow_id: object) -> str:
-    """Return an id in the form the database writes it; HRS-032 when it is not a UUID."""
+    """Return an id as the database writes it; HRS-032 if it is not a UUID."""
     stored = stored_form(workflow_id)
     if stored is None:
         raise WorkflowValidationError(
@@ -147,19 +147,19 @@ def read_workflow_id(workflow_id: object) -> str:
 
 
 class _Shared(NamedTuple):
-    """The part that the plans of all runs of a graph share: their fingerprint, and the rest of the text."""
+    """What the plans of all runs of a graph share: their fingerprint, and the rest of the text."""
 
     fingerprint: str
     text: str
 
 
-# Writing it takes as long as a send, for five nodes.
+# Writing this part takes as long as a send, for five nodes.
 _KNOWN: WeakKeyDictionary[Graph, _Shared] = WeakKeyDictionary()
 
 
 def _shared(graph: Graph) -> _Shared:
-    """Return the shared part of a graph's plans, written once; a run that a task starts has its own,
-    because its nodes take over the headers of the task.
+    """Return the shared part of a graph's plans, written once. A run started by a task has its own,
+    because its nodes inherit the task's headers.
     """
     if inherited_headers():
         return _write_shared(graph)
@@ -185,7 +185,9 @@ def _write_shared(graph: Graph) -> _Shared:
 
 
 def _without_nulls(node: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that have a value: most nodes leave out half of them, and the server reads each."""
+    """Return the fields that have a value: most nodes leave half of them unset, and the server reads
+    each one.
+    """
     return {name: value for name, value in node.items() if value is not None}
 
 
@@ -280,18 +282,18 @@ _NO_KIND_VALUES: dict[str, Any] = {
 
 @dataclass(slots=True)
 class _TaskOptions:
-    """The stored options of tasks, each encoded once however many nodes share them."""
+    """The stored task options, encoded once regardless of how many nodes share them."""
 
     known: dict[tuple[int, int, datetime | None], tuple[str, int]] = field(default_factory=dict)
 
     def of(self, node: TaskCallingNode[Any, Any]) -> tuple[str, int]:
-        """Return the stored options of a node's task and its number of retries."""
+        """Return the stored options of a node's task, and its number of retries."""
         definition = node.fn.definition
         key = (id(definition), id(node.retry_policy), node.good_until)
         if key not in self.known:
             if node.retry_policy is not None:
                 definition = replace(definition, retry_policy=node.retry_policy)
-            # A run that a task starts takes over the headers of the task.
+            # A run started by a task inherits the task's headers.
             stored = encode_options(definition, node.good_until, inherited_headers())
             self.known[key] = stored, max_retries(definition)
         return self.known[key]
@@ -314,7 +316,7 @@ def _kind_values(graph: Graph, index: int, node: AnyNode, options: _TaskOptions)
             }
         case SubWorkflowNode():
             key = node.workflow_def.own_key()
-            # The arguments are JSON text already and must stay as they were written.
+            # The arguments are already JSON text and must stay exactly as written.
             kwargs = f'{{"definition_key":{json.dumps(key)},"kwargs":{graph.kwargs_json[index]}}}'
             return {
                 "kind": "workflow",
@@ -381,7 +383,7 @@ def _inputs(node: CallingNode[Any]) -> str | None:
     if not node.args_from and not node.workflow_ctx_from and element is None:
         return None
     context = sorted(node.workflow_ctx_from or (), key=_index)
-    # Sorted here and not for the fingerprint alone, because reading the text again costs more.
+    # Sorted here rather than only for the fingerprint, because reading the text again costs more.
     return to_json(
         {
             "args": {name: node.args_from[name].index for name in sorted(node.args_from)},
@@ -392,8 +394,8 @@ def _inputs(node: CallingNode[Any]) -> str | None:
 
 
 def _unwrapped_element(node: CallingNode[Any]) -> str | None:
-    """Return the element parameter of a map over another map, if the parameter takes the value of an item
-    and not its whole result.
+    """Return the element parameter of a map over another map, if it takes an item's value and not its
+    whole result.
     """
     if not isinstance(node, MapNode) or not isinstance(node.over, MapNode) or node.each is None:
         return None

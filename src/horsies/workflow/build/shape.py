@@ -1,7 +1,7 @@
 """The shape of a workflow: node ids, edges, cycles, joins, output and success cases.
 
-Without unique ids no error message could name a node, so mistakes in ids are raised first and alone.
-The other checks are pure functions that yield every mistake they find.
+Without unique ids no error message could name a node, so mistakes in ids are raised first and by
+themselves. The other checks are pure functions that yield every mistake they find.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ _CYCLE_NODES_SHOWN = 8
 class NodeIndex:
     """The nodes of a workflow by index, by id and by identity.
 
-    ``waits_for`` holds unique dependencies, with the list a MapNode runs over. A node with attributes
-    of wrong types is not in ``readable``: other checks skip it, its own mistakes are reported.
+    ``waits_for`` holds unique dependencies, including the list that a MapNode runs over. A node with
+    attributes of the wrong type is not in ``readable``: only its own mistakes are reported, and other
+    checks skip it.
     """
 
     workflow_name: str
@@ -60,7 +61,7 @@ class NodeIndex:
         return self.positions.get(id(node))
 
     def find(self, reference: object) -> int | None:
-        """Return the index of a node given as itself, its key or its id."""
+        """Return the index of a node, passed as the node itself, its key or its id."""
         match reference:
             case NodeKey(node_id) | str(node_id):
                 return self.ids.index(node_id) if node_id in self.ids else None
@@ -68,7 +69,7 @@ class NodeIndex:
                 return self.position(reference)
 
     def id_of(self, node: AnyNode) -> str:
-        """Return the id of a node in this workflow; of a foreign node, its given id or its name."""
+        """Return a node's id in this workflow; for a node outside it, its own id or its name."""
         position = self.position(node)
         if position is not None:
             return self.ids[position]
@@ -82,7 +83,7 @@ class NodeIndex:
 
 
 def slugify(text: str) -> str:
-    """Return text that is valid in a node id: spaces become ``_``, other illegal characters go.
+    """Return text that is valid in a node id: spaces become ``_``, other illegal characters are removed.
 
     Example:
         slugify("Daily report (EU)") == "Daily_report_EU"
@@ -186,9 +187,7 @@ def _id_problems(
 def _repeated_nodes(
     name: str, nodes: Sequence[AnyNode], ids: Sequence[str]
 ) -> Iterator[WorkflowValidationError]:
-    """Find nodes listed more than once, each with its first id; a derived id differs at each
-    position.
-    """
+    """Find nodes listed more than once, each with its first id; a derived id differs at each position."""
     uses = Counter(map(id, nodes))
     for index, node in enumerate(nodes):
         if (count := uses.pop(id(node), 0)) > 1:
@@ -221,9 +220,9 @@ NOT_A_NODE = (
 
 
 def shape_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
-    """Find foreign dependencies, cycles, bad joins and sources outside waits_for.
+    """Find dependencies outside the workflow, cycles, bad joins, and sources that are not in waits_for.
 
-    A workflow without a root has a foreign dependency or a cycle, which is reported as such.
+    A workflow without a root has an outside dependency or a cycle, which is what gets reported.
     """
     yield from _foreign_dependencies(nodes)
     for index in sorted(nodes.readable):
@@ -233,7 +232,7 @@ def shape_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
 
 
 def _foreign_dependencies(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
-    """Find nodes that are not in the workflow; one that several nodes wait for is one mistake."""
+    """Find nodes that are not in the workflow; one that several nodes wait for counts as one mistake."""
     found: dict[int, tuple[AnyNode, list[str]]] = {}
     for index, others in enumerate(nodes.waits_for):
         for other in others:
@@ -319,13 +318,13 @@ def _cycle_problems(nodes: NodeIndex) -> Iterator[WorkflowValidationError]:
 
 
 def _with_name(nodes: NodeIndex, index: int) -> str:
-    """Name a node by its id and, unless they are the same, by its task."""
+    """Return a node's id, followed by the name of its task unless the two are the same."""
     node_id, name = nodes.ids[index], nodes.members[index].name
     return node_id if node_id == name else f"{node_id} ({name})"
 
 
 def _unreachable(nodes: NodeIndex) -> set[int]:
-    """Return the nodes that can never start: all nodes on a cycle or behind one."""
+    """Return the nodes that can never start: all nodes on a cycle or downstream of one."""
     open_count = [0] * len(nodes.members)
     dependents: list[list[int]] = [[] for _ in nodes.members]
     for index, others in enumerate(nodes.waits_for):
@@ -343,7 +342,7 @@ def _unreachable(nodes: NodeIndex) -> set[int]:
 
 
 def _some_cycle(nodes: NodeIndex, waiting: set[int]) -> list[int]:
-    """Walk from dependency to dependency; among nodes that never start this ends in a cycle."""
+    """Walk from dependency to dependency; among nodes that never start, the walk ends in a cycle."""
     path: dict[int, int] = {}
     index = min(waiting)
     while index not in path:
@@ -399,7 +398,7 @@ def output_problems(nodes: NodeIndex, output: object) -> Iterator[WorkflowValida
 
 
 def policy_problems(nodes: NodeIndex, policy: object) -> Iterator[WorkflowValidationError]:
-    """Find a success policy with wrong types, without cases, or with foreign nodes."""
+    """Find a success policy with wrong types, without cases, or with nodes outside the workflow."""
     for problem, help_text in _invalid_policy(nodes, policy):
         yield WorkflowValidationError(
             f"The success policy of workflow {nodes.workflow_name!r} {problem}.",

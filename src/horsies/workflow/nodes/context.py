@@ -1,6 +1,6 @@
-"""The context of a task in a workflow: its node, and the results of other nodes.
+"""A task's workflow context: its node, and the results of other nodes.
 
-A worker's child fills in ``workflow_ctx`` and ``workflow_meta`` of a task function that declares them.
+A worker's child passes ``workflow_ctx`` and ``workflow_meta`` to a task function that declares them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WorkflowMeta:
-    """The run and node of a task; declare ``workflow_meta: WorkflowMeta | None = None``."""
+    """A task's run and node; declare ``workflow_meta: WorkflowMeta | None = None``."""
 
     workflow_id: str
     task_index: int
@@ -39,10 +39,10 @@ class WorkflowMeta:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamResult:
-    """The stored result of a node, decoded on access.
+    """A node's stored result, decoded on access.
 
-    ``codec`` is that of the node's task where it is known; the codec of a node passed by the user has
-    precedence.
+    ``codec`` is the codec of the node's task, if it is known; the codec of a node that the user passes
+    takes precedence.
     """
 
     result_json: str = field(repr=False)
@@ -69,9 +69,10 @@ class WorkflowContext:
     summaries: Mapping[str, SubWorkflowSummary[Any]] = field(default_factory=dict, repr=False)
 
     def result_for(self, node: ValueNode[T] | NodeKey[T]) -> TaskResult[T, TaskError]:
-        """Return the result of a listed node; KeyError when it is not listed.
+        """Return the result of a listed node; KeyError if the node is not listed.
 
-        A skipped node gives an error with UPSTREAM_SKIPPED, a failed one its own error.
+        For a skipped node the result is an error with UPSTREAM_SKIPPED; for a failed node it is the
+        node's own error.
         """
         found = self.results[self._listed(node)]
         return found if isinstance(found, TaskResult) else _read(found, node)
@@ -81,7 +82,7 @@ class WorkflowContext:
         return node_id_of(node) in self.results
 
     def summary_for(self, node: SubWorkflowNode[T] | NodeKey[T]) -> SubWorkflowSummary[T]:
-        """Return the outcome of the child run of a listed sub-workflow node; KeyError without one."""
+        """Return the outcome of a listed sub-workflow node's child run; KeyError if there is none."""
         node_id = self._listed(node)
         if node_id in self.summaries:
             return self.summaries[node_id]
@@ -91,11 +92,11 @@ class WorkflowContext:
         summary = SubWorkflowSummary[Any].model_validate_json(found.summary_json)
         if summary.status is not WorkflowStatus.COMPLETED:
             return summary
-        # The output is stored once, as the result of the node.
+        # The output is stored only once, as the node's result.
         return summary.model_copy(update={"output": self.result_for(node).ok})
 
     def has_summary(self, node: SubWorkflowNode[Any] | NodeKey[Any]) -> bool:
-        """Return whether the node is listed and had a child run that ended."""
+        """Return whether the node is listed and had a child run that has ended."""
         node_id = node_id_of(node)
         if node_id is None:
             return False

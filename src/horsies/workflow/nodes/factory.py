@@ -1,7 +1,7 @@
-"""The factory of nodes: ``task.node(**options)(**parameters)``.
+"""The node factory: ``task.node(**options)(**parameters)``.
 
-The first call takes the options of the node in the workflow, the second the parameters of the task,
-which are type-checked.
+The first call takes the node's options in the workflow; the second takes the task's parameters, which
+are type-checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ R = TypeVar("R", default=Any)
 
 @dataclass(frozen=True, slots=True)
 class FromNode:
-    """A placeholder for the result of a node in the call of ``task.node(...)``."""
+    """A placeholder for a node's result in a ``task.node(...)`` call."""
 
     no_argument: ClassVar[str] = BELONGS_IN_A_WORKFLOW
 
@@ -47,16 +47,16 @@ class FromNode:
 def from_node(
     upstream: ValueNode[R] | WholeResult[R] | ItemValues[R] | OptionalItemValues[R],
 ) -> R | Any:
-    """Stand for the result of another node as a parameter of a task.
+    """Pass the result of another node as a task parameter.
 
-    A parameter annotated ``T`` takes the value of the node, one annotated ``TaskResult[T, TaskError]``
-    its whole result, errors included. Of a map, ``list[T]`` takes the values of the items. Only for the
+    A parameter annotated ``T`` takes the node's value; one annotated ``TaskResult[T, TaskError]`` takes
+    its whole result, errors included. For a map, ``list[T]`` takes the items' values. Valid only in the
     second call of ``task.node(...)(...)``; the other node becomes a dependency.
 
     Example:
         total = add.node()(a=from_node(first), b=from_node(second))
     """
-    # R follows from the parameter; "| Any" lets mypy use that even where it is not generic.
+    # R follows from the parameter; "| Any" lets mypy infer it even where the parameter is not generic.
     if isinstance(upstream, NODE_KINDS):
         return FromNode(upstream)
     raise WorkflowValidationError(
@@ -67,7 +67,7 @@ def from_node(
 
 
 class NodeOptions(TypedDict, total=False):
-    """The options of a node beside the parameters of its task; see ``TaskNode``."""
+    """The options of a node, apart from its task's parameters; see ``TaskNode``."""
 
     waits_for: Sequence[AnyNode]
     args_from: Mapping[str, AnyNode]
@@ -85,7 +85,7 @@ class NodeOptions(TypedDict, total=False):
 
 
 class NodeFactory(Generic[P, T]):
-    """Makes nodes of one task with the options given to ``task.node(...)``."""
+    """Creates nodes for one task with the options passed to ``task.node(...)``."""
 
     __slots__ = ("_options", "_task")
 
@@ -102,7 +102,7 @@ class NodeFactory(Generic[P, T]):
         self._options = options
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskNode[T]:
-        """Return the node that calls the task with these parameters, all given by name."""
+        """Return the node that calls the task with these parameters, all passed by name."""
         if args:
             raise WorkflowValidationError(
                 f"The parameters of a node of {self._task.definition.name!r} must be passed by name.",

@@ -1,6 +1,6 @@
-"""Nodes and policies: the parts a workflow is made of.
+"""Nodes and policies: the building blocks of a workflow.
 
-A node names a task or definition to run, its arguments and its dependencies. Users may change nodes
+A node names the task or definition to run, its arguments and its dependencies. Users may change nodes
 until a specification copies them; the copies are immutable.
 """
 
@@ -35,7 +35,7 @@ from horsies.workflow.nodes.type_compat import UNKNOWN_TYPE, cached_by_annotatio
 
 T_co = TypeVar("T_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
-# A signal without a declared type may carry any value; a key made of text may name any node.
+# A signal without a declared type may carry any value; a key given as text may name any node.
 V_co = TypeVar("V_co", covariant=True, default=Any)
 
 _ANYTHING: Any = Any
@@ -45,7 +45,7 @@ Join: TypeAlias = Literal["all", "any", "quorum"]
 
 
 class RunnableTask(Protocol[T_co]):
-    """The part of a task that a node uses: its definition, and the type of its value."""
+    """What a node needs from a task: its definition, and the type of its value."""
 
     @property
     def definition(self) -> TaskDefinition: ...
@@ -60,7 +60,7 @@ class YieldsValue(Protocol[T_co]):
 
 
 class BuildsWorkflow(Protocol[T_co]):
-    """The part of a workflow definition that a node uses."""
+    """What a node needs from a workflow definition."""
 
     @property
     def name(self) -> str: ...
@@ -81,7 +81,7 @@ class BuildsWorkflow(Protocol[T_co]):
     def get_workflow_nodes(cls) -> list[tuple[str, Any]]: ...
 
 
-# Without slots: a frozen class with slots cannot be called as NodeKey[int]("fetch") before Python 3.12.
+# No slots: before Python 3.12, a frozen class with slots cannot be called as NodeKey[int]("fetch").
 @dataclass(frozen=True)
 class NodeKey(Generic[V_co]):
     """The name under which a node's result is found in a run.
@@ -93,7 +93,7 @@ class NodeKey(Generic[V_co]):
     node_id: str
 
 
-# The advice for a node, or from_node(...), among the arguments of a send.
+# The hint for a node, or from_node(...), among the arguments of a send.
 BELONGS_IN_A_WORKFLOW = "nodes and from_node(...) belong in task.node()(...)"
 
 
@@ -101,7 +101,7 @@ class ValueNode(Protocol[T_co]):
     """Any node as the type checker sees it: it has a value of this type."""
 
     def key(self) -> NodeKey[T_co]:
-        """Return the name under which its result is found."""
+        """Return the name under which the node's result is found."""
 
 
 class WholeResult(Protocol[R_co]):
@@ -111,23 +111,23 @@ class WholeResult(Protocol[R_co]):
 
 
 class ItemValues(Protocol[R_co]):
-    """A map as the type checker sees it: a parameter may take the values of its items."""
+    """A map as the type checker sees it: a parameter may take its items' values."""
 
     def _values(self) -> R_co: ...
 
 
 class OptionalItemValues(Protocol[R_co]):
-    """A map whose items may fail: a parameter may take None in place of their values."""
+    """A map whose items may fail: a parameter takes None in place of a failed item's value."""
 
     def _optional_values(self) -> R_co: ...
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Node(Generic[R_co]):
-    """The attributes of every kind of node; ``R_co`` is the type of its value.
+    """The attributes common to all kinds of nodes; ``R_co`` is the type of the node's value.
 
-    ``waits_for`` lists the dependencies. ``join`` sets how many of them must succeed: all, any, or
-    ``min_success`` of them (quorum). With ``allow_failed_deps`` the node runs even if they fail.
+    ``waits_for`` lists the dependencies. ``join`` sets how many of them must succeed: all, any, or at
+    least ``min_success`` (quorum). With ``allow_failed_deps`` the node runs even if dependencies fail.
     """
 
     no_argument: ClassVar[str] = BELONGS_IN_A_WORKFLOW
@@ -160,11 +160,11 @@ class Node(Generic[R_co]):
         object.__delattr__(self, name)
 
     def __repr__(self: Any) -> str:
-        # Arguments may be secret and are not shown.
+        # Arguments may be secret, so they are not shown.
         return f"{type(self).__name__}({self.name!r}, node_id={self.node_id!r})"
 
     def key(self: Any) -> NodeKey[R_co]:
-        """Return the name under which its result is found; HRS-003 while the node has no id."""
+        """Return the name under which the node's result is found; HRS-003 while the node has no id."""
         if self.node_id is None:
             raise WorkflowValidationError(
                 f"The node {self.name!r} has no id yet.",
@@ -178,8 +178,8 @@ class Node(Generic[R_co]):
 class CallingNode(Node[R_co]):
     """The attributes of nodes that call a task or a definition.
 
-    ``args_from`` passes the value or the ``TaskResult`` of a node as the parameter of that name, as it is
-    annotated; ``workflow_ctx_from`` offers results through ``workflow_ctx``.
+    ``args_from`` passes a node's value or ``TaskResult``, depending on the annotation, as the parameter
+    of that name; ``workflow_ctx_from`` provides results through ``workflow_ctx``.
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class CallingNode(Node[R_co]):
 class TaskCallingNode(CallingNode[R_co], Generic[T_co, R_co]):
     """The attributes of nodes that call a task, once or for each element of a list.
 
-    ``expires_in`` counts from the time the node is enqueued, ``good_until`` is a fixed time.
+    ``expires_in`` counts from when the node is enqueued; ``good_until`` is a fixed time.
     """
 
     fn: RunnableTask[T_co]
@@ -206,15 +206,15 @@ class TaskCallingNode(CallingNode[R_co], Generic[T_co, R_co]):
     @property
     def name(self) -> str:
         """The name of the task."""
-        # A node may hold something other than a task until a workflow refuses it, and repr() must
-        # work for it.
+        # Until a workflow rejects it, a node may hold something other than a task, and repr() must work
+        # for it.
         definition: TaskDefinition | None = getattr(self.fn, "definition", None)
         return own_name(self.fn) if definition is None else definition.name
 
 
 @dataclass(eq=False, repr=False)
 class TaskNode(TaskCallingNode[T_co, T_co]):
-    """One task of a workflow; usually made by ``task.node(...)(...)``.
+    """One task in a workflow; usually created by ``task.node(...)(...)``.
 
     Example:
         total = TaskNode(add, kwargs={"b": 1}, args_from={"a": first}, waits_for=[first])
@@ -223,11 +223,11 @@ class TaskNode(TaskCallingNode[T_co, T_co]):
 
 @dataclass(eq=False, repr=False)
 class MapNode(TaskCallingNode[T_co, list[TaskResult[T_co, TaskError]]]):
-    """One task per element of the list that another node returns; the results keep its order.
+    """One task per element of the list that another node returns; the results are in the same order.
 
-    ``each`` names the parameter that takes the element; by default, the only required parameter
-    without another source. At most ``max_parallel`` tasks run at once. One failed task fails the
-    node, unless ``allow_failed_items`` is set.
+    ``each`` names the parameter that takes the element; by default, it is the only required parameter
+    without another source. At most ``max_parallel`` tasks run at the same time. One failed task fails
+    the node, unless ``allow_failed_items`` is set.
 
     Example:
         pages = MapNode(fetch, over=urls, each="url", max_parallel=10)
@@ -248,7 +248,7 @@ class MapNode(TaskCallingNode[T_co, list[TaskResult[T_co, TaskError]]]):
 
 @dataclass(eq=False, repr=False)
 class SubWorkflowNode(CallingNode[T_co]):
-    """A whole workflow as one node; its value is the output of the child run.
+    """A whole workflow as one node; its value is the child run's output.
 
     Parameters in ``kwargs`` and ``args_from`` go to the definition's own ``build_with``.
 
@@ -266,7 +266,7 @@ class SubWorkflowNode(CallingNode[T_co]):
 
 @dataclass(eq=False, repr=False)
 class SleepNode(Node[None]):
-    """A pause in the graph, for some seconds or until a given time; it occupies no worker.
+    """A pause in the graph, for a number of seconds or until a given time; it occupies no worker.
 
     Example:
         pause = SleepNode(3600, waits_for=[reminder])
@@ -285,8 +285,8 @@ class SleepNode(Node[None]):
 class SignalNode(Node[V_co]):
     """A wait for ``handle.signal(name, value)``; the value sent is the node's value.
 
-    A signal that arrives early is kept. ``timeout`` counts from the time the node's dependencies are
-    met; after it the node fails with SIGNAL_TIMEOUT.
+    A signal that arrives early is kept. ``timeout`` counts from when the node's dependencies are met;
+    once it has passed, the node fails with SIGNAL_TIMEOUT.
 
     Example:
         approval = SignalNode("approve", value_type=bool, timeout=timedelta(days=2))
@@ -308,9 +308,9 @@ NodeReference: TypeAlias = AnyNode | NodeKey[object] | str
 
 
 class OnError(StrEnum):
-    """The effect of a failed node on its run.
+    """How a failed node affects its run.
 
-    FAIL lets the graph resolve as far as it can and then fails the run; PAUSE pauses the run at once
+    FAIL lets the graph run as far as it can and then fails the run; PAUSE pauses the run immediately
     until it is resumed.
     """
 
@@ -320,7 +320,7 @@ class OnError(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SuccessCase:
-    """Nodes that make a run a success if they all complete; given by node, key or node id.
+    """Nodes that make a run a success if they all complete, given as nodes, keys or node ids.
 
     Example:
         SuccessCase(required=[charge, ship])
@@ -331,7 +331,7 @@ class SuccessCase:
 
 @dataclass(frozen=True, slots=True)
 class SuccessPolicy:
-    """A run succeeds when all required nodes of any case completed.
+    """A run succeeds if all required nodes of any one case completed.
 
     ``optional`` nodes may fail without pausing a run whose ``on_error`` is PAUSE.
 
@@ -344,18 +344,18 @@ class SuccessPolicy:
 
 
 def own_name(thing: object) -> str:
-    """Name a function or class, or the type of anything else."""
+    """Return the name of a function or class, or of the type of anything else."""
     return getattr(thing, "__name__", None) or type(thing).__name__
 
 
 def node_id_of(node: object) -> str | None:
-    """Return the id of a node or key, None if it has none; TypeError for anything else."""
+    """Return the id of a node or key, or None if it has none; TypeError for anything else."""
     if isinstance(node, (NodeKey, *NODE_KINDS)):
         return node.node_id
     raise TypeError(f"expected a node or a NodeKey, not {type(node).__name__}")
 
 
-# The error of a lookup by a node that was not built into a workflow.
+# The error for looking up a node that was not built into a workflow.
 NODE_WITHOUT_ID = (
     "A node without an id was looked up: build the workflow that holds it first, or look it up with "
     "NodeKey('its id')."
@@ -363,17 +363,17 @@ NODE_WITHOUT_ID = (
 
 
 def unique_by_identity(nodes: Collection[AnyNode] | None) -> tuple[AnyNode, ...]:
-    """Return the nodes in order, each once; equal-looking nodes are different nodes."""
+    """Return the nodes in order, each once; nodes that look equal are still different nodes."""
     return tuple({id(node): node for node in nodes or ()}.values())
 
 
 def is_list(value: object) -> bool:
-    """Accept any container that can be read repeatedly; refuse a node, text or generator."""
+    """Accept any container that can be read repeatedly; reject a node, text or generator."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
 
 
 def is_definition(candidate: object) -> bool:
-    """Recognize a class that builds workflows, with or without its type parameters."""
+    """Return whether this is a class that builds workflows, with or without its type parameters."""
     owner = get_origin(candidate) or candidate
     return isinstance(owner, type) and all(
         callable(getattr(owner, method, None)) for method in _DEFINITION_METHODS
@@ -381,7 +381,7 @@ def is_definition(candidate: object) -> bool:
 
 
 def value_type(node: AnyNode) -> Any:
-    """Return the type of a node's value as declared; UNKNOWN_TYPE without a declaration."""
+    """Return the declared type of a node's value; UNKNOWN_TYPE if none is declared."""
     match node:
         case TaskNode():
             return node.fn.definition.results.ok_type
@@ -399,7 +399,7 @@ def value_type(node: AnyNode) -> Any:
 
 
 def result_codec(node: AnyNode) -> ResultCodec | None:
-    """Return the codec of a node's result; None when its type is not declared."""
+    """Return the codec for a node's result; None if its type is not declared."""
     if isinstance(node, TaskNode):
         return node.fn.definition.results
     declared = value_type(node)
@@ -408,5 +408,5 @@ def result_codec(node: AnyNode) -> ResultCodec | None:
 
 @cached_by_annotation(512)  # building a codec takes milliseconds
 def codec_for(declared: Any) -> ResultCodec:
-    """Return the codec of results with values of this type; ValueError if JSON cannot hold them."""
+    """Return the codec for results with values of this type; ValueError if JSON cannot hold them."""
     return ResultCodec.of(declared, TaskError)

@@ -1,8 +1,8 @@
 """Compatibility of annotations: may a value of one type be used where another is declared?
 
-Annotations are compared as declared, before anything runs, so that a graph whose parts do not fit is
-refused when it is built. Undecidable cases are accepted: the value itself is checked again when it
-is read.
+Annotations are compared as declared, before anything runs, so that a graph whose parts do not fit
+together is rejected when it is built. Undecidable cases are accepted, because the value itself is
+checked again when it is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNKNOWN_TYPE: Final = UnknownType.UNKNOWN_TYPE
 
 
 def cached_by_annotation(size: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Cache a function of annotations; one with an unhashable member is computed each time."""
+    """Cache a function of annotations; results for an annotation with an unhashable member are not cached."""
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:
         cached = functools.lru_cache(size)(function)
@@ -44,7 +44,7 @@ def cached_by_annotation(size: int) -> Callable[[Callable[..., T]], Callable[...
     return decorate
 
 
-# A thousand nodes compare the same few annotations; taking them apart costs 10 µs each time.
+# A thousand nodes compare the same few annotations; analysing them costs 10 µs each time.
 @cached_by_annotation(2_048)
 def fits(source: Any, target: Any) -> bool:
     """Return whether every value of the source annotation is valid for the target annotation. Equal
@@ -65,19 +65,19 @@ def fits(source: Any, target: Any) -> bool:
 
 @cached_by_annotation(2_048)
 def result_targets(annotation: Any) -> Sequence[Any]:
-    """Return the value types of the results an annotation accepts, if any.
+    """Return the value types of the results that an annotation accepts, if any.
 
-    ``TaskResult[int, TaskError] | None`` gives ``[int]``. A result whose errors are narrower than
-    TaskError does not count: any library error may arrive.
+    ``TaskResult[int, TaskError] | None`` yields ``[int]``. A result whose error type is narrower than
+    TaskError does not count, because any library error may arrive.
     """
     return tuple(value for branch in _branches(annotation) for value in _result_values(branch))
 
 
 @cached_by_annotation(2_048)
 def takes_value(annotation: Any) -> bool:
-    """Return whether a parameter takes the value of a node rather than its whole TaskResult.
+    """Return whether a parameter takes a node's value rather than its whole TaskResult.
 
-    Without an annotation, or with ``Any``, it takes the whole result.
+    Without an annotation, or with ``Any``, a parameter takes the whole result.
     """
     return annotation is not None and not any(
         branch is Any or _is_result(branch) for branch in _branches(annotation)
@@ -85,7 +85,7 @@ def takes_value(annotation: Any) -> bool:
 
 
 def takes_item_results(annotation: Any) -> bool:
-    """Return whether a parameter takes the items of a map as results: ``list[TaskResult[...]]``."""
+    """Return whether a parameter takes a map's items as results: ``list[TaskResult[...]]``."""
     return any(
         _is_result(bare(one)) for branch in _branches(annotation) for one in get_args(branch)
     )
@@ -96,7 +96,7 @@ def admits_none(annotation: Any) -> bool:
 
 
 def element_type(annotation: Any) -> Any:
-    """Return the type of the elements of a list annotation; UNKNOWN_TYPE for any other."""
+    """Return the element type of a list annotation; UNKNOWN_TYPE for any other annotation."""
     plain = _plain(bare(annotation))
     if plain is Any or plain is list:
         return Any

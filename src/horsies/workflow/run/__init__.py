@@ -1,1 +1,1 @@
-"""Runs of workflows: start, wait for, control, list and draw them."""
+"""Workflow runs: start, wait for, control, list and draw them."""

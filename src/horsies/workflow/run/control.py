@@ -1,9 +1,8 @@
-"""Control of runs: wait for a run, and scripts that read, pause, resume, retry, cancel or signal it.
+"""Run control: wait for a run, and scripts that read, pause, resume, retry, cancel or signal it.
 
-Handles, the module functions and the operator's commands run the same scripts. Each is one
-statement on the server, for any number of nodes; the server decides the next state of a run, under
-the lock of its tree. Answers are values. A wait that ends early is removed from the broker's
-waiters.
+Handles, the module functions and the operator's commands run the same scripts. Each script is one
+statement on the server, for any number of nodes; the server decides a run's next state while holding
+the lock on its tree. Answers are values. A wait that ends early is removed from the broker's waiters.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ from horsies.workflow.run.results import run_info, write_error
 T = TypeVar("T")
 
 CONTROL = BrokerErrorCode.MONITORING_QUERY_FAILED
-# The most runs below a run that are read to describe it.
+# How many runs below a run are read, at most, to describe it.
 FAMILY_MAX = 1_000
 
 # Programming errors and damaged data; any other exception comes from the database.
@@ -82,7 +81,7 @@ RunScript: TypeAlias = Callable[[str], Script[HandleResult[T]]]
 def perform(
     broker: PostgresBroker | None, workflow_id: str, make_script: RunScript[T]
 ) -> HandleResult[T]:
-    """Run a script for the run with this id, which is first brought into the form of the database."""
+    """Convert the run's id to the form the database uses, then run a script for it."""
     if broker is None:
         return no_broker(workflow_id)
     if (run_id := stored_form(workflow_id)) is None:
@@ -107,7 +106,7 @@ def change(
     make_script: RunScript[T],
     reason: str | None = None,
 ) -> HandleResult[T]:
-    """Run a script that changes a run and record it, in one transaction."""
+    """Run a script that changes a run, and record the change in the same transaction."""
     if broker is None:
         return no_broker(workflow_id)
     action, script = _change(workflow_id, verb, make_script, reason)
@@ -141,12 +140,12 @@ def _refusal(refusal: Err[HandleOperationError]) -> Script[HandleResult[T]]:
 
 
 def _unwrap(workflow_id: str, done: BrokerResult[HandleResult[T]]) -> HandleResult[T]:
-    """Return the answer of a script, or the failure of the broker that ran it."""
+    """Return a script's answer, or the failure of the broker that ran it."""
     return Err(operation_failed(workflow_id, done.value)) if isinstance(done, Err) else done.value
 
 
 def operation_failed(workflow_id: str, error: BrokerOperationError) -> HandleOperationError:
-    """Describe a broker's failure as that of an operation on a run."""
+    """Convert a broker's failure into the failure of an operation on a run."""
     internal = isinstance(error.exception, _INTERNAL_ERRORS)
     code = HandleErrorCode.INTERNAL_FAILED if internal else HandleErrorCode.DB_OPERATION_FAILED
     return HandleOperationError(code, error.message, error.retryable, workflow_id, error.exception)
@@ -203,7 +202,7 @@ def resume_script(run_id: str, *, retry_failed: bool) -> Script[HandleResult[boo
 def cancel_script(
     run_id: str, *, interrupt: bool, reason: str | None
 ) -> Script[HandleResult[bool]]:
-    """Any open status -> CANCELLED; False for a run that has ended, which stays as it is."""
+    """Any open status -> CANCELLED; False for a run that has ended, which does not change."""
     error = TaskError(
         error_code=OutcomeCode.WORKFLOW_CANCELLED,
         message=f"Workflow {run_id} was cancelled{f': {reason}' if reason else '.'}",
@@ -240,7 +239,7 @@ def _retry_result(workflow_id: str, answer: str | None) -> HandleResult[None]:
             return refused(workflow_id, HandleErrorCode.NOTHING_TO_RETRY, message)
         case "PARENT_ENDED":
             message = (
-                f"Workflow {workflow_id} is part of another, which has gone on without it; retry "
+                f"Workflow {workflow_id} is part of another, which has continued without it; retry "
                 "that one."
             )
         case "KEY_TAKEN":
@@ -278,7 +277,7 @@ def signal_script(
 def _encode_signal(name: object, value: object, declared: Any) -> str | CodecError:
     if not isinstance(name, str):
         return CodecError(f"its name is of type {type(name).__name__}, not text.", "name")
-    # No node can be built with such a name, and the database does not take all of them.
+    # No node can be built with such a name, and the database does not accept every such name.
     if not name.isprintable():
         return CodecError("its name holds characters that cannot be printed.", "name")
     return _signal_form(declared).encode(value)
@@ -295,9 +294,7 @@ def wait_for_run(
     until: frozenset[WorkflowStatus],
     timeout_ms: int | None,
 ) -> HandleResult[RunOutcome]:
-    """Wait for a run in one of these statuses, or in a terminal one. 0 reads once, None waits
-    forever.
-    """
+    """Wait until a run has one of these statuses or a terminal one. 0 reads once, None waits forever."""
     if timeout_ms != 0 and is_loop_running():
         message = "This would block the running event loop; await the ..._async method instead."
         return refused(workflow_id, HandleErrorCode.LOOP_RUNNER_FAILED, message)
@@ -311,7 +308,7 @@ def wait_for_run(
         stored, until | WORKFLOW_TERMINAL_STATES, once=timeout_ms == 0
     )
     try:
-        # It raises only the exceptions of the caller's own signal handlers.
+        # The only exceptions it raises come from the caller's own signal handlers.
         wait_for(future, seconds_to_wait(timeout_ms))
     finally:
         unread = broker.waiters.forget(stored, future)

@@ -1,8 +1,8 @@
-"""Drawing: the graph of a run as lines of text for a terminal.
+"""Drawing: a run's graph as lines of text for a terminal.
 
-Pure: nodes become pieces of text with the name of a style each; the caller chooses the colours. A
-node is drawn below the last node that every path to it passes through: branches are indented, the
-node that joins them continues at the left and names its dependencies.
+Pure: nodes become pieces of text, each with a style name; the caller chooses the colours. A node is
+drawn below the last node that every path to it passes through: branches are indented, and the node that
+joins them continues at the left and names its dependencies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from horsies.states import WORKFLOW_TASK_TERMINAL_STATES, WorkflowStatus
 from horsies.words import elapsed
 from horsies.workflow.run.listing import RunReport
 
-# A node with more branches, or a row with more steps, than this is folded to its notable ones.
+# A node with more branches than this, or a row with more steps, is folded to the notable ones.
 FOLD_ABOVE = 12
 INDENT_MAX = 12
 _NOTABLE_MAX = 5
@@ -71,7 +71,7 @@ ASCII_SYMBOLS = Symbols(
 
 
 def draw(report: RunReport, *, symbols: Symbols = SYMBOLS, fold: bool = True) -> list[Line]:
-    """Return the title of a run and the lines of its graph; long repetitions are folded.
+    """Return a run's title and the lines of its graph; long repetitions are folded.
 
     Example:
         for line in draw(report):
@@ -110,7 +110,7 @@ class _Drawing:
         return self.runs.get(node.sub_workflow_id or "")
 
     def _trunk(self, tree: _Tree, starts: Sequence[int], depth: int) -> Iterator[Line]:
-        """Draw the part below one node: its branches, the node that joins them, and so on."""
+        """Draw everything below one node: its branches, the node that joins them, and so on."""
         steps = list(tree.steps(starts, widest=depth >= INDENT_MAX))
         for step in self._fold(steps, lambda step: step.statuses(tree)):
             if isinstance(step, _Gap):
@@ -169,7 +169,7 @@ class _Drawing:
     def _fold(
         self, parts: Sequence[Part], statuses: Callable[[Part], Counter[str]]
     ) -> list[Part | _Gap]:
-        """Replace most of a long row by a count; its ends and notable nodes stay."""
+        """Replace most of a long row with a count; its ends and notable nodes stay."""
         if not self.fold or len(parts) <= FOLD_ABOVE:
             return list(parts)
         found = [statuses(part) for part in parts]
@@ -188,8 +188,8 @@ class _Drawing:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step down a trunk: the branches that leave it, then the node that continues it. ``after``
-    is the previous node.
+    """One step down a trunk: the branches that leave it, then the node that continues it. ``after`` is
+    the previous node.
     """
 
     after: int
@@ -206,9 +206,9 @@ class _Step:
 
 
 class _Tree:
-    """A graph as a tree: every node below the last node that every path to it passes through.
+    """A graph as a tree: each node hangs below the last node that every path to it passes through.
 
-    Nodes are given by their positions; the run itself is the root.
+    Nodes are identified by position; the run itself is the root.
     """
 
     def __init__(self, nodes: Sequence[TreeNode]) -> None:
@@ -225,7 +225,7 @@ class _Tree:
         self._counts: dict[int, Counter[str]] = {}
 
     def _last_common(self, places: Sequence[int]) -> int:
-        """Return the lowest node above all of these, or the only one of them."""
+        """Return the lowest node above all of these; a single node is returned unchanged."""
         found = places[0] if places else _RUN
         for other in places[1:]:
             while found != other:
@@ -234,7 +234,7 @@ class _Tree:
         return found
 
     def statuses(self, place: int) -> Counter[str]:
-        """Count the statuses of a node and all nodes below it."""
+        """Count the statuses of a node and of all nodes below it."""
         if not self._counts:
             for one in reversed(self._order):
                 counts = Counter({self.nodes[one].status: 1})
@@ -244,7 +244,7 @@ class _Tree:
         return self._counts[place]
 
     def steps(self, starts: Sequence[int], *, widest: bool) -> Iterator[_Step]:
-        """Walk down as long as one node continues the trunk and joins all its siblings."""
+        """Walk down as long as a single node continues the trunk and joins all its siblings."""
         after = self.above[starts[0]] if starts else _RUN
         lower: Sequence[int] = starts
         while lower:
@@ -283,7 +283,7 @@ class _Tree:
 
 
 def _topological(nodes: Sequence[TreeNode]) -> list[int]:
-    """Order nodes after their dependencies, otherwise by position."""
+    """Order nodes after their dependencies, and otherwise by position."""
     open_counts = [len(node.dependencies) for node in nodes]
     dependents: list[list[int]] = [[] for _ in nodes]
     for place, node in enumerate(nodes):
@@ -332,7 +332,7 @@ def shown_status(row: TreeNode, run: RunRow, child: RunRow | None) -> str:
 
 
 def node_label(row: TreeNode) -> str:
-    """Return the task of a node, or its kind with the name that matters."""
+    """Return a node's task, or its kind together with the name that matters."""
     match row.kind:
         case "workflow":
             return f"workflow {row.sub_workflow_name}"

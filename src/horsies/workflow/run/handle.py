@@ -1,6 +1,6 @@
 """WorkflowHandle: wait for a run, read its results and control it.
 
-Nothing here but ``result`` raises for operational reasons: results are ``TaskResult``s, everything else is a
+Only ``result`` raises for operational reasons: results are ``TaskResult``s, and everything else is a
 ``HandleResult``. The sync and async forms of a method run the same script.
 """
 
@@ -66,12 +66,12 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 _ENDED = frozenset({"COMPLETED", "FAILED", "SKIPPED"})
-# The statuses in which get returns: the run has ended, or does not continue by itself.
+# The statuses in which get returns: the run has ended, or will not continue by itself.
 _READABLE = WORKFLOW_TERMINAL_STATES | {WorkflowStatus.PAUSED}
 
 
 class _RunTypes:
-    """The types of a run's results: given, or found from its nodes when they are first needed."""
+    """A run's result types: either passed in, or derived from its nodes when first needed."""
 
     __slots__ = ("_find", "known")
 
@@ -84,18 +84,18 @@ class _RunTypes:
         return self._find is not None
 
     def of(self, rows: list[NodeRow]) -> ResultTypes:
-        """Return the types, found from the nodes of the run unless they are known."""
+        """Return the types, derived from the run's nodes unless they are known."""
         if self._find is not None:
             self.known, self._find = self._find(rows), None
         return self.known
 
     def script(self, run_id: str) -> Script[ResultTypes]:
-        """Return the types, after reading the nodes of the run if that is needed."""
+        """Return the types, after reading the run's nodes if necessary."""
         return self.of((yield read_nodes(run_id))) if self.are_unread else self.known
 
 
 class WorkflowHandle(Generic[T]):
-    """A run of a workflow; every method has an async form, named ``..._async``.
+    """A workflow run; every method has an async form, named ``..._async``.
 
     Example:
         handle = spec.start().unwrap()
@@ -103,8 +103,8 @@ class WorkflowHandle(Generic[T]):
         if result.is_ok():
             print(result.ok_value)
 
-    A handle that you create from an id reads values as plain JSON, and the result by
-    ``output_type`` if given; ``app.workflow_handle(workflow_id)`` finds the types by itself.
+    A handle that you create from an id reads values as plain JSON, and the result as ``output_type`` if
+    you pass one; ``app.workflow_handle(workflow_id)`` finds the types by itself.
     """
 
     __slots__ = ("_cached", "_output", "_types", "broker", "workflow_id")
@@ -132,10 +132,9 @@ class WorkflowHandle(Generic[T]):
     def get(self, timeout_ms: int | None = None) -> TaskResult[T, TaskError]:
         """Wait for the result and return it; 0 reads once without waiting, None waits forever.
 
-        Never raises. A failed, cancelled or expired run returns its error, a paused run returns
-        WORKFLOW_PAUSED at once. Other errors: WAIT_TIMEOUT, RESULT_NOT_READY (with 0),
-        RESULT_TOO_LARGE (above 1 GiB), WORKFLOW_NOT_FOUND, BROKER_ERROR,
-        EVENT_LOOP_RUNNING.
+        Never raises. A failed, cancelled or expired run returns its error; a paused run returns
+        WORKFLOW_PAUSED immediately. Other errors: WAIT_TIMEOUT, RESULT_NOT_READY (with 0),
+        RESULT_TOO_LARGE (above 1 GiB), WORKFLOW_NOT_FOUND, BROKER_ERROR, EVENT_LOOP_RUNNING.
         """
         if self._cached is not None:
             return self._cached
@@ -159,7 +158,7 @@ class WorkflowHandle(Generic[T]):
         return done.unwrap_or_else(as_error_result)
 
     def result(self, timeout_ms: int | None = None) -> T:
-        """Wait for the run and return the value of its output, or raise as ``TaskHandle.result`` does."""
+        """Wait for the run and return its output's value, or raise as ``TaskHandle.result`` does."""
         return value_or_raise(self.workflow_id, self.get(timeout_ms))
 
     async def result_async(self, timeout_ms: int | None = None) -> T:
@@ -173,8 +172,8 @@ class WorkflowHandle(Generic[T]):
     ) -> HandleResult[WorkflowStatus]:
         """Wait for one of these statuses and return it; PAUSED ends the wait only if listed.
 
-        A terminal status ends the wait even if it is not listed. WAIT_TIMEOUT when the time is up;
-        0 reads once.
+        A terminal status ends the wait even if it is not listed. Returns WAIT_TIMEOUT when the time is
+        up; 0 reads once.
 
         Example:
             handle.wait(until={WorkflowStatus.PAUSED}, timeout_ms=60_000)
@@ -212,9 +211,9 @@ class WorkflowHandle(Generic[T]):
     def result_for(self, node: ValueNode[V] | NodeKey[V]) -> TaskResult[V, TaskError]:
         """Return the result of one node; never waits. A large result takes a second query.
 
-        RESULT_NOT_READY while it has none, UPSTREAM_SKIPPED for a skipped node, RESULT_TOO_LARGE above
-        1 GiB; NODE_NOT_FOUND, WORKFLOW_NOT_FOUND, WORKFLOW_CTX_MISSING_ID for a node that was not built
-        into a workflow.
+        RESULT_NOT_READY while there is no result, UPSTREAM_SKIPPED for a skipped node, RESULT_TOO_LARGE
+        above 1 GiB, NODE_NOT_FOUND, WORKFLOW_NOT_FOUND, and WORKFLOW_CTX_MISSING_ID for a node that was
+        not built into a workflow.
         """
         script = partial(self._result_script, node=node, node_id=_id_of(node))
         return self._perform(script).unwrap_or_else(as_error_result)
@@ -227,7 +226,7 @@ class WorkflowHandle(Generic[T]):
     def results(self) -> HandleResult[dict[str, TaskResult[Any, TaskError]]]:
         """Return the available results of all nodes, by node id.
 
-        A result above 1 GiB, and results after the first 1 GiB of others, are RESULT_TOO_LARGE instead.
+        A result above 1 GiB, and any result beyond the first 1 GiB in total, is RESULT_TOO_LARGE instead.
         """
         return self._perform(self._results_script)
 
@@ -236,7 +235,7 @@ class WorkflowHandle(Generic[T]):
         return await self._perform_async(self._results_script)
 
     def tasks(self, *, include_results: bool = True) -> HandleResult[list[WorkflowTaskInfo]]:
-        """Describe the nodes in the order of their indexes, each map node followed by its items."""
+        """Describe the nodes in index order, each map node followed by its items."""
         return self._perform(partial(self._tasks_script, results=include_results))
 
     async def tasks_async(
@@ -246,7 +245,7 @@ class WorkflowHandle(Generic[T]):
         return await self._perform_async(partial(self._tasks_script, results=include_results))
 
     def draw(self) -> HandleResult[str]:
-        """Return the graph of the run as text for a terminal, with the runs below it.
+        """Return the graph of the run and the runs below it as text for a terminal.
 
         Example:
             print(handle.draw().unwrap())
@@ -262,7 +261,7 @@ class WorkflowHandle(Generic[T]):
     def pause(self, *, reason: str | None = None) -> HandleResult[bool]:
         """Pause the run and the runs below it; True if it was RUNNING.
 
-        Running tasks continue and their results are kept; no other task starts, nor a retry.
+        Running tasks continue and their results are kept; no other task or retry starts.
         """
         return self._change("pause_run", control.pause_script, reason)
 
@@ -273,8 +272,8 @@ class WorkflowHandle(Generic[T]):
     def resume(self, *, retry_failed: bool = False) -> HandleResult[bool]:
         """Resume a paused run and the paused runs below it; True if it was paused.
 
-        Failed nodes stay failed. With ``retry_failed`` they are retried, and a FAILED run is
-        restarted from its failures.
+        Failed nodes stay failed. With ``retry_failed`` they are retried, and a FAILED run restarts from
+        its failures.
         """
         script = partial(control.resume_script, retry_failed=retry_failed)
         return self._change("resume_run", script)
@@ -287,7 +286,7 @@ class WorkflowHandle(Generic[T]):
     def retry(self, node: AnyNode | NodeKey[Any] | str | None = None) -> HandleResult[None]:
         """Retry a failed node, or all of them; nodes skipped because of the failure wait again.
 
-        A FAILED or PAUSED run continues. Successful nodes keep their results. Refused with
+        A FAILED or PAUSED run continues. Successful nodes keep their results. Rejected with
         NODE_NOT_FOUND, NOTHING_TO_RETRY, or WORKFLOW_NOT_RETRYABLE.
         """
         script = partial(control.retry_script, node_ids=_nodes_named(node))
@@ -303,8 +302,8 @@ class WorkflowHandle(Generic[T]):
     def cancel(self, *, interrupt: bool = False, reason: str | None = None) -> HandleResult[None]:
         """Cancel the run and the runs below it; tasks that have not started never will.
 
-        Running tasks are left to end, or stopped with ``interrupt``. Cancelling an ended run has no
-        effect and is not an error.
+        Running tasks are left to finish, or stopped if ``interrupt`` is set. Cancelling a run that has
+        ended has no effect and is not an error.
         """
         script = partial(control.cancel_script, interrupt=interrupt, reason=reason)
         return self._change("cancel_run", script, reason).map(_nothing)
@@ -350,9 +349,7 @@ class WorkflowHandle(Generic[T]):
         return await control.change_async(self.broker, self.workflow_id, verb, make_script, reason)
 
     def _needs_more(self, run: RunOutcome) -> bool:
-        """Whether the result of a run needs more than its row: types, or a result left out because
-        of its size.
-        """
+        """Whether a run's result needs more than its row: types, or a result omitted because of its size."""
         has_more = self._types.are_unread or _is_left_out(run)
         return run.status == WorkflowStatus.COMPLETED and has_more
 
@@ -376,7 +373,7 @@ class WorkflowHandle(Generic[T]):
         self, run: RunOutcome, ends: Mapping[str, str] | None = None
     ) -> TaskResult[T, TaskError]:
         result = run_result(run, self._types.known, self._output, ends)
-        if run.status == WorkflowStatus.COMPLETED:  # any other end can be undone by a retry
+        if run.status == WorkflowStatus.COMPLETED:  # any other ending can be undone by a retry
             self._cached = result
         return result
 
@@ -453,7 +450,7 @@ def _is_left_out(row: RunOutcome | NodeOutcome) -> bool:
 
 
 def _reading(run_id: str, indexes: Sequence[int]) -> Step:
-    """Return the statement that reads the results of these nodes, up to the size limit of one call."""
+    """Return the statement that reads these nodes' results, up to the size limit of one call."""
     return read_results([run_id] * len(indexes), list(indexes), READ_BYTES_MAX)
 
 
@@ -472,5 +469,5 @@ def _until(timeout_ms: int | None) -> frozenset[WorkflowStatus]:
 
 
 def _set_of(until: Collection[WorkflowStatus]) -> frozenset[WorkflowStatus]:
-    # A status is a string: on its own, it would be treated as the set of its letters.
+    # A status is a string; passed by itself, it would be treated as a set of letters.
     return frozenset([until]) if isinstance(until, str) else frozenset(until)  # type: ignore[list-item]

@@ -29,8 +29,8 @@ class WorkflowStartErrorCode(StrEnum):
 class WorkflowStartError:
     """A start that stored nothing, or whose COMMIT is in doubt (``retryable``: use ``retry_start``).
 
-    ``in_transaction`` is set if it belonged to a transaction of the caller; it must be repeated with
-    one.
+    ``in_transaction`` is set if the start belonged to the caller's transaction; repeat it with a
+    transaction.
     """
 
     code: WorkflowStartErrorCode
@@ -86,10 +86,10 @@ class SignalDelivery(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTaskInfo:
-    """A node of a run, or with ``item_index`` one item of a map node.
+    """A node in a run or, if ``item_index`` is set, one item of a map node.
 
-    ``name`` is the name of the task or of the sub-workflow. ``sub_workflow_status`` is the status of the
-    child run, which may be paused while this run continues.
+    ``name`` is the name of the task or sub-workflow. ``sub_workflow_status`` is the status of the child
+    run, which may be paused while this run continues.
     """
 
     node_id: str
@@ -120,8 +120,8 @@ class WorkflowTaskInfo:
 class WorkflowInfo:
     """A run as stored in the database.
 
-    ``paused_descendants`` are the paused runs below it; a run whose own status is RUNNING waits for
-    them. ``matched_case`` is the position of the success case that was met.
+    ``paused_descendants`` are the paused runs below this one; it waits for them even while its own
+    status is RUNNING. ``matched_case`` is the position of the success case that was met.
     """
 
     workflow_id: str

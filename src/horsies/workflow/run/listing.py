@@ -1,6 +1,6 @@
 """Read-only views of workflow runs: a run with its whole tree, one run for a page, and an audit.
 
-Their cost does not grow with the history.
+Their cost does not grow with the size of the history.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from horsies.workflow.run.results import read_error
 
 # A run is shown with at most this many runs of its tree.
 FAMILY_MAX = 200
-# The nodes of larger runs are counted, not read: 5,000 nodes take about 50 ms, their tasks included.
+# The nodes of larger runs are counted, not read: 5,000 nodes take about 50 ms, including their tasks.
 NODES_MAX = 10_000
 ITEMS_PER_PAGE = 100
 PROBLEMS_MAX = 20
@@ -45,9 +45,9 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """One run, the runs below it (parents first), and the nodes of all of them by run id.
+    """One run, the runs below it (parents first), and the nodes of all these runs by run id.
 
-    ``is_whole`` is False when the tree is too large to be shown.
+    ``is_whole`` is False if the tree is too large to show.
     """
 
     run: RunRow
@@ -60,8 +60,8 @@ class RunReport:
 class CloseUp:
     """A run with its nodes in order; ``children`` are the runs below it by id, without their nodes.
 
-    ``retries`` are the times of failed attempts by task id. A run with too many nodes has none here,
-    but ``counts`` of them by status.
+    ``retries`` holds the times of failed attempts by task id. For a run with too many nodes, ``nodes``
+    is empty and ``counts`` gives their number by status.
     """
 
     run: RunRow
@@ -116,7 +116,7 @@ def close_up_script(workflow_id: str, *, with_retries: bool = False) -> Script[C
 
 
 def _tree_script(workflow_id: str) -> Script[tuple[RunRow, list[RunRow]] | None]:
-    """Read a run, and its tree up to one run more than is shown; None if it does not exist."""
+    """Read a run, and its tree up to one run more than is shown; None if the run does not exist."""
     if (stored := stored_form(workflow_id)) is None:
         return None
     family: list[RunRow] = yield read_tree(stored, FAMILY_MAX + 1)
@@ -127,19 +127,19 @@ def _tree_script(workflow_id: str) -> Script[tuple[RunRow, list[RunRow]] | None]
 def items_script(
     workflow_id: str, task_index: int, after: tuple[bool, int] | None
 ) -> Script[list[MapItem]]:
-    """Read one page of the items of a map, and one item more if there are more."""
+    """Read one page of a map's items, plus one more item if there is one."""
     is_well, item_index = after or (False, -1)
     page = list_map_items(workflow_id, task_index, is_well, item_index, ITEMS_PER_PAGE + 1)
     return read_rows(page)
 
 
 def problems_script(workflow_id: str) -> Script[list[BrokenRun]]:
-    """Compare the rows of one open run, as the audit of all runs does."""
+    """Compare the rows of one open run, as the audit does for all runs."""
     return read_rows(find_run_problems(workflow_id, PROBLEMS_MAX))
 
 
 def audit(broker: PostgresBroker, limit: int) -> BrokerResult[list[BrokenRun]]:
-    """Return the inconsistencies of open runs, which only manual edits cause, and their blocked tasks."""
+    """Return the inconsistencies in open runs, which only manual edits cause, and their blocked tasks."""
     return broker.perform(_READING, read_rows(find_broken_runs(limit)))
 
 
@@ -161,5 +161,5 @@ def _run_document(run: RunRow, report: RunReport) -> dict[str, Any]:
 
 
 def problems_document(problems: Iterable[BrokenRun]) -> list[dict[str, Any]]:
-    """Return the findings of an audit as JSON objects."""
+    """Return an audit's findings as JSON objects."""
     return [{"workflow_id": one.id, "problem": one.problem} for one in problems]

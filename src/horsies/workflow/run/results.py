@@ -1,7 +1,7 @@
 """Reading a run: stored rows become results, errors and descriptions, decoded by declared types.
 
-The types come from the nodes of the specification that was started, or are looked up by the rows of
-a run that was started elsewhere; without either, values are plain JSON.
+The types come from the nodes of the specification that was started, or are looked up by the rows of a
+run that was started elsewhere; if neither is available, values are plain JSON.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class ResultTypes(Protocol):
     """The types of a run's results."""
 
     def codec(self, node_id: str) -> ResultCodec | None:
-        """Return the codec of a node's result, or None when its type is not known."""
+        """Return the codec for a node's result, or None if its type is not known."""
 
     def signal_type(self, name: str) -> Any:
-        """Return the type of the values of a signal, Any when it is not known."""
+        """Return the type of a signal's values; Any if it is not known."""
 
 
 FindTypes: TypeAlias = Callable[[Sequence[NodeRow]], ResultTypes]
 
 
 class DeclaredTypes:
-    """The types that nodes declare; they are looked up on demand."""
+    """The types that nodes declare, looked up on demand."""
 
     __slots__ = ("_by_id", "_nodes")
 
@@ -73,7 +73,7 @@ class DeclaredTypes:
 
 NO_TYPES = DeclaredTypes(())
 
-# The most bytes of results that one call reads, as much as PostgreSQL stores in one value.
+# The most bytes of results that one call reads: as much as PostgreSQL can store in one value.
 READ_BYTES_MAX = 1 << 30
 
 _ENDS = {
@@ -84,7 +84,7 @@ _ENDS = {
 
 
 def whole_results(parts: Iterable[ResultPart]) -> Iterator[tuple[ResultPart, str | None]]:
-    """Yield one part of each node, and the text of the node's result; None when it was left out."""
+    """Yield one part of each node with the text of the node's result; None if it was omitted."""
     for _, group in groupby(parts, key=lambda part: (part.workflow_id, part.task_index)):
         first, *others = group
         text = first.result
@@ -99,9 +99,9 @@ def run_result(
     output: ResultCodec | None = None,
     ends: Mapping[str, str] | None = None,
 ) -> TaskResult[Any, TaskError]:
-    """Return the result of a run; ``output`` is the codec of its output node, if known.
+    """Return a run's result; ``output`` is the codec of its output node, if known.
 
-    ``ends`` has the results of nodes by id if the run's own row came without them.
+    ``ends`` has the nodes' results by id if the run's own row came without them.
     """
     status = WorkflowStatus(run.status)
     match status:
@@ -154,13 +154,13 @@ def _completed(
 
 
 def _ends_of(text: str | None) -> dict[str, str]:
-    """Return the results of all final nodes of a graph, which are stored together."""
+    """Return the results of all end nodes of a graph, which are stored together."""
     stored = from_json(text or "")["ok"]
     return {node_id: to_json(result).decode() for node_id, result in stored.items()}
 
 
 def too_large(owner: str, size: int) -> TaskResult[Any, TaskError]:
-    """Return the error in place of a result that is not read because of its size."""
+    """Return the error that replaces a result not read because of its size."""
     return error_result(
         RetrievalCode.RESULT_TOO_LARGE,
         f"The result of {owner} is {size:,} bytes; one call reads at most {READ_BYTES_MAX:,}. Read nodes "
@@ -170,7 +170,7 @@ def too_large(owner: str, size: int) -> TaskResult[Any, TaskError]:
 
 
 def read_error(text: str | None) -> TaskError | None:
-    """Return the stored error of a run, or None without a readable one."""
+    """Return a run's stored error, or None if there is no readable one."""
     read = None if text is None else decode_untyped(f'{{"err":{text}}}')
     return read.value.err_value if isinstance(read, Ok) else None
 
@@ -233,7 +233,7 @@ def node_results(
 
 
 def node_info(row: NodeRow, result: TaskResult[Any, TaskError] | None) -> WorkflowTaskInfo:
-    """Describe a node; ValueError when the summary of its sub-workflow cannot be read."""
+    """Describe a node; ValueError if its sub-workflow's summary cannot be read."""
     summary, child_status = row.sub_workflow_summary, row.sub_workflow_status
     return WorkflowTaskInfo(
         **_shared_fields(WorkflowTaskInfo, row),
@@ -287,7 +287,7 @@ def run_info(run: RunRow, below: Iterable[RunRow]) -> WorkflowInfo:
     )
 
 
-# Fields that a description holds in another form than the row: enums, decoded results, no None.
+# Fields whose form in a description differs from the row: enums, decoded results, no None.
 _CONVERTED = {
     *("status", "error", "result", "retry_count"),
     *("sub_workflow_summary", "sub_workflow_status"),
@@ -306,7 +306,7 @@ def _shared_names(kind: type, columns: tuple[str, ...]) -> list[str]:
 
 
 def _item_codec(of_map: ResultCodec | None) -> ResultCodec | None:
-    """Return the codec of one member of the list that a map node returns."""
+    """Return the codec for one member of the list that a map node returns."""
     if of_map is None:
         return None
     (member,) = get_args(of_map.ok_type)

@@ -1,7 +1,7 @@
-"""Starting: the plan of a run becomes rows in one statement and one transaction.
+"""Starting: a run's plan becomes rows in one statement and one transaction.
 
-The run, its nodes and the tasks of its roots appear together or not at all. The same id means the
-same run, however often it is started. Nothing here raises for operational reasons.
+The run, its nodes and its roots' tasks appear together or not at all. The same id means the same run,
+no matter how often it is started. Nothing here raises for operational reasons.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Startable(HasGraph, YieldsValue[T_co], Protocol[T_co]):
-    """The part of a specification that starting it needs; ``T_co`` is the type of its result."""
+    """What starting needs from a specification; ``T_co`` is the type of its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,9 @@ async def start_async(
 
 
 def replay_options(spec: HasGraph, error: object) -> WorkflowStartResult[StartOptions]:
-    """Return the options of a start that failed with ENQUEUE_FAILED; it is stored at most once."""
+    """Return the options for repeating a start that failed with ENQUEUE_FAILED; the run is stored at
+    most once.
+    """
     if not isinstance(error, WorkflowStartError):
         problem = "only the WorkflowStartError of a failed start can be retried"
     elif error.code is not WorkflowStartErrorCode.ENQUEUE_FAILED:
@@ -112,7 +114,9 @@ def replay_options(spec: HasGraph, error: object) -> WorkflowStartResult[StartOp
 
 
 def reported(started: WorkflowStartResult[T]) -> WorkflowStartResult[T]:
-    """Log a failed start, because callers may ignore the value; messages may quote arguments."""
+    """Log a failed start, because callers may ignore the value; the message is left out, because it may
+    quote arguments.
+    """
     if isinstance(started, Err):
         error = started.err_value
         # The caller's own changes may be committed without the run.
@@ -156,7 +160,7 @@ async def _launch_async(
 def own_broker(
     graph: Graph, options: StartOptions
 ) -> WorkflowStartResult[tuple[PostgresBroker, bool]]:
-    """Return the broker of the application that built the graph, and whether to resend."""
+    """Return the broker of the application that built the graph, and whether to retry a failed start."""
     producer = graph.producer
     if producer is None:
         message = (
@@ -210,7 +214,7 @@ def _script(run: Run) -> Script[StartedRun]:
         (row,) = rows
         if row.created or row.name is not None:
             return row
-        # The previous run of a key ended in between, so its successor is not stored yet.
+        # The key's previous run ended in between, so its successor is not stored yet.
 
 
 def _handle(

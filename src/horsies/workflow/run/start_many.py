@@ -1,8 +1,8 @@
-"""Starting many: a stream of specifications becomes chunks of plans, stored in one transaction: all of them,
-or none.
+"""Starting many: a stream of specifications becomes chunks of plans, stored in one transaction: all or
+none.
 
-A chunk is stored before the next one is built, so only the handles of the started runs stay in memory. Runs
-whose nodes are the same tasks share the types of their results.
+A chunk is stored before the next one is built, so only the handles of started runs stay in memory. Runs
+whose nodes are the same tasks share their result types.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from horsies.workflow.run.start import (
 
 T = TypeVar("T")
 
-# A chunk bounds the memory of the program and the time of one statement.
+# A chunk limits the program's memory use and the duration of one statement.
 CHUNK_RUNS = 500
 CHUNK_CHARACTERS = 1_000_000
-# A chunk of one row would send another notification, which names the row, so the last chunk takes over two
-# runs of the previous chunk.
+# A chunk of one row would send another notification, which names the row, so the last chunk takes over
+# two runs from the previous one.
 _CARRIED = 2
 
 
@@ -50,8 +50,8 @@ def start_many(
 ) -> WorkflowStartResult[list[WorkflowHandle[T]]]:
     """Start many runs in one transaction: all of them, or none.
 
-    The specifications must come from one application; the same one may be given many times. A
-    generator is read in chunks while the previous runs are stored.
+    The specifications must come from one application; the same one may occur many times. A generator is
+    read in chunks while the previous runs are stored.
 
     Example:
         handles = start_many(build_report(day) for day in days).unwrap()
@@ -81,7 +81,7 @@ async def start_many_async(
 
 
 class _RefusedRun(Exception):
-    """A run of the stream that cannot be started."""
+    """A run in the stream that cannot be started."""
 
     def __init__(self, position: int, error: WorkflowStartError) -> None:
         message = f"Workflow {position} of start_many: {error.message}"
@@ -115,7 +115,7 @@ def _prepared(specs: Iterable[HasGraph], options: StartOptions, producer: object
 
 
 def _chunks(runs: Iterable[Run]) -> Iterator[tuple[list[Run], bool]]:
-    """Cut the runs into chunks; with each, whether it is the last one."""
+    """Cut the runs into chunks; each comes with a flag that marks the last one."""
     chunk: list[Run] = []
     size = 0
     for run in runs:
@@ -133,7 +133,7 @@ def _chunks(runs: Iterable[Run]) -> Iterator[tuple[list[Run], bool]]:
 def _stream(
     specs: Iterable[Startable[T]], options: StartOptions
 ) -> WorkflowStartResult[_Stream[T]] | None:
-    """Prepare the first chunk, and with it all of a short stream; None if there is no run."""
+    """Prepare the first chunk, which holds all of a short stream; None if there is no run."""
     specs = _workflows(specs)
     if (spec := next(specs, None)) is None:
         return None
@@ -151,14 +151,14 @@ def _stream(
 
 @dataclass(slots=True)
 class _Stream(Generic[T]):
-    """One start_many: its plans, and the handles of the runs that were prepared."""
+    """One start_many: its plans, and the handles of the runs prepared so far."""
 
     _broker: PostgresBroker
     _resend: bool
     _first_run: Run
     _chunks: Iterator[tuple[list[Run], bool]]
     _is_single: bool
-    # The exception that ended the stream: a refused run, or one raised by the caller's iterable.
+    # The exception that ended the stream: a rejected run, or one raised by the caller's iterable.
     _fault: Exception | None = None
     _handles: list[WorkflowHandle[T]] = field(default_factory=list)
     _types: dict[tuple[tuple[str | None, int], ...], DeclaredTypes] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class _Stream(Generic[T]):
         self._kept = KeptRows() if self._resend else None
 
     def store(self) -> BrokerResult[None]:
-        """Start all runs; repeat after a transient failure as configured for the application."""
+        """Start all runs; repeat after a transient failure if the application is configured to."""
         transaction, atomic = self._first_run.options.transaction, not self._is_single
         return self._broker.store(self._script, transaction, resend=self._resend, atomic=atomic)
 
@@ -181,7 +181,7 @@ class _Stream(Generic[T]):
         )
 
     def end(self, stored: BrokerResult[None]) -> WorkflowStartResult[list[WorkflowHandle[T]]]:
-        """Return the handles or the error, and end the spans; an error of the iterable is raised."""
+        """Return the handles or the error, and end the spans; an error from the iterable is raised."""
         for sending in self._sendings:
             sending.end(stored.err_value.code.value if isinstance(stored, Err) else None)
         if isinstance(self._fault, _RefusedRun):
@@ -198,12 +198,12 @@ class _Stream(Generic[T]):
             self._kept.close()
 
     def _script(self) -> Script[None]:
-        # A resend finds the runs of an attempt whose answer was lost by their ids.
+        # A resend uses the ids to find the runs of an attempt whose answer was lost.
         for plans in self._plans():
             yield start_runs(plans)
 
     def _plans(self) -> Iterator[str]:
-        """Return the plans of earlier attempts, then those of the rest of the stream."""
+        """Return the plans of earlier attempts, followed by those of the rest of the stream."""
         if self._fault is not None:
             raise self._fault
         if self._kept is not None:
@@ -228,11 +228,11 @@ class _Stream(Generic[T]):
         return chunk
 
     def _types_of(self, nodes: Sequence[AnyNode]) -> DeclaredTypes:
-        """Return types that runs of the same tasks share: a handle then keeps no nodes."""
+        """Return types that runs of the same tasks share, so that a handle keeps no nodes."""
         types, shape = DeclaredTypes(nodes), []
         for node in nodes:
             if not isinstance(node, TaskNode):
                 return types
-            # Keeping the nodes keeps the definition alive, and with it this id().
+            # Keeping the nodes keeps the definition alive, so this id() stays valid.
             shape.append((node.node_id, id(node.fn.definition)))
         return self._types.setdefault(tuple(shape), types)
