@@ -256,7 +256,7 @@ def running_task() -> CurrentTask | None:
 
 
 def current_task() -> CurrentTask:
-    """Return the running task, also in its threads and coroutines; raise LookupError elsewhere.
+    """Return the running task, even in its threads and coroutines; raise LookupError elsewhere.
 
     Example:
         @app.task

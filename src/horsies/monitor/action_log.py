@@ -19,7 +19,7 @@ _LAST_ID = (1 << 63) - 1
 def list_actions_script(
     subject: str | None = None, actor: str | None = None, before: int | None = None, limit: int = 50
 ) -> Script[list[ActionRow]]:
-    """Read a page of changes, newest first; ``before`` is the id of the last row of the previous page."""
+    """Read a page of changes, newest first; ``before`` is the id of the previous page's last row."""
     found: list[ActionRow] = yield list_actions(
         subject=None if subject is None else storable_text(subject),
         actor=None if actor is None else storable_text(actor),
@@ -35,7 +35,7 @@ def last_action_script(subject: str, verb: str) -> Script[ActionRow | None]:
 
 
 def author_script(subject: str, verb: str) -> Script[str | None]:
-    """Return the author of the last such manual change, with the reason if there is one."""
+    """Return who made the last such manual change, and the reason if there is one."""
     row = yield from last_action_script(subject, verb)
     if row is None:
         return None

@@ -1,7 +1,7 @@
 """Operator actions: pause and resume queues, and retry finished tasks.
 
-A pause takes effect on every worker with its next turn. A retry never changes the finished task: it
-sends the same request again, as a new task.
+A pause takes effect on every worker at its next turn. A retry never changes the finished task: it sends
+the same request again, as a new task.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class TaskRetried:
 class QueueOrder:
     """A request to pause or resume a queue.
 
-    ``configured`` are the queues of the application. It is None without an application; the queues in
-    use in the database are then accepted. ``reason`` is stored with the record of the change.
+    ``configured`` lists the application's queues. If there is no application it is None, and any queue
+    in use in the database is accepted. ``reason`` is stored with the record of the change.
     """
 
     name: str
@@ -112,11 +112,11 @@ def _switch_script(order: QueueOrder) -> Script[BrokerResult[Switched[QueueState
 def retry_task(
     broker: PostgresBroker, task_id: str, *, suppressed: bool = False, reason: str | None = None
 ) -> Result[TaskRetried, TaskActionError]:
-    """Send the request of a finished task again, as a new task that refers to the old one.
+    """Send a finished task's request again, as a new task that refers to the old one.
 
     The new task has the same arguments, options, queue, priority and time limit. It drops the
-    idempotency key, and a ``good_until`` that has passed. Unfinished tasks and tasks of a workflow are
-    refused.
+    idempotency key, and a ``good_until`` that has passed. Unfinished tasks and workflow tasks are
+    rejected.
     """
     if suppressed:
         return Err(_suppressed(task_id))

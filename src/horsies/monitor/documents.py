@@ -1,6 +1,6 @@
-"""JSON documents of queues, workers, tasks, schedules and pages.
+"""JSON documents for queues, workers, tasks, schedules and pages.
 
-Shared by ``--json`` of the command line and by the JSON API. The document of a run is in
+Shared by the command line's ``--json`` and the JSON API. A run's document is in
 ``horsies.workflow.run.listing``.
 """
 
@@ -29,7 +29,7 @@ def json_text(value: Any, *, ascii_only: bool = False) -> str:
 
 
 def json_value(value: Any) -> Any:
-    """Return plain JSON values: times as text in UTC, enumerations by value."""
+    """Return plain JSON values: times as text in UTC, enum members by value."""
     match value:
         case Enum():
             return value.value
@@ -46,7 +46,7 @@ def json_value(value: Any) -> Any:
 
 
 def stored_json(text: str | None) -> Any:
-    """Parse stored JSON; other text is returned as it is."""
+    """Parse stored JSON; other text is returned unchanged."""
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The facts of a diagnosis: rows that are read once and shared by all rules, and the limits of the rules."""
+"""The facts behind a diagnosis: rows that are read once and shared by all rules, and the rules' limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEGABYTE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The values at which a fact becomes a finding; two values are the limits for yellow and red."""
+    """The values at which a fact becomes a finding; a pair holds the limits for yellow and red."""
 
     xmin_seconds: tuple[float, float] = (5 * MINUTE, HOUR)
     xmin_transactions: tuple[int, int] = (1_000_000, 50_000_000)
@@ -47,7 +47,7 @@ def _now() -> datetime:
 
 @dataclass(slots=True)
 class Facts:
-    """The rows that the rules of one run have read; rules that need the same rows share them."""
+    """The rows read in one run of the rules; rules that need the same rows share them."""
 
     schema: str = DEFAULT_SCHEMA
     limits: Limits = Limits()
@@ -55,7 +55,7 @@ class Facts:
     _known: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
 
     def read(self, step: tuple[Statement[Any, Row], Any]) -> Script[list[Row]]:
-        """The rows of a statement with these parameters, read once per run."""
+        """The rows that a statement returns for these parameters, read once per run."""
         statement, params = step
         key = (statement.name, repr(params))
         if key not in self._known:

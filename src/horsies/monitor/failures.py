@@ -1,6 +1,6 @@
 """Failed attempts grouped by task and error code.
 
-The groups come from the newest 20,000 attempts, and at most 2,000 failed ones among them are read.
+The groups come from the newest 20,000 attempts; at most 2,000 failed attempts among them are read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAILURES_MAX = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Groups, the largest first. ``looked_back_to`` is None when all recorded attempts were read."""
+    """Groups, the largest first. ``looked_back_to`` is None if all recorded attempts were read."""
 
     groups: list[FailureGroup]
     looked_back_to: datetime | None = None

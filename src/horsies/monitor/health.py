@@ -1,7 +1,7 @@
-"""Health checks: ping the database, ping the workers, read the snapshots of workers.
+"""Health checks: ping the database, ping the workers, read workers' snapshots.
 
-A ping goes through the LISTEN connection and the main loop of a worker, so a pong proves that both
-work. Every function returns a value, and none changes a task.
+A ping goes through a worker's LISTEN connection and main loop, so a pong proves that both work. Every
+function returns a value, and none changes a task.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
 @dataclass(frozen=True, slots=True)
 class DatabasePing:
-    """The round-trip time to the database, and the version of the server."""
+    """The round-trip time to the database, and the server's version."""
 
     latency_ms: float
     server_version: str
@@ -59,7 +59,7 @@ class WorkerPong:
 
 
 def ping_database(broker: PostgresBroker) -> BrokerResult[DatabasePing]:
-    """Ask the server for its version; works without the tables of horsies."""
+    """Ask the server for its version; works without the horsies tables."""
     try:
         with broker.database.connection() as connection:
             return Ok(run_script(connection, _database_script()))
@@ -88,10 +88,11 @@ def ping_workers(
     min_responses: int | None = None,
     among: Collection[str] | None = None,
 ) -> BrokerResult[list[WorkerPong]]:
-    """Ping all workers, or one, and return the pongs in the order of arrival.
+    """Ping all workers, or one, and return the pongs in order of arrival.
 
     Returns as soon as the target or ``min_responses`` workers have replied, or when the time is up; the
-    list is empty if no worker replied. Pongs of workers that are not ``among`` these ids do not count.
+    list is empty if no worker replied. Pongs from workers that are not ``among`` these ids do not
+    count.
     """
     if problem := _ping_problem(timeout_seconds, min_responses):
         return Err(BrokerOperationError(BrokerErrorCode.WORKER_PING_FAILED, problem))
@@ -193,7 +194,7 @@ def read_pong(payload: str, correlation_id: str, latency_ms: float) -> WorkerPon
 
 
 def list_worker_states(broker: PostgresBroker) -> BrokerResult[list[WorkerStateSnapshot]]:
-    """Return the newest snapshot of every worker on record, the most recent first."""
+    """Return the newest snapshot of every worker on record, most recent first."""
     return broker.perform(_READING, read_rows(newest_worker_states()))
 
 
@@ -206,7 +207,7 @@ async def list_worker_states_async(
 def get_worker_state_history(
     broker: PostgresBroker, worker_id: str, limit: int | None = None
 ) -> BrokerResult[list[WorkerStateSnapshot]]:
-    """Return the snapshots of one worker, newest first; all of them without a limit."""
+    """Return one worker's snapshots, newest first; all of them if there is no limit."""
     if problem := _limit_problem(limit):
         return Err(problem)
     history = worker_state_history(worker_id, limit)

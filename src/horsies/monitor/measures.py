@@ -1,4 +1,4 @@
-"""Measures: rates of attempts and percentiles of their durations, from the counts that workers store.
+"""Measures: attempt rates and duration percentiles, from the counts that workers store.
 
 A worker counts every attempt into buckets of its waiting and running time. Percentiles are therefore
 estimates: exact to the bucket, interpolated inside it.
@@ -27,10 +27,10 @@ BOUNDS = (
     *(2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0),
 )
 BUCKETS = len(BOUNDS) + 1
-# After this many names of tasks in one process, all others count as one.
+# After this many task names in one process, all others count as one.
 NAMES_MAX = 200
 
-# Minutes become tens of minutes at this age.
+# At this age, rows of single minutes are merged into rows of ten.
 MINUTES_KEPT = timedelta(hours=6)
 _TEN_MINUTES = timedelta(minutes=10)
 _COUNTS = ("done", "failed", "retried", "crashed", "stopped", "waited_ms", "ran_ms")
@@ -38,7 +38,7 @@ _COUNTS = ("done", "failed", "retried", "crashed", "stopped", "waited_ms", "ran_
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Durations in seconds of ``count`` attempts; None without any."""
+    """Durations in seconds of ``count`` attempts; None if there are none."""
 
     count: int = 0
     mean: float | None = None
@@ -52,9 +52,8 @@ class Slot:
     """The attempts that ended in one slot of time, which begins at ``at``.
 
     ``retried`` attempts are followed by another one; the other ends are final. ``stopped`` attempts
-    were cancelled, exceeded their time limit, or ended with their worker. ``waited`` is the time
-    from due to started, of attempts that started in the slot; ``ran`` is the time from started to
-    ended.
+    were cancelled, exceeded their time limit, or ended with their worker. ``waited`` is the time from
+    due to started, for attempts that started in the slot; ``ran`` is the time from started to ended.
     """
 
     at: datetime
@@ -73,9 +72,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Slots of equal length in the order of time, without gaps, up to the database's ``until``.
+    """Slots of equal length in chronological order, without gaps, up to the database's ``until``.
 
-    The last slot is not over yet. ``total`` has all attempts of the series, at the time of its first slot.
+    The last slot is not over yet. ``total`` covers all attempts in the series and starts with its first
+    slot.
     """
 
     step: timedelta
@@ -95,7 +95,7 @@ def bucket_of(seconds: float) -> int:
 
 
 def percentile(buckets: Sequence[int], share: float) -> float | None:
-    """Return the duration in seconds that this share of attempts does not exceed; None without attempts.
+    """Return the duration in seconds that this share of attempts does not exceed; None if there are none.
 
     Durations beyond the last bound are reported as that bound.
     """
@@ -123,8 +123,8 @@ def percentiles(buckets: Sequence[int], sum_ms: float) -> Percentiles:
 
 
 def fitting_step(since: timedelta, step: timedelta) -> timedelta:
-    """Round the step to whole minutes, or to tens of minutes for a series that begins before the
-    stored minutes.
+    """Round the step to whole minutes, or to tens of minutes for a series that begins before the stored
+    minutes.
     """
     unit = timedelta(minutes=1) if since <= MINUTES_KEPT else _TEN_MINUTES
     return max(1, round(step / unit)) * unit
@@ -133,8 +133,8 @@ def fitting_step(since: timedelta, step: timedelta) -> timedelta:
 def read_measures_script(
     since: timedelta, step: timedelta, queues: Sequence[str] = (), names: Sequence[str] = ()
 ) -> Script[Series]:
-    """Read the attempts of the last ``since`` in slots of ``step``; ``queues`` and task ``names`` restrict
-    them. ``step`` is rounded by ``fitting_step``.
+    """Read the attempts of the last ``since`` in slots of ``step``; ``queues`` and task ``names``
+    restrict them. ``step`` is rounded by ``fitting_step``.
     """
     step = fitting_step(since, step)
     seconds = round(step.total_seconds())
@@ -147,7 +147,8 @@ def read_measures_script(
 def read_split_measures_script(
     split: Literal["queue", "task"], since: timedelta, queues: Sequence[str] = ()
 ) -> Script[dict[str, Series]]:
-    """Read the attempts of the period ``since``, up to now, as one slot per queue or task name that has any.
+    """Read the attempts of the period ``since``, up to now, as one slot per queue or task name that has
+    any.
 
     A worker measures its first 200 task names separately; the name '' stands for all its other tasks.
     """
@@ -160,7 +161,7 @@ def read_split_measures_script(
 
 
 def done_by_minute_script(minutes: int = 60) -> Script[dict[str, Sequence[int]]]:
-    """Read how many attempts of each queue were done in each of the last whole minutes, oldest first."""
+    """Read how many of each queue's attempts were done in each of the last whole minutes, oldest first."""
     rows: list[DoneByMinute] = yield count_done_by_minute(minutes)
     found: dict[str, Sequence[int]] = {}
     for row in rows:

@@ -1,7 +1,7 @@
-"""Metrics for Prometheus: the catalogue, the gauges of the whole cluster, the text that a scraper reads.
+"""Prometheus metrics: the catalogue, the cluster-wide gauges, and the text that a scraper reads.
 
-``prometheus_client`` is an optional dependency, the extra ``metrics``: only the functions that write text
-or register counters import it.
+``prometheus_client`` is an optional dependency, the extra ``metrics``: only the functions that write
+text or register counters import it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Source = Literal["cluster", "worker", "producer"]
 
 
 class Metric(NamedTuple):
-    """One entry of the catalogue. ``values`` are the values of its last label, if they are fixed."""
+    """One catalogue entry. ``values`` are the values of its last label, if they are fixed."""
 
     name: str
     kind: Kind
@@ -201,12 +201,12 @@ PRODUCER = _metrics(
 CATALOGUE = (*CLUSTER, *WORKER, *PRODUCER)
 _BY_NAME = {metric.name: metric for metric in CATALOGUE}
 
-# The label of all tasks beyond the first 200 names of a process.
+# The label for all tasks beyond a process's first 200 names.
 OTHER_TASK = "other"
 
 
 class Sample(NamedTuple):
-    """One value of a metric, with the values of its labels."""
+    """One value of a metric, with its label values."""
 
     name: str
     labels: tuple[str, ...]
@@ -214,7 +214,7 @@ class Sample(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """The counts of one histogram by bucket, and the sum of its observations."""
+    """One histogram's counts by bucket, and the sum of its observations."""
 
     name: str
     labels: tuple[str, ...]
@@ -236,7 +236,7 @@ class MissingExtraError(Exception):
 
 
 def require_prometheus() -> None:
-    """Raise ``MissingExtraError`` without the extra ``metrics``."""
+    """Raise ``MissingExtraError`` if the extra ``metrics`` is not installed."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError:
@@ -251,7 +251,7 @@ def exposition(values: Iterable[Value], accept: str = "") -> tuple[bytes, str]:
 def exposition_of(
     by_database: Mapping[str, Iterable[Value]], accept: str = ""
 ) -> tuple[bytes, str]:
-    """Like ``exposition``, for several databases, distinguished by the label ``database``; "" gets
+    """Like ``exposition``, but for several databases, distinguished by the label ``database``; "" gets
     no label.
     """
     require_prometheus()
@@ -265,7 +265,7 @@ def exposition_of(
 
 
 class _Collected:
-    """A collector of values that were read before."""
+    """A collector of values that have already been read."""
 
     def __init__(self, by_database: Mapping[str, Iterable[Value]]) -> None:
         self._by_database = by_database
@@ -316,8 +316,7 @@ def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
 
 @dataclass
 class ClusterGauges:
-    """The gauges of the cluster, collected at most every five seconds, however many scrapers there
-    are.
+    """The cluster's gauges, collected at most every five seconds, however many scrapers there are.
 
     While ``fresh`` is None, one caller at a time runs ``script`` on its own connection.
     """
@@ -371,7 +370,7 @@ def cluster_samples(
     gauges: Gauges,
     sizes: Iterable[TableSize],
 ) -> Iterator[Sample]:
-    """Turn the facts of the database into gauges."""
+    """Turn facts from the database into gauges."""
     for queue in overview.queues:
         yield from _queue_samples(queue, overview.workers, series.get(queue.name))
     for state, count in _worker_states(overview.workers).items():
@@ -427,16 +426,16 @@ def _worker_states(workers: Iterable[WorkerSummary]) -> dict[str, int]:
 
 
 class _Sends(Protocol):
-    """The part of an application that counting sends needs."""
+    """What counting sends needs from an application."""
 
     _producer: Producer
 
 
 def count_sends(app: _Sends, registry: CollectorRegistry | None = None) -> None:
-    """Count the sends of this process as ``horsies_sends_total``, and measure how long they take.
+    """Count this process's sends as ``horsies_sends_total``, and measure how long they take.
 
-    The metrics are registered with ``registry``, by default that of ``prometheus_client``, which your
-    application serves. Call it once; it needs the extra ``metrics``.
+    The metrics are registered with ``registry``, by default the one in ``prometheus_client``, which
+    your application serves. Call this once; it needs the extra ``metrics``.
 
     Example:
         count_sends(app)

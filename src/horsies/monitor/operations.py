@@ -35,15 +35,15 @@ else:
 
 
 class Operations(ABC):
-    """The methods that read and control the stored tasks, queues and workers of an application."""
+    """The methods that read and control an application's stored tasks, queues and workers."""
 
     @abstractmethod
     def get_broker(self) -> PostgresBroker:
-        """Return the broker of the application."""
+        """Return the application's broker."""
 
     @abstractmethod
     def are_sends_suppressed(self) -> bool:
-        """Return whether sends of this process are suppressed."""
+        """Return whether this process's sends are suppressed."""
 
     @abstractmethod
     def get_valid_queue_names(self) -> list[str]:
@@ -62,7 +62,7 @@ class Operations(ABC):
         return TaskHandle(task_id, self.get_broker(), results)
 
     def get_result(self, task_id: str, timeout_ms: int | None = None) -> TaskResult[Any, TaskError]:
-        """Wait for the result of a task by its id; see ``TaskHandle.get``."""
+        """Wait for a task's result by its id; see ``TaskHandle.get``."""
         return self.handle(task_id).get(timeout_ms)
 
     async def get_result_async(
@@ -114,7 +114,7 @@ class Operations(ABC):
         return await self.handle(task_id).cancel_async(include_running=include_running)
 
     def retry_task(self, task_id: str) -> Result[TaskRetried, TaskActionError]:
-        """Send the request of a finished task again, as a new task that refers to the old one."""
+        """Send a finished task's request again, as a new task that refers to the old one."""
         return actions.retry_task(
             self.get_broker(), task_id, suppressed=self.are_sends_suppressed()
         )
@@ -128,13 +128,12 @@ class Operations(ABC):
     rerun_task = retry_task
     rerun_task_async = retry_task_async
 
-    # Why something does not move
+    # Why something is not making progress
 
     def explain(self, row_id: str, node: str | None = None) -> BrokerResult[Explanation]:
-        """Explain why a task or a run does not move, whichever has this id, or a node of the run.
+        """Explain why the task or run with this id, or a node of the run, is not making progress.
 
-        ``status`` of the explanation is None when there is no such task, run or node; its reason
-        then explains why.
+        The explanation's ``status`` is None if there is no such task, run or node; its reason says why.
 
         Example:
             for reason in app.explain(handle.task_id).unwrap().reasons:
@@ -149,7 +148,7 @@ class Operations(ABC):
         return await explain.explain_async(self.get_broker(), explain.explain_script(row_id, node))
 
     def explain_queue(self, queue_name: str) -> BrokerResult[Explanation]:
-        """Explain why the tasks of a queue do not start."""
+        """Explain why a queue's tasks do not start."""
         return explain.explain(self.get_broker(), self._queue_script(queue_name))
 
     async def explain_queue_async(self, queue_name: str) -> BrokerResult[Explanation]:
@@ -183,9 +182,9 @@ class Operations(ABC):
     ) -> BrokerResult[TaskPage]:
         """Return a page of tasks, newest first. Several values of one filter are alternatives.
 
-        ``status`` takes a TaskStatus or its text, in upper or lower case.
-        ``since`` and ``until`` bound the time of the send. ``limit`` is at most 1,000. ``after`` is the
-        ``next_cursor`` of the previous page. Err(INVALID_QUERY) names a wrong filter.
+        ``status`` takes a TaskStatus or its text, in upper or lower case. ``since`` and ``until`` bound
+        the send time. ``limit`` is at most 1,000. ``after`` is the previous page's ``next_cursor``.
+        Err(INVALID_QUERY) names a wrong filter.
 
         Example:
             page = app.tasks_where(status="FAILED", queue=["mail", "reports"]).unwrap()
@@ -241,8 +240,8 @@ class Operations(ABC):
         limit: int = LIMIT_DEFAULT,
         after: str | None = None,
     ) -> BrokerResult[RunPage]:
-        """Return a page of workflow runs, newest first, like ``tasks_where`` for tasks. Runs that
-        other runs started are included only with ``include_children``.
+        """Return a page of workflow runs, newest first, like ``tasks_where`` for tasks. Runs started by
+        other runs are included only with ``include_children``.
         """
         filters = queries.run_filters(
             status=status,
@@ -285,14 +284,14 @@ class Operations(ABC):
         found = await queries.list_runs_async(self.get_broker(), filters.ok_value)
         return found.map(queries.page_or_empty)
 
-    # Queues and workers of the whole cluster
+    # Queues and workers across the cluster
 
     def pause_queue(
         self, queue_name: str, *, reason: str | None = None
     ) -> BrokerResult[QueueState]:
-        """Stop all workers from claiming tasks of a queue; running tasks continue.
+        """Stop all workers from claiming a queue's tasks; running tasks continue.
 
-        The reason is recorded with the author, see ``horsies.monitoring.acting_as``.
+        The reason and the author are recorded; see ``horsies.monitoring.acting_as``.
         """
         order = self._order(queue_name, paused=True, reason=reason)
         return actions.switch_queue(self.get_broker(), order)
@@ -305,7 +304,7 @@ class Operations(ABC):
         return await actions.switch_queue_async(self.get_broker(), order)
 
     def resume_queue(self, queue_name: str) -> BrokerResult[QueueState]:
-        """Let workers claim tasks of a queue again; they start at once."""
+        """Let workers claim a queue's tasks again; they start immediately."""
         return actions.switch_queue(self.get_broker(), self._order(queue_name, paused=False))
 
     async def resume_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
@@ -369,7 +368,7 @@ class Operations(ABC):
     def get_worker_state_history(
         self, worker_id: str, limit: int | None = None
     ) -> BrokerResult[list[WorkerStateSnapshot]]:
-        """Return the snapshots of one worker, newest first."""
+        """Return one worker's snapshots, newest first."""
         return health.get_worker_state_history(self.get_broker(), worker_id, limit)
 
     async def get_worker_state_history_async(

@@ -1,4 +1,4 @@
-"""Plans of bulk orders: the verb, the filters and the bounds of an order, as values and as text.
+"""Bulk order plans: an order's verb, filters and bounds, as values and as text.
 
 ``orders.py`` reads and writes the database for them.
 """
@@ -20,7 +20,7 @@ from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult
 
 ORDER_MAX = 10_000
-# Rows of one page of a dry run.
+# How many rows a dry run reads per page.
 PAGE = 1_000
 
 Counts: TypeAlias = Mapping[str, int]
@@ -50,7 +50,7 @@ Statuses: TypeAlias = Sequence[TaskStatus | WorkflowStatus]
 
 
 class Scope(NamedTuple):
-    """The statuses that a verb applies to, and those it selects without a status filter."""
+    """The statuses that a verb applies to, and those it selects if there is no status filter."""
 
     default: Statuses
     allowed: Statuses
@@ -68,7 +68,7 @@ SCOPES: Mapping[OrderVerb, Scope] = {
 
 
 class Wording(NamedTuple):
-    """The words of a verb: its title, the question before it, and the state of a task or run after it."""
+    """A verb's wording: its title, the question asked before it, and the state of a task or run after it."""
 
     title: str
     question: str
@@ -88,10 +88,10 @@ WORDS: Mapping[OrderVerb, Wording] = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A verb, the tasks or runs it is for, and the bounds that a dry run has fixed.
+    """A verb, the tasks or runs it applies to, and the bounds that a dry run has fixed.
 
-    ``newest`` is the cursor where the batches begin, ``oldest`` the cursor of the last row. Tasks
-    may also be named by their ids.
+    ``newest`` is the cursor where the batches begin, and ``oldest`` the cursor of the last row. Tasks
+    may also be named by id.
     """
 
     id: str
@@ -122,14 +122,14 @@ class Order:
         return WORDS[self.verb]
 
     def counted(self, count: int) -> str:
-        """Tasks or runs with their number, as in ``12 tasks``."""
+        """The number of tasks or runs with their noun, as in ``12 tasks``."""
         noun = "run" if self.verb.is_of_runs else "task"
         return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The answer of a dry run. ``has_more`` means that older rows match as well."""
+    """A dry run's answer. ``has_more`` means that older rows match as well."""
 
     order: Order
     matching: int
@@ -145,7 +145,7 @@ class Preview:
         return f"{self.matching:,} matching, {possible}{_refused_words(self.refused)}."
 
     def document(self) -> dict[str, Any]:
-        """Return the dry run as the JSON values of the command line and the API."""
+        """Return the dry run as JSON values for the command line and the API."""
         return {
             "order_id": self.order.id,
             "verb": self.order.verb.value,
@@ -161,7 +161,7 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an order has come: the position of its next batch, and the counts so far."""
+    """An order's progress: the position of its next batch, and the counts so far."""
 
     cursor: str | None = None
     done: int = 0
@@ -183,7 +183,7 @@ class OrderState:
         return self.outcome in ("running", "stopping")
 
     def document(self) -> dict[str, Any]:
-        """Return the order as the JSON values of the command line and the API."""
+        """Return the order as JSON values for the command line and the API."""
         return {
             "order_id": self.order.id,
             "verb": self.order.verb.value,
@@ -198,7 +198,7 @@ class OrderState:
 
     @property
     def seen(self) -> int:
-        """The number of rows that the batches so far have changed or refused."""
+        """How many rows the batches so far have changed or rejected."""
         return self.progress.done + sum(self.progress.refused.values())
 
     @property
@@ -214,7 +214,7 @@ def _refused_words(refused: Counts) -> str:
     return f", {sum(refused.values()):,} refused: {reasons}"
 
 
-# The text of the progress of an order before its first batch.
+# The progress text of an order before its first batch.
 NO_PROGRESS = "{}"
 
 _ORDERS = TypeAdapter(Order)
@@ -232,7 +232,7 @@ def read_order_text(text: str) -> Order:
 
 
 def progress_text(progress: Progress) -> str:
-    """Return the progress of an order as JSON text, for the database."""
+    """Return an order's progress as JSON text, for the database."""
     return _PROGRESS.dump_json(progress).decode()
 
 
@@ -250,7 +250,7 @@ def draft_order(
     reason: str | None = None,
     order_id: str | None = None,
 ) -> BrokerResult[Order]:
-    """Check the status filter of an order, before its dry run has fixed the bounds."""
+    """Check an order's status filter, before its dry run has fixed the bounds."""
     scope = SCOPES[verb]
     wrong = [status.value for status in filters.statuses if status not in scope.allowed]
     if wrong:

@@ -1,12 +1,11 @@
 """Bulk orders: one verb for all tasks or runs that match filters, with a dry run, a bound and a stop.
 
-A dry run fixes the bounds of an order: the newest and the oldest row that matched, and the time.
-Rows that end or are sent later are not affected. The dashboard stores a dry run as a draft of the
-order, a row of ``horsies_actions``, and a form starts it by its id. An order is carried out in
-batches. Each batch is one transaction that also stores the position of the order, in the same row.
-So nothing changes twice after a repeated request, a lost answer or a crash, and any process can
-continue an order by its id. The ids of tasks that are sent again are derived from the order and the
-old id.
+A dry run fixes an order's bounds: the newest and the oldest row that matched, and the time. Rows that
+end or are sent later are not affected. The dashboard stores a dry run as a draft of the order, a row in
+``horsies_actions``, and a form starts it by its id. An order is carried out in batches. Each batch is
+one transaction that also stores the order's position, in the same row. So nothing changes twice after a
+repeated request, a lost answer or a crash, and any process can continue an order by its id. When tasks
+are sent again, their ids are derived from the order and the old id.
 """
 
 from __future__ import annotations
@@ -78,11 +77,11 @@ from horsies.tasks.broker import (
 from horsies.tasks.recording import Action, Actor, Columns, current_actor, log_action
 
 BATCH = 200
-# The newest dry runs of one author that can be started.
+# How many of an author's newest dry runs can be started.
 DRAFTS_MAX = 20
-# Pause between two batches, for the transactions of workers.
+# The pause between two batches, which leaves room for workers' transactions.
 PAUSE_SECONDS = 0.05
-# Pages of a dry run; up to 50,000 rows are read per page.
+# How many pages a dry run reads at most; up to 50,000 rows are read per page.
 _PAGES_MAX = 40
 
 _WORKING = BrokerErrorCode.ENQUEUE_FAILED
@@ -98,7 +97,7 @@ CHANGED = "in another status by now"
 
 
 def preview_script(draft: Order) -> Script[Preview]:
-    """Count the rows of an order and fix its bounds; nothing is changed."""
+    """Count an order's rows and fix its bounds; nothing is changed."""
     (clock,) = yield read_clock()
     order = replace(draft, at=clock.at)
     seen: list[_Found] = []
@@ -134,7 +133,7 @@ class _Found(NamedTuple):
 def _page_script(
     order: Order, after: str | None, limit: int
 ) -> Script[tuple[list[_Found], str | None]]:
-    """Read rows of an order from a position on, newest first; return them with the next position."""
+    """Read an order's rows from a position on, newest first; return them with the next position."""
     if order.ids:
         return (yield from _named_script(order, int(after or 0), limit))
     start, found = after or order.newest, list[_Found]()
@@ -153,7 +152,9 @@ def _page_script(
             _Found(Candidate(row.id, row.status, row.created_at, row.completed_at), run_cursor(row))
             for row in (runs.rows if runs else ())
         ]
-    if order.at is not None:  # rows that were sent, or have ended, after the dry run are not meant
+    if (
+        order.at is not None
+    ):  # rows that were sent, or have ended, after the dry run are not included
         found = [one for one in found if (one.row.finished_at or one.row.created_at) <= order.at]
     if order.oldest is not None:
         oldest = _rank(order.oldest)
@@ -163,7 +164,7 @@ def _page_script(
 
 
 def _rank(cursor: str) -> tuple[datetime | str, ...]:
-    """The place of a row in its list: a higher one is newer."""
+    """A row's position in its list: a higher one is newer."""
     run = run_position(cursor)
     return (cursor,) if run is None else (run.created_at, run.id)
 
@@ -188,7 +189,7 @@ def _just_above(found: _Found) -> str:
 
 
 def _judge_script(order: Order, found: Sequence[_Found]) -> Script[Counter[str]]:
-    """Count the rows that the order would refuse, by reason."""
+    """Count the rows that the order would reject, by reason."""
     allowed = {status.value for status in SCOPES[order.verb].allowed}
     spares_running = not order.verb.is_of_runs and not order.include_running
     refused: Counter[str] = Counter()
@@ -216,8 +217,7 @@ def carry_out(
 ) -> BrokerResult[OrderState]:
     """Start or continue an order and run its batches to the end; ``note`` is called after each.
 
-    A transient failure of the database is tried again a few times. The order can be continued after any
-    failure.
+    Transient database failures are retried a few times. The order can be continued after any failure.
     """
     actor = current_actor()
     done = broker.perform(_WORKING, store_script(order, "running", actor), atomic=True)
@@ -245,7 +245,7 @@ async def carry_out_async(broker: PostgresBroker, order: Order) -> BrokerResult[
 async def run_batches_async(
     broker: PostgresBroker, order: Order, done: BrokerResult[OrderState]
 ) -> BrokerResult[OrderState]:
-    """Run the batches of an order that ``store_script`` has started, to its end.
+    """Run the batches of an order started by ``store_script``, to its end.
 
     If the order is stopped before its first batch, that batch only records the stop.
     """
@@ -273,10 +273,10 @@ def _log_end(order: Order, actor: Actor, done: BrokerResult[OrderState]) -> None
 def store_script(
     order: Order, outcome: Literal["draft", "running"], actor: Actor
 ) -> Script[OrderState]:
-    """Store an order as a draft, or start it: ``batch_script`` carries it out.
+    """Store an order as a draft, or start it; ``batch_script`` carries it out.
 
-    A stopped order runs again from where it stopped; one that was started does not become a draft again. The
-    draft of an order is replaced: the row of an order is as old as its start.
+    A stopped order continues where it stopped; an order that has been started does not become a draft
+    again. Starting an order replaces its draft, because an order's row is as old as its start.
     """
     columns = Columns.of(Action(order.verb.value, order.subject), actor, order.reason)
     if outcome == "draft":
@@ -289,7 +289,7 @@ def store_script(
 
 
 def order_script(order_id: str) -> Script[OrderState | None]:
-    """Read a stored order; None if it does not exist, or is a draft that is out of date."""
+    """Read a stored order; None if it does not exist, or is an outdated draft."""
     if (stored := stored_form(order_id)) is None:
         return None
     row: OrderRow | None = one_or_none((yield read_order(stored)))
@@ -315,7 +315,7 @@ def no_such_order(order_id: str) -> BrokerOperationError:
 
 
 def batch_script(order_id: str) -> Script[BrokerResult[OrderState]]:
-    """Carry out the next batch of an order; run it as one transaction."""
+    """Carry out an order's next batch; run it as one transaction."""
     yield lock_orders()
     state = yield from order_script(order_id)
     if state is None:
@@ -333,7 +333,7 @@ def batch_script(order_id: str) -> Script[BrokerResult[OrderState]]:
 
 
 def _advanced_script(state: OrderState) -> Script[OrderState]:
-    """Change the next rows of an order; it is done after the last of them."""
+    """Change an order's next rows; after the last of them the order is done."""
     order, progress = state.order, state.progress
     found, cursor = list[_Found](), None
     if order.matching:
@@ -352,7 +352,7 @@ def _advanced_script(state: OrderState) -> Script[OrderState]:
 
 
 def resent_id(order: Order, task_id: str) -> str:
-    """Return the id under which an order sends a task again, which is always the same."""
+    """Return the id under which an order sends a task again; it is always the same."""
     assert order.at is not None
     return fixed_id(order.at, f"{order.id} {task_id}")
 
@@ -379,7 +379,7 @@ def _cancel_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
 
 
 def _control_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
-    """Change runs one by one, after all their trees are locked in the order that workers use."""
+    """Change runs one by one, after locking all their trees in the order that workers use."""
     yield lock_runs(ids)
     change = _RUN_CHANGES[order.verb]
     refused: Counter[str] = Counter()
@@ -401,7 +401,7 @@ def _cancel_step(order: Order, run_id: str) -> Step:
 
 
 class _RunChange(NamedTuple):
-    """The statement that changes one run, and its answers when it has."""
+    """The statement that changes one run, and the answers that mean it did."""
 
     step: Callable[[Order, str], Step]
     answers: Collection[str]

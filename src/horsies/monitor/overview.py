@@ -44,13 +44,12 @@ else:
 
 # An idle worker updates seen_at every notify_poll_interval_ms: five seconds by default, never more than 300.
 IDLE_SILENT_AFTER_SECONDS = 330.0
-# Rates come from this many of the newest attempts, which bounds the statement to about 50 ms.
+# Rates come from this many of the newest attempts, which limits the statement to about 50 ms.
 RATE_SAMPLE = 10_000
-# The newest tasks from which the rate of arrivals is computed: each may be in a different block of
+# How many of the newest tasks are used to compute the arrival rate; each may be in a different block of
 # the table.
 ARRIVALS_SAMPLE = 2_500
-# Waiting tasks of a queue are counted exactly up to this number, so that a long queue does not cost
-# more.
+# A queue's waiting tasks are counted exactly up to this number, so that a long queue does not cost more.
 WAITING_MOST = 10_000
 BLOCKED_SHOWN = 5
 
@@ -59,11 +58,12 @@ _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
-    """One queue: its waiting tasks, its tasks in flight, its attempts per minute, and the live
-    workers that serve it, with the caps that they obey (None: no cap). Without workers, the
-    configured cap is shown.
+    """One queue: its waiting tasks, its tasks in flight, its attempts per minute, and the live workers
+    that serve it, with the caps that they apply (None: no cap). If there are no workers, the configured
+    cap is shown.
 
-    ``due`` and ``delayed`` are exact up to 10,000; with ``waiting_at_least``, 10,000 is a lower bound.
+    ``due`` and ``delayed`` are exact up to 10,000; if ``waiting_at_least`` is set, 10,000 is a lower
+    bound.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """One task and its finished attempts, newest first, and the obstacles of an unfinished one."""
+    """One task and its finished attempts, newest first, and its obstacles if it is unfinished."""
 
     task: TaskDetail
     attempts: list[TaskAttemptInfo]
@@ -120,7 +120,7 @@ class TaskReport:
 def read_overview(
     broker: PostgresBroker, configured: Mapping[str, int | None] | None = None
 ) -> BrokerResult[Overview]:
-    """Describe all workers and all queues. ``configured`` queues appear even when they are empty, with
+    """Describe all workers and all queues. ``configured`` queues appear even if they are empty, with
     these caps while no worker serves them.
     """
     return broker.perform(_READING, overview_script(configured or {}))
@@ -145,7 +145,7 @@ def overview_script(
 
 
 def arrivals_script() -> Script[dict[str, float]]:
-    """Read the number of tasks sent to each queue per minute, from the last minute."""
+    """Read how many tasks per minute are sent to each queue, from the last minute."""
     since = first_id_at(datetime.now(UTC) - timedelta(minutes=1))
     sample = dashboard.count_recent_arrivals(since, ARRIVALS_SAMPLE)
     found: list[RecentArrivals] = yield sample
@@ -159,7 +159,7 @@ def merge_queues(
     recent: Iterable[RecentAttempts],
     states: Iterable[QueueState],
 ) -> list[QueueOverview]:
-    """Combine the counts of every queue that occurs in any of them."""
+    """Combine the counts for every queue that occurs in any of them."""
     waits = {count.queue_name: count for count in waiting}
     flights = {count.queue_name: count for count in in_flight}
     rates = {count.queue_name: count for count in recent}
@@ -201,15 +201,15 @@ def _with_servers(
 def read_workers(
     broker: PostgresBroker, *, include_stopped: bool = False
 ) -> BrokerResult[list[WorkerSummary]]:
-    """List the workers, the most recently seen first; stopped ones only on request, at the end."""
+    """List the workers, most recently seen first; stopped ones only on request, at the end."""
     return broker.perform(_READING, read_rows(list_workers(include_stopped)))
 
 
 def health_of(worker: WorkerSummary) -> WorkerHealth:
     """Judge a worker by its shutdown record, its last heartbeat and its advisory lock.
 
-    The server frees the lock when the worker's connection ends. A worker without a recent heartbeat and
-    without its lock is therefore lost, even before recovery has noticed.
+    The server frees the lock when the worker's connection ends. So a worker without a recent heartbeat
+    and without its lock is lost, even before recovery has noticed.
     """
     if worker.stopped_at is not None:
         return WorkerHealth.LOST if worker.was_lost else WorkerHealth.STOPPED
@@ -221,7 +221,7 @@ def health_of(worker: WorkerSummary) -> WorkerHealth:
 
 
 def live(workers: Iterable[WorkerSummary]) -> list[WorkerSummary]:
-    """Return the workers that run, as far as the database shows."""
+    """Return the workers that are running, as far as the database shows."""
     return [worker for worker in workers if health_of(worker) in _LIVE]
 
 
@@ -231,9 +231,7 @@ def servers_of(queue_name: str, workers: Iterable[WorkerSummary]) -> list[Worker
 
 
 def counted_places(workers: Sequence[WorkerSummary]) -> str:
-    """Describe the concurrency of these workers: 1 child, 8 children, 102 slots with async
-    children.
-    """
+    """Describe these workers' concurrency: 1 child, 8 children, 102 slots with async children."""
     total = sum(worker.processes for worker in workers)
     if any(worker.async_places for worker in workers):
         return f"{total:,} places"

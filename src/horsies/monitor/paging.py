@@ -1,7 +1,7 @@
 """Pages of tasks or workflow runs, newest first.
 
-A list reads the newest ``LIST_WINDOW`` rows, which bounds its statement to about 50 ms however long
-the history is. Rows in an unfinished status are found at any age, through their own index.
+A list reads the newest ``LIST_WINDOW`` rows, which limits its statement to about 50 ms however long the
+history is. Rows in an unfinished status are found at any age, through their own index.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LIST_WINDOW = 50_000
 class Page(Generic[Row]):
     """One page of a list, newest first.
 
-    ``next_cursor`` is where the next page begins; None at the end. ``looked_at_all`` is False when the search
-    ended before the page was full: the next page continues further back.
+    ``next_cursor`` is where the next page begins; None at the end. ``looked_at_all`` is False if the
+    search ended before the page was full: the next page continues further back.
     """
 
     rows: list[Row]
@@ -39,11 +39,11 @@ class Page(Generic[Row]):
 
 @dataclass(frozen=True, slots=True)
 class ListSteps:
-    """The statements that list one kind of row, the position that orders its rows, and its text
-    form.
+    """The statements that list one kind of row, the position that orders its rows, and the position's
+    text form.
 
-    ``window_edge`` returns the last position inside the window and the first one beyond it. With
-    ``by_index`` an index replaces the window when that was too small.
+    ``window_edge`` returns the last position inside the window and the first one beyond it.
+    ``by_index`` uses an index instead if the window was too small.
     """
 
     unfinished: StepForStatuses

@@ -1,4 +1,4 @@
-"""The data of one queue and of one worker, and the rates that charts show."""
+"""The data for one queue or worker, and the rates that charts show."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The series of all attempts. For the last hour also the completed attempts by queue and
-    minute, and the failing tasks; for a single queue, the sums by task.
+    """The series of all attempts. For the last hour, also the completed attempts by queue and minute,
+    and the failing tasks; for a single queue, the sums by task.
     """
 
     total: Series
@@ -88,7 +88,7 @@ def queue_rates_script(name: str, since: timedelta, step: timedelta) -> Script[R
 
 
 def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[QueuePanel | None]:
-    """Read one queue; None when it is not in use and not configured."""
+    """Read one queue; None if it is neither in use nor configured."""
     overview = yield from overview_script(configured)
     queue = next((one for one in overview.queues if one.name == name), None)
     if queue is None:
@@ -101,7 +101,7 @@ def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[Queu
 
 
 def worker_script(worker_id: str) -> Script[WorkerPanel | None]:
-    """Read one worker, which may have stopped; None when it is not on record."""
+    """Read one worker, which may have stopped; None if it is not on record."""
     worker = one_or_none((yield list_workers(True, worker_id)))
     if worker is None:
         return None

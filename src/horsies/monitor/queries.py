@@ -1,8 +1,8 @@
-"""Queries: pages of tasks and of workflow runs by filters, newest first.
+"""Queries: pages of tasks and workflow runs by filters, newest first.
 
-Behind ``app.tasks_where`` and ``app.runs_where``, and behind the lists of the command line. A page
-ends with a cursor, the position of its last row: rows that are added or deleted between two pages
-do not shift the others. The filters are checked before the query.
+The basis of ``app.tasks_where``, ``app.runs_where`` and the command line's lists. A page ends with a
+cursor, the position of its last row: rows that are added or deleted between two pages do not shift the
+others. The filters are checked before the query.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RunPage: TypeAlias = Page[RunSummary]
 # One value, or several alternatives.
 OneOrMore: TypeAlias = str | Iterable[str]
 
-# A search reads the texts of this many tasks and parses those that contain the needles, in portions; larger
+# A search reads this many tasks' texts and parses those that contain the needles, in portions; larger
 # arguments are not searched.
 SEARCH_WINDOW = 20_000
 CANDIDATES_MAX = 200
@@ -73,8 +73,8 @@ Filters = TypeVar("Filters")
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A search for arguments. Stored arguments that contain ``key`` and ``needle`` are candidates, and so
-    are the ``positional`` tasks, which have a positional parameter of that name; ``matches`` decides.
+    """A search in arguments. The candidates are stored arguments that contain ``key`` and ``needle``,
+    and the ``positional`` tasks, in which that name is a positional parameter; ``matches`` decides.
     """
 
     key: str
@@ -85,12 +85,12 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class TaskFilters:
-    """Which tasks to list. An empty filter matches every task; a filter with values matches tasks that have
-    any of them.
+    """Which tasks to list. An empty filter matches every task; a filter with values matches tasks that
+    have any of them.
 
-    ``since`` and ``until`` bound the time of the send; ``since`` is included, ``until`` is not. ``after`` is
-    the id to continue from. ``workers`` are ids or host names. A ``search`` covers the arguments of the
-    newest 20,000 tasks.
+    ``since`` (inclusive) and ``until`` (exclusive) bound the send time. ``after`` is the id to continue
+    from. ``workers`` are ids or host names. A ``search`` covers the arguments of the newest 20,000
+    tasks.
     """
 
     statuses: Sequence[TaskStatus] = ()
@@ -108,7 +108,7 @@ class TaskFilters:
 
 @dataclass(frozen=True, slots=True)
 class RunFilters:
-    """Which runs to list, as for tasks; ``after`` is a cursor, or the id of a run."""
+    """Which runs to list, as for tasks; ``after`` is a cursor, or a run's id."""
 
     statuses: Sequence[WorkflowStatus] = ()
     names: Sequence[str] = ()
@@ -193,7 +193,7 @@ def run_filters(
 
 def parse_time(text: str, now: datetime, zone: tzinfo | None = None) -> datetime:
     """Parse a duration before now, such as 15m, or a time. A time without an offset is in the given
-    zone, local by default. The text of a ValueError is a sentence for the user.
+    zone, by default local. A ValueError's text is a sentence for the user.
     """
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII):
@@ -271,7 +271,7 @@ def _not_a_cursor(after: object) -> _FilterProblem:
 
 
 def sent_time(task_id: str) -> datetime:
-    """Return the time of the send, which is part of the id, to the millisecond."""
+    """Return the send time, which is part of the id, to the millisecond."""
     milliseconds = UUID(task_id).int >> 80
     return _EPOCH + min(milliseconds, _LAST_MILLISECOND) * timedelta(milliseconds=1)
 
@@ -279,8 +279,8 @@ def sent_time(task_id: str) -> datetime:
 def list_tasks(broker: PostgresBroker, filters: TaskFilters) -> BrokerResult[TaskPage]:
     """List tasks, newest first.
 
-    Unfinished tasks are found at any age, and so are error codes. Other filters search the newest
-    50,000 tasks; ``next_cursor`` leads further back.
+    Unfinished tasks and error codes are found at any age. Other filters search the newest 50,000 tasks;
+    ``next_cursor`` leads further back.
     """
     return broker.perform(_READING, tasks_script(filters))
 
@@ -328,8 +328,8 @@ def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
 def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
     """Read the candidates of one window in portions, until the page is full.
 
-    The end of a page must not depend on candidates that do not match: it would reveal which masked
-    values are stored.
+    The end of a page must not depend on candidates that do not match, because that would reveal which
+    masked values are stored.
     """
     edges = yield end_of_window(listed.before, listed.since, SEARCH_WINDOW)
     has_more = len(edges) == 2
@@ -363,7 +363,7 @@ def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
 
 
 def list_runs(broker: PostgresBroker, filters: RunFilters) -> BrokerResult[RunPage | None]:
-    """List runs, newest first; None when ``after`` is the id of a run that does not exist.
+    """List runs, newest first; None if ``after`` is the id of a run that does not exist.
 
     Unfinished runs are found at any age. Other filters search the newest 50,000 runs;
     ``next_cursor`` leads further back.
@@ -378,12 +378,12 @@ async def list_runs_async(
 
 
 def page_or_empty(page: RunPage | None) -> RunPage:
-    """Return the page; a checked cursor never gives None."""
+    """Return the page; a checked cursor never yields None."""
     return Page([]) if page is None else page
 
 
 def run_cursor(run: RunPosition | RunSummary) -> str:
-    """Return the position of a run as text; it stays valid when the run is deleted."""
+    """Return a run's position as text; it stays valid after the run is deleted."""
     return f"{run.id}@{(run.created_at - _EPOCH) // _MICROSECOND}"
 
 

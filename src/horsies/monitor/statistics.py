@@ -1,7 +1,7 @@
-"""Statistics of tasks for programs: rates and durations over time, by queue or task, and counts by value.
+"""Task statistics for programs: rates and durations over time, by queue or task, and counts by value.
 
-The data is the same as in the dashboard: the measures that workers store, and the list of tasks. No
-query counts all tasks on record.
+The data is the same as in the dashboard: the measures that workers store, and the task list. No query
+counts all tasks on record.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 _INVALID = BrokerErrorCode.INVALID_QUERY
-# The longest retention of measures.
+# The longest retention that measures can have.
 SINCE_MAX = timedelta(days=365)
 SLOTS_MAX = 1_500
 
 
 class HasBroker(Protocol):
-    """The part of an application that these functions use."""
+    """What these functions need from an application."""
 
     def get_broker(self) -> PostgresBroker: ...
 
@@ -36,8 +36,8 @@ class HasBroker(Protocol):
 class TaskFacets:
     """How many of the newest matching tasks have each status, queue, name and error code.
 
-    ``total`` tasks were read, at most 1,000; ``looked_back_to`` is the time of the oldest one if
-    there may be more, None if all that match were counted.
+    ``total`` tasks were read, at most 1,000; ``looked_back_to`` is the time of the oldest one if there
+    may be more, or None if all matching tasks were counted.
     """
 
     statuses: Mapping[str, int]
@@ -57,7 +57,7 @@ def task_statistics(
     name: OneOrMore | None = None,
 ) -> BrokerResult[Series]:
     """Count the attempts that ended within the last ``since`` and describe their durations, in slots of
-    ``step``, which is rounded to whole minutes, or tens of minutes beyond six hours.
+    ``step``, which is rounded to whole minutes, or to tens of minutes beyond six hours.
 
     Example:
         total = task_statistics(app, since=timedelta(hours=6), queue="mail").unwrap().total
@@ -88,7 +88,7 @@ def task_breakdown(
 ) -> BrokerResult[dict[str, Series]]:
     """Count the attempts that ended within the last ``since``, for each queue or task that had any.
 
-    The task name '' stands for all tasks beyond the first 200 of a worker.
+    The task name '' stands for all tasks beyond a worker's first 200.
 
     Example:
         for name, series in task_breakdown(app, "task").unwrap().items():
@@ -110,7 +110,7 @@ async def task_breakdown_async(
 
 
 def task_facets(app: HasBroker, **filters: Any) -> BrokerResult[TaskFacets]:
-    """Count the newest 1,000 tasks that match, by status, queue, name and error code.
+    """Count the newest 1,000 matching tasks by status, queue, name and error code.
 
     The filters are those of ``app.tasks_where``, without ``limit`` and ``after``.
 
@@ -186,7 +186,7 @@ def _facets(page: TaskPage) -> TaskFacets:
 
 
 def _counts(values: Iterable[str]) -> dict[str, int]:
-    """Return the values with their counts, the most frequent first."""
+    """Return the values with their counts, most frequent first."""
     return dict(Counter(values).most_common())
 
 

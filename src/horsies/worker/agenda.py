@@ -13,10 +13,10 @@ from functools import partial
 from typing import Literal
 
 NEVER = float("inf")
-# A clock that also runs while the machine is suspended, where there is one.
+# A clock that also runs while the machine is suspended, if the system has one.
 _LIFETIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-# An idle worker looks ahead at once; a busy one at most this often.
+# An idle worker looks ahead immediately; a busy one at most this often.
 LOOK_AHEAD_SECONDS = 0.1
 # After a look-ahead, the next one waits this many times its duration, so that look-aheads take at
 # most a tenth of the worker's time.
@@ -24,15 +24,16 @@ REST_FACTOR = 10
 
 # Tasks count as short when they take less than a turn, as measured by their child.
 SHORT_SECONDS = 0.0007
-# How long to wait for the rest of a batch: after its hand-out, and after the last report of any child.
+# How long to wait for the rest of a batch: after the batch was handed out, and after the last report
+# from any child.
 PATIENCE_SECONDS = 0.002
 SILENCE_SECONDS = 0.001
-# Weight of the newest run time, and its upper bound: the average follows a change of load within a
-# few dozen tasks, even after a task of an hour.
+# The weight of the newest run time, and its upper bound: the average follows a change of load within a
+# few dozen tasks, even after a task that took an hour.
 _WEIGHT = 0.1
 _LONG_SECONDS = 0.05
 
-# How long a stopping worker waits for a lost database to take back a claim that is in doubt.
+# How long a stopping worker waits for a lost database to take back a claim in doubt.
 RELEASE_PATIENCE_SECONDS = 5.0
 # How long a stopping worker without running tasks repeats turns that a reachable database refuses.
 REFUSED_PATIENCE_SECONDS = 30.0
@@ -42,11 +43,11 @@ BurstStep = Literal["go_on", "look_again", "stop"]
 
 
 def burst_step(*, is_calm: bool, ended: int, looked_after: int | None) -> BurstStep:
-    """Decide whether a worker that runs due tasks only (--burst) has run all of them.
+    """Decide whether a worker that only runs due tasks (--burst) has run all of them.
 
-    That is the case when no attempt has ended since a check of every queue that began while nothing
-    was in flight: ``ended`` is the number of attempts so far, ``looked_after`` the number before
-    the last such check.
+    It has if no attempt has ended since a check of every queue that began while nothing was in flight:
+    ``ended`` is the number of attempts so far, and ``looked_after`` the number before the last such
+    check.
     """
     if not is_calm:
         return "go_on"
@@ -59,7 +60,7 @@ lifetime_clock = partial(time.clock_gettime, _LIFETIME_CLOCK)
 
 @dataclass(slots=True)
 class AwakeClock:
-    """By when the loop should run again; if it runs so much later, the process was frozen."""
+    """The time by which the loop should run again; if it runs much later, the process was frozen."""
 
     gap_seconds: float
     by: float = field(default_factory=lifetime_clock)
@@ -76,7 +77,7 @@ class Silence:
         self._stopped_after: float | None = None
 
     def seconds_left(self, shown_at: float) -> float:
-        """How long until the tasks must be stopped, after a heartbeat at that time."""
+        """How long until the tasks must be stopped, if the last heartbeat was at that time."""
         if self._stopped_after == shown_at:
             return NEVER
         return max(0.0, shown_at + self.limit_seconds - lifetime_clock())
@@ -89,14 +90,14 @@ class Silence:
 class Agenda:
     """When to claim and when to look ahead.
 
-    A claim that came back short means that the queues are empty for now. From then on only a
-    notification, a due time or the safety poll makes another claim worthwhile.
+    A claim that came back short means that the queues are empty for now. From then on, another claim is
+    worthwhile only after a notification, at a due time or at the safety poll.
     """
 
     poll_seconds: float
     may_have_work: bool = True
     needs_look_ahead: bool = True
-    # When the last look-ahead happened, by the database's clock. The next one counts only tasks that
+    # When the last look-ahead happened, on the database's clock. The next one counts only tasks that
     # became due since then; None makes it count every due task.
     last_look: datetime | None = None
     looked_ahead_at: float = -NEVER
@@ -115,7 +116,7 @@ class Agenda:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the last claim left no due task behind, and there was no news since."""
+        """Whether the last claim left no due task behind and nothing has happened since."""
         return not self.may_have_work and self.claim_at == NEVER
 
     @property
@@ -128,8 +129,8 @@ class Agenda:
         self.claim_at = min(self.claim_at, at)
 
     def tick(self, now: float, early_seconds: float = 0.0) -> None:
-        """Request a claim if a due time has come, and a check of everything if the safety poll is
-        due, or will be within `early_seconds`.
+        """Request a claim if a due time has come, and a check of everything if the safety poll is due
+        now or within `early_seconds`.
         """
         is_poll = now + early_seconds >= self.poll_at
         if now >= self.claim_at:
@@ -147,8 +148,8 @@ class Agenda:
         self.poll_at = now + self.poll_seconds
 
     def note_claim(self, wanted: int, got: int) -> None:
-        """Note the size of a claim: after a full one there may be more tasks, after a short one
-        there are none for now.
+        """Note the size of a claim: after a full one there may be more tasks; after a short one there
+        are none for now.
         """
         self.may_have_work = got >= wanted
         if got < wanted:
@@ -164,7 +165,9 @@ class Agenda:
         taken_seconds: float = 0.0,
         looked_at: datetime | None = None,
     ) -> None:
-        """Note when the next task is due, in seconds; 0 means now, None that no task is scheduled."""
+        """Note when the next task is due, in seconds; 0 means now, and None means that no task is
+        scheduled.
+        """
         self.needs_look_ahead = False
         self.last_look = looked_at
         self.looked_ahead_at = now + max(0.0, REST_FACTOR * taken_seconds - LOOK_AHEAD_SECONDS)
@@ -188,7 +191,7 @@ class RunTimes:
 
     @classmethod
     def of(cls, run_seconds: float) -> RunTimes:
-        """The first run time is taken as the average."""
+        """Start the average at this run time."""
         return cls(min(run_seconds, _LONG_SECONDS), 1)
 
     def note(self, run_seconds: float) -> None:
@@ -200,11 +203,11 @@ class RunTimes:
 class Pace:
     """Whether to wait briefly for the rest of a batch before the next turn.
 
-    A turn costs about 0.7 ms however little it carries. When tasks are shorter than that, the children
+    A turn costs about 0.7 ms, however little it carries. If tasks are shorter than that, the children
     that one turn gave work to report within a fraction of a millisecond of each other, and a turn taken
-    at the first report carries one outcome instead of all: with two children that halves throughput.
-    When tasks are longer, a turn for the finished ones is done while the others run, and there is no
-    wait: with tasks of 3 ms and eight children, waiting cost a quarter of the throughput.
+    at the first report carries one outcome instead of all: with two children that halves throughput. If
+    tasks are longer, a turn for the finished ones is over while the others run, and there is no wait:
+    with tasks of 3 ms and eight children, waiting cost a quarter of the throughput.
     """
 
     run_times: RunTimes = field(default_factory=lambda: RunTimes(SHORT_SECONDS))
@@ -225,7 +228,7 @@ class Pace:
         self.run_times.note(run_seconds)
 
     def linger_seconds(self, now: float) -> float:
-        """How long to wait for more reports of the last batch before taking a turn."""
+        """How long to wait for more reports from the last batch before taking a turn."""
         if not self.outstanding or self.run_times.typical_seconds > SHORT_SECONDS:
             return 0.0
         until = min(self.handed_out_at + PATIENCE_SECONDS, self.reported_at + SILENCE_SECONDS)
@@ -233,7 +236,7 @@ class Pace:
 
 
 class Timer:
-    """A regular job: due at once, and then after every interval."""
+    """A regular job: due immediately, and then after every interval."""
 
     __slots__ = ("at", "seconds")
 
@@ -252,7 +255,8 @@ class Shutdown:
     """How far a worker's shutdown has come.
 
     The first request lets running tasks finish. The second one, or the end of the grace period,
-    interrupts them. The third one ends the worker at once. Without a grace period there is no limit.
+    interrupts them. The third one ends the worker immediately. Without a grace period there is no time
+    limit.
     """
 
     def __init__(self, grace_seconds: float | None) -> None:
@@ -265,7 +269,7 @@ class Shutdown:
         self._is_over = False
         self._refused_since: float | None = None
         self.has_interrupted = False
-        # Why the worker stops, if that is a failure.
+        # Why the worker stops, if the reason is a failure.
         self.failure: str | None = None
 
     def request(self) -> None:
@@ -292,7 +296,7 @@ class Shutdown:
         return self._requests >= 2 or now >= self._grace_ends_at
 
     def note_interruption(self, count: int, *, forced: int) -> None:
-        """Count the interrupted tasks; ``forced`` of them should have finished."""
+        """Count the interrupted tasks; ``forced`` of them were supposed to finish."""
         self._grace_ends_at = NEVER
         self._is_over = count > 0
         self.has_interrupted = forced > 0
@@ -302,9 +306,7 @@ class Shutdown:
         return self._grace_ends_at
 
     def release_ends_at(self) -> float:
-        """The time until which to wait for a lost database, before a claim in doubt is left
-        unreleased.
-        """
+        """When to stop waiting for a lost database and leave a claim in doubt unreleased."""
         if self._began_at is None:
             return NEVER
         return self._began_at + (0.0 if self._requests >= 2 else RELEASE_PATIENCE_SECONDS)
@@ -314,8 +316,8 @@ class Shutdown:
         self._refused_since = None
 
     def note_refusal(self, now: float) -> bool:
-        """Note that a reachable database refused a turn; True if it has done so for too long since
-        the request.
+        """Note that a reachable database refused a turn; True if it has done so for too long since the
+        request.
         """
         if self._began_at is None:
             return False

@@ -1,4 +1,4 @@
-"""WorkerConfig: how one worker runs, from the command line's flags and the application's configuration."""
+"""WorkerConfig: one worker's settings, from the command line's flags and the application's configuration."""
 
 from __future__ import annotations
 
@@ -20,21 +20,20 @@ DEFAULT_HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The settings of one worker: the flags of `horsies worker`, and the connections of its application.
+    """One worker's settings: the flags of `horsies worker`, and its application's connections.
 
-    Zero means "as much as fits" for the two claim limits. The seven fields of connections are copies:
-    ``PostgresConfig`` is the place to set them.
+    Zero means "as much as fits" for the two claim limits. The seven connection fields are copies: set
+    them in ``PostgresConfig``.
     """
 
     app_locator: str
-    """The path to the application, as given to the command; empty if the command found it itself.
-    """
+    """The path to the application, as passed to the command; empty if the command found it itself."""
     processes: int
     """The number of child processes."""
     queues: Sequence[str]
-    """The names of the queues to serve, in their order."""
+    """The names of the queues to serve, in order."""
     imports: Sequence[str] = ()
-    """The task modules, as given to ``discover_tasks``."""
+    """The task modules, as passed to ``discover_tasks``."""
     max_claim_batch: int = 0
     """How many tasks to claim at most from a queue at a time; 0 fills all children."""
     max_claim_per_worker: int = 0
@@ -46,9 +45,9 @@ class WorkerConfig:
     pgbouncer_transaction_mode: bool = False
     """Whether prepared statements are off, for PgBouncer in transaction mode."""
     parent_pool_size: int | None = None
-    """Connections that the parent process keeps for code of the application: ``worker_pool_size``."""
+    """Connections that the parent process keeps for application code: ``worker_pool_size``."""
     parent_max_overflow: int | None = None
-    """Connections that it may open beyond them: ``worker_max_overflow``."""
+    """Connections that the parent may open beyond ``pool_size``: ``worker_max_overflow``."""
     child_pool_min_size: int | None = None
     """Connections that a child keeps once it has sent a task: ``worker_child_pool_min_size``."""
     child_pool_max_size: int | None = None
@@ -58,7 +57,7 @@ class WorkerConfig:
     max_tasks_per_child: int = DEFAULT_MAX_TASKS_PER_CHILD
     """After how many tasks a child is replaced; 0 for never."""
     max_memory_per_child_mb: int | None = None
-    """At which resident memory a child is replaced after its task."""
+    """The resident memory at which a child is replaced after its task."""
     start_method: StartMethod = field(default_factory=default_start_method)
     """How children are started."""
     shutdown_grace_seconds: float | None = None
@@ -76,13 +75,13 @@ class WorkerConfig:
     metrics_port: int | None = None
     """The port for metrics; None serves no metrics."""
     async_children: int = 0
-    """Children for ``async def`` tasks."""
+    """The number of children for ``async def`` tasks."""
     async_slots: int = DEFAULT_ASYNC_SLOTS
     """How many tasks each async child runs at a time."""
     burst: bool = False
     """Stop when nothing is due."""
     debug: bool = False
-    """One task at a time, in a child that shares the terminal of the worker."""
+    """Run one task at a time, in a child that shares the worker's terminal."""
 
     @property
     def places(self) -> int:
@@ -91,14 +90,14 @@ class WorkerConfig:
 
     @property
     def effective_claims(self) -> int:
-        """How many tasks this worker may hold at once, running and claimed ahead; tasks that wait
-        in a window behind another one count only against an explicit limit.
+        """How many tasks this worker may hold at once, running or claimed ahead of time; tasks that
+        wait in a window behind another one count only against an explicit limit.
         """
         return self.held_max if self.max_claim_per_worker else self.places + self.prefetch_buffer
 
     @property
     def window_width(self) -> int:
-        """How many tasks a child may hold; prefetched tasks are for children that hold one."""
+        """How many tasks a child may hold; 0 with prefetching, which goes with one task per child."""
         return 0 if self.prefetch_buffer else self.window
 
     @property
@@ -110,7 +109,7 @@ class WorkerConfig:
 
 
 def with_connections(config: WorkerConfig, broker: PostgresConfig) -> WorkerConfig:
-    """Return the settings with the connections that this worker and its children make."""
+    """Return the settings with the connections that this worker and its children will open."""
     size, most = pool_sizes(broker, "worker")
     return replace(
         config,
@@ -152,10 +151,10 @@ def refuse_bad_limits(config: WorkerConfig) -> None:
 def served_queues(
     app: Horsies, only: Sequence[str] | None = None, excluded: Sequence[str] | None = None
 ) -> list[str]:
-    """Return the queues of a worker in the order in which it serves them: by priority, then as configured.
+    """Return a worker's queues in the order in which it serves them: by priority, then as configured.
 
-    Each item of ``only`` (--queues) and ``excluded`` (--exclude-queues) has names separated by commas.
-    Raises HRS-206 for unknown names, and when no queue is left.
+    Each item in ``only`` (--queues) and ``excluded`` (--exclude-queues) has names separated by commas.
+    Raises HRS-206 for unknown names, and if no queue is left.
     """
     known = [queue.name for queue in app.config.queues()]
     chosen = _named_queues("--queues", only, known)

@@ -1,4 +1,4 @@
-"""The worker's connection to its database: turns, LISTEN and the session lock, kept through outages.
+"""The worker's database connection: turns, LISTEN and the session lock, kept through outages.
 
 The loop asks for the connection and gets it or None; while the database is unavailable the loop
 continues to serve children.
@@ -50,23 +50,23 @@ from horsies.worker.notifications import (
 logger = logging.getLogger("horsies.worker")
 
 TURN_ROLE = "turn"
-# Plan each statement once: planning took 0.46 of a claim's 0.47 ms when PostgreSQL planned every
-# claim. A plan made while the table was almost empty would keep scanning the whole table, so only
-# index scans and nested loops are allowed.
+# Plan each statement once: when PostgreSQL planned every claim, planning took 0.46 of a claim's 0.47
+# ms. A plan made while the table was almost empty would keep scanning the whole table, so only index
+# scans and nested loops are allowed.
 TURN_SETTINGS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off "
     "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off"
 )
-# The data of the selector's key for the socket that receives notifications.
+# The selector key's data for the socket that receives notifications.
 NOTIFICATION_SOCKET = "notifications"
 
-# A connection that lasted at least this long is replaced at once when it breaks: meanwhile its lock
-# is free, which other workers observe.
+# A connection that lasted at least this long is replaced immediately when it breaks, because its lock
+# is free until then, and other workers notice.
 STEADY_SECONDS = 0.2
-# The time limit of one attempt to reconnect while tasks run, well below worker_lost_after_ms.
+# The time limit for one attempt to reconnect while tasks run, well below worker_lost_after_ms.
 RECONNECT_TIMEOUT_SECONDS = 4
-# Errors of one transaction, by the beginning of their SQLSTATE: conflicts, resources, locks, a cancel.
-# A standby's refusal to write is not among them: another connection may find the new primary.
+# Errors of one transaction, by the start of their SQLSTATE: conflicts, resources, locks, cancellation.
+# A standby's refusal to write is not among them, because another connection may find the new primary.
 _SURVIVED = ("40", "53", "54", "55", "57014")
 
 
@@ -85,7 +85,7 @@ def open_turns(database: Database, limits: Limits = NO_LIMITS) -> Pipeline:
 
 
 def _warn_of_silent_triggers(pipeline: Pipeline) -> None:
-    """Warn of session_replication_role, which only a superuser can reset: without triggers, runs
+    """Warn about session_replication_role, which only a superuser can reset: without triggers, runs
     stop after a node.
     """
     ((mode,),) = pipeline.run([read_trigger_mode()])
@@ -108,10 +108,11 @@ class SessionLock:
         """Take the lock on a new session, ending an earlier session of this worker that still holds it.
 
         The server may not have noticed that the earlier session is gone, and may execute its last
-        statements after those of the new session: a late claim would take tasks that this worker
-        does not know of, and a late release would take back a running task. A failure is transient:
-        an observer is probing the lock, or the earlier session needs time to end. A role replaced
-        by SET ROLE may not end its own sessions, so the server itself must notice.
+        statements after those of the new session: a late claim would take tasks that this worker does
+        not know about, and a late release would take back a running task. A failure is transient:
+        either an observer is probing the lock, or the earlier session needs time to end. A role
+        replaced by SET ROLE may not end its own sessions, so in that case the server itself must
+        notice.
         """
         if not self._is_taken(connection):
             with suppress(psycopg.errors.InsufficientPrivilege):
@@ -127,9 +128,10 @@ class SessionLock:
 
 
 class Outages:
-    """When to try the database again after an error: with growing delays, but every second while tasks run.
+    """When to try the database again after an error: with growing delays, but every second while tasks
+    run.
 
-    `holds_tasks` says whether tasks run, `retry_seconds` is how often to try then.
+    `holds_tasks` says whether tasks are running; `retry_seconds` is how often to try in that case.
     """
 
     def __init__(
@@ -139,9 +141,9 @@ class Outages:
         retry_seconds: float,
     ) -> None:
         self.retry_at = 0.0
-        # How many have ended.
+        # How many outages have ended.
         self.ended = 0
-        # Whether the worker has had a session at all.
+        # Whether the worker has ever had a session.
         self.has_been_open = False
         self._holds_tasks = holds_tasks
         self._retry_seconds = retry_seconds
@@ -150,7 +152,7 @@ class Outages:
             resilience.db_retry_initial_ms, resilience.db_retry_max_ms, self._max_attempts
         )
         self.is_on = False
-        # Attempts to reconnect before this time are not counted by the backoff.
+        # The backoff does not count attempts to reconnect before this time.
         self._counted_at = 0.0
 
     @property
@@ -158,7 +160,7 @@ class Outages:
         return self.has_been_open and self._holds_tasks()
 
     def retry_now(self, error: psycopg.Error) -> None:
-        """A session that had worked for a while is lost."""
+        """Note that a session that had worked for a while is lost."""
         self.is_on = True
         self.retry_at = 0.0
         logger.error(
@@ -195,7 +197,7 @@ class Outages:
         )
 
     def end(self) -> None:
-        """A statement succeeded: the delay after the next error is the shortest."""
+        """Note that a statement succeeded: the delay after the next error is the shortest."""
         logger.info("database is back", extra=as_event("database_back"))
         self.ended += 1
         self.is_on = False
@@ -204,7 +206,7 @@ class Outages:
 
 
 class Deliveries:
-    """Whether notifications arrive in the inbox, by the echoes of the worker's own calls."""
+    """Whether notifications arrive in the inbox, judged by the echoes of the worker's own calls."""
 
     def __init__(self, inbox: Inbox, poll_seconds: float) -> None:
         self.check = EchoCheck()
@@ -239,9 +241,9 @@ class Deliveries:
 class WorkerConnection:
     """Takes turns, receives notifications and holds the worker's session lock.
 
-    One session does all three. With ``session_database_url``, needed behind a pooler in transaction
-    mode, a second session receives notifications and holds the lock. The socket that receives is kept
-    in `selector` through every reconnect.
+    One session does all three. With ``session_database_url``, which is needed behind a pooler in
+    transaction mode, a second session receives notifications and holds the lock. The receiving socket
+    stays in `selector` through every reconnect.
     """
 
     def __init__(
@@ -263,14 +265,14 @@ class WorkerConnection:
         self._limits = limits
         self._channels = channels
         self._selector = selector
-        # A run that an outcome of this worker pauses may have tasks in the windows of its children.
+        # An outcome from this worker may pause a run that has tasks in its children's windows.
         self._inbox = Inbox(kept=[PAUSE_CHANNEL])
         self.deliveries = Deliveries(self._inbox, resilience.notify_poll_interval_ms / 1000)
         self._listener: Listener | None = None
         if database.config.session_database_url is not None:
             self._listener = Listener(self._open_listening_session, channels, self._inbox)
         self._watched_fd = -1
-        # Whether the session that receives notifications was replaced since the last ``receive``.
+        # Whether the session that receives notifications has been replaced since the last ``receive``.
         self._has_gap = False
         self._opened_at = 0.0
         # Whether any statement has succeeded on the current session for turns.
@@ -340,7 +342,7 @@ class WorkerConnection:
         return connection
 
     def _prepare_session(self, connection: Connection[Any]) -> None:
-        """Take the lock on a new session, and subscribe unless the listener does that."""
+        """Take the lock on a new session, and subscribe unless the listener does."""
         self.breaks += 1
         self.outages.has_been_open = True
         self._database.connect_seconds = RECONNECT_TIMEOUT_SECONDS
@@ -357,10 +359,10 @@ class WorkerConnection:
     def lose(self, error: psycopg.Error) -> None:
         """Pause after an error, or raise it if only an operator can remove its cause.
 
-        The session is closed unless only a transaction failed. A data error concerns single tasks
-        and is isolated where it happens; one that reaches this method must not end a running worker
-        either. A server that refuses the credentials of a worker with tasks may accept them again:
-        passwords are rotated and databases restored.
+        The session is closed unless only a transaction failed. A data error concerns single tasks and
+        is isolated where it happens; if one reaches this method, it must not end a running worker
+        either. A server that rejects the credentials of a worker with tasks may accept them again
+        later: passwords are rotated and databases restored.
         """
         kind = kind_of(error)
         is_starting = self.pipeline is None
@@ -415,10 +417,10 @@ class WorkerConnection:
         return None if self.pipeline is None else self.pipeline.connection
 
     def watch_socket(self) -> None:
-        """Have the selector watch the current socket, if there is one.
+        """Make the selector watch the current socket, if there is one.
 
-        Call it at once: the number of a socket that libpq has closed may be reused for a child's
-        socket.
+        Call it immediately, because the number of a socket that libpq has closed may be reused for a
+        child's socket.
         """
         session = self._session
         current = -1 if session is None or session.closed else session.pgconn.socket
@@ -448,9 +450,9 @@ class WorkerConnection:
         return 0.0 if len(self._inbox) else None
 
     def receive(self, *, ignores_own: bool = False) -> NotificationBatch:
-        """Take the notifications that have arrived, without waiting; reconnect when it is time to.
+        """Take the notifications that have arrived, without waiting; reconnect if it is time to.
 
-        `ignores_own` leaves out those that the session for turns sent, except for pauses.
+        `ignores_own` drops those sent by the session for turns, except for pauses.
         """
         pipeline = self.pipeline
         self._inbox.ignore_pid = pipeline.sender_pid if ignores_own and pipeline else None
@@ -478,7 +480,7 @@ class WorkerConnection:
         received = listener.receive()
         if listener.failure is not None and not was_down:
             event, reason = as_event("notifications_lost", silent=False), describe(listener.failure)
-            logger.error("notifications lost, polling meanwhile: %s", reason, extra=event)
+            logger.error("notifications lost, polling until they are back: %s", reason, extra=event)
         if received.gap and was_down and self.deliveries.check.is_receiving:
             logger.info("notifications are back", extra=as_event("notifications_back"))
         return received
@@ -486,9 +488,8 @@ class WorkerConnection:
     # Liveness
 
     def keep_lock(self) -> None:
-        """While a statement waits for its answer, reconnect the session that holds the lock, if it
-        is a separate one. A pooler may hold the statement back for minutes after the server has
-        returned.
+        """While a statement waits for its answer, reconnect the session that holds the lock, if it is a
+        separate one. A pooler may hold the statement back for minutes after the server has returned.
         """
         listener = self._listener
         if listener is None or self.is_connected() or listener.seconds_until_retry() != 0.0:
@@ -534,7 +535,7 @@ class WorkerConnection:
 
 
 def _client_probes(config: PostgresConfig) -> ClientProbes:
-    """The server's limits for the connection, equal to those of the client."""
+    """The server's limits for the connection, equal to the client's."""
     return ClientProbes(
         str(config.tcp_keepalives_idle),
         str(config.tcp_keepalives_interval),
@@ -544,7 +545,7 @@ def _client_probes(config: PostgresConfig) -> ClientProbes:
 
 
 def _survives(pipeline: Pipeline, error: psycopg.Error) -> bool:
-    """Whether only a transaction failed, and the session is ready for the next."""
+    """Whether only a transaction failed, and the session is ready for the next one."""
     pgconn = pipeline.connection.pgconn
     return (
         (is_of_data(error) or (error.sqlstate or "").startswith(_SURVIVED))

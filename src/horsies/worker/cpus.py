@@ -9,14 +9,14 @@ from pathlib import Path
 
 _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
-# The quota and its period: in v2 one file, in v1 two.
+# The quota and its period: one file in v2, two in v1.
 _QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
 
 def usable_cpus(own_group: Path = _OWN_GROUP, groups: Path = _GROUPS) -> int:
-    """Count the CPUs of the affinity mask, limited by the CPU quotas of cgroups, v1 and v2; at least 1.
+    """Count the CPUs in the affinity mask, limited by cgroup CPU quotas, v1 and v2; at least 1.
 
-    In a container ``os.cpu_count()`` counts the CPUs of the host.
+    In a container, ``os.cpu_count()`` counts the host's CPUs.
     """
     has_affinity = hasattr(os, "sched_getaffinity")  # macOS has none
     allowed = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
@@ -27,7 +27,7 @@ def _quotas(own_group: Path, groups: Path) -> Iterator[int]:
     """Read the quotas of the process's groups and of all groups above them, in CPUs, rounded up."""
     for folder in _folders(own_group, groups):
         for names in _QUOTA_FILES:
-            # Without a quota, the first number is "max" in v2 and -1 in v1.
+            # If there is no quota, the first number is "max" in v2 and -1 in v1.
             with suppress(OSError, ValueError):
                 text = " ".join((folder / name).read_text("ascii") for name in names)
                 quota, period = map(int, text.split())
@@ -43,7 +43,7 @@ def _folders(own_group: Path, groups: Path) -> list[Path]:
             _, controllers, path = line.split(":", 2)
             if controllers and "cpu" not in controllers.split(","):
                 continue
-            # A group outside of the container's namespace is shown as "/../.."
+            # A group outside the container's namespace is shown as "/../.."
             own = Path(path.removeprefix("/").replace("../", "").removesuffix(".."))
             # v2 names no controllers; v1 has a hierarchy for each, found by its name.
             top = groups / "cpu" if controllers else groups

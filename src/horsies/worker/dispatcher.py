@@ -1,4 +1,4 @@
-"""The dispatcher: gives the tasks of the ledger to children and enters the outcomes that come back."""
+"""The dispatcher: gives the ledger's tasks to children and enters the outcomes that come back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from horsies.worker.traces import Traces
 
 logger = logging.getLogger("horsies.worker")
 
-# Access to an enum's member takes 0.1 µs, once per task.
+# Accessing an enum member takes 0.1 µs, once per task.
 _LOST = TransactionEnd.LOST
 
 Parts = Mapping[str, NodePart]
@@ -50,7 +50,7 @@ NO_PARTS: Parts = {}
 
 
 class Dispatcher:
-    """Hands the tasks of one worker out to its children."""
+    """Hands one worker's tasks out to its children."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Dispatcher:
         self.pool = pool
         self.ledger = ledger
         self.inputs = inputs or NodeInputs()
-        # None if the application does not trace.
+        # None if the application does not use tracing.
         self.traces = traces
         self.windows = windows or Windows()
         self.tally = Tally()
@@ -73,16 +73,15 @@ class Dispatcher:
     # To children
 
     def hand_out(self, tasks: Iterable[ClaimedTask], parts: Parts = NO_PARTS) -> None:
-        """Give tasks to the children they were started for, nodes with their part in a workflow; keep
-        prefetched tasks for later.
+        """Give tasks to the children they were started for, nodes together with their part in a
+        workflow; keep prefetched tasks for later.
         """
         ledger = self.ledger
         handed: list[ClaimedTask] = []
         windows: dict[int, list[ClaimedTask]] = {}
         for task in tasks:
             if ledger.has(task.id):
-                # Another worker recovered the task and it was claimed here again; the old attempt
-                # is void.
+                # Another worker recovered the task, and it was claimed here again; the old attempt is void.
                 self.pool.stop_task(task.id, STOPPED_BY_LOSS)
             if task.worker_pid is None:
                 ledger.put(task, WAITING)
@@ -123,9 +122,9 @@ class Dispatcher:
     def take_started(
         self, requested: Iterable[ClaimedTask], pids: Mapping[str, int]
     ) -> list[ClaimedTask]:
-        """Return the prefetched tasks that have started. One without a pid has either been lost, or
-        cannot start: it is on hold, past its deadline, or its start was in doubt. In the second
-        case this worker still owns it and must release it.
+        """Return the prefetched tasks that have started. A task without a pid has either been lost or
+        cannot start: it is on hold, past its deadline, or its start was in doubt. In the second case
+        this worker still owns it and must release it.
         """
         started = []
         for task in requested:
@@ -141,7 +140,7 @@ class Dispatcher:
     # From children
 
     def absorb(self, events: Iterable[PoolEvent], waited_seconds: float = 0.0) -> None:
-        """Turn events of children into outcomes; ``waited_seconds`` is the age of the events."""
+        """Turn children's events into outcomes; ``waited_seconds`` is the age of the events."""
         came_at = time.monotonic() - waited_seconds
         for event in events:
             match event:
@@ -177,9 +176,9 @@ class Dispatcher:
         self.ledger.end(task, outcome, run_seconds, came_at, state)
 
     def _drop(self, task: ClaimedTask) -> None:
-        """Another worker owns the task: its transaction found that, and was rolled back.
+        """Drop a task that another worker owns: its transaction discovered that, and was rolled back.
 
-        The next release returns the task to its queue if the database lists it here all the same.
+        If the database lists the task here all the same, the next release returns it to its queue.
         """
         event = as_event("claim_lost", task_id=task.id)
         text = "task %s belongs to another worker now; its transaction was rolled back"
@@ -229,7 +228,7 @@ class Dispatcher:
         self.ledger.give_back([task for task in found if task is not None])
 
     def linger_seconds(self, now: float) -> float:
-        """How long to wait for more reports before the next turn records them together."""
+        """How long to wait for more reports, so that the next turn records them together."""
         if (depth := self.windows.depth) < 2:
             return self._pace.linger_seconds(now)
         return linger_seconds(*self.pool.places.window_space(depth), self.ledger.ended_since, now)
@@ -237,14 +236,12 @@ class Dispatcher:
     # Against children
 
     def put_back(self) -> None:
-        """Return the tasks that no child has begun to their queues, with the next release."""
+        """With the next release, return the tasks that no child has started to their queues."""
         self.pool.return_unstarted()
         self.ledger.give_back(self.ledger.tasks(WAITING))
 
     def cancel(self, task_ids: Iterable[str]) -> None:
-        """Stop these tasks where they run; return waiting ones, whose start may be in doubt, to the
-        queue.
-        """
+        """Stop these tasks where they run; return waiting ones, whose start may be in doubt, to the queue."""
         waiting = {task.id: task for task in self.ledger.tasks(WAITING)}
         for task_id in task_ids:
             if task_id in waiting:
@@ -252,7 +249,7 @@ class Dispatcher:
             self.pool.stop_task(task_id, STOPPED_BY_CANCEL)
 
     def keep_owned(self, task_ids: Iterable[str]) -> None:
-        """Kill the children (or cancel the coroutines) of all tasks but these: other workers own
+        """Kill the children (or cancel the coroutines) of all tasks except these: other workers own
         them now.
         """
         waiting = [task.id for task in self.ledger.tasks(WAITING)]

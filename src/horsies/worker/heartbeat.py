@@ -1,8 +1,8 @@
 """The heartbeat: how a worker shows that it is alive, and finds out which others are not.
 
-A heartbeat renews the worker's row and reads the rows of the others. After a freeze or a lost
-connection it comes before any other work, because other workers may have recovered tasks meanwhile.
-While the database refuses it, the worker reads from its row whether others have declared it lost.
+A heartbeat renews the worker's row and reads the others' rows. After a freeze or a lost connection it
+comes before any other work, because other workers may have recovered tasks in the meantime. While the
+database refuses heartbeats, the worker reads from its row whether others have declared it lost.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from horsies.worker.watch import Watch, WatchLimits
 
 logger = logging.getLogger("horsies.worker")
 
-# A worker with tasks sends a heartbeat this often; an idle one at its safety poll, with the same
-# statement.
+# A worker with tasks sends a heartbeat this often; an idle one sends it at its safety poll, with the
+# same statement.
 SEEN_SECONDS = 2.0
-# An idle worker sends a heartbeat early by up to this share of the interval, at random: workers that
-# reconnect at the same time after an outage do not call and look at the same time from then on.
+# An idle worker sends a heartbeat early by up to this share of the interval, chosen at random, so that
+# workers that reconnect together after an outage do not keep calling and checking at the same time.
 SPREAD = 0.1
-# A heartbeat goes out this much before its time if another transaction goes out anyway.
+# If another transaction goes out anyway, a heartbeat goes along this much before its time.
 EARLY_SECONDS = 0.5
-# A heartbeat this late goes out before a turn: the turn may be waiting for a lock.
+# A heartbeat this late goes out before a turn, because the turn may be waiting for a lock.
 LATE_SECONDS = 1.0
 
 _JOB = "the heartbeat of this worker"
@@ -62,15 +62,15 @@ class HeartbeatClock:
     refused_until: float = 0.0
     # When the last heartbeat was requested; its answer may come much later.
     asked_at: float = 0.0
-    # Whether the last one notified this worker, and whether it said that this one waits for tasks.
+    # Whether the last heartbeat notified this worker, and whether it said that this worker waits for tasks.
     calls: bool = False
     waits: bool = False
-    # How much earlier the next one is due while the worker is idle.
+    # How much earlier the next heartbeat is due while the worker is idle.
     early_seconds: float = 0.0
 
     @classmethod
     def of(cls, config: AppConfig, limits: WatchLimits) -> HeartbeatClock:
-        """Well before the worker counts as silent, however rarely it polls."""
+        """Due well before the worker counts as silent, however rarely it polls."""
         most_seconds = min(limits.look_seconds, limits.lock_seconds)
         poll_seconds = config.resilience.notify_poll_interval_ms / 1000
         return cls(
@@ -95,7 +95,7 @@ class HeartbeatClock:
 
 
 class Heartbeat:
-    """Sends the heartbeats of one worker and takes the answers."""
+    """Sends one worker's heartbeats and takes the answers."""
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class Heartbeat:
         limits = WatchLimits.of(app_config)
         self._watch = Watch(limits, liveness.identity.sees_gone)
         self._clock = HeartbeatClock.of(app_config, limits)
-        # The start of the last heartbeat that was stored, on the clock that runs through a suspend.
+        # When the last stored heartbeat began, on the clock that keeps running during a suspend.
         self.shown_at = lifetime_clock()
-        # The breaks of the connection before the last accepted heartbeat, and before the last one sent.
+        # The connection's breaks before the last accepted heartbeat, and before the last one sent.
         self._breaks = self._breaks_asked = -1
         # How often the database had to confirm that this worker still owns its tasks, and how often it did.
         self._checks_needed = self._checks_done = 0
@@ -129,9 +129,7 @@ class Heartbeat:
         return self._clock.due_at(is_idle=is_idle, has_suspects=self._watch.has_suspects)
 
     def poll_early_seconds(self, now: float) -> float:
-        """How much earlier an idle worker polls so that its poll and a heartbeat that is due share a
-        transaction.
-        """
+        """How much earlier an idle worker polls so that its poll and a due heartbeat share a transaction."""
         return self._clock.early_seconds + EARLY_SECONDS if now >= self.due_at() else 0.0
 
     @property
@@ -147,14 +145,13 @@ class Heartbeat:
         return self._checks_needed != self._checks_done
 
     def note_freeze(self) -> None:
-        """Note that this process did not run for long: the ownership of its tasks must be checked."""
+        """Note that this process did not run for a long time: the ownership of its tasks must be checked."""
         self._checks_needed += 1
         self._watch.note_gap()
 
     def show(self, pipeline: Pipeline, now: float) -> None:
-        """Send a heartbeat, and end tasks that belong to another worker by now; repeat it if a
-        freeze has made the answers outdated. A refused heartbeat raises, unless this worker is
-        lost.
+        """Send a heartbeat, and end tasks that now belong to another worker; repeat it if a freeze has
+        made the answers outdated. A refused heartbeat raises, unless this worker is lost.
         """
         self._checks_needed = check = self._checks_needed + 1
         self._clock.sent_at = -NEVER
@@ -186,11 +183,10 @@ class Heartbeat:
             self.send(pipeline, now)
 
     def send(self, pipeline: Pipeline, now: float) -> None:
-        """Send a heartbeat. Tasks continue if the database refuses to change this worker's row:
-        other workers see that its session holds its lock and executes statements.
+        """Send a heartbeat. If the database refuses to change this worker's row, tasks continue: other
+        workers see that its session holds its lock and executes statements.
 
-        A worker that is not registered must wait: other workers would not know the owner of its
-        tasks.
+        A worker that is not registered must wait, because other workers would not know who owns its tasks.
         """
         answers: list[list[Any]] | None = None
         steps = [self._blocked.lock_wait(), *self._signs_of_life(now)]
@@ -205,8 +201,8 @@ class Heartbeat:
             self.note_signs(pipeline, answers, now)
 
     def _note_refusal(self, pipeline: Pipeline, now: float) -> None:
-        """The database refused a heartbeat: read without locking whether this worker was declared
-        lost. A refused read proves nothing, and neither does a deleted row.
+        """After a refused heartbeat, read without locking whether this worker was declared lost. A
+        refused read proves nothing, and neither does a deleted row.
         """
         self._clock.note_refusal(now)
         if not self._liveness.is_registered:
@@ -221,9 +217,9 @@ class Heartbeat:
             self.is_lost = any(row.was_stopped for row in rows)
 
     def carried_signs(self, now: float) -> list[Step]:
-        """The statements of a heartbeat for another transaction to carry along: an idle worker then
-        needs one transaction per poll in all. Empty if it is too early, or while the database
-        refuses heartbeats.
+        """A heartbeat's statements, for another transaction to carry along, so that an idle worker
+        needs only one transaction per poll. Empty if it is too early, or while the database refuses
+        heartbeats.
         """
         if now < self.due_at() - EARLY_SECONDS or _JOB in self._blocked.refused_jobs:
             return []
@@ -246,8 +242,8 @@ class Heartbeat:
         ]
 
     def _has_broken(self) -> bool:
-        """Whether the connection broke after the heartbeat that was accepted last; a broken
-        connection interrupts the observation of other workers.
+        """Whether the connection broke after the last accepted heartbeat; a broken connection
+        interrupts the observation of other workers.
         """
         self._connection.is_connected()  # notices a break that only the socket shows
         has_broken = self._breaks != self._connection.breaks
@@ -256,7 +252,7 @@ class Heartbeat:
         return has_broken
 
     def note_signs(self, pipeline: Pipeline, answers: Sequence[list[Any]], now: float) -> None:
-        """Take the answers to the statements of a heartbeat, and recover the tasks of lost workers."""
+        """Take the answers to a heartbeat's statements, and recover lost workers' tasks."""
         *_, seen, others = answers
         taken_seconds = time.monotonic() - self._clock.asked_at
         self._clock.note_accepted(now)
@@ -270,7 +266,7 @@ class Heartbeat:
         if self.is_lost:
             self._watch.note_gap()
             return
-        # A pooler may have held the query back through an outage that freed the locks of live workers.
+        # A pooler may have held the query back through an outage that freed live workers' locks.
         if self._has_broken():
             self._breaks = self._connection.breaks
             return
@@ -279,7 +275,7 @@ class Heartbeat:
             recover_lost_workers(pipeline, verdicts, self._app_config, self._blocked)
 
     def register_again(self, pipeline: Pipeline) -> None:
-        """Another worker declared this one lost: register, as after a start."""
+        """Register again, as after a start, because another worker declared this one lost."""
         self._liveness.forget()
         self.is_lost = False
         self.show(pipeline, time.monotonic())

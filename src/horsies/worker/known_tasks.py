@@ -1,12 +1,12 @@
 """Known tasks: what this worker's version of the application can run, and the tasks it leaves to others.
 
-During a deployment two releases of an application share the queues. A worker registers the names of
-its tasks and sub-workflows, each with a fingerprint of its parameters. If a worker claims a task
-that it does not know, or whose stored call does not fit, it releases the task without counting an
-attempt and leaves it out of later claims: all tasks of an unknown name, otherwise only this task,
-because another call of the same name may fit. Such a refusal is stored with the fingerprint, so
-that workers with the same parameters leave the task out without claiming it. It fails when no
-worker has taken it for the grace period.
+During a deployment two releases of an application share the queues. A worker registers the names of its
+tasks and sub-workflows, each with a fingerprint of its parameters. If a worker claims a task that it
+does not know, or whose stored call does not fit, it releases the task without counting an attempt and
+excludes it from later claims: all tasks with an unknown name, otherwise only this task, because another
+call with the same name may fit. Such a refusal is stored with the fingerprint, so that workers with the
+same parameters skip the task without claiming it. The task fails once no worker has taken it for the
+grace period.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from horsies.workflow.expand import missing_definition
 
 logger = logging.getLogger("horsies.worker")
 
-# The longest time for which claims leave out a refused task that is older than the grace period.
+# The longest time for which claims exclude a refused task that is older than the grace period.
 PAUSE_SECONDS = 60.0
 UNRESOLVABLE_BATCH = 100
 
@@ -59,9 +59,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Wanted(NamedTuple):
-    """The requirement of a task: a kind, "tasks" or "workflows", a name, and this worker's version
-    of it.
-    """
+    """What a task needs: a kind ("tasks" or "workflows"), a name, and this worker's version of it."""
 
     kind: str
     name: str
@@ -70,7 +68,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnownTasks:
-    """The tasks of an application and the sub-workflows, each with the fingerprint of its parameters."""
+    """An application's tasks and sub-workflows, each with the fingerprint of its parameters."""
 
     tasks: Mapping[str, str] = field(default_factory=dict)
     workflows: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +94,7 @@ class KnownTasks:
 
 
 def task_defaults(app: Horsies) -> str:
-    """What the decorators of the application's tasks say, as JSON, for sends from SQL."""
+    """The settings from the application's task decorators, as JSON, for sends from SQL."""
     config = app.config
     queues = {
         queue.name: {
@@ -150,10 +148,10 @@ def _types(signature: CallSignature) -> list[tuple[str, str]]:
 
 
 class _WithoutDefaults(GenerateJsonSchema):
-    """The schema of a type without the values of defaults, which each process may compute itself.
+    """A type's schema without the values of defaults, which may differ between processes.
 
-    With them, workers of the same release would have different fingerprints, and a call that fits
-    none of them would never fail. Whether a field has a default is part of the schema.
+    With them, workers of the same release would have different fingerprints, and a call that fits none
+    of them would never fail. Whether a field has a default is part of the schema.
     """
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
@@ -161,9 +159,7 @@ class _WithoutDefaults(GenerateJsonSchema):
 
 
 def _type_text(annotation: Any) -> str:
-    """A textual form of a type that is the same in every process and changes with the fields of a
-    model.
-    """
+    """A type's textual form, which is the same in every process and changes with a model's fields."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -174,19 +170,19 @@ def _type_text(annotation: Any) -> str:
 
 
 class Exclusions(NamedTuple):
-    """Tasks that a claim leaves out: by name, and refused ones by the fingerprints that refused them."""
+    """Tasks that a claim excludes: by name, or by the fingerprints that refused them."""
 
     names: Sequence[str] = ()
     refused_by: Sequence[str] = ()
 
 
 NO_EXCLUSIONS = Exclusions()
-# Claimed tasks that were not called, each with the outcome that it has if it is not left to others.
+# Claimed tasks that were not called, each with the outcome it gets if it is not left to others.
 Uncalled: TypeAlias = Sequence[tuple[ClaimedTask, Outcome]]
 
 
 class UnknownTasks:
-    """The tasks that this worker has met and cannot run. Bookkeeping, without I/O."""
+    """The tasks that this worker has met but cannot run. Bookkeeping, without I/O."""
 
     def __init__(self, known: KnownTasks, grace_seconds: float, check_seconds: float) -> None:
         self.known = known
@@ -194,10 +190,9 @@ class UnknownTasks:
         self._check_seconds = min(check_seconds, grace_seconds)
         self._pause_seconds = min(PAUSE_SECONDS, grace_seconds)
         self._check_at = NEVER
-        # When this worker first met a name that it does not know; claims leave it out permanently.
+        # When this worker first met a name that it does not know; claims exclude the name permanently.
         self._met_at: dict[str, float] = {}
-        # By fingerprint: until when the last refused task is left out, and when to search for
-        # others.
+        # By fingerprint: until when the last refused task is excluded, and when to search for others.
         self._refused: dict[str, tuple[float, float]] = {}
         self._warned: set[Wanted] = set()
         # The names that need no further check.
@@ -205,7 +200,7 @@ class UnknownTasks:
 
     @property
     def has_exclusions(self) -> bool:
-        """Whether claims leave out any task."""
+        """Whether claims exclude any task."""
         return bool(self._met_at or self._refused)
 
     def exclusions(self) -> Exclusions:
@@ -218,15 +213,15 @@ class UnknownTasks:
         return self._plain.issuperset([task.task_name for task in tasks])
 
     def is_unknown(self, task: ClaimedTask) -> bool:
-        """Whether this worker has no task, or no sub-workflow, of that name."""
+        """Whether this worker has no task or sub-workflow with that name."""
         name = task.task_name
         if name not in self.known.tasks:
             return True
         return name == EXPAND_TASK and not self.known.wanted_by(task).fingerprint
 
     def note_unknown(self, task: ClaimedTask, now: float) -> Outcome | None:
-        """Note the claim of a task that this worker does not know. An expansion comes with its
-        outcome in case no other worker knows the sub-workflow.
+        """Note that this worker has claimed a task that it does not know. An expansion comes with its
+        outcome, in case no other worker knows the sub-workflow.
         """
         wanted = self.known.wanted_by(task)
         if wanted.kind == "workflows":
@@ -261,10 +256,10 @@ class UnknownTasks:
         takers: Sequence[Taker],
         now: float,
     ) -> set[str]:
-        """Return the tasks to leave to other workers; the others fail. A task is left while some
-        worker may take it, and for the grace period after that. A prefetched task is always left,
-        because only a started one can fail, and so is a task without an answer, whose refusal could
-        not be stored.
+        """Return the tasks to leave to other workers; the others fail. A task is left while some worker
+        may take it, and for the grace period after that. A prefetched task is always left, because only
+        a started task can fail. So is a task without an answer, because its refusal could not be
+        stored.
         """
         asked = {one.id for one in takers}
         left = {one.id for one in takers if one.is_known or one.is_recent}
@@ -298,8 +293,8 @@ class UnknownTasks:
     def check(
         self, worker_id: str, hostname: str, queues: Sequence[str], now: float
     ) -> ClaimUnresolvable | None:
-        """The parameters of the statement that claims tasks unknown to every worker; None if it is
-        too early.
+        """The parameters of the statement that claims tasks unknown to every worker; None if it is too
+        early.
         """
         if now < self._check_at:
             return None
@@ -351,7 +346,7 @@ class UnknownTasks:
 def claim_unknown(
     pipeline: Pipeline, claim: ClaimUnresolvable, blocked: Blocked
 ) -> list[ClaimedTask]:
-    """Claim tasks that no worker knows, in one transaction, or after a refusal each in its own."""
+    """Claim tasks that no worker knows, in one transaction, or each in its own after a refusal."""
     claim = claim._replace(excluded=blocked.excluded())
     return blocked.isolated(
         pipeline,
@@ -372,15 +367,14 @@ def _claim_unknown_one_by_one(
     claimed: list[ClaimedTask] = []
     for due in found:
         step = claim_unresolvable, claim._replace(only=[due.id])
-        # Not "claim": after a refused claim, a worker also claims the tasks that it knows one by
-        # one.
+        # Not "claim": after a refused claim, a worker also claims the tasks that it knows one by one.
         answers = blocked.attempt(pipeline, Change("start", due.id, due.workflow_id), [step])
         claimed += answers[0] if answers else ()
     return claimed
 
 
 def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Outcome:
-    """The outcome of a child's report of this error: a retry if the policy lists the code."""
+    """The outcome for a child's report of this error: a retry if the policy lists the code."""
     return outcome_of_error(
         task,
         result_json=encode_task_error(TaskError(error_code=code, message=message)),
@@ -390,7 +384,5 @@ def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Out
 
 
 def _storable(text: str) -> str:
-    """Escape a message so that every database encoding accepts it; it may contain names that users
-    chose.
-    """
+    """Escape a message so that every database encoding accepts it; it may contain user-chosen names."""
     return text.encode("ascii", "backslashreplace").decode()

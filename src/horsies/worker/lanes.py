@@ -1,7 +1,6 @@
-"""Lanes:
+"""Lanes: the kinds of tasks that a worker claims separately, each with its agenda, bookmarks and slots.
 
-the kinds of tasks that a worker claims separately, each with its agenda, bookmarks and slots. A
-worker has one lane. A worker with async children has a second lane for the tasks of ``async def``
+A worker has one lane. A worker with async children has a second lane for the tasks of ``async def``
 functions: they come from the same queues through their own index, and an empty claim of one kind
 says nothing about the other kind.
 """
@@ -28,7 +27,7 @@ class Places(Protocol):
     """The children of one kind."""
 
     def are_free(self) -> bool:
-        """Whether any of them can take a task; cheap, because the loop asks in each of its steps."""
+        """Whether any of them can take a task; cheap, because every step of the loop asks."""
         ...
 
     def take(self, room: int) -> tuple[Sequence[int], Sequence[int]]:
@@ -65,10 +64,11 @@ class AsyncPlaces:
 
 
 class Lane:
-    """The claims of one kind of tasks: when they are due, where they look first, and for which children.
+    """The claims for one kind of tasks: when they are due, where they search first, and for which
+    children.
 
     `is_async` restricts them to tasks of ``async def`` functions, or to the others; None takes both.
-    `prefetch_max` is how many tasks may be claimed ahead.
+    `prefetch_max` is how many tasks may be claimed ahead of time.
     """
 
     def __init__(
@@ -91,18 +91,18 @@ class Lane:
         self.bookmarks.note_news()
 
     def wants_tasks(self, prefetched: int) -> bool:
-        """Whether to claim: for free children, or ahead when ``prefetched`` tasks are held already."""
+        """Whether to claim: for free children, or ahead of time if ``prefetched`` tasks are already held."""
         if not self.agenda.may_have_work:
             return False
         return prefetched < self.prefetch_max or self.places.are_free()
 
     def space(self, room: int, prefetched: int) -> int:
-        """How many of `room` tasks its children could take now, beside so many prefetched ones."""
+        """How many of `room` tasks its children could take now, in addition to the prefetched ones."""
         pids, ahead = self.places.take(room)
         return max(0, len(pids) + len(ahead) + self.prefetch_max - prefetched)
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
-        """The next claim begins with the tasks of this lane among these."""
+        """Make the next claim begin with this lane's tasks among these."""
         self.bookmarks.step_back([task for task in returned if self.takes(task)])
 
     def takes(self, task: ClaimedTask) -> bool:
@@ -118,7 +118,7 @@ def lanes_of(
     windows: Windows,
     prefetch_max: int,
 ) -> list[Lane]:
-    """The lane of the ordinary children, and that of the async ones if there are any."""
+    """The ordinary children's lane, and the async children's if there are any."""
     places = ChildPlaces(free, windows)
     if not free.has_async:
         return [Lane(queues, poll_seconds, places, None, prefetch_max)]
@@ -129,10 +129,11 @@ def lanes_of(
 
 
 def shared_room(room: int, space: Sequence[int], held: Sequence[int]) -> list[int]:
-    """Share the tasks that a worker may still claim among lanes, which hold so many and have space for so
-    many: each goes to the lane that has the fewest, the first of equal ones.
+    """Divide the tasks that a worker may still claim among lanes, given how many each lane holds and
+    has space for: each task goes to the lane that has the fewest, or to the first of equal ones.
 
-    So long tasks of one kind leave half of the limit to the other kind, if that has work when they start.
+    So long-running tasks of one kind leave half of the limit to the other kind, if it has work when
+    they start.
     """
     shares = [0] * len(space)
     for _ in range(min(room, sum(space))):

@@ -1,7 +1,7 @@
 """The ledger: every task that this worker owns, from its claim until its outcome is recorded or lost.
 
-A task has one entry, in one state at a time. The ledger does no I/O: ``dispatcher.py`` gives the tasks to
-children and enters their outcomes, ``work.py`` records those in the database.
+A task has one entry, in one state at a time. The ledger does no I/O: ``dispatcher.py`` gives the tasks
+to children and enters their outcomes, and ``work.py`` records the outcomes in the database.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from horsies.worker.turn import TurnResult
 
 logger = logging.getLogger("horsies.worker")
 
-# The most characters of outcomes in one turn. PostgreSQL refuses a statement of a gigabyte and reads an array
-# of texts at some 60 MB/s, so recording more at once would delay the worker's heartbeat.
+# The most characters of outcomes in one turn. PostgreSQL rejects a statement of a gigabyte and reads an
+# array of texts at about 60 MB/s, so recording more at once would delay the worker's heartbeat.
 TURN_CHARACTERS_MAX = 16 * 1024 * 1024
 # A worker with this many refused outcomes claims no more tasks.
 REFUSED_MAX = 1000
 REFUSED_CHARACTERS_MAX = 256 * 1024 * 1024
-# Outcomes wait this long only when the database does not answer.
+# Outcomes wait this long only if the database does not answer.
 LATE_SECONDS = 1.0
 
 
@@ -38,21 +38,21 @@ class State(IntEnum):
     # Claimed ahead; not yet given to a child.
     WAITING = 0
     RUNNING = 1
-    # Not called: this worker's version of the function cannot take the call, another one may.
+    # Not called: this worker's version of the function cannot take the call, but another one may.
     UNCALLED = 2
     # The next turn records its outcome.
     ENDED = 3
-    # The database refused its outcome, which is tried again alone.
+    # The database refused its outcome, which is tried again by itself.
     REFUSED = 4
 
 
-# Accessing an enum member takes 0.1 µs, and there are several accesses per task.
+# Accessing an enum member takes 0.1 µs, and every task needs several accesses.
 WAITING, RUNNING, UNCALLED, ENDED, REFUSED = State
 
 
 @dataclass(slots=True, eq=False)
 class Owned:
-    """An attempt that this worker owns; with its outcome, its run time and its end if it has ended."""
+    """An attempt that this worker owns; if it has ended, with its outcome, its run time and its end."""
 
     task: ClaimedTask
     state: State
@@ -62,7 +62,7 @@ class Owned:
 
 
 class Attempt(Protocol):
-    """The assignment or the report of an attempt."""
+    """An attempt's assignment or report."""
 
     @property
     def task_id(self) -> str: ...
@@ -71,8 +71,8 @@ class Attempt(Protocol):
 
 
 class _Doubt:
-    """A block that claims tasks. If it fails, its claim may have been committed all the same: the
-    worker may then own tasks that no child has seen.
+    """A block that claims tasks. Even if it fails, its claim may have been committed: in that case the
+    worker may own tasks that no child has seen.
     """
 
     __slots__ = ("is_raised",)
@@ -89,14 +89,14 @@ class _Doubt:
 
 
 class Ledger:
-    """The tasks of one worker, each in its state."""
+    """One worker's tasks, each in its state."""
 
     def __init__(self) -> None:
         self._owned: dict[str, Owned] = {}
-        # The same entries by state, in the order in which they entered it. A list, because hashing
-        # an enum member takes 0.2 µs, and there were seven hashes per task.
+        # The same entries by state, in the order in which they entered it. A list, because hashing an
+        # enum member takes 0.2 µs, and there were seven hashes per task.
         self._by_state: list[dict[str, Owned]] = [{} for _ in State]
-        # Tasks that no child has begun, until they are released.
+        # Tasks that no child has started, until they are released.
         self._returned: list[ClaimedTask] = []
         self._doubt = _Doubt()
 
@@ -121,12 +121,12 @@ class Ledger:
         return [owned.task for owned in entries.values()]
 
     def outcomes(self, state: State) -> list[tuple[ClaimedTask, Outcome]]:
-        """The tasks in this state that have an outcome, with it."""
+        """The tasks in this state that have an outcome, with the outcome."""
         entries = self._by_state[state].values()
         return [(one.task, one.outcome) for one in entries if one.outcome is not None]
 
     def has(self, task_id: str, *states: State) -> bool:
-        """Whether this worker owns the task, in one of these states if any are given."""
+        """Whether this worker owns the task, in one of these states if any are passed."""
         owned = self._owned.get(task_id)
         return owned is not None and (not states or owned.state in states)
 
@@ -147,20 +147,18 @@ class Ledger:
 
     @property
     def ended_since(self) -> float:
-        """When the first of the attempts ended whose outcomes the next turn records; None without
-        any.
-        """
+        """When the first attempt ended whose outcome the next turn records; None if there is none."""
         return next(iter(self._by_state[ENDED].values())).ended_at
 
     def freed_by_queue(self, outcomes: Iterable[Outcome]) -> Mapping[str, int]:
-        """How many places of each queue the outcomes free."""
+        """How many places the outcomes free in each queue."""
         return Counter(self._owned[one.task_id].task.queue_name for one in outcomes)
 
     # Changes of state
 
     def put(self, task: ClaimedTask, state: State, outcome: Outcome | None = None) -> None:
-        """Own an attempt, with its outcome if it ends without a child. An earlier attempt of the task is
-        void: another worker recovered it.
+        """Own an attempt, with its outcome if it ends without a child. An earlier attempt of the task
+        is void, because another worker recovered it.
         """
         if (earlier := self._owned.get(task.id)) is not None:
             del self._by_state[earlier.state][task.id]
@@ -192,7 +190,7 @@ class Ledger:
             del self._by_state[owned.state][task_id]
 
     def give_back(self, tasks: Iterable[ClaimedTask]) -> None:
-        """Return these tasks to their queues with the next release: no child has begun them."""
+        """With the next release, return these tasks to their queues: no child has started them."""
         for task in tasks:
             self.forget(task.id)
             self._returned.append(task)
@@ -200,10 +198,11 @@ class Ledger:
     # Recording
 
     def to_record(self) -> list[Outcome]:
-        """The outcomes for the next turn: all, unless their texts are too long for one transaction.
+        """The outcomes for the next turn: all of them, unless their texts are too long for one
+        transaction.
 
-        The database computes the start of an attempt from its run time, so a wait for the database
-        is added to it.
+        The database computes an attempt's start from its run time, so a wait for the database is added
+        to it.
         """
         outcomes: list[Outcome] = []
         size = 0
@@ -221,7 +220,7 @@ class Ledger:
         return outcomes
 
     def close(self, outcomes: Sequence[Outcome], turned: TurnResult) -> list[End]:
-        """Forget the attempts of a turn whose outcome is recorded, or that another worker owns now; keep
+        """Forget a turn's attempts whose outcome is recorded, or that another worker now owns; keep
         those whose outcome the database refused. Return the ends as they are recorded.
         """
         ends: list[End] = []
@@ -254,7 +253,7 @@ class Ledger:
         return self._doubt.is_raised or bool(self._returned)
 
     def release_again(self) -> None:
-        """Release the tasks that the database lists and this worker does not hold, even refused ones."""
+        """Release the tasks that the database lists but this worker does not hold, even refused ones."""
         self._doubt.is_raised = True
 
     def note_released(self) -> Sequence[ClaimedTask]:
@@ -265,8 +264,9 @@ class Ledger:
 
 
 def _as_recorded(outcome: Outcome, turned: TurnResult) -> Outcome:
-    """The outcome that the database stored: a success that its child had recorded, another one instead of
-    texts that it refuses, the one for an accepted cancel, or a failure without the retry that came too late.
+    """The outcome that the database stored: a success that its child had recorded, another outcome in
+    place of texts that it rejects, the outcome for an accepted cancellation, or a failure without the
+    retry that came too late.
     """
     task_id = outcome.task_id
     if outcome.is_in_doubt and task_id in turned.by_child:

@@ -1,10 +1,9 @@
-"""Liveness:
+"""Liveness: how other workers see that this one is alive, and the state it publishes.
 
-how other workers see that this one is alive, and the state it publishes. There are three
-indicators, from fast to slow: a session advisory lock on the connection that listens, which the
-server frees as soon as the process is gone; the ``seen_at`` of the worker's row, renewed every few
-seconds; and heartbeat rows for tasks that run longer than an interval. Snapshots and pongs are for
-operators.
+There are three indicators, from fast to slow: a session advisory lock on the listening connection,
+which the server frees as soon as the process is gone; ``seen_at`` in the worker's row, renewed every
+few seconds; and heartbeat rows for tasks that run longer than an interval. Snapshots and pongs are
+for operators.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from horsies.worker.pool.pool import ChildSummary
 logger = logging.getLogger("horsies.worker")
 
 PONG_CHANNEL_PREFIX = "horsies_worker_pong_"
-# The channels on which monitor/health.py waits for pongs; a pong goes to no other channel.
+# The channels on which monitor/health.py waits for pongs; pongs are sent only there.
 _PONG_CHANNEL = re.compile(PONG_CHANNEL_PREFIX + "[0-9a-f]{32}")
 _MEGABYTE = 1024 * 1024
 
 
 def lock_key(worker_id: str) -> int:
-    """The advisory lock of a worker: 63 bits of its random id."""
+    """A worker's advisory lock: 63 bits of its random id."""
     return UUID(worker_id).int & (1 << 63) - 1
 
 
@@ -89,7 +88,7 @@ class Identity:
         )
 
     def sees_gone(self, other: WatchedWorker) -> bool:
-        """Prove from here that the process of another worker has ended; False on another host."""
+        """Prove from here that another worker's process has ended; False on another host."""
         return (
             self.process_space is not None
             and (other.process_space, other.hostname) == (self.process_space, self.hostname)
@@ -131,7 +130,7 @@ class Liveness:
         return [row, seen]
 
     def note_seen(self, rows: Sequence[Presence]) -> bool:
-        """Note that the row was renewed; False when another worker has declared this one lost."""
+        """Note that the row was renewed; False if another worker has declared this one lost."""
         # A deleted row proves nothing about this worker: the next heartbeat writes it again.
         self.is_registered = bool(rows)
         return not any(row.was_stopped for row in rows)
@@ -141,7 +140,7 @@ class Liveness:
         self.is_registered = False
 
     def snapshot(self, running: int, waiting: int, children: Sequence[ChildSummary]) -> Step:
-        """The statement that stores this worker's load and that of its children."""
+        """The statement that stores the load of this worker and its children."""
         config = self._app_config
         queues = config.queues()
         caps = {queue.name: queue.max_concurrency for queue in queues}
@@ -166,8 +165,8 @@ class Liveness:
         )
 
     def _usage(self) -> tuple[float | None, float | None, float | None]:
-        """Memory in MB, CPU and memory in percent; None where they cannot be read, for example
-        without free descriptors.
+        """Memory in MB, CPU and memory in percent; None where they cannot be read, for example if there
+        are no free descriptors.
         """
         process = self._process
         try:

@@ -44,8 +44,7 @@ from horsies.worker.work import Work
 
 logger = logging.getLogger("horsies.worker")
 
-# While the database is unavailable, a pooler would hold back the last statements and block the
-# worker.
+# While the database is unavailable, a pooler would hold back the last statements and block the worker.
 RECORD_STOP_SECONDS = 1.0
 # The most due tasks per priority that a burst counts in a paused queue.
 LEFT_COUNT_MAX = 1_000_000
@@ -60,12 +59,12 @@ class ExitCode(IntEnum):
 
 
 class ImmediateShutdown(BaseException):
-    """The third shutdown request came during a statement; no handler on the way may catch it."""
+    """The third shutdown request came during a statement; no handler further up the stack may catch it."""
 
 
 def turn_limits(resilience: WorkerResilienceConfig, watched: WatchLimits) -> Limits:
-    """The limits of a worker's statements: on waiting for a lock, and in all. No heartbeat is sent
-    meanwhile.
+    """The limits of a worker's statements: on waiting for a lock, and in total. No heartbeat is sent
+    while a statement runs.
     """
     return Limits(
         round(min(LOCK_TIMEOUT_MS, watched.lock_seconds * 1000)),
@@ -82,7 +81,7 @@ class Worker:
     """One worker process; ``run`` returns its exit code.
 
     ``request_stop`` may be called from a signal handler: once for a graceful shutdown, again to
-    interrupt the running tasks, a third time to exit at once.
+    interrupt the running tasks, and a third time to exit immediately.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Worker:
         self._config = config
         self._pool = pool
         watched = WatchLimits.of(app.config)
-        # Under a cluster-wide cap, the end of a task of any queue may free a place for this worker.
+        # Under a cluster-wide cap, the end of a task on any queue may free a place for this worker.
         is_capped = app.config.cluster_wide_cap is not None
         self._channels = worker_channels(served_queues(app) if is_capped else config.queues)
         tracing = app.config.tracing
@@ -132,12 +131,12 @@ class Worker:
             self._shutdown,
             self._notice_freeze,
         )
-        # Events of children that arrived during a statement, and when they did.
+        # Children's events that arrived during a statement, and when they did.
         self._early_events: list[tuple[float, Sequence[PoolEvent]]] = []
         self._awake = AwakeClock(watched.gap_seconds)
         self._silence = Silence(app.config.recovery.stop_tasks_after_silence_ms)
         self._has_started = False
-        # Called with every shutdown request, in a signal handler too.
+        # Called with every shutdown request, even in a signal handler.
         self.on_stop: Callable[[], None] | None = None
 
     @property
@@ -145,7 +144,7 @@ class Worker:
         return self._dispatcher.tally
 
     def vitals(self) -> Vitals:
-        """Describe this worker for probes; another thread calls it, so it only reads."""
+        """Describe this worker for probes; another thread calls this, so it only reads."""
         pool, connection = self._pool, self._connection
         pids, idle = pool.pids(), pool.idle_children
         busy = len({held.pid for held in list(pool.busy.values())})
@@ -171,7 +170,7 @@ class Worker:
             self.on_stop()
 
     def fail(self, reason: str) -> None:
-        """Request a graceful shutdown that ends in failure; the first reason is logged."""
+        """Request a graceful shutdown that ends in failure; only the first reason is logged."""
         if self._shutdown.failure is None:
             self._shutdown.failure = reason
             logger.critical(
@@ -180,7 +179,7 @@ class Worker:
             self.request_stop()
 
     def run(self) -> ExitCode:
-        """Serve until a shutdown is requested and every running task is recorded."""
+        """Serve until a shutdown is requested and every running task's outcome is recorded."""
         try:
             with self._dispatcher.ledger.claim_in_doubt():
                 self._start()
@@ -196,7 +195,7 @@ class Worker:
         return ExitCode.CLEAN if is_clean else ExitCode.FORCED
 
     def _start(self) -> None:
-        """Wait for the database and listen; children that die meanwhile are replaced."""
+        """Wait for the database and listen; children that die in the meantime are replaced."""
         while not self._shutdown.is_requested:
             try:
                 self._connection.start()
@@ -226,14 +225,16 @@ class Worker:
                 "shutdown: claimed tasks could not be released, other workers recover them",
                 extra=as_event("claims_left"),
             )
-        # A worker that may own tasks does not record its stop, so that other workers recover the
-        # tasks as quickly as after a crash.
+        # A worker that may own tasks does not record its stop, so that other workers recover the tasks
+        # as quickly as after a crash.
         if (pipeline := self._connection.pipeline) is not None and _owns_nothing(
             self._dispatcher.ledger
         ):
             pipeline.meanwhile = None  # there are no children left to serve, and the wait is short
             pipeline.timeout_seconds = RECORD_STOP_SECONDS
-            with suppress(psycopg.Error):  # other workers notice it without the record
+            with suppress(
+                psycopg.Error
+            ):  # other workers notice that it is gone even without the record
                 self._maintenance.record_stop(pipeline)
         self._connection.close()
 
@@ -282,7 +283,7 @@ class Worker:
             self.request_stop()
 
     def _report_paused(self, pipeline: Pipeline) -> None:
-        """Log the paused queues of a burst in one line, with their due tasks."""
+        """Log a burst's paused queues on one line, with their due tasks."""
         from horsies.db.statements.explain import count_due  # only a burst needs it
 
         (queues,) = pipeline.run([count_due(self._config.queues, LEFT_COUNT_MAX)])
@@ -308,13 +309,13 @@ class Worker:
         return max(0.0, min(wake_at - now, self._seconds_until_silent()))
 
     def _drain_signals(self) -> None:
-        """Read the sockets that signals write to; unread bytes would keep the loop from sleeping."""
+        """Read the sockets that signals write to, because unread bytes would keep the loop from sleeping."""
         for key, _ in self._pool.foreign_keys:
             if callable(key.data):
                 key.data()
 
     def _notice_freeze(self) -> None:
-        """After a long freeze, the database must confirm that the tasks are still this worker's."""
+        """After a long freeze, make the database confirm that the tasks still belong to this worker."""
         now, awake = lifetime_clock(), self._awake
         late_seconds, awake.by = now - awake.by, now
         if late_seconds <= awake.gap_seconds:
@@ -351,10 +352,10 @@ class Worker:
             self._pool.kill_task(task_id)
 
     def _absorb_early(self) -> None:
-        """Absorb the events that came during the last statement.
+        """Absorb the events that arrived during the last statement.
 
-        Their waiting time counts only if the statement took long. After a turn of a millisecond,
-        the worker waits for the rest of the batch as if the events had just arrived.
+        Their waiting time counts only if the statement took long. After a turn of a millisecond, the
+        worker waits for the rest of the batch as if the events had just arrived.
         """
         now = time.monotonic()
         for came_at, events in self._early_events:
@@ -374,7 +375,7 @@ class Worker:
         if received.work or received.gap or received.woken:
             self._work.note_news(received.woken)
         if received.paused:
-            # Return all tasks that have not begun; the next claim skips the paused queues.
+            # Return all tasks that have not started; the next claim skips the paused queues.
             self._dispatcher.put_back()
         self._maintenance.note_cancels(received.cancelled)
         self._maintenance.pings += received.pings
@@ -385,8 +386,7 @@ class Worker:
             seconds = self._dispatcher.linger_seconds(time.monotonic())
             if not seconds:
                 return
-            # The absence of events is not a reason to stop: the end or start of a child also wakes
-            # the selector.
+            # An absence of events is no reason to stop: a child that ends or starts also wakes the selector.
             self._dispatcher.absorb(self._pool.collect(seconds))
 
     def _advance_shutdown(self) -> None:

@@ -1,8 +1,8 @@
-"""The worker's regular jobs besides tasks: show that it is alive, renew leases, recover the tasks of
-lost workers, publish its state, delete old rows.
+"""The worker's regular jobs besides tasks: show that it is alive, renew leases, recover lost workers'
+tasks, publish its state, delete old rows.
 
 The loop calls ``perform`` whenever ``next_at`` has come. A job that fails for a transient reason is
-repeated after the reconnect; none is ever switched off.
+repeated after the reconnect; no job is ever switched off.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ class Maintenance:
         self._sweep = Timer(SWEEP_SECONDS)
         self._progress = Timer(PROGRESS_SECONDS)
         self.pings: list[str] = []
-        # Those of the application's tasks, until they are stored.
+        # The defaults of the application's tasks, until they are stored.
         self._defaults = identity.task_defaults
 
     def check_cancels(self) -> None:
-        """Check for cancel requests at once: notifications may have been missed."""
+        """Check for cancel requests immediately, because notifications may have been missed."""
         self._must_check_cancels = True
 
     def note_cancels(self, task_ids: Iterable[str]) -> None:
-        """Check these tasks for a cancel: a notification named them, but only the table counts."""
+        """Check these tasks for a cancel request: a notification named them, but only the table counts."""
         if any(map(self._dispatcher.ledger.has, task_ids)):
             self._must_check_cancels = True
 
@@ -113,7 +113,7 @@ class Maintenance:
         )
 
     def _progress_at(self) -> float:
-        """While tasks run, read the shared pages of their children: no statement, and 0.05 % of a
+        """While tasks run, read their children's shared pages, which takes no statement and 0.05 % of a
         core.
         """
         return self._progress.at if self._dispatcher.pool.busy else NEVER
@@ -131,7 +131,7 @@ class Maintenance:
             self._progress.done(now)
             self._store_progress(pipeline, list(self._dispatcher.pool.progress().values()))
         is_receiving = self.heartbeat.is_receiving
-        # Otherwise snapshots would contradict it for half a minute.
+        # Otherwise snapshots would contradict the row for half a minute.
         if self._snapshot.is_due(now) or is_receiving != self._snapshot_is_receiving:
             self._snapshot.done(now)
             self._snapshot_is_receiving = is_receiving
@@ -153,7 +153,7 @@ class Maintenance:
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
 
     def _register_defaults(self, pipeline: Pipeline) -> None:
-        """Store what the decorators of the tasks say, once, for sends from SQL."""
+        """Store the settings from the task decorators once, for sends from SQL."""
         if self._defaults is not None:
             with self._blocked.job("registering the defaults of tasks", remedy=_DEFAULTS_REMEDY):
                 pipeline.run([self._blocked.lock_wait(), register_defaults(self._defaults)])
@@ -178,8 +178,8 @@ class Maintenance:
             self._dispatcher.pool.unstored_progress.pop(one.task_id, None)
 
     def _find_forgotten(self, pipeline: Pipeline) -> None:
-        """Find tasks that belong to this worker without its knowledge: behind a pooler, the claim
-        of a lost connection may be committed after the release that followed it.
+        """Find tasks that belong to this worker without its knowledge: behind a pooler, a lost
+        connection's claim may be committed after the release that followed it.
         """
         held = self._dispatcher.ledger.tasks()
         ids, generations = [task.id for task in held], [task.generation for task in held]
@@ -188,7 +188,7 @@ class Maintenance:
             self._dispatcher.ledger.release_again()
 
     def _beat(self, pipeline: Pipeline, now: float) -> None:
-        """Stop cancelled tasks and, when it is time, send heartbeats for long-running ones."""
+        """Stop cancelled tasks and, if it is time, send heartbeats for long-running ones."""
         is_due = self._beats.is_due(now)
         if busy := self._dispatcher.pool.busy:
             steps: list[Step] = [
@@ -261,9 +261,7 @@ class Maintenance:
         self._flush_tally(pipeline)
 
     def _flush_tally(self, pipeline: Pipeline) -> None:
-        """Store the counts of attempts. If that fails they are lost: a worker does not stop because
-        of them.
-        """
+        """Store the attempt counts. If that fails they are lost, because a worker does not stop for them."""
         steps, failures = self._dispatcher.tally.take_flush(), self._blocked.failures
         try:
             if steps:

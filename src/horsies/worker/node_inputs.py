@@ -1,13 +1,13 @@
 """Node inputs: the results that claimed workflow tasks take from other nodes, read once and cached.
 
-The result of a node is stored once, and the nodes that take it refer to it. A worker fetches results when
-it hands out tasks: it runs one statement for all tasks that a turn claimed, and skips results that it has
-just recorded or read itself. A chain therefore needs no second round trip, and a large result is fetched
-once for a thousand consumers. Results stay JSON texts here; only children decode them.
+A node's result is stored once, and the nodes that take it refer to it. A worker fetches results when it
+hands out tasks: it runs one statement for all tasks claimed in a turn, and skips results that it has
+just recorded or read itself. So a chain needs no second round trip, and a large result is fetched once
+for a thousand consumers. Results stay JSON text here; only children decode them.
 
-The statement sums the sizes before it fetches any result. It returns results up to the limit for one task,
-and only the sizes of the other results. A task that takes more than the limit fails. For any other task
-with missing results, the worker fetches them in a statement for that task alone.
+The statement sums the sizes before it fetches any result. It returns results up to the limit for one
+task, and only the sizes of the others. A task that takes more than the limit fails. If any other task
+has missing results, the worker fetches them with a statement for that task alone.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ Refused = list[tuple[ClaimedTask, Outcome]]
 
 @dataclass(slots=True)
 class KeptInputs:
-    """A cache of the results of completed nodes, which evicts the least recently used.
+    """A cache of completed nodes' results, which evicts the least recently used.
 
-    Results of other nodes are not cached: a failed or skipped node may run again, while a completed
-    one never changes.
+    Only completed nodes are cached, because they never change; a failed or skipped node may run again.
     """
 
     bytes_max: int = KEPT_BYTES_MAX
@@ -82,7 +81,7 @@ def _size(result: NodeInput) -> int:
 
 class NodeInputs:
     """Reads a task's part in its workflow: its node, and the results it takes from other nodes.
-    ``is_injected`` returns for a task's name whether its function takes the workflow's context or
+    ``is_injected`` takes a task's name and returns whether its function takes the workflow's context or
     meta; ``size_max`` is the most bytes of results that one task may take.
     """
 
@@ -94,13 +93,13 @@ class NodeInputs:
         self._kept = KeptInputs()
 
     def has_part(self, task: ClaimedTask) -> bool:
-        """Whether a node's task needs its part in the workflow; if not, it runs like a task outside
-        of one.
+        """Whether a node's task needs its part in the workflow; if not, it runs like a task outside a
+        workflow.
         """
         return task.workflow_inputs is not None or self._is_injected(task.task_name)
 
     def note_ends(self, ends: Iterable[End]) -> None:
-        """Keep the results of nodes that are recorded, for the nodes that depend on them."""
+        """Keep the results of nodes whose ends are recorded, for the nodes that depend on them."""
         for outcome, task, _ in ends:
             if task.workflow_id is not None and outcome.status is TaskStatus.COMPLETED:
                 self.note_completed(task, outcome.result)
@@ -120,10 +119,10 @@ class NodeInputs:
     def read(
         self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]
     ) -> tuple[dict[str, NodePart], Refused]:
-        """Return the parts of these tasks by task id, and the tasks that cannot have their inputs.
+        """Return these tasks' parts by task id, and the tasks whose inputs cannot be read.
 
-        Raises transient errors; no task is handed out then. After a lasting error, which must not
-        affect other tasks, the inputs of each task are read separately.
+        Raises transient errors, in which case no task is handed out. After a permanent error, which
+        must not affect other tasks, each task's inputs are read separately.
         """
         try:
             return self._parts(pipeline, tasks)
@@ -156,7 +155,7 @@ class NodeInputs:
         refused: Refused = []
         for task in tasks:
             taken = set(wanted[task.id])
-            # Counted in characters for texts in memory: that is close enough.
+            # Texts in memory are counted in characters, which is close enough.
             size = sum(len(found[source].result) for source in taken & found.keys())
             size += sum(left_out[source] for source in taken & left_out.keys() - found.keys())
             if size > self._size_max:
@@ -185,9 +184,9 @@ class NodeInputs:
         found: dict[Source, NodeInput],
         left_out: dict[Source, int],
     ) -> dict[str, RunPlace]:
-        """Read results and nodes in one round trip, or in none when every result is cached.
+        """Read results and nodes in one round trip, or in none if every result is cached.
 
-        ``left_out`` receives the sizes of results that did not fit into the limit.
+        ``left_out`` receives the sizes of results that exceeded the limit.
         """
         steps: list[Step] = []
         if missing:
@@ -217,7 +216,7 @@ class NodeInputs:
 
 
 def tasks_with_injection(app: Horsies) -> Callable[[str], bool]:
-    """Return a test by task name for injected parameters; the library's own tasks all have them."""
+    """Return a test by task name for injected parameters; all of the library's own tasks have them."""
 
     def is_injected(task_name: str) -> bool:
         task = app.get_task(task_name)
@@ -230,9 +229,7 @@ def tasks_with_injection(app: Horsies) -> Callable[[str], bool]:
 
 
 def _sources(task: ClaimedTask) -> list[Source]:
-    """The nodes whose results a task takes; none when the list is unreadable, which the child
-    reports.
-    """
+    """The nodes whose results a task takes; none if the list is unreadable, which the child reports."""
     if task.workflow_id is None or task.workflow_inputs is None:
         return []
     try:

@@ -1,6 +1,6 @@
-"""Notifications to a worker: their channels, their meaning, and whether any are delivered.
+"""A worker's notifications: their channels, their meaning, and whether any are delivered.
 
-Pure: ``connection.py`` receives them. Every notification is a hint, since any client may send one.
+Pure: ``connection.py`` receives them. Every notification is only a hint, because any client may send one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ECHO_CHANNEL = "horsies_echo"
 # A send wakes a few of many workers, each on its own channel; the payload is the queue.
 WAKE_CHANNEL_PREFIX = "horsies_wake_"
 
-# The least time for an echo to arrive, however often a worker notifies itself.
+# The minimum time to wait for an echo, however often a worker notifies itself.
 PATIENCE_SECONDS = 1.0
 # A connection that delivers nothing is replaced, at growing intervals if that does not help.
 FIRST_REST_SECONDS = 5.0
@@ -39,9 +39,9 @@ def own_channels(worker_id: str) -> list[str]:
 class NotificationBatch(NamedTuple):
     """Notifications received at once, sorted by meaning.
 
-    `work` says that a queue may have tasks, `cancelled` names tasks that may have been cancelled, `gap` says
-    that any number of notifications may have been missed, `paused` that a queue or a run was paused, `woken`
-    names queues for whose tasks only a few workers were woken.
+    `work` says that a queue may have tasks. `cancelled` names tasks that may have been cancelled. `gap`
+    says that any number of notifications may have been missed. `paused` says that a queue or a run was
+    paused. `woken` names queues for whose tasks only a few workers were woken.
     """
 
     work: bool
@@ -84,9 +84,9 @@ def sort_notifications(
 class EchoCheck:
     """Whether notifications are delivered, judged by the echoes of the worker's own calls.
 
-    A worker that has received any notification since its last heartbeat does not call: among many workers,
-    one call proves delivery to all of them. Every call wakes all listening sessions, so with a call for
-    each heartbeat the work of the server would grow with the square of the workers.
+    A worker that has received any notification since its last heartbeat does not call: among many
+    workers, one call proves delivery to all of them. Every call wakes all listening sessions, so a call
+    with each heartbeat would make the server's work grow with the square of the number of workers.
     """
 
     is_receiving: bool = True
@@ -104,11 +104,11 @@ class EchoCheck:
             self._called_at = now
 
     def note_heartbeat(self) -> None:
-        """What arrives from now on proves delivery at the next heartbeat."""
+        """Note a heartbeat: anything that arrives from now on proves delivery at the next one."""
         self.wants_call = True
 
     def note_delivery(self) -> None:
-        """Note a notification; any one proves delivery, as an echo does."""
+        """Note a notification; any notification proves delivery, as an echo does."""
         self.is_receiving = True
         self.needs_new_connection = self.wants_call = False
         self._called_at = None
@@ -116,14 +116,14 @@ class EchoCheck:
         self._rest_seconds = FIRST_REST_SECONDS
 
     def note_lost(self) -> None:
-        """Note that the connection is gone, with the echoes that were on their way."""
+        """Note that the connection is gone, along with the echoes that were on their way."""
         self.needs_new_connection = False
         self.wants_call = True
         self._called_at = None
 
     def judge(self, now: float) -> None:
-        """Conclude from a missing echo that nothing is delivered; call it before the worker
-        notifies itself again.
+        """Conclude from a missing echo that nothing is delivered; call this before the worker notifies
+        itself again.
         """
         if self._called_at is None or now - self._called_at < PATIENCE_SECONDS:
             return

@@ -1,7 +1,7 @@
-"""Calls to the operating system: process groups, parentage, memory, exit statuses.
+"""Operating system calls: process groups, parentage, memory, exit statuses.
 
-Parent and children both use it. On Linux a child dies with its parent, and the worker adopts
-orphans of children; elsewhere, end-of-file on the socket replaces both.
+Both parent and children use this module. On Linux a child dies with its parent, and the worker adopts
+its children's orphans; elsewhere, end-of-file on the socket replaces both.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 
 if sys.platform != "linux":
-    # On Linux /proc holds the same figures, and importing psutil costs every process 11 ms and 0.7 MB.
+    # On Linux, /proc provides the same figures, and importing psutil costs every process 11 ms and 0.7 MB.
     import psutil
 
 IS_LINUX = sys.platform == "linux"
@@ -28,13 +28,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEGABYTE = 1024 * 1024
 
-# Opened before any fork: a fresh child pays some µs for every page that it touches first.
+# Opened before any fork, because a fresh child pays a few µs for every page that it touches first.
 _library = ctypes.CDLL(None, use_errno=True)
 _library_prctl = _library.prctl if IS_LINUX else None
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies; exit now if it already did."""
+    """Make the kernel kill this process when its parent dies; exit now if the parent is already dead."""
     if IS_LINUX:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -42,7 +42,9 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def stop_with_parent(parent_pid: int) -> None:
-    """Have the kernel send SIGTERM to this process when its parent dies; exit now if it already did."""
+    """Make the kernel send SIGTERM to this process when its parent dies; exit now if the parent is
+    already dead.
+    """
     if IS_LINUX:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent_pid:
@@ -57,9 +59,9 @@ def death_signal_setter() -> Callable[[], object]:
 
 
 def new_mark() -> int:
-    """A mark for ``set_mark``; 0 where no process can be marked.
+    """A mark for ``set_mark``; 0 if processes cannot be marked.
 
-    Random, so that no two workers of a host share it. As a limit it amounts to 70,000 years or more.
+    Random, so that no two workers on a host share it. As a limit it amounts to 70,000 years or more.
     """
     if not IS_LINUX:
         return 0
@@ -68,21 +70,21 @@ def new_mark() -> int:
         return 0
     try:
         resource.setrlimit(resource.RLIMIT_RTTIME, limits)
-    except (OSError, ValueError):  # some sandboxes do not permit changes of this limit
+    except (OSError, ValueError):  # some sandboxes do not permit changes to this limit
         return 0
     return random.SystemRandom().randrange(1 << 61, 1 << 62)
 
 
 def set_mark(mark: int) -> None:
-    """Mark this process, and all that it starts, for the guard; see ``child/guard.py``."""
+    """Mark this process, and everything that it starts, for the guard; see ``child/guard.py``."""
     if mark:
         resource.setrlimit(resource.RLIMIT_RTTIME, (mark, resource.RLIM_INFINITY))
 
 
 def schedule_as_batch() -> None:
-    """Have the kernel schedule this process as batch work: waking it does not preempt the waker.
+    """Make the kernel schedule this process as batch work: waking it does not preempt the waker.
 
-    The parent then hands out a whole batch before the first child runs, which saves a tenth of the
+    So the parent hands out a whole batch before the first child runs, which saves a tenth of the
     processor time per short task on both sides.
     """
     if hasattr(os, "SCHED_BATCH"):
@@ -97,7 +99,7 @@ def adopt_orphans() -> None:
 
 
 def fork() -> int:
-    """Flush the standard streams, then fork: otherwise both processes would write the buffers."""
+    """Flush the standard streams, then fork; otherwise both processes would write the buffers."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -105,9 +107,10 @@ def fork() -> int:
 
 
 def start_interpreter(entry_module: str, socket_fd: int, *, keeps_input: bool = False) -> int:
-    """Start a fresh interpreter that runs ``main(socket_fd)`` of `entry_module`, and return its pid.
+    """Start a fresh interpreter that runs `entry_module`'s ``main(socket_fd)``, and return its pid.
 
-    It inherits standard output, standard error and that one socket, and with `keeps_input` standard input.
+    It inherits standard output, standard error and that one socket; with `keeps_input`, also standard
+    input.
     """
     os.set_inheritable(socket_fd, True)
     code = f"from {entry_module} import main; main({socket_fd})"
@@ -131,7 +134,7 @@ def _spawn(*arguments: str, keeps_input: bool = False) -> int:
 
 
 def open_process(pid: int) -> int | None:
-    """A descriptor that becomes readable when `pid` ends; None where the system has none."""
+    """A descriptor that becomes readable when `pid` ends; None if the system does not support one."""
     if not HAS_PIDFD:
         return None
     try:
@@ -141,7 +144,7 @@ def open_process(pid: int) -> int | None:
 
 
 def terminate(pid: int) -> None:
-    """Send SIGTERM to one process that has not been reaped; it may just have ended."""
+    """Send SIGTERM to a process that has not been reaped; it may just have ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGTERM)
 
@@ -149,8 +152,8 @@ def terminate(pid: int) -> None:
 def kill_group(pid: int) -> None:
     """Kill a child and its process group; call it before the child is reaped.
 
-    Until then the pid cannot be reused. A child leads its own group from its first frame on; before
-    that only the process itself is killed.
+    Until the child is reaped, its pid cannot be reused. A child leads its own group from its first
+    frame on; before that only the process itself is killed.
     """
     with suppress(ProcessLookupError, PermissionError):
         if os.getpgid(pid) == pid:
@@ -160,7 +163,7 @@ def kill_group(pid: int) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended but is not reaped; for systems without pid descriptors."""
+    """Whether a child has ended but is not yet reaped; for systems without pid descriptors."""
     if sys.platform == "linux":
         with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b") ")[2].startswith(b"Z")
@@ -171,7 +174,7 @@ def has_ended(pid: int) -> bool:
 
 
 def reap(pid: int) -> int | None:
-    """The exit code of `pid` (negative: the signal), or None while it runs.
+    """The exit code of `pid` (negative: the signal), or None while it is running.
 
     A process whose status was collected by other code counts as exited with code 0.
     """
@@ -179,7 +182,7 @@ def reap(pid: int) -> int | None:
         reaped, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return 0
-    # A process may make its parent its tracer; waitpid() then also reports its stops.
+    # A process may make its parent its tracer; in that case waitpid() also reports its stops.
     has_ended = reaped == pid and not os.WIFSTOPPED(status)
     return os.waitstatus_to_exitcode(status) if has_ended else None
 
@@ -200,9 +203,9 @@ def describe_exit(exit_code: int) -> str:
 
 
 def reap_orphans(known_pids: Collection[int]) -> int:
-    """Reap ended orphans of children and return how many there were.
+    """Reap children's orphans that have ended, and return how many there were.
 
-    Reaps only processes outside this process's own session: those descend from a child. Processes
+    Reaps only processes outside this process's own session, which are descendants of a child. Processes
     that this one started for other purposes keep their exit status.
     """
     own_session = os.getsid(0)
@@ -233,12 +236,12 @@ def own_rss_bytes() -> int:
 
 
 def rss_megabytes(pids: Collection[int]) -> float:
-    """The sum of the processes' resident memory; ended ones count as 0."""
+    """The sum of the processes' resident memory; processes that have ended count as 0."""
     return sum(_rss_bytes(pid) for pid in pids) / _MEGABYTE
 
 
 def private_megabytes(pids: Collection[int]) -> float:
-    """The total private memory of the processes; the resident memory where that is unknown."""
+    """The processes' total private memory; the resident memory where that is unknown."""
     return sum(_private_bytes(pid) for pid in pids) / _MEGABYTE
 
 
@@ -267,7 +270,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _kill(pid: int) -> bool:
-    """Kill a process; False when it belongs to another user and must not be waited for."""
+    """Kill a process; False if it belongs to another user and must not be waited for."""
     try:
         os.kill(pid, signal.SIGKILL)
     except OSError:
@@ -292,9 +295,7 @@ def _direct_children() -> list[int]:
 
 
 def process_space() -> str | None:
-    """The boot of the kernel and this process's pid namespace: together they make a pid
-    unambiguous.
-    """
+    """The kernel's boot and this process's pid namespace: together they make a pid unambiguous."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot_id = file.read().strip()
@@ -304,28 +305,28 @@ def process_space() -> str | None:
 
 
 def process_started(pid: int) -> int | None:
-    """The start of a process in clock ticks since boot, which differs for a later process with the
-    same pid; None where it cannot be read.
+    """A process's start in clock ticks since boot, which differs for a later process with the same pid;
+    None if it cannot be read.
     """
     stat = _read_stat(pid)
     return None if stat is None else int(stat[19])
 
 
 def is_process_gone(pid: int, started: int) -> bool:
-    """Return whether a process of this pid namespace has provably ended; False when in doubt."""
+    """Return whether a process in this pid namespace has provably ended; False if in doubt."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except OSError:
         pass  # it exists, but belongs to another user
-    # Where /proc hides the processes of other users, nothing is proved.
+    # Where /proc hides other users' processes, nothing is proved.
     stat = _read_stat(pid)
     return stat is not None and (int(stat[19]) != started or stat[0] in ("Z", "X"))
 
 
 def _read_stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on; the name before them may contain anything."""
+    """The fields of /proc/PID/stat from the state onwards; the name before them may contain anything."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()

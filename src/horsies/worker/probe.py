@@ -1,9 +1,9 @@
 """The worker's own address for monitoring: ``/metrics`` for Prometheus, ``/livez`` and ``/readyz`` for
 probes.
 
-A thread serves it, so that a probe is answered while the loop waits, or hangs. It only reads counters; the
-loop never waits for it. A scrape takes 1 ms of the interpreter, 70 ms with 200 names of tasks; the loop
-gets its turns in between.
+A thread serves it, so that a probe is answered while the loop waits or hangs. It only reads counters;
+the loop never waits for it. A scrape takes 1 ms of interpreter time, or 70 ms with 200 task names; the
+loop gets its turns in between.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
         return cls(200 if ok else 503, f"{text}\n".encode())
 
 
-# By path; the argument is the Accept header.
+# Keyed by path; the argument is the Accept header.
 Routes = Mapping[str, Callable[[str], Answer]]
 
 
@@ -60,7 +60,7 @@ class AddressError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """The state of a worker at one moment. ``awake_by`` is when its loop should run again."""
+    """A worker's state at one moment. ``awake_by`` is when its loop should run again."""
 
     awake_by: float
     has_started: bool
@@ -78,7 +78,7 @@ class Vitals:
 
 
 def judge_liveness(vitals: Vitals, now: float) -> Answer:
-    """Report failure when the loop hangs; a lost database is not a reason to restart a worker."""
+    """Report failure if the loop hangs; a lost database is no reason to restart a worker."""
     late = now - vitals.awake_by
     if vitals.has_started and late > STALL_SECONDS:
         return Answer.line(f"the loop has not run for {late:.0f} s", ok=False)
@@ -101,7 +101,7 @@ def judge_readiness(vitals: Vitals, *, is_scheduling: bool = True) -> Answer:
 
 
 def worker_values(vitals: Vitals, tally: Tally) -> Iterator[Value]:
-    """Return the metrics of a worker, as the catalogue describes them."""
+    """Return a worker's metrics, as described in the catalogue."""
     totals = tally.totals()
     yield from _attempt_values(totals)
     yield from _wait_values(totals)
@@ -152,7 +152,7 @@ def worker_routes(
     tally: Tally,
     is_scheduling: Callable[[], bool] = lambda: True,
 ) -> Routes:
-    """The paths of a worker."""
+    """A worker's paths."""
     return {
         "/metrics": lambda accept: scraped(worker_values(read_vitals(), tally), accept),
         "/livez": lambda _: judge_liveness(read_vitals(), lifetime_clock()),
@@ -167,9 +167,7 @@ def scraped(values: Iterable[Value], accept: str) -> Answer:
 
 @contextmanager
 def serving(host: str, port: int, routes: Routes) -> Iterator[int]:
-    """Serve the paths in a thread until the block ends; yield the port (the system chooses one for
-    0).
-    """
+    """Serve the paths in a thread until the block ends; yield the port (for 0, the system chooses one)."""
     try:
         server = _Server(host, port, routes)
     except OSError as error:
@@ -191,8 +189,8 @@ def serving(host: str, port: int, routes: Routes) -> Iterator[int]:
 class _Server(ThreadingHTTPServer):
     """Answers every request in its own thread, so that a slow client does not delay a probe.
 
-    A new connection beyond the limit ends the oldest one: slow clients must not use up the threads and
-    files of the worker.
+    A new connection beyond the limit ends the oldest one, because slow clients must not use up the
+    worker's threads and files.
     """
 
     daemon_threads = True
@@ -206,7 +204,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        # HTTPServer would ask the resolver for the name of the host.
+        # HTTPServer would ask the resolver for the host's name.
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:

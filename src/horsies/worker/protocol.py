@@ -1,15 +1,14 @@
 """Frames between the worker's parent process and its children: assignments to a child, reports back.
 
-A frame is a four-byte length, a kind byte, fixed numbers (the lengths of the texts in characters
-among them) and the texts in UTF-8, one behind the other. Decoding never builds objects from names:
-from any bytes that a child writes the parent either reads one of the values below or raises
-``ProtocolError``, and then only that child is lost. Every frame of a child begins with a mark,
-random bytes that only this child has, so that bytes written to the socket by task code can be
-skipped.
+A frame is a four-byte length, a kind byte, fixed numbers (including the lengths of the texts in
+characters) and the texts in UTF-8, one after another. Decoding never builds objects from names: from
+any bytes that a child writes, the parent either reads one of the values below or raises
+``ProtocolError``, in which case only that child is lost. Each of a child's frames begins with a mark,
+random bytes that only this child has, so that bytes written to the socket by task code can be skipped.
 
-Assignments are numbered from 1 in each child, at the beginning and at the end of their frame. Task
-code can read data that the worker has sent to its child; the numbers show the child which frames
-are missing or incomplete.
+Assignments are numbered from 1 in each child, at the beginning and at the end of their frame. Task code
+can read data that the worker has sent to its child; the numbers show the child which frames are missing
+or incomplete.
 """
 
 from __future__ import annotations
@@ -34,12 +33,14 @@ if TYPE_CHECKING:
     from horsies.tasks.outcome import Outcome
 
 MAX_FRAME_BYTES = 1 << 30
-# The highest number of an assignment.
+# The highest number an assignment can have.
 LAST_NUMBER = (1 << 63) - 1
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames; the first three, SHARE and STOP_TASK travel to the child, the rest come back."""
+    """The kinds of frames; the first three, SHARE and STOP_TASK travel to the child, and the rest come
+    back.
+    """
 
     BOOT = 1
     ASSIGN = 2
@@ -50,7 +51,7 @@ class FrameKind(IntEnum):
     HOOK_FAILED = 8
     BOOT_FAILED = 9
     TASK_STOPPED = 22
-    # Of children that run several coroutines at a time.
+    # For children that run several coroutines at a time.
     SHARE = 20
     STOP_TASK = 21
     PROGRESS = 23
@@ -69,11 +70,11 @@ class ProgressReport(NamedTuple):
 
 
 class ProtocolError(Exception):
-    """The bytes on a child's socket are not a frame this side may receive."""
+    """The bytes on a child's socket are not a frame that this side may receive."""
 
 
 class NodeInput(NamedTuple):
-    """The stored result of another node, and the fields needed to read it."""
+    """Another node's stored result, and the fields needed to read it."""
 
     task_index: int
     kind: str
@@ -84,10 +85,10 @@ class NodeInput(NamedTuple):
 
 
 class NodePart(NamedTuple):
-    """The part of an assignment in a workflow: its run, its node, and the results it takes.
+    """An assignment's part in a workflow: its run, its node, and the results it takes.
 
-    `inputs_json` maps parameters and members of the context to nodes. Only an expansion needs the root
-    of the run and its depth.
+    `inputs_json` maps parameters and context members to nodes. Only an expansion needs the root of the
+    run and its depth.
     """
 
     workflow_id: str
@@ -99,7 +100,7 @@ class NodePart(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """One attempt of one task, handed to one child; `node` when it belongs to a workflow."""
+    """One attempt of one task, handed to one child; `node` is set if it belongs to a workflow."""
 
     task_id: str
     generation: int
@@ -114,7 +115,7 @@ class Assignment(NamedTuple):
 
 
 def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment:
-    """Return the assignment of a task; `node` is its part in a workflow, with its inputs."""
+    """Return a task's assignment; `node` is its part in a workflow, with its inputs."""
     return Assignment(
         task.id,
         task.generation,
@@ -129,23 +130,23 @@ def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment
 
 
 class TransactionEnd(IntEnum):
-    """What became of the transaction of a task (``tx``), in which its child records the outcome."""
+    """What became of a task's transaction (``tx``), in which its child records the outcome."""
 
-    # There was none, or it was rolled back: the worker records the outcome.
+    # There was no transaction, or it was rolled back: the worker records the outcome.
     NONE = 0
     RECORDED = 1
     # The task belongs to another worker; the transaction was rolled back.
     LOST = 2
-    # The connection was lost during COMMIT: only the database can tell.
+    # The connection was lost during COMMIT: only the database knows.
     DOUBT = 3
 
 
 class ChildReport(NamedTuple):
-    """The outcome of an assignment: the encoded result, and an error's code and message.
+    """The outcome of an assignment: the encoded result, and the code and message of an error.
 
-    ``was_called`` is False when the child could not call the function, because the stored call does not
-    fit it: another release of the application may be able to. The names of the classes of an exception
-    and the seconds of a RetryLater are for the decision to retry.
+    ``was_called`` is False if the child could not call the function because the stored call does not
+    fit it: another release of the application may be able to. The class names of an exception and the
+    seconds of a RetryLater serve the decision to retry.
     """
 
     task_id: str
@@ -157,13 +158,13 @@ class ChildReport(NamedTuple):
     was_called: bool = True
     exception_names: tuple[str, ...] = ()
     retry_after: float | None = None
-    # The span of the attempt, when the application traces.
+    # The attempt's span, if the application uses tracing.
     traceparent: str | None = None
     transaction: TransactionEnd = TransactionEnd.NONE
 
 
 def with_transaction(outcome: Outcome, report: ChildReport) -> Outcome:
-    """Return the outcome of a report with the end of the task's transaction."""
+    """Return a report's outcome together with the end of the task's transaction."""
     end = report.transaction
     return outcome._replace(
         is_recorded=end is TransactionEnd.RECORDED, is_in_doubt=end is TransactionEnd.DOUBT
@@ -174,11 +175,12 @@ def with_transaction(outcome: Outcome, report: ChildReport) -> Outcome:
 class ChildBoot:
     """The settings with which a child or the fork server starts; they cross ``exec`` as JSON.
 
-    ``program`` names the function that loads the application and returns the ``Program`` of the
-    child. The fork server forks ``forks_singly`` children one by one, then ``forks_ahead`` at a time. By
-    ``guard_mark`` the guard finds the processes to kill; 0 stands for none. With ``shares_terminal`` the
-    child stays in the session of the worker and keeps its standard input. ``worker_id`` is the owner of the
-    tasks: a child names it when it records the outcome in the transaction of a task.
+    ``program`` names the function that loads the application and returns the child's ``Program``. The
+    fork server forks ``forks_singly`` children one by one, then ``forks_ahead`` at a time. The guard
+    finds the processes to kill by ``guard_mark``; 0 means that there is no guard. With
+    ``shares_terminal`` the child stays in the worker's session and keeps its standard input.
+    ``worker_id`` is the owner of the tasks: a child uses it when it records the outcome in a task's
+    transaction.
     """
 
     app_locator: str
@@ -206,10 +208,10 @@ _REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
 _NO_TEXT = 0xFFFFFFFF
 _NO_TIMEOUT = -1
-# Ten years: the start of an attempt is computed from its run time.
+# Ten years: an attempt's start is computed from its run time.
 _RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
 
-# The longest frame of each kind: a frame that declares a greater length is refused.
+# The longest frame of each kind: a frame that declares a greater length is rejected.
 _LONGEST: dict[int, int] = dict.fromkeys(FrameKind, 1 << 26)
 _LONGEST |= dict.fromkeys((FrameKind.BOOT, FrameKind.ASSIGN, FrameKind.REPORT), MAX_FRAME_BYTES)
 for _kind in (FrameKind.STOP, FrameKind.HELLO, FrameKind.READY, FrameKind.SHARE):
@@ -220,7 +222,7 @@ _KIND_REPORT = int(FrameKind.REPORT)
 
 
 def encode_assignment(assignment: Assignment, number: int = 1, needs_permit: bool = False) -> bytes:
-    """Return the frame for `assignment`, whose position among those of its child is `number`."""
+    """Return the frame for `assignment`, whose position among its child's assignments is `number`."""
     task_id, name = assignment.task_id, assignment.task_name
     args, kwargs = assignment.args_json, assignment.kwargs_json
     timeout_ms, node, stored = assignment.timeout_ms, assignment.node, assignment.stored
@@ -247,7 +249,7 @@ def encode_assignment(assignment: Assignment, number: int = 1, needs_permit: boo
 def assignment_number(frame: bytes) -> tuple[int, bool]:
     """The number of the assignment in `frame`, and whether it needs a permit.
 
-    Raises ``ProtocolError`` when the beginning and the end belong to different frames.
+    Raises ``ProtocolError`` if the beginning and the end belong to different frames.
     """
     try:
         number, needs_permit = _ASSIGNMENT_NUMBER.unpack_from(frame, _HEADER.size)
@@ -286,8 +288,8 @@ def decode_assignment(frame: bytes) -> Assignment:
 
 
 def _node_texts(node: NodePart) -> tuple[str, str]:
-    """The header that describes the part in a workflow, followed by the texts of the results.
-    Results may be large, so the parent neither parses nor rewrites them.
+    """The header that describes the part in a workflow, followed by the results' texts. Results may be
+    large, so the parent neither parses nor rewrites them.
     """
     sources = [(*source[:3], len(source.result), *source[4:]) for source in node.sources]
     place = (node.workflow_id, node.task_index, node.root_workflow_id, node.depth)
@@ -315,7 +317,7 @@ def _node_part(texts: str, start: int, head_size: int) -> NodePart:
 
 
 def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int = 0) -> bytes:
-    """The frame with `report`, its duration, and the child's memory if sampled."""
+    """The frame with `report`, its duration, and the child's memory if it was sampled."""
     task_id, result = report.task_id, report.result_json
     code, message = report.error_code, report.error_message
     try:
@@ -341,7 +343,7 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
 
 
 def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
-    """The report in `frame`, the sampled memory in bytes (0 when it was not sampled), and how many
+    """The report in `frame`, the sampled memory in bytes (0 if it was not sampled), and how many
     microseconds the attempt took.
     """
     try:
@@ -401,7 +403,7 @@ def _without_surrogates(report: ChildReport) -> ChildReport:
 
 
 def encode_numbers(kind: FrameKind, first: int = 0, second: int = 0) -> bytes:
-    """A frame of two numbers: (pid, memory in bytes) in hello and ready, unused in a stop."""
+    """A frame of two numbers: (pid, memory in bytes) in hello and ready frames, unused in a stop."""
     return _NUMBERS.pack(_NUMBERS.size - 4, kind, first, second)
 
 
@@ -421,7 +423,7 @@ def encode_texts(kind: FrameKind, *texts: str) -> bytes:
 
 
 def decode_texts(frame: bytes, count: int) -> list[str]:
-    """Exactly `count` texts out of `frame`."""
+    """Decode exactly `count` texts from `frame`."""
     try:
         texts = json.loads(frame[_HEADER.size :])
     except (ValueError, RecursionError) as error:
@@ -466,7 +468,7 @@ def decode_boot(frame: bytes) -> tuple[ChildBoot, int]:
 
 
 def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
-    """Wait for the boot frame without reading any byte after it; None when the worker is gone."""
+    """Wait for the boot frame without reading any byte after it; None if the worker is gone."""
     length = connected.recv(4, socket.MSG_WAITALL)
     body = connected.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
     return decode_boot(length + body) if body else None
@@ -480,7 +482,7 @@ class FrameBuffer:
     def __init__(self, mark: bytes = b"") -> None:
         self._mark = mark
         self._pending = bytearray()
-        # Whether there were bytes outside of frames.
+        # Whether there were bytes outside frames.
         self.has_foreign_bytes = False
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -493,7 +495,7 @@ class FrameBuffer:
             and int.from_bytes(data[start : start + 4], "big") + start + 4 == len(data)
             and data.startswith(mark)
         ):
-            # Nearly every frame arrives alone and whole.
+            # Nearly every frame arrives alone and complete.
             return [data[start:]]
         if self._pending:
             self._pending += data
@@ -505,7 +507,7 @@ class FrameBuffer:
         return frames
 
     def _cut(self, data: bytes | bytearray) -> tuple[list[bytes], int]:
-        """Return the complete frames in `data`, and the position where the incomplete frame begins."""
+        """Return the complete frames in `data`, and the position where an incomplete frame begins."""
         frames = []
         mark, end = self._mark, 0
         while (start := self._next_mark(data, end)) + len(mark) <= len(data) - 5:
@@ -536,7 +538,7 @@ class FrameBuffer:
         return max(0, len(self._pending) - len(self._mark))
 
     def wanted_bytes(self) -> int:
-        """How many bytes the frame in progress still needs; 0 when its length is unknown."""
+        """How many bytes the frame in progress still needs; 0 if its length is unknown."""
         start = len(self._mark)
         if len(self._pending) < start + 4:
             return 0
@@ -545,9 +547,7 @@ class FrameBuffer:
 
 
 def checked_size(header: bytes | bytearray) -> int:
-    """The length in the first five bytes of a frame; refused if no frame of its kind can be that
-    long.
-    """
+    """The length in the first five bytes of a frame; rejected if no frame of its kind can be that long."""
     size, kind = _HEADER.unpack(header)
     if not 1 <= size <= _LONGEST.get(kind, 0):
         raise ProtocolError(f"a frame of kind {kind} claims a length of {size} bytes")

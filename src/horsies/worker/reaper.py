@@ -1,9 +1,9 @@
-"""The reaper: recovers the tasks of lost workers, ends runs that were paused for too long, and deletes
-rows past their retention.
+"""The reaper: recovers lost workers' tasks, ends runs that were paused for too long, and deletes rows
+past their retention.
 
-Any worker may do this, even two at once. ``watch.py`` decides which workers are lost and
-``tasks/recovery.py`` how their tasks end. Every step is idempotent, bounded, and repeated in the
-next pass if it fails.
+Any worker may do this, even two at once. ``watch.py`` decides which workers are lost, and
+``tasks/recovery.py`` how their tasks end. Every step is idempotent, bounded, and repeated in the next
+pass if it fails.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ logger = logging.getLogger("horsies.reaper")
 RETENTION_BATCH = 1000
 # The record of changes made by people is kept for 90 days.
 ACTION_RETENTION_HOURS = 90 * 24
-# Whole trees of runs, with all their nodes and tasks.
+# Counts whole trees of runs, with all their nodes and tasks.
 RETENTION_RUNS = 50
 EXPIRE_BATCH = 50
 # The kind of batch that closes the rows of lost workers.
@@ -77,10 +77,10 @@ def recover_lost_workers(
 ) -> Recovered:
     """Close the rows of lost workers and recover their tasks.
 
-    The rows are closed first, so that a worker that comes back meanwhile sees that it was declared
-    lost. If this worker dies in between, ``recover_ownerless`` in another worker finds the tasks,
-    including those that the database refused to recover. If the database refuses to close a row,
-    the error is raised at the end, after the recovery of the others.
+    The rows are closed first, so that a worker that comes back in the meantime sees that it was
+    declared lost. If this worker dies in between, ``recover_ownerless`` in another worker finds the
+    tasks, including those that the database refused to recover. If the database refuses to close a row,
+    the error is raised at the end, after the others have been recovered.
     """
     verdicts = _without_active(pipeline, verdicts, WatchLimits.of(config).held)
     if not verdicts:
@@ -104,8 +104,8 @@ def recover_lost_workers(
 def _close(
     pipeline: Pipeline, verdicts: Sequence[Verdict], blocked: Blocked
 ) -> tuple[list[str], psycopg.Error | None]:
-    """Close the rows of lost workers, one by one if the database refuses them together; return the
-    closed ones and a refusal, if there was one.
+    """Close lost workers' rows, one by one if the database refuses them together; return the closed
+    ones and a refusal, if there was one.
     """
     if not blocked.failures.is_suspect(CLOSING):
         try:
@@ -137,7 +137,7 @@ def _close_rows(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> list[str]:
 def _without_active(
     pipeline: Pipeline, verdicts: Sequence[Verdict], seconds: float
 ) -> Sequence[Verdict]:
-    """Leave out workers whose held lock belongs to a session that is still active."""
+    """Drop workers whose held lock belongs to a session that is still active."""
     held = [verdict.worker_id for verdict in verdicts if not verdict.needs_free_lock]
     if not held:
         return verdicts
@@ -153,8 +153,8 @@ def _recoverable_statuses(recovery: RecoveryConfig) -> list[str]:
 
 
 def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked) -> int:
-    """Recover tasks whose worker's row is closed, and tasks without a worker's row without a
-    heartbeat for longer than the threshold of their state.
+    """Recover tasks whose worker's row is closed, and tasks without a worker's row that have sent no
+    heartbeat for longer than their state's threshold.
     """
     find = find_ownerless(
         recovery.claimed_stale_threshold_ms / 1000,
@@ -170,7 +170,7 @@ def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blo
 def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked) -> int:
     """End runs that have been paused for longer than allowed and return how many ended.
 
-    Each ends in its own transaction; a run that is resumed meanwhile continues.
+    Each run ends in its own transaction; a run that is resumed in the meantime continues.
     """
     policy = "paused_workflow_auto_cancel_after"
     allowed = recovery.paused_workflow_auto_cancel_after
@@ -200,7 +200,7 @@ def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked
 
 
 def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | None = None) -> bool:
-    """Delete one bounded batch of every kind of row past its retention; True when there may be more."""
+    """Delete one bounded batch of every kind of row past its retention; True if there may be more."""
     failures = failures or Failures()
     statements: tuple[tuple[Statement[[float, int], Deleted], int | None], ...] = (
         (delete_old_heartbeats, recovery.heartbeat_retention_hours),
@@ -232,7 +232,7 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | Non
 
 def _delete(pipeline: Pipeline, step: Step, failures: Failures) -> int:
     """Delete a batch of rows. A row that cannot be deleted, because of a foreign key or another
-    session's lock, is kept and logged. A missing right on the table of refusals is only logged as
+    session's lock, is kept and logged. A missing privilege on the refusals table is only logged as
     well, because a worker can run without it.
     """
     name = step[0].name

@@ -1,6 +1,6 @@
-"""Refusals: store which claimed tasks this worker cannot call, so that workers with its parameters
-leave them out. The table may be locked, protected by a trigger, or closed to the role; other tasks
-are not affected.
+"""Refusals: store which claimed tasks this worker cannot call, so that workers with the same parameters
+skip them. The table may be locked, protected by a trigger, or closed to the role; other tasks are not
+affected.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_RIGHT = (
 
 
 class Refusals:
-    """Stores the refusals of one worker."""
+    """Stores one worker's refusals."""
 
     def __init__(self, worker_id: str, unknown: UnknownTasks, blocked: Blocked) -> None:
         self._worker_id = worker_id
@@ -42,9 +42,9 @@ class Refusals:
         self._has_named_right = False
 
     def store(self, pipeline: Pipeline, uncalled: Uncalled) -> set[str]:
-        """Store the refusal of these tasks; return those to leave to other workers; the others
-        fail. A task whose refusal cannot be stored is left to others, too, and only this worker
-        excludes it from its claims until the next attempt.
+        """Store the refusal of these tasks. Return those to leave to other workers; the rest fail. A
+        task whose refusal cannot be stored is left to others too; until the next attempt, only this
+        worker excludes it from its claims.
         """
         stored = self._run_each(pipeline, uncalled, self._refusing_steps)
         refused = [one for answers in stored for one in answers[-2]]
@@ -64,8 +64,8 @@ class Refusals:
     def _run_each(
         self, pipeline: Pipeline, uncalled: Uncalled, steps_of: Callable[[Uncalled], list[Step]]
     ) -> list[list[list[Any]]]:
-        """Run these steps for the tasks; return the answers by transaction, none if the role lacks
-        the right.
+        """Run these steps for the tasks; return the answers by transaction, or none if the role lacks
+        the privilege.
         """
         blocked = self._blocked
         try:

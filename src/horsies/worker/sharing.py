@@ -1,14 +1,14 @@
-"""The page and the permits that a child shares with its worker, beside the socket between them.
+"""The page and the permits that a child shares with its worker, in addition to the socket between them.
 
-The page is memory: a stop request, the progress of the running task, and how far the child has come with
-its assignments. Permits decide which of its assignments a child may begin: the parent writes one number
-per assignment into a socket pair, and the child reads one before it begins a task. Both have the reading
-end, and the kernel gives each number to one of them: a number that the parent reads back belongs to a task
-that has not begun and never will.
+The page is memory: a stop request, the running task's progress, and how far the child has come with its
+assignments. Permits decide which of its assignments a child may start: the parent writes one number per
+assignment into a socket pair, and the child reads one before it starts a task. Both have the reading
+end, and the kernel gives each number to one of them: a number that the parent reads back belongs to a
+task that has not started and never will.
 
-The code of a task reaches every descriptor of its process. Worker and child share the reading end,
-flags included, so neither reads it in a way that could wait. If a task reads a number, the child
-misses it and reports that assignment as not begun.
+A task's code can reach every descriptor of its process. Worker and child share the reading end, flags
+included, so neither reads it in a way that could block. If a task reads a number, the child misses it
+and reports that assignment as not started.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from horsies.worker.protocol import Assignment, ProgressReport
 _NUMBER = Struct("!Q")
 # The first byte of a permit, so that a permit read in parts is not mistaken for another one.
 _PERMIT = 0xA5 << 56
-# How far ahead of an assignment the next permit may be, when those between were taken back.
+# How far ahead of an assignment the next permit may be, if those in between were taken back.
 _AHEAD_MAX = 1 << 32
 # More than a socket holds.
 _EVERYTHING = 1 << 20
@@ -44,13 +44,13 @@ _PAGE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if _HA
 
 
 class SharedPage:
-    """The memory that a child shares with its worker: a stop request, the progress of its task, how many
-    assignments it has begun, and the mark with which its frames begin.
+    """The memory that a child shares with its worker: a stop request, its task's progress, how many
+    assignments it has started, and the mark with which its frames begin.
 
-    Not frames: a task may report progress ten thousand times a second, from several threads and
-    from processes it forks, and the worker reads the latest report whenever it has time. The worker
-    validates everything that it reads here. Numbers are written in one call, so that threads cannot
-    mix theirs; a report that is read while it is written is read again.
+    These are not frames, because a task may report progress ten thousand times a second, from several
+    threads and from processes it forks, and the worker reads the latest report whenever it has time.
+    The worker validates everything that it reads here. Numbers are written in one call, so that threads
+    cannot mix theirs; a report that is read while it is being written is read again.
     """
 
     __slots__ = ("_count", "_memory")
@@ -62,7 +62,7 @@ class SharedPage:
 
     @classmethod
     def create(cls) -> tuple[SharedPage, int]:
-        """A new page, and a descriptor of it for the child."""
+        """A new page, and a descriptor for the child."""
         made = _new_page_file()
         try:
             page = cls(os.dup(made))
@@ -90,8 +90,8 @@ class SharedPage:
 
     @property
     def mark(self) -> bytes:
-        """The random bytes before every frame of the child, which distinguish it from bytes that a
-        task has written.
+        """The random bytes before each of the child's frames, which distinguish it from bytes written
+        by a task.
         """
         return self._memory[_MARK_START:]
 
@@ -108,9 +108,9 @@ class SharedPage:
         return number
 
     def note_begun(self, number: int) -> None:
-        """Note that the child begins the assignment with this number.
+        """Note that the child is starting the assignment with this number.
 
-        Assignments with lower numbers have already begun, or never will.
+        Assignments with lower numbers have already started, or never will.
         """
         self._memory[_BEGUN_START:_BEGUN_END] = _NUMBER.pack(number)
 
@@ -123,11 +123,11 @@ class SharedPage:
 
     @property
     def raw_progress(self) -> bytes:
-        """Differs whenever there is another report."""
+        """A value that differs whenever there is another report."""
         return self._memory[_PROGRESS_START:_PROGRESS_END]
 
     def read_progress(self, assignment: Assignment) -> ProgressReport | None:
-        """The latest report about this attempt; None without one, and while one is being written."""
+        """The latest report about this attempt; None if there is none, or while one is being written."""
         raw = self.raw_progress
         token, _, done, total, size = _PROGRESS.unpack(raw)
         note = self._memory[_NOTE_START:][:size]
@@ -142,7 +142,7 @@ class SharedPage:
 
 
 def _new_page_file() -> int:
-    """A descriptor of memory that no task can shorten: reading beyond its end would kill the
+    """A descriptor for memory that no task can shorten, because reading beyond its end would kill the
     worker.
     """
     if not _HAS_MEMFD:
@@ -160,7 +160,7 @@ def _new_page_file() -> int:
 
 
 class PermitError(Exception):
-    """The permits of a child were closed, replaced or read in part by the code of a task."""
+    """Task code has closed, replaced or partly read a child's permits."""
 
 
 class PermitPipe:
@@ -185,12 +185,12 @@ class PermitPipe:
             self._writing.send(permits, socket.MSG_DONTWAIT)
 
     def take_back(self) -> Iterable[int]:
-        """Empty the pipe and return the numbers of the assignments that have not begun and never will."""
+        """Empty the pipe and return the numbers of the assignments that have not started and never will."""
         try:
             data = self._reading.recv(_EVERYTHING, socket.MSG_DONTWAIT)
         except OSError:
             return ()
-        # A task may have read a part of the first number.
+        # A task may have read part of the first number.
         whole = _NUMBER.iter_unpack(data[len(data) % _NUMBER.size :])
         return [permit - _PERMIT for (permit,) in whole]
 
@@ -210,7 +210,7 @@ class Permits:
         self._ahead: int | None = None
 
     def allows(self, number: int) -> bool:
-        """Whether the task with this number may begin; False when its permit is gone."""
+        """Whether the task with this number may start; False if its permit is gone."""
         held = self._ahead
         if held is None:
             try:
@@ -232,14 +232,14 @@ class Permits:
 
 
 def send_descriptors(connected: socket.socket, page: int, permits: int | None) -> None:
-    """Give a new child the page that it shares with the worker, and its permits if it has any, with
-    the first byte that it reads.
+    """Give a new child the page that it shares with the worker, and its permits if it has any, with the
+    first byte that it reads.
     """
     socket.send_fds(connected, [b"P"], [page] if permits is None else [page, permits])
 
 
 def receive_descriptors(connected: socket.socket) -> tuple[SharedPage | None, int | None]:
-    """Wait for the page and the permits; no page when the worker is gone."""
+    """Wait for the page and the permits; no page if the worker is gone."""
     _, descriptors, _, _ = socket.recv_fds(connected, 1, 2)
     page = SharedPage.open_unseen(descriptors[0]) if descriptors else None
     return page, descriptors[1] if len(descriptors) > 1 else None

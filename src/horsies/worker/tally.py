@@ -1,8 +1,9 @@
-"""Tally: the worker's counts of its attempts, for ``horsies_measures`` and for Prometheus; and their log.
+"""Tally: the worker's attempt counts, for ``horsies_measures`` and for Prometheus; and the attempts'
+log lines.
 
-Counts only grow, so a scrape from another thread needs no lock. The growth since the last ``cut``
-goes to the database. An attempt costs 1.2 us here, a third of it for parsing the time at which the
-task was due.
+Counts only grow, so a scrape from another thread needs no lock. The growth since the last ``cut`` goes
+to the database. Each attempt costs 1.2 us here, a third of it for parsing the time at which the task
+was due.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from horsies.states import TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, Outcome
 from horsies.worker.agenda import NEVER
 
-# One line per ended attempt, at some 20 us each, written after the next tasks have gone to the children;
-# --quiet-tasks raises the level.
+# One line per ended attempt, at about 20 us each, written after the next tasks have gone to the
+# children; --quiet-tasks raises the level.
 ends_logger = logging.getLogger("horsies.tasks")
 
 FLUSH_SECONDS = 30.0
-# The ends of attempts, in the order of their counts.
+# How attempts end, in the order of their counts.
 ENDS = ("completed", "failed", "retried", "crashed", "timeout", "cancelled", "stopped")
 # Upper bounds of the buckets for turns, in seconds.
 TURN_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
-# The places of a queue and task's counts, in one list: the ends, the buckets, and two sums in seconds.
+# The positions of a queue and task's counts in one list: the ends, the buckets, and two sums in seconds.
 _WAITED = len(ENDS)
 _RAN = _WAITED + BUCKETS
 _WAITED_SECONDS = _RAN + BUCKETS
@@ -51,12 +52,14 @@ _SUCCEEDED = TaskStatus.COMPLETED
 _parse = datetime.fromisoformat
 
 Key = tuple[str, str]
-# A recorded outcome, its task, and the seconds that the attempt ran; None if it never reached a child.
+# A recorded outcome, its task, and how many seconds the attempt ran; None if it never reached a child.
 End: TypeAlias = tuple[Outcome, ClaimedTask, float | None]
 
 
 class Counts(NamedTuple):
-    """The attempts of one task in one queue, by their end, and the buckets and sums of their durations."""
+    """The attempts of one task in one queue, by how they ended, and the buckets and sums of their
+    durations.
+    """
 
     ends: Sequence[int]
     waited: Sequence[int]
@@ -81,9 +84,9 @@ class Counts(NamedTuple):
 
 
 class Tally:
-    """Counts of one worker since its start, by queue and task name.
+    """One worker's counts since its start, by queue and task name.
 
-    After ``NAMES_MAX`` names, all others count under ''.
+    After ``NAMES_MAX`` names, all others are counted under ''.
     """
 
     def __init__(self) -> None:
@@ -105,8 +108,8 @@ class Tally:
         self.turn_buckets = [0] * (len(TURN_BOUNDS) + 1)
 
     def note_clock(self, database_now: datetime, taken_seconds: float) -> None:
-        """Set the database's clock, requested ``taken_seconds`` ago: on average it was read
-        halfway.
+        """Set the database's clock, requested ``taken_seconds`` ago: on average it was read halfway
+        through.
         """
         self._ahead_seconds = database_now.timestamp() - (time.time() - taken_seconds / 2)
 
@@ -151,14 +154,14 @@ class Tally:
         return int(sum(sum(counts[:_WAITED]) for counts in self._counts.values()))
 
     def totals(self) -> Mapping[Key, Counts]:
-        """All counts since the start; safe in another thread."""
-        # Copies made in one step of the interpreter: the worker may add a key meanwhile.
+        """All counts since the start; safe to call from another thread."""
+        # Copies made in one interpreter step, because the worker may add a key at the same time.
         return {key: Counts.of(list(counts)) for key, counts in list(self._counts.items())}
 
     def take_flush(self) -> list[Step]:
         """The statement that stores the growth since the last call, if there is any.
 
-        The growth is forgotten here: a COMMIT in doubt is never repeated, so nothing counts twice.
+        The growth is dropped here: a COMMIT in doubt is never repeated, so nothing counts twice.
         """
         self._cut_minute()
         grown, self._grown = self._grown, {}
@@ -192,7 +195,7 @@ class Tally:
             if before == counts:
                 continue
             now = self._cut[key] = list(counts)
-            # A clock that is set back may return to an earlier minute.
+            # If the clock is set back, an earlier minute may come again.
             earlier = self._grown.get((self._minute, key), _NONE)
             columns = zip(before or _NONE, now, earlier, strict=True)
             self._grown[self._minute, key] = [then - cut + more for cut, then, more in columns]
@@ -242,7 +245,7 @@ def log_ends(ends: Iterable[End]) -> None:
 
 
 def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
-    """Log the end of an attempt and the next one, if there is one."""
+    """Log the end of an attempt, and when the next one is due if there is one."""
     fields = {
         "task_id": task.id,
         "task_name": task.task_name,
@@ -269,7 +272,7 @@ def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
     if outcome.retry_reason is not None:
         end += f" ({outcome.retry_reason})"
     text, words = "%s %s #%d %s", (task.task_name, task.id, task.retry_count + 1, end)
-    # Not logger.info, which determines the caller's line: a fifth of the time per log line.
+    # Not logger.info, which looks up the caller's line: that takes a fifth of the time per log line.
     record = ends_logger.makeRecord(
         ends_logger.name, logging.INFO, __file__, 0, text, words, None, extra=fields
     )

@@ -1,7 +1,7 @@
 """The spans of a worker's attempts: those that children report, and those of children that died.
 
 A retry links to the previous attempt, so the spans are stored with the attempts. Only a worker whose
-application traces has this object.
+application uses tracing has this object.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Traces:
     def __init__(self, settings: TracingConfig, worker_id: str) -> None:
         self._settings = settings
         self._attributes = {"messaging.client.id": worker_id}
-        # By task: the number of the attempt and its span.
+        # By task: the number of the attempt, and its span.
         self._ended: dict[str, tuple[int, str]] = {}
 
     def note(self, task: ClaimedTask, traceparent: str) -> None:
@@ -39,7 +39,7 @@ class Traces:
         self._ended[task.id] = task.retry_count + 1, traceparent
 
     def close(self, assignment: Assignment, outcome: Outcome, seconds: float | None) -> None:
-        """Make the span of an attempt whose child died, or that was stopped."""
+        """Create the span of an attempt whose child died, or that was stopped."""
         task = CurrentTask(assignment, time.time() - (seconds or 0.0))
         try:
             traceparent = killed_span(
@@ -50,7 +50,7 @@ class Traces:
                 outcome.error_message or "",
                 will_retry=outcome.delay_seconds is not None,
             )
-        except Exception:  # a sampler or a span processor of the application may raise
+        except Exception:  # the application's sampler or span processor may raise
             logger.exception("the span of task %s could not be made", assignment.task_id)
             return
         self._ended[assignment.task_id] = assignment.attempt, traceparent
@@ -71,7 +71,7 @@ class Traces:
             )
 
     def linked(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> list[ClaimedTask]:
-        """Return the tasks; the options of retried ones get the span of their previous attempt."""
+        """Return the tasks; retried ones get their previous attempt's span in their options."""
         retried = [task for task in tasks if task.retry_count]
         if not retried:
             return list(tasks)

@@ -1,4 +1,4 @@
-"""The turn: one transaction, one round trip, that records finished attempts and claims new tasks.
+"""The turn: one transaction, in one round trip, that records finished attempts and claims new tasks.
 
 While one turn commits, reports pile up for the next, so batches grow with load and commits per task
 fall; an idle worker still reacts within one round trip.
@@ -51,16 +51,14 @@ logger = logging.getLogger("horsies.turn")
 
 # How long claims may rely on bookmarks alone.
 EVERYWHERE_SECONDS = 0.1
-# Looking everywhere is costly when the whole turn takes longer than this.
+# Searching everywhere is costly if the whole turn takes longer than this.
 COSTLY_SECONDS = 0.01
 # How many refused claims one turn tolerates; the next turn continues after them.
 REFUSALS_MAX = 100
 
 
 class Positions(NamedTuple):
-    """Per queue, the task after which to search first; and whether to search everywhere for the
-    rest.
-    """
+    """Per queue, the task after which to search first; and whether to search everywhere for the rest."""
 
     priorities: Sequence[int | None] = ()
     enqueued_at: Sequence[str | None] = ()
@@ -73,25 +71,24 @@ _NO_TASK = (None, None, None)
 
 
 class Bookmarks:
-    """The last task claimed from each queue, behind which the next claim looks first.
+    """The last task claimed from each queue, behind which the next claim searches first.
 
     Claimed tasks leave dead entries in the claim index until vacuum removes them, which it cannot
     do while any transaction is open. A claim that starts at the front of the queue scans all of
     them; one that starts behind the last claimed task scans none.
 
-    A claim that looks behind a bookmark does not see a task before it. That task is claimed all the
-    same, because claims look everywhere
+    A claim that searches behind a bookmark does not see a task before it. That task is claimed all the
+    same, because claims search everywhere
 
-    * when they are short: they look in the same call for the tasks they did not find behind the
-      bookmarks;
+    * when they are short: the same call searches for the tasks that it did not find behind the bookmarks;
     * after a notification: every event that puts a task before a bookmark sends one (a better priority,
       a slow transaction's commit, a release, a retry, a queue resumed);
     * every ``EVERYWHERE_SECONDS``: no notification announces a scheduled task of a better priority that
       is due now, or the rollback of another worker's claim.
 
-    So a worker with more work than children may take a task too late by a tenth of a second; the
-    order behind the bookmark is exact. Only when a search everywhere is itself slow does the next
-    one wait for ten times its duration.
+    So a worker with more work than children may take a task a tenth of a second too late; the order
+    behind the bookmark is exact. Only if a search everywhere is itself slow does the next one wait for
+    ten times its duration.
     """
 
     def __init__(self, queues: Sequence[str]) -> None:
@@ -103,7 +100,7 @@ class Bookmarks:
         self.rested_at = 0.0
 
     def note_news(self) -> None:
-        """Note that there may be a task before a bookmark now."""
+        """Note that there may now be a task before a bookmark."""
         self._has_news = True
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
@@ -132,8 +129,8 @@ class Bookmarks:
         was_short: bool,
         span: tuple[float, float],
     ) -> bool:
-        """Update the bookmarks after a claim from these positions, within that span of time; True
-        if it searched everywhere.
+        """Update the bookmarks after a claim from these positions that took this long; True if it
+        searched everywhere.
         """
         for task in claimed:
             self._last[task.queue_name] = task.priority, task.enqueued_at, task.id
@@ -148,14 +145,15 @@ class Bookmarks:
 
 
 class TurnRequest(NamedTuple):
-    """The work of a turn besides recording.
+    """What a turn does besides recording.
 
-    ``starting`` are prefetched tasks with the idle children that take them, ``pids`` the idle children
-    to claim for, ``ahead`` the children that may take short tasks behind others, with the names of such
-    tasks, ``prefetch`` how many tasks to claim ahead, ``freed`` the places that the outcomes
-    free in each queue, ``positions`` where the claim looks first, ``unknown_names``, ``refused_ids`` and
-    ``refused_by``, as fingerprints, the tasks that it leaves out. ``is_async`` restricts the claim to tasks
-    of ``async def`` functions, or to the others; None takes both.
+    ``starting`` are prefetched tasks with the idle children that take them. ``pids`` are the idle
+    children to claim for. ``ahead`` are the children that may take short tasks behind others, with the
+    names of such tasks. ``prefetch`` is how many tasks to claim ahead of time. ``freed`` are the places
+    that the outcomes free in each queue. ``positions`` is where the claim searches first.
+    ``unknown_names``, ``refused_ids`` and ``refused_by`` (fingerprints) are the tasks that it excludes.
+    ``is_async`` restricts the claim to tasks of ``async def`` functions, or to the others; None takes
+    both.
     """
 
     starting: Sequence[tuple[ClaimedTask, int]] = ()
@@ -181,12 +179,11 @@ class TurnRequest(NamedTuple):
 class TurnResult(NamedTuple):
     """The ids of recorded outcomes, the children of prefetched tasks that started, and the claimed tasks.
 
-    `refused` are the outcomes that the database refused, which the worker keeps. `as_decided` is
-    False when another outcome may have been recorded instead of a refused one. `failed` are the
-    recorded outcomes that are final although the worker may have decided to retry, `cancelled`
-    those that an accepted cancel has replaced. `instead` are the outcomes recorded in place of
-    those whose texts the database refuses. `by_child` are those that their child had recorded, as
-    successes.
+    `refused` are the outcomes that the database refused, which the worker keeps. `as_decided` is False
+    if another outcome may have been recorded instead of a refused one. `failed` are the recorded
+    outcomes that are final although the worker may have decided to retry. `cancelled` are those that an
+    accepted cancellation has replaced. `instead` are the outcomes recorded in place of those whose
+    texts the database rejects. `by_child` are those that their child had recorded as successes.
     """
 
     recorded: set[str]
@@ -215,7 +212,7 @@ class Claimer:
     max_claim_batch: int = 0
     counts_claimed: bool = True
     lease_ms: int = 60_000
-    # Per queue; empty if none has one.
+    # Per queue; empty if no queue has a rate.
     rates: Sequence[Rate | None] = ()
 
     @classmethod
@@ -253,18 +250,18 @@ class Claimer:
         return tuple(None if one is None else one.burst for one in self.rates)
 
     def only(self, queue: str) -> Claimer:
-        """The same worker, claiming from one queue."""
+        """The same worker, claiming from one queue only."""
         place = self.queues.index(queue)
         rates = self.rates[place : place + 1]
         return replace(self, queues=(queue,), queue_caps=(self.queue_caps[place],), rates=rates)
 
     def look_ahead(self, last_look: datetime | None) -> Step:
-        """The statement that says when the next task is due, or may start again under a rate."""
+        """The statement that returns when the next task is due, or may start again under a rate."""
         statement = seconds_until_rated if self.rates else seconds_until_due
         return statement, LookAhead(self.queues, last_look)
 
     def seconds_between_starts(self, claimed: Iterable[ClaimedTask]) -> float | None:
-        """The shortest time after which a rate allows the next start of these tasks' queues."""
+        """The shortest time after which a rate allows the next start on these tasks' queues."""
         if not self.rates:
             return None
         rates = dict(zip(self.queues, self.rates, strict=True))
@@ -310,9 +307,9 @@ def take_turn(
 ) -> TurnResult:
     """Record the outcomes, start prefetched tasks and claim new ones, in one transaction.
 
-    Raises transient errors and those of the installation, without knowing whether the COMMIT took
-    effect: recording again is harmless. If single tasks cause an error, every task has its own
-    transaction, and a task whose change the database refuses is left to ``blocked``.
+    Raises transient and installation errors, without knowing whether the COMMIT took effect: recording
+    again is harmless. If single tasks cause an error, every task gets its own transaction, and a task
+    whose change the database refuses is left to ``blocked``.
     """
     blocked = blocked or Blocked(claimer.worker_id)
     if True in [one.is_recorded for one in outcomes]:
@@ -346,7 +343,7 @@ def _turn_beside_children(
     request: TurnRequest,
     blocked: Blocked,
 ) -> TurnResult:
-    """A turn for outcomes of which children have recorded some in the transactions of their tasks."""
+    """A turn for outcomes some of which children have already recorded in their tasks' transactions."""
     rest = [one for one in outcomes if not one.is_recorded]
     needs_turn = rest or request.starting or request.claims or (claimer.is_capped and request.freed)
     turned = NOTHING_DONE
@@ -363,8 +360,8 @@ def _one_by_one(
     request: TurnRequest,
     blocked: Blocked,
 ) -> TurnResult:
-    """A turn with one transaction per task. Blocked outcomes do not occupy a slot under a cap, so
-    they are reported before the claim.
+    """A turn with one transaction per task. Blocked outcomes do not occupy a slot under a cap, so they
+    are reported before the claim.
     """
     with blocked.search(pipeline):
         each = {one.task_id: record_alone(pipeline, claimer, one, blocked) for one in outcomes}
@@ -384,10 +381,10 @@ def _one_by_one(
     )
 
 
-# The statements of one transaction, in order. Each has a name, by which its rows are read.
+# The statements of one transaction, in order. Each has a name, by which its rows are found.
 Steps: TypeAlias = dict[str, Step]
 _NO_IDS: Set[str] = frozenset()
-# The statements whose rows are attempts that are recorded now.
+# The statements whose rows are attempts that are now recorded.
 _RECORDED = (*ENDINGS, "by_child")
 
 
@@ -455,11 +452,11 @@ def record_alone(
 ) -> TurnResult | None:
     """Record one outcome in a transaction; None if the database refuses it.
 
-    An outcome whose own texts the database refuses is recorded as a failure without them. The
-    refusal of a trigger, such as the progress of a run, or of a constraint is not caused by the
-    texts, nor is an error that may pass, such as a lock of another session: the outcome is kept as
-    it is. The last attempt of a worker that stops may take `last_seconds`; with `waits` it waits
-    longer for a lock.
+    If the database rejects an outcome's own texts, the outcome is recorded as a failure without them.
+    If a trigger or a constraint refuses it, for example because of its run's progress, or if an error
+    may pass, such as another session's lock, the texts are not the cause: the outcome is kept
+    unchanged. A stopping worker's last attempt may take `last_seconds`; with `waits` it waits longer
+    for a lock.
     """
     change = Change("record", outcome.task_id, outcome.workflow_id)
     request = TurnRequest(freed=freed)
@@ -524,7 +521,7 @@ def _claim_one_by_one(
 ) -> list[ClaimedTask]:
     """Claim each task in its own transaction, from the position just before it.
 
-    Another worker may have taken it meanwhile, so the claim itself also excludes tasks that this
+    Another worker may have taken it in the meantime, so the claim itself also excludes tasks that this
     worker cannot run or change.
     """
     request = request._replace(ahead=())

@@ -1,8 +1,9 @@
 """Wake-ups: a send wakes a few of many workers, and each of them serves it or passes it on. Pure.
 
-A woken worker owes something for the queue: a claim that leaves no due task behind, or to pass the wake-up
-on. It passes it on when its children stay busy, when it leaves out tasks that it does not know, or while it
-shuts down. So no task waits because the wrong workers were woken; ``db/functions/10_notify.sql`` chooses.
+A woken worker must either make a claim that leaves no due task in the queue, or pass the wake-up on. It
+passes it on if its children stay busy, if it excludes tasks that it does not know, or while it shuts
+down. So no task waits because the wrong workers were woken; ``db/functions/10_notify.sql`` chooses
+them.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass, field
 
 from horsies.worker.agenda import NEVER
 
-# A short task ends within that time, and its child takes the next one: then there is nothing to pass on.
+# A short task ends within this time, and its child takes the next one: in that case there is nothing to
+# pass on.
 PASS_SECONDS = 0.005
-# While no other worker waits for tasks, all of them are busy, and each claims again when a task ends.
+# If no other worker waits for tasks, all of them are busy, and each claims again when a task ends.
 REST_SECONDS = 1.0
 
 
@@ -22,9 +24,9 @@ REST_SECONDS = 1.0
 class WakeUps:
     """The wake-ups that this worker has not served yet, and whether sends may wake it."""
 
-    # Whether this worker can start a task of any of its queues at once.
+    # Whether this worker can immediately start a task from any of its queues.
     waits: bool = False
-    # Whether the table of workers says so.
+    # Whether the workers table says so.
     is_stored: bool = False
     # When to pass on the wake-ups for these queues.
     pass_at: float = NEVER
@@ -42,12 +44,14 @@ class WakeUps:
             self.pass_at = max(now + PASS_SECONDS, self._rests_until)
 
     def note_served(self) -> None:
-        """A claim left no due task behind that this worker could have met."""
+        """Note a claim that left behind no due task that this worker could have met."""
         self.owed.clear()
         self.pass_at = NEVER
 
     def note_passed(self, woken: int, now: float) -> None:
-        """So many workers were woken instead, and the table says that this one does not wait."""
+        """Note that this many workers were woken instead, and that the table says that this one does
+        not wait.
+        """
         self.note_served()
         self.is_stored = False
         self._rests_until = now if woken else now + REST_SECONDS

@@ -1,10 +1,10 @@
 """Watch: which other workers are lost, judged only by this worker's own uninterrupted observation.
 
-Pure: ``heartbeat.py`` reads the rows of neighbours and silent workers every few seconds and passes them on.
-Silence counts from the moment this worker observed it, on its own monotonic clock; the first poll
-after a start, a lost connection or a pause starts from zero. An outage or a lock interrupts the
-observation as well, and the server's clock is not used, so none of these makes a live worker count
-as lost. ``docs/internals/liveness.md`` describes the whole protocol.
+Pure: ``heartbeat.py`` reads the rows of neighbours and silent workers every few seconds and passes them
+on. Silence counts from the moment this worker observed it, on its own monotonic clock; the first poll
+after a start, a lost connection or a pause starts from zero. Outages and locks interrupt the
+observation too, and the server's clock is not used, so none of these can make a live worker count as
+lost. ``docs/internals/liveness.md`` describes the whole protocol.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from horsies.db.statements.workers import WatchedWorker
 LOOKS_PER_LIMIT = 4
 # A suspected worker is polled this often.
 SUSPICION_SECONDS = 1.0
-# A heartbeat is late after this many times the longest interval between two of them.
+# A heartbeat is late after this many times the longest interval between two heartbeats.
 LATE_FACTOR = 1.25
 # A worker without tasks reconnects with growing delays; it may be silent for this many times the
 # longest delay.
@@ -31,9 +31,9 @@ RETURN_FACTOR = 2.0
 class WatchLimits(NamedTuple):
     """Seconds of watched silence after which a worker is lost.
 
-    ``lost`` with its lock free and tasks in flight, ``idle`` with its lock free and no task, ``held``
-    although a session holds its lock: a frozen process, or a break that the server has not noticed.
-    After ``own`` without a heartbeat a worker stops its own tasks.
+    ``lost`` applies if its lock is free and it has tasks in flight, ``idle`` if its lock is free and it
+    has no task, and ``held`` if a session still holds its lock: the process is frozen, or the server
+    has not noticed a lost connection. After ``own`` without a heartbeat a worker stops its own tasks.
     """
 
     lost: float
@@ -56,24 +56,26 @@ class WatchLimits(NamedTuple):
 
     @property
     def look_seconds(self) -> float:
-        """The longest time between two polls of an observer."""
+        """The longest time between two of an observer's polls."""
         return self.lost / LOOKS_PER_LIMIT
 
     @property
     def late_seconds(self) -> float:
-        """The age of a heartbeat from which every observer looks at its worker, not only the neighbours."""
+        """The age from which a heartbeat is late, so that every observer checks its worker, not only
+        the neighbours.
+        """
         return LATE_FACTOR * self.look_seconds
 
     @property
     def lock_seconds(self) -> float:
-        """How long a worker may wait for a lock: it must send a heartbeat well before it counts as
-        silent.
+        """How long a worker may wait for a lock, given that it must send a heartbeat well before it
+        counts as silent.
         """
         return min(self.held / 3, self.own / LOOKS_PER_LIMIT)
 
     @property
     def statement_seconds(self) -> float:
-        """How long a statement of a worker may take at most: the worker is silent meanwhile."""
+        """How long a worker's statement may take at most: the worker is silent while it runs."""
         return self.own / 2
 
     @property
@@ -83,14 +85,14 @@ class WatchLimits(NamedTuple):
 
     @property
     def gap_seconds(self) -> float:
-        """More time than this between the answers of two polls is a gap in the observation."""
+        """More time than this between the answers to two polls is a gap in the observation."""
         return self.lost / 2
 
 
 class Verdict(NamedTuple):
     """A worker that was found lost, with the time of its last heartbeat.
 
-    ``needs_free_lock`` and ``needs_tasks`` must still hold when its row is closed.
+    ``needs_free_lock`` and ``needs_tasks`` are conditions that must still hold when its row is closed.
     """
 
     worker_id: str
@@ -102,7 +104,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Silence:
-    """An unchanged heartbeat and state of the lock, and when this observer first saw both."""
+    """An unchanged heartbeat and lock state, and when this observer first saw both."""
 
     sign: str
     lock_is_free: bool
@@ -112,7 +114,7 @@ class _Silence:
 class Watch:
     """How long each other worker has been silent while this worker observed it.
 
-    `is_gone` proves that the process of a worker has ended; for a worker on another host it returns False.
+    `is_gone` proves that a worker's process has ended; for a worker on another host it returns False.
     """
 
     def __init__(self, limits: WatchLimits, is_gone: Callable[[WatchedWorker], bool]) -> None:
@@ -125,9 +127,7 @@ class Watch:
         self.has_suspects = False
 
     def note_gap(self) -> None:
-        """Count all silence from now on, because this worker could not observe the others for some
-        time.
-        """
+        """Restart all silence from now, because this worker could not observe the others for some time."""
         self._silences = {}
         self.has_suspects = False
 
@@ -136,7 +136,7 @@ class Watch:
     ) -> list[Verdict]:
         """Poll the other workers once and return those that are lost.
 
-        Only the time between the answer of one poll and the start of a later one is certain silence.
+        Only the time between one poll's answer and a later poll's start is certain silence.
         """
         has_gap = answered_at - self._looked_at > self._limits.gap_seconds
         known = {} if has_gap else self._silences

@@ -1,7 +1,7 @@
 """A worker's work in its database: record, release, start and claim tasks, look ahead, send heartbeats.
 
-``Work.perform`` is one round of it, and the methods below it follow in the order in which it calls
-them. ``loop.py`` decides when a round is due and what happens in between.
+``Work.perform`` does one round of it, and the methods below follow in the order in which it calls them.
+``loop.py`` decides when a round is due and what happens in between.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _NO_CLAIM = nullcontext()
 
 
 def _expire_batch(pipeline: Pipeline, steps: Sequence[Step]) -> tuple[Any, ...]:
-    """The numbers of expired tasks and of freed claims, and the answers to the other steps."""
+    """How many tasks expired and how many claims were freed, and the answers to the other steps."""
     expired, lapsed, *others = pipeline.run(steps)
     return len(expired), len(lapsed), *others
 
@@ -101,7 +101,7 @@ def _ends_nodes(outcomes: Iterable[Outcome]) -> bool:
 
 
 class Work:
-    """Runs the turns of one worker."""
+    """Runs one worker's turns."""
 
     def __init__(
         self,
@@ -141,7 +141,9 @@ class Work:
         self.has_given_up = False
 
     def note_news(self, woken: frozenset[str] = frozenset()) -> None:
-        """There may be new tasks anywhere in the queues; few workers were woken for those in `woken`."""
+        """Note that there may be new tasks anywhere in the queues; for the queues in `woken`, only a
+        few workers were woken.
+        """
         self._maintenance.heartbeat.wake_ups.note_wake(
             woken.intersection(self._config.queues), time.monotonic()
         )
@@ -149,7 +151,9 @@ class Work:
             lane.note_news()
 
     def has_run_all(self) -> bool:
-        """With --burst: whether every due task has run; before it is True, every queue is checked again."""
+        """With --burst: whether every due task has run; before this becomes True, every queue is
+        checked again.
+        """
         ended = self._dispatcher.tally.ended
         step = burst_step(is_calm=self._is_calm(), ended=ended, looked_after=self._looked_after)
         if step == "look_again":
@@ -160,7 +164,7 @@ class Work:
         return step == "stop"
 
     def _is_calm(self) -> bool:
-        """Whether this worker owns no task, except for refused outcomes, and none is known to be due."""
+        """Whether this worker owns no task, apart from refused outcomes, and none is known to be due."""
         ledger = self._dispatcher.ledger
         if ledger.count() > ledger.count(REFUSED) or self.has_turn():
             return False
@@ -198,7 +202,7 @@ class Work:
         return max(0, self._held_max - self._dispatcher.ledger.count(WAITING, RUNNING, UNCALLED))
 
     def perform(self, pipeline: Pipeline) -> None:
-        """Do all work that is due, heartbeats before turns when they are late."""
+        """Do all work that is due; late heartbeats come before turns."""
         ledger = self._dispatcher.ledger
         if self._shutdown.is_requested:
             self._blocked.failures.patience = 1
@@ -232,7 +236,7 @@ class Work:
             self._maintenance.answer_pings(pipeline)
 
     def _release(self, pipeline: Pipeline) -> None:
-        """Return tasks to their queues that the database lists as this worker's but that it does
+        """Return to their queues the tasks that the database lists as this worker's but that it does
         not hold.
         """
         ledger = self._dispatcher.ledger
@@ -243,9 +247,7 @@ class Work:
             lane.step_back(returned)
 
     def _serve_unknown(self, pipeline: Pipeline) -> None:
-        """Leave tasks that this worker cannot run to other workers, or fail them if no other worker
-        can.
-        """
+        """Leave tasks that this worker cannot run to other workers, or fail them if no other worker can."""
         ledger, unknown = self._dispatcher.ledger, self._unknown
         if (
             self._shutdown.is_requested
@@ -300,7 +302,7 @@ class Work:
                 wake_ups.note_passed(passed.woken, now)
 
     def _requests(self, ends_nodes: bool) -> list[tuple[Lane, TurnRequest]]:
-        """The lanes that have tasks to start or to claim; the end of a node may create tasks."""
+        """The lanes that have tasks to start or claim; the end of a node may create tasks."""
         room = self._room()
         found: list[tuple[Lane, TurnRequest]] = []
         # Without a limit, each lane has its own places.
@@ -325,11 +327,11 @@ class Work:
         prefetched = ledger.count(WAITING)
         space = [lane.space(room, prefetched if lane.prefetch_max else 0) for lane in lanes]
         shares = shared_room(room, space, [sum(map(lane.takes, held)) for lane in lanes])
-        self._lanes.reverse()  # another lane is the first of equal ones next time
+        self._lanes.reverse()  # next time, another lane is the first of equal ones
         return dict(zip(lanes, shares, strict=True))
 
     def _request(self, lane: Lane, room: int, *, may_claim: bool) -> TurnRequest:
-        """The tasks of a lane to start and to claim: for free children first, then ahead."""
+        """A lane's tasks to start and to claim: for free children first, then ahead of time."""
         ledger, windows = self._dispatcher.ledger, self._dispatcher.windows
         pids, ahead = lane.places.take(room)
         waiting = ledger.tasks(WAITING) if lane.prefetch_max else []
@@ -376,7 +378,7 @@ class Work:
             for task in tasks
             if task.workflow_id is not None and task.worker_pid and has_part(task)
         ]
-        if not nodes:  # children first: they work while the bookkeeping is done
+        if not nodes:  # children first, so that they work while the bookkeeping is done
             self._hand_out(pipeline, tasks, NO_PARTS)
         dispatcher.tally.note_ends(ends)
         log_ends(ends)
@@ -385,13 +387,13 @@ class Work:
         looked_everywhere = claims > 0 and self._note_claim(
             lane, request, turned.claimed, (started, ended)
         )
-        # A claim of one kind of tasks does not see those of the other kind.
+        # A claim of one kind of tasks does not see the other kind.
         self.claimed_last = looked_everywhere and request.is_async is None
         if nodes:
             self._hand_out_nodes(pipeline, nodes, tasks)
         if (
             dispatcher.traces is not None
-        ):  # last: it may lose the connection, and every task is in the ledger
+        ):  # last, because it may lose the connection, and by now every task is in the ledger
             dispatcher.traces.store(pipeline, turned.recorded)
 
     def _sort_out(self, claimed: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
@@ -419,8 +421,8 @@ class Work:
         """Remember how far the claim searched; True if it searched everywhere."""
         windows, claims = self._dispatcher.windows, request.claims
         batch = self._config.max_claim_batch or claims
-        # Unfilled windows do not mean an empty queue: the next task may not be allowed to wait in
-        # one.
+        # Unfilled windows do not mean an empty queue, because the next task may not be allowed to wait
+        # in one.
         possible = min(len(request.pids) + request.prefetch, batch)
         was_short = len(claimed) < possible
         if windows.is_on and not request.is_async:
@@ -438,19 +440,17 @@ class Work:
     def _hand_out_nodes(
         self, pipeline: Pipeline, nodes: Sequence[ClaimedTask], tasks: Sequence[ClaimedTask]
     ) -> None:
-        """Give tasks to children, workflow nodes together with the results they take from other
-        nodes.
-        """
+        """Give tasks to children, workflow nodes together with the results they take from other nodes."""
         with self._dispatcher.ledger.claim_in_doubt():
             parts, refused = self._dispatcher.inputs.read(pipeline, nodes)
-        for task, outcome in refused:  # nodes that cannot have their inputs
+        for task, outcome in refused:  # nodes whose inputs cannot be read
             self._dispatcher.ledger.put(task, ENDED, outcome)
         refused_ids = {task.id for task, _ in refused}
         tasks = [task for task in tasks if task.id not in refused_ids]
         self._hand_out(pipeline, tasks, parts)
 
     def _hand_out(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask], parts: Parts) -> None:
-        """Give tasks to children, after a freeze only those that no other worker has recovered."""
+        """Give tasks to children; after a freeze, only those that no other worker has recovered."""
         self._notice_freeze()
         if tasks and self._maintenance.heartbeat.was_frozen:
             with self._dispatcher.ledger.claim_in_doubt():
@@ -459,9 +459,7 @@ class Work:
         self._dispatcher.hand_out(tasks, parts)
 
     def _retry_refused(self, pipeline: Pipeline) -> None:
-        """Try again to record outcomes that the database refused; a worker that is stopping gives
-        up after that.
-        """
+        """Try again to record outcomes that the database refused; a stopping worker gives up after that."""
         ledger, blocked = self._dispatcher.ledger, self._blocked
         refused = [outcome for _, outcome in ledger.outcomes(REFUSED)]
         is_last = self._shutdown.is_requested and ledger.count() == len(refused)
@@ -483,7 +481,7 @@ class Work:
             self.give_up()
 
     def give_up(self) -> None:
-        """End a shutdown although the database refuses the outcomes of tasks; not while any task runs."""
+        """End a shutdown although the database refuses tasks' outcomes; not while any task is running."""
         ledger = self._dispatcher.ledger
         ledger.give_back(ledger.tasks(UNCALLED))
         lost = [task.id for task in (*ledger.tasks(REFUSED), *ledger.tasks(ENDED))]
@@ -497,7 +495,7 @@ class Work:
         )
 
     def _look_ahead(self, pipeline: Pipeline) -> None:
-        """Expire tasks past their deadline, free lapsed claims, find out when the next task is due."""
+        """Expire tasks past their deadline, free lapsed claims, and find out when the next task is due."""
         now = time.monotonic()
         signs = self._maintenance.heartbeat.carried_signs(now)
         if self._maintenance.heartbeat.wake_ups.must_store and not signs:
@@ -534,7 +532,7 @@ class Work:
             self._fence_if_lost(pipeline)
 
     def _fence_if_lost(self, pipeline: Pipeline) -> None:
-        """Kill the children when another worker declared this one lost and recovered its tasks; register
+        """Kill the children if another worker declared this one lost and recovered its tasks; register
         again before anything is claimed.
         """
         if self._maintenance.heartbeat.is_lost:

@@ -1,5 +1,5 @@
--- Statements on the workers' own records, and the reaper's search for tasks of dead workers. The reaper has no
--- statements of its own that change tasks: it records outcomes with the workers' statements, in the name of the dead
+-- Statements on the workers' own records, and the reaper's search for tasks of dead workers. The reaper itself has no
+-- statements that change tasks: it records outcomes with the workers' statements, in the name of the dead
 -- worker.
 
 -- name: register_worker

@@ -1,1 +1,1 @@
-"""Explain: all reasons why a task, node, run, queue or schedule does not move."""
+"""Explain: all reasons why a task, node, run, queue or schedule is not making progress."""

@@ -1,7 +1,6 @@
-"""The attention list of the overview:
+"""The overview's attention list: the urgent findings of all checks, each with a link to its page.
 
-the urgent findings of all checks, each with a link to its page. Cheap checks run for every view;
-slower ones come from a run that views share.
+Cheap checks run for every view; slower ones come from a run that views share.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _PAGES = {
     "schedule": "/schedules/",
     "task name": "/failures?task_name=",
 }
-# The right that the button beside a finding needs.
+# The privilege needed for the button next to a finding.
 _VERBS = {"QUEUE_PAUSED": "pause_queue"}
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One line: ``link`` is the path of a page, ``verb`` the right needed for the action on the
+    """One line: ``link`` is the path of a page, and ``verb`` is the privilege needed to act on the
     subject.
     """
 
@@ -50,7 +49,9 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The overview, the tasks that arrive per minute, the open runs by status, and the stored rows."""
+    """The overview, how many tasks arrive per minute, the open runs by status, and the number of stored
+    rows.
+    """
 
     overview: Overview
     arrivals: Mapping[str, float] = field(default_factory=dict)
@@ -79,7 +80,7 @@ def findings_of(reports: Iterable[CheckReport]) -> list[Finding]:
 
 
 def needs_attention(findings: Iterable[Finding]) -> list[Attention]:
-    """Return the lines of the urgent findings, worst and oldest first; a page shows ``SHOWN_MAX``."""
+    """Return lines for the urgent findings, worst and oldest first; a page shows ``SHOWN_MAX``."""
     never = datetime.max.replace(tzinfo=UTC)
     found = [(one.urgency, one.since or never, one) for one in findings if one.urgency is not None]
     found.sort(key=lambda entry: (entry[0], entry[1], str(entry[2].subject)))
@@ -97,7 +98,7 @@ def _line(urgency: Urgency, one: Finding) -> Attention:
 
 
 def seconds_to_empty(queue: QueueOverview, arrivals: float) -> float | None:
-    """Estimate when no due task will be left; None while at least as many tasks arrive as end."""
+    """Estimate when no due task will be left; None while tasks arrive at least as fast as they end."""
     if not queue.due:
         return 0.0
     rate = queue.done_per_minute + queue.failed_per_minute - arrivals

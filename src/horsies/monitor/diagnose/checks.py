@@ -1,4 +1,4 @@
-"""A check: one rule of ``horsies doctor`` over the whole installation, and short forms of its findings."""
+"""A check: one ``horsies doctor`` rule for the whole installation, and short forms of its findings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Rule: TypeAlias = Callable[[Facts], Script[Iterable[Finding]]]
 class Check:
     """One check: a script that reads facts and judges them, or a probe that opens connections.
 
-    ``is_cheap`` checks read little enough for a page that refreshes itself. Without
-    ``needs_tables``, a check works on a database that has no tables of horsies.
+    ``is_cheap`` checks read little enough for a page that refreshes itself. A check without
+    ``needs_tables`` works on a database that has no horsies tables.
     """
 
     id: str
@@ -34,7 +34,7 @@ class Check:
 
     @property
     def code(self) -> str:
-        """The code of its findings, unless they have one of the catalogue."""
+        """The code of its findings, unless they have one from the catalogue."""
         return self.id.upper().replace("-", "_")
 
 
@@ -49,13 +49,13 @@ def _found(
     return Finding("", sentence, level, remedy=remedy, evidence=tuple(evidence), is_sql=is_sql)
 
 
-# Findings with the code of their check.
+# Findings that use their check's code.
 red = partial(_found, Level.RED)
 yellow = partial(_found, Level.YELLOW)
 
 
 def graded(value: float, limits: tuple[float, float]) -> partial[Finding] | None:
-    """Return ``yellow`` or ``red`` for a value above these limits, else None."""
+    """Return ``yellow`` or ``red`` for a value above these limits, otherwise None."""
     if value < limits[0]:
         return None
     return red if value >= limits[1] else yellow

@@ -29,7 +29,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, 
 
 READING_LIMITS_MS = 10_000, 1_000
 ECHO_SECONDS = 2.0
-# How often the process ids of two connections are compared to find a pooler in transaction mode.
+# How often two connections' process ids are compared to detect a pooler in transaction mode.
 POOLER_TRIES = 10
 # The finding of every check that needs the tables, while they cannot be read.
 NOT_READ = Finding(
@@ -43,7 +43,7 @@ _WORST_FIRST = (Level.RED, Level.UNKNOWN, Level.YELLOW, Level.GREEN)
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The findings of one check; green without any."""
+    """One check's findings; green if there are none."""
 
     id: str
     looks_at: str
@@ -55,7 +55,7 @@ class CheckReport:
 
 
 def worst(levels: Iterable[Level]) -> Level:
-    """Return the most serious level; green for none."""
+    """Return the most serious level; green if there are no findings."""
     return min(levels, key=_WORST_FIRST.index, default=Level.GREEN)
 
 
@@ -77,9 +77,9 @@ def _probe_pooler(database: Database) -> Iterator[Finding]:
 def _shares_server(database: Database) -> bool:
     """Return whether connections share server processes between their transactions.
 
-    A pooler makes up the process id that a client receives at login. In transaction mode, the
-    process that serves a client changes, or two clients share one. No transaction is kept open
-    meanwhile: behind a small pool, the next one would wait for it indefinitely.
+    A pooler makes up the process id that a client receives at login. In transaction mode, the process
+    that serves a client changes, or two clients share one. No transaction stays open between the
+    comparisons: behind a small pool, the next one would wait for it indefinitely.
     """
     with database.connect("operator") as first, database.connect("operator") as other:
         if _server_pid(first) == first.info.backend_pid:
@@ -129,7 +129,7 @@ SLOW_IDS = frozenset(check.id for check in CHECKS) - CHEAP_IDS
 
 
 def doctor_script(facts: Facts, ids: Collection[str] = CHEAP_IDS) -> Script[list[CheckReport]]:
-    """The checks with these ids, except probes, in one transaction; the cheap ones by default."""
+    """Run the checks with these ids, except probes, in one transaction; by default the cheap ones."""
     reports = []
     for check in _chosen(ids):
         if check.find is not None:
@@ -156,7 +156,7 @@ def _report(check: Check, findings: Iterable[Finding]) -> CheckReport:
 def run_doctor(
     broker: PostgresBroker, ids: Collection[str] | None = None, limits: Limits | None = None
 ) -> BrokerResult[list[CheckReport]]:
-    """Run all checks, or those with these ids; Err when the database cannot be reached."""
+    """Run all checks, or those with these ids; Err if the database cannot be reached."""
     facts = Facts(broker.config.schema_name, limits or Limits())
     try:
         with broker.database.connect("operator") as connection:

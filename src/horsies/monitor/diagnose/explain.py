@@ -1,7 +1,7 @@
 """Explanations: read the facts about a task, node, run, queue or schedule, and return the reasons.
 
-Every script reads a bounded number of rows in a few statements, meant for one read-only transaction. The
-reasons are decided by pure functions in the modules beside this one.
+Every script reads a bounded number of rows in a few statements, meant for one read-only transaction.
+Pure functions in the neighbouring modules decide the reasons.
 """
 
 from __future__ import annotations
@@ -73,10 +73,9 @@ from horsies.monitor.overview import TaskReport, servers_of, task_script
 from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
 
-# The current rate of a queue is computed from at most this many attempts; a queue with more is fast
-# enough.
+# A queue's current rate is computed from at most this many attempts; a queue with more is fast enough.
 RATE_SAMPLE = 2_000
-# The explanation of a run repeats the obstacles of at most this many begun nodes.
+# A run's explanation repeats the obstacles of at most this many started nodes.
 NODES_EXPLAINED = 3
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
@@ -101,7 +100,7 @@ def read_task(
 
 
 def report_script(task_id: str, payload: bool = False) -> Script[TaskReport | None]:
-    """Describe one task, with the obstacles of an unfinished one."""
+    """Describe one task, including its obstacles if it is unfinished."""
     report = yield from task_script(task_id, payload)
     if report is None or TaskStatus(report.task.status).is_terminal:
         return report
@@ -131,7 +130,7 @@ def explain_task_script(task_id: str) -> Script[Explanation]:
 
 
 def explain_run_script(run_id: str) -> Script[Explanation]:
-    """Explain why a workflow run does not move."""
+    """Explain why a workflow run is not making progress."""
     if (stored := stored_form(run_id)) is None:
         return _not_an_id("run", run_id)
     found = yield from _read_run(stored)
@@ -209,7 +208,7 @@ def _recovery() -> Script[dict[str, dict[str, Any]]]:
 
 
 def _rate(queue_name: str) -> Script[float]:
-    """Return the number of attempts that currently end per minute in a queue."""
+    """Return how many attempts currently end per minute in a queue."""
     recent: list[RecentAttempts] = yield count_recent_attempts(RATE_SAMPLE)
     for one in recent:
         if one.queue_name == queue_name:
@@ -258,7 +257,7 @@ def _read_run(run_id: str) -> Script[Explanation | None]:
 
 
 def explain_node_script(run_id: str, node_id: str) -> Script[Explanation]:
-    """Explain why a node of a run does not begin or end."""
+    """Explain why a node of a run does not start or end."""
     subject = f"node {node_id} of run {run_id}"
     if (stored := stored_form(run_id)) is None:
         return _not_an_id("run", run_id)
@@ -299,9 +298,7 @@ def _reasons_of_node(run: RunFacts, node: NodeFacts) -> Script[list[Finding]]:
 
 
 def explain_queue_script(name: str, configured: Sequence[str] = ()) -> Script[Explanation]:
-    """Explain why the tasks of a queue do not start; a queue in ``configured`` exists even if it is
-    empty.
-    """
+    """Explain why a queue's tasks do not start; a queue in ``configured`` exists even if it is empty."""
     (waiting,) = yield count_due([name], COUNT_MAX + 1)
     (clock,) = yield read_clock()
     queue = yield from _queue_situation(name, clock.now, waiting.paused_at, WantedTask(None, None))

@@ -1,5 +1,5 @@
-"""The obstacles between a queue and its workers, for the explanations of queues and tasks and for
-the checks; also the reasons for missing rows. Pure.
+"""The obstacles between a queue and its workers, for the explanations of queues and tasks and for the
+checks; also the reasons for missing rows. Pure.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from horsies.monitor.overview import (
 )
 from horsies.words import counted, first_sentence, lasting, listed
 
-# The most entries of the claim index that a count reads.
+# The most claim index entries that a count reads.
 COUNT_MAX = 10_000
-# An id older than this cannot belong to a send that is still being committed.
+# An id older than this cannot belong to a send that has not been committed yet.
 SENDING_SECONDS = 3_600.0
-# The most names of tasks that are shown.
+# The most task names that are shown.
 _NAMES_MAX = 5
-# A paused queue with due tasks is red after this time.
+# After this time, a paused queue with due tasks is red.
 LONG_PAUSE_SECONDS = 3_600.0
-# The oldest due task may wait this long before idle children are suspicious.
+# The oldest due task may wait this long before idle children look suspicious.
 PATIENCE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSituation:
-    """A queue, the open workers of the cluster, and the tasks in flight.
+    """A queue, the cluster's open workers, and the tasks in flight.
 
-    ``workers`` are all workers that have not shut down, ``recovery`` their settings where they
-    matter. ``others`` are the due tasks of queues that all workers of this queue serve first;
-    ``refused`` are the due tasks of any queue that none of its workers can call. ``paused_by``
-    names the operator, if the change is on record. ``unknown_names`` are the waiting tasks that no
-    worker has.
+    ``workers`` are all workers that have not shut down, and ``recovery`` holds their settings where
+    they matter. ``others`` are the due tasks of queues that all of this queue's workers serve first;
+    ``refused`` are the due tasks of any queue that none of its workers can call. ``paused_by`` names
+    the operator, if the change is on record. ``unknown_names`` are the waiting tasks that no worker
+    has.
     """
 
     name: str
@@ -84,7 +84,7 @@ class QueueSituation:
 
     @property
     def evidence(self) -> tuple[str, ...]:
-        """The delayed tasks, in words."""
+        """The due tasks, in words."""
         if not self.due:
             return ()
         return (f"{_counted(self.due, 'due')}, the oldest for {lasting(self.oldest_seconds)}",)
@@ -107,7 +107,7 @@ class QueueSituation:
 
 
 def queues_before(queue_name: str, workers: Sequence[WorkerSummary]) -> list[str]:
-    """Return the queues that every live worker of this queue serves before it."""
+    """Return the queues that every live worker on this queue serves before it."""
     earlier = [
         set(worker.queues[: list(worker.queues).index(queue_name)])
         for worker in servers_of(queue_name, workers)
@@ -158,9 +158,9 @@ def unserved_reasons(queue: QueueSituation) -> Iterator[Finding]:
 def capacity_reasons(
     queue: QueueSituation, servers: Sequence[WorkerSummary], kinds: Sequence[bool] = (False, True)
 ) -> Iterator[Finding]:
-    """Yield the caps and the busy children that keep these workers from claiming tasks of these
-    kinds (``async def`` functions or others). Caps apply to every worker of the queue, even if no
-    worker is given.
+    """Yield the caps and the busy children that keep these workers from claiming tasks of these kinds
+    (``async def`` functions or others). Caps apply to every worker on the queue, even if no worker is
+    passed.
     """
     yield from _cap_reasons(queue, servers or queue.servers)
     yield from _rate_reasons(queue)
@@ -223,7 +223,9 @@ def _cap_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Ite
 def differing_caps(
     workers: Sequence[WorkerSummary], queue_name: str | None = None
 ) -> Iterator[Finding]:
-    """Compare the caps of a queue, or of the cluster, in the newest snapshots; each worker obeys its own."""
+    """Compare the caps of a queue, or of the cluster, in the newest snapshots; each worker applies its
+    own.
+    """
     what, subject = "cluster_wide_cap", Subject("the workers")
     caps = [worker.cluster_wide_cap for worker in workers]
     if queue_name is not None:
@@ -281,7 +283,7 @@ def _cap_reason(code: str, queue: QueueSituation, text: str, places: Sequence[Pl
 
 
 def _largest(caps: Sequence[int | None]) -> int | None:
-    """Return the cap of the worker that may claim most; None if one has no cap."""
+    """Return the cap of the worker that may claim the most; None if a worker has no cap."""
     limits = [cap for cap in caps if cap is not None]
     return max(limits) if caps and len(limits) == len(caps) else None
 
@@ -321,9 +323,7 @@ def polling_reasons(workers: Sequence[WorkerSummary]) -> Iterator[Finding]:
 
 
 def _startable(queue: QueueSituation, other: DueCount) -> int:
-    """Return the due tasks of another queue, except those that no worker can call: they delay
-    nothing.
-    """
+    """Return another queue's due tasks, except those that no worker can call, because they delay nothing."""
     if other.due > COUNT_MAX:
         return other.due
     refused = sum(one.tasks for one in queue.refused if one.queue_name == other.name)
@@ -336,7 +336,7 @@ def at_least(count: int) -> str:
 
 
 def queue_reasons(queue: QueueSituation) -> list[Finding]:
-    """Return why the tasks of a queue do not start."""
+    """Return why a queue's tasks do not start."""
     servers = queue.servers
     found = [
         *pause_reasons(queue),
@@ -353,9 +353,7 @@ def queue_reasons(queue: QueueSituation) -> list[Finding]:
 
 
 def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
-    """Yield the waiting tasks unknown to every worker of the queue, and the calls that fit none of
-    them.
-    """
+    """Yield the waiting tasks unknown to every worker on the queue, and the calls that fit none of them."""
     if not (servers := queue.servers):
         return
     workers = f"{counted(len(servers), 'live worker')} of queue {queue.name!r}"
@@ -382,7 +380,7 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
 
 
 def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
-    """Yield a due task that waits although children are idle and no cap is reached."""
+    """Yield a due task that is waiting although children are idle and no cap is reached."""
     caps = [(worker.queue_caps or {}).get(queue.name) for worker in queue.servers]
     known = [cap for cap in caps if cap is not None]
     is_full = bool(known) and queue.running >= max(known)
@@ -402,8 +400,8 @@ def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
 
 
 def _idle(worker: WorkerSummary) -> int:
-    """Count the idle children of a live worker. A worker with async children counts only while both
-    kinds of children have free slots: the oldest task of the queue may be of either kind.
+    """Count a live worker's idle children. A worker with async children counts only while both kinds of
+    children have free slots, because the queue's oldest task may be of either kind.
     """
     if health_of(worker) is not WorkerHealth.ALIVE:
         return 0
@@ -413,7 +411,7 @@ def _idle(worker: WorkerSummary) -> int:
 
 
 def _window_reasons(queue: QueueSituation, servers: Sequence[WorkerSummary]) -> Iterator[Finding]:
-    """Yield the cap that keeps workers from giving out very short tasks of the queue in windows."""
+    """Yield the cap that keeps workers from giving out the queue's very short tasks in windows."""
     causes = {
         "max_concurrency": all(queue.name in (one.queue_caps or {}) for one in servers),
         "cluster_wide_cap": all(one.cluster_wide_cap is not None for one in servers),
@@ -489,7 +487,7 @@ def missing_reason(
     writers: Sequence[OpenTransaction],
     retention_hours: float | None,
 ) -> Finding:
-    """Return why there is no such task or run, by the time in its id."""
+    """Return why there is no such task or run, judging by the time in its id."""
     made_at = _made_at(row_id, looked_at)
     there = f"There is no {what} {row_id}"
     if made_at is None:

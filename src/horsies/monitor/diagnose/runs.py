@@ -1,4 +1,4 @@
-"""Why a run, a node or a schedule does not move: facts become reasons. Pure."""
+"""Why a run, a node or a schedule is not making progress: facts become reasons. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_reasons(
     node_reasons: Mapping[str, Sequence[Finding]],
     paused_by: str | None = None,
 ) -> list[Finding]:
-    """Return why a run does not move: its own obstacles, then those of its begun nodes."""
+    """Return why a run is not making progress: its own obstacles, then those of its started nodes."""
     found = run_obstacles(run, paused_by)
     for node in nodes:
         if node.status == WorkflowTaskStatus.PENDING.value:
@@ -57,7 +57,7 @@ def run_reasons(
 
 
 def run_obstacles(run: RunFacts, paused_by: str | None = None) -> list[Finding]:
-    """Return the obstacles of a whole run."""
+    """Return the obstacles that concern a run as a whole."""
     found = []
     if run.blocked_action is not None:
         found.append(
@@ -104,7 +104,7 @@ def node_reasons(
     task: Sequence[Finding],
     map_places: Sequence[MapPlace] = (),
 ) -> list[Finding]:
-    """Return why a node does not begin, or does not end; ``task`` are the reasons of its task."""
+    """Return why a node does not start or end; ``task`` holds its task's reasons."""
     match WorkflowTaskStatus(node.status):
         case WorkflowTaskStatus.PENDING:
             return [*run_obstacles(run), _waits_for(run, dependencies)]

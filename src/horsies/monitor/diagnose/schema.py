@@ -1,4 +1,4 @@
-"""Checks of the schema: version, rights, triggers, indexes, vacuum, statistics, sizes.
+"""Schema checks: version, privileges, triggers, indexes, vacuum, statistics, sizes.
 
 Each check reads its facts in a script and judges them in a pure function.
 """
@@ -52,21 +52,21 @@ _OPTIONS = re.compile(
 
 
 def shipped_sql(pattern: re.Pattern[str]) -> dict[str, str]:
-    """Return the statements of the schema files that create an object, by its name."""
+    """Return the statements in the schema files that create an object, by the object's name."""
     return {
         found[1]: found[0] for file in known_migrations() for found in pattern.finditer(file.sql)
     }
 
 
 def shipped_indexes() -> dict[str, str]:
-    """Return the statements that create the indexes of this release."""
+    """Return the statements that create this release's indexes."""
     dropped = {name for file in known_migrations() for name in _DROPPED_INDEX.findall(file.sql)}
     created = shipped_sql(_INDEX)
     return {name: text for name, text in created.items() if name not in dropped}
 
 
 def shipped_options() -> dict[str, set[str]]:
-    """Return the storage parameters of this release's tables, in the form of pg_class."""
+    """Return the storage parameters of this release's tables, in pg_class's form."""
     return {
         found[1]: {
             part.replace(" ", "") for part in re.sub(r"--[^\n]*|\s*\n\s*", "", found[2]).split(",")
@@ -77,7 +77,7 @@ def shipped_options() -> dict[str, set[str]]:
 
 
 def has_current_schema(applied: Sequence[AppliedFile]) -> bool:
-    """Return whether the statements of this release work with these tables."""
+    """Return whether this release's statements work with these tables."""
     return not missing_migrations(_versions(applied))
 
 
@@ -86,7 +86,7 @@ def _versions(applied: Iterable[AppliedFile]) -> set[int]:
 
 
 def read_applied(facts: Facts) -> Script[list[AppliedFile]]:
-    """The applied files; none when the tables do not exist."""
+    """The applied files; none if the tables do not exist."""
     (found,) = yield from facts.read(find_table(facts.schema, "horsies_migrations"))
     if not found.is_there:
         return []

@@ -1,4 +1,4 @@
-"""Checks of the server: version and settings, writes, held xmin, notifications, connections, clocks.
+"""Server checks: version and settings, writes, held xmin, notifications, connections, clocks.
 
 Each check reads its facts in a script and judges them in a pure function.
 """

@@ -26,7 +26,7 @@ from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 from horsies.words import counted, first_sentence, lasting
 
-# How long after the loss of a worker it is still reported.
+# How long a worker's loss is reported afterwards.
 LOSS_SHOWN_SECONDS = 600.0
 # A running task without a heartbeat for this long is suspicious; its start counts as a heartbeat.
 HEARTBEAT_SECONDS = 300.0
@@ -49,7 +49,7 @@ class TaskSituation:
 
 
 def takers_of(queue: QueueSituation) -> list[WorkerSummary]:
-    """Return the live workers of a queue that know the wanted task and have not refused its call."""
+    """Return the queue's live workers that know the wanted task and have not refused its call."""
     return [worker for worker in _knowing(queue) if _refusal(queue, worker) is None]
 
 
@@ -112,7 +112,7 @@ def _waiting(situation: TaskSituation) -> list[Finding]:
     found += pause_reasons(queue)
     found += _worker_reasons(situation)
     capacity = [*capacity_reasons(queue, situation.takers, [task.is_async])]
-    if is_delayed or task.held:  # slots in use now may be free by then
+    if is_delayed or task.held:  # slots that are in use now may be free by then
         found += [one for one in capacity if one.code == "QUEUE_CAP_ZERO"]
     else:
         found += [*capacity, *_ahead(situation), *order_reasons(queue)]
@@ -248,9 +248,7 @@ def _unknown(situation: TaskSituation) -> Finding:
 
 
 def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Finding:
-    """Yield that no worker's parameters accept the call; the message of a refusal names the wrong
-    one.
-    """
+    """Yield that no worker's parameters accept the call; a refusal's message names the wrong parameter."""
     queue = situation.queue
     refusals = [one for worker in knowing if (one := _refusal(queue, worker)) is not None]
     since = min((one.refused_since for one in refusals if one.refused_since), default=None)
@@ -417,7 +415,7 @@ def silent_reasons(owner: WorkerSummary | None) -> Iterator[Finding]:
 
 
 def running_reasons(task: TaskFacts | OverlongTask, who: str = "It") -> Iterator[Finding]:
-    """Yield why a running task should have ended: its time limit, or its missing heartbeats."""
+    """Yield why a running task should have ended: its time limit, or missing heartbeats."""
     limit, subject = _limit(task), Subject("task", task.id, task.task_name)
     if limit is not None and limit < task.looked_at:
         yield finding(
@@ -498,7 +496,7 @@ def _ended(task: TaskFacts) -> Iterator[Finding]:
     if status is not TaskStatus.FAILED:
         yield finding("ENDED", f"{verb}.", since=task.ended_at, remedy=_again(task))
         return
-    # The message and the traceback may contain arguments, so they are shown on request only.
+    # The message and the traceback may contain arguments, so they are shown only on request.
     cause = command("show", task.id, "--payload")
     yield finding("ENDED", f"{verb}.", since=task.ended_at, remedy=cause)
     yield replace(_not_retried(task), remedy=_again(task))

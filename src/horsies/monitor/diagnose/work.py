@@ -1,7 +1,7 @@
-"""Checks of the work: workers, their configuration, queues, tasks, runs and schedules.
+"""Work checks: workers, their configuration, queues, tasks, runs and schedules.
 
-Each check reads its facts in a script and judges them in a pure function. The findings about single queues,
-tasks, runs and schedules come from the rules of their explanations.
+Each check reads its facts in a script and judges them in a pure function. Findings about single queues,
+tasks, runs and schedules come from the rules that explain them.
 """
 
 from __future__ import annotations
@@ -63,12 +63,11 @@ from horsies.monitor.facts import HOUR, Facts, Limits
 from horsies.monitor.overview import WAITING_MOST, WorkerHealth, health_of, live
 from horsies.words import lasting
 
-# The number of newest attempts among which crashes are counted.
+# How many of the newest attempts are searched for crashes.
 CRASH_WINDOW = 10_000
 # The most rows of one kind that are read.
 SHOWN = 20
-# A task fails unusually often with this many failures in ten minutes, at this many times its usual
-# rate.
+# A task fails unusually often if it has this many failures in ten minutes, at this many times its usual rate.
 FAILURES_MIN = 10
 FAILURES_TIMES = 5.0
 
@@ -128,7 +127,7 @@ def _versions(facts: Facts) -> Script[Iterable[Finding]]:
 def judge_versions(
     workers: Sequence[WorkerSummary], releases: Iterable[WorkerRelease], limits: Limits
 ) -> Iterator[Finding]:
-    """Find workers with different releases, or with different tasks on one queue, after a rollout."""
+    """Find workers that still have different releases, or different tasks on one queue, after a rollout."""
     by_id = {release.worker_id: release for release in releases}
     known = [(worker, by_id[worker.worker_id]) for worker in workers if worker.worker_id in by_id]
     if any(release.started_seconds_ago < limits.rollout_seconds for _, release in known):
@@ -330,8 +329,8 @@ def _retention(facts: Facts) -> Script[Iterable[Finding]]:
 def judge_retention(
     hours: int | None, oldest_seconds: float | None, tables: Iterable[TableState], limits: Limits
 ) -> Iterator[Finding]:
-    """``hours`` is the retention in the newest snapshot: None keeps rows, 0 means that it is
-    unknown.
+    """``hours`` is the retention in the newest snapshot: None keeps rows forever, and 0 means that it
+    is unknown.
     """
     kept = (hours or 0) * HOUR + limits.retention_slack_seconds
     rows = next((one.row_estimate for one in tables if one.name == "horsies_tasks"), 0.0)

@@ -1,8 +1,8 @@
 """A child that runs several coroutines at a time, each one an assignment, on one event loop.
 
-Every assignment runs in its own context, with its own ``current_task()``, log labels and headers.
-The parent decides how many run here, and stops one by sending a frame, which cancels its coroutine.
-The parent also enforces time limits: it kills the process when a coroutine does not end.
+Every assignment runs in its own context, with its own ``current_task()``, log labels and headers. The
+parent decides how many run here, and stops one by sending a frame, which cancels its coroutine. The
+parent also enforces time limits: it kills the process if a coroutine does not end.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from horsies.worker.protocol import (
     ProtocolError,
 )
 
-# How often the progress of a task goes to the parent, which stores it about as often.
+# How often a task's progress goes to the parent, which stores it about as often.
 PROGRESS_SECONDS = 0.3
 
 _RECEIVE_BYTES = 1 << 18
 _ATTEND_SECONDS = 0.25
-# The object through which another thread wakes an asyncio loop.
+# The attributes through which another thread wakes an asyncio loop.
 _WAKE_UP = ("_ssock", "_read_from_self")
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP_TASK = int(FrameKind.STOP_TASK)
@@ -78,10 +78,10 @@ class _Parent(Protocol):
 def serve_coroutines(
     parent: _Parent, execute: Execute, process_state: ProcessState, samples_memory: bool
 ) -> None:
-    """Run assignments until the parent closes the socket and the last of them has ended.
+    """Run assignments until the parent closes the socket and the last assignment has ended.
 
-    The application's asynchronous hooks use the same loop. No coroutine of this module runs on it,
-    so code that cancels every task, stops the loop or exits does not end other tasks.
+    The application's asynchronous hooks use the same loop. None of this module's own coroutines run on
+    it, so code that cancels every task, stops the loop or exits does not end other tasks.
     """
     loop = kept_event_loop()
     server = _Server(loop, parent, execute, process_state, samples_memory)
@@ -102,7 +102,7 @@ def serve_coroutines(
 
 
 def _leave(loop: asyncio.AbstractEventLoop) -> None:
-    """In a process that a coroutine has forked: stop its copy of the loop at the next ``await``, before it
+    """In a process forked by a coroutine: stop its copy of the loop at the next ``await``, before it
     runs steps of other tasks a second time.
     """
     for handle in tuple(getattr(loop, "_ready", ())):
@@ -111,7 +111,7 @@ def _leave(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Running:
-    """One assignment: its coroutine, its latest progress, whether the parent has stopped it.
+    """One assignment: its coroutine, its latest progress, and whether the parent has stopped it.
 
     ``CurrentTask`` uses it in place of the memory that other children share with the worker.
     """
@@ -161,12 +161,12 @@ class _Running:
 
 
 class _AssignmentTask(asyncio.Task[ChildReport]):
-    """The coroutine of an assignment. Code of another assignment cannot cancel it, even if it
-    cancels all tasks of the event loop.
+    """An assignment's coroutine. Code of another assignment cannot cancel it, even by cancelling all
+    tasks of the event loop.
     """
 
     running: _Running | None = None
-    # Its code is over, and its outcome is recorded in its transaction: not even a stop interrupts that.
+    # Its code is over, and its outcome is being recorded in its transaction: not even a stop interrupts that.
     is_finishing = False
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -177,7 +177,10 @@ class _AssignmentTask(asyncio.Task[ChildReport]):
             return super().cancel(msg)
         if caller.id == running.assignment.task_id:
             return super().cancel(msg)
-        text = "Task %r tried to cancel task %r, which shares its event loop; the latter goes on."
+        text = (
+            "Task %r tried to cancel task %r, which shares its event loop; the cancellation is "
+            "ignored."
+        )
         log_safely(logger, logging.WARNING, text, caller.name, running.assignment.task_name)
         return False
 
@@ -208,7 +211,7 @@ class _Server:
 
     @property
     def is_done(self) -> bool:
-        """Whether the parent has closed its end and everything is sent, or can never be."""
+        """Whether the parent has closed its end and everything has been sent, or can never be."""
         outbox = self._outbox
         return outbox.is_broken or (self._is_closed and not self._running and outbox.is_empty)
 
@@ -224,7 +227,9 @@ class _Server:
         self._parent.socket.setblocking(True)
 
     def _listen(self) -> None:
-        """Have the loop call ``_receive``, again if a coroutine has removed that, and its own wake-ups."""
+        """Make the loop call ``_receive``, restoring that and the loop's own wake-ups if a coroutine
+        has removed them.
+        """
         if self._is_closed:
             return
         with suppress(OSError):
@@ -236,9 +241,7 @@ class _Server:
                 self._loop.add_reader(own_end, read)
 
     def _attend(self) -> None:
-        """While there are tasks, undo changes that they may have made to the loop, a few times a
-        second.
-        """
+        """While there are tasks, undo changes that they may have made to the loop, a few times a second."""
         self._has_timer = bool(self._running)
         if self._has_timer:
             self._listen()
@@ -266,7 +269,7 @@ class _Server:
             self._loop.stop()
 
     def _close(self) -> None:
-        """Take no more assignments, and end after those that have begun."""
+        """Take no more assignments, and end after those that have started."""
         self._loop.remove_reader(self._parent.socket)
         self._is_closed = True
 
@@ -275,7 +278,7 @@ class _Server:
             number, _ = protocol.assignment_number(frame)
             if (missing := self._parent.missing_before(number)) is not None:
                 self._note_unstarted(*missing)
-            # Decoded first: an assignment that cannot be decoded is reported as one that never begins.
+            # Decoded first: an assignment that cannot be decoded is reported as one that never starts.
             assignment = protocol.decode_assignment(frame)
             self._last_taken = number
             self._start(assignment, number)
@@ -286,7 +289,7 @@ class _Server:
                 running.stop()
 
     def _note_unstarted(self, first: int, last: int) -> None:
-        """Report to the parent that the assignments with these numbers will never begin here."""
+        """Report to the parent that the assignments with these numbers will never start here."""
         self._outbox.send(protocol.encode_numbers(FrameKind.TASK_UNSTARTED, first, last))
 
     def _start(self, assignment: Assignment, number: int) -> None:
@@ -298,8 +301,8 @@ class _Server:
             self._loop.call_later(_ATTEND_SECONDS, self._attend)
         current = CurrentTask(assignment, time.time(), running)
         running.context.run(set_running_task_here, current)
-        # Not loop.create_task(): a task factory of the application may not accept a context, or may
-        # begin the task at once.
+        # Not loop.create_task(): the application's task factory may not accept a context, or may start
+        # the task immediately.
         running.task = task = _AssignmentTask(
             self._run(running), loop=self._loop, name=assignment.task_name, context=running.context
         )
@@ -308,7 +311,7 @@ class _Server:
 
     async def _run(self, running: _Running) -> ChildReport:
         running.has_begun = True
-        # a restarted coroutine may have a lower number than others that have begun
+        # a restarted coroutine may have a lower number than others that have started
         if running.number > self._last_begun:
             self._last_begun = running.number
             if (page := self._parent.page) is not None:
@@ -316,7 +319,7 @@ class _Server:
         return await self._execute(running.assignment)
 
     def _finish(self, running: _Running, task: asyncio.Task[ChildReport]) -> None:
-        """Report the end of an assignment: its outcome, or that it was stopped or never began."""
+        """Report the end of an assignment: its outcome, or that it was stopped or never started."""
         assignment = running.assignment
         running.is_over = True
         del self._running[assignment.task_id]
@@ -326,7 +329,9 @@ class _Server:
         self._outbox.send_progress(assignment.task_id)
         try:
             frame = self._end_frame(running, task)
-        except BaseException as error:  # without a frame the task would never end for the parent
+        except (
+            BaseException
+        ) as error:  # without a frame, the task would never end as far as the parent knows
             text = "The end of task %r cannot be reported."
             log_safely(logger, logging.ERROR, text, assignment.task_name, error=error)
             problem = f"could not report its end: {type(error).__name__}: {exception_text(error)}"
@@ -335,7 +340,7 @@ class _Server:
         if not (self._process_state.restore_limits() or self._is_closed):
             self._close()
         if not self._running:
-            # Tasks share the rest of the process state, so it is restored when no task runs.
+            # Tasks share the rest of the process state, so it is restored only when no task is running.
             self._process_state.restore()
             self._watch.pause()
             self._listen()
@@ -357,8 +362,8 @@ class _Server:
         return protocol.encode_report(report, rss_bytes, run_microseconds)
 
     def _note_blockage(self, blockage: Blockage) -> None:
-        """Report to the parent that the event loop does not run; the parent's log is not blocked by
-        it. Called in the watch's thread.
+        """Report to the parent that the event loop is blocked; the parent's log is not affected. Called
+        in the watch's thread.
         """
         others = len(self._running) - 1
         name = None if blockage.task is None else blockage.task.name
@@ -377,8 +382,8 @@ def _unreported(assignment: Assignment, problem: str) -> ChildReport:
 
 
 class _Outbox:
-    """Frames to the parent, without waiting for it: the rest of a large result follows when the socket
-    takes it. The watch's thread writes here as well.
+    """Frames to the parent, sent without waiting for it: the rest of a large result follows when the
+    socket accepts it. The watch's thread writes here as well.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, parent: _Parent) -> None:
@@ -389,7 +394,7 @@ class _Outbox:
         self._lock = threading.Lock()
         self._rest = bytearray()
         self.is_broken = False
-        # The latest progress of each task that goes out with the next batch.
+        # The latest progress of each task, to be sent with the next batch.
         self._progress: dict[str, bytes] = {}
         self._has_timer = False
 

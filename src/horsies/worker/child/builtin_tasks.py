@@ -1,7 +1,7 @@
-"""The library's own tasks, which are nodes of workflows like the tasks that users write.
+"""The library's own tasks, which are workflow nodes like the tasks that users write.
 
-They run in children, after a wait that occupied no child: a finished sleep, a signal that arrived
-or timed out, and the expansion of a sub-workflow into a plan.
+They run in children after a wait that occupied no child: a finished sleep, a signal that arrived or
+timed out, or the expansion of a sub-workflow into a plan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIGNAL_HEAD = '{"value":'
 _KEY_HEAD, _KWARGS_HEAD = '{"definition_key":', ',"kwargs":'
 
 
-# The built-in tasks of this release; a worker leaves those of a newer one to the workers that have them.
+# This release's built-in tasks; a worker leaves those of a newer release to workers that have them.
 BUILTIN_TASKS = frozenset({SLEEP_TASK, SIGNAL_TASK, EXPAND_TASK})
 
 
@@ -90,7 +90,7 @@ def _expansion(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
 
 
 def expansion_request(kwargs_json: str) -> tuple[str, str] | None:
-    """The definition key, and the JSON text of the parameters, which is read by annotation later."""
+    """The definition key, and the parameters' JSON text, which is decoded by annotation later."""
     try:
         key, end = JSONDecoder().raw_decode(kwargs_json, len(_KEY_HEAD))
     except (JSONDecodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""The application inside a child: loads it, and turns one assignment into one report.
+"""The application inside a child: loads it, and turns each assignment into a report.
 
-Find the task, decode the call by its signature, call the function, encode its result. Every failure on
-the way becomes the error of the report.
+Find the task, decode the call by its signature, call the function, encode its result. A failure at any
+step becomes the error in the report.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from horsies.worker.protocol import Assignment, ChildBoot, ChildReport
 from horsies.workflow.build.plan import SIGNAL_TASK, SLEEP_TASK
 
 _MESSAGE_CHARACTERS_MAX = 2_000
-# Errors of expansions that another release of the application may not have.
+# Expansion errors that another release of the application may not have.
 _MISFITS = (
     OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
     OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
 )
 _NO_SPAN = "The span of task %r could not be %s."
-# Tasks of the library that only mark a point in time of a run.
+# The library's tasks that only mark a point in time in a run.
 _UNTRACED = frozenset({SLEEP_TASK, SIGNAL_TASK})
 
 logger = logging.getLogger("horsies.child")
@@ -127,7 +127,7 @@ class AppProgram:
 
 
 def load_program(boot: ChildBoot) -> AppProgram:
-    """Load the application as the current one, with its task modules; sends are suppressed meanwhile."""
+    """Load the application as the current one, with its task modules; sends are suppressed while it loads."""
     with sends_suppressed():
         app = load_app(boot.app_locator)
         app.role = "child"
@@ -140,7 +140,7 @@ def load_program(boot: ChildBoot) -> AppProgram:
 def _span_of(
     settings: TracingConfig, assignment: Assignment
 ) -> Iterator[tracing.Processing | None]:
-    """Start the span of an attempt and make it current; None if the application's tracing fails."""
+    """Start an attempt's span and make it current; None if the application's tracing fails."""
     task = current_task()
     size = len(assignment.args_json) + len(assignment.kwargs_json)
     attributes: dict[str, str | int] = {"messaging.message.body.size": size}
@@ -150,7 +150,7 @@ def _span_of(
     try:
         span = tracing.Processing(settings, task, attributes)
         span.attach()
-    except Exception as error:  # a sampler or a span processor of the application may raise
+    except Exception as error:  # the application's sampler or span processor may raise
         log_safely(logger, logging.ERROR, _NO_SPAN, task.name, "started", error=error)
         yield None
         return
@@ -162,7 +162,7 @@ def _span_of(
 
 
 def _end_span(span: tracing.Processing, report: ChildReport) -> ChildReport:
-    """End the span of an attempt with its outcome, and name the span in the report."""
+    """End an attempt's span with its outcome, and name the span in the report."""
     task = current_task()
     try:
         code = None if report.ok else report.error_code or "ERROR"
@@ -175,7 +175,7 @@ def _end_span(span: tracing.Processing, report: ChildReport) -> ChildReport:
 
 
 def _will_retry(task: CurrentTask, report: ChildReport) -> bool:
-    """Return the outcome that the worker will decide on, apart from ``good_until`` and a cancel,
+    """Return the outcome that the worker will decide on, apart from ``good_until`` and cancellation,
     which the worker checks later.
     """
     limit = task.max_attempts
@@ -196,9 +196,9 @@ def execute(
     around: Sequence[AroundTask] = (),
     transactions: Transactions | None = None,
 ) -> ChildReport:
-    """Run one assignment of `app` and report its outcome. The only exception it raises is TaskStopped.
+    """Run one of `app`'s assignments and report its outcome. The only exception it raises is TaskStopped.
 
-    The ``around`` hooks enclose the hooks of the application.
+    The ``around`` hooks enclose the application's hooks.
     """
     try:
         task = app.get_task(assignment.task_name)
@@ -209,7 +209,7 @@ def execute(
         return _execute(app, definition, assignment, transactions)
     except TaskStopped:
         raise
-    except BaseException as error:  # reading arguments and writing results runs user code as well
+    except BaseException as error:  # reading arguments and writing results also runs user code
         return _failure(assignment, _codec_error(assignment, error))
 
 
@@ -219,7 +219,7 @@ async def execute_async(
     around: Sequence[AroundTask] = (),
     transactions: Transactions | None = None,
 ) -> ChildReport:
-    """Like ``execute``, but on the running event loop: a task that the worker stops raises CancelledError."""
+    """Like ``execute``, but on the running event loop; a task that the worker stops raises CancelledError."""
     try:
         task = app.get_task(assignment.task_name)
         if task is None:
@@ -298,7 +298,7 @@ async def _await_in_transaction(
     call: BoundCall,
     record: AttemptRecord,
 ) -> ChildReport:
-    """Run the coroutine of a task with its transaction, on the running event loop."""
+    """Run a task's coroutine with its transaction, on the running event loop."""
     transaction = AsyncAttemptTransaction(record, assignment)
     try:
         kwargs = {**call.kwargs, definition.signature.transaction or "": transaction.given}
@@ -314,7 +314,7 @@ async def _await_in_transaction(
 
 
 def _raise_stop(returned: TaskResult[Any, TaskError] | TaskError) -> None:
-    """Pass on a stop of the worker, which has ended the coroutine: by a cancel in an async child, by
+    """Pass on a stop by the worker that ended the coroutine: a cancellation in an async child,
     TaskStopped in a child that runs one task at a time.
     """
     raised = returned.exception if isinstance(returned, TaskError) else None
@@ -327,7 +327,7 @@ def _raise_stop(returned: TaskResult[Any, TaskError] | TaskError) -> None:
 def _with_transaction(
     assignment: Assignment, report: ChildReport, ended: Ended | None
 ) -> ChildReport:
-    """The report of a task with the end of its transaction; None if it has used none, or has failed.
+    """A task's report with the end of its transaction; None if it used no transaction, or has failed.
 
     A success that the task has recorded in its own transaction counts even if the task failed afterwards.
     """
@@ -344,7 +344,7 @@ def _with_transaction(
 def _decode_call(
     app: Horsies, definition: TaskDefinition, assignment: Assignment
 ) -> BoundCall | ChildReport:
-    """The arguments of the call, or the report that they do not fit."""
+    """The arguments of the call, or a report that they do not fit."""
     signature = definition.signature
     if assignment.node is None:
         call = signature.decode_call(assignment.args_json, assignment.kwargs_json)
@@ -390,7 +390,7 @@ def _call(
 
 
 def _execute_builtin(app: Horsies, assignment: Assignment) -> ChildReport:
-    """Run a built-in task of the library; any other task that is not registered is an error."""
+    """Run one of the library's built-in tasks; any other task that is not registered is an error."""
     if not is_builtin(assignment):
         problem = TaskError(
             error_code=OperationalErrorCode.WORKER_RESOLUTION_ERROR,
@@ -413,8 +413,8 @@ def _report(
     result_json: str,
     error: TaskError | None,
 ) -> ChildReport:
-    """Report a result. One that is too large is replaced by an error, or by its own error if it is
-    a failure.
+    """Report a result. If it is too large, it is replaced by an error, or by its own error without the
+    data if the task failed.
     """
     payload, size = app.config.payload, payload_bytes(result_json)
     limit = payload.max_result_bytes
@@ -462,7 +462,7 @@ def _uncalled(assignment: Assignment, error: TaskError) -> ChildReport:
 
 
 def _error_report(assignment: Assignment, result_json: str, error: TaskError) -> ChildReport:
-    # Log exceptions, and problems that the library found; an error that a task returned is not logged.
+    # Log exceptions, and problems found by the library; an error that a task returned is not logged.
     if isinstance(error.exception, RetryLater):
         log_safely(logger, logging.INFO, "%s", error.message)
     elif isinstance(error.exception, BaseException):
@@ -481,7 +481,7 @@ def _error_report(assignment: Assignment, result_json: str, error: TaskError) ->
 
 
 def _with_exception(report: ChildReport, raised: object) -> ChildReport:
-    """Add the facts by which the worker decides whether an exception is retried."""
+    """Add the facts from which the worker decides whether an exception is retried."""
     if not isinstance(raised, BaseException):
         return report
     seconds = checked_delay(raised.seconds) if isinstance(raised, RetryLater) else None

@@ -1,8 +1,8 @@
 """The fork server: a process that has imported the application once and forks children from it.
 
 The worker sends it one socket per child. A double fork makes the worker the parent of each child, so
-that it notices their end at once and loses none when the fork server dies. The fork server holds no
-sockets, no threads and no database connections.
+that the worker notices immediately when a child ends, and loses none if the fork server dies. The fork
+server holds no sockets, no threads and no database connections.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from horsies.worker.protocol import ChildBoot, FrameKind
 
 logger = logging.getLogger("horsies.fork_server")
 
-# How /proc names descriptors with a peer at the other end, and selectors, timers and the like.
+# How /proc names descriptors that have a peer at the other end, and selectors, timers and the like.
 _NOT_TO_BE_SHARED = ("socket:", "pipe:", "anon_inode:")
 
 
 def main(control_fd: int) -> NoReturn:
-    """Entry of a freshly started interpreter: the first frame names the application."""
+    """Entry point of a freshly started interpreter: the first frame names the application."""
     control = socket.socket(fileno=control_fd)
     received = protocol.receive_boot(control)
     if received is None:
@@ -47,7 +47,7 @@ def main(control_fd: int) -> NoReturn:
 
 
 def run_forked_fork_server(control: socket.socket, boot: ChildBoot, worker_pid: int) -> NoReturn:
-    """Entry after a plain fork of the worker, which has the application loaded already."""
+    """Entry point after a plain fork of the worker, which has already loaded the application."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -72,7 +72,9 @@ def run_fork_server(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
 
 
 def _ignore_signals() -> None:
-    """A service manager may signal every process of the worker: the fork server ends with its parent."""
+    """A service manager may signal all of the worker's processes; the fork server ignores that and ends
+    with its parent.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -86,7 +88,7 @@ def _load_and_serve(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
         control.sendall(protocol.encode_texts(FrameKind.BOOT_FAILED, problem))
         return EXIT_BOOT_FAILED
     _warn_about_unforkable_state(control)
-    # Also makes this process die with its parent again, in case the import changed its user.
+    # This also makes the process die with its parent again, in case the import changed its user.
     warm_up_fork_server(program, worker_pid)
     _ignore_signals()
     gc.collect()
@@ -101,17 +103,17 @@ def _load_and_serve(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
 
 
 def _next_request(control: socket.socket) -> int | None:
-    """Return the socket of the next child, or None when the worker has closed its end."""
+    """Return the next child's socket, or None if the worker has closed its end."""
     _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     return descriptors[0] if descriptors else None
 
 
 class Reserve:
-    """Forked processes that wait for the socket which makes them children.
+    """Forked processes that wait for the socket that makes them children.
 
-    A child becomes a child of the worker when an intermediate process forks it and exits. That
-    process costs as much as the child itself, so one of them forks several children, once children
-    are being replaced.
+    A process becomes the worker's child when an intermediate process forks it and exits. The
+    intermediate process costs as much as the child itself, so once children are being replaced, one of
+    them forks several.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class Reserve:
         self._boot = boot
         self._worker_pid = worker_pid
         self._program = program
-        # The children of the start are forked one by one: a worker that replaces none keeps no spare process.
+        # The initial children are forked one by one: a worker that replaces none keeps no spare process.
         self._singly = boot.forks_singly
         self._waiting: list[socket.socket] = []
 
@@ -132,9 +134,8 @@ class Reserve:
                 self._fork_some(child_fd)
                 self._give_to_waiting(child_fd)
         finally:
-            # If no child was forked, this closes the last copy of the socket; the pool notices that
-            # and asks again after a while. Retrying here would add load to a system that is already
-            # full.
+            # If no child was forked, this closes the last copy of the socket; the pool notices and asks
+            # again after a while. Retrying here would add load to a system that is already full.
             os.close(child_fd)
 
     def _give_to_waiting(self, child_fd: int) -> bool:
@@ -190,7 +191,7 @@ class Reserve:
     ) -> NoReturn:
         for other in (one for pair in pairs for one in pair if one is not own_end):
             other.close()
-        # When the socket arrives, the intermediate process has exited and the worker is this
+        # By the time the socket arrives, the intermediate process has exited and the worker is this
         # process's parent.
         child_fd = _next_request(own_end)
         own_end.close()
@@ -201,8 +202,8 @@ class Reserve:
 
 def _log_refusal(error: OSError) -> None:
     logger.error(
-        "The fork server could not fork a child process (%s); "
-        "raise the limits on processes and open files if this goes on.",
+        "The fork server could not fork a child process (%s); raise the limits on processes and open "
+        "files if this continues.",
         error,
     )
 
@@ -230,9 +231,9 @@ def _kind_of(fd: int) -> str:
 
 
 def _blank_inherited_descriptors(kept_fd: int) -> None:
-    """Point inherited sockets, pipes and the like at /dev/null; files and devices stay open.
+    """Redirect inherited sockets, pipes and the like to /dev/null; files and devices stay open.
 
-    Closing them would free their numbers, and copied objects of the worker may close those numbers
+    Closing them would free their numbers, and copies of the worker's objects may close those numbers
     later.
     """
     null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

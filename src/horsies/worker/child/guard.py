@@ -1,13 +1,12 @@
-"""The guard: a small process that kills the processes of tasks when their worker is killed.
+"""The guard: a small process that kills tasks' processes when their worker is killed.
 
-The kernel kills the children of a dead worker, but not the programs that tasks have started. The
-guard finds those by a mark that the children set on themselves before any user code runs: an
-unusual soft limit of RLIMIT_RTTIME. The limit concerns real-time scheduling only, every process may
-read it, and unlike the parent, the session or the environment it survives setsid, a double fork,
-exec and a change of user.
+The kernel kills a dead worker's children, but not the programs that tasks have started. The guard finds
+those by a mark that the children set on themselves before any user code runs: an unusual soft limit of
+RLIMIT_RTTIME. The limit only concerns real-time scheduling and any process may read it. Unlike the
+parent, the session or the environment, it survives setsid, a double fork, exec and a change of user.
 
 This file runs as a separate script, in an interpreter that imports nothing but the modules below: the
-guard shares neither memory nor descriptors nor user code with the processes that it outlives.
+guard shares no memory, descriptors or user code with the processes that it outlives.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _EMPTY_PASSES = 3
 
 
 def main(worker_pid: int, mark: int) -> None:
-    """Wait for the end of the worker, then kill every process with `mark`.
+    """Wait until the worker has ended, then kill every process with `mark`.
 
     A worker that shuts down cleanly kills its guard first.
     """
@@ -36,8 +35,7 @@ def main(worker_pid: int, mark: int) -> None:
     with suppress(PermissionError):
         os.setsid()
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    # A worker may run inside a task of another worker. The guard of that other worker must not kill
-    # this guard early.
+    # A worker may run inside a task of another worker, whose guard must not kill this guard early.
     resource.setrlimit(resource.RLIMIT_RTTIME, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
     while os.getppid() == worker_pid:
@@ -51,10 +49,10 @@ def main(worker_pid: int, mark: int) -> None:
 def kill_marked(mark: int, spared_group: int = 0) -> list[int]:
     """Kill the processes with `mark` until none is left, and return those that cannot be killed.
 
-    One pass is not enough, because a process may fork while the list is read, and a process that
-    forks and exits continuously can only be killed through its process group. Children are marked
-    just before they leave the worker's group, which also contains other programs, so that group is
-    not killed.
+    One pass is not enough, because a process may fork while the list is being read, and a process that
+    continuously forks and exits can only be killed through its process group. Children are marked just
+    before they leave the worker's group, which also contains other programs, so that group is not
+    killed.
     """
     deadline = time.monotonic() + _LAST_SECONDS
     empty_passes = 0
@@ -70,22 +68,22 @@ def kill_marked(mark: int, spared_group: int = 0) -> list[int]:
 
 
 def find_marked(mark: int) -> dict[int, int]:
-    """The living processes with `mark` and their groups. Reading a process's limits takes some 15 µs."""
+    """The live processes with `mark`, and their groups. Reading a process's limits takes about 15 µs."""
     text = b" %d " % mark
-    # The newest first: they are the most likely to fork.
+    # Newest first, because they are the most likely to fork.
     pids = [int(name) for name in reversed(os.listdir("/proc")) if name.isdecimal()]
     found = {pid: _group(pid) for pid in pids if text in _read(pid, "limits")}
     return {pid: group for pid, group in found.items() if group}
 
 
 def _group(pid: int) -> int:
-    """The process group; 0 when the process has ended."""
+    """The process group; 0 if the process has ended."""
     fields = _read(pid, "stat").rpartition(b") ")[2].split()
     return int(fields[2]) if fields and fields[0] not in (b"Z", b"X") else 0
 
 
 def _kill(target: int) -> bool:
-    """Kill a process or a group (negative); False when that is not permitted."""
+    """Kill a process or a group (negative); False if that is not permitted."""
     try:
         with suppress(ProcessLookupError):
             os.kill(target, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Watches an event loop from a thread and names the task that blocks it.
 
-A coroutine that computes or waits without ``await`` blocks all others on its loop. While tasks run,
-the thread schedules a callback on the loop a few times a second, and reads the loop's stack when
-the callback does not run.
+A coroutine that computes or waits without ``await`` blocks all others on its loop. While tasks run, the
+thread schedules a callback on the loop a few times a second, and reads the loop's stack if the callback
+does not run.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ from typing import NamedTuple
 
 from horsies.current_task import CurrentTask, running_task
 
-# How long a loop may be blocked without a report.
+# How long a loop may be blocked before it is reported.
 BLOCKED_SECONDS = 1.0
-# How often one task is reported, at most.
+# How often a task is reported, at most.
 REPEAT_SECONDS = 60.0
 _LOOK_SECONDS = 0.25
 _EVENTS_FILE = asyncio.events.__file__
 
 
 class Blockage(NamedTuple):
-    """A loop that has not run for `seconds`: the responsible task if it is known, and the line it
-    is executing.
-    """
+    """A loop that has not run for `seconds`: the responsible task, if known, and the line it is executing."""
 
     task: CurrentTask | None
     seconds: float
@@ -40,9 +38,7 @@ class Blockage(NamedTuple):
 
 
 class LoopWatch:
-    """The thread that watches a loop; it starts with the first task and sleeps while there are
-    none.
-    """
+    """The thread that watches a loop; it starts with the first task and sleeps while there are none."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[Blockage], None]) -> None:
         self._loop = loop
@@ -62,7 +58,9 @@ class LoopWatch:
         self._has_tasks.set()
         if self._thread is None:
             thread = threading.Thread(target=self._watch, name="horsies-loop-watch", daemon=True)
-            with suppress(RuntimeError):  # the host has no thread left: tasks run without the watch
+            with suppress(
+                RuntimeError
+            ):  # the host cannot start a thread: tasks run without the watch
                 thread.start()
                 self._thread = thread
 
@@ -80,16 +78,16 @@ class LoopWatch:
             self._ask()
             time.sleep(_LOOK_SECONDS)
             while self._ran_at < asked_at and not self._is_closed:
-                # Many short steps of many tasks also delay the loop, so a task is responsible only
-                # if two checks in a row find it running.
+                # Many short steps of many tasks also delay the loop, so a task is responsible only if
+                # two checks in a row find it running.
                 found, stuck = stuck, asyncio.current_task(self._loop)
                 self._look(time.monotonic() - asked_at, stuck if stuck is found else None)
                 self._ask()
                 time.sleep(_LOOK_SECONDS)
 
     def _ask(self) -> None:
-        # A loop can hang in its own wake-up, which a task has made blocking; another wake-up lets
-        # it continue.
+        # A loop can hang in its own wake-up socket, which a task has made blocking; another wake-up
+        # lets it continue.
         keep_awake(self._loop)
         self._loop.call_soon_threadsafe(self._note_run)
 
@@ -110,7 +108,7 @@ class LoopWatch:
 
 
 def keep_awake(loop: asyncio.AbstractEventLoop) -> None:
-    """Repair the socket with which a loop of asyncio wakes itself, if a task has made it blocking."""
+    """Repair the socket with which an asyncio loop wakes itself, if a task has made it blocking."""
     wake_up = getattr(loop, "_ssock", None)
     if wake_up is not None:
         with suppress(OSError):
@@ -118,9 +116,7 @@ def keep_awake(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _owner_of(stuck: asyncio.Task[object]) -> CurrentTask | None:
-    """Return the task of the application that is running, directly or through a coroutine that it
-    started.
-    """
+    """Return the application's task that is running, directly or through a coroutine that it started."""
     for one in gc.get_referents(stuck):  # Task.get_context() is new in Python 3.12
         if isinstance(one, contextvars.Context):
             return one.copy().run(running_task)
@@ -128,9 +124,7 @@ def _owner_of(stuck: asyncio.Task[object]) -> CurrentTask | None:
 
 
 def _line_of(frame: FrameType) -> str:
-    """Return the line of the application's own coroutine, and the innermost line if it is
-    elsewhere.
-    """
+    """Return the line in the application's own coroutine, and the innermost line if it is elsewhere."""
     frames = [frame]
     while (outer := frames[-1].f_back) is not None and outer.f_code.co_filename != _EVENTS_FILE:
         frames.append(outer)

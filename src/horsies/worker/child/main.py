@@ -1,8 +1,8 @@
 """A child process: it takes assignments from its socket, runs one at a time and reports.
 
-It is built to survive user code: the socket has a high number, the process-wide state is restored
-after each task, and a process forked by a task can never report in its place. It opens no database
-connection unless a task sends or takes a transaction, and exits when its parent does.
+It is built to survive user code: the socket has a high number, the process-wide state is restored after
+each task, and a process forked by a task can never report in its place. It opens no database connection
+unless a task sends or takes a transaction, and exits when its parent does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ EXIT_BROKEN = 174
 
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_SHARE = int(FrameKind.SHARE)
-_LIMITED = "Task %r lowered a limit of its process for good; the process ends."
+_LIMITED = "Task %r permanently lowered a limit of its process; the process ends."
 _WARM_UPS = 32
 _WARM_UP = Assignment("0" * 36, 1, "warm_up", 1, "[]", "{}", None)
 
@@ -80,7 +80,7 @@ class Program(Protocol):
 
 
 def main(socket_fd: int) -> NoReturn:
-    """Entry of a freshly started interpreter: the first frame on the socket names the application."""
+    """Entry point of a freshly started interpreter: the first frame on the socket names the application."""
     with socket.socket(fileno=os.dup(socket_fd)) as connected:
         received = protocol.receive_boot(connected)
     if received is None:
@@ -90,7 +90,7 @@ def main(socket_fd: int) -> NoReturn:
 
 
 def mark_as_child(boot: ChildBoot) -> None:
-    """Make this process one that runs tasks, or that forks such processes: they inherit the marks."""
+    """Mark this process as one that runs tasks or forks such processes, which inherit the marks."""
     os.environ["HORSIES_CHILD_PROCESS"] = "1"
     os_process.set_mark(boot.guard_mark)
     os_process.schedule_as_batch()
@@ -99,9 +99,9 @@ def mark_as_child(boot: ChildBoot) -> None:
 def run_child(
     socket_fd: int, boot: ChildBoot, worker_pid: int, program: Program | None = None
 ) -> NoReturn:
-    """Serve as a child of `worker_pid` until it closes the socket; never returns.
+    """Serve as a child of `worker_pid` until the worker closes the socket; never returns.
 
-    `program` is given when the process was forked from the fork server, which had loaded it.
+    `program` is passed if the process was forked from the fork server, which had already loaded it.
     """
     exit_code = EXIT_BROKEN
     try:
@@ -143,9 +143,10 @@ def load_program(boot: ChildBoot) -> Program:
 
 
 def exit_child(exit_code: int) -> NoReturn:
-    """End this process at once, after flushing its streams.
+    """End this process immediately, after flushing its streams.
 
-    Exit handlers do not run: in a forked child most of them belong to the process it came from.
+    Exit handlers do not run, because in a forked child most of them belong to the process it was forked
+    from.
     """
     with suppress(Exception):
         logging.shutdown()
@@ -192,8 +193,8 @@ def _warm_up(program: Program, switch: StopSwitch, process_state: ProcessState) 
     """Run a no-op task through the normal path before the child reports that it is ready.
 
     A forked process copies each page of memory the first time it writes there, and Python writes to
-    every page it uses: without a warm-up the first task took 0.8 ms, with it 0.2 ms; later tasks
-    take 0.1 ms.
+    every page it uses. Without a warm-up the first task took 0.8 ms, with it 0.2 ms; later tasks take
+    0.1 ms.
     """
     assignment = protocol.decode_assignment(protocol.encode_assignment(_WARM_UP))
     report = _run(program.warm_up, assignment, switch)
@@ -205,8 +206,8 @@ def _warm_up(program: Program, switch: StopSwitch, process_state: ProcessState) 
 def warm_up_fork_server(program: Program, worker_pid: int) -> None:
     """Warm up before forking: serve no-op assignments over a local socket pair.
 
-    Python and the linker resolve code when it first runs. Doing so before the fork saves every
-    child 0.4 ms.
+    Python and the linker resolve code when it first runs. Doing so before the fork saves every child
+    0.4 ms.
     """
     ours, theirs = socket.socketpair()
     with ours:
@@ -221,9 +222,9 @@ def warm_up_fork_server(program: Program, worker_pid: int) -> None:
 
 
 class ForkGuard:
-    """Makes a process that a task forks an ordinary one: the socket is closed in it, and SIGTERM
-    ends it. The signal is blocked during the fork; otherwise one sent right after the fork would
-    reach the child's handler.
+    """Turns a process that a task forks into an ordinary one: its copy of the socket is closed, and
+    SIGTERM ends it. The signal is blocked during the fork; otherwise a signal sent right after the fork
+    would reach the child's handler.
     """
 
     __slots__ = ("_parent", "_signal_mask")
@@ -253,8 +254,8 @@ class ForkGuard:
 
 
 def watch_parent(connected: socket.socket) -> None:
-    """Kill this process, with the group that it leads, when the other end of the socket closes,
-    even during user code: the portable replacement for the kernel's parent death signal.
+    """Kill this process, and the group that it leads, when the other end of the socket closes, even
+    during user code: the portable replacement for the kernel's parent death signal.
     """
     poll = select.poll()
     poll.register(connected, 0)
@@ -267,7 +268,7 @@ def watch_parent(connected: socket.socket) -> None:
 def run_start_hooks(
     hooks: Sequence[Callable[[], object]], budget_seconds: float, parent: ParentSocket
 ) -> None:
-    """Run the application's start hooks in order; one that raises or overruns ends this process."""
+    """Run the application's start hooks in order; a hook that raises or overruns ends this process."""
     for hook in hooks:
         name = getattr(hook, "__qualname__", repr(hook))
         late = f"ran longer than {budget_seconds:g} s"
@@ -285,7 +286,7 @@ def run_start_hooks(
 
 
 def run_stop_hooks(hooks: Sequence[Callable[[], object]], budget_seconds: float) -> None:
-    """Run the application's stop hooks in order; one that overruns ends this process."""
+    """Run the application's stop hooks in order; a hook that overruns ends this process."""
     for hook in hooks:
         name = getattr(hook, "__qualname__", repr(hook))
         timer = threading.Timer(budget_seconds, _leave_hook, (name, budget_seconds))
@@ -321,7 +322,9 @@ def _serve(
     process_state: ProcessState,
     samples_memory: bool,
 ) -> bytes | None:
-    """Run assignments until another frame, which is returned, or until the parent closes the socket."""
+    """Run assignments until another kind of frame arrives, which is returned, or until the parent
+    closes the socket.
+    """
     while True:
         frame = parent.next_frame()
         if frame is None or frame[4] != _KIND_ASSIGN:
@@ -349,7 +352,7 @@ def _run(
     switch: StopSwitch,
     page: SharedPage | None = None,
 ) -> ChildReport | None:
-    """The report of one assignment, or None when the parent stopped it."""
+    """The report for one assignment, or None if the parent stopped it."""
     set_running_task(CurrentTask(assignment, time.time(), page))
     try:
         switch.arm()
@@ -367,8 +370,8 @@ def _run(
 
 
 def _own_stop(assignment: Assignment) -> ChildReport:
-    """The failure of a task that raised TaskStopped itself. The parent did not stop it, so it
-    expects an outcome.
+    """The failure of a task that raised TaskStopped itself. The parent did not stop it, so it expects
+    an outcome.
     """
     message = (
         f"Task {assignment.task_name!r} raised TaskStopped, which only its worker raises; "

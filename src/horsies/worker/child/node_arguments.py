@@ -1,9 +1,9 @@
-"""The arguments of a node's task: its own, and results of other nodes.
+"""The arguments of a node's task: its own, and the results of other nodes.
 
-A result of another node becomes a parameter, read by the parameter's annotation, or a member of the
-context. A parameter that takes the whole result receives an error result when the stored one cannot
-be read, and the task still runs. A parameter that takes the value needs one that fits; otherwise
-the task does not run.
+Another node's result becomes a parameter, decoded by the parameter's annotation, or a member of the
+context. A parameter that takes the whole result receives an error result if the stored one cannot be
+read, and the task still runs. A parameter that takes the value needs one that fits; otherwise the task
+does not run.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _CORRUPT_INPUTS = CodecError("The stored inputs of this node are not a JSON obje
 def build_call(
     app: Horsies, assignment: Assignment, signature: CallSignature, kwargs_json: str
 ) -> Result[BoundCall, CodecError]:
-    """Return the call of a node: its own arguments, results of other nodes, context and meta.
+    """Return a node's call: its own arguments, other nodes' results, context and meta.
 
-    The parameter of a source that has not ended (its join did not wait for it) is left out. A
-    required one receives an error result: its source had ended and is being retried.
+    If a source has not ended (the join did not wait for it), its parameter is left out. A required
+    parameter receives an error result instead, because its source had ended and is being retried.
     """
     node = assignment.node
     assert node is not None
@@ -72,7 +72,7 @@ def build_call(
 
 
 def _with_value_of(kwargs_json: str, signature: CallSignature, element: str) -> str:
-    """Return the stored arguments of a map over a map with the element replaced by the value of its
+    """Return the stored arguments of a map over a map, with the element replaced by the value in its
     result. A failed item has no value and becomes null, which only an annotation that allows None
     accepts.
     """
@@ -85,7 +85,7 @@ def _with_value_of(kwargs_json: str, signature: CallSignature, element: str) -> 
 def _argument(
     signature: CallSignature, name: str, index: int, source: NodeInput | None
 ) -> Result[dict[str, Any], CodecError]:
-    """Return the argument of a parameter under its name, or nothing where its default applies."""
+    """Return a parameter's argument under its name, or nothing if its default applies."""
     annotation = signature.annotation_of(name)
     if takes_value(annotation):
         return _value(signature, name, annotation, source)
@@ -100,11 +100,11 @@ def _argument(
 def _value(
     signature: CallSignature, name: str, annotation: Any, source: NodeInput | None
 ) -> Result[dict[str, Any], CodecError]:
-    """Return the value of a node as an argument.
+    """Return a node's value as an argument.
 
-    For a node that failed or was skipped, the argument is None if the annotation allows it;
-    otherwise the parameter's default applies. A stored value that does not fit was written for
-    another release of the function.
+    For a node that failed or was skipped, the argument is None if the annotation allows it; otherwise
+    the parameter's default applies. A stored value that does not fit was written for another release of
+    the function.
     """
     side, text = ("err", "") if source is None else split_result(source.result) or ("", "")
     if source is not None and side == "ok":

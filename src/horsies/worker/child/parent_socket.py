@@ -1,4 +1,4 @@
-"""A child's end of the socket to its worker: frames, permits, and the number of tasks begun."""
+"""A child's end of the socket to its worker: frames, permits, and the number of started tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horsies.worker.sharing import Permits, SharedPage
 
 _RECEIVE_BYTES = 1 << 16
 _KIND_STOP = int(FrameKind.STOP)
-# Frames above this size need the send buffer that the socket had at first.
+# Larger frames need the socket's original send buffer.
 _LARGE_FRAME_BYTES = 1 << 12
 
 
@@ -43,11 +43,11 @@ class ParentSocket:
         self.permits: Permits | None = None
         self.owner_pid = os.getpid()
         self._mark = b"" if page is None else page.mark
-        # The number of the latest assignment that was received.
+        # The number of the latest assignment received.
         self._received = 0
         # The kernel doubles the requested value.
         self._buffer_bytes = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
-        # The first and the last of the latest assignments that never begin here.
+        # The first and last of the latest assignments that never start here.
         self._unstarted: tuple[int, int] | None = None
         self._frames = FrameBuffer()
         self._waiting: list[bytes] = []
@@ -80,11 +80,11 @@ class ParentSocket:
             return 0
 
     def next_frame(self) -> bytes | None:
-        """Wait for the next frame; None when the parent has closed its end."""
+        """Wait for the next frame; None if the parent has closed its end."""
         while not self._waiting:
             self._send_unstarted()
             # A process that sleeps in recv() is also woken when its peer reads its last frame: a
-            # second, useless wake-up per task. One that sleeps in poll() is not.
+            # second, useless wake-up per task. A process that sleeps in poll() is not.
             self._poll.poll()
             try:
                 data = self.socket.recv(_RECEIVE_BYTES)
@@ -96,7 +96,7 @@ class ParentSocket:
         return self._waiting.pop(0)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the frames completed by `data` from the socket."""
+        """Return the frames that `data` from the socket completes."""
         return self._frames.feed(data)
 
     def waiting_frames(self) -> list[bytes]:
@@ -105,11 +105,11 @@ class ParentSocket:
         return waiting
 
     def may_begin(self, frame: bytes) -> bool:
-        """Whether the assignment in `frame` may begin; False when its permit is gone.
+        """Whether the assignment in `frame` may start; False if its permit is gone.
 
-        Either the parent has taken the permit back or other code in this process has read it. Only
-        the parent can distinguish the two, so every skipped assignment is reported to it before a
-        later one begins. Assignments whose frame never arrived are skipped as well.
+        Either the parent has taken the permit back, or other code in this process has read it. Only the
+        parent can distinguish the two, so every skipped assignment is reported to it before a later one
+        starts. Assignments whose frame never arrived are skipped as well.
         """
         number, needs_permit = protocol.assignment_number(frame)
         if (missing := self.missing_before(number)) is not None:
@@ -123,8 +123,8 @@ class ParentSocket:
         return True
 
     def missing_before(self, number: int) -> tuple[int, int] | None:
-        """Note that an assignment has arrived, and return the first and last missing number between
-        the previous assignment and this one, or None.
+        """Note that an assignment has arrived. Return the first and last missing numbers between the
+        previous assignment and this one, or None.
         """
         expected, self._received = self._received + 1, number
         if number < expected:
@@ -140,15 +140,13 @@ class ParentSocket:
             self._unstarted = None
 
     def has_stop_request(self) -> bool:
-        """Whether the parent's stop frame or an end-of-file follows on the socket, after any
-        assignments.
-        """
+        """Whether the parent's stop frame or an end-of-file follows on the socket, after any assignments."""
         try:
             while data := self.socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT):
                 self._waiting += self._frames.feed(data)
         except BlockingIOError:
             return any(frame[4] == _KIND_STOP for frame in self._waiting)
-        except ProtocolError:  # the task has read part of the data from the parent
+        except ProtocolError:  # the task has read part of the parent's data
             return False
         except OSError:
             pass

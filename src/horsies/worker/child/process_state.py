@@ -1,10 +1,10 @@
-"""The process-wide state of a child: its logging, and everything that user code may change in it.
+"""A child's process-wide state: its logging, and everything that user code may change.
 
-Before the next task, signal handlers, timers, the working directory, the file mode mask and the
-process limits are restored to the values that the start hooks left, and the child is again set to
-die with its parent. A child whose limit cannot be raised again exits. A child writes log records to
-the standard error it inherited; every record of a running task names the task. A record that cannot
-be written is lost without effect on the task.
+Before the next task, signal handlers, timers, the working directory, the file mode mask and the process
+limits are restored to the values that the start hooks left, and the child is again set to die with its
+parent. A child whose limit cannot be raised again exits. A child writes log records to the standard
+error it inherited; every record from a running task names the task. If a record cannot be written, it
+is lost, but the task is not affected.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TIMERS = (int(signal.ITIMER_REAL), int(signal.ITIMER_VIRTUAL), int(signal.ITIME
 _COMMON_SIGNALS = tuple(
     int(getattr(signal, f"SIG{name}")) for name in ("ALRM", "CHLD", "HUP", "PIPE", "USR1", "USR2")
 )
-# The limits that make the next task fail when they are lowered. Reading each takes some 0.2 µs.
+# The limits that, when lowered, make the next task fail. Reading each one takes about 0.2 µs.
 _LIMITS = tuple(
     getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE")
 )
@@ -45,7 +45,7 @@ _cleared_timers: tuple[int, ...] = ()
 
 
 def clear_timers() -> None:
-    """Stop the timers that a task left running: they must not fire in the library's code."""
+    """Stop the timers that a task left running, because they must not fire in the library's code."""
     for timer in _cleared_timers:
         _plain_signal.setitimer(timer, 0.0)
 
@@ -82,12 +82,12 @@ class ProcessState:
         self.restore()
 
     def adopt(self) -> None:
-        """Take the present state as the one to restore."""
+        """Take the current state as the one to restore."""
         global _cleared_timers
         known = [(number, _plain_signal.getsignal(number)) for number in _COMMON_SIGNALS]
-        # None stands for a handler that is not Python's: it cannot be restored.
+        # None stands for a handler that is not Python's and so cannot be restored.
         self._handlers = (*self._guards, *(pair for pair in known if pair[1] is not None))
-        # A repeating timer was started to keep running, as the timers of sampling profilers are.
+        # A repeating timer was started to keep running, like those of sampling profilers.
         _cleared_timers = tuple(
             timer for timer in _TIMERS if _plain_signal.getitimer(timer)[1] == 0.0
         )
@@ -97,9 +97,9 @@ class ProcessState:
         os.umask(self._umask)
 
     def restore(self) -> bool:
-        """Undo the changes of a task; False if that is not possible and no other task may follow."""
-        # The kernel forgets the death signal when a task or a hook changes its effective user or
-        # group. Setting it again and checking for the parent take about 1 µs.
+        """Undo a task's changes; False if that is not possible and no other task may follow."""
+        # The kernel forgets the death signal when a task or a hook changes its effective user or group.
+        # Setting it again and checking for the parent take about 1 µs.
         self._set_death_signal()
         if os.getppid() != self._parent_pid:
             os._exit(0)
@@ -114,7 +114,7 @@ class ProcessState:
         return self.restore_limits()
 
     def restore_limits(self) -> bool:
-        """Undo changes of the limits. Return False if a limit cannot be raised to its old value."""
+        """Undo changes to the limits. Return False if a limit cannot be raised to its old value."""
         for limit, before in self._limits:
             if resource.getrlimit(limit) != before:
                 try:
@@ -125,9 +125,7 @@ class ProcessState:
 
 
 def _working_directory() -> str:
-    """Return the working directory, or "." if it was removed, as happens to the directory of an old
-    release.
-    """
+    """Return the working directory, or "." if it was removed, as happens to an old release's directory."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -137,8 +135,7 @@ def _working_directory() -> str:
 def configure_logging(log_level: str, log_format: str) -> None:
     """Send records of `log_level` and above to standard error, unless the app set up logging.
 
-    A forked process starts with the handler of the worker's command line, which shows the library's
-    loggers only.
+    A forked process starts with the worker's command-line handler, which shows only the library's loggers.
     """
     detach_handler()
     root, own = logging.getLogger(), logging.getLogger("horsies")
@@ -149,7 +146,7 @@ def configure_logging(log_level: str, log_format: str) -> None:
 
 
 def label_handlers() -> None:
-    """Add the running task to the records of all handlers that the app attached."""
+    """Add the running task to the records of all handlers attached by the app."""
     for handler in (*logging.getLogger().handlers, *logging.getLogger("horsies").handlers):
         if not any(isinstance(known, TaskFilter) for known in handler.filters):
             handler.addFilter(TaskFilter())
@@ -162,9 +159,7 @@ def log_safely(
     *args: object,
     error: BaseException | None = None,
 ) -> None:
-    """Log a message with the traceback of `error`. An exception of a handler must not lose the
-    outcome of a task.
-    """
+    """Log a message with the traceback of `error`. A handler's exception must not lose a task's outcome."""
     try:
         logger.log(level, message, *args, exc_info=error, stacklevel=2)
     except TaskStopped:

@@ -1,4 +1,4 @@
-"""The stop signal of a child's worker, as an exception inside user code."""
+"""The worker's stop signal, as an exception inside user code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from horsies.worker.child.parent_socket import ParentSocket
 class StopSwitch:
     """Turns SIGTERM into ``TaskStopped`` inside user code, and only there.
 
-    The parent sends a stop frame first. A SIGTERM without one comes from a service manager that
-    signals the whole group: the parent has received it as well and decides about the running tasks.
+    The parent sends a stop frame first. A SIGTERM without a frame comes from a service manager that
+    signals the whole group: the parent has received it as well, and decides about the running tasks.
     """
 
     __slots__ = ("_came_early", "_is_armed", "_parent", "has_stopped")

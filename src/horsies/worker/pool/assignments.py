@@ -1,9 +1,8 @@
-"""The assignments that children hold: how they are given out and taken back, and the events they
-end in.
+"""The assignments that children hold: how they are given out and taken back, and the events they end in.
 
-A child with one place runs one assignment at a time, the front. With a window it holds more of
-them, queued behind the front, each with a permit that the worker can take back until the child
-begins the task. An async child runs all that it holds.
+A child with one place runs one assignment at a time, the front. With a window it holds more, queued
+behind the front, each with a permit that the worker can take back until the child starts the task. An
+async child runs everything that it holds.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ logger = logging.getLogger("horsies.pool")
 
 
 class Assignments:
-    """The assignments of all children of a pool, the deadlines, and the events."""
+    """The assignments of all of a pool's children, the deadlines, and the events."""
 
     def __init__(self, selector: selectors.BaseSelector, *, has_time_limits: bool) -> None:
-        # By their tasks: the assignments that run or run next, and those in line.
+        # By task: the assignments that run or run next, and those in line.
         self.busy: dict[str, Held] = {}
         self.lined: dict[str, Held] = {}
         self.deadlines: Deadlines[Held | ChildProcess] = Deadlines()
@@ -37,7 +36,9 @@ class Assignments:
         self._has_time_limits = has_time_limits
 
     def give(self, child: ChildProcess, assignment: Assignment) -> None:
-        """Give an assignment to a child that begins it at once: no other task runs there, or it is async."""
+        """Give an assignment to a child that starts it immediately: no other task runs there, or it is
+        async.
+        """
         child.state = ChildState.BUSY
         child.given = number = child.given + 1
         one = Held(number, assignment, child, assigned_at=time.monotonic())
@@ -68,7 +69,7 @@ class Assignments:
         child.send(frames[0] if len(frames) == 1 else b"".join(frames), self._selector)
 
     def _start(self, one: Held) -> None:
-        """An assignment becomes the front of a child with a window."""
+        """Make an assignment the front of a child with a window."""
         one.assigned_at = time.monotonic()
         assignment = one.assignment
         self.busy[assignment.task_id] = one
@@ -76,9 +77,7 @@ class Assignments:
             self.arm(one)
 
     def arm(self, one: Held) -> None:
-        """Set the time of the next check of a task: its time limit, or earlier when others wait
-        behind it.
-        """
+        """Set the time of a task's next check: its time limit, or earlier if others wait behind it."""
         child, timeout_ms = one.child, one.assignment.timeout_ms
         limit = None if timeout_ms is None or not self._has_time_limits else timeout_ms / 1000
         target: Held | ChildProcess = one
@@ -120,7 +119,7 @@ class Assignments:
                 self._start(front)
 
     def note_progress(self, one: Held) -> None:
-        """Keep a task's latest report of progress in the shared page until the worker stores it."""
+        """Keep a task's latest progress report in the shared page until the worker stores it."""
         page = one.child.page
         raw = page.raw_progress
         if (report := page.read_progress(one.assignment)) is not None:
@@ -128,26 +127,25 @@ class Assignments:
             self.progress[report.task_id] = report
 
     def take_back(self, child: ChildProcess) -> list[Held]:
-        """Take back the assignments that a child has not begun, possibly including the front."""
+        """Take back the assignments that a child has not started, possibly including the front."""
         if child.permits is None or not child.held:
             return []
         unused = set(child.permits.take_back())
         taken = [one for one in child.held.values() if one.number in unused]
-        # The last one first, so that none of them becomes the front meanwhile.
+        # Last one first, so that none of them becomes the front in between.
         for one in reversed(taken):
             self.remove(one)
         return taken
 
     def return_tasks(self, taken: Sequence[Held]) -> None:
-        """Return these tasks, which have not begun, to the queue."""
+        """Return these tasks, which have not started, to the queue."""
         if taken:
             self.events.append(TakenBack(tuple(one.assignment for one in taken)))
 
     def note_unstarted(self, child: ChildProcess, first: int, last: int) -> None:
         """Note that a child skipped the assignments with these numbers, for lack of permits or
-        messages. Usually the worker has taken them back or stopped them. Otherwise a task has read
-        the worker's messages, or shut down the socket for permits, and the assignments go to
-        another child.
+        messages. Usually the worker has taken them back or stopped them. Otherwise a task has read the
+        worker's messages, or shut down the socket for permits, and the assignments go to another child.
         """
         missed = [one for one in child.held.values() if first <= one.number <= last]
         if any(one.stop_reason is None for one in missed):
@@ -158,7 +156,7 @@ class Assignments:
         self.return_tasks(missed)
 
     def taint(self, child: ChildProcess, act: str) -> None:
-        """Replace a child after its task, because task code has interfered with the child's socket."""
+        """Replace a child after its task, because task code has interfered with its socket."""
         if child.is_tainted:
             return
         child.is_tainted = True
@@ -173,9 +171,7 @@ class Assignments:
         self.return_tasks(self.take_back(child))
 
     def note_end_by_death(self, child: ChildProcess, description: str) -> bool:
-        """Note that a child has ended with the assignments it holds; return whether it had begun
-        any.
-        """
+        """Note that a child has ended with the assignments it holds; return whether it had started any."""
         self.return_tasks(self.take_back(child))
         now, pid, last_begun = time.monotonic(), child.known_pid, child.page.begun
         held = list(child.held.values())

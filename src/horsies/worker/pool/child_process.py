@@ -1,4 +1,4 @@
-"""One child process as the pool sees it: its socket, its state, the assignments it holds, its limits.
+"""One child process as the pool sees it: its socket, state, assignments and limits.
 
 The other modules decide about a child; this one moves its bytes.
 """
@@ -28,7 +28,7 @@ _LONGEST_DELAY_SECONDS = 5.0
 
 
 class RestartDelay:
-    """No delay after a first early death, then 0.1 s doubling to 5 s until a process lives."""
+    """No delay after a first early death, then 0.1 s doubling to 5 s until a process survives."""
 
     __slots__ = ("_deaths", "_died_at", "not_before")
 
@@ -44,14 +44,14 @@ class RestartDelay:
             self.not_before = time.monotonic() + min(delay, _LONGEST_DELAY_SECONDS)
 
     def reset(self, ready_at: float | None = None) -> None:
-        """Note that a process lives; one that became ready before the last death does not count."""
+        """Note that a process survived; one that became ready before the last death does not count."""
         if ready_at is None or ready_at > self._died_at:
             self._deaths = 0
             self.not_before = 0.0
 
 
 class ChildState(Enum):
-    """The life of a child process."""
+    """The stages of a child process's life."""
 
     BOOTING = auto()
     SPARE = auto()
@@ -73,7 +73,9 @@ class RecycleLimits:
     max_rss_bytes: int
 
     def early_task_limit(self) -> int:
-        """A number of tasks in the last tenth, drawn per child: children should not exit all at once."""
+        """A number of tasks in the last tenth of the limit, drawn per child, so that children do not
+        all exit at once.
+        """
         if self.max_tasks == 0:
             return 0
         earliest = max(1, math.ceil(self.max_tasks * _NEARLY))
@@ -81,7 +83,7 @@ class RecycleLimits:
 
 
 class ChildKind(NamedTuple):
-    """Children with one place each, or async ones with several: how many there are, and their limits."""
+    """Children with one place each, or async children with several: how many there are, and their limits."""
 
     processes: int
     slots: int
@@ -92,9 +94,9 @@ class ChildKind(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """An assignment in a child, with its number among those of this child.
+    """An assignment in a child, with its number among that child's assignments.
 
-    Assignments queued behind it are taken back when it runs for longer than `patience_seconds`; 0
+    If it runs for longer than `patience_seconds`, the assignments queued behind it are taken back; 0
     means that none are queued while this one is the front.
     """
 
@@ -107,7 +109,7 @@ class Held:
     # Whether it has kept the tasks behind it waiting for too long.
     is_slow: bool = False
     stop_reason: str | None = None
-    # Only in an async child; others have one deadline, which may belong to the front.
+    # Set only in an async child; other children have one deadline, which may belong to the front.
     deadline: float | None = None
     queued_at: float | None = None
 
@@ -133,7 +135,7 @@ class ChildProcess:
     permits: PermitPipe | None = None
     socket_is_open: bool = True
     frames: FrameBuffer = field(init=False)
-    # Whether it runs all assignments that it holds, and not one after the other.
+    # Whether it runs all the assignments it holds at once rather than one after another.
     is_async: bool = False
     has_limits: bool = False
     soft_task_limit: int = 0
@@ -142,12 +144,12 @@ class ChildProcess:
     exit_fd: int | None = None
     # Bytes that did not fit into the socket; 250 large assignments may wait for one blocked event loop.
     outgoing: bytearray = field(default_factory=bytearray)
-    # In the order of their numbers. A child with one place runs the first, the front; the others are in line.
+    # In number order. A child with one place runs the first one, the front; the others are in line.
     held: dict[str, Held] = field(default_factory=dict)
     # How many assignments it was given, and how many of those it holds are being stopped.
     given: int = 0
     stopping: int = 0
-    # The last report of progress that was read.
+    # The last progress report that was read.
     seen_progress: bytes = bytes(28)
     ready_at: float | None = None
     tasks_done: int = 0
@@ -156,13 +158,12 @@ class ChildProcess:
     queued_at: float | None = None
     was_killed: bool = False
     was_retired: bool = False
-    # Whether an async child takes no more tasks: it is replaced now and exits after the last one.
+    # Whether an async child takes no more tasks: it is replaced now and exits after its last one.
     is_draining: bool = False
-    # Whether a task has interfered with the socket or the permits: the child takes no more tasks
-    # and is replaced.
+    # Whether a task has interfered with the socket or the permits: the child takes no more tasks and is
+    # replaced.
     is_tainted: bool = False
-    # Whether it has not begun its latest tasks for seconds: its event loop is blocked or receives
-    # no data.
+    # Whether it has not started its latest tasks for seconds: its event loop is blocked or receives no data.
     is_stuck: bool = False
     verdict: str | None = None
     failed_hook: tuple[str, str] | None = None
@@ -193,7 +194,7 @@ class ChildProcess:
         return not (self.is_spare or self.is_draining) and self.state is not ChildState.EXITING
 
     def receive(self) -> bytes | None:
-        """One read from the child; None when nothing has arrived, empty when it closed its end."""
+        """One read from the child; None if nothing has arrived, empty if it closed its end."""
         wanted = self.frames.wanted_bytes()
         size = _LARGE_RECEIVE_BYTES if wanted > _SMALL_RECEIVE_BYTES else _SMALL_RECEIVE_BYTES
         try:
@@ -201,13 +202,13 @@ class ChildProcess:
         except BlockingIOError:
             return None
         except OSError:
-            # The kernel reports it when the child ended with unread bytes in its socket.
+            # The kernel reports this if the child ended with unread bytes in its socket.
             return b""
 
     def send(self, frame: bytes, selector: selectors.BaseSelector) -> None:
         """Write `frame`; bytes that do not fit into the socket follow when it is writable.
 
-        It is not an error if the child is gone: the selector reports its end.
+        It is not an error if the child is gone: the selector reports that it has ended.
         """
         if self.outgoing:
             self.outgoing += frame
@@ -231,9 +232,7 @@ class ChildProcess:
             return len(data)
 
     def watch_exit(self, pid: int, selector: selectors.BaseSelector) -> bool:
-        """Have the selector report the end of the child, whose pid is now known; False if it
-        cannot.
-        """
+        """Make the selector report when the child, whose pid is now known, ends; False if it cannot."""
         self.pid = pid
         self.exit_fd = os_process.open_process(pid)
         if self.exit_fd is None:
@@ -263,7 +262,7 @@ class ChildProcess:
             os_process.kill_group(self.pid)
 
     def may_retire(self) -> bool:
-        """Whether the child has run nearly all tasks of its limit."""
+        """Whether the child has run nearly as many tasks as its limit."""
         return self.kind.limits.max_tasks > 0 and self.tasks_done >= self.soft_task_limit
 
     def must_retire(self) -> bool:
@@ -290,7 +289,7 @@ class ChildProcess:
         return 0 < limit <= self.tasks_done + len(self.held) or self.must_retire()
 
     def free_slots(self) -> int:
-        """How many more tasks an async child may take; none while it stops one, because that may
+        """How many more tasks an async child may take; none while it is stopping one, because that may
         kill it.
         """
         if self.state not in _WITH_ROOM or self.stopping or self.is_stuck:
@@ -303,9 +302,7 @@ class ChildProcess:
         return max(0, free)
 
     def window_room(self, depth: int) -> int:
-        """How many assignments the child may hold at a time, at most `depth`; 0 if it may take none
-        now.
-        """
+        """How many assignments the child may hold at a time, at most `depth`; 0 if it may take none now."""
         if self.permits is None or self.is_tainted or self.state not in _WITH_ROOM:
             return 0
         if (front := self.front) is not None and not _may_be_followed(front):
@@ -319,9 +316,7 @@ class ChildProcess:
 
 
 def _may_be_followed(front: Held) -> bool:
-    """Whether other tasks may wait behind the front: it is short, and has not run for too long
-    already.
-    """
+    """Whether other tasks may wait behind the front: it is short, and has not already run for too long."""
     if front.is_slow or front.stop_reason is not None or not front.patience_seconds:
         return False
     return time.monotonic() < front.assigned_at + front.patience_seconds

@@ -1,8 +1,8 @@
-"""The children of a pool: the life of each process from launch to reaping.
+"""A pool's children: the life of each process from launch to reaping.
 
-This module decides when a child is started, kept as a spare, retired, killed and reaped, whichever
-kind it has. A child with a single slot that is near its limits is replaced by a spare. An async
-child takes no more tasks, is replaced, and exits after its last task.
+This module decides when a child of either kind is started, kept as a spare, retired, killed and reaped.
+A child with a single slot that is near its limits is replaced by a spare. An async child takes no more
+tasks, is replaced, and exits after its last task.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _IN_SERVICE = (ChildState.IDLE, ChildState.BUSY)
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """The number of children, where they come from, and the limits of their life."""
+    """How many children there are, where they come from, and the limits on their life."""
 
     processes: int
     start_method: StartMethod = field(default_factory=default_start_method)
@@ -50,14 +50,14 @@ class PoolSettings:
     max_memory_per_child_mb: int | None = None
     stop_grace_seconds: float = 5.0
     boot_timeout_seconds: float = 60.0
-    # How much longer a child may take to start and to exit, for the hooks of the application.
+    # How much longer a child may take to start and to exit, because of the application's hooks.
     boot_seconds_of_hooks: float = 0.0
     exit_seconds_of_hooks: float = 0.0
     # Whether a child may hold more than one assignment.
     has_windows: bool = False
     # Whether tasks are stopped at their timeout_ms.
     has_time_limits: bool = True
-    # How many more children run coroutines, and how many each of them runs at a time.
+    # How many additional children run coroutines, and how many each of them runs at a time.
     async_children: int = 0
     async_slots: int = 0
 
@@ -66,7 +66,7 @@ class PoolSettings:
         return _EXIT_GRACE_SECONDS + self.exit_seconds_of_hooks
 
     def kinds(self) -> list[ChildKind]:
-        """The kinds of children; every slot of an async one has its share of `max_tasks_per_child`."""
+        """The kinds of children; each slot of an async child counts its share of `max_tasks_per_child`."""
         tasks, rss_bytes = self.max_tasks_per_child, (self.max_memory_per_child_mb or 0) * MEGABYTE
         slots = self.async_slots
         return [
@@ -76,7 +76,7 @@ class PoolSettings:
 
 
 class Children:
-    """All children of one pool. Of each kind `processes` are usable, plus at most one spare."""
+    """All children of one pool. For each kind, `processes` of them are usable, plus at most one spare."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Children:
         assignments: Assignments,
     ) -> None:
         self.all: dict[ChildProcess, None] = {}
-        # Those with one place and no task, the latest last.
+        # The children with one place and no task, the latest last.
         self.idle: list[ChildProcess] = []
         self.unwatched: set[ChildProcess] = set()
         self.is_closing = False
@@ -103,13 +103,13 @@ class Children:
         self._spare: ChildProcess | None = None
 
     def refill(self) -> None:
-        """Bring the number of usable children back to `processes`, with the spare first."""
+        """Bring the number of usable children back to `processes`, using the spare first."""
         if self.needs_children and not self.is_closing:
             lacking = [kind for kind in self._kinds if self._lacks_children(kind)]
             self.needs_children = bool(lacking)
 
     def _lacks_children(self, kind: ChildKind) -> bool:
-        """Start the children that are missing; True if some could not be started."""
+        """Start the missing children; True if some could not be started."""
         count = sum(1 for child in self.all if child.kind is kind and child.is_regular())
         while count < kind.processes:
             if (spare := self._spare) is not None and spare.kind is kind:
@@ -126,9 +126,9 @@ class Children:
         return wants_spare and not self._is_full(kind) and not self._launch(kind, is_spare=True)
 
     def _is_full(self, kind: ChildKind) -> bool:
-        """Whether the number of exiting children has reached `processes`: another one starts when
-        one of them has ended. Without this bound, stop hooks slower than the tasks would exhaust
-        the host's processes.
+        """Whether the number of exiting children has reached `processes`: another one starts only when
+        one of them has ended. Without this bound, stop hooks slower than the tasks would use up the
+        host's processes.
         """
         return sum(child.kind is kind for child in self.all) > 2 * kind.processes
 
@@ -184,7 +184,7 @@ class Children:
             self.unwatched.add(child)
 
     def note_hello(self, child: ChildProcess, pid: int) -> None:
-        """Note the pid that a child sent; from now on its end is noticed."""
+        """Note the pid that a child sent; from now on the pool notices when it ends."""
         if child.pid is None:
             self._watch_exit(child, pid)
             if child.was_killed:
@@ -217,9 +217,7 @@ class Children:
             self.idle.append(child)
 
     def release(self, child: ChildProcess) -> None:
-        """Note that tasks of a child have ended or gone: if they were the last, it becomes idle or
-        exits.
-        """
+        """Note that a child's tasks have ended or gone: if they were the last, it becomes idle or exits."""
         leaves = False
         if child.is_async:
             if not child.is_draining and child.is_spent():
@@ -236,8 +234,8 @@ class Children:
             self._make_idle(child)
 
     def _retires_now(self, child: ChildProcess) -> bool:
-        """Whether to retire a child: it must retire, or it may and others near their limits also
-        need the spare.
+        """Whether to retire a child: it must retire, or it may and others near their limits also need
+        the spare.
         """
         if child.must_retire():
             return True
@@ -251,7 +249,7 @@ class Children:
             child.socket.shutdown(socket.SHUT_WR)
 
     def note_closed(self, child: ChildProcess) -> None:
-        """Handle the closed socket of a child: it is exiting, or user code closed it."""
+        """Handle a child's closed socket: the child is exiting, or user code closed it."""
         child.close_socket(self._selector)
         self._return_unstarted(child)
         if child.pid is None:
@@ -265,8 +263,8 @@ class Children:
             self._take_out(child, ChildState.CLOSED, _CLOSED_GRACE_SECONDS)
 
     def kill(self, child: ChildProcess) -> None:
-        """Kill a child and its process group; it is reaped when its end is noticed. A child that
-        has not sent its pid yet is killed as soon as it does.
+        """Kill a child and its process group; it is reaped when the pool notices that it has ended. A
+        child that has not sent its pid yet is killed as soon as it does.
         """
         self._return_unstarted(child)
         self._take_out(child, ChildState.KILLED, _EXIT_GRACE_SECONDS)
@@ -276,7 +274,7 @@ class Children:
         self._assignments.return_tasks(self._assignments.take_back(child))
 
     def abandon_all(self) -> None:
-        """Forget children that even SIGKILL does not end, so that the worker can exit."""
+        """Forget children that not even SIGKILL ends, so that the worker can exit."""
         for child in list(self.all):
             logger.error("Child %s does not end even after SIGKILL; abandoning it.", child.pid)
             self._remove(child)
@@ -298,14 +296,12 @@ class Children:
         timeout_seconds = self._settings.boot_timeout_seconds + self._settings.boot_seconds_of_hooks
         child.verdict = f"killed because it was not ready within {timeout_seconds:g} s"
         if child.pid is None:
-            # The fork server does not respond; its end closes the child's socket as well.
+            # The fork server does not respond; when it ends, the child's socket closes as well.
             self._launcher.kill()
         self.kill(child)
 
     def reap(self, child: ChildProcess) -> None:
-        """Handle the end of a child: collect its status, kill its remaining processes, add the
-        events.
-        """
+        """Handle the end of a child: collect its status, kill its remaining processes, add the events."""
         if child not in self.all or child.pid is None:
             return
         os_process.kill_group(child.pid)
@@ -319,7 +315,7 @@ class Children:
         if had_tasks or child.was_killed or not child.was_retired:
             self.deaths[ended] += 1
         if has_begun:
-            # it died because of one of its tasks and is replaced at once
+            # it died because of one of its tasks and is replaced immediately
             self.delay.reset(child.ready_at)
         elif not child.was_retired:
             self._note_early_death(child)

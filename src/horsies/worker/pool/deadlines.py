@@ -10,7 +10,7 @@ _STALE_MAX = 1_000
 
 
 class Timed(Protocol):
-    """A target of deadlines: it has at most one deadline, and at most one valid entry in the heap."""
+    """Something that has at most one deadline, and at most one valid entry in the heap."""
 
     deadline: float | None
     queued_at: float | None
@@ -20,10 +20,10 @@ T = TypeVar("T", bound=Timed)
 
 
 class Deadlines(Generic[T]):
-    """A heap of targets, ordered by a time not later than each target's deadline.
+    """A heap of targets, ordered by a time no later than each target's deadline.
 
     When a deadline moves to a later time, its entry stays where it is: each short task in a window
-    moves one, and the heap need not change.
+    moves a deadline, and the heap need not change.
     """
 
     __slots__ = ("_heap", "_made", "_targets")
@@ -51,9 +51,7 @@ class Deadlines(Generic[T]):
         heapq.heappush(self._heap, (at, self._made, target))
 
     def sweep(self) -> None:
-        """Remove the targets without a deadline: an entry keeps the shared memory of a dead child
-        open.
-        """
+        """Remove the targets without a deadline, because an entry keeps a dead child's shared memory open."""
         for _, _, target in self._heap:
             if target.deadline is None:
                 target.queued_at = None
@@ -69,8 +67,8 @@ class Deadlines(Generic[T]):
     def next_at(self) -> float | None:
         """When to call ``pop_due`` again.
 
-        The entry of a target without a deadline stays until then, because most targets soon get
-        another one.
+        The entry of a target without a deadline stays until then, because most targets soon get another
+        deadline.
         """
         while self._targets:
             at, _, target = self._heap[0]
@@ -80,7 +78,7 @@ class Deadlines(Generic[T]):
         return None
 
     def pop_due(self, now: float) -> T | None:
-        """Take a target whose time has come; None if there is no more."""
+        """Take a target whose time has come; None if there are no more."""
         while self._targets and self._heap[0][0] <= now:
             target = self._heap[0][2]
             if target.deadline is not None and target.deadline <= now:

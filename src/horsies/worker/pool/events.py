@@ -19,7 +19,7 @@ class Reported(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A child ended unexpectedly, with an assignment that it had begun or with none.
+    """A child ended unexpectedly, with an assignment that it had started or with none.
 
     `description` reads ``exit code 3`` or ``signal 9 (SIGKILL)``.
     """
@@ -43,7 +43,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """Assignments that were given to a child but have not begun and never will."""
+    """Assignments that were given to a child but have not started and never will."""
 
     assignments: Sequence[Assignment]
 

@@ -1,4 +1,4 @@
-"""The frames of the children: reports, notices, and bytes that are not frames."""
+"""The children's frames: reports, notices, and bytes that are not frames."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KIND_REPORT = int(FrameKind.REPORT)
 
 
 class Inbox:
-    """Reads the sockets of the children and acts on their frames."""
+    """Reads the children's sockets and acts on their frames."""
 
     __slots__ = ("_assignments", "_children", "_selector")
 
@@ -34,7 +34,7 @@ class Inbox:
         self._selector = selector
 
     def receive(self, child: ChildProcess) -> bool:
-        """Handle one read's worth of frames; False when there was nothing to read."""
+        """Handle one read's worth of frames; False if there was nothing to read."""
         data = child.receive()
         if data is None:
             return False

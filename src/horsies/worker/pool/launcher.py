@@ -58,7 +58,7 @@ class SpawnLauncher:
 
 
 class ForkServerLauncher:
-    """Children are forked by the fork server, which is restarted when it dies.
+    """Children are forked by the fork server, which is restarted if it dies.
 
     `failure` is the reason why the application could not be loaded.
     """
@@ -77,7 +77,7 @@ class ForkServerLauncher:
         self._delay = RestartDelay()
 
     def start(self) -> None:
-        """Start the fork server. It imports the application while requests already queue up."""
+        """Start the fork server. Requests may already queue up while it imports the application."""
         os_process.adopt_orphans()
         control, server_end = socket.socketpair()
         with server_end:
@@ -100,10 +100,9 @@ class ForkServerLauncher:
             control.sendall(protocol.encode_boot(self.boot, worker_pid))
             entry_module = "horsies.worker.child.fork_server"
             return os_process.start_interpreter(entry_module, server_end.fileno())
-        # Only the first fork server may be forked from the worker: later the worker holds sockets.
+        # Only the first fork server may be forked from the worker, because later the worker holds sockets.
         self._forks_worker = False
-        # Both processes keep sharing these pages: a later garbage collection would copy each page
-        # that it visits.
+        # Both processes keep sharing these pages: a later garbage collection would copy every page it visits.
         gc.collect()
         gc.freeze()
         pid = os_process.fork()
@@ -126,7 +125,7 @@ class ForkServerLauncher:
         return None
 
     def attend(self) -> None:
-        """Read the fork server's frames, and restart it when it has ended."""
+        """Read the fork server's frames, and restart it if it has ended."""
         if self._control is not None:
             self._read(self._control)
         if self.pid is None or (exit_code := os_process.reap(self.pid)) is None:
@@ -172,7 +171,7 @@ class ForkServerLauncher:
             self.kill()
             return
         if not data:
-            # A closed socket stays readable: from here on only the end of the process matters.
+            # A closed socket stays readable, so from here on only the end of the process matters.
             self._selector.unregister(control)
             control.close()
             self._control = None
@@ -189,8 +188,8 @@ class ForkServerLauncher:
 
 
 class Guard:
-    """The process that kills the processes of tasks if this worker is killed. Children must start
-    with its `mark`, which is 0 where no guard can run.
+    """The process that kills tasks' processes if this worker is killed. Children must start with its
+    `mark`, which is 0 where no guard can run.
     """
 
     def __init__(self) -> None:
@@ -199,8 +198,9 @@ class Guard:
         self._delay = RestartDelay()
         if self.mark == 0 and os_process.IS_LINUX:
             logger.warning(
-                "RLIMIT_RTTIME is limited or cannot be set: if this worker is killed, programs started by "
-                "tasks live on. Remove the limit (LimitRTTIME= of systemd, rttime of limits.conf)."
+                "RLIMIT_RTTIME is limited or cannot be set: if this worker is killed, programs "
+                "started by tasks keep running. Remove the limit (LimitRTTIME= in systemd, rttime in "
+                "limits.conf)."
             )
 
     def attend(self) -> None:
@@ -221,7 +221,7 @@ class Guard:
             logger.warning("Starting the guard process failed (%s); trying again.", error)
 
     def close(self) -> None:
-        """End the guard: this worker shuts down cleanly and has no children left."""
+        """End the guard: this worker is shutting down cleanly and has no children left."""
         if self._pid is not None:
             os_process.kill_group(self._pid)
             os_process.wait_for_exit(self._pid)

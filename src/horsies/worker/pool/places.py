@@ -1,4 +1,4 @@
-"""The places of a pool: which children may take the next assignments."""
+"""A pool's places: which children may take the next assignments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from horsies.worker.pool.window import fill_order
 
 
 class FreePlaces:
-    """The free places of the children of a pool, in the order in which they are filled."""
+    """The children's free places, in the order in which they are filled."""
 
     def __init__(
         self, children: Children, assignments: Assignments, settings: PoolSettings
@@ -24,14 +24,14 @@ class FreePlaces:
         return len(self._children.idle)
 
     def idle(self, count: int) -> list[int]:
-        """The children with one place that get the next `count` assignments, in that order."""
+        """The children with one place that get the next `count` assignments, in order."""
         if count <= 0:
             return []
         return [child.known_pid for child in self._children.idle[: -count - 1 : -1]]
 
     def idle_and_behind(self, depth: int) -> tuple[list[int], list[int]]:
-        """The idle children that get the next assignments, and the children that may hold up to
-        `depth` and get those behind.
+        """The idle children that get the next assignments, and the children that may hold up to `depth`
+        and get those behind.
         """
         idle = self.idle(self.idle_count)
         if depth <= 1 or not self._has_windows:
@@ -69,6 +69,6 @@ class FreePlaces:
         return pids
 
     def _free_slots(self) -> dict[int, int]:
-        """The free slots of the async children, by their pids."""
+        """The async children's free slots, by pid."""
         shared = (one for one in self._children.all if one.is_async and one.pid is not None)
         return {child.known_pid: child.free_slots() for child in shared}

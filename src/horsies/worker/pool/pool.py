@@ -1,7 +1,7 @@
 """The pool of child processes: gives assignments to children and collects the results.
 
-The death of one child costs the tasks that it had begun, and the child is replaced. The pool does no
-database I/O, and everything happens inside ``collect``: there are no threads and no other timers.
+When a child dies, only the tasks that it had started are lost, and the child is replaced. The pool does
+no database I/O, and everything happens inside ``collect``: there are no threads and no other timers.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class NoIdleChildError(Exception):
 
 
 class ChildSummary(NamedTuple):
-    """One child: its resident memory, how many tasks it has run, when it became ready, and its
-    current task.
+    """One child: its resident memory, how many tasks it has run, when it became ready, and its current
+    task.
     """
 
     pid: int
@@ -55,7 +55,7 @@ class ChildSummary(NamedTuple):
     done: int
     since: datetime | None
     task_id: str | None
-    # How many tasks an async child runs; None for others.
+    # How many tasks an async child runs; None for other children.
     tasks: int | None = None
 
     @classmethod
@@ -73,10 +73,10 @@ class ChildSummary(NamedTuple):
 
 
 class ChildPool:
-    """A fixed number of child processes, each with its own socket: those that run one task at a time, and
-    async ones with several slots for coroutines.
+    """A fixed number of child processes, each with its own socket: children that run one task at a
+    time, and async children with several slots for coroutines.
 
-    `selector` may hold other descriptors as well: ``foreign_keys`` lists those that were ready at the
+    `selector` may watch other descriptors as well: ``foreign_keys`` lists those that were ready at the
     last ``collect``.
     """
 
@@ -105,9 +105,9 @@ class ChildPool:
         self._orphans_checked_at = 0.0
         self.places = FreePlaces(self._children, self._assignments, settings)
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
-        # The tasks that run or run next, by their ids.
+        # The tasks that run or run next, by id.
         self.busy: Mapping[str, Held] = self._assignments.busy
-        # How many children were killed or ended by themselves since the start, by cause.
+        # How many children have been killed or have ended by themselves since the start, by cause.
         self.deaths: Mapping[str, int] = self._children.deaths
         # Progress reports by task; the caller removes those that it has stored.
         self.unstored_progress: dict[str, ProgressReport] = self._assignments.progress
@@ -116,8 +116,8 @@ class ChildPool:
         """Start all children and wait until every one of them is ready.
 
         Return False if `should_stop`, called after every event, returned True first. Raises
-        ``ChildBootError`` when the application does not load, a hook fails, or a fresh child is
-        already larger than the memory limit. No process is left behind in either case.
+        ``ChildBootError`` if the application does not load, a hook fails, or a fresh child is already
+        larger than the memory limit. No process is left behind in either case.
         """
         wanted = self._settings.processes + self._settings.async_children
         try:
@@ -127,7 +127,8 @@ class ChildPool:
             self._children.refill()
             while sum(one.state is ChildState.IDLE for one in self._children.all) < wanted:
                 events = self.collect(1.0)
-                # First: a signal to the whole group may have ended children that were starting.
+                # Checked first, because a signal to the whole group may have ended children that were
+                # starting.
                 if should_stop():
                     self.shutdown()
                     return False
@@ -142,7 +143,7 @@ class ChildPool:
 
     @property
     def idle_children(self) -> int:
-        # A copy made atomically under the interpreter lock: the metrics thread calls this as well.
+        # A copy made atomically under the interpreter lock, because the metrics thread calls this as well.
         return sum(one.state is ChildState.IDLE for one in list(self._children.all))
 
     def pids(self) -> list[int]:
@@ -160,8 +161,8 @@ class ChildPool:
     def dispatch(self, assignment: Assignment, pid: int | None = None) -> int:
         """Give `assignment` to the next idle child, or to the child `pid`, and return the child's pid.
 
-        The child may have died without the pool having noticed. If the assignment cannot have begun there,
-        a ``TakenBack`` event follows.
+        The child may have died without the pool having noticed. If the assignment cannot have started
+        there, a ``TakenBack`` event follows.
         """
         idle = self._children.idle
         if pid is None and not idle:
@@ -175,11 +176,11 @@ class ChildPool:
         return child.known_pid
 
     def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> int:
-        """Give either all of these assignments to the child `pid` or none; return how many of them
-        wait behind another one.
+        """Give either all of these assignments to the child `pid` or none; return how many of them wait
+        behind another one.
 
-        Each comes with its patience: when it runs for longer, those behind it are taken back. An
-        async child runs them at once.
+        Each comes with its patience: if it runs for longer, those behind it are taken back. An async
+        child runs them all at once.
         """
         child = self._find(pid)
         if child.is_async and child.free_slots() >= len(given):
@@ -208,7 +209,7 @@ class ChildPool:
         return [*self.busy, *self._assignments.lined]
 
     def return_unstarted(self) -> None:
-        """Take back everything that no child has begun; ``collect`` returns the events."""
+        """Take back everything that no child has started; ``collect`` returns the events."""
         for child in {
             one.child for one in (*self.busy.values(), *self._assignments.lined.values())
         }:
@@ -217,8 +218,8 @@ class ChildPool:
     def stop_task(self, task_id: str, reason: str) -> bool:
         """Stop the task, and kill its child when the grace period is over.
 
-        A ``Stopped`` event follows, ``TakenBack`` if the task had not begun, or ``Reported`` if it
-        ended first. Return False when no child has the task.
+        A ``Stopped`` event follows, or ``TakenBack`` if the task had not started, or ``Reported`` if it
+        ended first. Return False if no child has the task.
         """
         if (held := self._assignments.lined.get(task_id)) is not None and self._stops.withdraw(
             held
@@ -230,7 +231,7 @@ class ChildPool:
         return True
 
     def kill_task(self, task_id: str) -> None:
-        """Kill the child that runs the task, if one does; ``collect`` returns the event."""
+        """Kill the child that runs the task, if there is one; ``collect`` returns the event."""
         if (held := self._assignments.lined.get(task_id)) is not None and self._stops.withdraw(
             held
         ):
@@ -272,26 +273,26 @@ class ChildPool:
         return events
 
     def announce_stop(self) -> None:
-        """Show the running tasks that the worker is shutting down."""
+        """Let the running tasks see that the worker is shutting down."""
         for child in self._children.all:
             child.page.request_stop()
 
     def progress(self) -> Mapping[str, ProgressReport]:
-        """``unstored_progress`` with the latest reports of the running tasks."""
+        """``unstored_progress`` with the latest reports from the running tasks."""
         for held in self.busy.values():
             if held.child.page.raw_progress != held.child.seen_progress:
                 self._assignments.note_progress(held)
         return self.unstored_progress
 
     def kill_all(self) -> None:
-        """Kill every child and its process group at once; ``collect`` returns the events."""
+        """Kill every child and its process group immediately; ``collect`` returns the events."""
         for child in list(self._children.all):
             self._children.kill(child)
 
     def shutdown(self) -> list[PoolEvent]:
-        """Have idle children exit, kill the others, and wait until no process is left.
+        """Make idle children exit, kill the others, and wait until no process is left.
 
-        Returns the events, the assignments of killed children included.
+        Returns the events, including the assignments of killed children.
         """
         self._children.is_closing = True
         self.launcher.close()
@@ -358,7 +359,7 @@ class ChildPool:
             os_process.reap_orphans({*self.pids()})
 
     def _raise_boot_failure(self, events: Iterable[PoolEvent]) -> None:
-        """Raise ``ChildBootError`` if the events or the launcher say that a child could not start."""
+        """Raise ``ChildBootError`` if the events or the launcher show that a child could not start."""
         if (failure := self.launcher.failure) is not None:
             raise ChildBootError(f"The application could not be loaded: {failure}")
         for event in events:
@@ -369,7 +370,7 @@ class ChildPool:
 
 
 def _check_baseline(baseline_mb: float, limit_mb: int) -> None:
-    """Refuse a memory limit that a fresh child exceeds, and warn of one that it almost reaches."""
+    """Reject a memory limit that a fresh child exceeds, and warn about one that it almost reaches."""
     if limit_mb <= baseline_mb:
         raise ChildBootError(
             f"A fresh child process already uses {baseline_mb:.0f} MB, which is not below "
@@ -385,8 +386,8 @@ def _check_baseline(baseline_mb: float, limit_mb: int) -> None:
 
 
 def _check_file_size_limit() -> None:
-    """Check the limit on file sizes: the memory that a worker shares with a child counts as a file,
-    so no child could start.
+    """Check the limit on file sizes: the memory that a worker shares with a child counts as a file, so
+    with a low limit no child could start.
     """
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < PAGE_BYTES:

@@ -32,8 +32,8 @@ class Stops:
         self._grace_seconds = grace_seconds
 
     def find_front(self, child: ChildProcess) -> None:
-        """Determine which task runs: when no permits are left and all reports are read, it is the
-        front.
+        """Determine which task is running: if no permits are left and all reports have been read, it is
+        the front.
         """
         self._assignments.return_tasks(self._assignments.take_back(child))
         self._children.release(child)
@@ -56,17 +56,17 @@ class Stops:
             child.send(protocol.encode_texts(FrameKind.STOP_TASK, *texts), self._selector)
             return
         child.page.request_stop()
-        # The frame shows the child that the signal comes from its parent. A child that has not read
-        # its assignment yet finds the frame behind it and has nothing to interrupt.
+        # The frame shows the child that the signal comes from its parent. A child that has not read its
+        # assignment yet finds the frame behind it and has nothing to interrupt.
         child.send(protocol.encode_numbers(FrameKind.STOP), self._selector)
         if child.pid is not None:
             os_process.terminate(child.pid)
 
     def withdraw(self, held: Held) -> bool:
-        """Take back one queued task; False when it has begun meanwhile.
+        """Take back one queued task; False if it has started in the meantime.
 
-        This empties the permit pipe and so takes back the whole window, so the other tasks are sent
-        to the child again.
+        This empties the permit pipe and so takes back the whole window; the other tasks are sent to the
+        child again.
         """
         child = held.child
         taken = self._assignments.take_back(child)
@@ -76,14 +76,14 @@ class Stops:
             self._assignments.give_window(child, given)
         self._children.release(child)
         if held not in taken:
-            # Its permit was used, so the report of its predecessor has been sent.
+            # Its permit was used, so its predecessor's report has been sent.
             self._inbox.drain(child)
             return False
         self._assignments.return_tasks([held])
         return True
 
     def enforce(self, held: Held, now: float) -> None:
-        """Handle the deadline of a task: stop it, kill its child, or take back the tasks behind it."""
+        """Handle a task's deadline: stop it, kill its child, or take back the tasks behind it."""
         child, limit_ms = held.child, held.assignment.timeout_ms
         if held.stop_reason is not None:
             child.verdict = child.verdict or (
@@ -104,20 +104,19 @@ class Stops:
             self._children.kill(child)
 
     def _relieve(self, front: Held) -> None:
-        """Take back the assignments behind a slow front: other children can run them sooner."""
+        """Take back the assignments behind a slow front, because other children can run them sooner."""
         child = front.child
         self._inbox.drain(child)
         if child.front is not front or child.state is not ChildState.BUSY:
             return
         taken = self._assignments.take_back(child)
         if front in taken:
-            # The child has not even begun. It keeps its front, as it would without a window.
+            # The child has not even started. It keeps its front, as it would without a window.
             taken.remove(front)
             given = [(front.assignment, front.patience_seconds)]
             self._assignments.give_window(child, given)
         self._assignments.return_tasks(taken)
-        # Only the front: a task behind it whose permit the child has just used starts when the
-        # front reports.
+        # Only the front: a task behind it whose permit the child has just used starts when the front reports.
         if (kept := child.front) is not None:
             kept.assigned_at, kept.is_slow = front.assigned_at, True
             self._assignments.arm(kept)

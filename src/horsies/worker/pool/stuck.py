@@ -1,10 +1,9 @@
-"""Stuck children:
+"""Stuck children: those that do not start their task, or have sent half a frame and nothing more.
 
-those that do not begin their task, or have sent half a frame and nothing more. A healthy child
-begins a task within milliseconds and sends a frame in one write. If it does neither for seconds, it
-no longer receives assignments, or a task has written to its socket. A stuck child is killed: a task
-that it has not begun returns to the queue, and one that it has begun would never have been
-reported.
+A healthy child starts a task within milliseconds and sends a frame in one write. If it does neither
+for seconds, it no longer receives assignments, or a task has written to its socket. A stuck child is
+killed: a task that it has not started returns to the queue, and one that it has started would never
+have been reported.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from horsies.worker.pool.children import Children
 
 STUCK_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
-# How many checks must find a child unchanged: a worker that was frozen itself gives its children
-# time to continue.
+# How many checks must find a child unchanged, so that a worker that was frozen itself gives its
+# children time to continue.
 _LOOKS = 3
 
 
 @dataclass(slots=True)
 class Suspicion:
-    """The state that a child has shown unchanged: since when, in how many checks, and the problem."""
+    """The state in which a child has not changed: since when, for how many checks, and the problem."""
 
     sign: Hashable
     problem: str
@@ -42,7 +41,7 @@ Sign = tuple[Hashable, str]
 
 
 class StuckWatch:
-    """Checks the children of a pool about once a second."""
+    """Checks a pool's children about once a second."""
 
     __slots__ = ("_children", "_looked_at", "_suspicions")
 
@@ -53,7 +52,7 @@ class StuckWatch:
 
     @property
     def next_look(self) -> float | None:
-        """When to check again even if nothing happens; None without a suspicion."""
+        """When to check again even if nothing happens; None if no child is suspected."""
         return self._looked_at + _LOOK_SECONDS if self._suspicions else None
 
     def attend(self, now: float) -> None:
@@ -80,8 +79,8 @@ class StuckWatch:
 
 
 def see_child(child: ChildProcess) -> Sign | None:
-    """Return the problem of a child, if it has one. An async child that does not begin its latest
-    tasks is killed only when it runs no others: a coroutine may be blocking its event loop.
+    """Return a child's problem, if it has one. An async child that does not start its latest tasks is
+    killed only if it runs no others, because a coroutine may be blocking its event loop.
     """
     if child.state is not ChildState.BUSY and child.state is not ChildState.IDLE:
         return None

@@ -1,7 +1,6 @@
-"""Windows: how many short tasks a child may hold, which child gets the next ones, and when a turn
-is due. When a task ends, a child with a window finds the next one in its socket, so neither the
-child nor the database waits for the other. Decisions only, without I/O; ``assignments.py`` carries
-them out.
+"""Windows: how many short tasks a child may hold, which child gets the next ones, and when a turn is
+due. When a task ends, a child with a window finds the next one in its socket, so neither the child nor
+the database waits for the other. Decisions only, without I/O; ``assignments.py`` carries them out.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.agenda import RunTimes
 
 WIDTH_MAX = 32
-# How much work a child may have behind the running task: 5 ms, and the overhead of tasks of 5 ms.
+# How much work a child may have behind the running task: 5 ms, plus the overhead of tasks of 5 ms.
 AHEAD_SECONDS = 0.006
-# Run times of a task are used once it has ended this many times.
+# A task's run times are used once it has ended this many times.
 ENDS_MIN = 10
-# How long tasks wait behind a running one before they are taken back: this, or this many times its
+# How long tasks wait behind a running one before they are taken back: this long, or this many times its
 # typical run time.
 PATIENCE_SECONDS = 0.01
 PATIENCE_FACTOR = 4
-# The longest time that a report waits for others to be recorded in the same turn.
+# The longest time that a report waits for others, to be recorded in the same turn.
 LINGER_SECONDS = 0.002
 
 
 def width(typical_seconds: float, widest: int) -> int:
-    """How many tasks of that run time a child may hold, the running one included."""
+    """How many tasks with this run time a child may hold, including the running one."""
     if typical_seconds * (widest - 1) <= AHEAD_SECONDS:
         return widest
     return 1 + int(AHEAD_SECONDS / typical_seconds)
@@ -34,8 +33,8 @@ def width(typical_seconds: float, widest: int) -> int:
 def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:
     """The children that get the next tasks behind others, from (pid, tasks held, tasks at most).
 
-    Round robin, starting with the child that holds the fewest, so that few tasks are spread over
-    all children.
+    Round robin, starting with the child that holds the fewest, so that a few tasks are spread over all
+    children.
     """
     places = [(at, pid) for pid, held, most in rooms for at in range(held, most)]
     places.sort(key=lambda place: place[0])
@@ -43,8 +42,8 @@ def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:
 
 
 def linger_seconds(free: int, room: int, waiting_since: float, now: float) -> float:
-    """How long a turn waits for more reports: until half of all slots are free, or the first report
-    is old.
+    """How long a turn waits for more reports: until half of all slots are free, or the first report is
+    old.
     """
     if 2 * free >= room:
         return 0.0
@@ -54,8 +53,8 @@ def linger_seconds(free: int, room: int, waiting_since: float, now: float) -> fl
 class Windows:
     """The run times of a worker's tasks, and how deep its next claim fills the windows.
 
-    `widest` is the limit of the configuration; below 2 there are no windows. Tasks of the names `apart`,
-    which take a transaction, are never in one.
+    `widest` is the configured limit; below 2 there are no windows. Tasks named in `apart`, which take a
+    transaction, are never in a window.
     """
 
     __slots__ = ("_apart", "_next_depth", "_run_times", "depth", "is_on", "widest")
@@ -64,7 +63,7 @@ class Windows:
         self.widest = widest
         self._apart = frozenset(apart)
         self.is_on = widest > 1
-        # How many tasks the next claim may give to each child, the first one included.
+        # How many tasks the next claim may give to each child, including the first.
         self.depth = 1
         # The depth after the next full claim, unless double the current depth is more.
         self._next_depth = 1
@@ -75,14 +74,14 @@ class Windows:
         return self.is_on and task.task_name not in self._apart
 
     def note_end(self, task_name: str, run_seconds: float) -> None:
-        """Record the run time of a task, as measured by its child."""
+        """Record a task's run time, as measured by its child."""
         if task_name in self._run_times:
             self._run_times[task_name].note(run_seconds)
         else:
             self._run_times[task_name] = RunTimes.of(run_seconds)
 
     def width(self, task_name: str) -> int:
-        """How many tasks of that name a child may hold; 1 until enough of them have ended."""
+        """How many tasks with that name a child may hold; 1 until enough of them have ended."""
         times = self._run_times.get(task_name)
         if times is None or times.count < ENDS_MIN:
             return 1
@@ -94,20 +93,20 @@ class Windows:
         return [name for name in self._run_times if self.width(name) >= least]
 
     def patience_seconds(self, task_name: str) -> float:
-        """How long other tasks may wait behind a task of that name; 0 if none may."""
+        """How long other tasks may wait behind a task with that name; 0 if none may."""
         if self.width(task_name) < 2:
             return 0.0
         return max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._run_times[task_name].typical_seconds)
 
     def note_claim(self, asked: int, names: Sequence[str], *, is_drained: bool) -> None:
-        """Adjust the depth after a claim of up to `asked` tasks that got tasks of these names for
+        """Adjust the depth after a claim for up to `asked` tasks that got tasks with these names for
         windows.
 
         Windows grow while claims return as many short tasks as they asked for. When the queues are
-        drained, windows start small again, so that other workers get a share of the few tasks. In
-        the remaining case the next task needs its own child or a less deep window, and the claim
-        has locked the rows behind it for nothing: no window is filled until a child takes that
-        task, and then only to half the depth.
+        drained, windows start small again, so that other workers get a share of the few tasks. In the
+        remaining case, the next task needs its own child or a shallower window, and the claim has
+        locked the rows behind it for nothing: no window is filled until a child takes that task, and
+        then only to half the depth.
         """
         if not self.is_on or is_drained:
             self.depth = self._next_depth = 1
