@@ -106,7 +106,7 @@ def import_entry(entry: str) -> ModuleType:
 
     A file is imported under the name that the rest of the code would use for it: its directory, or the
     one above its outermost package, is added to `sys.path`. If that name belongs to another module, the
-    file gets a name of its own instead. A file that is already imported is not run again. Raises
+    file gets another name instead. A file that is already imported is not run again. Raises
     MissingModuleFile if there is no such file; exceptions raised by the import propagate.
     """
     if not names_file(entry):
