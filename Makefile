@@ -67,8 +67,9 @@ format: $(READY) ## reformat the code and apply the fixes lint knows
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY) ## regenerate the tables of the documentation that come from the code
+docs: $(READY) ## regenerate the tables and drawings of the documentation; RECORD=1 also records the demonstration
 	$(BIN)/python -m tests.support.generated_docs
+	$(BIN)/python -m tools.drawings $(if $(RECORD),record)
 
 SITE_READY := .venv-site/.ready
 
@@ -99,7 +100,8 @@ ROUNDS ?= 3
 
 bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery rq" ROUNDS=3 BUSY=1 QUICK=1 RESUME=1 DOCS=1
 	.venv-peers/bin/python -m benchmarks.peers $(PEERS) --rounds $(ROUNDS) $(if $(QUICK),--quick) $(if $(BUSY),--busy) \
-		$(if $(RESUME),--resume) $(if $(DOCS),--markdown docs/benchmarks.md --markdown README.md)
+		$(if $(RESUME),--resume) $(if $(DOCS),--markdown docs/benchmarks.md)
+	$(if $(DOCS),$(PEERS_PYTHON) -m tools.drawings)
 
 $(PEERS_READY): $(wildcard benchmarks/peers/requirements*.txt)
 	rm -rf .venv-peers

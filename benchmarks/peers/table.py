@@ -11,10 +11,6 @@ from benchmarks.peers.adapter import CRASHING_NUMBER
 
 OURS = "horsies"
 NOTHING = "-"
-OUR_ROWS = (
-    "`horsies-burst`: tasks declared `burst=True`; `horsies-async`: coroutines in one async child. "
-    "Rates are tasks per second."
-)
 
 
 class Column(NamedTuple):
@@ -38,7 +34,6 @@ COLUMNS: dict[str, Column] = {
     "drain, recycled": Column("recycling", 0, "recycling"),
     "memory, MB": Column("memory", 0, "latency"),
 }
-SHORT = ("drain, 2 slots", "4 slots", "8 slots", "result p50, ms", "bulk/s", "memory, MB")
 
 
 @dataclass
@@ -146,17 +141,6 @@ def figure_rows(
     return ["", *columns], rows
 
 
-def short_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the figures asked for most, with the guarantees of each peer."""
-    facts = ("isolates", "results", "durable")
-    heads, rows = figure_rows(measured, SHORT)
-    words = [
-        [str(found.facts[fact]).partition(":")[0].partition(",")[0] for fact in facts]
-        for found in measured.values()
-    ]
-    return [*heads, *facts], [[*row, *does] for row, does in zip(rows, words, strict=True)]
-
-
 def ratio_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of the ratios to Horsies."""
     ours = measured[OURS].figures if OURS in measured else {}
@@ -221,7 +205,6 @@ def document(
         "ratios": markdown(*ratio_rows(measured)),
         "facts": markdown(*fact_rows(measured)),
         "settings": markdown(*setting_rows(measured)),
-        "short": f"{markdown(*short_rows(measured))}\n{OUR_ROWS}\n\n{about}\n",
     }
 
 

@@ -13,7 +13,10 @@ from horsies.tasks.broker import PostgresBroker
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(
     [
-        *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+        *(
+            REPOSITORY / name
+            for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+        ),
         *(REPOSITORY / "docs").rglob("*.md"),
     ]
 )

@@ -1,4 +1,4 @@
-"""The parts of the documentation that are written by the code itself: tables and one diagram.
+"""The parts of the documentation that are written by the code itself: tables.
 
 A page holds such a part between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``. Running this
 module (``make docs``) rewrites them; a test fails while one is out of date.
@@ -58,7 +58,6 @@ EXPLAIN = REPOSITORY / "docs" / "explain.md"
 DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
 METRICS = REPOSITORY / "docs" / "metrics.md"
 DOCTOR = REPOSITORY / "docs" / "doctor.md"
-INDEX = REPOSITORY / "docs" / "index.md"
 API = REPOSITORY / "docs" / "api.md"
 CLI = REPOSITORY / "docs" / "cli.md"
 CODES = REPOSITORY / "docs" / "codes.md"
@@ -70,7 +69,7 @@ PAGES = (
     *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
     *(DEVELOPING, EMBEDDED, NEW_PROJECT),
     STATE_MACHINE,
-    *(API, CLI, CODES, INDEX),
+    *(API, CLI, CODES),
     CONTRIBUTING,
 )
 
@@ -356,18 +355,6 @@ def transitions_table() -> str:
     return table(["Verb", "From", "To"], rows)
 
 
-def transitions_diagram() -> str:
-    """Return the life cycle as a Mermaid diagram."""
-    arrows = [
-        f"    {status} --> {one.to_status.value}: {one.verb}"
-        for one in TASK_TRANSITIONS
-        for status in _ordered(one.from_statuses)
-    ]
-    ends = [f"    {status.value} --> [*]" for status in TaskStatus if status.is_terminal]
-    lines = ["stateDiagram-v2", "    [*] --> PENDING: send", *arrows, *ends]
-    return "\n".join(["```mermaid", *lines, "```"])
-
-
 def _ordered(statuses: frozenset[TaskStatus]) -> list[str]:
     return [status.value for status in TaskStatus if status in statuses]
 
@@ -412,13 +399,11 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     for name in COMMANDS:
         yield f"horsies {name}", lambda name=name: flags_table(name)  # type: ignore[misc]
     yield "transitions", transitions_table
-    yield "diagram", transitions_diagram
     yield "layers", layers_picture
     yield "metrics", metrics_table
     yield "checks", checks_table
     yield "reasons", reasons_table
     yield "api", api_reference
-    yield "pages", site_map.list_of_pages
     yield "commands", commands_table
     yield "codes", codes_table
 

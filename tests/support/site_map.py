@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,18 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tools.site.pages import OUTSIDE, first_sentence
 
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 SETTINGS = REPOSITORY / "mkdocs.yml"
 LLMS = DOCS / "llms.txt"
-# The site makes these of files outside of docs/.
-OUTSIDE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-
-_NOT_PROSE = re.compile(
-    r"<!--.*?-->|<picture>.*?</picture>|^```.*?^```$|^#+ [^\n]*$", re.DOTALL | re.MULTILINE
-)
-_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 
 @dataclass(frozen=True)
@@ -43,6 +36,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+_Loader.add_constructor("!ENV", lambda *_: None)
 
 
 def settings() -> dict[str, Any]:
@@ -66,13 +60,6 @@ def _leaves(group: str, nav: list[dict[str, Any]]) -> Iterator[tuple[str, str, s
                 yield from _leaves(title, below)
 
 
-def first_sentence(text: str) -> str:
-    """Return the first sentence of a page below its title."""
-    plain = _LINK.sub(r"\1", _NOT_PROSE.sub("", text.split("\n", 1)[1])).strip()
-    paragraph = " ".join(plain.split("\n\n", 1)[0].removeprefix("> ").split())
-    return re.split(r"(?<=[.!?])\s", paragraph, maxsplit=1)[0].rstrip(":.") + "."
-
-
 def _line(entry: Entry) -> str:
     sentence = first_sentence(entry.path.read_text("utf-8"))
     return f"- [{entry.title}]({entry.name}): {sentence}"
@@ -86,12 +73,3 @@ def llms_text() -> str:
         lines += ["", f"## {tab}", ""]
         lines += [_line(entry) for entry in pages if entry.name not in OUTSIDE]
     return "\n".join(lines) + "\n"
-
-
-def list_of_pages() -> str:
-    """Return the list of pages for readers: by group, without the page that shows the list."""
-    lines: list[str] = []
-    for group, pages in groupby(entries(), lambda entry: entry.group):
-        lines += [f"**{group}**", ""]
-        lines += [_line(one) for one in pages if one.name not in (*OUTSIDE, "index.md")] + [""]
-    return "\n".join(lines).rstrip()

@@ -14,7 +14,9 @@ from tests.support.doc_pages import PAGES, blocks, files, page, title
 
 ROOT = Path(__file__).parents[2]
 # Pages whose blocks are files that import each other.
-WITH_FILES = ("README.md", "docs/tutorial.md", "docs/testing.md")
+WITH_FILES = (
+    *("docs/install.md", "docs/tutorial.md", "docs/workflow-tutorial.md", "docs/testing.md"),
+)
 WRONG = {
     'add.send("x")': "[arg-type]",
     "add.send(1).unwrap().get().ok_value.upper()": "[attr-defined]",

@@ -1,57 +1,131 @@
 """Turn the Markdown of the repository into pages of the site.
 
 The pages are written to be read in the repository too. Links that leave ``docs/`` therefore lead to
-the source of the repository on its server (``repo_url`` in mkdocs.yml), or become plain text as
-long as the repository has no address; the change log and the rules for contributors become pages.
+the source on the repository's server (``HORSIES_REPOSITORY_URL``), or, as long as the repository has no
+address, to a copy that the site brings along. The change log and the rules for contributors become pages.
 """
 
 from __future__ import annotations
 
+import html
 import posixpath
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
 
 REPOSITORY = Path(__file__).parents[2]
-OUTSIDE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+sys.path.insert(0, str(REPOSITORY))
 
-_LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)")
-_NAMED_BLOCK = re.compile(r"^<!-- file: (\S+) -->\n```(\w+)$", re.MULTILINE)
+from tools.site.pages import (  # noqa: E402
+    LINK,
+    OUTSIDE,
+    first_sentence,
+    path_of,
+    with_blocks,
+    with_callouts,
+    with_links,
+)
+
+# How much the pages of a tab count in a search, and pages that differ from their tab.
+BOOSTS = {"Start": 2.0, "Guides": 2.0, "Cookbook": 1.4, "Operate": 1.6, "Concepts": 1.0}
+BOOST_OF_OTHERS = 0.4
+BOOSTS_OF_PAGES = {
+    "api.md": 0.2,
+    "schema.md": 0.3,
+    "benchmarks.md": 0.3,
+    "comparison.md": 0.8,
+    "faq.md": 1.2,
+    "changelog.md": 0.1,
+    "contributing.md": 0.2,
+}
+COPIES = "source"
+
+_IMAGE = re.compile(r'<img [^>]*src="([^"]*images/([\w-]+\.svg))"[^>]*>')
+
+
+def on_config(config: Any) -> Any:
+    """Show a link to the source of each page if the repository has an address."""
+    if config.repo_url:
+        config.edit_uri = "edit/main/docs/"
+    return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that the repository keeps outside of docs/."""
+    """Add the pages that the repository keeps outside of docs/, and the source files that pages link to."""
     for name, source in OUTSIDE.items():
-        text = (REPOSITORY / source).read_text("utf-8")
-        files.append(File.generated(config, name, content=text))
+        if (REPOSITORY / source).exists():
+            text = (REPOSITORY / source).read_text("utf-8")
+            files.append(File.generated(config, name, content=text))
+    if not config.repo_url:
+        for path in sorted(_linked_sources()):
+            content = (REPOSITORY / path).read_text("utf-8")
+            files.append(File.generated(config, f"{COPIES}/{path}.txt", content=content))
     return files
 
 
+def _linked_sources() -> set[str]:
+    pages = [*(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / one for one in OUTSIDE.values())]
+    found = {
+        path_of(str(page.relative_to(REPOSITORY)), target)
+        for page in pages
+        if page.exists()
+        for _, target in LINK.findall(page.read_text("utf-8"))
+    }
+    outside = {path for path in found if not path.startswith(("docs/", ".."))}
+    return {path for path in outside if (REPOSITORY / path).is_file()} - set(OUTSIDE.values())
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Return the text of a page with links and code blocks as the site needs them."""
-    source = OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
-    known = {f"docs/{name}" for name in files.src_uris}
-    text = _NAMED_BLOCK.sub(r'```\2 title="\1"', markdown.replace("```python no-run", "```python"))
-    return _LINK.sub(lambda found: _link(found, source, known, config.repo_url), text)
+    """Return the text of a page as the site needs it, and describe the page."""
+    name = page.file.src_uri
+    tab = page.ancestors[-1].title if page.ancestors else ""
+    page.meta.setdefault("description", _plain(first_sentence(markdown)))
+    boost = BOOSTS_OF_PAGES.get(name, BOOSTS.get(tab, BOOST_OF_OTHERS))
+    page.meta.setdefault("search", {"boost": boost})
+    source = OUTSIDE.get(name, f"docs/{name}")
+    known = {f"docs/{one}" for one in files.src_uris}
+    text = with_blocks(with_callouts(markdown))
+    return with_links(text, source, lambda path: _address(path, name, known, config.repo_url))
 
 
-def _link(found: re.Match[str], source: str, known: set[str], repository_url: str | None) -> str:
-    text, target = found.groups()
-    path, _, anchor = target.partition("#")
-    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+def _plain(sentence: str) -> str:
+    return html.escape(sentence.replace("`", ""), quote=True)
+
+
+def _address(path: str, page: str, known: set[str], repository_url: str | None) -> str | None:
     path = {outside: f"docs/{name}" for name, outside in OUTSIDE.items()}.get(path, path)
-    if path in known:
-        shown_in = posixpath.dirname(source if source.startswith("docs/") else "docs/page.md")
-        return f"[{text}]({posixpath.relpath(path, shown_in)}{'#' + anchor if anchor else ''})"
     if path.startswith("docs/"):
-        return found[0]
-    return f"[{text}]({repository_url}/blob/main/{path})" if repository_url else text
+        return posixpath.relpath(path, posixpath.dirname(f"docs/{page}"))
+    if repository_url:
+        return f"{repository_url}/blob/main/{path}"
+    copy = f"docs/{COPIES}/{path}.txt"
+    return posixpath.relpath(copy, posixpath.dirname(f"docs/{page}")) if copy in known else None
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Put the drawings into the page, where they follow its colours."""
+
+    def drawing(found: re.Match[str]) -> str:
+        text = (Path(config.docs_dir) / "images" / found[2]).read_text("utf-8")
+        is_drawing = 'class="drawing"' in text
+        return f'<span class="picture">{text}</span>' if is_drawing else found[0]
+
+    return _IMAGE.sub(drawing, output)
 
 
 def on_post_build(config: Any) -> None:
-    """Put the Markdown of every page beside it, for programs that read llms.txt."""
-    for path in Path(config.docs_dir).rglob("*.md"):
-        shutil.copy(path, Path(config.site_dir) / path.relative_to(config.docs_dir))
+    """Put the Markdown of every page beside it, and all pages in one file, for programs that read them."""
+    site, docs = Path(config.site_dir), Path(config.docs_dir)
+    for path in docs.rglob("*.md"):
+        shutil.copy(path, site / path.relative_to(docs))
+    listed = (site / "llms.txt").read_text("utf-8")
+    names = re.findall(r"\]\(([^)]+\.md)\)", listed)
+    texts = [f"<!-- {name} -->\n\n{(docs / name).read_text('utf-8')}" for name in names]
+    (site / "llms-full.txt").write_text("\n\n".join(texts), "utf-8")
+    if config.site_url:
+        absolute = re.sub(r"\]\(([^)]+\.md)\)", rf"]({config.site_url}\1)", listed)
+        (site / "llms.txt").write_text(absolute, "utf-8")
