@@ -13,7 +13,8 @@ from psycopg import Connection
 
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
-from horsies.db.pipeline import Limits, Pipeline
+from horsies.db.limits import Limits
+from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Nothing, Statement
 from horsies.db.statements.tasks import TaskId, read_task
 from horsies.db.statements.turn import ClaimTasks, claim_tasks

@@ -12,7 +12,8 @@ from psycopg import Connection
 
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
-from horsies.db.pipeline import Limits, Pipeline
+from horsies.db.limits import Limits
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.tasks import TaskId
 from tests.support.private_server import PrivateServer
 from tests.support.rows import add_task

@@ -43,6 +43,12 @@ class PrivateServer:
         """Return a connection string for the role that needs a password."""
         return make_conninfo(self.url, user=LOCKED_ROLE, password=password)
 
+    def pids(self) -> list[int]:
+        """Return the process ids of the server, the postmaster first."""
+        postmaster = int((Path(self._server.pgdata) / "postmaster.pid").read_text().split()[0])
+        children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
+        return [postmaster, *map(int, children)]
+
     def stop(self) -> None:
         """Stop the server; connections are cut and new ones refused."""
         self._server.stop()

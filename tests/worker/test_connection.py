@@ -16,7 +16,8 @@ from psycopg import Connection, sql
 from horsies.config.app import WorkerResilienceConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
-from horsies.db.pipeline import Limits, Pipeline
+from horsies.db.limits import Limits
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.tasks import TaskId
 from horsies.ids import new_id
 from horsies.worker import connection as connection_module

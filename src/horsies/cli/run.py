@@ -18,7 +18,13 @@ from horsies.cli.options import (
     open_app,
     refuse_broken_app,
 )
-from horsies.cli.session import EXIT_FAILED, EXIT_NOT_FOUND, exit_with, unwrap_or_exit
+from horsies.cli.session import (
+    EXIT_FAILED,
+    EXIT_NOT_FOUND,
+    READING,
+    exit_with,
+    unwrap_or_exit,
+)
 from horsies.current_task import CurrentTask, set_running_task
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Script
@@ -76,7 +82,7 @@ def run(
 def _read(app: Horsies, task_id: str) -> Assignment:
     """Read the stored request, and for a node of a workflow the results that it takes from others."""
     stored = stored_form(task_id)
-    broker = PostgresBroker(app.config.broker, role="operator", migrates=False)
+    broker = PostgresBroker(app.config.broker, role="operator", migrates=False, limits=READING)
     try:
         reading = BrokerErrorCode.MONITORING_QUERY_FAILED
         done = None if stored is None else broker.perform(reading, _request_script(stored))

@@ -23,6 +23,7 @@ from horsies.cli.options import exit_with as exit_with
 from horsies.cli.options import named_database, open_app, refuse_both
 from horsies.config.defaults import default_config
 from horsies.database_url import database_name
+from horsies.db.limits import Limits
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import Deferred, failure_at
@@ -40,12 +41,22 @@ else:
 
 T = TypeVar("T")
 
+# The time limits of a command that reads, and of one that changes rows or reads all of them. A change
+# waits for the locks of other changes, which take milliseconds unless a session keeps them.
+READING = Limits(lock_ms=1_500, statement_ms=8_000, silence_seconds=10.0)
+CHANGING = Limits(lock_ms=5_000, statement_ms=60_000, silence_seconds=70.0)
+_CHANGES = frozenset(
+    {"cancel", "retry", "queues", "schedules", "workflow audit"}
+    | {f"workflow {verb}" for verb in ("pause", "resume", "cancel", "retry", "signal")}
+)
 _NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 ReasonOption = Annotated[
     str | None, typer.Option(help="The reason, recorded with your name; see `horsies history`.")
 ]
+# A lock was not free in time, a statement took too long: the database is reachable.
+_LIMITED = ("55P03", "57014")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _NAMED = re.compile(rf"({_NAME.pattern})=(.*)", re.DOTALL)
 LimitOption = Annotated[int, typer.Option(min=1, max=LIMIT_MAX, help="Show at most this many.")]
@@ -94,7 +105,8 @@ def open_sessions(
     with ExitStack() as stack:
         sessions: list[Session] = []
         for target in named_targets(command, locators or (), database_urls or ()):
-            broker = PostgresBroker(target.config, role="operator", migrates=False)
+            limits = CHANGING if command in _CHANGES else READING
+            broker = PostgresBroker(target.config, role="operator", migrates=False, limits=limits)
             stack.callback(broker.close)
             sessions.append(Session(broker, target.app, target.name))
         stack.enter_context(acting_as(process_user(), "cli"))
@@ -198,6 +210,8 @@ def _as_exception(error: BrokerOperationError) -> HorsiesError:
     if isinstance(error.exception, HorsiesError):
         error.exception.location = None  # the database URL is wrong, not a line of code
         return error.exception
+    if error.retryable and getattr(error.exception, "sqlstate", None) in _LIMITED:
+        exit_with(error.message, EXIT_FAILED)
     unreachable = isinstance(error.exception, psycopg.OperationalError)
     code = ErrorCode.BROKER_INVALID_URL if unreachable else ErrorCode.BROKER_INIT_FAILED
     return failure_at(None, error.message, code=code)

@@ -15,7 +15,7 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -24,12 +24,13 @@ from contextlib import (
 )
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, Connection, IsolationLevel
-from psycopg.abc import AdaptContext
+from psycopg.abc import AdaptContext, PQGen
 from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.pq import TransactionStatus
 from psycopg.types.datetime import TimestamptzLoader
@@ -42,6 +43,7 @@ from horsies.database_url import (
     search_path_in_options,
 )
 from horsies.db import embedded
+from horsies.db.limits import Limits, answering
 from horsies.db.schema import SAFE_SEARCH_PATH
 
 if TYPE_CHECKING:  # it would load pydantic
@@ -49,9 +51,12 @@ if TYPE_CHECKING:  # it would load pydantic
 
 logger = logging.getLogger("horsies.schema")
 
+# How long a person waits for a connection: a server that is frozen accepts it and never answers.
+LIMITED_CONNECT_SECONDS = 5
 # How long a connection beyond the number to keep may stay idle before it is closed.
 SPARE_SECONDS = 60.0
 
+Value = TypeVar("Value")
 AnyConnection = TypeVar("AnyConnection", Connection[Any], AsyncConnection[Any])
 
 # The settings that statements and psycopg's parsers rely on; a database, a role or the environment may
@@ -98,10 +103,13 @@ def time_limits(statement_ms: int, server_version: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """The schema that a connection works in, and whether it goes through a pooler in transaction mode."""
+    """The schema that a connection works in, and whether it goes through a pooler in transaction
+    mode; if so, each of its transactions begins with the statement ``settings``.
+    """
 
     schema: str = DEFAULT_SCHEMA
     is_pooled: bool = False
+    settings: bytes = TRANSACTION_SETTINGS
 
 
 class IsoTimestamptzLoader(TimestamptzLoader):
@@ -132,6 +140,25 @@ class AsyncOwnConnection(AsyncConnection[Any]):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.prepared: set[bytes] = set()
+
+
+class LimitedConnection(OwnConnection):
+    """A connection that is closed when the server does not answer for this time."""
+
+    silence_seconds = 60.0
+
+    def wait(self, gen: PQGen[Value], *arguments: Any, **options: Any) -> Value:
+        return super().wait(answering(self, gen, self.silence_seconds), *arguments, **options)
+
+
+class AsyncLimitedConnection(AsyncOwnConnection):
+    """An asynchronous connection that is closed when the server does not answer for this time."""
+
+    silence_seconds = 60.0
+
+    async def wait(self, gen: PQGen[Value], *arguments: Any, **options: Any) -> Value:
+        watched = answering(self, gen, self.silence_seconds)
+        return await super().wait(watched, *arguments, **options)
 
 
 AnyOwnConnection = TypeVar("AnyOwnConnection", OwnConnection, AsyncOwnConnection)
@@ -350,11 +377,18 @@ class Database:
     """All of one process's connections to one database."""
 
     def __init__(
-        self, config: PostgresConfig, role: str = "producer", *, migrates: bool = True
+        self,
+        config: PostgresConfig,
+        role: str = "producer",
+        *,
+        migrates: bool = True,
+        limits: Limits | None = None,
     ) -> None:
         self.config = config
         self.role = role
-        self.connect_seconds = 10
+        self.connect_seconds = 10 if limits is None else LIMITED_CONNECT_SECONDS
+        # The time limits of all connections: those of commands and pages, for which a person waits.
+        self.limits = limits
         # Whether this process may create and change tables.
         self.migrates = migrates
         self._forget()
@@ -417,14 +451,16 @@ class Database:
         database and the role, unless there is a pooler in between.
         """
         parameters = self.options(role) | ({} if options is None else {"options": options})
-        connection = OwnConnection.connect(self.urls()[session], **parameters)
+        kind = OwnConnection if self.limits is None else LimitedConnection
+        connection = kind.connect(self.urls()[session], **parameters)
         try:
-            connection.installation = self._installation(session)
+            self._set_up(connection, session)
             if connection.installation.is_pooled:
                 connection.adapters.register_loader("timestamptz", IsoTimestamptzLoader)
                 connection.isolation_level = IsolationLevel.READ_COMMITTED
             else:
-                connection.execute(_SESSION_SETTINGS + _limit_settings(connection, statement_ms))
+                limits = self._settings(connection, statement_ms)
+                connection.execute(_SESSION_SETTINGS + _set_commands(limits))
         except BaseException:
             connection.close()
             raise
@@ -432,22 +468,43 @@ class Database:
 
     async def connect_async(self, role: str) -> AsyncOwnConnection:
         """Like ``connect``, but on the running event loop, for ordinary work."""
-        connection = await AsyncOwnConnection.connect(self.urls()[0], **self.options(role))
+        kind = AsyncOwnConnection if self.limits is None else AsyncLimitedConnection
+        connection = await kind.connect(self.urls()[0], **self.options(role))
         try:
-            connection.installation = self._installation(session=False)
+            self._set_up(connection, session=False)
             if connection.installation.is_pooled:
                 connection.adapters.register_loader("timestamptz", IsoTimestamptzLoader)
                 await connection.set_isolation_level(IsolationLevel.READ_COMMITTED)
             else:
-                await connection.execute(_SESSION_SETTINGS)
+                limits = self._settings(connection)
+                await connection.execute(_SESSION_SETTINGS + _set_commands(limits))
         except BaseException:
             await connection.close()
             raise
         return connection
 
-    def _installation(self, session: bool) -> Installation:
+    def _set_up(self, connection: OwnConnection | AsyncOwnConnection, session: bool) -> None:
         is_pooled = self.config.pgbouncer_transaction_mode and not session
-        return Installation(self.config.schema_name, is_pooled)
+        settings = TRANSACTION_SETTINGS
+        if is_pooled:
+            settings += set_local(self._settings(connection))
+        connection.installation = Installation(self.config.schema_name, is_pooled, settings)
+        if isinstance(connection, LimitedConnection | AsyncLimitedConnection):
+            assert self.limits is not None
+            seconds = self.limits.silence_seconds
+            connection.silence_seconds = inf if seconds is None else seconds
+
+    def _settings(
+        self, connection: OwnConnection | AsyncOwnConnection, statement_ms: int | None = None
+    ) -> dict[str, str]:
+        """The settings for the time limits of a connection."""
+        settings = {}
+        if self.limits is not None:
+            settings["lock_timeout"] = str(self.limits.lock_ms)
+            statement_ms = statement_ms or self.limits.statement_ms
+        if statement_ms is not None:
+            settings |= time_limits(statement_ms, connection.info.server_version)
+        return settings
 
     def connection(self) -> AbstractContextManager[OwnConnection]:
         """Lend a pooled synchronous connection."""
@@ -500,11 +557,15 @@ class Database:
             pool.close()
 
 
-def _limit_settings(connection: Connection[Any], statement_ms: int | None) -> bytes:
-    if statement_ms is None:
-        return b""
-    limits = time_limits(statement_ms, connection.info.server_version)
-    return "".join(f"; SET {name} = {value}" for name, value in limits.items()).encode()
+def _set_commands(settings: Mapping[str, str]) -> bytes:
+    return "".join(f"; SET {name} = {value}" for name, value in settings.items()).encode()
+
+
+def set_local(settings: Mapping[str, str]) -> bytes:
+    """The settings of a transaction, as more columns of ``TRANSACTION_SETTINGS``."""
+    return "".join(
+        f", pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items()
+    ).encode()
 
 
 # Weak references, because an instance ends with its broker.

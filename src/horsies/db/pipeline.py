@@ -13,7 +13,7 @@ import os
 import select
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from psycopg import Connection, Error
 from psycopg.adapt import Transformer
@@ -27,17 +27,16 @@ from horsies.db.database import (
     TRANSACTION_SETTINGS,
     Database,
     installation_of,
+    set_local,
     time_limits,
 )
 from horsies.db.errors import is_notification_queue_full, is_transient
+from horsies.db.limits import NO_LIMITS, Limits
 from horsies.db.listen import free_notification_queue
 from horsies.db.statement import Script, Statement, Step, drive, log_statements
 
 Answer = TypeVar("Answer")
 
-# How long a worker's statement waits for a row or table that another session has locked. Without a
-# limit, the worker would send no heartbeat while it waits.
-LOCK_TIMEOUT_MS = 5_000
 _NO_FRAME: tuple[tuple[bytes, ...], tuple[bytes, ...]] = (), ()
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
 # How long a cancel request may take.
@@ -54,18 +53,6 @@ _STATEMENT_SHARE = 0.8
 _WAIT_EVENT = "SELECT wait_event FROM pg_catalog.pg_stat_activity WHERE pid = %s"
 # How long to wait for an answer between two calls of ``meanwhile``.
 WAIT_SECONDS = 0.1
-
-
-class Limits(NamedTuple):
-    """How many milliseconds a statement may wait for a lock, and how many it may take in total; if the
-    second value is missing, the time limits of the database and the role apply.
-    """
-
-    lock_ms: int = LOCK_TIMEOUT_MS
-    statement_ms: int | None = None
-
-
-NO_LIMITS = Limits()
 
 
 class Pipeline:
@@ -382,10 +369,7 @@ def _pooled_frame(
     if limits.statement_ms is not None:
         statement_ms = round(min(limits.statement_ms, _STATEMENT_SHARE * answer_ms))
         settings |= time_limits(statement_ms, server_version)
-    more = "".join(
-        f", pg_catalog.set_config('{name}', '{value}', true)" for name, value in settings.items()
-    )
-    return (TRANSACTION_BEGIN, TRANSACTION_SETTINGS + more.encode()), (b"COMMIT",)
+    return (TRANSACTION_BEGIN, TRANSACTION_SETTINGS + set_local(settings)), (b"COMMIT",)
 
 
 def _send_plain(pgconn: PGconn, command: bytes) -> int:

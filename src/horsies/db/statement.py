@@ -33,7 +33,7 @@ from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
 from psycopg.rows import args_row
 
 from horsies.database_url import DEFAULT_SCHEMA
-from horsies.db.database import TRANSACTION_SETTINGS, Installation, installation_of
+from horsies.db.database import Installation, installation_of
 from horsies.db.schema import in_schema
 
 # A statement's parameters. Its rows are named tuples; rows that are part of the public API may be
@@ -135,7 +135,9 @@ class Statement(Generic[P, Row]):
         installation = within or installation_of(connection)
         query, values = self.query(installation.schema), self.mapping(params)
         with (
-            _pooled_transaction(connection) if installation.is_pooled else _AUTOCOMMIT,
+            _pooled_transaction(connection, installation)
+            if installation.is_pooled
+            else _AUTOCOMMIT,
             Cursor(connection, row_factory=self._row_factory) as cursor,
         ):
             cursor.execute(query, values)
@@ -151,7 +153,9 @@ class Statement(Generic[P, Row]):
         installation = within or installation_of(connection)
         query, values = self.query(installation.schema), self.mapping(params)
         async with (
-            _pooled_transaction_async(connection) if installation.is_pooled else _AUTOCOMMIT,
+            _pooled_transaction_async(connection, installation)
+            if installation.is_pooled
+            else _AUTOCOMMIT,
             AsyncCursor(connection, row_factory=self._row_factory) as cursor,
         ):
             await cursor.execute(query, values)
@@ -159,17 +163,19 @@ class Statement(Generic[P, Row]):
 
 
 @contextmanager
-def _pooled_transaction(connection: Connection[Any]) -> Iterator[None]:
+def _pooled_transaction(connection: Connection[Any], installation: Installation) -> Iterator[None]:
     # In a pipeline, BEGIN, the settings and the statement share one round trip.
     with connection.pipeline(), connection.transaction():
-        connection.execute(TRANSACTION_SETTINGS)
+        connection.execute(installation.settings)
         yield
 
 
 @asynccontextmanager
-async def _pooled_transaction_async(connection: AsyncConnection[Any]) -> AsyncIterator[None]:
+async def _pooled_transaction_async(
+    connection: AsyncConnection[Any], installation: Installation
+) -> AsyncIterator[None]:
     async with connection.pipeline(), connection.transaction():
-        await connection.execute(TRANSACTION_SETTINGS)
+        await connection.execute(installation.settings)
         yield
 
 

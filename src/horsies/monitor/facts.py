@@ -19,6 +19,7 @@ MEGABYTE = 1024 * 1024
 class Limits:
     """The values at which a fact becomes a finding; a pair holds the limits for yellow and red."""
 
+    lock_seconds: float = 1.0
     xmin_seconds: tuple[float, float] = (5 * MINUTE, HOUR)
     xmin_transactions: tuple[int, int] = (1_000_000, 50_000_000)
     notification_usage: tuple[float, float] = (0.1, 0.5)

@@ -21,9 +21,10 @@ import psycopg
 from horsies.config.app import AppConfig
 from horsies.db.database import Database
 from horsies.db.errors import describe, is_refusal, is_transient
+from horsies.db.limits import Limits
 from horsies.db.listen import Listener
 from horsies.db.migrate import prepare_schema
-from horsies.db.pipeline import Limits, Pipeline
+from horsies.db.pipeline import Pipeline
 from horsies.logs import as_event
 from horsies.retry import Backoff
 from horsies.scheduler.entry import Definitions

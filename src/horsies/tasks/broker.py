@@ -39,7 +39,8 @@ from horsies.result import Err, Ok, Result
 
 if TYPE_CHECKING:
     from horsies.config.postgres import PostgresConfig
-    from horsies.db import caller_transaction, migrate
+    from horsies.db import blockers, caller_transaction, migrate
+    from horsies.db.limits import Limits
     from horsies.db.statement import Statement
     from horsies.db.statements import monitor
     from horsies.db.statements.monitor import ExpiredTask, StaleTask, WorkerStats
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from horsies.tasks import waiters as result_waiters
     from horsies.tasks.waiters import Waiters
 else:
+    blockers = Deferred("horsies.db.blockers")
     caller_transaction = Deferred("horsies.db.caller_transaction")
     migrate = Deferred("horsies.db.migrate")
     monitor = Deferred("horsies.db.statements.monitor")
@@ -114,14 +116,20 @@ class PayloadMismatchError(Exception):
 class PostgresBroker:
     """One process's access to the database: pools, schema, and result waiters.
 
-    Without ``migrates`` it never changes a table: an outdated schema is a failure.
+    Without ``migrates`` it never changes a table: an outdated schema is a failure. With ``limits``,
+    no statement waits long, and a failure names the session that holds the lock.
     """
 
     def __init__(
-        self, config: PostgresConfig, *, role: str = "producer", migrates: bool = True
+        self,
+        config: PostgresConfig,
+        *,
+        role: str = "producer",
+        migrates: bool = True,
+        limits: Limits | None = None,
     ) -> None:
         self.config = config
-        self.database = Database(config, role, migrates=migrates)
+        self.database = Database(config, role, migrates=migrates, limits=limits)
         # Whether statements may bypass psycopg's cursors. A pooler in transaction mode needs a
         # transaction with settings around each statement, and ``echo`` logs each statement.
         self.is_direct = not (config.pgbouncer_transaction_mode or config.echo)
@@ -149,7 +157,7 @@ class PostgresBroker:
         try:
             self._ensure_schema()
         except Exception as error:
-            return Err(failure(BrokerErrorCode.SCHEMA_INIT_FAILED, error))
+            return self._failed(BrokerErrorCode.SCHEMA_INIT_FAILED, error)
         return Ok(None)
 
     async def ensure_schema_initialized_async(self) -> BrokerResult[None]:
@@ -183,7 +191,7 @@ class PostgresBroker:
             with caller_transaction.borrowed(transaction, self._within) as execute:
                 return Ok(drive(execute, script, logged=logged))
         except Exception as error:
-            return Err(failure(code, error, transaction))
+            return self._failed(code, error, transaction)
 
     async def perform_async(
         self,
@@ -212,7 +220,9 @@ class PostgresBroker:
             ) as execute_async:
                 return Ok(await drive_async(execute_async, script, logged=logged))
         except Exception as error:
-            return Err(failure(code, error, transaction))
+            if self.database.limits is not None:
+                return await asyncio.to_thread(self._failed, code, error, transaction)
+            return self._failed(code, error, transaction)
 
     def store(
         self,
@@ -389,7 +399,7 @@ class PostgresBroker:
                 pipeline = Pipeline(connection, prepared=False, logged=self.config.echo)
                 return Ok(recover(pipeline))
         except Exception as error:
-            return Err(failure(_CLEANING, error))
+            return self._failed(_CLEANING, error)
 
     def close(self) -> BrokerResult[None]:
         """Close the waiters and the synchronous pool; report the first failure."""
@@ -413,6 +423,13 @@ class PostgresBroker:
             self._schema_ready_in_pid = os.getpid()
             if self._waiters is not None:
                 self._waiters.was_reached = True
+
+    def _failed(
+        self, code: BrokerErrorCode, error: Exception, transaction: object = None
+    ) -> Err[BrokerOperationError]:
+        if self.database.limits is not None:
+            error = blockers.named(self.database, error)
+        return Err(failure(code, error, transaction))
 
     def _lock(self) -> threading.Lock:
         return self._locks.setdefault(os.getpid(), threading.Lock())

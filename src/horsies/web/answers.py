@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 import psycopg
 from starlette.responses import Response
 
+from horsies.db.blockers import LockedError
 from horsies.monitor.documents import json_text
 from horsies.result import Err, Result
 from horsies.task_result import storable_text
 from horsies.web.access import net_location
-from horsies.web.reading import BadRequest, NotFound, Problem, Refused, Unavailable
+from horsies.web.reading import BadRequest, NotFound, Problem, Refused, Unavailable, locked
 from horsies.web.rendering import Handler, RefusedForm, Route, RouteVerb, View
 
 T = TypeVar("T")
@@ -93,6 +94,8 @@ def problem_of(error: Any, **members: object) -> Problem:
     if code in _MISSING:
         return NotFound(error.message, code=code)
     cause = getattr(error, "exception", None)
+    if isinstance(cause, LockedError):
+        return locked(cause)
     if error.retryable or code in _BROKEN or isinstance(cause, psycopg.Error):
         return Unavailable(error.message, code=code, retryable=error.retryable)
     return Refused(error.message, code=code, **members)

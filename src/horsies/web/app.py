@@ -346,6 +346,7 @@ class Dashboard:
             "code": problem.code,
             "status": problem.status,
             "explained_at": problem.members.get("explained_at"),
+            "remedy": problem.members.get("remedy"),
         }
         title = ERROR_TITLES.get(problem.status, "Error")
         page = Page("error.html", title, context, None, problem.status)

@@ -8,9 +8,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 from weakref import WeakKeyDictionary
 
-from horsies.findings import Finding
+from horsies.findings import Finding, Level
 from horsies.monitor.diagnose.attention import (
     Attention,
     findings_of,
@@ -48,9 +49,14 @@ async def attention(view: View, facts: Facts) -> list[Attention]:
     """
     try:
         found = await view.read(findings_script(facts))
-    except TookTooLong:
-        found = []
+    except TookTooLong as problem:
+        found = [_not_read(problem)]
     return needs_attention([*found, *await _slow_findings(view.site.broker)])
+
+
+def _not_read(problem: TookTooLong) -> Finding:
+    remedy = problem.members.get("remedy")
+    return Finding(problem.code, problem.sentence, Level.RED, remedy=cast("str | None", remedy))
 
 
 async def _slow_findings(broker: PostgresBroker) -> Sequence[Finding]:

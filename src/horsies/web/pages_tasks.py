@@ -40,13 +40,14 @@ from horsies.monitor.documents import stored_json
 from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.overview import TaskReport, task_script
 from horsies.monitor.paging import LIST_WINDOW
+from horsies.monitor.paging import Page as Listing
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
 from horsies.retry import decide_retry, policy_from_options, rule_text
 from horsies.states import TaskStatus
 from horsies.web.charts import sparkline
 from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, text_of, texts_of
 from horsies.web.masking import Masking, Shown, visible
-from horsies.web.reading import BadRequest, NotFound, TookTooLong
+from horsies.web.reading import BadRequest, Locked, NotFound, TookTooLong
 from horsies.web.rendering import Page, Route, View
 from horsies.web.task_life import draw_life, life_of
 from horsies.web.tracebacks import Folded, Frame, Text, read_traceback
@@ -115,8 +116,10 @@ async def _list(view: View, filters: TaskFilters) -> tuple[TaskPage, str | None]
         filters = replace(filters, after=str(UUID(int=UUID(first).int + 1)))
     try:
         return await view.read(tasks_script(filters)), None
+    except Locked:
+        raise
     except TookTooLong as problem:
-        return TaskPage([]), problem.sentence
+        return Listing([]), problem.sentence
 
 
 async def _count_newer(view: View, filters: TaskFilters) -> int:

@@ -7,8 +7,6 @@ even behind a pooler. The process uses at most four connections for all of its v
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
@@ -18,6 +16,8 @@ import psycopg
 from psycopg import AsyncConnection, OperationalError
 
 from horsies.config.postgres import PostgresConfig
+from horsies.db import blockers
+from horsies.db.blockers import LockedError
 from horsies.db.database import (
     TRANSACTION_SETTINGS,
     AsyncOwnConnection,
@@ -27,6 +27,7 @@ from horsies.db.database import (
     installation_of,
 )
 from horsies.db.errors import describe, is_transient
+from horsies.db.limits import Limits, hang_up, silent
 from horsies.db.statement import Script, Statement, drive_async
 from horsies.result import Err
 from horsies.tasks.broker import PostgresBroker
@@ -41,6 +42,7 @@ POOL_WAIT_SECONDS = 5.0
 SILENCE_SECONDS = 8.0
 # A change may wait for locks, but not forever: its connection is closed then, which undoes it.
 CHANGE_SECONDS = 30.0
+CHANGE_LIMITS = Limits(lock_ms=5_000, statement_ms=25_000, silence_seconds=CHANGE_SECONDS)
 
 # One snapshot for all facts of a page, so that its numbers agree.
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -106,6 +108,18 @@ class TookTooLong(Problem):
     code = "TOOK_TOO_LONG"
 
 
+class Locked(TookTooLong):
+    """Another session holds a lock; ``remedy`` ends that session."""
+
+    code = "DATABASE_LOCKED"
+
+
+def locked(error: LockedError) -> Locked:
+    """Return the problem of a lock that was not released in time."""
+    first = error.blockers[0]
+    return Locked(blockers.blocker_sentence(first), remedy=blockers.remedy_of(first), pid=first.pid)
+
+
 class Unavailable(Problem):
     """The database cannot be reached, or it is not ready for this release."""
 
@@ -117,7 +131,7 @@ def web_broker(config: PostgresConfig) -> PostgresBroker:
     """Return the dashboard's own broker: few connections, and never a migration."""
     pool = {"pool_size": 1, "max_overflow": CONNECTIONS_MAX - 1, "pool_timeout": POOL_WAIT_SECONDS}
     broker = PostgresBroker(config.model_copy(update=pool), role="web", migrates=False)
-    broker.database = _WatchedDatabase(broker.config, "web", migrates=False)
+    broker.database = _WatchedDatabase(broker.config, "web", migrates=False, limits=CHANGE_LIMITS)
     return broker
 
 
@@ -130,7 +144,7 @@ class _WatchedDatabase(Database):
             if (deadline := _change_deadline.get()) is None:
                 yield connection
                 return
-            timer = asyncio.get_running_loop().call_at(deadline, _hang_up, connection)
+            timer = asyncio.get_running_loop().call_at(deadline, hang_up, connection)
             try:
                 yield connection
             finally:
@@ -173,6 +187,9 @@ class Reader:
         try:
             async with self._broker.database.connection_async() as connection:
                 return await _read(connection, script, logged=self._broker.config.echo)
+        except psycopg.errors.LockNotAvailable as error:
+            named = await asyncio.to_thread(blockers.named, self._broker.database, error)
+            raise _problem(named) from error
         except psycopg.Error as error:
             raise _problem(error) from error
 
@@ -182,6 +199,8 @@ class Reader:
         ready = await self._broker.ensure_schema_initialized_async()
         if isinstance(ready, Err):
             error = ready.err_value
+            if isinstance(error.exception, LockedError):
+                raise locked(error.exception)
             raise Unavailable(error.message, retryable=error.retryable) from error.exception
         self._is_ready = True
 
@@ -215,30 +234,29 @@ async def _read(connection: AsyncConnection[Any], script: Script[T], *, logged: 
 @contextmanager
 def _answering(connection: AsyncConnection[Any]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    timer = loop.call_later(SILENCE_SECONDS, _hang_up, connection)
+    timer = loop.call_later(SILENCE_SECONDS, hang_up, connection)
     try:
         yield
     except OperationalError as error:
         if loop.time() < timer.when():
             raise
-        silence = (
-            f"The database did not answer for {SILENCE_SECONDS:g} s; the connection was closed"
-        )
-        raise OperationalError(silence) from error
+        raise silent(SILENCE_SECONDS) from error
     finally:
         timer.cancel()
 
 
-def _hang_up(connection: AsyncConnection[Any]) -> None:
-    # A cancelled psycopg call waits for the server again; closing the socket ends every wait.
-    with socket.socket(fileno=os.dup(connection.fileno())) as stream:
-        stream.shutdown(socket.SHUT_RDWR)
-
-
-def _problem(error: psycopg.Error) -> Problem:
-    if isinstance(error, psycopg.errors.QueryCanceled | psycopg.errors.LockNotAvailable):
-        seconds = STATEMENT_TIMEOUT_MS // 1000
-        return TookTooLong(f"The database did not answer within {seconds} s; narrow the filter.")
+def _problem(error: Exception) -> Problem:
+    if isinstance(error, LockedError):
+        return locked(error)
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        seconds = LOCK_TIMEOUT_MS / 1000
+        return TookTooLong(f"A lock on the tables was not free within {seconds:g} s; try again.")
+    if isinstance(error, psycopg.errors.QueryCanceled):
+        seconds = STATEMENT_TIMEOUT_MS / 1000
+        return TookTooLong(
+            f"The database did not answer within {seconds:g} s; narrow the filter if there is one, or "
+            "look for the load of the server."
+        )
     if isinstance(error, psycopg.DataError) and error.sqlstate is None:  # refused before sending
         return BadRequest(f"{error}.")
     if isinstance(error, PoolTimeout):

@@ -21,6 +21,7 @@ from horsies.config.app import WorkerResilienceConfig
 from horsies.config.postgres import PostgresConfig
 from horsies.db.database import Database
 from horsies.db.errors import ErrorKind, describe, is_of_data, is_refusal, kind_of, may_last
+from horsies.db.limits import NO_LIMITS, Limits
 from horsies.db.listen import (
     Inbox,
     Listener,
@@ -29,7 +30,7 @@ from horsies.db.listen import (
     receives_own_notification,
 )
 from horsies.db.migrate import prepare_schema
-from horsies.db.pipeline import NO_LIMITS, Limits, Pipeline
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.workers import (
     ClientProbes,
     LockKey,

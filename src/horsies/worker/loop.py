@@ -18,7 +18,8 @@ import psycopg
 from horsies.app import Horsies
 from horsies.config.app import WorkerResilienceConfig
 from horsies.db.database import Database
-from horsies.db.pipeline import LOCK_TIMEOUT_MS, Limits, Pipeline
+from horsies.db.limits import LOCK_TIMEOUT_MS, Limits
+from horsies.db.pipeline import Pipeline
 from horsies.logs import as_event
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.definition import OnStop

@@ -6,12 +6,14 @@ that fails or takes too long does not hide the others.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import Connection
+from psycopg.errors import LockNotAvailable
 
 from horsies.db.database import Database
 from horsies.db.errors import describe
@@ -28,6 +30,10 @@ from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, failure
 
 READING_LIMITS_MS = 10_000, 1_000
+# How long all checks may take together, and how long one waits for a lock after another had to wait in
+# vain: most checks read the same tables.
+PATIENCE_SECONDS = 15.0
+IMPATIENT_LOCK_MS = 50
 ECHO_SECONDS = 2.0
 # How often two connections' process ids are compared to detect a pooler in transaction mode.
 POOLER_TRIES = 10
@@ -160,33 +166,46 @@ def run_doctor(
     facts = Facts(broker.config.schema_name, limits or Limits())
     try:
         with broker.database.connect("operator") as connection:
-            reports = [_run_check(check, facts, broker, connection) for check in _chosen(ids)]
+            run = _Run(broker, connection, facts, time.monotonic() + PATIENCE_SECONDS)
+            reports = [run.check(check) for check in _chosen(ids)]
     except Exception as error:
         return Err(failure(BrokerErrorCode.MONITORING_QUERY_FAILED, error))
     return Ok(reports)
 
 
-def _run_check(
-    check: Check, facts: Facts, broker: PostgresBroker, connection: Connection[Any]
-) -> CheckReport:
-    try:
-        if check.probe is not None:
-            return _report(check, check.probe(broker.database))
-        with _reading(connection):
-            return run_script(connection, _check_script(check, facts), logged=broker.config.echo)
-    except Exception as error:
-        if connection.closed:
-            raise
-        return _report(
-            check, [Finding("NOT_CHECKED", f"Not checked: {describe(error)}", Level.UNKNOWN)]
-        )
+@dataclass(slots=True)
+class _Run:
+    """One run of the checks on one connection; all of them end at the deadline."""
 
+    broker: PostgresBroker
+    connection: Connection[Any]
+    facts: Facts
+    deadline: float
+    lock_ms: int = READING_LIMITS_MS[1]
 
-@contextmanager
-def _reading(connection: Connection[Any]) -> Iterator[None]:
-    with connection.transaction():
-        begin_reading.fetch(connection, *READING_LIMITS_MS)
-        yield
+    def check(self, check: Check) -> CheckReport:
+        """Run one check; report one that cannot read its facts, and go on with the others."""
+        try:
+            if check.probe is not None:
+                return _report(check, check.probe(self.broker.database))
+            script = _check_script(check, self.facts)
+            with self._reading():
+                return run_script(self.connection, script, logged=self.broker.config.echo)
+        except Exception as error:
+            if self.connection.closed:
+                raise
+            if isinstance(error, LockNotAvailable):
+                self.lock_ms = IMPATIENT_LOCK_MS
+            sentence = f"Not checked: {describe(error)}"
+            return _report(check, [Finding("NOT_CHECKED", sentence, Level.UNKNOWN)])
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        left_ms = round((self.deadline - time.monotonic()) * 1000)
+        statement_ms = max(1, min(READING_LIMITS_MS[0], left_ms))
+        with self.connection.transaction():
+            begin_reading.fetch(self.connection, statement_ms, self.lock_ms)
+            yield
 
 
 def doctor_document(reports: Iterable[CheckReport]) -> dict[str, Any]:

@@ -5,9 +5,10 @@ Each check reads its facts in a script and judges them in a pure function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 
+from horsies.db.blockers import READERS_WAIT, blocker_sentence, remedy_of
 from horsies.db.statement import Script
 from horsies.db.statements.doctor import (
     ServerState,
@@ -15,6 +16,7 @@ from horsies.db.statements.doctor import (
     find_xmin_holders,
     read_server_state,
 )
+from horsies.db.statements.locks import Blocker, find_blockers
 from horsies.findings import Finding
 from horsies.monitor.diagnose.checks import Check, Rule, graded, red, yellow
 from horsies.monitor.facts import Facts, Limits
@@ -90,6 +92,18 @@ def _xmin_words(holder: XminHolder) -> tuple[str, str]:
             return f"The transaction of pid {since}", f"SELECT pg_terminate_backend({holder.name});"
 
 
+def _locks(facts: Facts) -> Script[Iterable[Finding]]:
+    seconds = facts.limits.lock_seconds
+    return judge_locks((yield from facts.read(find_blockers(facts.schema, READERS_WAIT, seconds))))
+
+
+def judge_locks(blockers: Sequence[Blocker]) -> Iterator[Finding]:
+    if blockers:
+        first, *others = blockers
+        evidence = [blocker_sentence(one) for one in others]
+        yield red(blocker_sentence(first), remedy_of(first), evidence, is_sql=True)
+
+
 def judge_notify_queue(server: ServerState, limits: Limits) -> Iterator[Finding]:
     if grade := graded(server.notification_usage, limits.notification_usage):
         sentence = f"The notification queue of the server is {server.notification_usage:.0%} full."
@@ -142,6 +156,15 @@ SERVER_CHECKS = (
         "synchronous_commit is off",
         "older than PostgreSQL 15; not UTF8; fsync is off",
         _of_server(judge_settings),
+        needs_tables=False,
+    ),
+    Check(
+        "locks",
+        "locks for which sessions of Horsies wait, or have to",
+        "",
+        "for a second",
+        _locks,
+        is_cheap=True,
         needs_tables=False,
     ),
     Check(

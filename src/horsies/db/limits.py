@@ -1,0 +1,75 @@
+"""The time limits of a connection: for locks, for statements, and for a server that does not answer.
+
+The server ends a statement that waits or runs for too long, and names the reason. It cannot end the
+wait for itself: a server that is frozen or cut off keeps its sockets open. Such a connection is
+closed by its client.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+from psycopg import OperationalError
+from psycopg.abc import PQGen
+
+Value = TypeVar("Value")
+
+# How long a worker's statement waits for a row or table that another session has locked. Without a
+# limit, the worker would send no heartbeat while it waits.
+LOCK_TIMEOUT_MS = 5_000
+
+
+class Limits(NamedTuple):
+    """How many milliseconds a statement may wait for a lock, and how many it may take in total; if the
+    second value is missing, the time limits of the database and the role apply. A connection without
+    an answer for ``silence_seconds`` is closed.
+    """
+
+    lock_ms: int = LOCK_TIMEOUT_MS
+    statement_ms: int | None = None
+    silence_seconds: float | None = None
+
+
+NO_LIMITS = Limits()
+
+
+def answering(connection: Any, wait: PQGen[Value], seconds: float) -> PQGen[Value]:
+    """Wait as psycopg does, but close the connection after this time without an answer.
+
+    psycopg resumes a wait at least ten times per second, even if the server is silent.
+    """
+    deadline, is_late = time.monotonic() + seconds, False
+    try:
+        wanted = next(wait)
+        while True:
+            ready = yield wanted
+            if not ready and not is_late and time.monotonic() >= deadline:
+                is_late = True
+                hang_up(connection)
+            wanted = wait.send(ready)
+    except StopIteration as finished:
+        value: Value = finished.value
+        return value
+    except OperationalError as error:
+        if not is_late:
+            raise
+        raise silent(seconds) from error
+
+
+def silent(seconds: float) -> OperationalError:
+    """The error of a connection that was closed because the server did not answer."""
+    return OperationalError(
+        f"The database did not answer for {seconds:g} s; the connection was closed"
+    )
+
+
+def hang_up(connection: Any) -> None:
+    """Close the socket below a connection, which ends every wait for it; a cancelled call of psycopg
+    waits for the server again.
+    """
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as stream:
+        stream.shutdown(socket.SHUT_RDWR)

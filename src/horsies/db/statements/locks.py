@@ -1,0 +1,36 @@
+"""The statement that finds the sessions for which sessions of Horsies wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from horsies.db.statement import StatementFile
+
+LOCKS = StatementFile("locks.sql")
+
+
+class Blocker(NamedTuple):
+    """A session that keeps others waiting; details are None without the right to see them.
+
+    ``tables`` are the tables of Horsies on which it holds or wants a lock. A session that ``waits``
+    is in the way only because of another one.
+    """
+
+    pid: int | None
+    user_name: str | None
+    application_name: str | None
+    state: str | None
+    since: datetime | None
+    statement: str | None
+    waits: bool | None
+    looked_at: datetime
+    tables: list[str]
+
+
+@LOCKS.statement
+def find_blockers(schema: str, modes: Sequence[str], seconds: float) -> Blocker: ...
+
+
+LOCKS.complete()

@@ -1,0 +1,244 @@
+"""A table that another session has locked, and a server that is frozen: every command ends within its
+limit, and names the session that holds the lock.
+
+`HORSIES_TEST_OUTAGES=long pytest -s tests/monitor/test_locked_database.py` prints the time of each command
+at default limits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from subprocess import run as run_program
+
+import psycopg
+import pytest
+from psycopg.errors import QueryCanceled
+
+from horsies.cli import session
+from horsies.config.postgres import PostgresConfig
+from horsies.db.blockers import SlowError
+from horsies.db.blockers import named as named_cause
+from horsies.db.database import LIMITED_CONNECT_SECONDS
+from horsies.db.database import Database as Connections
+from horsies.db.limits import Limits
+from horsies.db.migrate import apply_migrations
+from horsies.monitor.diagnose import doctor
+from tests.support.command_line import Run
+from tests.support.commands import environment
+from tests.support.database import Database
+from tests.support.private_server import PrivateServer
+from tests.support.rows import add_run, add_task, add_worker
+from tests.support.wait import wait_until
+
+UNKNOWN_ID = "01a1dd00-0000-7000-8000-000000000000"
+IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
+# Tables that all and many commands read.
+SAMPLE = ["horsies_migrations", "horsies_tasks"]
+QUICK = Limits(lock_ms=100, statement_ms=8_000, silence_seconds=10.0)
+# A busy machine starts and ends a session slowly; the doctor tries every check.
+SLACK_SECONDS = 8.0
+DOCTOR_SECONDS = doctor.PATIENCE_SECONDS + SLACK_SECONDS
+READS = (
+    *(["status"], ["workers"], ["queues"], ["tasks"], ["show", "TASK"], ["explain", "TASK"]),
+    *(["explain", "RUN"], ["explain", "queue", "mail"], ["explain", "schedule", "nightly"]),
+    *(["workflows"], ["workflow", "show", "RUN"], ["schedules"], ["history"], ["doctor"]),
+    ["health", "--timeout", "0.1"],
+)
+CHANGES = (
+    *(["cancel", "TASK"], ["retry", "TASK"], ["queues", "pause", "mail"]),
+    *(["schedules", "pause", "nightly"], ["workflow", "pause", "RUN"]),
+)
+FROZEN_SAMPLE = [["status"], ["explain", "queue", "mail"], ["doctor"], ["cancel", "TASK"]]
+
+
+@pytest.fixture
+def ids(connection: Database) -> dict[str, str]:
+    add_worker(connection, queues=["mail"])
+    connection.execute(
+        "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at) "
+        "VALUES ('nightly', now(), now())"
+    )
+    return {"TASK": add_task(connection, queue_name="mail"), "RUN": add_run(connection)}
+
+
+@pytest.fixture
+def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not IS_LONG:
+        monkeypatch.setattr(session, "READING", QUICK)
+        monkeypatch.setattr(session, "CHANGING", QUICK)
+        monkeypatch.setattr(doctor, "READING_LIMITS_MS", (8_000, 100))
+
+
+@contextmanager
+def locked(url: str, table: str) -> Iterator[int]:
+    """A session of another program that keeps a table locked; its pid."""
+    with psycopg.connect(url, application_name="report") as holder:
+        holder.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+        yield holder.info.backend_pid
+
+
+def tables_of(connection: Database) -> list[str]:
+    found = connection.execute(
+        "SELECT tablename FROM pg_tables WHERE tablename LIKE 'horsies\\_%' ORDER BY 1"
+    )
+    every = [name for (name,) in found]
+    assert set(SAMPLE) < set(every)
+    return every if IS_LONG else SAMPLE
+
+
+@pytest.mark.usefixtures("_limits")
+def test_with_any_table_locked_every_command_ends_and_names_the_holder(
+    horsies: Run, connection: Database, process_url: str, ids: dict[str, str]
+) -> None:
+    silent: list[str] = []
+    late: list[str] = []
+    named: dict[str, set[str]] = {}
+    for table in tables_of(connection):
+        with locked(process_url, table) as pid:
+            for command in (*READS, *CHANGES):
+                began = time.monotonic()
+                ended = horsies(*(ids.get(word, word) for word in command))
+                seconds, text = time.monotonic() - began, " ".join(command)
+                shown = " ".join((ended.out + ended.err).split())
+                is_named = f"pid {pid} (user" in shown and f"_backend({pid})" in shown
+                if IS_LONG:
+                    print(f"{table:32} {text:32} {seconds:6.2f} s {'pid' if is_named else ''}")
+                if is_named:
+                    named.setdefault(table, set()).add(text)
+                elif ended.code not in (0, 4) and command[0] not in ("health", "doctor", "retry"):
+                    silent.append(f"{text} with {table}: {shown}")
+                if seconds > (DOCTOR_SECONDS if command == ["doctor"] else SLACK_SECONDS):
+                    late.append(f"{text} with {table}: {seconds:.1f} s")
+    assert (silent, late) == ([], [])
+    every = {" ".join(command) for command in (*READS, *CHANGES)}
+    assert named["horsies_migrations"] >= every
+    assert {"status", "explain TASK", "show TASK", "tasks", "doctor"} <= named["horsies_tasks"]
+    assert all("doctor" in commands for commands in named.values())
+    assert set(named) == set(tables_of(connection))
+
+
+@pytest.mark.usefixtures("_limits")
+def test_the_sentence_has_the_session_and_the_command_that_ends_it(
+    horsies: Run, process_url: str, ids: dict[str, str]
+) -> None:
+    with locked(process_url, "horsies_tasks") as pid:
+        ended = horsies("explain", ids["TASK"])
+        report = json.loads(horsies("doctor", "--json", "--only", "locks").out)
+    assert ended.code == 1
+    user = psycopg.conninfo.conninfo_to_dict(process_url).get("user", "postgres")
+    assert ended.err.startswith(
+        f"error: Another session locks horsies_tasks: pid {pid} (user {user}, application report, "
+        "idle in transaction, transaction open for "
+    )
+    assert ended.err.endswith(
+        "; its last statement is: LOCK TABLE horsies_tasks IN ACCESS EXCLUSIVE MODE; to end it: "
+        f"SELECT pg_terminate_backend({pid})\n"
+    )
+    assert report["level"] in ("red", "green")  # red after a second
+
+
+def test_a_session_that_waits_for_another_one_is_named_after_it(
+    horsies: Run, connection: Database, process_url: str, ids: dict[str, str]
+) -> None:
+    """An ALTER TABLE that waits for a long report makes every later reader wait."""
+    with psycopg.connect(process_url, application_name="report") as report:
+        report.execute("SELECT count(*) FROM horsies_tasks")
+        with psycopg.connect(process_url, application_name="alter") as alter:
+            alter.execute("SELECT 1")
+            alter.pgconn.send_query(b"LOCK TABLE horsies_tasks IN ACCESS EXCLUSIVE MODE")
+            wait_for_lock(connection, alter.info.backend_pid)
+            ended = horsies("status")
+            assert f"pid {report.info.backend_pid} (user" in ended.err, ended
+            alter.pgconn.finish()
+
+
+def wait_for_lock(connection: Database, pid: int) -> None:
+    query = "SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s"
+    wait_until(lambda: connection.execute(query, (pid,)).fetchone() == ("Lock",))
+
+
+@pytest.mark.usefixtures("_limits")
+def test_a_change_names_the_session_that_has_locked_its_row(
+    horsies: Run, connection: Database, process_url: str, ids: dict[str, str]
+) -> None:
+    with psycopg.connect(process_url, application_name="console") as holder:
+        holder.execute("SELECT FROM horsies_tasks WHERE id = %s FOR UPDATE", (ids["TASK"],))
+        connection.execute("SELECT pg_sleep(0.2)")
+        ended = horsies("cancel", ids["TASK"])
+        assert ended.code == 1
+        assert f"pid {holder.info.backend_pid} (user" in ended.err, ended
+
+
+def test_a_statement_that_takes_too_long_says_so(process_url: str, connection: Database) -> None:
+    database = limited(process_url, Limits(lock_ms=1_000, statement_ms=100))
+    with database.connect("operator") as slow, pytest.raises(QueryCanceled) as ended:
+        slow.execute("SELECT pg_sleep(30)")
+    found = named_cause(database, ended.value)
+    assert isinstance(found, SlowError)
+    assert str(found).startswith("The database did not finish a statement within 0.1 s")
+
+
+def test_a_session_that_is_frozen_is_closed(process_url: str, connection: Database) -> None:
+    database = limited(process_url, Limits(silence_seconds=0.3))
+    with database.connect("operator") as frozen:
+        pid = frozen.info.backend_pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(psycopg.OperationalError, match=r"did not answer for 0\.3 s"):
+                frozen.execute("SELECT 1")
+            assert frozen.closed
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def limited(url: str, limits: Limits) -> Connections:
+    return Connections(PostgresConfig(database_url=url), "operator", limits=limits)
+
+
+@pytest.mark.slow
+def test_a_frozen_server_ends_every_command() -> None:
+    """The postmaster accepts connections in the kernel, and nothing answers."""
+    server = PrivateServer()
+    commands = [*READS, *CHANGES] if IS_LONG else FROZEN_SAMPLE
+    try:
+        with psycopg.connect(server.url) as connection:
+            apply_migrations(connection)
+            pids = server.pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(4) as pool:
+                ended = list(pool.map(partial(_run, server.url), commands))
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+    finally:
+        server.remove()
+    for command, (code, text, seconds) in zip(commands, ended, strict=True):
+        if IS_LONG:
+            print(f"{' '.join(command):32} {seconds:6.2f} s {text}")
+        assert code == 1, command
+        assert "did not answer in time" in text, text
+        assert seconds < LIMITED_CONNECT_SECONDS + 2 * SLACK_SECONDS, command
+
+
+def _run(url: str, command: list[str]) -> tuple[int, str, float]:
+    began = time.monotonic()
+    words = [UNKNOWN_ID if word in ("TASK", "RUN") else word for word in command]
+    ended = run_program(
+        [sys.executable, "-m", "horsies", *words],
+        env=environment(DATABASE_URL=url, COLUMNS="300"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    return ended.returncode, ended.stderr, time.monotonic() - began
