@@ -371,7 +371,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "WAITS_FOR": _obstacle(
             "Nodes that this node depends on have not ended.", "`horsies explain RUN NODE`."
         ),
-        "NEVER": _obstacle(
+        "NEVER": _remark(
             "The node was skipped: its dependencies failed, or the run ended before it could start.",
             "`horsies workflow retry RUN`.",
         ),
@@ -403,6 +403,20 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "Start a worker: it recovers the tasks of lost workers.",
             level=Level.RED,
             urgency=Urgency.FAILING,
+        ),
+        "WORKERS_LOST": _remark(
+            "Workers were lost within the last hour; other workers have recovered their tasks.",
+            "Look for the end of the process in its log and in that of its host: out of memory, "
+            "`kill -9`, a node that was taken away.",
+            level=Level.YELLOW,
+            urgency=Urgency.FAILING,
+        ),
+        "TASK_RETRYING": _remark(
+            "Tasks of one name are retried five times as often as usual, at least fifty times in "
+            "ten minutes.",
+            "`horsies tasks --name NAME`, then `horsies show ID` of one of them.",
+            level=Level.YELLOW,
+            urgency=Urgency.SUSPICIOUS,
         ),
         "TASK_FAILING": _remark(
             "Tasks with one name fail five times as often as usual, at least ten times in ten "

@@ -180,10 +180,12 @@ class TaskError(BaseModel):
             message = f"{message[:limit]}..."
         yield "error_code", error_code_text(self.error_code)
         yield "message", message
-        for name in ("data", "exception"):
-            value = getattr(self, name)
-            if value is not None:
-                yield f"{name}_type", type(value).__name__
+        if self.data is not None:
+            yield "data_type", type(self.data).__name__
+        if isinstance(self.exception, dict):  # as it was stored
+            yield "exception_type", self.exception.get("type")
+        elif self.exception is not None:
+            yield "exception_type", type(self.exception).__name__
 
 
 class SubWorkflowSummary(BaseModel, Generic[T]):

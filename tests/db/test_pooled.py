@@ -14,8 +14,9 @@ from psycopg import Connection
 from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.db.database import Database
 from horsies.db.errors import describe, is_transient
+from horsies.db.limits import NO_LIMITS
 from horsies.db.migrate import apply_migrations
-from horsies.db.pipeline import NO_LIMITS, Pipeline, _pooled_frame
+from horsies.db.pipeline import Pipeline, _pooled_frame
 from horsies.db.statements.tasks import TaskId
 from tests.support.pgbouncer import find_pgbouncer, running_pgbouncer
 from tests.support.private_server import PrivateServer

@@ -287,10 +287,16 @@ def capped(connection: Database, cap: int) -> None:
     add_snapshot(connection, worker, queue_max_concurrency=Jsonb({"mail": cap}))
 
 
-def fail_often(connection: Database) -> None:
+def measure(connection: Database, failed: int = 0, retried: int = 0, crashed: int = 0) -> None:
     connection.execute(
-        "INSERT INTO horsies_measures VALUES (now(), 1, 'mail', 'pay', 0, 12, 0, 0, 0, 0, 0, '{}', '{}')"
+        "INSERT INTO horsies_measures VALUES "
+        "(now(), 1, 'mail', 'pay', 0, %s, %s, %s, 0, 0, 0, '{}', '{}')",
+        (failed, retried, crashed),
     )
+
+
+def fail_often(connection: Database) -> None:
+    measure(connection, failed=12)
 
 
 def run_for_hours(connection: Database) -> None:
@@ -343,12 +349,54 @@ def deploy(connection: Database) -> None:
     add_worker(connection, queues=["mail"], known_tasks=tasks)
 
 
+def lose_several(connection: Database) -> None:
+    for seconds in (60, 600, 7200):
+        add_worker(connection, stopped_at=ago(seconds), was_lost=True)
+    add_worker(connection, stopped_at=ago(30))
+
+
+def retry_often(connection: Database) -> None:
+    measure(connection, retried=1200)
+
+
+def crash_often(connection: Database) -> None:
+    measure(connection, crashed=15)
+
+
 TROUBLES = {
     "lost worker": Trouble(
         "workers",
         lambda c: add_worker(c, seen_at=ago(3600)),
         empty,
         says="has been gone for 1 h",
+    ),
+    "worker lost within the hour": Trouble(
+        "losses",
+        lambda c: add_worker(c, name="alpha", stopped_at=ago(60), was_lost=True),
+        empty,
+        YELLOW,
+        "Worker alpha was lost ",
+    ),
+    "several workers lost": Trouble(
+        "losses",
+        lose_several,
+        empty,
+        YELLOW,
+        "2 workers were lost within the last hour, the last one ",
+    ),
+    "retry storm": Trouble(
+        "retries",
+        retry_often,
+        empty,
+        YELLOW,
+        "task pay were retried 1,200 times in 10 minutes; usually 0.",
+    ),
+    "poison": Trouble(
+        "failing-tasks",
+        crash_often,
+        empty,
+        YELLOW,
+        "15 failures in 10 minutes, 15 of them ended",
     ),
     "polling worker": Trouble(
         "workers", lambda c: add_worker(c, hears=False), empty, YELLOW, "Notifications do not reach"

@@ -121,7 +121,7 @@ def test_failing_tasks_are_compared_with_the_hour_before(connection: Database) -
         add(connection, [(1, "mail", "worse", 8), (40, "mail", "worse", 10)], now[0])
         add(connection, [(40, "mail", "over", 10), (90, "mail", "new", 50)], now[0])
         found = find_failing_tasks.fetch(connection)
-    assert sorted(found) == [("new", 14, 0.0), ("worse", 16, 4.0)]
+    assert sorted(found) == [("new", 14, 0.0, 7, 7, 0.0), ("worse", 16, 4.0, 8, 8, 2.0)]
 
 
 def test_a_series_without_attempts_has_empty_slots(app: Horsies) -> None:

@@ -50,6 +50,7 @@ from horsies.worker.tally import Tally
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.pool import claimed
+from tests.support.rows import add_worker, ago
 from tests.support.wait import wait_until
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -166,6 +167,26 @@ def test_scrapers_share_a_collection_and_sizes_are_read_rarely(app: Horsies) -> 
     assert "read_table_sizes" in collect()
     gauges.note_failure()
     assert [(one.name, one.value) for one in gauges.fresh() or ()][-1] == ("horsies_up", 0.0)
+
+
+def test_a_lost_worker_is_counted_once_and_the_counter_never_falls(
+    app: Horsies, connection: Database
+) -> None:
+    gauges = ClusterGauges("public")
+
+    def lost() -> float:
+        found = app.get_broker().perform(BrokerErrorCode.MONITORING_QUERY_FAILED, gauges.script())
+        (total,) = [one for one in found.unwrap() if one.name == "horsies_workers_lost_total"]
+        return total.value
+
+    assert lost() == 0
+    first = add_worker(connection, stopped_at=ago(9), was_lost=True)
+    add_worker(connection, stopped_at=ago(9))
+    assert (lost(), lost()) == (1, 1)
+    add_worker(connection, stopped_at=ago(1), was_lost=True)
+    assert lost() == 2
+    connection.execute("DELETE FROM horsies_workers WHERE worker_id = %s", (first,))
+    assert lost() == 2
 
 
 def series(done: int, retried: int) -> Series:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from horsies.db.statements.doctor import Silencer
+from horsies.db.statements.doctor import Loss, Silencer
 from horsies.db.statements.explain import (
     Ahead,
     DueCount,
@@ -37,7 +37,12 @@ from horsies.monitor.diagnose.queues import (
 from horsies.monitor.diagnose.runs import node_reasons, run_reasons, schedule_reasons
 from horsies.monitor.diagnose.schema import silent_triggers
 from horsies.monitor.diagnose.tasks import TaskSituation, task_reasons
-from horsies.monitor.diagnose.work import judge_failing, worker_reasons
+from horsies.monitor.diagnose.work import (
+    judge_failing,
+    judge_losses,
+    judge_retrying,
+    worker_reasons,
+)
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 from tests.support.worker_summaries import worker_summary
 
@@ -668,6 +673,12 @@ def test_workers_and_failing_tasks_have_findings() -> None:
     lost = worker(seen_seconds_ago=60.0, holds_lock=False)
     assert codes(list(worker_reasons(lost))) == ["WORKER_LOST"]
     assert codes(list(judge_failing([FailingTask("pay", 12, 1.0)]))) == ["TASK_FAILING"]
+    storm = FailingTask("pay", 0, 0.0, retries=60, usual_retries=2.0)
+    assert codes(list(judge_retrying([storm, storm._replace(retries=49)]))) == ["TASK_RETRYING"]
+    loss = Loss("w", "alpha", ago(60), ago(0), ["mail"])
+    (found,) = judge_losses([loss])
+    assert found.code == "WORKERS_LOST"
+    assert list(judge_losses([])) == []
 
 
 def test_obstacles_come_before_remarks() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import secrets
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -422,5 +424,17 @@ def _print_next_steps(console: Console) -> None:
     console.print(
         f"read the tasks of this demonstration: {source and source.origin}", soft_wrap=True
     )
-    console.print("leave it up, with its dashboard:      horsies demo --keep")
-    console.print("start a project of your own:          horsies init my-project")
+    command = _own_command()
+    console.print(f"leave it up, with its dashboard:      {command} demo --keep", soft_wrap=True)
+    console.print(
+        f"start a project of your own:          {command} init my-project", soft_wrap=True
+    )
+
+
+def _own_command() -> str:
+    """Return how to call this command: by its name if the shell finds it, else by its place."""
+    beside = Path(sys.executable).with_name("horsies")
+    found = shutil.which("horsies")
+    if found is not None and Path(found).samefile(beside):
+        return "horsies"
+    return shlex.quote(os.path.relpath(beside)) if beside.exists() else "python -m horsies"

@@ -174,11 +174,28 @@ def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]
     yield "workflow", task.workflow_id
     yield "schedule", task.schedule_name
     yield "slot", output.timestamp(task.scheduled_for)
-    yield "options", task.task_options
+    yield "options", _options(task.task_options)
     if payload:
         yield "args", task.args
         yield "kwargs", task.kwargs
         yield from _result_facts(task.result)
+
+
+def _options(stored: str | None) -> str | None:
+    """Format stored options, one per line."""
+    match stored_json(stored):
+        case dict() as options:
+            given = {name: value for name, value in options.items() if value is not None}
+            lines = (f"{name}: {_option(value)}" for name, value in given.items())
+            return "\n".join(lines) or None
+        case _:
+            return stored
+
+
+def _option(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_option(one)}" for name, one in value.items())
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _enqueued_fact(task: TaskDetail) -> tuple[str, str | None]:

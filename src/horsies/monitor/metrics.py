@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from horsies.db.statement import Script
+from horsies.db.statements.doctor import Loss, list_losses
 from horsies.db.statements.metrics import (
     Gauges,
     TableSize,
@@ -41,6 +42,8 @@ COLLECT_SECONDS = 5.0
 SIZES_SECONDS = 60.0
 # The period of the rate from which the time to drain a queue is computed.
 RATE_SPAN = timedelta(minutes=5)
+# Losses are searched so far back: longer than any pause between two collections that matters.
+LOSSES_SECONDS = 3600.0
 # Runs and schedules are counted up to this number.
 COUNT_MOST = 10_000
 
@@ -93,6 +96,10 @@ CLUSTER = _metrics(
         *("horsies_workers", "gauge", ("state",)),
         "Workers without a shutdown; a polling one is alive and receives no notifications.",
         ("alive", "polling", "silent", "lost"),
+    ),
+    (
+        *("horsies_workers_lost_total", "counter", ()),
+        "Workers that another worker found dead, since an hour before this process started to count.",
     ),
     (
         *("horsies_workflow_runs", "gauge", ("status",)),
@@ -328,6 +335,9 @@ class ClusterGauges:
     _collected_at: float = 0.0
     _sizes: Sequence[TableSize] = ()
     _sized_at: float | None = None
+    # The losses of the last hour that were counted, and the number of all that were.
+    _losses: set[tuple[str, datetime]] = field(default_factory=set)
+    _lost: int = 0
 
     def fresh(self) -> Sequence[Sample] | None:
         """The last collection, if it is recent."""
@@ -344,8 +354,16 @@ class ClusterGauges:
         if self._sized_at is None or started - self._sized_at >= SIZES_SECONDS:
             self._sizes = yield read_table_sizes(self.schema)
             self._sized_at = started
+        self._count_losses((yield list_losses(LOSSES_SECONDS, COUNT_MOST)))
         samples = list(cluster_samples(overview, series, gauges, self._sizes))
+        samples.append(Sample("horsies_workers_lost_total", (), self._lost))
         return self._keep([*samples, *_about(self.clock() - started, up=True)])
+
+    def _count_losses(self, losses: Iterable[Loss]) -> None:
+        """Count the losses that are new: rows vanish after their retention, a counter never falls."""
+        found = {(one.worker_id, one.lost_at) for one in losses}
+        self._lost += len(found - self._losses)
+        self._losses = found
 
     def note_failure(self, seconds: float = 0.0) -> Sequence[Sample]:
         """Note that the database could not be read; this answer is kept as long as any other."""

@@ -274,6 +274,7 @@ CREATE TABLE horsies_workers (
 -- Without "seen_at", so that a heartbeat changes no index.
 CREATE INDEX horsies_workers_ring ON horsies_workers (worker_id) WHERE stopped_at IS NULL;
 CREATE INDEX horsies_workers_waiting ON horsies_workers (lock_key) WHERE stopped_at IS NULL AND waits;
+CREATE INDEX horsies_workers_lost ON horsies_workers (stopped_at) WHERE was_lost;
 CREATE INDEX horsies_workers_space ON horsies_workers (process_space, worker_id) WHERE stopped_at IS NULL;
 
 CREATE TABLE horsies_heartbeats (

@@ -116,6 +116,16 @@ class Abandoned(NamedTuple):
     late: int
 
 
+class Loss(NamedTuple):
+    """A worker that another worker found dead."""
+
+    worker_id: str
+    label: str
+    lost_at: datetime
+    looked_at: datetime
+    queues: list[str]
+
+
 class Crashes(NamedTuple):
     task_name: str
     crashes: int
@@ -192,6 +202,10 @@ def list_worker_releases() -> WorkerRelease: ...
 def count_abandoned(seconds: float) -> Abandoned: ...
 @DOCTOR.statement
 def list_crashes(window: int) -> Crashes: ...
+@DOCTOR.statement
+def list_losses(seconds: float, limit: int) -> Loss: ...
+
+
 @DOCTOR.statement
 def find_overlong_tasks(seconds: float, limit: int) -> OverlongTask: ...
 @DOCTOR.statement

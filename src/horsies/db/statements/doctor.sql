@@ -143,6 +143,15 @@ SELECT task_name::text, count(*) AS crashes, max(repeated.times) AS most_of_one_
 FROM crashed JOIN (SELECT task_id, count(*) AS times FROM crashed GROUP BY task_id) AS repeated USING (task_id)
 WHERE task_name IS NOT NULL GROUP BY task_name ORDER BY crashes DESC, task_name LIMIT 20
 
+-- name: list_losses
+-- Workers that another worker found dead within this time, newest first. Its tasks have been recovered.
+-- Parameters: how many seconds ago at most, and how many to return.
+SELECT worker_id, coalesce(name, hostname || ':' || pid)::text AS label, stopped_at AS lost_at, now() AS looked_at,
+    queues::text[] AS queues
+FROM horsies_workers
+WHERE was_lost AND stopped_at > now() - %(seconds)s::float8 * interval '1 second'
+ORDER BY stopped_at DESC LIMIT %(limit)s
+
 -- name: find_overlong_tasks
 -- Tasks that have been RUNNING for more than 30 seconds beyond their time limit, without a heartbeat for five
 -- minutes, or without a limit for "seconds"; from the in-flight index. The start counts as the first heartbeat.

@@ -55,13 +55,16 @@ class DoneByMinute(NamedTuple):
 
 
 class FailingTask(NamedTuple):
-    """A task name with its final failures in ten minutes, and the average per ten minutes over the
-    previous hour.
+    """A task name with its final failures and its retries in ten minutes, and the means of ten minutes
+    in the hour before. ``crashes`` are the failures that ended their process.
     """
 
     name: str
     failures: int
     usual: float
+    crashes: int = 0
+    retries: int = 0
+    usual_retries: float = 0.0
 
 
 add_measures = MEASURES.declare("add_measures", AddMeasures, Nothing)

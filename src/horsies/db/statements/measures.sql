@@ -85,18 +85,22 @@ WHERE minutes_ago > 0
 GROUP BY queue_name
 
 -- name: find_failing_tasks
--- Tasks with final failures in the last ten minutes: how many, and the average per ten minutes over the previous
--- hour. Both spans begin at a whole multiple of five minutes.
-SELECT task_name AS name, recent AS failures, (before / 5.0)::float8 AS usual
+-- Tasks with final failures or retries in the last ten minutes: how many, and how many ten minutes of the hour
+-- before had on average. Both spans begin at a whole multiple of five minutes.
+SELECT task_name AS name, recent AS failures, (before / 5.0)::float8 AS usual, crashes, retries,
+    (retries_before / 5.0)::float8 AS usual_retries
 FROM (
     SELECT task_name,
         coalesce(sum(failed + crashed) FILTER (WHERE minute >= since), 0) AS recent,
-        coalesce(sum(failed + crashed) FILTER (WHERE minute < since), 0) AS before
+        coalesce(sum(failed + crashed) FILTER (WHERE minute < since), 0) AS before,
+        coalesce(sum(crashed) FILTER (WHERE minute >= since), 0) AS crashes,
+        coalesce(sum(retried) FILTER (WHERE minute >= since), 0) AS retries,
+        coalesce(sum(retried) FILTER (WHERE minute < since), 0) AS retries_before
     FROM horsies_measures,
         LATERAL (SELECT date_bin(interval '5 minutes', now() - interval '10 minutes', timestamptz 'epoch') AS since) AS ten
     WHERE minute >= date_bin(interval '5 minutes', now() - interval '1 hour', timestamptz 'epoch')
     GROUP BY task_name) AS counted
-WHERE recent > 0
+WHERE recent > 0 OR retries > 0
 
 -- name: compact_measures
 -- Rows of single minutes older than six hours are merged into rows of ten. The counts deleted are exactly the counts

@@ -30,8 +30,8 @@ from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker, failure
 
 READING_LIMITS_MS = 10_000, 1_000
-# How long all checks may take together, and how long one waits for a lock after another had to wait in
-# vain: most checks read the same tables.
+# How long all checks may take together, and how long one waits for a lock after another check gave up
+# waiting: most checks read the same tables.
 PATIENCE_SECONDS = 15.0
 IMPATIENT_LOCK_MS = 50
 ECHO_SECONDS = 2.0
@@ -184,7 +184,7 @@ class _Run:
     lock_ms: int = READING_LIMITS_MS[1]
 
     def check(self, check: Check) -> CheckReport:
-        """Run one check; report one that cannot read its facts, and go on with the others."""
+        """Run one check; one that cannot read its facts is reported, and the others continue."""
         try:
             if check.probe is not None:
                 return _report(check, check.probe(self.broker.database))

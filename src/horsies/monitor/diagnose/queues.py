@@ -374,7 +374,8 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
             f"{first_sentence(one.message)}.",
             since=one.since,
             subjects=[one.name],
-            remedy=f"deploy a worker of queue {queue.name} with the release that sent the call",
+            remedy=f"deploy a worker of queue {queue.name} with the release that sent the call; or "
+            "cancel it and send it again with the parameters that the workers have",
             subject=queue.subject,
         )
 

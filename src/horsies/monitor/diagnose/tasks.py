@@ -262,7 +262,8 @@ def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Findin
         f"The task waits for a worker of another release and fails with WORKER_SERIALIZATION_ERROR{fails}.",
         since=since,
         subjects=[worker.label for worker in knowing],
-        remedy=f"deploy a worker of queue {queue.name} with the release that sent the call",
+        remedy=f"deploy a worker of queue {queue.name} with the release that sent the call; or "
+        "cancel it and send it again with the parameters that the workers have",
     )
 
 

@@ -14,6 +14,7 @@ from horsies.db.statements.blocked import BlockedRow, list_blocked
 from horsies.db.statements.doctor import (
     Abandoned,
     Crashes,
+    Loss,
     OverlongTask,
     TableState,
     WorkerRelease,
@@ -22,6 +23,7 @@ from horsies.db.statements.doctor import (
     find_overdue_schedules,
     find_overlong_tasks,
     list_crashes,
+    list_losses,
     list_tables,
     list_worker_releases,
     read_oldest_ended,
@@ -43,7 +45,7 @@ from horsies.db.statements.monitor import (
 )
 from horsies.db.statements.refusals import list_refused
 from horsies.db.statements.workflows import BrokenRun, find_broken_runs
-from horsies.findings import Finding, Level, Subject, command, finding
+from horsies.findings import Finding, Level, Subject, between, command, finding
 from horsies.monitor.action_log import author_script
 from horsies.monitor.diagnose.checks import Check, Rule, red, yellow
 from horsies.monitor.diagnose.queues import (
@@ -70,6 +72,9 @@ SHOWN = 20
 # A task fails unusually often if it has this many failures in ten minutes, at this many times its usual rate.
 FAILURES_MIN = 10
 FAILURES_TIMES = 5.0
+RETRIES_MIN = 50
+# The most lost workers of an hour that are counted.
+LOSSES_MOST = 1_000
 
 
 def _read_workers(facts: Facts) -> Script[list[WorkerSummary]]:
@@ -97,6 +102,36 @@ def worker_reasons(worker: WorkerSummary) -> Iterator[Finding]:
             evidence=[f"{count:,} of its tasks wait for recovery"],
             subject=Subject("worker", worker.worker_id, worker.label),
         )
+
+
+def _losses(facts: Facts) -> Script[Iterable[Finding]]:
+    return judge_losses((yield from facts.read(list_losses(HOUR, LOSSES_MOST))))
+
+
+def judge_losses(losses: Sequence[Loss]) -> Iterator[Finding]:
+    if not losses:
+        return
+    newest = losses[0]
+    ago = between(newest.lost_at, newest.looked_at)
+    sentence = f"Worker {newest.label} was lost {ago} ago; its tasks were recovered."
+    if len(losses) > 1:
+        sentence = (
+            f"{len(losses):,} workers were lost within the last hour, the last one {ago} ago; their "
+            "tasks were recovered."
+        )
+    yield finding(
+        "WORKERS_LOST",
+        sentence,
+        since=losses[-1].lost_at,
+        subjects=[one.label for one in losses[:SHOWN]],
+        remedy="look for the end of the process in its log and in that of its host",
+        evidence=[
+            f"worker {one.label}, {between(one.lost_at, one.looked_at)} ago, of "
+            f"{', '.join(one.queues[:SHOWN])}"
+            for one in losses[:SHOWN]
+        ],
+        subject=Subject("worker", newest.worker_id, newest.label),
+    )
 
 
 def _caps(facts: Facts) -> Script[Iterable[Finding]]:
@@ -262,11 +297,34 @@ def judge_failing(tasks: Iterable[FailingTask]) -> Iterator[Finding]:
     for task in tasks:
         if task.failures >= FAILURES_MIN and task.failures >= FAILURES_TIMES * task.usual:
             name = task.name or "other tasks"
+            crashes = (
+                f", {task.crashes:,} of them ended their process (crashes)" if task.crashes else ""
+            )
             yield finding(
                 "TASK_FAILING",
-                f"Task {name} has {task.failures:,} failures in 10 minutes; usually {task.usual:.0f}.",
+                f"Task {name} has {task.failures:,} failures in 10 minutes{crashes}; "
+                f"usually {task.usual:.0f}.",
                 subjects=[name],
                 remedy=command("tasks", "--name", name, "--status", "failed"),
+                subject=Subject("task name", name),
+            )
+
+
+def _retrying(facts: Facts) -> Script[Iterable[Finding]]:
+    return judge_retrying((yield from facts.read(find_failing_tasks())))
+
+
+def judge_retrying(tasks: Iterable[FailingTask]) -> Iterator[Finding]:
+    for task in tasks:
+        is_unusual = task.retries >= FAILURES_TIMES * task.usual_retries
+        if task.retries >= RETRIES_MIN and is_unusual:
+            name = task.name or "other tasks"
+            yield finding(
+                "TASK_RETRYING",
+                f"Attempts of task {name} were retried {task.retries:,} times in 10 minutes; usually "
+                f"{task.usual_retries:.0f}.",
+                subjects=[name],
+                remedy=command("tasks", "--name", name),
                 subject=Subject("task name", name),
             )
 
@@ -353,6 +411,14 @@ WORK_CHECKS = (
         is_cheap=True,
     ),
     Check(
+        "losses",
+        "workers that were lost within the last hour",
+        "any",
+        "",
+        _losses,
+        is_cheap=True,
+    ),
+    Check(
         "caps",
         "caps of the running workers",
         "",
@@ -428,6 +494,14 @@ WORK_CHECKS = (
         "10, and five times as many as usual",
         "",
         _failing,
+        is_cheap=True,
+    ),
+    Check(
+        "retries",
+        "retries of the last ten minutes, by task",
+        "50, and five times as many as usual",
+        "",
+        _retrying,
         is_cheap=True,
     ),
     Check(

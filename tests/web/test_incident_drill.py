@@ -1,0 +1,205 @@
+"""An on-call drill: each break is on the overview, or answered by one command, with its cause.
+
+`pytest -s` prints the drill table with the times. A worker that is really killed is in
+`tests/e2e/test_lost_workers.py`, a frozen server in `test_frozen_server.py` and in
+`tests/monitor/test_locked_database.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+from playwright.sync_api import Page, expect
+from psycopg.types.json import Jsonb
+
+from tests.support.command_line import Run
+from tests.support.database import Database
+from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
+from tests.support.web_server import Ask
+
+TASK = "01a1dd00-0000-7000-8000-000000000001"
+
+
+def serve(connection: Database, tasks: dict[str, str] | None = None, cap: int | None = None) -> str:
+    known = Jsonb({"tasks": {"pay": "f"} if tasks is None else tasks, "workflows": {}})
+    worker = add_worker(connection, queues=["mail"], known_tasks=known)
+    caps = {} if cap is None else {"mail": cap}
+    add_snapshot(connection, worker, queue_max_concurrency=Jsonb(caps))
+    return worker
+
+
+def send(connection: Database) -> None:
+    add_task(connection, id=TASK, queue_name="mail", task_name="pay", enqueued_at=ago(9))
+
+
+def pause(connection: Database) -> None:
+    serve(connection)
+    send(connection)
+    connection.execute("INSERT INTO horsies_queues VALUES ('mail', now() - interval '9 seconds')")
+    connection.execute(
+        "INSERT INTO horsies_actions (actor, source, verb, subject, outcome, detail) "
+        "VALUES ('anna', 'cli', 'pause_queue', 'queue mail', 'done', 'the bank is down')"
+    )
+
+
+def lose_the_only_worker(connection: Database) -> None:
+    add_worker(connection, name="alpha", queues=["mail"], stopped_at=ago(34), was_lost=True)
+    add_worker(connection, queues=["reports"])
+    send(connection)
+
+
+def miss_a_slot(connection: Database) -> None:
+    connection.execute(
+        "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at) "
+        "VALUES ('nightly', now() - interval '1 hour', now() - interval '1 hour')"
+    )
+
+
+def reach_the_cap(connection: Database) -> None:
+    worker = serve(connection, cap=1)
+    flying = {"claimed_by_worker_id": worker, "claimed_at": ago(99), "started_at": ago(99)}
+    add_task(connection, queue_name="mail", task_name="pay", status="RUNNING", **flying)
+    send(connection)
+
+
+def measure(**counts: int) -> Callable[[Database], None]:
+    def make(connection: Database) -> None:
+        names = [counts.get(name, 0) for name in ("failed", "retried", "crashed")]
+        connection.execute(
+            "INSERT INTO horsies_measures VALUES "
+            "(now(), 1, 'mail', 'pay', 0, %s, %s, %s, 0, 0, 0, '{}', '{}')",
+            names,
+        )
+
+    return make
+
+
+def poison(connection: Database) -> None:
+    measure(crashed=15)(connection)
+    for _ in range(15):
+        task = add_task(connection, task_name="pay", status="FAILED", failed_at=ago(5))
+        add_attempt(connection, task, outcome="WORKER_FAILURE", error_code="WORKER_CRASHED")
+
+
+def send_an_unknown_name(connection: Database) -> None:
+    serve(connection, {"other": "f"})
+    send(connection)
+
+
+def wait_in_a_free_queue(connection: Database) -> None:
+    serve(connection)
+    send(connection)
+
+
+@contextmanager
+def holding(url: str, statement: str) -> Iterator[None]:
+    with psycopg.connect(url, application_name="report") as holder:
+        holder.execute(statement.encode())
+        yield
+
+
+@dataclass(frozen=True)
+class Break:
+    """A break, its line on the overview, and the command that names the cause with these words."""
+
+    make: Callable[[Database], object]
+    line: str | None
+    command: tuple[str, ...]
+    says: str
+    statement: str | None = None
+
+    def held(self, url: str) -> AbstractContextManager[None]:
+        return nullcontext() if self.statement is None else holding(url, self.statement)
+
+
+BREAKS = {
+    "queue paused": Break(
+        pause, "QUEUE_PAUSED", ("explain", "queue", "mail"), "by anna (the bank is down)"
+    ),
+    "worker dead": Break(
+        lose_the_only_worker,
+        "WORKERS_LOST",
+        ("explain", "queue", "mail"),
+        "The last one, alpha, was lost",
+    ),
+    "schedule overdue": Break(
+        miss_a_slot, "NO_SCHEDULER", ("explain", "schedule", "nightly"), "no scheduler is connected"
+    ),
+    "cap reached": Break(reach_the_cap, None, ("explain", TASK), "QUEUE_CAP"),
+    "15 plain failures": Break(
+        measure(failed=15), "TASK_FAILING", ("doctor",), "Task pay has 15 failures in 10 minutes"
+    ),
+    "poison": Break(poison, "CRASHES", ("doctor",), "Task pay ended its process 15 times"),
+    "retry storm": Break(
+        measure(retried=1200), "TASK_RETRYING", ("doctor",), "task pay were retried 1,200 times"
+    ),
+    "unknown task name": Break(
+        send_an_unknown_name, "TASK_UNKNOWN", ("explain", "queue", "mail"), "'pay'"
+    ),
+    "row locked": Break(
+        wait_in_a_free_queue,
+        None,
+        ("explain", TASK),
+        "pg_terminate_backend(",
+        f"SELECT FROM horsies_tasks WHERE id = '{TASK}' FOR UPDATE",
+    ),
+    "table locked": Break(
+        wait_in_a_free_queue,
+        "DATABASE_LOCKED",
+        ("status",),
+        "pg_terminate_backend(",
+        "LOCK TABLE horsies_tasks",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_break_is_on_the_overview_or_answered_by_one_command(
+    ask: Ask, horsies: Run, connection: Database, process_url: str, name: str
+) -> None:
+    broken = BREAKS[name]
+    broken.make(connection)
+    with broken.held(process_url):
+        began = time.monotonic()
+        document = ask("/api/overview").json()
+        seen = time.monotonic() - began
+        began = time.monotonic()
+        answer = horsies(*broken.command)
+        answered = time.monotonic() - began
+    codes = [one["code"] for one in document.get("attention", [document])]
+    print(
+        f"\n| {name} | {broken.line or 'not shown'} {seen:.1f} s "
+        f"| horsies {' '.join(broken.command)} {answered:.1f} s |"
+    )
+    if broken.line is not None:
+        assert broken.line in codes
+    assert broken.says in " ".join((answer.out + answer.err).split())
+
+
+def test_the_reason_of_a_pause_is_on_the_line(ask: Ask, connection: Database) -> None:
+    pause(connection)
+    lines = ask("/api/overview").json()["attention"]
+    (line,) = [one for one in lines if one["code"] == "QUEUE_PAUSED"]
+    assert "by anna (the bank is down)" in line["sentence"]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", [name for name, one in BREAKS.items() if one.line])
+def test_a_break_is_on_the_overview_in_a_browser(
+    page: Page, connection: Database, process_url: str, name: str
+) -> None:
+    broken = BREAKS[name]
+    broken.make(connection)
+    with broken.held(process_url):
+        began = time.monotonic()
+        page.goto("/")
+        if broken.statement is None:
+            expect(page.locator(f'[data-key^="{broken.line} "]').first).to_be_visible()
+        else:
+            expect(page.get_by_text("SELECT pg_terminate_backend(")).to_be_visible()
+        print(f"\n| {name} | {broken.line} | {time.monotonic() - began:.1f} s |")
