@@ -60,7 +60,7 @@ lint: $(READY) ## check formatting, lint, types, layers, structure and prose
 
 check: lint test ## run lint, then every test
 
-model: $(READY) ## verify the protocols of liveness, claims and transactions with SPIN, which must be installed
+model: $(READY) ## verify the protocols of liveness, claims, transactions and parked runs with SPIN, which must be installed
 	$(BIN)/python -m tools.model.verify
 
 format: $(READY) ## reformat the code and apply the fixes lint knows

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     )
     from horsies.db.statements.schedules import ScheduleRun, ScheduleState
     from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
+    from horsies.durable.calls import Child, StepCall
+    from horsies.durable.context import Durable, DurableSteps
+    from horsies.durable.handle import DurableHandle, DurableInfo, DurableStep
     from horsies.error_codes import (
         BUILTIN_CODE_REGISTRY,
         BuiltInTaskCode,
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     )
     from horsies.errors import (
         ConfigurationError,
+        DurableMisuse,
         ErrorCode,
         HorsiesError,
         MultipleValidationErrors,
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
         ResultUnavailable,
         RetryLater,
         SourceLocation,
+        StepFailed,
         TaskDefinitionError,
         TaskFailed,
         TaskStopped,
@@ -315,6 +320,16 @@ __all__ = [
     "pause_workflow_sync",
     "resume_workflow",
     "resume_workflow_sync",
+    # durable functions
+    "Durable",
+    "DurableSteps",
+    "DurableHandle",
+    "DurableInfo",
+    "DurableStep",
+    "Child",
+    "StepCall",
+    "StepFailed",
+    "DurableMisuse",
     # the broker
     "PostgresBroker",
     "BrokerResult",
@@ -362,13 +377,17 @@ _NAMES_BY_MODULE = {
     "db.statements.monitor": "ExpiredTask QueueState StaleTask WorkerStateSnapshot WorkerStats",
     "db.statements.schedules": "ScheduleRun ScheduleState",
     "db.statements.tasks": "TaskAttemptInfo TaskProgress",
+    "durable.calls": "Child StepCall",
+    "durable.context": "Durable DurableSteps",
+    "durable.handle": "DurableHandle DurableInfo DurableStep",
     "error_codes": (
         "BUILTIN_CODE_REGISTRY BuiltInTaskCode ContractCode OperationalErrorCode OutcomeCode "
         "RetrievalCode"
     ),
     "errors": (
-        "ConfigurationError ErrorCode HorsiesError MultipleValidationErrors NoCurrentTaskError "
-        "RegistryError ResultTimeout ResultUnavailable RetryLater SourceLocation "
+        "ConfigurationError DurableMisuse ErrorCode HorsiesError MultipleValidationErrors "
+        "NoCurrentTaskError RegistryError ResultTimeout ResultUnavailable RetryLater SourceLocation "
+        "StepFailed "
         "TaskDefinitionError TaskFailed TaskStopped TaskWatchFailed TransactionMisuse ValidationReport "
         "WorkflowContextMissingIdError WorkflowValidationError"
     ),

@@ -30,18 +30,28 @@ from horsies.modules import (
 from horsies.monitor.operations import Operations
 from horsies.result import Ok
 from horsies.retry import RetryPolicy
-from horsies.task import AnyTask, RegisteredTasks, TaskDecorator, TaskFunction, handle_of
+from horsies.task import (
+    AnyTask,
+    DurableDecorator,
+    RegisteredTasks,
+    TaskDecorator,
+    TaskFunction,
+    handle_of,
+    register,
+)
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
 from horsies.tasks.by_name import Arguments, prepare_by_name, prepare_retry
 from horsies.tasks.definition import (
     DecoratorOptions,
+    DurableTraits,
     OnStop,
     TaskDefinition,
     choose_queue,
     define,
+    durable_policy,
     is_decorated,
-    name_used_twice,
+    versioned_name,
 )
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.hooks import (
@@ -202,19 +212,59 @@ class Horsies(Operations):
         )
 
         def decorate(function: Any, name: str | None = None) -> AnyTask:
-            return self._register(define(self.config, function, name, options))
+            return register(
+                self._tasks, self._producer, define(self.config, function, name, options)
+            )
 
         return decorate(task_name) if is_decorated(task_name) else partial(decorate, name=task_name)
 
-    def _register(self, definition: TaskDefinition) -> AnyTask:
-        known = self._tasks.get(definition.name)
-        if known is None:
-            self._tasks[definition.name] = TaskFunction(self._producer, definition)
-            return self._tasks[definition.name]
-        first, second = known.definition.location, definition.location
-        if first is not None and first == second and not first.file.startswith("<"):
-            return known  # the module was imported again
-        raise name_used_twice(definition, first)
+    def durable(
+        self,
+        task_name: str,
+        *,
+        queue_name: str | None = None,
+        retry_policy: RetryPolicy | None = None,
+        exception_mapper: Mapping[type[BaseException], str] | None = None,
+        default_unhandled_error_code: str | None = None,
+        timeout_ms: int | None = None,
+        on_stop: OnStop = "requeue",
+        version: int | None = None,
+        signals: Mapping[str, Any] | None = None,
+    ) -> DurableDecorator:
+        """Register a durable function: a task whose steps are recorded, so that its runs survive any crash.
+
+        The function takes a ``Durable`` first. In every other respect it is a task: it is sent, scheduled,
+        retried and cancelled like one, and may be the node of a workflow. Without a ``retry_policy`` a run
+        survives a hundred crashes; a policy must list WORKER_CRASHED. ``timeout_ms`` limits each stay in a
+        process, not the waits. ``version`` becomes part of the stored name (``onboard@2``), so that only
+        workers with that version continue its runs. ``signals`` declares the names and types of signals,
+        which ``app.signal`` then checks.
+
+        Example:
+            @app.durable("onboard")
+            def onboard(ctx: Durable, user_id: int) -> str:
+                account = ctx.step(create_account, user_id)
+                ctx.sleep(timedelta(days=3))
+                return ctx.step(send_tips, account)
+        """
+        options = DecoratorOptions(
+            queue_name,
+            durable_policy(retry_policy),
+            exception_mapper,
+            default_unhandled_error_code,
+            timeout_ms,
+            {},
+            on_stop,
+            durable=DurableTraits(signals),
+        )
+
+        def decorate(function: Any) -> AnyTask:
+            name = versioned_name(function, task_name, version)
+            return register(
+                self._tasks, self._producer, define(self.config, function, name, options)
+            )
+
+        return decorate
 
     def list_tasks(self) -> list[str]:
         """Return the names of the registered tasks."""

@@ -453,3 +453,32 @@ class TaskStopped(BaseException):
 
 class TransactionMisuse(RuntimeError):
     """A task used its transaction (``tx``) in a way that would separate its effects from its outcome."""
+
+
+class DurableMisuse(RuntimeError):
+    """A durable function used its context (``ctx``) in a way that no replay could repeat."""
+
+
+class StepFailed(Exception):
+    """A step of a durable function failed; the record of the failure raises it again in every replay.
+
+    ``step`` is the name of the step, ``code`` the code of the failure: that of a TaskFailed, of an exception
+    mapper, or a built-in one. A run that does not catch it fails with the same code.
+
+    Example:
+        try:
+            ctx.step(charge, order_id)
+        except StepFailed as failed:
+            ctx.step(release_stock, order_id)
+            raise TaskFailed("NOT_CHARGED", failed.message) from failed
+    """
+
+    def __init__(self, step: str, code: str, message: str, data: Any = None) -> None:
+        super().__init__(step, code, message, data)
+        self.step = step
+        self.code = code
+        self.message = message
+        self.data = data
+
+    def __str__(self) -> str:
+        return f"step {self.step!r} failed with {self.code}: {self.message}"

@@ -161,6 +161,16 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "The task belongs to a paused run.",
             "`horsies workflow resume RUN`, with `--retry-failed` after a failure.",
         ),
+        "HELD_BY_RECORD": _obstacle(
+            "The code of a durable function asks for a step that its record does not have.",
+            "Deploy the code that wrote the record or guard the change, then "
+            "`app.durable_handle(ID).resume()`; or reset it to a step.",
+            level=Level.RED,
+        ),
+        "PARKED_RUN": _obstacle(
+            "The run of a durable function waits for a time, a signal or the end of a task.",
+            "Wait, `app.signal(ID, NAME, VALUE)`, or explain the task.",
+        ),
         "PARKED_SIGNAL": _obstacle(
             "The task is a signal node that waits for its signal.",
             "`horsies workflow signal RUN NAME VALUE`.",

@@ -57,6 +57,8 @@ EventName: TypeAlias = Literal[
     "outcomes_lost",
     "claims_left",
     "unknown_task",
+    "run_parked",
+    "run_held",
     "scheduler_ready",
     "scheduler_database_lost",
     "scheduler_database_back",

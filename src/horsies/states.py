@@ -42,6 +42,13 @@ class TaskAttemptOutcome(StrEnum):
     WORKER_FAILURE = "WORKER_FAILURE"
 
 
+class SignalDelivery(StrEnum):
+    """The effect of a signal: a waiting node or step received it, or it is stored for a later one."""
+
+    DELIVERED = "delivered"
+    STORED = "stored"
+
+
 class WorkflowStatus(StrEnum):
     """The status of a workflow run."""
 

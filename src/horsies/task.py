@@ -18,6 +18,7 @@ from collections.abc import (
 from typing import (
     TYPE_CHECKING,
     Any,
+    Concatenate,
     Generic,
     Never,
     ParamSpec,
@@ -33,7 +34,7 @@ from horsies.modules import Deferred
 from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.bulk import send_many, send_many_async
-from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.definition import TaskDefinition, name_used_twice
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.invoke import call_plain, invoke, invoke_async
 from horsies.tasks.options import NO_OPTIONS, SendKeywords, SendOptions, send_options
@@ -48,6 +49,7 @@ from horsies.tasks.send import (
 from horsies.tasks.waiters import is_loop_running
 
 if TYPE_CHECKING:
+    from horsies.durable.context import Durable
     from horsies.workflow.nodes import factory
     from horsies.workflow.nodes.factory import NodeFactory, NodeOptions
 else:
@@ -88,6 +90,19 @@ class TaskDecorator(Protocol):
     ) -> TaskFunction[P, T, Coroutine[Any, Any, T]]: ...
     @overload
     def __call__(self, function: Callable[P, T], /) -> TaskFunction[P, T, T]: ...
+
+
+class DurableDecorator(Protocol):
+    """The type of ``@app.durable(...)``: the context is no part of a call."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Durable, P], TaskResult[T, TaskError]], /
+    ) -> TaskFunction[P, T, TaskResult[T, TaskError]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Durable, P], T], /
+    ) -> TaskFunction[P, T, T]: ...
 
 
 class TaskSendOptions(Generic[P, T]):
@@ -326,6 +341,18 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
 
 
 AnyTask = TaskFunction[Any, Any]
+
+
+def register(tasks: dict[str, AnyTask], producer: Producer, definition: TaskDefinition) -> AnyTask:
+    """Add a task to those of an application, and return it; a second one of its name is an error."""
+    known = tasks.get(definition.name)
+    if known is None:
+        tasks[definition.name] = TaskFunction(producer, definition)
+        return tasks[definition.name]
+    first, second = known.definition.location, definition.location
+    if first is not None and first == second and not first.file.startswith("<"):
+        return known  # the module was imported again
+    raise name_used_twice(definition, first)
 
 
 class RegisteredTasks(Mapping[str, AnyTask]):

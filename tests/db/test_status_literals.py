@@ -31,7 +31,10 @@ SQL = {
 STATUSES = {*TaskStatus, *WorkflowStatus, *WorkflowTaskStatus, *TaskAttemptOutcome}
 ERROR_CODES = {*OperationalErrorCode, *ContractCode, *RetrievalCode, *OutcomeCode}
 # The answers of a control function that are not statuses.
-ANSWERS = {"NO_FAILED_NODE", "PARENT_ENDED", "KEY_TAKEN", "UNKNOWN_SIGNAL"}
+ANSWERS = {
+    *("NO_FAILED_NODE", "PARENT_ENDED", "KEY_TAKEN", "UNKNOWN_SIGNAL"),
+    *("NOT_HELD", "STEP_NOT_FOUND"),
+}
 WORDS_OF_POSTGRESQL = {"UTC", "USAGE", "CREATE", "SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"}
 
 OPEN_TASKS = set(TaskStatus) - TASK_TERMINAL_STATES

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import Connection, sql
 
+from horsies.db.statements.durable import ParkedTask, ParkTasks, park_tasks
 from horsies.db.statements.tasks import CancelledTask, cancel_tasks
 from horsies.db.statements.turn import (
     ClaimedTask,
@@ -43,6 +44,7 @@ from horsies.db.statements.turn import (
     start_tasks,
     store_progress,
 )
+from horsies.parking import ParkRequest
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import STOPPED_FOR_REQUEUE, outcome_of_stop, recording_steps
 from tests.support.database import lock_waiters
@@ -127,6 +129,13 @@ def retry(
     )
 
 
+def park(
+    connection: Connection[Any], task_id: str, owner: str = OWNER, generation: int = GENERATION
+) -> list[ParkedTask]:
+    request = ParkRequest(seconds=60).to_json()
+    return park_tasks.run(connection, ParkTasks(owner, [task_id], [generation], [request]))
+
+
 def heartbeat(
     connection: Connection[Any], task_id: str, owner: str = OWNER, generation: int = GENERATION
 ) -> list[FinishedTask]:
@@ -203,11 +212,12 @@ ACTS: dict[TaskVerb, Callable[[Connection[Any], str], Any]] = {
     "complete": complete,
     "fail": fail,
     "retry": retry,
+    "park": park,
     "release": release,
     "expire": expire,
     "cancel": cancel,
 }
-FENCED = [complete, fail, retry, heartbeat, progress]
+FENCED = [complete, fail, retry, park, heartbeat, progress]
 ENDS = [complete, fail, retry]
 
 STARTED = {"claimed_by_worker_id", "claimed_at", "started_at"}
@@ -231,6 +241,7 @@ CHANGES: dict[tuple[TaskVerb, str], set[str]] = {
         "next_retry_at",
         "enqueued_at",
     },
+    ("park", "RUNNING"): STARTED | WORKER | {"enqueued_at"},
     ("release", "CLAIMED"): STARTED | WORKER,
     ("release", "RUNNING"): STARTED | WORKER,
     ("expire", "PENDING"): {"failed_at", "result", "error_code"},

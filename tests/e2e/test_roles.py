@@ -46,6 +46,8 @@ OF_PRODUCERS = {
     "horsies_workflows": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflow_tasks": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflow_signals": {"SELECT", "INSERT", "DELETE"},
+    "horsies_task_signals": {"SELECT", "INSERT"},
+    "horsies_parked": {"SELECT"},
     "horsies_actions": {"INSERT"},
 }
 COMMANDS = (

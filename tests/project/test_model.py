@@ -17,6 +17,7 @@ needs_spin = pytest.mark.skipif(
 SAMPLE = (
     *("NO_BREAK_RESET", "NO_SIGN_GUARD", "NO_GENERATION_IN_OUTCOME", "NO_RELEASE"),
     *("NO_SHARED_COMMIT", "NO_ROW_LOCK", "NO_GENERATION_IN_RECORD", "NO_STATUS_IN_VERDICT"),
+    *("NO_LOCK_BY_EVENT", "NO_SECOND_LOOK", "NO_GENERATION_IN_TAKE"),
 )
 
 
@@ -34,12 +35,15 @@ def test_every_state_has_the_properties(check: Check, tmp_path: Path) -> None:
 
 
 @needs_spin
-def test_the_transaction_of_a_task_has_the_properties(tmp_path: Path) -> None:
-    (check,) = [one for one in verify.PROPERTIES if one.model == "transaction"]
+@pytest.mark.parametrize(("model", "states"), [("transaction", 5_000), ("parking", 2_000)])
+def test_transactions_and_parked_runs_have_the_properties(
+    model: str, states: int, tmp_path: Path
+) -> None:
+    (check,) = [one for one in verify.PROPERTIES if one.model == model]
     result = verify.search(check, tmp_path)
     assert result.violated == ""
     assert verify.judge(check, result)
-    assert result.states > 5_000
+    assert result.states > states
 
 
 @needs_spin

@@ -47,6 +47,7 @@ MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults
 start_many start_many_async WorkflowInfo SignalDelivery
 TaskFailed TaskSendFailed ResultUnavailable ResultTimeout
 TracingConfig Debounce Rate
+Durable DurableSteps DurableHandle DurableInfo DurableStep Child StepCall StepFailed DurableMisuse
 """
 
 

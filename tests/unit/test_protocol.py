@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horsies.parking import ParkRequest
 from horsies.worker import protocol
 from horsies.worker.protocol import (
     Assignment,
@@ -66,6 +67,7 @@ reports = st.builds(
     retry_after=st.none() | st.floats(0, 31_536_000),
     traceparent=st.none() | st.text(max_size=60),
     transaction=st.sampled_from(protocol.TransactionEnd),
+    park=st.none(),
 )
 
 
@@ -90,6 +92,35 @@ def test_a_part_in_a_workflow_with_wrong_lengths_is_refused() -> None:
 def test_a_report_arrives_as_it_was_sent(report: ChildReport, rss_bytes: int) -> None:
     frame = protocol.encode_report(report, rss_bytes, 1_234)
     assert protocol.decode_report(frame) == (report, rss_bytes, 1_234)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [ParkRequest(), ParkRequest(2.5, ("go", "stop"), ("a",)), ParkRequest(problem='it is "new"')],
+)
+def test_a_wait_arrives_as_it_was_sent(request_: ParkRequest) -> None:
+    report = ChildReport("task", 3, True, "", None, None, park=request_)
+    assert protocol.decode_report(protocol.encode_report(report))[0] == report
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[",
+        "[]",
+        '{"seconds": "5"}',
+        '{"seconds": -1}',
+        '{"seconds": NaN}',
+        '{"signals": [1]}',
+        '{"x": 1}',
+    ],
+)
+def test_a_wait_that_cannot_be_read_is_refused(text: str) -> None:
+    report = ChildReport("task", 3, True, "", None, None, park=ParkRequest())
+    frame = bytearray(protocol.encode_report(report._replace(park=None, result_json=text)))
+    frame[13] |= 0b100000
+    with pytest.raises(ProtocolError, match="the wait of its run cannot be read"):
+        protocol.decode_report(bytes(frame))
 
 
 def test_half_characters_in_a_report_are_escaped() -> None:

@@ -139,6 +139,7 @@ def waits(place: QueueSituation | None = None, /, **columns: Any) -> TaskSituati
 
 
 HELD = {"held": True, "workflow_id": RUN, "run_name": "orders", "run_paused_at": ago(60)}
+PARKED: dict[str, Any] = {"parked_signals": ["go"], "parked_children": ["c1"]}
 ITEM = {"is_parked": True, "item_index": 30, "items_total": 50, "max_parallel": 10}
 LATER = datetime(9999, 1, 1, tzinfo=UTC)
 RUNNING = {"status": "RUNNING", "worker_id": "w1", "worker_pid": 9, "started_at": ago(240)}
@@ -149,6 +150,12 @@ WAITING = [
     (waits(), ["SHOULD_START_NOW"]),
     (waits(blocked_action="claim", blocked_error="22012"), ["BLOCKED"]),
     (waits(**HELD), ["HELD_BY_RUN"]),
+    (
+        waits(held=True, parked_since=ago(9), parked_problem="DURABLE_MISMATCH: no"),
+        ["HELD_BY_RECORD"],
+    ),
+    (waits(enqueued_at=LATER, is_parked=True, parked_since=ago(9), **PARKED), ["PARKED_RUN"]),
+    (waits(enqueued_at=ago(-60), parked_since=ago(9)), ["PARKED_RUN"]),
     (waits(enqueued_at=LATER, is_parked=True, node_kind="signal"), ["PARKED_SIGNAL"]),
     (waits(enqueued_at=ago(-60), node_kind="signal"), ["PARKED_SIGNAL"]),
     (waits(enqueued_at=LATER, **ITEM, map_places=[MapPlace("i1", "RUNNING")]), ["PARKED_MAP"]),

@@ -1,8 +1,8 @@
-"""Verify the protocols of liveness, claims and transactions of tasks with the model checker SPIN.
+"""Verify the protocols of liveness, claims, transactions and parked runs with the model checker SPIN.
 
-`python -m tools.model.verify` checks every property of `liveness.pml`, `claim.pml` and `transaction.pml` in
-all reachable states, then removes one rule of the protocols after another and requires a counterexample
-each time. `--quick` checks smaller models, `--explain MACRO` prints the counterexample without that rule.
+`python -m tools.model.verify` checks every property of the models beside this file in all reachable states,
+then removes one rule of the protocols after another and requires a counterexample each time. `--quick` checks
+smaller models, `--explain MACRO` prints the counterexample without that rule.
 SPIN (package `spin`) and a C compiler must be installed. docs/internals/liveness.md describes the models.
 """
 
@@ -71,6 +71,7 @@ PROPERTIES = (
     Check("claims, 2 workers", "claim"),
     Check("claims, late commits, lock taken first", "claim", ("LATE_COMMIT", "TAKES_LOCK_FIRST")),
     Check("transactions of tasks", "transaction"),
+    Check("parked runs of durable functions", "parking"),
 )
 
 
@@ -102,6 +103,9 @@ MUTANTS = (
     without("NO_ROW_LOCK", "foreign_outcome", "transaction"),
     without("NO_GENERATION_IN_RECORD", "foreign_outcome", "transaction"),
     without("NO_STATUS_IN_VERDICT", "effect_without_outcome", "transaction"),
+    without("NO_LOCK_BY_EVENT", "lost_wake_up", "parking"),
+    without("NO_SECOND_LOOK", "lost_wake_up", "parking"),
+    without("NO_GENERATION_IN_TAKE", "foreign_take", "parking"),
 )
 
 # A model that never declares a worker lost would satisfy most properties, so these situations must

@@ -77,8 +77,10 @@ class CallSignature:
         "transaction",
     )
 
-    def __init__(self, function: Callable[..., Any], annotations: Mapping[str, Any]) -> None:
-        parameters = tuple(inspect.signature(function).parameters.values())
+    def __init__(
+        self, function: Callable[..., Any], annotations: Mapping[str, Any], first: int = 0
+    ) -> None:
+        parameters = tuple(inspect.signature(function).parameters.values())[first:]
         self.transaction: Final = _transaction_parameter(parameters, annotations)
         injected = INJECTED_NAMES | ({self.transaction} if self.transaction else set())
         sent = sendable(parameters, injected)
@@ -98,11 +100,15 @@ class CallSignature:
 
     @classmethod
     def of(
-        cls, function: Callable[..., Any], local_names: Mapping[str, Any] | None = None
+        cls,
+        function: Callable[..., Any],
+        local_names: Mapping[str, Any] | None = None,
+        first: int = 0,
     ) -> CallSignature:
         """Build the signature; ValueError names the annotation that cannot be used.
 
         `local_names` helps resolve annotations written as text that name objects local to a function.
+        Parameters before the `first` one are not part of a call: a worker passes them.
         """
         name = getattr(function, "__qualname__", type(function).__name__)
         try:
@@ -114,7 +120,7 @@ class CallSignature:
                 "import or define the names they use at module level, before the function"
             ) from error
         try:
-            return cls(function, annotations)
+            return cls(function, annotations, first)
         except AnnotationProblem as error:
             raise ValueError(f"In task function {name}, {error}") from error
 

@@ -14,6 +14,7 @@ from horsies.db.statement import Script, one_or_none
 from horsies.modules import Deferred
 from horsies.monitor.defaults import LIMIT_DEFAULT, PING_TIMEOUT_SECONDS
 from horsies.result import Err, Result
+from horsies.states import SignalDelivery
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import BrokerResult, PostgresBroker
 from horsies.tasks.definition import TaskDefinition
@@ -21,6 +22,8 @@ from horsies.tasks.handle import TaskActionError, TaskCancelled, TaskHandle, Tas
 
 if TYPE_CHECKING:
     from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
+    from horsies.durable import handle as durable_runs
+    from horsies.durable.handle import DurableHandle
     from horsies.monitor import actions, health, queries
     from horsies.monitor.actions import QueueOrder, TaskRetried
     from horsies.monitor.diagnose import explain
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from horsies.monitor.health import DatabasePing, WorkerPong
     from horsies.monitor.queries import OneOrMore, RunPage, TaskPage
 else:
+    durable_runs = Deferred("horsies.durable.handle")
     actions = Deferred("horsies.monitor.actions")
     explain = Deferred("horsies.monitor.diagnose.explain")
     health = Deferred("horsies.monitor.health")
@@ -129,6 +133,20 @@ class Operations(ABC):
     rerun_task_async = retry_task_async
 
     # Why something is not making progress
+
+    def durable_handle(self, task_id: str) -> DurableHandle:
+        """Make a handle for a run of a durable function: to signal, resume, reset or read it."""
+        return durable_runs.DurableHandle(task_id, self.get_broker(), self.definitions().get)
+
+    def signal(
+        self, task_id: str, name: str, value: object = None
+    ) -> Result[SignalDelivery, TaskActionError]:
+        """Send a value to a run of a durable function; see ``DurableHandle.signal``.
+
+        Example:
+            app.signal(task_id, "approve", Approval(by="ada")).unwrap()
+        """
+        return self.durable_handle(task_id).signal(name, value)
 
     def explain(self, row_id: str, node: str | None = None) -> BrokerResult[Explanation]:
         """Explain why the task or run with this id, or a node of the run, is not making progress.

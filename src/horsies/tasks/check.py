@@ -59,6 +59,8 @@ _PRODUCER_RIGHTS = frozenset(
         "workflows": ("SELECT", "INSERT", "UPDATE"),
         "workflow_tasks": ("SELECT", "INSERT", "UPDATE"),
         "workflow_signals": ("SELECT", "INSERT", "DELETE"),
+        "task_signals": ("SELECT", "INSERT"),
+        "parked": ("SELECT",),
     }.items()
     for right in rights
 )

@@ -48,6 +48,13 @@ OnStop: TypeAlias = Literal["finish", "requeue", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
+class DurableTraits:
+    """What a durable function has beside the options of a task: the types of its signals, if declared."""
+
+    signals: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TaskDefinition:
     """Everything known about a task before it is sent."""
 
@@ -66,11 +73,12 @@ class TaskDefinition:
     location: SourceLocation | None
     on_stop: OnStop = "finish"
     burst: bool = False
+    durable: DurableTraits | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecoratorOptions:
-    """The unchecked arguments of ``@app.task(...)`` besides the name."""
+    """The unchecked arguments of ``@app.task(...)`` or ``@app.durable(...)`` besides the name."""
 
     queue_name: str | None
     retry_policy: RetryPolicy | None
@@ -80,6 +88,7 @@ class DecoratorOptions:
     unknown: Mapping[str, Any]
     on_stop: OnStop = "finish"
     burst: bool = False
+    durable: DurableTraits | None = None
 
 
 def define(
@@ -92,7 +101,9 @@ def define(
     _raise_first(_name_problems(name), location)
     queue = choose_queue(config, options.queue_name, location)
     _raise_first(_option_problems(options), location)
-    signature = _read_signature(function, location)
+    if options.durable is not None:
+        _raise_first(_durable_problems(function, options), location)
+    signature = _read_signature(function, location, 0 if options.durable is None else 1)
     _raise_first(_transaction_problems(function, options, signature), location)
     is_plain, results = _read_results(function, location)
     return TaskDefinition(
@@ -111,7 +122,28 @@ def define(
         location=location,
         on_stop=options.on_stop,
         burst=options.burst,
+        durable=options.durable,
     )
+
+
+def durable_policy(policy: RetryPolicy | None) -> RetryPolicy:
+    """The policy of a durable function: a crash or a stop of its process never ends a run by itself."""
+    return policy or RetryPolicy.exponential(
+        1, max_retries=100, max_delay_seconds=60, auto_retry_for=[_LOST_RUN, "WORKER_STOPPED"]
+    )
+
+
+def versioned_name(function: Any, name: object, version: object) -> Any:
+    """The stored name of a durable function, with its version."""
+    if version is None or not isinstance(name, str):
+        return name
+    if type(version) is not int or version < 1:
+        raise TaskDefinitionError(
+            "version must be a whole number from 1.",
+            code=ErrorCode.TASK_INVALID_OPTIONS,
+            location=SourceLocation.from_function(function) if callable(function) else None,
+        )
+    return f"{name}@{version}"
 
 
 def is_decorated(given: object) -> bool:
@@ -274,12 +306,45 @@ def _option_problems(options: DecoratorOptions) -> Iterator[_Problem]:
         yield _Problem("burst must be True or False.")
 
 
+_LOST_RUN = "WORKER_CRASHED"
+
+
+def _durable_problems(function: FunctionType, options: DecoratorOptions) -> Iterator[_Problem]:
+    name, policy = function.__name__, options.retry_policy
+    is_async = inspect.iscoroutinefunction(function)
+    parameters = list(inspect.signature(function).parameters.values())
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        hints = get_type_hints(function)
+    except Exception:  # the signature reports it
+        hints = {}
+    context = hints.get(parameters[0].name) if parameters and parameters[0].kind in kinds else None
+    if hints and getattr(context, "is_durable_context", False) is not True:
+        yield _Problem(
+            f"The first parameter of durable function {name!r} must be its context.",
+            f"def {name}(ctx: Durable, ...)",
+        )
+    if is_async:
+        yield _Problem(f"Durable function {name!r} is `async def`.", "write it with `def`")
+    if policy is not None and _LOST_RUN not in policy.auto_retry_for:
+        yield _Problem(
+            f"The retry_policy of durable function {name!r} does not list {_LOST_RUN}, so a crash would end "
+            "its runs.",
+            f'add "{_LOST_RUN}" to auto_retry_for, or leave retry_policy out',
+        )
+
+
 def _transaction_problems(
     function: FunctionType, options: DecoratorOptions, signature: CallSignature
 ) -> Iterator[_Problem]:
     if signature.transaction is None:
         return
     where = f"Task function {function.__name__!r} takes a transaction ({signature.transaction})"
+    if options.durable is not None:
+        yield _Problem(
+            f"{where}, but its runs last longer than a transaction.",
+            "write in ctx.tx_step(...), whose function takes a transaction",
+        )
     if options.burst:
         yield _Problem(
             f"{where}, so it cannot be a burst=True task: a child that holds several tasks would have to "
@@ -298,9 +363,11 @@ def _transaction_problems(
         )
 
 
-def _read_signature(function: FunctionType, location: SourceLocation | None) -> CallSignature:
+def _read_signature(
+    function: FunctionType, location: SourceLocation | None, first: int
+) -> CallSignature:
     try:
-        return CallSignature.of(function)
+        return CallSignature.of(function, first=first)
     except ValueError as error:
         raise TaskDefinitionError(
             f"The parameters of task function {function.__name__!r} cannot be sent: {error}",

@@ -27,7 +27,13 @@ from horsies.error_codes import (
     resolve_exception_code,
     validate_error_code_name,
 )
-from horsies.errors import RetryLater, TaskFailed, TaskStopped, WorkflowContextMissingIdError
+from horsies.errors import (
+    DurableMisuse,
+    RetryLater,
+    TaskFailed,
+    TaskStopped,
+    WorkflowContextMissingIdError,
+)
 from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult, describe_exception, exception_text
 from horsies.tasks.definition import TaskDefinition
@@ -98,6 +104,11 @@ def call_problem(
     """Return why a send would reject these arguments, or None; arguments that a workflow passes are not
     sent.
     """
+    if definition.durable is not None:
+        raise DurableMisuse(
+            f"Durable function {definition.name!r} needs a record of its steps, so it cannot be called "
+            "directly; send it, or call its `function` with your own context."
+        )
     injected = definition.signature.injected
     if injected:
         names = list(inspect.signature(definition.function).parameters)[: len(args)]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from horsies.codec.results import encode_task_error
 from horsies.db.statement import Step
+from horsies.db.statements.durable import ParkTasks, park_tasks
 from horsies.db.statements.turn import (
     ClaimedTask,
     CompleteTasks,
@@ -26,6 +27,7 @@ from horsies.db.statements.turn import (
 from horsies.db.statements.workers import AbandonedTask
 from horsies.db.statements.workflows import lock_runs
 from horsies.error_codes import OperationalErrorCode, OutcomeCode, column_code
+from horsies.parking import ParkRequest
 from horsies.retry import RetryDecision, decide_retry, limit_after_return
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, storable_text
@@ -42,7 +44,7 @@ RETURNED_TO_QUEUE = "returned to its queue: the worker stopped"
 _FINAL = RetryDecision(None)
 
 # The possible next states of a task whose attempt is recorded.
-ENDINGS = ("completed", "retried", "cancelled", "failed")
+ENDINGS = ("completed", "parked", "retried", "cancelled", "failed")
 
 # Accessing an enum member takes 0.1 µs, and every task needs several accesses.
 _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLETED
@@ -55,6 +57,7 @@ class Outcome(NamedTuple):
     an accepted cancellation. ``run_us`` is how many microseconds the attempt ran, if known.
     ``is_recorded``: the child has recorded the outcome in the task's transaction. ``is_in_doubt``: the
     child may have recorded it, and this outcome counts only if it has not.
+    ``park``: the attempt has not ended; its run waits, and continues in any child.
     """
 
     task_id: str
@@ -73,6 +76,7 @@ class Outcome(NamedTuple):
     if_cancelled: Outcome | None = None
     is_recorded: bool = False
     is_in_doubt: bool = False
+    park: ParkRequest | None = None
 
     @classmethod
     def completed(cls, task: ClaimedTask, result: str, run_us: int | None = None) -> Outcome:
@@ -131,6 +135,8 @@ class Report(Protocol):
     def exception_names(self) -> Sequence[str]: ...
     @property
     def retry_after(self) -> float | None: ...
+    @property
+    def park(self) -> ParkRequest | None: ...
 
 
 def outcome_of_report(
@@ -139,7 +145,9 @@ def outcome_of_report(
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
-    """The outcome for a function that returned or raised; an error may be retried."""
+    """The outcome for a function that returned, raised, or left its run to wait; an error may be retried."""
+    if report.park is not None:
+        return _parked(task, report.park, run_us)
     if report.ok:
         return Outcome.completed(task, report.result_json, run_us)
     return outcome_of_error(
@@ -151,6 +159,20 @@ def outcome_of_report(
         retry_after=report.retry_after,
         run_us=run_us,
         random=random,
+    )
+
+
+def _parked(task: ClaimedTask, request: ParkRequest, run_us: int | None) -> Outcome:
+    return Outcome(
+        task.id,
+        task.generation,
+        task.workflow_id,
+        TaskStatus.PENDING,
+        "",
+        _ATTEMPT_SUCCEEDED,
+        run_us,
+        if_cancelled=outcome_of_stop(task, STOPPED_BY_CANCEL),
+        park=request,
     )
 
 
@@ -348,6 +370,11 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
     if len(completed) == len(outcomes):
         return steps
     failed = [one for one in outcomes if one.status is not _SUCCEEDED]
+    if parked := [one for one in failed if one.park is not None]:
+        steps.update(_parking_steps(worker_id, parked))
+        failed = [one for one in failed if one.park is None]
+        if not failed:
+            return steps
     retried = [one for one in failed if one.delay_seconds is not None]
     if retried:
         steps["retried"] = retry_tasks, RetryTasks(worker_id, *_columns(retried, _RETRIED))
@@ -360,6 +387,18 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
         ]
     steps["failed"] = fail_tasks, FailTasks(worker_id, *_columns(failed, _FAILED))
     return steps
+
+
+def _parking_steps(worker_id: str | None, parked: Sequence[Outcome]) -> dict[str, Step]:
+    """The statements for runs that wait; those with an accepted cancel are cancelled instead."""
+    ids, generations = [one.task_id for one in parked], [one.generation for one in parked]
+    requests = [one.park.to_json() for one in parked if one.park is not None]
+    cancelled = [one.if_cancelled for one in parked if one.if_cancelled is not None]
+    cancels = FailTasks(worker_id, *_columns(cancelled, _FAILED))._replace(only_cancelled=True)
+    return {
+        "parked": (park_tasks, ParkTasks(worker_id, ids, generations, requests)),
+        "cancelled": (fail_tasks, cancels),
+    }
 
 
 def _newest(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:

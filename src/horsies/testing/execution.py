@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 from horsies.app import Horsies
 from horsies.current_task import CurrentTask, set_running_task, set_running_task_here
 from horsies.db.statements.turn import ClaimedTask
+from horsies.durable.leaving import Leaving
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import Outcome, outcome_of_report
 from horsies.tasks.waiters import is_loop_running
@@ -164,6 +165,8 @@ class Execution:
 
     def _ended(self, task: ClaimedTask, report: ChildReport) -> Ended:
         raised = self._raised.pop(task.id, None)
+        if isinstance(raised, Leaving):
+            raised = None  # the run of a durable function waits
         if raised is not None and not isinstance(raised, Exception | SystemExit):
             raise raised  # Ctrl-C, a cancelled test, or an outcome of pytest such as pytest.fail()
         # No jitter: a test waits exactly as long as the policy specifies.

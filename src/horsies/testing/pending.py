@@ -22,6 +22,7 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statements.clock import (
     advance_nodes,
     advance_schedules,
+    advance_steps,
     advance_tasks,
 )
 from horsies.db.statements.schedules import DueSchedule, fire_slots
@@ -76,7 +77,12 @@ class Clock:
                 "years at most."
             )
         seconds = by.total_seconds()
-        steps = [advance_tasks(seconds), advance_nodes(seconds), advance_schedules(0.0, seconds)]
+        steps = [
+            advance_tasks(seconds),
+            advance_steps(seconds),
+            advance_nodes(seconds),
+            advance_schedules(0.0, seconds),
+        ]
         with _connected(self._app) as pipeline:
             pipeline.run(steps)
         self.offset += by
@@ -197,6 +203,8 @@ class _Pending:
         return parts.get(task.id), refused[0][1] if refused else None
 
     def _note(self, task: ClaimedTask, outcome: Outcome, raised: BaseException | None) -> None:
+        if outcome.park is not None:
+            return
         self.done.attempts.append(Attempt.of(task, outcome))
         is_final = outcome.delay_seconds is None
         if raised is not None and is_final and self._reraise:

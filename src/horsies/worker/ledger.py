@@ -233,7 +233,9 @@ class Ledger:
                 self._by_state[REFUSED][task_id] = owned
                 continue
             del self._owned[task_id]
-            if task_id in turned.recorded:
+            if outcome.park is not None and task_id not in turned.cancelled | turned.instead.keys():
+                _log_parked(outcome, owned.task, task_id in turned.recorded)
+            elif task_id in turned.recorded:
                 ends.append((_as_recorded(outcome, turned), owned.task, owned.run_seconds))
             else:
                 _log_dropped(task_id)
@@ -278,6 +280,18 @@ def _as_recorded(outcome: Outcome, turned: TurnResult) -> Outcome:
     if outcome.delay_seconds is not None and task_id in turned.failed:
         return outcome._replace(delay_seconds=None, retry_reason=TOO_LATE)
     return outcome
+
+
+def _log_parked(outcome: Outcome, task: ClaimedTask, is_recorded: bool) -> None:
+    if not is_recorded:
+        _log_dropped(task.id)
+    elif outcome.park is not None and outcome.park.problem is not None:
+        event = as_event("run_held", task_id=task.id, task_name=task.task_name)
+        text = "%s %s is held until it is resumed: %s"
+        logger.error(text, task.task_name, task.id, outcome.park.problem, extra=event)
+    else:
+        event = as_event("run_parked", task_id=task.id, task_name=task.task_name)
+        logger.debug("%s %s is parked", task.task_name, task.id, extra=event)
 
 
 def _log_dropped(task_id: str) -> None:

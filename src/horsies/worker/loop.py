@@ -100,7 +100,9 @@ class Worker:
         tracing = app.config.tracing
         traces = None if tracing is None else Traces(tracing, identity.worker_id)
         definitions = app.definitions()
-        apart = [name for name, task in definitions.items() if task.signature.transaction]
+        apart = [
+            name for name, task in definitions.items() if task.signature.transaction or task.durable
+        ]
         windows = Windows(0 if is_capped else config.window_width, apart)
         ledger = Ledger()
         inputs = NodeInputs(tasks_with_injection(app), app.config.payload.max_input_bytes)

@@ -27,6 +27,7 @@ from pydantic_core import from_json, to_json
 from horsies.current_task import NOTE_CHARACTERS_MAX
 from horsies.errors import checked_delay
 from horsies.ids import new_id
+from horsies.parking import ParkRequest
 
 if TYPE_CHECKING:
     from horsies.db.statements.turn import ClaimedTask
@@ -161,6 +162,8 @@ class ChildReport(NamedTuple):
     # The attempt's span, if the application uses tracing.
     traceparent: str | None = None
     transaction: TransactionEnd = TransactionEnd.NONE
+    # What a run of a durable function waits for: it has left its child and has no outcome yet.
+    park: ParkRequest | None = None
 
 
 def with_transaction(outcome: Outcome, report: ChildReport) -> Outcome:
@@ -319,6 +322,8 @@ def _node_part(texts: str, start: int, head_size: int) -> NodePart:
 def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int = 0) -> bytes:
     """The frame with `report`, its duration, and the child's memory if it was sampled."""
     task_id, result = report.task_id, report.result_json
+    if (park := report.park) is not None:
+        result = park.to_json()
     code, message = report.error_code, report.error_message
     try:
         names, seconds = report.exception_names, report.retry_after
@@ -331,7 +336,11 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
         _REPORT.size - 4 + len(body),
         _KIND_REPORT,
         report.generation,
-        report.ok | (not report.was_called) << 1 | has_rest << 2 | report.transaction << 3,
+        report.ok
+        | (not report.was_called) << 1
+        | has_rest << 2
+        | report.transaction << 3
+        | (park is not None) << 5,
         rss_bytes,
         run_microseconds,
         len(task_id),
@@ -371,12 +380,21 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
     )
     if flags & 0b11000:
         report = report._replace(transaction=TransactionEnd(flags >> 3 & 0b11))
+    if flags & 0b100000:
+        report = report._replace(park=_park_of(report.result_json), result_json="")
     if flags & 4:
         names, retry_after, traceparent = _rest_of_report(texts[message_end:])
         report = report._replace(
             exception_names=names, retry_after=retry_after, traceparent=traceparent
         )
     return report, rss_bytes, run_microseconds
+
+
+def _park_of(text: str) -> ParkRequest:
+    try:
+        return ParkRequest.from_json(text)
+    except ValueError as error:
+        raise ProtocolError("malformed report: the wait of its run cannot be read") from error
 
 
 def _rest_of_report(text: str) -> tuple[tuple[str, ...], float | None, str | None]:

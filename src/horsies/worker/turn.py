@@ -312,6 +312,8 @@ def take_turn(
     whose change the database refuses is left to ``blocked``.
     """
     blocked = blocked or Blocked(claimer.worker_id)
+    if len(waiting := [one for one in outcomes if one.park is not None]):
+        return _turn_beside_parks(pipeline, claimer, outcomes, waiting, request, blocked)
     if True in [one.is_recorded for one in outcomes]:
         return _turn_beside_children(pipeline, claimer, outcomes, request, blocked)
     if request.claims and blocked.delays:
@@ -351,6 +353,40 @@ def _turn_beside_children(
         turned = take_turn(pipeline, claimer, rest, request, blocked)
     done = {one.task_id for one in outcomes if one.is_recorded}
     return turned._replace(recorded=turned.recorded | done)
+
+
+def _turn_beside_parks(
+    pipeline: Pipeline,
+    claimer: Claimer,
+    outcomes: Sequence[Outcome],
+    waiting: Sequence[Outcome],
+    request: TurnRequest,
+    blocked: Blocked,
+) -> TurnResult:
+    """Park the runs that wait, then take the turn.
+
+    Parks have their own transaction. In one transaction with the ends of tasks, two workers could wait for
+    each other: each would hold the row of a run that it parks, and end a task that wakes the other's run.
+    """
+    none = TurnRequest()
+    parked = blocked.isolated(
+        pipeline,
+        "record",
+        lambda: _run(pipeline, _steps(claimer, waiting, none)),
+        lambda: _one_by_one(pipeline, claimer, waiting, none, blocked),
+        "park",
+    )
+    rest = [one for one in outcomes if one.park is None]
+    turned = NOTHING_DONE
+    if rest or request.starting or request.claims or (claimer.is_capped and request.freed):
+        turned = take_turn(pipeline, claimer, rest, request, blocked)
+    return turned._replace(
+        recorded=turned.recorded | parked.recorded,
+        refused=turned.refused | parked.refused,
+        cancelled=turned.cancelled | parked.cancelled,
+        instead={**turned.instead, **parked.instead},
+        as_decided=turned.as_decided and parked.as_decided,
+    )
 
 
 def _one_by_one(

@@ -117,11 +117,13 @@ DECLARE
     started timestamptz[];
     items uuid[];
     others uuid[];
+    has_waiting_runs boolean;
 BEGIN
     SELECT array_agg(id::text) FILTER (WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
         array_agg(DISTINCT queue_name::text) FILTER (WHERE status = 'PENDING'),
-        bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
-    INTO finished, released, has_ended_nodes FROM changed;
+        bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
+        bool_or(wakes_task_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
+    INTO finished, released, has_ended_nodes, has_waiting_runs FROM changed;
     FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
         PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
     END LOOP;
@@ -143,6 +145,11 @@ BEGIN
             WHERE workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
         ) AS ended;
         PERFORM horsies_advance(runs, nodes, tasks, started, items, others);
+    END IF;
+    IF has_waiting_runs THEN
+        SELECT array_agg(wakes_task_id), array_agg(id) INTO runs, tasks FROM changed
+        WHERE wakes_task_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED');
+        PERFORM horsies_wake_parents(runs, tasks);
     END IF;
     RETURN NULL;
 END

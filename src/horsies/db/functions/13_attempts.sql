@@ -1,4 +1,5 @@
--- Attempts are deleted with their task, whichever statement deletes it: retention, or a person at a prompt.
+-- Attempts, and the records of durable functions, are deleted with their task, whichever statement deletes it:
+-- retention, or a person at a prompt.
 --
 -- No attempt is left behind. The statement that inserts an attempt has updated its task and so holds the row lock
 -- until it commits. A delete waits for that commit and then sees the attempt, because this statement takes its
@@ -8,9 +9,24 @@ BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         -- The statement may truncate the attempts too, and PostgreSQL rejects a second TRUNCATE of that table.
         DELETE FROM horsies_task_attempts;
+        DELETE FROM horsies_steps;
+        DELETE FROM horsies_task_signals;
+        DELETE FROM horsies_parked;
     ELSE
         DELETE FROM horsies_task_attempts AS attempt
         WHERE attempt.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+        -- Without durable functions the tables are empty.
+        IF EXISTS (SELECT FROM horsies_steps) THEN
+            DELETE FROM horsies_steps AS step WHERE step.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+        END IF;
+        IF EXISTS (SELECT FROM horsies_task_signals) THEN
+            DELETE FROM horsies_task_signals AS sent
+            WHERE sent.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+        END IF;
+        IF EXISTS (SELECT FROM horsies_parked) THEN
+            DELETE FROM horsies_parked AS parked
+            WHERE parked.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+        END IF;
     END IF;
     RETURN NULL;
 END

@@ -70,7 +70,9 @@ CREATE TABLE horsies_tasks (
     -- The schedule that sent the task, and its slot (NULL for a manual run). These rows are the log of a schedule's
     -- runs and are deleted with the tasks.
     schedule_name         varchar(255),
-    scheduled_for         timestamptz
+    scheduled_for         timestamptz,
+    -- The run of a durable function that started this task and may wait for its end; NULL for all other tasks.
+    wakes_task_id         uuid
 ) WITH (
     fillfactor = 80,
     -- Every task leaves two dead row versions. Vacuum runs early and without pauses, because otherwise the claim
@@ -174,6 +176,54 @@ CREATE INDEX horsies_task_attempts_error_code ON horsies_task_attempts (error_co
 -- Attempts arrive in the order they finish, so a block-range index answers "newest" and "older than" at a thousandth
 -- of a B-tree's write cost.
 CREATE INDEX horsies_task_attempts_finished_at ON horsies_task_attempts USING brin (finished_at);
+
+-- Durable functions -------------------------------------------------------------------------------
+-- The recorded steps of durable functions. A row is written once, in the transaction of its step, and never
+-- changes. There is no foreign key, which would be checked for every step: a trigger deletes steps, signals and
+-- waits with their task.
+CREATE TABLE horsies_steps (
+    task_id     uuid         NOT NULL,
+    -- The name of the step; its second and later occurrences end in #2, #3 and so on.
+    name        text COLLATE "C" NOT NULL,
+    -- In the order in which the run recorded them, from 1.
+    position    integer      NOT NULL,
+    kind        varchar(16)  NOT NULL,
+    -- JSON; NULL for a step that failed.
+    result      text,
+    -- {"code": text, "message": text, "data": JSON}, NULL for a step that succeeded.
+    error       text,
+    -- The end of a sleep or of a wait.
+    due_at      timestamptz,
+    attempt     integer      NOT NULL,
+    started_at  timestamptz  NOT NULL,
+    ended_at    timestamptz  NOT NULL,
+    PRIMARY KEY (task_id, name)
+) WITH (autovacuum_vacuum_cost_delay = 0);
+
+-- Values sent to runs of durable functions, until a step takes them.
+CREATE TABLE horsies_task_signals (
+    id          bigint        GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task_id     uuid          NOT NULL,
+    name        varchar(255)  NOT NULL,
+    value       text          NOT NULL,
+    created_at  timestamptz   NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE INDEX horsies_task_signals_waiting ON horsies_task_signals (task_id, name, id);
+
+-- What the parked runs of durable functions wait for. A row counts while its task is PENDING with this
+-- generation: whichever process starts or ends the run, nothing has to be deleted at once.
+CREATE TABLE horsies_parked (
+    task_id     uuid         PRIMARY KEY,
+    generation  integer      NOT NULL,
+    since       timestamptz  NOT NULL,
+    -- The end of a sleep, or the limit of a wait.
+    until       timestamptz,
+    signals     text[]       NOT NULL,
+    children    uuid[]       NOT NULL,
+    -- Why the run is held until an operator resumes it; NULL for a wait.
+    problem     text
+);
 
 -- Refused changes and calls -------------------------------------------------------------------------
 -- Tasks and runs whose next change the database refuses. A worker skips such a task or run, tries again after a

@@ -26,3 +26,9 @@ UPDATE horsies_schedule_state SET next_run_at = next_run_at - %(slots)s::float8 
     resumed_at = resumed_at - %(pauses)s::float8 * interval '1 second'
 WHERE next_run_at IS NOT NULL
 RETURNING schedule_name AS id
+
+-- name: advance_steps
+-- The sleeps and limits of durable functions end earlier.
+UPDATE horsies_steps SET due_at = due_at - %(seconds)s::float8 * interval '1 second'
+WHERE due_at IS NOT NULL
+RETURNING task_id::text AS id

@@ -64,6 +64,11 @@ class TaskFacts(NamedTuple):
     progress_total: float | None
     looked_at: datetime
     is_async: bool = False
+    # The wait of a durable function that is parked.
+    parked_since: datetime | None = None
+    parked_signals: Sequence[str] | None = None
+    parked_children: Sequence[str] | None = None
+    parked_problem: str | None = None
 
 
 class WantedTask(NamedTuple):

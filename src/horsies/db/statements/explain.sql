@@ -22,7 +22,9 @@ SELECT task.id::text, task.task_name, task.queue_name, task.status, task.priorit
     attempt.outcome AS last_outcome, attempt.error_code AS last_error_code, attempt.retry_reason,
     attempt.finished_at AS last_finished_at, attempt.will_retry, attempt.worker_hostname AS last_hostname,
     beat.sent_at AS heartbeat_at, progress.done AS progress_done, progress.total AS progress_total,
-    now() AS looked_at, coalesce(task.task_options LIKE '{"async":true%%', false) AS is_async
+    now() AS looked_at, coalesce(task.task_options LIKE '{"async":true%%', false) AS is_async,
+    parked.since AS parked_since, parked.signals AS parked_signals, parked.children::text[] AS parked_children,
+    parked.problem AS parked_problem
 FROM horsies_tasks AS task
 LEFT JOIN horsies_workflow_tasks AS node
     ON node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index
@@ -31,6 +33,8 @@ LEFT JOIN horsies_queues AS queue ON queue.queue_name = task.queue_name
 LEFT JOIN horsies_blocked AS blocked ON blocked.id = task.id AND blocked.kind = 'task'
     AND blocked.status = task.status AND blocked.generation = task.generation
 LEFT JOIN horsies_workers AS owner ON owner.worker_id = task.claimed_by_worker_id
+LEFT JOIN horsies_parked AS parked
+    ON parked.task_id = task.id AND parked.generation = task.generation AND task.status = 'PENDING'
 LEFT JOIN horsies_task_progress AS progress
     ON progress.task_id = task.id AND progress.attempt = task.retry_count + 1
 LEFT JOIN LATERAL (

@@ -44,6 +44,8 @@ class InsertTask(NamedTuple):
     idempotency_sha: str | None
     unique_key: str | None
     unique_while: str | None
+    # The run of a durable function that starts this task.
+    wakes_task_id: str | None = None
 
 
 class DebounceTask(NamedTuple):

@@ -10,14 +10,14 @@
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
     good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha,
-    retention, unique_key, unique_while, burst)
+    retention, unique_key, unique_while, burst, wakes_task_id)
 VALUES (
     %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, %(args)s, %(kwargs)s, %(sent_at)s,
     statement_timestamp(), statement_timestamp(),
     greatest(%(enqueue_at)s::timestamptz, statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second'),
     %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s, %(enqueue_sha)s, %(idempotency_key)s,
     %(idempotency_sha)s, %(retention_seconds)s::float8 * interval '1 second', %(unique_key)s, %(unique_while)s,
-    horsies_is_burst_v1(%(task_options)s::text))
+    horsies_is_burst_v1(%(task_options)s::text), %(wakes_task_id)s::uuid)
 ON CONFLICT DO NOTHING
 RETURNING id::text
 

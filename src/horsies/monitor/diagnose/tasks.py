@@ -148,6 +148,15 @@ def _expired(situation: TaskSituation) -> Finding:
 def _held(task: TaskFacts) -> Iterator[Finding]:
     if not task.held:
         return
+    if task.parked_problem is not None:
+        yield finding(
+            "HELD_BY_RECORD",
+            f"Its code does not fit its record: {task.parked_problem}",
+            since=task.parked_since,
+            remedy=f"app.durable_handle({task.id!r}).resume()",
+        )
+    if task.workflow_id is None:
+        return
     cause = f" because a node failed with {task.run_error_code}" if task.run_error_code else ""
     ago = f" {between(task.run_paused_at, task.looked_at)} ago" if task.run_paused_at else ""
     run_id = task.workflow_id or ""
@@ -164,6 +173,8 @@ def _held(task: TaskFacts) -> Iterator[Finding]:
 def _delayed(situation: TaskSituation) -> Finding:
     task = situation.task
     due = f"is due in {between(task.looked_at, task.enqueued_at)}"
+    if task.parked_since is not None:
+        return _parked_run(task)
     if task.node_kind == "signal":
         return _parked_signal(task)
     if task.is_parked and task.item_index is not None:
@@ -182,6 +193,26 @@ def _delayed(situation: TaskSituation) -> Finding:
             since=task.last_finished_at,
         )
     return finding("SENT_FOR_LATER", f"It was sent for later and {due}.")
+
+
+def _parked_run(task: TaskFacts) -> Finding:
+    """A run of a durable function that waits for a time, a signal or the end of a task."""
+    signals, children = list(task.parked_signals or ()), list(task.parked_children or ())
+    events = [f"signal {name!r}" for name in signals] + [
+        f"the end of task {one}" for one in children
+    ]
+    if not task.is_parked:
+        events.append(f"the end of its wait in {between(task.looked_at, task.enqueued_at)}")
+    remedy = f"app.signal({task.id!r}, {signals[0]!r}, value)" if signals else None
+    if children:
+        remedy = command("explain", children[0])
+    return finding(
+        "PARKED_RUN",
+        f"It is parked and waits for {' or '.join(events)}.",
+        since=task.parked_since,
+        subjects=[*signals, *children],
+        remedy=remedy,
+    )
 
 
 def _parked_signal(task: TaskFacts) -> Finding:

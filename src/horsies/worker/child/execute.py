@@ -20,6 +20,8 @@ from horsies.codec.form import TypeMismatch
 from horsies.codec.results import ResultCodec, encode_task_error
 from horsies.config.tracing import TracingConfig
 from horsies.current_task import CurrentTask, current_task
+from horsies.durable.context import Durable
+from horsies.durable.leaving import Leaving
 from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_text
 from horsies.errors import UNLIMITED_RETRIES, RetryLater, TaskStopped, checked_delay
 from horsies.locate import load_app, sends_suppressed
@@ -29,6 +31,7 @@ from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
 from horsies.tasks.hooks import AroundTask, as_plain_calls, surround
 from horsies.tasks.invoke import await_function, call_function, mismatch_error, run_coroutine
+from horsies.worker.child import durable_run
 from horsies.worker.child.builtin_tasks import is_builtin, run_builtin
 from horsies.worker.child.node_arguments import build_call
 from horsies.worker.child.process_state import clear_timers, log_safely
@@ -226,7 +229,7 @@ async def execute_async(
             return _execute_builtin(app, assignment)
         hooks = [*around, *app.hooks.around] if around else app.hooks.around
         definition = surround(task.definition, hooks) if hooks else task.definition
-        if definition.signature.transaction is not None and not definition.is_async:
+        if not definition.is_async and (definition.signature.transaction or definition.durable):
             return _execute(app, definition, assignment, transactions)
         call = _decode_call(app, definition, assignment)
         if isinstance(call, ChildReport):
@@ -271,6 +274,10 @@ def _execute(
     call = _decode_call(app, definition, assignment)
     if isinstance(call, ChildReport):
         return call
+    if definition.durable is not None:
+        return _execute_durable(
+            app, definition, assignment, call, transactions or Transactions(app)
+        )
     if (parameter := definition.signature.transaction) is None:
         return _encode(app, definition, assignment, _call(app, definition, call))
     record = AttemptRecord(transactions or Transactions(app), definition, assignment)
@@ -289,6 +296,28 @@ def _execute(
         return _with_transaction(assignment, report, ended)
     finally:
         transaction.close()
+
+
+def _execute_durable(
+    app: Horsies,
+    definition: TaskDefinition,
+    assignment: Assignment,
+    call: BoundCall,
+    transactions: Transactions,
+) -> ChildReport:
+    """Call a durable function with its context; it ends, or leaves its run to wait."""
+    try:
+        engine = durable_run.begun(transactions, definition, assignment)
+    except Leaving as how:
+        return durable_run.left(assignment, how)
+    run = engine.run
+    given = BoundCall((Durable(engine), *call.args), call.kwargs)
+    returned = _call(app, definition, given)
+    run.is_over = True
+    # Even if the code of the run has caught the exception by which it was left.
+    if run.left is not None:
+        return durable_run.left(assignment, run.left)
+    return _encode(app, definition, assignment, durable_run.judged(assignment, run, returned))
 
 
 async def _await_in_transaction(

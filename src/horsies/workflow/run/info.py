@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
 
 from horsies.result import Result
+from horsies.states import SignalDelivery as SignalDelivery
 from horsies.states import WorkflowStatus, WorkflowTaskStatus
 from horsies.task_result import SubWorkflowSummary, TaskError, TaskResult, json_object
 
@@ -75,13 +76,6 @@ class HandleOperationError:
 
 
 HandleResult: TypeAlias = Result[T, HandleOperationError]
-
-
-class SignalDelivery(StrEnum):
-    """The effect of a signal: a waiting node received it, or it is stored for a later one."""
-
-    DELIVERED = "delivered"
-    STORED = "stored"
 
 
 @dataclass(frozen=True, slots=True)

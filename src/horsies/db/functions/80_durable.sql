@@ -1,0 +1,193 @@
+-- Durable functions: a run is a task with recorded steps. While it waits it is parked: PENDING, without a
+-- process, a connection or a lease.
+--
+-- The row of the run is the lock between the worker that parks it and the events that wake it. The worker locks
+-- the row and then looks, with a new snapshot, for signals that are stored and children that have ended; a signal
+-- and the end of a child lock the row before they look whether the run is parked. So whichever comes second sees the
+-- other one. Parking has its own transaction: it holds the rows of runs and waits for no other row, so no cycle
+-- of waits begins with it.
+
+-- RUNNING -> PENDING for runs of this worker that wait, each with a request in JSON: {"seconds": number,
+-- "signals": [name, ...], "children": [id, ...], "problem": sentence}, every key optional. A run whose event
+-- has come is due at once, one with a problem is held until an operator resumes it, and one with an accepted cancel
+-- is left to the statement that cancels it. No attempt has ended, and retry_count stays. A run that has started
+-- is past its good_until.
+CREATE OR REPLACE FUNCTION horsies_park_v1(
+    p_worker_id text, p_ids uuid[], p_generations integer[], p_requests text[]) RETURNS SETOF uuid
+LANGUAGE plpgsql AS $$
+DECLARE
+    request jsonb;
+    run_id uuid;
+    names text[];
+    awaited uuid[];
+    wakes_at timestamptz;
+    has_come boolean;
+BEGIN
+    PERFORM FROM horsies_tasks WHERE id = ANY(p_ids) ORDER BY id FOR NO KEY UPDATE;
+    FOR place IN 1 .. cardinality(p_ids) LOOP
+        request := p_requests[place]::jsonb;
+        names := ARRAY(SELECT jsonb_array_elements_text(coalesce(request -> 'signals', '[]')));
+        awaited := ARRAY(SELECT jsonb_array_elements_text(coalesce(request -> 'children', '[]'))::uuid);
+        wakes_at := clock_timestamp() + (request ->> 'seconds')::float8 * interval '1 second';
+        has_come := EXISTS (
+            SELECT FROM horsies_task_signals AS sent WHERE sent.task_id = p_ids[place] AND sent.name = ANY(names))
+            OR EXISTS (
+            SELECT FROM horsies_tasks AS child
+            WHERE child.id = ANY(awaited) AND coalesce(child.status, '') NOT IN ('PENDING', 'CLAIMED', 'RUNNING'))
+            -- A child whose row is deleted has ended.
+            OR (SELECT count(*) FROM horsies_tasks AS child WHERE child.id = ANY(awaited)) < cardinality(awaited);
+        run_id := NULL;
+        UPDATE horsies_tasks AS task SET
+            status = 'PENDING', claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL,
+            worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL, next_retry_at = NULL,
+            good_until = NULL, held = task.held OR request ? 'problem',
+            enqueued_at = CASE WHEN has_come OR request ? 'problem' THEN clock_timestamp()
+                ELSE coalesce(wakes_at, horsies_never_v1()) END,
+            updated_at = clock_timestamp()
+        WHERE task.id = p_ids[place] AND task.generation = p_generations[place]
+          AND task.claimed_by_worker_id = p_worker_id AND coalesce(task.status, '') = 'RUNNING'
+          AND task.cancel_requested_at IS NULL
+        RETURNING task.id INTO run_id;
+        CONTINUE WHEN run_id IS NULL;
+        INSERT INTO horsies_parked (task_id, generation, since, until, signals, children, problem)
+        VALUES (run_id, p_generations[place], clock_timestamp(), wakes_at, names, awaited, request ->> 'problem')
+        ON CONFLICT (task_id) DO UPDATE SET
+            generation = excluded.generation, since = excluded.since, until = excluded.until,
+            signals = excluded.signals, children = excluded.children, problem = excluded.problem;
+        RETURN NEXT run_id;
+    END LOOP;
+END
+$$;
+
+-- The parked runs among these become due, because the child at the same position has ended. A run that is not
+-- parked yet is locked as well: its worker may be about to park it.
+CREATE OR REPLACE FUNCTION horsies_wake_parents(p_runs uuid[], p_children uuid[]) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM horsies_tasks AS task
+    WHERE task.id = ANY(p_runs) AND coalesce(task.status, '') IN ('PENDING', 'CLAIMED', 'RUNNING')
+    ORDER BY task.id FOR NO KEY UPDATE;
+    UPDATE horsies_tasks AS task SET enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
+    FROM horsies_parked AS parked
+    WHERE task.id = ANY(p_runs) AND coalesce(task.status, '') = 'PENDING'
+      AND parked.task_id = task.id AND parked.generation = task.generation AND parked.children && p_children
+      AND task.enqueued_at > clock_timestamp();
+END
+$$;
+
+-- Store a signal for a run, and wake the run if it is parked for this name. Returns 'delivered' if it was,
+-- 'stored' for a run that may wait for the signal later, the status of a run that has ended, and NULL without such a
+-- task.
+CREATE OR REPLACE FUNCTION horsies_signal_task_v1(p_task_id uuid, p_name text, p_value text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    was_status text;
+BEGIN
+    SELECT task.status INTO was_status FROM horsies_tasks AS task WHERE task.id = p_task_id FOR NO KEY UPDATE;
+    IF was_status IS NULL OR was_status NOT IN ('PENDING', 'CLAIMED', 'RUNNING') THEN
+        RETURN was_status;
+    END IF;
+    INSERT INTO horsies_task_signals (task_id, name, value) VALUES (p_task_id, p_name, p_value);
+    UPDATE horsies_tasks AS task SET
+        enqueued_at = least(task.enqueued_at, clock_timestamp()), updated_at = clock_timestamp()
+    FROM horsies_parked AS parked
+    WHERE task.id = p_task_id AND coalesce(task.status, '') = 'PENDING'
+      AND parked.task_id = task.id AND parked.generation = task.generation AND p_name = ANY(parked.signals);
+    RETURN CASE WHEN FOUND THEN 'delivered' ELSE 'stored' END;
+END
+$$;
+
+-- Take the oldest signal of these names and record it as a step, in one transaction. The row of the run is locked:
+-- an older attempt cannot take a signal once the run belongs to another one. Returns the recorded step, which an
+-- attempt of the same worker may have written before its answer was lost; no row without a signal, and a row
+-- without a kind if the run belongs to another attempt.
+CREATE OR REPLACE FUNCTION horsies_take_signal_v1(
+    p_worker_id text, p_task_id uuid, p_generation integer, p_step text, p_position integer, p_names text[],
+    OUT kind text, OUT result text, OUT error text)
+RETURNS SETOF record LANGUAGE plpgsql AS $$
+DECLARE
+    attempt_number integer;
+    signal_name text;
+BEGIN
+    SELECT task.retry_count + 1 INTO attempt_number FROM horsies_tasks AS task
+    WHERE task.id = p_task_id AND task.generation = p_generation AND task.claimed_by_worker_id = p_worker_id
+      AND coalesce(task.status, '') = 'RUNNING' FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    SELECT step.kind, step.result, step.error INTO kind, result, error FROM horsies_steps AS step
+    WHERE step.task_id = p_task_id AND step.name = p_step;
+    IF FOUND THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    DELETE FROM horsies_task_signals AS sent WHERE sent.id = (
+        SELECT oldest.id FROM horsies_task_signals AS oldest
+        WHERE oldest.task_id = p_task_id AND oldest.name = ANY(p_names) ORDER BY oldest.id LIMIT 1)
+    RETURNING sent.name, sent.value INTO signal_name, result;
+    IF FOUND THEN
+        kind := 'signal';
+        INSERT INTO horsies_steps (
+            task_id, name, position, kind, result, attempt, started_at, ended_at)
+        VALUES (
+            p_task_id, p_step, p_position, kind, result, attempt_number, clock_timestamp(), clock_timestamp());
+        RETURN NEXT;
+    END IF;
+END
+$$;
+
+-- A run that is held for a problem becomes due. Returns 'resumed', 'NOT_HELD', the status of a run that has ended, and
+-- NULL without such a task. A node of a paused workflow stays on hold with it.
+CREATE OR REPLACE FUNCTION horsies_resume_task_v1(p_task_id uuid) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    run horsies_tasks;
+BEGIN
+    SELECT task.* INTO run FROM horsies_tasks AS task WHERE task.id = p_task_id FOR NO KEY UPDATE;
+    IF run.status IS NULL OR run.status NOT IN ('PENDING', 'CLAIMED', 'RUNNING') THEN
+        RETURN run.status;
+    END IF;
+    UPDATE horsies_parked AS parked SET problem = NULL
+    WHERE parked.task_id = p_task_id AND parked.generation = run.generation AND parked.problem IS NOT NULL
+      AND run.status = 'PENDING';
+    IF NOT FOUND THEN
+        RETURN 'NOT_HELD';
+    END IF;
+    UPDATE horsies_tasks AS task SET
+        held = EXISTS (
+            SELECT FROM horsies_workflows AS flow WHERE flow.id = task.workflow_id AND flow.status = 'PAUSED'),
+        enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
+    WHERE task.id = p_task_id;
+    RETURN 'resumed';
+END
+$$;
+
+-- Forget the step of this name and all steps that were recorded after it, and let the run continue there. Only a run
+-- without a process: parked or held. Returns the number of steps as text, 'STEP_NOT_FOUND', the status of a run that
+-- is running or has ended, and NULL without such a task.
+CREATE OR REPLACE FUNCTION horsies_reset_task_v1(p_task_id uuid, p_step text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    run horsies_tasks;
+    first integer;
+    forgotten bigint;
+BEGIN
+    SELECT task.* INTO run FROM horsies_tasks AS task WHERE task.id = p_task_id FOR NO KEY UPDATE;
+    IF run.status IS NULL OR run.status <> 'PENDING' THEN
+        RETURN run.status;
+    END IF;
+    SELECT step.position INTO first FROM horsies_steps AS step
+    WHERE step.task_id = p_task_id AND step.name = p_step;
+    IF NOT FOUND THEN
+        RETURN 'STEP_NOT_FOUND';
+    END IF;
+    DELETE FROM horsies_steps AS step WHERE step.task_id = p_task_id AND step.position >= first;
+    GET DIAGNOSTICS forgotten = ROW_COUNT;
+    UPDATE horsies_parked AS parked SET problem = NULL WHERE parked.task_id = p_task_id;
+    UPDATE horsies_tasks AS task SET
+        held = EXISTS (
+            SELECT FROM horsies_workflows AS flow WHERE flow.id = task.workflow_id AND flow.status = 'PAUSED'),
+        enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
+    WHERE task.id = p_task_id;
+    RETURN forgotten::text;
+END
+$$;

@@ -1,0 +1,139 @@
+"""Catalogue of the statements of durable functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from horsies.db.statement import StatementFile
+
+DURABLE = StatementFile("durable.sql")
+
+
+class RecordStep(NamedTuple):
+    """A step to record, and the attempt that must still own the run."""
+
+    worker_id: str
+    task_id: str
+    generation: int
+    name: str
+    position: int
+    kind: str
+    result: str | None = None
+    error: str | None = None
+    due_seconds: float | None = None
+    run_us: int = 0
+
+
+class RecordedStep(NamedTuple):
+    """A step as it is stored; ``left_seconds`` is the time until its ``due_at``."""
+
+    name: str
+    position: int
+    kind: str
+    result: str | None
+    error: str | None
+    left_seconds: float | None = None
+
+
+class StepName(NamedTuple):
+    name: str
+
+
+class ParkTasks(NamedTuple):
+    """Runs that wait, as columns; the requests are JSON."""
+
+    worker_id: str | None
+    ids: Sequence[str]
+    generations: Sequence[int]
+    requests: Sequence[str]
+
+
+class ParkedTask(NamedTuple):
+    task_id: str
+
+
+class TakeSignal(NamedTuple):
+    worker_id: str
+    task_id: str
+    generation: int
+    step: str
+    position: int
+    names: Sequence[str]
+
+
+class TakenSignal(NamedTuple):
+    """The recorded step of a signal; without a kind, the run belongs to another attempt."""
+
+    kind: str | None
+    result: str | None
+    error: str | None
+
+
+class RunAnswer(NamedTuple):
+    """The effect of a change, or the status that prevents it; None without such a task."""
+
+    answer: str | None
+
+
+class RunRow(NamedTuple):
+    """A run; the columns from ``since`` on are None unless it is parked."""
+
+    task_name: str
+    status: str
+    generation: int
+    held: bool
+    since: datetime | None
+    until: datetime | None
+    signals: Sequence[str] | None
+    children: Sequence[str] | None
+    problem: str | None
+
+
+class StepRow(NamedTuple):
+    name: str
+    position: int
+    kind: str
+    result: str | None
+    error: str | None
+    due_at: datetime | None
+    attempt: int
+    started_at: datetime
+    ended_at: datetime
+
+
+record_step = DURABLE.declare("record_step", RecordStep, StepName)
+park_tasks = DURABLE.declare("park_tasks", ParkTasks, ParkedTask)
+take_signal = DURABLE.declare("take_signal", TakeSignal, TakenSignal)
+
+
+@DURABLE.statement
+def load_steps(task_id: str) -> RecordedStep: ...
+
+
+@DURABLE.statement
+def read_step(task_id: str, name: str) -> RecordedStep: ...
+
+
+@DURABLE.statement
+def signal_task(task_id: str, name: str, value: str) -> RunAnswer: ...
+
+
+@DURABLE.statement
+def resume_task(task_id: str) -> RunAnswer: ...
+
+
+@DURABLE.statement
+def reset_task(task_id: str, step: str) -> RunAnswer: ...
+
+
+@DURABLE.statement
+def read_run(task_id: str) -> RunRow: ...
+
+
+@DURABLE.statement
+def list_steps(task_id: str) -> StepRow: ...
+
+
+DURABLE.complete()

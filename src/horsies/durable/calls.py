@@ -1,0 +1,114 @@
+"""The calls that a durable function makes: the functions of steps with their arguments, and children."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from horsies.codec.results import ResultCodec
+from horsies.db.statements.durable import RecordedStep, RecordStep
+from horsies.durable.steps import Failure, StepFunction, base_name, step_function
+from horsies.errors import StepFailed
+from horsies.result import Err
+from horsies.retry import RetryPolicy
+from horsies.tasks.handle import TaskHandle
+from horsies.tasks.request import TaskSendResult
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """Options of single steps, made by ``ctx.with_options(...)``."""
+
+    name: str | None = None
+    retry: RetryPolicy | None = None
+
+
+NO_STEP_OPTIONS = StepOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The function of a step with its arguments, its name without an occurrence, and its options."""
+
+    function: Callable[..., Any]
+    described: StepFunction
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    base: str
+    options: StepOptions = NO_STEP_OPTIONS
+
+    @classmethod
+    def of(
+        cls, options: StepOptions, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Call:
+        called, described = step_function(function)
+        return cls(called, described, args, kwargs, base_name(options.name, described), options)
+
+    def read(self, step: RecordedStep) -> Any:
+        """The value of the recorded step, or the StepFailed of its failure."""
+        if step.error is not None:
+            raise Failure.from_json(step.error).raised(step.name)
+        return self.described.decode(step.name, step.result or "null")
+
+
+class Called(NamedTuple):
+    """The end of a step's function: its value or its exception, and how long it ran.
+
+    ``recorded`` is the step that committed with its effects; False if another attempt was first.
+    """
+
+    value: Any = None
+    error: Exception | None = None
+    run_us: int = 0
+    recorded: RecordStep | bool | None = None
+
+
+class Unstorable(Exception):
+    """The value of a tx_step cannot be recorded; its transaction is rolled back."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+class StepCall(Generic[T]):
+    """A step that ``ctx.gather`` runs, made by ``ctx.call``."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    def __repr__(self) -> str:
+        return f"StepCall({self.call.base!r})"
+
+
+class Startable(Protocol[P, T]):
+    """A task or a durable function, with or without send options."""
+
+    def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]: ...
+
+
+class Child(Generic[T]):
+    """A task that a run has started; ``ctx.result(child)`` waits for it."""
+
+    def __init__(self, task_id: str, step: str, results: ResultCodec) -> None:
+        self.task_id = task_id
+        self.step = step
+        self._results = results
+
+    def __repr__(self) -> str:
+        return f"Child({self.step!r}, task_id={self.task_id!r})"
+
+    def read(self, step: RecordedStep) -> T:
+        """The value of the recorded result, or the StepFailed of a child that failed."""
+        if step.error is not None:
+            raise Failure.from_json(step.error).raised(step.name)
+        decoded = self._results.decode(f'{{"ok":{step.result}}}')
+        if isinstance(decoded, Err):
+            message = f"Its recorded value cannot be read: {decoded.value.message}"
+            raise StepFailed(step.name, "RESULT_DESERIALIZATION_ERROR", message)
+        value: T = decoded.value.ok_value
+        return value

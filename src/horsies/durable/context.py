@@ -1,0 +1,337 @@
+"""``ctx``: what a durable function uses to record its steps and to wait."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from uuid import UUID, uuid4
+
+from pydantic_core import from_json, to_json
+
+from horsies.durable.calls import NO_STEP_OPTIONS, Call, Child, Startable, StepCall, StepOptions
+from horsies.durable.engine import Engine
+from horsies.durable.leaving import Parked
+from horsies.durable.run import (
+    PARALLEL_MAX,
+    Answer,
+    Effects,
+    current_step,
+    seconds_of,
+    value_of,
+)
+from horsies.durable.steps import form_of
+from horsies.errors import DurableMisuse
+from horsies.retry import RetryPolicy
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.send import Sender
+from horsies.tasks.transaction import TaskTransaction
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+
+_OTHER_THREAD = (
+    "ctx is used in another thread than its function; use ctx.gather for steps side by side."
+)
+
+
+class Durable:
+    """The context of a durable function, its first parameter.
+
+    Every step is recorded when it has ended. After a crash, a wait or a deployment the function is called
+    again from its beginning: recorded steps return what they returned, and the run continues with the first
+    one that is not recorded. So code outside of steps must do the same in every call: no clock, no random
+    numbers, no reads; ``now``, ``random`` and ``uuid`` are recorded.
+
+    Example:
+        @app.durable("onboard")
+        def onboard(ctx: Durable, user_id: int) -> str:
+            account = ctx.step(create_account, user_id)
+            ctx.sleep(timedelta(days=3))
+            ctx.step(send_tips, account)
+            return account
+    """
+
+    is_durable_context = True
+    is_asynchronous = False
+    no_argument = "a worker passes the context of a durable function; leave it out"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._run = engine.run
+        self._thread = threading.get_ident()
+
+    def __repr__(self) -> str:
+        return f"Durable(task_id={self.task_id!r}, attempt={self._run.fence.attempt})"
+
+    @property
+    def task_id(self) -> str:
+        """The id of the run, which is that of its task: for ``app.signal``, for example."""
+        return self._run.fence.task_id
+
+    # Steps
+
+    @overload
+    def step(
+        self, function: Callable[P, TaskResult[T, TaskError]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def step(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function and record its value, or return the recorded value without a call.
+
+        The value must be JSON by the return annotation, up to 1 MB. An exception, or a TaskResult with an
+        error, is recorded as well and raised as StepFailed. A crash between the effect of a step and its
+        record repeats the step: give other systems ``ctx.step_key``, or use ``tx_step`` for effects in this
+        database.
+
+        Example:
+            charge_id = ctx.step(charge, order_id, amount=12)
+        """
+        return self._step(NO_STEP_OPTIONS, "step", function, args, kwargs)
+
+    def tx_step(
+        self,
+        function: Callable[Concatenate[TaskTransaction, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """A step whose rows and record commit together: its effects happen exactly once.
+
+        The function takes a TaskTransaction first and writes through ``tx.connection``. After a conflict
+        with another transaction it is called again.
+
+        Example:
+            def book(tx: TaskTransaction, order_id: int) -> None:
+                tx.connection.execute("UPDATE orders SET paid = true WHERE id = %s", (order_id,))
+
+            ctx.tx_step(book, order_id)
+        """
+        value: T = self._step(NO_STEP_OPTIONS, "tx", function, args, kwargs)
+        return value
+
+    def with_options(
+        self, *, name: str | None = None, retry: RetryPolicy | None = None
+    ) -> DurableSteps:
+        """Give a step a name, or a policy by which it is tried again before it has failed.
+
+        Waits of up to 5 seconds between two tries stay in the process; for a longer one the run is parked.
+
+        Example:
+            again = RetryPolicy.fixed([1, 60], auto_retry_for=[OSError])
+            ctx.with_options(name="charge", retry=again).step(pay, 7)
+        """
+        return DurableSteps(self, StepOptions(name, retry))
+
+    @overload
+    def call(
+        self, function: Callable[P, TaskResult[T, TaskError]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepCall[T]: ...
+    @overload
+    def call(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepCall[T]: ...
+    def call(self, function: Any, /, *args: Any, **kwargs: Any) -> StepCall[Any]:
+        """Bind the arguments of a step for ``gather``."""
+        return StepCall(Call.of(NO_STEP_OPTIONS, function, args, kwargs))
+
+    @overload
+    def gather(self, first: StepCall[A], second: StepCall[B], /) -> tuple[A, B]: ...
+    @overload
+    def gather(
+        self, first: StepCall[A], second: StepCall[B], third: StepCall[C], /
+    ) -> tuple[A, B, C]: ...
+    @overload
+    def gather(self, /, *calls: StepCall[T]) -> tuple[T, ...]: ...
+    def gather(self, /, *calls: StepCall[Any]) -> tuple[Any, ...]:
+        """Run steps side by side, in up to 16 threads, and return their values in order.
+
+        All of them end before the first failure is raised. Names are dealt in the order of the arguments,
+        so the order in which the steps end does not matter.
+
+        Example:
+            mail, invoice = ctx.gather(ctx.call(send_mail, user), ctx.call(write_invoice, user))
+        """
+        self._check()
+        if len(calls) > PARALLEL_MAX:
+            raise DurableMisuse(f"gather takes at most {PARALLEL_MAX} steps; gather them in parts.")
+        return self._engine.gather([one.call for one in calls])
+
+    @property
+    def step_key(self) -> str:
+        """Inside a step: a text that is the same in every try of this step and differs from all others.
+
+        Example:
+            gateway.charge(amount, idempotency_key=ctx.step_key)
+        """
+        step = current_step.get()
+        if step is None:
+            raise DurableMisuse("ctx.step_key is the key of a running step; read it inside one.")
+        return f"{self.task_id}/{step}"
+
+    # Values that a replay sees again
+
+    def now(self) -> datetime:
+        """The time in UTC, recorded: a replay sees the same one."""
+        made = to_json(datetime.now(UTC).isoformat()).decode()
+        return datetime.fromisoformat(from_json(self._perform(self._run.value("now", made))))
+
+    def random(self) -> float:
+        """A random number from 0 to 1, recorded."""
+        made = to_json(random.random()).decode()
+        return float(from_json(self._perform(self._run.value("random", made))))
+
+    def uuid(self) -> UUID:
+        """A random UUID, recorded."""
+        made = to_json(str(uuid4())).decode()
+        return UUID(from_json(self._perform(self._run.value("uuid", made))))
+
+    def patched(self, change: str) -> bool:
+        """Guard a change of the code: True in runs that come here first with the new code, False in runs that
+        had passed this place before.
+
+        Example:
+            if ctx.patched("second mail"):
+                ctx.step(second_mail, user)
+        """
+        return self._perform(self._run.patched(change))
+
+    # Waits
+
+    def sleep(self, duration: timedelta | float) -> None:
+        """Wait for a time. Above a second the run is parked: any worker then continues it.
+
+        Example:
+            ctx.sleep(timedelta(days=3))
+        """
+        self._perform(self._run.sleep(seconds_of(duration, "ctx.sleep")))
+
+    @overload
+    def wait_signal(
+        self, name: str, kind: type[T], timeout: timedelta | float | None = None
+    ) -> T: ...
+    @overload
+    def wait_signal(
+        self, name: str, kind: None = None, timeout: timedelta | float | None = None
+    ) -> Any: ...
+    def wait_signal(
+        self, name: str, kind: Any = None, timeout: timedelta | float | None = None
+    ) -> Any:
+        """Wait for a value that ``app.signal(task_id, name, value)`` sends, and return it as a `kind`.
+
+        Signals are stored until a step takes them, each once, the oldest first. After `timeout` it raises
+        StepFailed with the code SIGNAL_TIMEOUT. The run is parked meanwhile.
+
+        Example:
+            approval = ctx.wait_signal("approve", Approval, timeout=timedelta(days=30))
+        """
+        seconds = None if timeout is None else seconds_of(timeout, "timeout")
+        form = form_of(Any if kind is None else kind, f"the type of signal {name!r}")
+        return value_of(self._perform(self._run.wait_signal(name, seconds)), form)
+
+    def start(self, task: Startable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Child[T]:
+        """Send a task, or start a run of a durable function, exactly once: its record commits with it.
+
+        Example:
+            child = ctx.start(render_report, account)
+            report = ctx.result(child)
+        """
+        self._check()
+        sender = getattr(task, "_sender", None)
+        if not isinstance(sender, Sender):
+            raise DurableMisuse(f"ctx.start takes a task, not {type(task).__name__}.")
+        name = self._run.past.name(f"start:{sender.definition.name}")
+        child_id = self._perform(self._started(sender, name, args, kwargs))
+        return Child(child_id, name.partition(":")[2], sender.definition.results)
+
+    def result(self, child: Child[T]) -> T:
+        """Wait for the end of a child and return its value. The run is parked meanwhile.
+
+        A child that failed raises StepFailed with the code of its error.
+        """
+        return child.read(self._perform(self._run.child_result(child.task_id, child.step)))
+
+    @property
+    def is_parking(self) -> bool:
+        """Whether the function is being left to wait: ``finally`` blocks run at every park."""
+        return isinstance(self._run.left, Parked)
+
+    # Execution
+
+    def _check(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise DurableMisuse(_OTHER_THREAD)
+        self._run.check_use()
+
+    def _perform(self, script: Effects[Answer]) -> Answer:
+        self._check()
+        return self._engine.perform(script)
+
+    def _step(
+        self,
+        options: StepOptions,
+        kind: str,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        return self._perform(self._run.step(Call.of(options, function, args, kwargs), kind))
+
+    def _started(
+        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Effects[str]:
+        if (known := self._run.past.visit(name, "start")) is None:
+            self._run.past.admit(name)
+            step = self._engine.start(sender, name, args, kwargs)
+            if step is None:
+                known = yield from self._run.adopting(name)
+            else:
+                known = self._run.added(step)
+        return str(from_json(known.result or '""'))
+
+
+class DurableSteps:
+    """Steps with options, made by ``ctx.with_options(...)``."""
+
+    def __init__(self, context: Durable, options: StepOptions) -> None:
+        self._context = context
+        self._options = options
+
+    @overload
+    def step(
+        self, function: Callable[P, TaskResult[T, TaskError]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def step(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """``Durable.step`` with these options."""
+        return self._context._step(self._options, "step", function, args, kwargs)
+
+    def tx_step(
+        self,
+        function: Callable[Concatenate[TaskTransaction, P], T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """``Durable.tx_step`` with these options."""
+        value: T = self._context._step(self._options, "tx", function, args, kwargs)
+        return value
+
+    @overload
+    def call(
+        self, function: Callable[P, TaskResult[T, TaskError]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepCall[T]: ...
+    @overload
+    def call(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepCall[T]: ...
+    def call(self, function: Any, /, *args: Any, **kwargs: Any) -> StepCall[Any]:
+        """``Durable.call`` with these options."""
+        return StepCall(Call.of(self._options, function, args, kwargs))

@@ -1,0 +1,274 @@
+"""Does what the scripts of a run yield: statements, pauses and the functions of steps.
+
+Statements are repeated after a lost connection. That is harmless: a step is recorded once, and its record is
+found again. A database that does not come back within ``PATIENCE_SECONDS`` parks the run: its worker stores
+that when it reaches the database again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, Protocol, TypeVar, cast
+
+import psycopg
+
+from horsies.db.database import Database, Pool
+from horsies.db.direct import execute
+from horsies.db.errors import describe, is_transient
+from horsies.db.statement import Statement, drive
+from horsies.db.statements.durable import RecordStep, record_step
+from horsies.db.task_transaction import TaskConnection
+from horsies.durable.calls import Call, Called, Unstorable
+from horsies.durable.leaving import Leaving, Parked, RecordRefused
+from horsies.durable.run import (
+    Answer,
+    Effects,
+    Invoke,
+    Pause,
+    Run,
+    Transact,
+    current_step,
+)
+from horsies.durable.steps import Failure
+from horsies.error_codes import OperationalErrorCode
+from horsies.errors import DurableMisuse, TransactionMisuse
+from horsies.parking import ParkRequest
+from horsies.result import Err
+from horsies.retry import Backoff
+from horsies.task_result import TaskError
+from horsies.tasks.send import PreparedSend, Sender, insert_script
+from horsies.tasks.transaction import TaskTransaction
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 30.0
+# How long a run waits that could not record a step.
+REST_SECONDS = 5.0
+_THREADS_MAX = 16
+_FOUND = [True]
+
+
+class Sessions(Protocol):
+    """The connections of a child."""
+
+    @property
+    def database(self) -> Database: ...
+
+    def pool(self) -> Pool: ...
+
+
+class NotRecorded(Exception):
+    """Another attempt was first, or owns the run: the transaction is rolled back."""
+
+
+class Engine:
+    """Executes one call of a durable function, in its thread."""
+
+    def __init__(self, run: Run, sessions: Sessions) -> None:
+        self.run = run
+        self._sessions = sessions
+        self._database = sessions.database
+        self._is_direct = not self._database.config.pgbouncer_transaction_mode
+
+    def perform(self, script: Effects[Answer]) -> Answer:
+        """Do what the script yields, and return its answer."""
+        answer: Any = None
+        try:
+            while True:
+                answer = self._done(script.send(answer))
+        except StopIteration as ended:
+            returned: Answer = ended.value
+            return returned
+        except Leaving as how:
+            self.run.left = how
+            raise
+
+    def _done(self, effect: Any) -> Any:
+        if type(effect) is Invoke:
+            return self._invoke(effect.name, effect.call)
+        if type(effect) is Transact:
+            return self._transact(effect.name, effect.call)
+        if type(effect) is Pause:
+            return time.sleep(effect.seconds)
+        return patiently(lambda: self._execute(*effect))
+
+    def _execute(self, statement: Statement[Any, Any], params: Any) -> list[Any]:
+        pool = self._database.pool()
+        lent = pool.take()
+        try:
+            if statement is record_step and self._is_direct:
+                return _FOUND * execute(lent.connection, statement, params)
+            return statement.run(lent.connection, params)
+        finally:
+            pool.put(lent)
+
+    def _invoke(self, name: str, call: Call) -> Called:
+        token, started = current_step.set(name), time.perf_counter_ns()
+        try:
+            value, error = call.function(*call.args, **call.kwargs), None
+        except DurableMisuse:
+            raise
+        except Exception as raised:
+            value, error = None, raised
+        finally:
+            current_step.reset(token)
+        return Called(value, error, (time.perf_counter_ns() - started) // 1_000)
+
+    def _transact(self, name: str, call: Call) -> Called:
+        """Call the function in a transaction, again after a conflict or a lost session: its effects were
+        rolled back. If only the answer to COMMIT was lost, the second call finds the record of the first.
+        """
+        started = time.perf_counter_ns()
+
+        def once() -> Called:
+            try:
+                return self._transacted(name, call, started)
+            except (DurableMisuse, TransactionMisuse):
+                raise
+            except Exception as error:
+                if is_transient(error):
+                    raise
+                return Called(error=error)
+
+        return patiently(once)
+
+    def _transacted(self, name: str, call: Call, started: int) -> Called:
+        pool = self._sessions.pool()
+        lent = pool.take()
+        session = cast("TaskConnection", lent.connection)
+        token = current_step.set(name)
+        fence = self.run.fence
+        try:
+            session.begin(fence.mark)
+            given = TaskTransaction(fence.attempt, fence.generation, StepSession(session))
+            value = call.function(given, *call.args, **call.kwargs)
+            text = call.described.encode(name, value)
+            if isinstance(text, Failure):
+                raise Unstorable(text)
+            run_us = (time.perf_counter_ns() - started) // 1_000
+            step = self.run.made(name, "tx", text, run_us=run_us)
+            answers = session.record([(record_step, step)])
+            if answers is None:
+                raise TransactionMisuse("A tx_step must not end its transaction; leave COMMIT out.")
+            if not answers[0]:
+                return Called(recorded=False)
+            session.commit()
+            return Called(value, recorded=step)
+        finally:
+            current_step.reset(token)
+            session.give_up()
+            pool.put(lent)
+
+    def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]:
+        """Run steps side by side; all of them end before the first failure is raised."""
+        run = self.run
+        names = [run.past.name(call.base) for call in calls]
+        try:
+            run.dealt(names)
+        except Leaving as how:
+            run.left = how
+            raise
+        context = copy_context()
+        with ThreadPoolExecutor(min(_THREADS_MAX, len(calls) or 1)) as pool:
+            futures = [
+                pool.submit(context.copy().run, self._beside, call, name, names)
+                for call, name in zip(calls, names, strict=True)
+            ]
+        self._leave_if_any([future.exception() for future in futures])
+        return tuple(future.result() for future in futures)
+
+    def _beside(self, call: Call, name: str, names: Sequence[str]) -> Any:
+        """One of several steps, in its own thread."""
+        if (known := self.run.past.visit(name, "step")) is not None:
+            return call.read(known)
+        return self.perform(self.run.new_step(call, name, "step", names))
+
+    def _leave_if_any(self, errors: Sequence[BaseException | None]) -> None:
+        """Leave the function if one of several steps has to; a run that waits wakes for the first of them."""
+        left = [one for one in errors if isinstance(one, Leaving)]
+        if not left:
+            return
+        waits = [one.request.seconds for one in left if isinstance(one, Parked)]
+        seconds = [one for one in waits if one is not None]
+        is_wait = len(seconds) == len(left)
+        self.run.left = Parked(ParkRequest(seconds=min(seconds))) if is_wait else left[0]
+        raise self.run.left
+
+    def start(
+        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> RecordStep | None:
+        """Send a task and record that in one transaction; None if another attempt was first."""
+        prepared = prepared_child(sender, args, kwargs)
+        row = prepared.request.row._replace(wakes_task_id=self.run.fence.task_id)
+
+        def once() -> RecordStep:
+            with self._database.connection() as connection, connection.transaction():
+                child_id = drive(
+                    lambda one, params: one.run(connection, params), insert_script(row)
+                )
+                step = self.run.made(name, "start", f'"{child_id}"')
+                if record_step.run(connection, step):
+                    return step
+                raise NotRecorded
+
+        try:
+            step = patiently(once)
+        except NotRecorded:
+            return None
+        except Leaving as how:
+            self.run.left = how
+            raise
+        if prepared.sending is not None:
+            prepared.sending.end()
+        return step
+
+
+def prepared_child(sender: Sender, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedSend:
+    """Check the call of a child; DurableMisuse if it cannot be sent."""
+    ready = sender.prepare(args, kwargs)
+    if isinstance(ready, Err):
+        raise DurableMisuse(ready.value.message)
+    if ready.value.transaction is not None or ready.value.request.debounce is not None:
+        raise DurableMisuse("ctx.start takes a task without transaction= and without debounce=.")
+    return ready.value
+
+
+def patiently(action: Callable[[], T]) -> T:
+    """Repeat an action while the database cannot execute it; then park the run, or end its attempt."""
+    gives_up_at = time.monotonic() + PATIENCE_SECONDS
+    backoff: Backoff | None = None
+    while True:
+        try:
+            return action()
+        except psycopg.Error as error:
+            backoff = backoff or Backoff(100, 2_000)
+            seconds = pause_after(error, backoff, gives_up_at)
+        time.sleep(seconds)
+
+
+def pause_after(error: psycopg.Error, backoff: Backoff, gives_up_at: float) -> float:
+    """The seconds until a failed statement is repeated; raises if it is not."""
+    if not is_transient(error):
+        message = f"The database refuses the record of a step: {describe(error)}"
+        code = OperationalErrorCode.BROKER_ERROR
+        raise RecordRefused(TaskError(error_code=code, message=message)) from error
+    seconds = backoff.next_delay_seconds() or 0.0
+    if time.monotonic() + seconds > gives_up_at:
+        raise Parked(ParkRequest(seconds=REST_SECONDS)) from error
+    return seconds
+
+
+class StepSession:
+    """The side of a tx_step that its ``tx`` uses."""
+
+    def __init__(self, connection: TaskConnection) -> None:
+        self._connection = connection
+
+    def connection(self) -> TaskConnection:
+        return self._connection
+
+    def record_in(self, transaction: object, result: object) -> None:
+        raise TransactionMisuse("record_in is not for a tx_step; write through tx.connection.")

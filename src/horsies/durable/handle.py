@@ -1,0 +1,259 @@
+"""DurableHandle: a run of a durable function, seen from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from pydantic_core import from_json
+
+from horsies.codec.form import CodecError
+from horsies.db.statement import Script, one_or_none
+from horsies.db.statements.durable import (
+    RunRow,
+    StepRow,
+    list_steps,
+    read_run,
+    reset_task,
+    resume_task,
+    signal_task,
+)
+from horsies.durable.past import checked_name
+from horsies.durable.steps import form_of
+from horsies.errors import DurableMisuse
+from horsies.ids import stored_form
+from horsies.result import Err, Ok, Result
+from horsies.states import TASK_TERMINAL_STATES, SignalDelivery, TaskStatus
+from horsies.tasks import recording
+from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
+from horsies.tasks.definition import DurableTraits, TaskDefinition
+from horsies.tasks.handle import (
+    TaskActionError,
+    TaskActionErrorCode,
+    action_result,
+    no_such_task,
+    task_action,
+)
+
+T = TypeVar("T")
+
+FindDefinition = Callable[[str], TaskDefinition | None]
+
+
+@dataclass(frozen=True, slots=True)
+class DurableStep:
+    """A recorded step; ``result`` is its JSON value, ``error`` the code, message and data of its failure."""
+
+    name: str
+    kind: str
+    result: Any
+    error: Mapping[str, Any] | None
+    due_at: datetime | None
+    attempt: int
+    started_at: datetime
+    ended_at: datetime
+
+    @classmethod
+    def of(cls, row: StepRow) -> DurableStep:
+        result = None if row.result is None else from_json(row.result)
+        error = None if row.error is None else from_json(row.error)
+        return cls(
+            row.name,
+            row.kind,
+            result,
+            error,
+            row.due_at,
+            row.attempt,
+            row.started_at,
+            row.ended_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DurableInfo:
+    """A run and its recorded steps; the fields from ``parked_since`` on describe its wait, if it is parked.
+
+    ``problem`` is why it is held: its code no longer fits its record.
+    """
+
+    task_id: str
+    task_name: str
+    status: TaskStatus
+    steps: list[DurableStep]
+    parked_since: datetime | None
+    parked_until: datetime | None
+    signals: list[str]
+    children: list[str]
+    problem: str | None
+
+
+class DurableHandle:
+    """A run of a durable function, made by ``app.durable_handle(task_id)``.
+
+    Example:
+        run = app.durable_handle(task_id)
+        run.signal("approve", True).unwrap()
+    """
+
+    def __init__(self, task_id: str, broker: PostgresBroker, find: FindDefinition) -> None:
+        self.task_id = task_id
+        self._broker = broker
+        self._find = find
+
+    def __repr__(self) -> str:
+        return f"DurableHandle({self.task_id!r})"
+
+    def signal(self, name: str, value: object = None) -> Result[SignalDelivery, TaskActionError]:
+        """Send a value to the run: it is delivered if the run waits for it, else stored until it does.
+
+        A run that has ended, and a name or a value that the function does not declare, are errors.
+        """
+        return self._change("signal_run", self._signal(name, value), f"signal {name}")
+
+    async def signal_async(
+        self, name: str, value: object = None
+    ) -> Result[SignalDelivery, TaskActionError]:
+        """``signal`` without blocking the event loop."""
+        script = self._signal(name, value)
+        return await self._change_async("signal_run", script, f"signal {name}")
+
+    def resume(self, *, reason: str | None = None) -> Result[None, TaskActionError]:
+        """Let a run continue that was held because its code does not fit its record."""
+        return self._change("resume_run", self._resume(), reason)
+
+    async def resume_async(self, *, reason: str | None = None) -> Result[None, TaskActionError]:
+        """``resume`` without blocking the event loop."""
+        return await self._change_async("resume_run", self._resume(), reason)
+
+    def reset(self, step: str, *, reason: str | None = None) -> Result[int, TaskActionError]:
+        """Forget this step and all that were recorded after it, and continue there; return their number.
+
+        Only a parked or held run can be reset. Effects of forgotten steps stay, and happen again.
+        """
+        return self._change("reset_run", self._reset(step), reason)
+
+    async def reset_async(
+        self, step: str, *, reason: str | None = None
+    ) -> Result[int, TaskActionError]:
+        """``reset`` without blocking the event loop."""
+        return await self._change_async("reset_run", self._reset(step), reason)
+
+    def info(self) -> Result[DurableInfo, TaskActionError]:
+        """Read the run, its recorded steps and what it waits for."""
+        read = self._broker.perform(BrokerErrorCode.CLEANUP_FAILED, self._info())
+        return action_result(self.task_id, read)
+
+    async def info_async(self) -> Result[DurableInfo, TaskActionError]:
+        """``info`` without blocking the event loop."""
+        read = await self._broker.perform_async(BrokerErrorCode.CLEANUP_FAILED, self._info())
+        return action_result(self.task_id, read)
+
+    def _change(
+        self, verb: str, script: Script[Result[T, TaskActionError]], reason: str | None
+    ) -> Result[T, TaskActionError]:
+        action = task_action(verb, self.task_id, reason)
+        code = BrokerErrorCode.CLEANUP_FAILED
+        done = recording.perform_action(self._broker, code, action, script)
+        return action_result(self.task_id, done)
+
+    async def _change_async(
+        self, verb: str, script: Script[Result[T, TaskActionError]], reason: str | None
+    ) -> Result[T, TaskActionError]:
+        action = task_action(verb, self.task_id, reason)
+        code = BrokerErrorCode.CLEANUP_FAILED
+        done = await recording.perform_action_async(self._broker, code, action, script)
+        return action_result(self.task_id, done)
+
+    def _run(self) -> Script[RunRow | None]:
+        if (stored := stored_form(self.task_id)) is None:
+            return None
+        return one_or_none((yield read_run(stored)))
+
+    def _signal(self, name: str, value: object) -> Script[Result[SignalDelivery, TaskActionError]]:
+        run = yield from self._run()
+        if run is None:
+            return Err(no_such_task(self.task_id))
+        checked = self._checked(run, name, value)
+        if isinstance(checked, TaskActionError):
+            return Err(checked)
+        (row,) = yield signal_task(self.task_id, name, checked)
+        if row.answer in ("delivered", "stored"):
+            return Ok(SignalDelivery(row.answer))
+        return Err(self._refused(row.answer, "takes no more signals"))
+
+    def _checked(self, run: RunRow, name: str, value: object) -> str | TaskActionError:
+        """The JSON text of a signal's value, or why the run cannot take it."""
+        definition = self._find(run.task_name)
+        traits = DurableTraits() if definition is None else definition.durable
+        if traits is None:
+            code = TaskActionErrorCode.TASK_NOT_DURABLE
+            message = (
+                f"Task {self.task_id} is of {run.task_name!r}, which is not a durable function."
+            )
+            return TaskActionError(code, message, self.task_id)
+        declared = traits.signals
+        if declared is not None and name not in declared:
+            known = ", ".join(map(repr, declared)) or "none"
+            message = f"{run.task_name!r} has no signal {name!r}; its signals are {known}."
+            return TaskActionError(TaskActionErrorCode.SIGNAL_NOT_FOUND, message, self.task_id)
+        try:
+            checked_name(name)
+            form = form_of(Any if declared is None else declared[name], f"signal {name!r}")
+            text = form.encode(value)
+            problem = text.message if isinstance(text, CodecError) else None
+        except DurableMisuse as misuse:
+            text, problem = "", str(misuse)
+        if problem is None:
+            return str(text)
+        message = f"The signal {name!r} was not sent: {problem}"
+        return TaskActionError(TaskActionErrorCode.VALIDATION_FAILED, message, self.task_id)
+
+    def _resume(self) -> Script[Result[None, TaskActionError]]:
+        if (stored := stored_form(self.task_id)) is None:
+            return Err(no_such_task(self.task_id))
+        (row,) = yield resume_task(stored)
+        return Ok(None) if row.answer == "resumed" else Err(self._refused(row.answer, "ended"))
+
+    def _reset(self, step: str) -> Script[Result[int, TaskActionError]]:
+        if (stored := stored_form(self.task_id)) is None:
+            return Err(no_such_task(self.task_id))
+        (row,) = yield reset_task(stored, step)
+        if row.answer is not None and row.answer.isdigit():
+            return Ok(int(row.answer))
+        if row.answer == "STEP_NOT_FOUND":
+            message = f"Run {self.task_id} has no recorded step {step!r}."
+            return Err(TaskActionError(TaskActionErrorCode.STEP_NOT_FOUND, message, self.task_id))
+        return Err(self._refused(row.answer, "cannot be reset"))
+
+    def _refused(self, answer: str | None, why: str) -> TaskActionError:
+        if answer is None:
+            return no_such_task(self.task_id)
+        if answer == "NOT_HELD":
+            message = f"Run {self.task_id} is not held."
+            return TaskActionError(TaskActionErrorCode.TASK_NOT_HELD, message, self.task_id)
+        status = TaskStatus(answer)
+        is_over = status in TASK_TERMINAL_STATES
+        code = TaskActionErrorCode.TASK_ENDED if is_over else TaskActionErrorCode.TASK_RUNNING
+        message = f"Run {self.task_id} is {status.value} and {why}."
+        return TaskActionError(code, message, self.task_id, status)
+
+    def _info(self) -> Script[Result[DurableInfo, TaskActionError]]:
+        run = yield from self._run()
+        if run is None:
+            return Err(no_such_task(self.task_id))
+        rows: list[StepRow] = yield list_steps(self.task_id)
+        return Ok(
+            DurableInfo(
+                self.task_id,
+                run.task_name,
+                TaskStatus(run.status),
+                [DurableStep.of(row) for row in rows],
+                run.since,
+                run.until,
+                list(run.signals or ()),
+                list(run.children or ()),
+                run.problem,
+            )
+        )

@@ -1,0 +1,33 @@
+"""The ways in which a call of a durable function ends without an outcome.
+
+They are no ``Exception``: an ``except Exception`` in user code cannot keep a run from leaving its process.
+"""
+
+from __future__ import annotations
+
+from horsies.parking import ParkRequest
+from horsies.task_result import TaskError
+
+
+class Leaving(BaseException):
+    """Ends the call of a durable function."""
+
+
+class Parked(Leaving):
+    """The run waits; another call continues it."""
+
+    def __init__(self, request: ParkRequest) -> None:
+        super().__init__(request)
+        self.request = request
+
+
+class RunLost(Leaving):
+    """The run belongs to another attempt."""
+
+
+class RecordRefused(Leaving):
+    """The database refuses the record of a step, which is not the fault of the step."""
+
+    def __init__(self, error: TaskError) -> None:
+        super().__init__(error)
+        self.error = error

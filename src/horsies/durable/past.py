@@ -1,0 +1,121 @@
+"""The past of a run: its recorded steps, as one call of the durable function meets them again.
+
+A step is found by its name and occurrence, not by its position: steps that run side by side end in any order,
+and recorded steps may be asked for in another order. No I/O here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+
+from horsies.db.statements.durable import RecordedStep
+from horsies.durable.leaving import Parked
+from horsies.errors import DurableMisuse
+from horsies.parking import ParkRequest
+
+STEPS_MAX = 10_000
+RECORD_BYTES_MAX = 32 * 1024 * 1024
+NAME_CHARACTERS_MAX = 128
+# The names of rows that belong to a step: its failed tries, by number, and the limit of its wait.
+TRY = "!try"
+LIMIT = "!until"
+
+
+def checked_name(name: object) -> str:
+    """Return the name of a step or a change; DurableMisuse for one that cannot be stored."""
+    is_name = isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS_MAX and name.isprintable()
+    if not is_name or "#" in str(name):
+        raise DurableMisuse(
+            f"The name of a step is a printable text of 1 to {NAME_CHARACTERS_MAX} characters without '#'; "
+            "give it one with ctx.with_options(name=...)."
+        )
+    return str(name)
+
+
+class Past:
+    """The recorded steps of a run, those that this call has not reached yet, and the names it has dealt."""
+
+    def __init__(self, steps: Iterable[RecordedStep] = ()) -> None:
+        self._steps = {step.name: step for step in steps}
+        self._unvisited = dict.fromkeys(self._steps)
+        self._counts: dict[str, int] = {}
+        self._position = max((step.position for step in self._steps.values()), default=0)
+        self._bytes = sum(_size(step) for step in self._steps.values())
+        # Steps side by side share the past.
+        self._lock = threading.Lock()
+
+    def name(self, base: str) -> str:
+        """The name of the next occurrence: "charge", then "charge#2" and so on."""
+        with self._lock:
+            number = self._counts[base] = self._counts.get(base, 0) + 1
+        return base if number == 1 else f"{base}#{number}"
+
+    def visit(self, name: str, kind: str) -> RecordedStep | None:
+        """The recorded step of this name, or None; a record of another kind holds the run."""
+        with self._lock:
+            step = self._steps.get(name)
+            if step is None:
+                return None
+            self._unvisited.pop(name, None)
+        if step.kind != kind:
+            raise mismatch(f"a {kind} {name!r}", f"a {step.kind} of that name")
+        return step
+
+    def admit(self, name: str, beside: Collection[str] = ()) -> None:
+        """Allow a step that is not recorded: only after all recorded steps, except for those that run beside
+        it. Otherwise the code has changed, and the run is held.
+        """
+        if self._unvisited:
+            missing = next((one for one in self._unvisited if one not in beside), None)
+            if missing is not None:
+                raise mismatch(f"step {name!r}", f"{missing!r}")
+        if len(self._steps) >= STEPS_MAX:
+            raise DurableMisuse(
+                f"This run has {STEPS_MAX:,} recorded steps, the most that a run may have; start another "
+                "durable function for the rest with ctx.start(...)."
+            )
+        if self._bytes > RECORD_BYTES_MAX:
+            raise DurableMisuse(
+                f"The record of this run has more than {RECORD_BYTES_MAX // 1024**2} MB; store the data "
+                "elsewhere and record references."
+            )
+
+    def last_try(self, name: str) -> tuple[int, float]:
+        """How often a step was tried before this call, and the seconds until its next try."""
+        tries, left_seconds = 0, 0.0
+        while (step := self.visit(f"{name}{TRY}{tries + 1}", "try")) is not None:
+            tries, left_seconds = tries + 1, step.left_seconds or 0.0
+        return tries, left_seconds
+
+    @property
+    def unvisited(self) -> list[str]:
+        """The recorded steps that this call has not asked for, in the order of their record."""
+        return list(self._unvisited)
+
+    def next_position(self) -> int:
+        with self._lock:
+            self._position += 1
+            return self._position
+
+    def add(self, step: RecordedStep) -> None:
+        """Note a step that is recorded now, by this call or by an earlier attempt that was faster."""
+        with self._lock:
+            self._steps[step.name] = step
+            self._unvisited.pop(step.name, None)
+            self._bytes += _size(step)
+
+
+def _size(step: RecordedStep) -> int:
+    return len(step.result or "") + len(step.error or "")
+
+
+def mismatch(asked: str, recorded: str) -> Parked:
+    """The end of a call whose code no longer fits the record of its run: the run is held."""
+    return Parked(
+        ParkRequest(
+            problem=f"DURABLE_MISMATCH: the code asks for {asked}, the record goes on with {recorded}; "
+            "deploy the code that wrote the record or guard the change with ctx.patched(...), then resume "
+            "the run; or reset it to an earlier step."
+        )
+    )

@@ -1,0 +1,381 @@
+"""One call of a durable function: the decisions about its steps, shared by ``def`` and ``async def``.
+
+A script yields what it needs done, a statement, a pause or the call of a step's function, and returns what
+the step returns. ``engine.py`` does these things.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Generator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from horsies.codec.form import JsonForm
+from horsies.codec.results import decode_untyped, split_result
+from horsies.db.statement import Step
+from horsies.db.statements.durable import (
+    RecordedStep,
+    RecordStep,
+    TakeSignal,
+    read_step,
+    record_step,
+    take_signal,
+)
+from horsies.db.statements.tasks import OutcomeRow, read_outcomes
+from horsies.durable.calls import Call, Called, Unstorable
+from horsies.durable.leaving import Leaving, Parked, RunLost
+from horsies.durable.past import LIMIT, TRY, Past, checked_name
+from horsies.durable.steps import CodeOf, Failure, decoded, failure_of
+from horsies.error_codes import OutcomeCode, RetrievalCode, error_code_text
+from horsies.errors import DurableMisuse, RetryLater
+from horsies.parking import ParkRequest
+from horsies.result import Err
+from horsies.retry import decide_retry, exception_names
+from horsies.states import TaskStatus
+
+# A shorter sleep stays in its process.
+IN_PROCESS_SECONDS = 1.0
+# A step that failed is tried again in its process if the wait is not longer.
+TRY_AGAIN_SECONDS = 5.0
+LONGEST_WAIT = timedelta(days=3650)
+PARALLEL_MAX = 256
+
+# The step in which the code of this thread or coroutine runs.
+current_step: ContextVar[str | None] = ContextVar("horsies_step", default=None)
+
+Answer = TypeVar("Answer")
+
+
+class Pause(NamedTuple):
+    """Wait in this process."""
+
+    seconds: float
+
+
+class Invoke(NamedTuple):
+    """Call the function of a step; the answer is a ``Called``."""
+
+    name: str
+    call: Call
+
+
+class Transact(NamedTuple):
+    """Call the function of a tx_step and commit its step with its effects; the answer is a ``Called``."""
+
+    name: str
+    call: Call
+
+
+Effects: TypeAlias = Generator[Step | Pause | Invoke | Transact, Any, Answer]
+
+
+class Fence(NamedTuple):
+    """The attempt that may record steps of a run, while it owns the run."""
+
+    worker_id: str
+    task_id: str
+    generation: int
+    attempt: int
+
+    @property
+    def mark(self) -> str:
+        return f"{self.task_id}/{self.generation}"
+
+
+@dataclass(slots=True)
+class Run:
+    """The past of a run, and the scripts of its steps."""
+
+    fence: Fence
+    past: Past
+    code_of: CodeOf
+    # The declared types of its signals; None accepts any name.
+    signals: Mapping[str, Any] | None = None
+    # How the call has left its function, even if user code caught the exception.
+    left: Leaving | None = None
+    is_over: bool = False
+
+    def check_use(self) -> None:
+        """Refuse a use of the context inside a step or after the end of the function."""
+        if self.left is not None:
+            raise self.left
+        if self.is_over:
+            raise DurableMisuse("The durable function has ended; use ctx before it returns.")
+        if (step := current_step.get()) is not None:
+            raise DurableMisuse(
+                f"ctx is used inside step {step!r}, which is replayed as a whole; use it in the durable "
+                "function."
+            )
+
+    # Steps
+
+    def step(self, call: Call, kind: str = "step") -> Effects[Any]:
+        """Return the recorded value of the next occurrence, or call the function and record its value."""
+        name = self.past.name(call.base)
+        if (known := self.past.visit(name, kind)) is not None:
+            return call.read(known)
+        return (yield from self.new_step(call, name, kind))
+
+    def new_step(
+        self, call: Call, name: str, kind: str, beside: Collection[str] = ()
+    ) -> Effects[Any]:
+        """Call the function, again while its policy says so, and record its value or its failure."""
+        tries, left_seconds = self.past.last_try(name)
+        self.past.admit(name, beside)
+        if left_seconds > 0:
+            yield from self._waiting(left_seconds)
+        while True:
+            called: Called = yield (Transact if kind == "tx" else Invoke)(name, call)
+            if called.error is None:
+                return (yield from self._succeeded(call, name, kind, called))
+            failure, seconds = self._failure(call, called.error, tries)
+            if seconds is None:
+                step = yield from self.recording(
+                    name, kind, None, failure.to_json(), run_us=called.run_us
+                )
+                return _raised(call, step, failure, called.error)
+            tries += 1
+            text = failure.to_json()
+            yield from self.recording(
+                f"{name}{TRY}{tries}", "try", None, text, seconds, called.run_us
+            )
+            yield from self._waiting(seconds)
+
+    def _succeeded(self, call: Call, name: str, kind: str, called: Called) -> Effects[Any]:
+        if called.recorded is False:
+            return call.read((yield from self.adopting(name)))
+        if isinstance(called.recorded, RecordStep):
+            self.added(called.recorded)
+            return call.described.unwrapped(called.value)
+        text = call.described.encode(name, called.value)
+        if isinstance(text, Failure):
+            failed = text.to_json()
+            return call.read((yield from self.recording(name, kind, None, failed)))
+        step = yield from self.recording(name, kind, text, run_us=called.run_us)
+        # Another text is that of an earlier attempt, which was faster.
+        return call.described.unwrapped(called.value) if step.result is text else call.read(step)
+
+    def _failure(self, call: Call, error: Exception, tries: int) -> tuple[Failure, float | None]:
+        """The record of a failed try, and the seconds until the next one; None if it was the last."""
+        if isinstance(error, Unstorable):
+            return error.failure, None
+        failure = failure_of(error, self.code_of)
+        if (policy := call.options.retry) is None:
+            return failure, None
+        decision = decide_retry(
+            task_options=json.dumps({"retry_policy": policy.to_json()}),
+            error_code=failure.code,
+            retry_count=tries,
+            max_retries=policy.max_retries,
+            exception_names=exception_names(error),
+            retry_after=error.seconds if isinstance(error, RetryLater) else None,
+        )
+        return failure, decision.delay_seconds
+
+    def _waiting(self, seconds: float) -> Effects[None]:
+        if seconds > TRY_AGAIN_SECONDS:
+            raise Parked(ParkRequest(seconds=seconds))
+        yield Pause(seconds)
+
+    def dealt(self, names: Collection[str]) -> None:
+        """Check the names of steps that run side by side, before the first of them begins."""
+        beside = {*names, *(f"{name}{TRY}1" for name in names)}
+        new = [name for name in names if self.past.visit(name, "step") is None]
+        for name in new:
+            self.past.last_try(name)
+        if new:
+            self.past.admit(new[0], beside)
+
+    def recording(
+        self,
+        name: str,
+        kind: str,
+        result: str | None = None,
+        error: str | None = None,
+        due_seconds: float | None = None,
+        run_us: int = 0,
+    ) -> Effects[RecordedStep]:
+        """Record a step; if an earlier attempt has recorded it, its record counts."""
+        step = self.made(name, kind, result, error, due_seconds, run_us)
+        rows = yield record_step, step
+        if not rows:
+            return (yield from self.adopting(name))
+        return self.added(step)
+
+    def added(self, step: RecordStep) -> RecordedStep:
+        """Note a step that is recorded now."""
+        recorded = _stored(step)
+        self.past.add(recorded)
+        return recorded
+
+    def made(
+        self,
+        name: str,
+        kind: str,
+        result: str | None = None,
+        error: str | None = None,
+        due_seconds: float | None = None,
+        run_us: int = 0,
+    ) -> RecordStep:
+        worker_id, task_id, generation, _ = self.fence
+        position = self.past.next_position()
+        return RecordStep(
+            worker_id, task_id, generation, name, position, kind, result, error, due_seconds, run_us
+        )
+
+    def adopting(self, name: str) -> Effects[RecordedStep]:
+        """The record that was there before; without one, the run belongs to another attempt."""
+        found = yield read_step(self.fence.task_id, name)
+        if not found:
+            raise RunLost
+        recorded: RecordedStep = found[0]
+        self.past.add(recorded)
+        return recorded
+
+    # Values that a replay must see again
+
+    def value(self, base: str, made: str) -> Effects[str]:
+        """A recorded value of the library, as JSON: the time, a random number, an id."""
+        name = self.past.name(base)
+        if (known := self.past.visit(name, "value")) is None:
+            self.past.admit(name)
+            known = yield from self.recording(name, "value", made)
+        return known.result or "null"
+
+    def patched(self, change: object) -> Effects[bool]:
+        """Whether this run takes the changed code: it came here first with that code."""
+        name = f"patch:{checked_name(change)}"
+        if self.past.visit(name, "patch") is not None:
+            return True
+        if self.past.unvisited:
+            return False
+        yield from self.recording(name, "patch", "true")
+        return True
+
+    # Waits
+
+    def sleep(self, seconds: float) -> Effects[None]:
+        """Wait in this process, or park the run if that takes longer."""
+        name = self.past.name("sleep")
+        if (known := self.past.visit(name, "sleep")) is None:
+            self.past.admit(name)
+            known = yield from self.recording(name, "sleep", "null", due_seconds=seconds)
+        left = known.left_seconds or 0.0
+        if left > IN_PROCESS_SECONDS:
+            raise Parked(ParkRequest(seconds=left))
+        if left > 0:
+            yield Pause(left)
+
+    def wait_signal(self, signal: object, timeout: float | None) -> Effects[RecordedStep]:
+        """The recorded signal; the run is parked until it comes."""
+        wanted = self._checked_signal(signal)
+        name = self.past.name(f"signal:{wanted}")
+        limit = self.past.visit(f"{name}{LIMIT}", "limit")
+        if (known := self.past.visit(name, "signal")) is not None:
+            return known
+        self.past.admit(name)
+        taken = yield from self._taking(name, wanted)
+        if taken is not None:
+            return taken
+        if timeout is None:
+            raise Parked(ParkRequest(signals=(wanted,)))
+        if limit is None:
+            limit = yield from self.recording(
+                f"{name}{LIMIT}", "limit", "null", due_seconds=timeout
+            )
+        left = limit.left_seconds or 0.0
+        if left > 0:
+            raise Parked(ParkRequest(seconds=left, signals=(wanted,)))
+        text = f"No signal {wanted!r} came within {timeout:g} seconds."
+        failure = Failure(OutcomeCode.SIGNAL_TIMEOUT.value, text)
+        return (yield from self.recording(name, "signal", None, failure.to_json()))
+
+    def _checked_signal(self, signal: object) -> str:
+        name = checked_name(signal)
+        if self.signals is not None and name not in self.signals:
+            declared = ", ".join(map(repr, self.signals)) or "none"
+            raise DurableMisuse(
+                f"The durable function declares no signal {name!r}; its signals= has {declared}."
+            )
+        return name
+
+    def _taking(self, name: str, signal: str) -> Effects[RecordedStep | None]:
+        worker_id, task_id, generation, _ = self.fence
+        position = self.past.next_position()
+        wanted = TakeSignal(worker_id, task_id, generation, name, position, [signal])
+        rows = yield take_signal, wanted
+        if not rows:
+            return None
+        if rows[0].kind is None:
+            raise RunLost
+        taken = RecordedStep(name, position, rows[0].kind, rows[0].result, rows[0].error)
+        self.past.add(taken)
+        return taken
+
+    # Children
+
+    def child_result(self, child_id: str, step: str) -> Effects[RecordedStep]:
+        """The recorded result of a child; the run is parked until the child has ended."""
+        name = self.past.name(f"result:{step}")
+        if (known := self.past.visit(name, "result")) is not None:
+            return known
+        self.past.admit(name)
+        rows: list[OutcomeRow] = yield read_outcomes([child_id])
+        row = rows[0] if rows else None
+        if row is not None and not TaskStatus(row.status).is_terminal:
+            raise Parked(ParkRequest(children=(child_id,)))
+        result, failure = _outcome_of(child_id, row)
+        error = None if failure is None else failure.to_json()
+        return (yield from self.recording(name, "result", result, error))
+
+
+def _stored(step: RecordStep) -> RecordedStep:
+    """The step as it is stored."""
+    return RecordedStep(
+        step.name, step.position, step.kind, step.result, step.error, step.due_seconds
+    )
+
+
+def _raised(call: Call, step: RecordedStep, failure: Failure, error: Exception) -> Any:
+    """Raise the failure of a step from its exception; an earlier attempt may have recorded another end."""
+    if step.error is None or Failure.from_json(step.error).code != failure.code:
+        return call.read(step)
+    raise failure.raised(step.name) from error
+
+
+def _outcome_of(child_id: str, row: OutcomeRow | None) -> tuple[str | None, Failure | None]:
+    """The JSON text of the value of an ended child, or its failure."""
+    if row is None:
+        text = f"Task {child_id} does not exist; its row was deleted before its result was read."
+        return None, Failure(RetrievalCode.TASK_NOT_FOUND.value, text)
+    if row.status == TaskStatus.COMPLETED:
+        split = split_result(row.result or "")
+        return (split[1] if split is not None else "null"), None
+    stored = None if row.result is None else decode_untyped(row.result)
+    if stored is not None and not isinstance(stored, Err) and stored.value.is_err():
+        error = stored.value.err_value
+        code = str(error_code_text(error.error_code) or row.status)
+        return None, Failure(code, error.message or code, error.data)
+    code = row.error_code or row.status
+    return None, Failure(code, f"Task {child_id} ended as {row.status}.")
+
+
+def value_of(step: RecordedStep, form: JsonForm) -> Any:
+    """The value of a recorded step, or the StepFailed of its failure."""
+    if step.error is not None:
+        raise Failure.from_json(step.error).raised(step.name)
+    return decoded(form, step.name, step.result or "null")
+
+
+def seconds_of(duration: timedelta | float, what: str) -> float:
+    """The seconds of a timedelta or a number; DurableMisuse for anything else."""
+    seconds: object = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if is_number and 0 <= float(str(seconds)) <= LONGEST_WAIT.total_seconds():
+        return float(str(seconds))
+    raise DurableMisuse(
+        f"{what} takes a timedelta or a number of seconds, from 0 to {LONGEST_WAIT.days:,} days."
+    )

@@ -1,0 +1,104 @@
+"""A call of a durable function in its child: its past before the call, its report after it.
+
+The first claim of a run has no past, so nothing is read; later ones read all recorded steps in one statement.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from horsies.codec.results import encode_task_error
+from horsies.config.app import AppConfig
+from horsies.db.statements.durable import load_steps
+from horsies.durable.engine import Engine, patiently
+from horsies.durable.leaving import Leaving, Parked, RecordRefused
+from horsies.durable.past import Past
+from horsies.durable.run import Fence, Run
+from horsies.error_codes import (
+    OperationalErrorCode,
+    error_code_text,
+    resolve_code,
+    resolve_exception_code,
+)
+from horsies.errors import DurableMisuse, StepFailed
+from horsies.task_result import TaskError
+from horsies.tasks.definition import TaskDefinition
+from horsies.worker.child.process_state import log_safely
+from horsies.worker.child.transact import Returned, Transactions
+from horsies.worker.protocol import Assignment, ChildReport, TransactionEnd
+
+logger = logging.getLogger("horsies.child")
+
+NO_WORKER = (
+    "This durable function does not run in a worker, so it has no record; send it to a worker, or run it "
+    "with run_pending in a test."
+)
+_UNVISITED = "%s %s returned without asking for its recorded step %r%s; has its code changed?"
+
+
+def begun(transactions: Transactions, definition: TaskDefinition, assignment: Assignment) -> Engine:
+    """The engine of a call, with the recorded steps of its run."""
+    if not transactions.worker_id:
+        raise DurableMisuse(NO_WORKER)
+    traits, config = definition.durable, transactions.config
+    fence = Fence(
+        transactions.worker_id, assignment.task_id, assignment.generation, assignment.attempt
+    )
+    past = _read_past(transactions, assignment) if assignment.generation > 1 else Past()
+    signals = None if traits is None else traits.signals
+    run = Run(fence, past, partial(_code_of, definition, config), signals)
+    return Engine(run, transactions)
+
+
+def _code_of(definition: TaskDefinition, config: AppConfig, error: BaseException) -> str:
+    code = resolve_exception_code(
+        error,
+        definition.exception_mapper,
+        config.exception_mapper,
+        definition.default_unhandled_error_code,
+        config.default_unhandled_error_code,
+    )
+    return str(error_code_text(code))
+
+
+def _read_past(transactions: Transactions, assignment: Assignment) -> Past:
+    def read() -> Past:
+        with transactions.database.connection() as connection:
+            return Past(load_steps.fetch(connection, assignment.task_id))
+
+    return patiently(read)
+
+
+def left(assignment: Assignment, how: Leaving) -> ChildReport:
+    """The report of a call that left its function without an outcome."""
+    report = ChildReport(assignment.task_id, assignment.generation, True, "", None, None)
+    if isinstance(how, Parked):
+        return report._replace(park=how.request)
+    if isinstance(how, RecordRefused):
+        error = how.error
+        log_safely(logger, logging.ERROR, "%s", error.message)
+        return report._replace(
+            ok=False,
+            result_json=encode_task_error(error),
+            error_code=error_code_text(error.error_code),
+            error_message=error.message,
+        )
+    return report._replace(transaction=TransactionEnd.LOST)
+
+
+def judged(assignment: Assignment, run: Run, returned: Returned) -> Returned:
+    """What the function returned or raised; a StepFailed that left it fails the run with the step's code."""
+    if not isinstance(returned, TaskError):
+        if unvisited := run.past.unvisited:
+            others = f" and {len(unvisited) - 1} more" if len(unvisited) > 1 else ""
+            words = assignment.task_name, assignment.task_id, unvisited[0], others
+            log_safely(logger, logging.WARNING, _UNVISITED, *words)
+        return returned
+    raised = returned.exception
+    is_mapped = returned.error_code is not OperationalErrorCode.UNHANDLED_EXCEPTION
+    if not isinstance(raised, StepFailed) or is_mapped:
+        return returned
+    code, data = resolve_code(raised.code), raised.data
+    message = f"In task {assignment.task_name!r}, {raised}"
+    return returned.model_copy(update={"error_code": code, "message": message, "data": data})

@@ -1,0 +1,300 @@
+"""Waits: parked runs, signals, children, and code that no longer fits the record of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from horsies import (
+    AnyNode,
+    Durable,
+    Horsies,
+    MapNode,
+    SignalDelivery,
+    StepFailed,
+    TaskActionErrorCode,
+    TaskFailed,
+    TaskHandle,
+    TaskStatus,
+    from_node,
+)
+from horsies.testing import clock_of, run_pending
+from tests.durable.conftest import Effects, info_of
+from tests.support.database import Database
+
+DAY = timedelta(days=1)
+
+
+class Approval(BaseModel):
+    by: str
+
+
+def problem_of(app: Horsies, sent: TaskHandle[Any]) -> str:
+    info = app.durable_handle(sent.task_id).info().unwrap()
+    return info.problem or ""
+
+
+def test_a_signal_wakes_the_run_that_waits_for_it(app: Horsies, connection: Database) -> None:
+    @app.durable("release", signals={"approve": Approval})
+    def release(ctx: Durable) -> str:
+        return ctx.wait_signal("approve", Approval, timeout=30 * DAY).by
+
+    sent = release.enqueue()
+    run_pending(app)
+    waiting = app.durable_handle(sent.task_id).info().unwrap()
+    assert (waiting.signals, waiting.status) == (["approve"], TaskStatus.PENDING)
+    assert waiting.parked_until is not None
+    delivered = app.signal(sent.task_id, "approve", Approval(by="ada")).unwrap()
+    assert delivered is SignalDelivery.DELIVERED
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == "ada"
+    assert connection.execute("SELECT count(*) FROM horsies_task_signals").fetchone() == (0,)
+
+
+def test_signals_are_taken_in_their_order_even_if_they_came_early(app: Horsies) -> None:
+    @app.durable("chat")
+    def chat(ctx: Durable) -> list[int]:
+        return [ctx.wait_signal("word", int) for _ in range(3)]
+
+    sent = chat.enqueue()
+    for number in range(2):
+        assert app.signal(sent.task_id, "word", number).unwrap() is SignalDelivery.STORED
+    run_pending(app)
+    assert app.signal(sent.task_id, "other", 9).unwrap() is SignalDelivery.STORED
+    assert run_pending(app).attempts == []
+    app.signal(sent.task_id, "word", 2).unwrap()
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == [0, 1, 2]
+
+
+def test_a_wait_for_a_signal_ends_with_its_limit(app: Horsies) -> None:
+    codes: list[str] = []
+
+    @app.durable("release")
+    def release(ctx: Durable) -> str:
+        try:
+            ctx.wait_signal("approve", timeout=DAY)
+        except StepFailed as failed:
+            codes.append(failed.code)
+        return str(ctx.wait_signal("approve"))
+
+    sent = release.enqueue()
+    run_pending(app)
+    clock_of(app).advance(2 * DAY)
+    run_pending(app)
+    assert app.signal(sent.task_id, "approve", "late").unwrap() is SignalDelivery.DELIVERED
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == "late"
+    assert codes == ["SIGNAL_TIMEOUT"] * 2
+
+
+def test_a_signal_that_no_run_can_take_is_refused(app: Horsies) -> None:
+    @app.durable("release", signals={"approve": Approval})
+    def release(ctx: Durable) -> str:
+        return ctx.wait_signal("approve", Approval).by
+
+    @app.task("plain")
+    def plain() -> None: ...
+
+    def refused(task_id: str, name: str, value: object) -> TaskActionErrorCode:
+        return app.signal(task_id, name, value).unwrap_err().code
+
+    sent, other = release.enqueue(), plain.enqueue()
+    codes = TaskActionErrorCode
+    assert refused(sent.task_id, "reject", 1) is codes.SIGNAL_NOT_FOUND
+    assert refused(sent.task_id, "approve", 1) is codes.VALIDATION_FAILED
+    assert refused(other.task_id, "approve", 1) is codes.TASK_NOT_DURABLE
+    assert refused("01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a", "approve", 1) is codes.TASK_NOT_FOUND
+    assert refused("nonsense", "approve", 1) is codes.TASK_NOT_FOUND
+    sent.cancel().unwrap()
+    assert refused(sent.task_id, "approve", Approval(by="ada")) is codes.TASK_ENDED
+
+
+def test_a_run_is_woken_by_the_end_of_its_child(app: Horsies, effects: Effects) -> None:
+    @app.task("render")
+    def render(number: int) -> list[int]:
+        effects.note("render")
+        return [number]
+
+    @app.task("break")
+    def broken() -> None:
+        raise TaskFailed("NO_PAPER", "the printer is empty")
+
+    @app.durable("inner")
+    def inner(ctx: Durable) -> str:
+        ctx.sleep(DAY)
+        return "inner"
+
+    @app.durable("outer")
+    def outer(ctx: Durable) -> tuple[list[int], str, str]:
+        one, two, three = ctx.start(render, 7), ctx.start(inner), ctx.start(broken)
+        text = ctx.result(two)
+        with pytest.raises(StepFailed) as failed:
+            ctx.result(three)
+        return ctx.result(one), text, failed.value.code
+
+    sent = outer.enqueue()
+    run_pending(app)
+    assert info_of(sent).status is TaskStatus.PENDING
+    clock_of(app).advance(2 * DAY)
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == ([7], "inner", "NO_PAPER")
+    assert effects == {"render": 1}
+
+
+def test_a_durable_function_is_a_node_and_an_item_of_a_map(app: Horsies) -> None:
+    @app.durable("slow_double")
+    def slow_double(ctx: Durable, number: int) -> int:
+        ctx.sleep(DAY)
+        return 2 * number
+
+    @app.task("numbers")
+    def numbers() -> list[int]:
+        return [1, 2, 3]
+
+    @app.task("total")
+    def total(one: int, many: list[int]) -> int:
+        return one + sum(many)
+
+    first = numbers.node()()
+    one_node = slow_double.node(node_id="one")(number=21)
+    many = MapNode(slow_double, over=first, node_id="many")
+    last = total.node()(one=from_node(one_node), many=from_node(many))
+    nodes: list[AnyNode] = [first, one_node, many, last]
+    spec = app.workflow("flow", nodes, output=last, definition_key="durable.flow")
+    handle = spec.start().unwrap()
+    run_pending(app)
+    clock_of(app).advance(2 * DAY)
+    run_pending(app)
+    assert handle.get(timeout_ms=0).ok_value == 54
+
+
+def run_again(
+    app: Horsies, old: Callable[[Durable], Any], new: Callable[[Durable], Any]
+) -> TaskHandle[Any]:
+    """Run the old code up to its wait, and then the new code under the same name."""
+    holder = [old]
+
+    @app.durable("changing")
+    def changing(ctx: Durable) -> int:
+        value = holder[0](ctx)
+        return value if isinstance(value, int) else 0
+
+    sent = changing.enqueue()
+    run_pending(app)
+    holder[0] = new
+    clock_of(app).advance(2 * DAY)
+    run_pending(app)
+    return sent
+
+
+def one() -> int:
+    return 1
+
+
+def two() -> int:
+    return 2
+
+
+def three() -> int:
+    return 3
+
+
+def old_code(ctx: Durable) -> int:
+    total = ctx.step(one) + ctx.step(two)
+    ctx.sleep(DAY)
+    return total + ctx.step(three)
+
+
+def renamed(ctx: Durable) -> int:
+    total = ctx.step(one) + ctx.with_options(name="zwei").step(two)
+    ctx.sleep(DAY)
+    return total + ctx.step(three)
+
+
+def test_a_new_step_before_recorded_ones_holds_the_run_until_it_is_resumed(
+    app: Horsies, caplog: pytest.LogCaptureFixture
+) -> None:
+    codes = [old_code, renamed, old_code]
+
+    @app.durable("changing")
+    def changing(ctx: Durable) -> int:
+        return codes[0](ctx)
+
+    sent = changing.enqueue()
+    run_pending(app)
+    codes.pop(0)
+    clock_of(app).advance(2 * DAY)
+    run_pending(app)
+    info = info_of(sent)
+    assert (info.status, info.retry_count) == (TaskStatus.PENDING, 0)
+    assert "the code asks for step 'zwei', the record goes on with 'two'" in problem_of(app, sent)
+    assert run_pending(app).attempts == []
+    handle = app.durable_handle(sent.task_id)
+    assert handle.resume().is_ok()
+    run_pending(app)
+    assert "'zwei'" in problem_of(app, sent), "the same code is held again"
+    codes.pop(0)
+    handle.resume().unwrap()
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == 6
+    assert handle.resume().unwrap_err().code is TaskActionErrorCode.TASK_ENDED
+
+
+def test_a_run_is_reset_to_a_step(app: Horsies, effects: Effects) -> None:
+    def note_one() -> str:
+        return effects.note("one")
+
+    def note_two() -> str:
+        return effects.note("two")
+
+    @app.durable("resettable")
+    def resettable(ctx: Durable) -> str:
+        ctx.step(note_one)
+        ctx.step(note_two)
+        ctx.sleep(DAY)
+        return "done"
+
+    sent = resettable.enqueue()
+    handle = app.durable_handle(sent.task_id)
+    run_pending(app)
+    assert handle.reset("three").unwrap_err().code is TaskActionErrorCode.STEP_NOT_FOUND
+    assert handle.reset("note_two").unwrap() == 2
+    run_pending(app)
+    assert effects == {"one": 1, "two": 2}
+    clock_of(app).advance(2 * DAY)
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == "done"
+    assert handle.reset("note_one").unwrap_err().code is TaskActionErrorCode.TASK_ENDED
+
+
+def test_records_are_deleted_with_their_task(app: Horsies, connection: Database) -> None:
+    @app.durable("forgotten")
+    def forgotten(ctx: Durable) -> None:
+        ctx.step(one)
+        ctx.wait_signal("never")
+
+    sent = forgotten.enqueue()
+    run_pending(app)
+    app.signal(sent.task_id, "other", 1).unwrap()
+    tables = ("horsies_steps", "horsies_task_signals", "horsies_parked")
+    counts = [connection.execute(f"SELECT count(*) FROM {one}").fetchone() for one in tables]
+    assert counts == [(1,)] * 3
+    connection.execute("DELETE FROM horsies_tasks")
+    counts = [connection.execute(f"SELECT count(*) FROM {one}").fetchone() for one in tables]
+    assert counts == [(0,)] * 3
+
+
+def test_a_parked_run_is_cancelled_at_once(app: Horsies) -> None:
+    @app.durable("endless")
+    def endless(ctx: Durable) -> None:
+        ctx.wait_signal("never")
+
+    sent = endless.enqueue()
+    run_pending(app)
+    sent.cancel().unwrap()
+    assert info_of(sent).status is TaskStatus.CANCELLED

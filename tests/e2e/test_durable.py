@@ -1,0 +1,172 @@
+"""Durable functions under kills: records never change, effects in the database happen exactly once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from types import ModuleType
+
+import pytest
+
+from horsies import TaskHandle
+from tests.support.database import Database, backends
+from tests.support.tables import attempts, task, wait_for_status, wait_until_empty
+from tests.support.wait import wait_until
+from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker
+
+IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
+RUNS, KILLS, WORKER_KILLS = (300, 600, 20) if IS_LONG else (12, 25, 1)
+APPLICATION = "tests.support.apps.durable:app"
+# A row of a step is written once: an update would change the past of a run.
+WITNESS = """
+CREATE TABLE durable_effects (task_id uuid, number integer);
+CREATE FUNCTION e2e_unchanged() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'a recorded step was changed'; END $$;
+CREATE TRIGGER e2e_unchanged BEFORE UPDATE ON horsies_steps FOR EACH ROW EXECUTE FUNCTION e2e_unchanged();
+"""
+
+
+@pytest.fixture
+def durable(programs: ModuleType) -> Iterator[ModuleType]:
+    module = importlib.import_module("tests.support.apps.durable")
+    yield module
+    module.app.close()
+
+
+@pytest.fixture
+def witnessed(connection: Database) -> Iterator[Database]:
+    connection.execute(WITNESS)
+    yield connection
+    connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name LIKE 'horsies:child%' AND datname = current_database()"
+    )
+    connection.execute("DROP FUNCTION e2e_unchanged CASCADE; DROP TABLE durable_effects")
+
+
+def start(fleet: Fleet, processes: int = 2) -> RunningWorker:
+    return fleet.start(application=APPLICATION, processes=processes, config=QUICK_RECOVERY)
+
+
+def journal_of(fleet: Fleet) -> dict[str, Counter[tuple[str, str]]]:
+    """The calls of the functions of steps, by run: how often each token was made."""
+    path = fleet.journal.path
+    made: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    for line in path.read_text().splitlines() if path.exists() else []:
+        task_id, step, token = line.split()
+        made[task_id][step, token] += 1
+    return made
+
+
+def kill_child(connection: Database, dice: random.Random) -> bool:
+    rows = connection.execute(
+        "SELECT worker_pid FROM horsies_tasks WHERE status = 'RUNNING' AND worker_pid IS NOT NULL"
+    ).fetchall()
+    if not rows:
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(dice.choice(rows)[0], signal.SIGKILL)
+        return True
+    return False
+
+
+def signal_waiting(module: ModuleType, connection: Database) -> None:
+    """Send each run that waits for its signal the signal, once."""
+    rows = connection.execute(
+        "SELECT parked.task_id::text FROM horsies_parked AS parked "
+        "WHERE parked.signals <> '{}' AND NOT EXISTS ("
+        "    SELECT FROM horsies_steps AS step WHERE step.task_id = parked.task_id AND name = 'signal:go') "
+        "AND NOT EXISTS (SELECT FROM horsies_task_signals AS sent WHERE sent.task_id = parked.task_id)"
+    ).fetchall()
+    for (task_id,) in rows:
+        module.app.signal(task_id, "go", "went").unwrap()
+
+
+@pytest.mark.timeout(3600 if IS_LONG else 240)
+def test_runs_end_with_what_their_steps_recorded_under_kills_of_children_and_workers(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    seed = random.SystemRandom().randint(0, 1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    worker = start(fleet)
+    sent: list[TaskHandle[list[str]]] = [
+        durable.tour.enqueue(dice.choice((0.0, 0.002, 0.01))) for _ in range(RUNS)
+    ]
+    kills, worker_kills = 0, 0
+
+    def is_done() -> bool:
+        row = witnessed.execute(
+            "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
+        ).fetchone()
+        return row == (0,)
+
+    while not is_done():
+        signal_waiting(durable, witnessed)
+        if kills < KILLS and kill_child(witnessed, dice):
+            kills += 1
+        if worker_kills < WORKER_KILLS and kills > (worker_kills + 1) * KILLS / (WORKER_KILLS + 1):
+            worker.signal(signal.SIGKILL)
+            worker.wait()
+            worker = start(fleet)
+            worker_kills += 1
+        witnessed.execute("SELECT pg_sleep(%s)", (dice.uniform(0.0, 0.03),))
+    print(f"{kills} kills of children, {worker_kills} of workers, {RUNS} runs")
+    made = journal_of(fleet)
+    for one in sent:
+        first, second, third, twice, answer, last = one.result(timeout_ms=5_000)
+        assert (twice, answer) == ("42", "went")
+        calls = made[one.task_id]
+        for step, token in (("act-0", first), ("act-1", second), ("act-2", third), ("act-3", last)):
+            assert calls[step, token] == 1, "a result that no call of the step has returned"
+    rows = witnessed.execute(
+        "SELECT task_id::text, count(*), count(DISTINCT number) FROM durable_effects GROUP BY 1"
+    ).fetchall()
+    assert {row[1:] for row in rows} == {(2, 2)}, "the effects of a tx_step happen once"
+    assert len(rows) == RUNS
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.direct("a pooler has sessions of its own")
+def test_a_zombie_cannot_record_after_its_successor(
+    fleet: Fleet, durable: ModuleType, witnessed: Database, journal: Journal
+) -> None:
+    zombie = start(fleet, processes=1)
+    sent = durable.rest.enqueue("zombie")
+    wait_until(lambda: len(journal_of(fleet)[sent.task_id]) == 1)
+    zombie.signal(signal.SIGSTOP)
+    for pid in backends(witnessed, "horsies:turn"):
+        witnessed.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    start(fleet, processes=1)
+    wait_until(lambda: len(journal_of(fleet)[sent.task_id]) == 2, 60)
+    journal.release("zombie")
+    token = sent.result(timeout_ms=30_000)
+    zombie.signal(signal.SIGCONT)
+    wait_until(lambda: "claim_lost" in zombie.log() or "declared this one lost" in zombie.log())
+    wait_until_empty(witnessed)
+    recorded = witnessed.execute("SELECT result FROM horsies_steps WHERE name = 'wait_for_release'")
+    assert recorded.fetchall() == [(f'"{token}"',)]
+    assert witnessed.execute("SELECT count(*) FROM durable_effects").fetchone() == (1,)
+
+
+def test_a_parked_run_survives_its_worker_and_needs_no_process(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    worker = start(fleet)
+    sent = durable.tour.enqueue(0.0)
+    waits = "SELECT signals FROM horsies_parked WHERE signals <> '{}'"
+    wait_until(lambda: witnessed.execute(waits).fetchall() == [(["go"],)])
+    parked = wait_for_status(witnessed, sent.task_id, "PENDING")
+    assert parked.claimed_by_worker_id is None
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    durable.app.signal(sent.task_id, "go", "went").unwrap()
+    start(fleet)
+    assert sent.result(timeout_ms=30_000)[4] == "went"
+    assert task(witnessed, sent.task_id).retry_count == 0
+    assert [one.outcome for one in attempts(witnessed, sent.task_id)] == ["COMPLETED"]
