@@ -20,7 +20,7 @@ from horsies.db.direct import execute
 from horsies.db.errors import describe, is_transient
 from horsies.db.statement import Statement, drive
 from horsies.db.statements.durable import RecordStep, record_step
-from horsies.db.task_transaction import TaskConnection
+from horsies.db.task_transaction import SessionConnection, TaskConnection, TaskSession
 from horsies.durable.calls import Call, Called, Unstorable
 from horsies.durable.leaving import Leaving, Parked, RecordRefused
 from horsies.durable.run import (
@@ -138,22 +138,22 @@ class Engine:
     def _transacted(self, name: str, call: Call, started: int) -> Called:
         pool = self._sessions.pool()
         lent = pool.take()
-        session = cast("TaskConnection", lent.connection)
-        token = current_step.set(name)
         fence = self.run.fence
+        session = TaskSession(cast("SessionConnection", lent.connection), fence.mark)
+        token = current_step.set(name)
         try:
-            session.begin(fence.mark)
-            given = TaskTransaction(fence.attempt, fence.generation, StepSession(session))
+            session.begin()
+            given = TaskTransaction(fence.attempt, fence.generation, StepSession(session.lent))
             value = call.function(given, *call.args, **call.kwargs)
             text = call.described.encode(name, value)
             if isinstance(text, Failure):
                 raise Unstorable(text)
+            check_end(name, session.is_lost, session.end_loan())
             run_us = (time.perf_counter_ns() - started) // 1_000
             step = self.run.made(name, "tx", text, run_us=run_us)
-            answers = session.record([(record_step, step)])
-            if answers is None:
-                raise TransactionMisuse("A tx_step must not end its transaction; leave COMMIT out.")
-            if not answers[0]:
+            recorded = session.record([(record_step, step)])
+            check_end(name, False, recorded.problem)
+            if not recorded.is_owned:
                 return Called(recorded=False)
             session.commit()
             return Called(value, recorded=step)
@@ -224,6 +224,15 @@ class Engine:
         if prepared.sending is not None:
             prepared.sending.end()
         return step
+
+
+def check_end(step: str, is_lost: bool, problem: str | None) -> None:
+    """Raise if the transaction of a tx_step cannot commit: it is repeated, or its step fails."""
+    if is_lost:
+        raise psycopg.OperationalError("the session of the step was lost")
+    if problem is not None:
+        text = f"The transaction of step {step!r} cannot commit: {problem}."
+        raise Unstorable(Failure(OperationalErrorCode.TRANSACTION_NOT_COMMITTED, text))
 
 
 def prepared_child(sender: Sender, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedSend:
