@@ -182,6 +182,7 @@ def state_machine() -> Canvas:
     canvas.arrow(
         [(760, 150), (760, 60), (180, 60), (180, 150)], "retry", at=(460, 54), kind="accent"
     )
+    canvas.arrow([(735, 150), (735, 80), (195, 80), (195, 150)], "park", at=(460, 75))
     canvas.arrow([(790, 150), (790, 24), (150, 24), (150, 150)], "release", at=(460, 18))
     canvas.arrow([(160, 200), (160, 340)], "expire", at=(150, 275), anchor="end")
     canvas.arrow([(240, 200), (240, 365), (390, 365)], "cancel", at=(315, 358))
