@@ -151,7 +151,7 @@ WAITING = [
     (waits(blocked_action="claim", blocked_error="22012"), ["BLOCKED"]),
     (waits(**HELD), ["HELD_BY_RUN"]),
     (
-        waits(held=True, parked_since=ago(9), parked_problem="DURABLE_MISMATCH: no"),
+        waits(held=True, parked_since=ago(9), parked_problem="DURABLE_MISMATCH: no."),
         ["HELD_BY_RECORD"],
     ),
     (waits(enqueued_at=LATER, is_parked=True, parked_since=ago(9), **PARKED), ["PARKED_RUN"]),
