@@ -67,6 +67,13 @@ from horsies.db.statements.monitor import (
     newest_worker_states,
 )
 from horsies.db.statements.queues import QUEUES
+from horsies.db.statements.search import (
+    find_by_prefix,
+    search_errors,
+    search_runs,
+    search_schedules,
+    search_task_names,
+)
 from horsies.db.statements.traces import TRACES
 from tests.support.query_plans import full as full
 from tests.support.query_plans import nodes, reads
@@ -345,6 +352,16 @@ def test_failures_are_grouped_from_the_newest_attempts(full: Connection[Any]) ->
     assert [(group.task_name, group.error_code) for group in groups] == [("work", "BROKE")]
     assert 0 < groups[0].total <= 1_000
     assert cost < 30_000
+
+
+@pytest.mark.parametrize("text", ["work", "nothing like this"])
+def test_a_search_reads_a_bounded_part_of_the_history(full: Connection[Any], text: str) -> None:
+    ids = ("00000000-0000-7000-8000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff")
+    assert reads(full, find_by_prefix(*ids, 10))[1] < 100
+    assert reads(full, search_errors(text, 1_000, 10))[1] < 3_000
+    assert reads(full, search_runs(text, 100, 10))[1] < 500
+    assert reads(full, search_schedules(text, 10))[1] < 500
+    assert reads(full, search_task_names(text, 10))[1] < 25_000
 
 
 def test_the_doctor_reads_tasks_in_flight(full: Connection[Any]) -> None:

@@ -58,6 +58,8 @@ BUDGETS = {
     "newest tasks": Budget("/tasks", 500, 1.5, 80),
     "tasks, nothing matches": Budget("/tasks?task_name=task_missing", 60_000, None, 300),
     "search by argument": Budget("/tasks?argument=order_id%3D17", 60_000, None, 800),
+    "search by part": Budget("/search?q=task_1", 60_000, None, 600),
+    "search by words of an error": Budget("/search?q=nothing+like+this", 60_000, None, 600),
     "task": Budget("/tasks/{task}", 200, 1.2, 40),
     "explain": Budget("/tasks/{waiting}/explain", 2_500, 2.0, 80),
     "failures": Budget("/failures", 30_000, None, 300),

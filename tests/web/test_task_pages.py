@@ -187,12 +187,12 @@ def test_live_rows_keep_their_places_and_newer_tasks_are_counted(
     assert f"first={first}" in html.unescape(answer.text)
 
 
-def test_the_search_box_leads_to_a_task_a_run_or_a_name(ask: Ask, connection: Database) -> None:
+def test_the_search_box_leads_to_a_task_a_run_or_the_search(ask: Ask, connection: Database) -> None:
     task, run = add_task(connection), add_run(connection)
     assert ask(f"/tasks?q={task.replace('-', '')}").headers["location"] == f"/tasks/{task}"
     assert ask(f"/tasks?q={run}").headers["location"] == f"/workflows/{run}"
     assert ask(f"/tasks?q={new_id()}").status_code == 404
-    assert ask("/tasks?q=send+mail").headers["location"] == "/tasks?task_name=send+mail"
+    assert ask("/tasks?q=send+mail").headers["location"] == "/search?q=send+mail"
     searched = ask("/tasks?q=order_id%3D17", payload=True)
     assert searched.headers["location"] == "/tasks?argument=order_id%3D17"
 

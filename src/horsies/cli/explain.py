@@ -15,6 +15,7 @@ from horsies.cli.session import (
     EXIT_NOT_FOUND,
     JsonOption,
     Session,
+    full_id,
     open_sessions,
     read_each,
     report_unread,
@@ -36,7 +37,8 @@ def explain(
     subject: Annotated[
         str,
         typer.Argument(
-            metavar="ID|queue|schedule", help="The id of a task or a run; or queue, or schedule."
+            metavar="ID|queue|schedule",
+            help="The id of a task or run, or its first digits; or queue, or schedule.",
         ),
     ],
     name: Annotated[
@@ -64,7 +66,8 @@ def explain(
     """
 
     def read(session: Session) -> BrokerResult[Explanation]:
-        script = _script(subject, name, list(session.queue_caps or ()))
+        wanted = subject if subject in ("queue", "schedule") else full_id(session, subject)
+        script = _script(wanted, name, list(session.queue_caps or ()))
         return read_explanation(session.broker, script)
 
     with open_sessions("explain", modules, database_urls) as sessions:

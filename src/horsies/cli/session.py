@@ -25,6 +25,7 @@ from horsies.config.defaults import default_config
 from horsies.database_url import database_name
 from horsies.db.limits import Limits
 from horsies.errors import ErrorCode, HorsiesError
+from horsies.ids import stored_form
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.modules import Deferred, failure_at
 from horsies.monitor.defaults import LIMIT_MAX
@@ -35,9 +36,10 @@ from horsies.tasks.recording import acting_as, process_user
 if TYPE_CHECKING:
     from horsies.app import Horsies
     from horsies.config.postgres import PostgresConfig
-    from horsies.monitor import queries
+    from horsies.monitor import queries, search
 else:
     queries = Deferred("horsies.monitor.queries")
+    search = Deferred("horsies.monitor.search")
 
 T = TypeVar("T")
 
@@ -215,6 +217,21 @@ def _as_exception(error: BrokerOperationError) -> HorsiesError:
     unreachable = isinstance(error.exception, psycopg.OperationalError)
     code = ErrorCode.BROKER_INVALID_URL if unreachable else ErrorCode.BROKER_INIT_FAILED
     return failure_at(None, error.message, code=code)
+
+
+def full_id(session: Session, text: str) -> str:
+    """Return the id of the task or run that begins with this text; the text if none does.
+
+    End the command with the candidates if several begin with it.
+    """
+    if stored_form(text) is not None or search.id_range(text) is None:
+        return text
+    script = search.prefix_script(text)
+    found = unwrap_or_exit(session.broker.perform(BrokerErrorCode.MONITORING_QUERY_FAILED, script))
+    if len(found) > 1:
+        names = "".join(f"\n  {one.id} {one.kind} {one.name}, {one.status}" for one in found)
+        exit_with(f"Several ids begin with {text}; the newest are:{names}", EXIT_NOT_FOUND)
+    return found[0].id if found else text
 
 
 def parse_since(text: str | None, option: str = "--since") -> datetime | None:

@@ -17,6 +17,7 @@ from horsies.cli.session import (
     JsonOption,
     LimitOption,
     exit_with,
+    full_id,
     open_session,
     parse_since,
     unwrap_or_exit,
@@ -31,7 +32,9 @@ from horsies.monitor.overview import TaskReport
 from horsies.monitor.queries import TaskFilters, list_tasks
 from horsies.states import TaskStatus
 
-TaskIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a task.")]
+TaskIdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The id of a task, or its first digits.")
+]
 
 _PARKED_YEAR = 9999  # the year of horsies_never_v1()
 
@@ -135,6 +138,7 @@ def show(
         horsies show 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("show", module or locator, database_url) as session:
+        task_id = full_id(session, task_id)
         report = unwrap_or_exit(read_task(session.broker, task_id, payload=payload))
     if report is None:
         exit_with(f"There is no task {task_id}.", EXIT_NOT_FOUND)

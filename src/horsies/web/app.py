@@ -35,6 +35,7 @@ from horsies.web import (
     pages_explain,
     pages_runs,
     pages_schedules,
+    pages_search,
     pages_tasks,
 )
 from horsies.web.access import (
@@ -99,6 +100,7 @@ ROUTES: tuple[Route, ...] = (
     *pages_explain.ROUTES,
     *pages_schedules.ROUTES,
     *pages_doctor.ROUTES,
+    *pages_search.ROUTES,
     *actions.ROUTES,
     *orders.ROUTES,
     *api.ROUTES,

@@ -70,7 +70,7 @@ _CSV_COLUMNS = (
 
 
 async def tasks(view: View) -> Page | Response:
-    """List tasks by the filters in the URL; ``q`` redirects to a task, a run or a name."""
+    """List tasks by the filters in the URL; ``q`` redirects to a task, a run or the search."""
     if (asked := text_of(view, "q")) is not None:
         return await _jump(view, asked.strip())
     refuse_unknown(view, TASK_FILTERS | {"q", "first"})
@@ -170,7 +170,7 @@ def _note(listed: TaskPage, filters: TaskFilters) -> Note | None:
 
 
 async def _jump(view: View, asked: str) -> Response:
-    """Redirect from the search box to a task or a run by its id, or to the tasks with a name."""
+    """Redirect from the search box to a task or a run by its id, to an argument, or to the search."""
     if (stored := stored_form(asked)) is not None:
         found = await view.read(read_rows(find_subject(stored)))
         if not found:
@@ -178,8 +178,9 @@ async def _jump(view: View, asked: str) -> Response:
             raise NotFound(sentence, code="TASK_NOT_FOUND", explained_at=link)
         page = "tasks" if found[0].kind == "task" else "workflows"
         return RedirectResponse(view.url(f"/{page}/{stored}"), 303)
-    name = "argument" if "=" in asked and view.access.sees_payload else "task_name"
-    return RedirectResponse(view.url("/tasks") + f"?{urlencode({name: asked})}", 303)
+    if "=" in asked and view.access.sees_payload:
+        return RedirectResponse(view.url("/tasks") + f"?{urlencode({'argument': asked})}", 303)
+    return RedirectResponse(view.url("/search") + f"?{urlencode({'q': asked})}", 303)
 
 
 async def tasks_csv(view: View) -> Response:

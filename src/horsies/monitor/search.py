@@ -1,0 +1,119 @@
+"""The search over everything that has a name: tasks, runs, task names, queues, schedules, error messages.
+
+Every statement reads a bounded number of rows. A match has the path of its page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+from uuid import UUID
+
+from horsies.db.statement import Script
+from horsies.db.statements.monitor import QueueName, list_known_queues
+from horsies.db.statements.search import (
+    FoundError,
+    FoundName,
+    FoundRow,
+    FoundRun,
+    find_by_prefix,
+    search_errors,
+    search_runs,
+    search_schedules,
+    search_task_names,
+)
+
+# The most matches of one kind.
+SHOWN = 10
+# The newest runs and attempts that are searched.
+RUNS_WINDOW = 20_000
+ATTEMPTS_WINDOW = 10_000
+# Fewer digits of an id would match the tasks of hours.
+PREFIX_MIN = 6
+_HEX = re.compile(r"[0-9a-f]+")
+_DIGITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One result: its ``kind``, its name, the path of its page, and a number with its noun."""
+
+    kind: str
+    name: str
+    path: str
+    detail: str = ""
+
+
+def id_range(text: str) -> tuple[str, str] | None:
+    """Return the first and the last id that begin with this text; None if it is not such a beginning.
+
+    Example:
+        >>> id_range("01a1dd42-fb")
+        ('01a1dd42-fb00-0000-0000-000000000000', '01a1dd42-fbff-ffff-ffff-ffffffffffff')
+    """
+    digits = text.strip().lower().replace("-", "")
+    if not PREFIX_MIN <= len(digits) <= _DIGITS or not _HEX.fullmatch(digits):
+        return None
+    return str(UUID(digits.ljust(_DIGITS, "0"))), str(UUID(digits.ljust(_DIGITS, "f")))
+
+
+def prefix_script(text: str, limit: int = SHOWN) -> Script[list[FoundRow]]:
+    """Read the newest tasks and runs whose id begins with this text."""
+    found: list[FoundRow] = []
+    if (ids := id_range(text)) is not None:
+        found = yield find_by_prefix(*ids, limit)
+    return found
+
+
+def search_script(text: str) -> Script[list[Match]]:
+    """Search for a text, in upper or lower case, everywhere; the most specific matches come first."""
+    wanted = text.strip().lower()
+    rows = yield from prefix_script(wanted)
+    queues: list[QueueName] = yield list_known_queues()
+    names: list[FoundName] = yield search_task_names(wanted, SHOWN)
+    schedules: list[FoundName] = yield search_schedules(wanted, SHOWN)
+    runs: list[FoundRun] = yield search_runs(wanted, RUNS_WINDOW, SHOWN)
+    errors: list[FoundError] = yield search_errors(wanted, ATTEMPTS_WINDOW, SHOWN)
+    return [
+        *map(_row, rows),
+        *_queues(wanted, [one.name for one in queues]),
+        *map(_task_name, names),
+        *map(_schedule, schedules),
+        *map(_run, runs),
+        *map(_error, errors),
+    ]
+
+
+def _row(row: FoundRow) -> Match:
+    page = "tasks" if row.kind == "task" else "workflows"
+    return Match(row.kind, row.id, f"/{page}/{row.id}", f"{row.name}, {row.status}")
+
+
+def _queues(wanted: str, names: Sequence[str]) -> Iterator[Match]:
+    found = [name for name in names if wanted in name.lower()]
+    return (Match("queue", name, f"/queues/{quote(name, safe='')}") for name in found[:SHOWN])
+
+
+def _task_name(found: FoundName) -> Match:
+    path = f"/tasks?{urlencode({'task_name': found.name})}"
+    return Match("task name", found.name, path, f"{found.total:,} attempts in a day")
+
+
+def _schedule(found: FoundName) -> Match:
+    return Match("schedule", found.name, f"/schedules/{quote(found.name, safe='')}")
+
+
+def _run(run: FoundRun) -> Match:
+    return Match("run", run.key or run.name, f"/workflows/{run.id}", f"{run.name}, {run.status}")
+
+
+def _error(found: FoundError) -> Match:
+    query = {"task_name": found.name, "status": "FAILED"}
+    if found.error_code is not None:
+        query["error_code"] = found.error_code
+    times = "1 failure" if found.total == 1 else f"{found.total:,} failures"
+    sentence = f"{times}, the last one: {found.message or 'without a message'}"
+    name = f"{found.name}: {found.error_code or 'without a code'}"
+    return Match("error", name, f"/tasks?{urlencode(query)}", sentence)
