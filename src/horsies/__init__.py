@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from horsies.db.statements.schedules import ScheduleRun, ScheduleState
     from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
+    from horsies.durable.async_context import AsyncDurable, AsyncDurableSteps
     from horsies.durable.calls import Child, StepCall
     from horsies.durable.context import Durable, DurableSteps
     from horsies.durable.handle import DurableHandle, DurableInfo, DurableStep
@@ -323,6 +324,8 @@ __all__ = [
     # durable functions
     "Durable",
     "DurableSteps",
+    "AsyncDurable",
+    "AsyncDurableSteps",
     "DurableHandle",
     "DurableInfo",
     "DurableStep",
@@ -377,6 +380,7 @@ _NAMES_BY_MODULE = {
     "db.statements.monitor": "ExpiredTask QueueState StaleTask WorkerStateSnapshot WorkerStats",
     "db.statements.schedules": "ScheduleRun ScheduleState",
     "db.statements.tasks": "TaskAttemptInfo TaskProgress",
+    "durable.async_context": "AsyncDurable AsyncDurableSteps",
     "durable.calls": "Child StepCall",
     "durable.context": "Durable DurableSteps",
     "durable.handle": "DurableHandle DurableInfo DurableStep",

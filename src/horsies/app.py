@@ -233,8 +233,9 @@ class Horsies(Operations):
     ) -> DurableDecorator:
         """Register a durable function: a task whose steps are recorded, so that its runs survive any crash.
 
-        The function takes a ``Durable`` first. In every other respect it is a task: it is sent, scheduled,
-        retried and cancelled like one, and may be the node of a workflow. Without a ``retry_policy`` a run
+        The function takes a ``Durable`` first, or an ``AsyncDurable`` if it is ``async def``. In every
+        other respect it is a task: it is sent, scheduled, retried and cancelled like one, and may be the
+        node of a workflow. Without a ``retry_policy`` a run
         survives a hundred crashes; a policy must list WORKER_CRASHED. ``timeout_ms`` limits each stay in a
         process, not the waits. ``version`` becomes part of the stored name (``onboard@2``), so that only
         workers with that version continue its runs. ``signals`` declares the names and types of signals,

@@ -163,13 +163,13 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "HELD_BY_RECORD": _obstacle(
             "The code of a durable function asks for a step that its record does not have.",
-            "Deploy the code that wrote the record or guard the change, then "
-            "`app.durable_handle(ID).resume()`; or reset it to a step.",
+            "Deploy the code that wrote the record or guard the change, then `horsies durable resume ID`; or "
+            "`horsies durable reset ID STEP`.",
             level=Level.RED,
         ),
         "PARKED_RUN": _obstacle(
             "The run of a durable function waits for a time, a signal or the end of a task.",
-            "Wait, `app.signal(ID, NAME, VALUE)`, or explain the task.",
+            "Wait, `horsies durable signal ID NAME VALUE`, or explain the task.",
         ),
         "PARKED_SIGNAL": _obstacle(
             "The task is a signal node that waits for its signal.",

@@ -49,6 +49,7 @@ from horsies.tasks.send import (
 from horsies.tasks.waiters import is_loop_running
 
 if TYPE_CHECKING:
+    from horsies.durable.async_context import AsyncDurable
     from horsies.durable.context import Durable
     from horsies.workflow.nodes import factory
     from horsies.workflow.nodes.factory import NodeFactory, NodeOptions
@@ -95,6 +96,18 @@ class TaskDecorator(Protocol):
 class DurableDecorator(Protocol):
     """The type of ``@app.durable(...)``: the context is no part of a call."""
 
+    @overload
+    def __call__(
+        self,
+        function: Callable[
+            Concatenate[AsyncDurable, P], Coroutine[Any, Any, TaskResult[T, TaskError]]
+        ],
+        /,
+    ) -> TaskFunction[P, T, TaskResult[T, TaskError]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[AsyncDurable, P], Coroutine[Any, Any, T]], /
+    ) -> TaskFunction[P, T, Coroutine[Any, Any, T]]: ...
     @overload
     def __call__(
         self, function: Callable[Concatenate[Durable, P], TaskResult[T, TaskError]], /

@@ -47,7 +47,8 @@ MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults
 start_many start_many_async WorkflowInfo SignalDelivery
 TaskFailed TaskSendFailed ResultUnavailable ResultTimeout
 TracingConfig Debounce Rate
-Durable DurableSteps DurableHandle DurableInfo DurableStep Child StepCall StepFailed DurableMisuse
+Durable DurableSteps AsyncDurable AsyncDurableSteps DurableHandle DurableInfo DurableStep Child StepCall
+StepFailed DurableMisuse
 """
 
 

@@ -95,6 +95,7 @@ COMMANDS = (
     "schedules",
     *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
     *("workflow retry", "workflow signal", "workflow audit", "doctor"),
+    *("durable show", "durable signal", "durable resume", "durable reset", "durable export"),
 )
 
 # The page that explains the codes of each enumeration.

@@ -52,6 +52,7 @@ _MODULES = {
     "docs": "docs",
     "version": "main",
     "workflow": "workflows",
+    "durable": "durable",
 }
 # The lines of `horsies --help` for each command, in groups.
 _GROUPS = {
@@ -88,6 +89,7 @@ _GROUPS = {
         "queues": "List, pause, resume or purge queues",
         "schedules": "List, run, pause or resume schedules",
         "workflow": "Show, pause, resume, cancel, retry or signal a run",
+        "durable": "Show, signal, resume, reset or export a run of a durable function",
     },
 }
 # Commands that run code of the application, whose models may use plugins of pydantic.

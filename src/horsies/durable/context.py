@@ -12,12 +12,12 @@ from uuid import UUID, uuid4
 from pydantic_core import from_json, to_json
 
 from horsies.durable.calls import NO_STEP_OPTIONS, Call, Child, Startable, StepCall, StepOptions
-from horsies.durable.engine import Engine
 from horsies.durable.leaving import Parked
 from horsies.durable.run import (
     PARALLEL_MAX,
     Answer,
     Effects,
+    StepEngine,
     current_step,
     seconds_of,
     value_of,
@@ -61,7 +61,7 @@ class Durable:
     is_asynchronous = False
     no_argument = "a worker passes the context of a durable function; leave it out"
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: StepEngine) -> None:
         self._engine = engine
         self._run = engine.run
         self._thread = threading.get_ident()

@@ -48,7 +48,7 @@ PATIENCE_SECONDS = 30.0
 # How long a run waits that could not record a step.
 REST_SECONDS = 5.0
 _THREADS_MAX = 16
-_FOUND = [True]
+FOUND = [True]
 
 
 class Sessions(Protocol):
@@ -100,7 +100,7 @@ class Engine:
         lent = pool.take()
         try:
             if statement is record_step and self._is_direct:
-                return _FOUND * execute(lent.connection, statement, params)
+                return FOUND * execute(lent.connection, statement, params)
             return statement.run(lent.connection, params)
         finally:
             pool.put(lent)
@@ -177,7 +177,10 @@ class Engine:
                 pool.submit(context.copy().run, self._beside, call, name, names)
                 for call, name in zip(calls, names, strict=True)
             ]
-        self._leave_if_any([future.exception() for future in futures])
+        left = first_leaving([future.exception() for future in futures])
+        if left is not None:
+            run.left = left
+            raise left
         return tuple(future.result() for future in futures)
 
     def _beside(self, call: Call, name: str, names: Sequence[str]) -> Any:
@@ -185,17 +188,6 @@ class Engine:
         if (known := self.run.past.visit(name, "step")) is not None:
             return call.read(known)
         return self.perform(self.run.new_step(call, name, "step", names))
-
-    def _leave_if_any(self, errors: Sequence[BaseException | None]) -> None:
-        """Leave the function if one of several steps has to; a run that waits wakes for the first of them."""
-        left = [one for one in errors if isinstance(one, Leaving)]
-        if not left:
-            return
-        waits = [one.request.seconds for one in left if isinstance(one, Parked)]
-        seconds = [one for one in waits if one is not None]
-        is_wait = len(seconds) == len(left)
-        self.run.left = Parked(ParkRequest(seconds=min(seconds))) if is_wait else left[0]
-        raise self.run.left
 
     def start(
         self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -224,6 +216,16 @@ class Engine:
         if prepared.sending is not None:
             prepared.sending.end()
         return step
+
+
+def first_leaving(errors: Sequence[BaseException | None]) -> Leaving | None:
+    """How a function is left if one of several steps has to; a run that waits wakes for the first of them."""
+    left = [one for one in errors if isinstance(one, Leaving)]
+    waits = [one.request.seconds for one in left if isinstance(one, Parked)]
+    seconds = [one for one in waits if one is not None]
+    if left and len(seconds) == len(left):
+        return Parked(ParkRequest(seconds=min(seconds)))
+    return left[0] if left else None
 
 
 def check_end(step: str, is_lost: bool, problem: str | None) -> None:

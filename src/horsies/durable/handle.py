@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
-from horsies.codec.form import CodecError
+from horsies.codec.form import CodecError, JsonForm
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.durable import (
     RunRow,
     StepRow,
     list_steps,
+    read_call,
     read_run,
     reset_task,
     resume_task,
@@ -89,6 +90,29 @@ class DurableInfo:
     problem: str | None
 
 
+def _written(form: JsonForm, value: object) -> tuple[str, str | None]:
+    """The JSON text of a value, and why it has none."""
+    text = form.encode(value)
+    return ("", text.message) if isinstance(text, CodecError) else (text, None)
+
+
+def _read_json(form: JsonForm, value: object) -> tuple[str, str | None]:
+    """The text of a JSON value, and why the declared type does not fit it."""
+    text = to_json(value).decode()
+    read = form.decode(text)
+    return text, read.value.message if isinstance(read, Err) else None
+
+
+def run_document(info: DurableInfo) -> dict[str, Any]:
+    """A run as JSON values, for `horsies durable show --json`."""
+    return {
+        **{name: getattr(info, name) for name in DurableInfo.__slots__ if name != "steps"},
+        "steps": [
+            {name: getattr(step, name) for name in DurableStep.__slots__} for step in info.steps
+        ],
+    }
+
+
 class DurableHandle:
     """A run of a durable function, made by ``app.durable_handle(task_id)``.
 
@@ -111,6 +135,10 @@ class DurableHandle:
         A run that has ended, and a name or a value that the function does not declare, are errors.
         """
         return self._change("signal_run", self._signal(name, value), f"signal {name}")
+
+    def signal_json(self, name: str, value: object) -> Result[SignalDelivery, TaskActionError]:
+        """``signal`` with a JSON value, as a command line has it: a model is given as its object."""
+        return self._change("signal_run", self._signal(name, value, is_json=True), f"signal {name}")
 
     async def signal_async(
         self, name: str, value: object = None
@@ -150,6 +178,26 @@ class DurableHandle:
         read = await self._broker.perform_async(BrokerErrorCode.CLEANUP_FAILED, self._info())
         return action_result(self.task_id, read)
 
+    def export(self) -> Result[dict[str, Any], TaskActionError]:
+        """Return the record of the run for ``horsies.testing.replay``, with arguments and results."""
+        read = self._broker.perform(BrokerErrorCode.CLEANUP_FAILED, self._export())
+        return action_result(self.task_id, read)
+
+    def _export(self) -> Script[Result[dict[str, Any], TaskActionError]]:
+        stored = stored_form(self.task_id)
+        row = None if stored is None else one_or_none((yield read_call(stored)))
+        if row is None:
+            return Err(no_such_task(self.task_id))
+        steps: list[StepRow] = yield list_steps(self.task_id)
+        columns = ("name", "kind", "result", "error")
+        return Ok(
+            {
+                **row._asdict(),
+                "task_id": self.task_id,
+                "steps": [{name: getattr(step, name) for name in columns} for step in steps],
+            }
+        )
+
     def _change(
         self, verb: str, script: Script[Result[T, TaskActionError]], reason: str | None
     ) -> Result[T, TaskActionError]:
@@ -171,11 +219,13 @@ class DurableHandle:
             return None
         return one_or_none((yield read_run(stored)))
 
-    def _signal(self, name: str, value: object) -> Script[Result[SignalDelivery, TaskActionError]]:
+    def _signal(
+        self, name: str, value: object, *, is_json: bool = False
+    ) -> Script[Result[SignalDelivery, TaskActionError]]:
         run = yield from self._run()
         if run is None:
             return Err(no_such_task(self.task_id))
-        checked = self._checked(run, name, value)
+        checked = self._checked(run, name, value, is_json)
         if isinstance(checked, TaskActionError):
             return Err(checked)
         (row,) = yield signal_task(self.task_id, name, checked)
@@ -183,7 +233,9 @@ class DurableHandle:
             return Ok(SignalDelivery(row.answer))
         return Err(self._refused(row.answer, "takes no more signals"))
 
-    def _checked(self, run: RunRow, name: str, value: object) -> str | TaskActionError:
+    def _checked(
+        self, run: RunRow, name: str, value: object, is_json: bool
+    ) -> str | TaskActionError:
         """The JSON text of a signal's value, or why the run cannot take it."""
         definition = self._find(run.task_name)
         traits = DurableTraits() if definition is None else definition.durable
@@ -201,8 +253,7 @@ class DurableHandle:
         try:
             checked_name(name)
             form = form_of(Any if declared is None else declared[name], f"signal {name!r}")
-            text = form.encode(value)
-            problem = text.message if isinstance(text, CodecError) else None
+            text, problem = _read_json(form, value) if is_json else _written(form, value)
         except DurableMisuse as misuse:
             text, problem = "", str(misuse)
         if problem is None:

@@ -7,11 +7,11 @@ the step returns. ``engine.py`` does these things.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from horsies.codec.form import JsonForm
 from horsies.codec.results import decode_untyped, split_result
@@ -35,6 +35,7 @@ from horsies.parking import ParkRequest
 from horsies.result import Err
 from horsies.retry import decide_retry, exception_names
 from horsies.states import TaskStatus
+from horsies.tasks.send import Sender
 
 # A shorter sleep stays in its process.
 IN_PROCESS_SECONDS = 1.0
@@ -226,6 +227,11 @@ class Run:
             worker_id, task_id, generation, name, position, kind, result, error, due_seconds, run_us
         )
 
+    def admitting(self, name: str) -> Effects[None]:
+        """Allow a step that is not recorded."""
+        self.past.admit(name)
+        yield from ()
+
     def adopting(self, name: str) -> Effects[RecordedStep]:
         """The record that was there before; without one, the run belongs to another attempt."""
         found = yield read_step(self.fence.task_id, name)
@@ -379,3 +385,33 @@ def seconds_of(duration: timedelta | float, what: str) -> float:
     raise DurableMisuse(
         f"{what} takes a timedelta or a number of seconds, from 0 to {LONGEST_WAIT.days:,} days."
     )
+
+
+class StepEngine(Protocol):
+    """Does what the scripts of a run yield."""
+
+    @property
+    def run(self) -> Run: ...
+
+    def perform(self, script: Effects[Answer]) -> Answer: ...
+
+    def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]: ...
+
+    def start(
+        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> RecordStep | None: ...
+
+
+class AsyncStepEngine(Protocol):
+    """``StepEngine`` for a coroutine."""
+
+    @property
+    def run(self) -> Run: ...
+
+    async def perform(self, script: Effects[Answer]) -> Answer: ...
+
+    async def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]: ...
+
+    async def start(
+        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> RecordStep | None: ...

@@ -319,13 +319,17 @@ def _durable_problems(function: FunctionType, options: DecoratorOptions) -> Iter
     except Exception:  # the signature reports it
         hints = {}
     context = hints.get(parameters[0].name) if parameters and parameters[0].kind in kinds else None
+    right = (
+        f"async def {name}(ctx: AsyncDurable, ...)"
+        if is_async
+        else f"def {name}(ctx: Durable, ...)"
+    )
     if hints and getattr(context, "is_durable_context", False) is not True:
         yield _Problem(
-            f"The first parameter of durable function {name!r} must be its context.",
-            f"def {name}(ctx: Durable, ...)",
+            f"The first parameter of durable function {name!r} must be its context.", right
         )
-    if is_async:
-        yield _Problem(f"Durable function {name!r} is `async def`.", "write it with `def`")
+    elif hints and getattr(context, "is_asynchronous", None) is not is_async:
+        yield _Problem(f"The context of durable function {name!r} is of the wrong kind.", right)
     if policy is not None and _LOST_RUN not in policy.auto_retry_for:
         yield _Problem(
             f"The retry_policy of durable function {name!r} does not list {_LOST_RUN}, so a crash would end "

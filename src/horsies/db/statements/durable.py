@@ -91,6 +91,13 @@ class RunRow(NamedTuple):
     problem: str | None
 
 
+class CallRow(NamedTuple):
+    task_name: str
+    status: str
+    args: str
+    kwargs: str
+
+
 class StepRow(NamedTuple):
     name: str
     position: int
@@ -134,6 +141,10 @@ def read_run(task_id: str) -> RunRow: ...
 
 @DURABLE.statement
 def list_steps(task_id: str) -> StepRow: ...
+
+
+@DURABLE.statement
+def read_call(task_id: str) -> CallRow: ...
 
 
 DURABLE.complete()

@@ -57,3 +57,8 @@ WHERE task.id = %(task_id)s::uuid
 -- The recorded steps of a run, as people see them.
 SELECT name, position, kind, result, error, due_at, attempt, started_at, ended_at
 FROM horsies_steps WHERE task_id = %(task_id)s::uuid ORDER BY position, name
+
+-- name: read_call
+-- The call of a run, for a replay of its code.
+SELECT task_name, status, coalesce(args, '[]') AS args, coalesce(kwargs, '{}') AS kwargs
+FROM horsies_tasks WHERE id = %(task_id)s::uuid

@@ -153,7 +153,7 @@ def _held(task: TaskFacts) -> Iterator[Finding]:
             "HELD_BY_RECORD",
             f"Its code does not fit its record: {task.parked_problem}",
             since=task.parked_since,
-            remedy=f"app.durable_handle({task.id!r}).resume()",
+            remedy=command("durable", "resume", task.id),
         )
     if task.workflow_id is None:
         return
@@ -203,7 +203,7 @@ def _parked_run(task: TaskFacts) -> Finding:
     ]
     if not task.is_parked:
         events.append(f"the end of its wait in {between(task.looked_at, task.enqueued_at)}")
-    remedy = f"app.signal({task.id!r}, {signals[0]!r}, value)" if signals else None
+    remedy = f"{command('durable', 'signal', task.id, signals[0])} VALUE" if signals else None
     if children:
         remedy = command("explain", children[0])
     return finding(

@@ -11,6 +11,7 @@ from functools import partial
 from horsies.codec.results import encode_task_error
 from horsies.config.app import AppConfig
 from horsies.db.statements.durable import load_steps
+from horsies.durable.async_engine import AsyncEngine, patiently_async
 from horsies.durable.engine import Engine, patiently
 from horsies.durable.leaving import Leaving, Parked, RecordRefused
 from horsies.durable.past import Past
@@ -39,16 +40,39 @@ _UNVISITED = "%s %s returned without asking for its recorded step %r%s; has its 
 
 def begun(transactions: Transactions, definition: TaskDefinition, assignment: Assignment) -> Engine:
     """The engine of a call, with the recorded steps of its run."""
+    _refuse_without_worker(transactions)
+    past = _read_past(transactions, assignment) if assignment.generation > 1 else Past()
+    return Engine(_run(transactions, definition, assignment, past), transactions)
+
+
+async def begun_async(
+    transactions: Transactions, definition: TaskDefinition, assignment: Assignment
+) -> AsyncEngine:
+    """``begun`` for a coroutine function, without blocking the event loop."""
+    _refuse_without_worker(transactions)
+
+    async def read() -> Past:
+        async with transactions.database.connection_async() as connection:
+            return Past(await load_steps.run_async(connection, (assignment.task_id,)))
+
+    past = await patiently_async(read) if assignment.generation > 1 else Past()
+    return AsyncEngine(_run(transactions, definition, assignment, past), transactions)
+
+
+def _refuse_without_worker(transactions: Transactions) -> None:
     if not transactions.worker_id:
         raise DurableMisuse(NO_WORKER)
+
+
+def _run(
+    transactions: Transactions, definition: TaskDefinition, assignment: Assignment, past: Past
+) -> Run:
     traits, config = definition.durable, transactions.config
     fence = Fence(
         transactions.worker_id, assignment.task_id, assignment.generation, assignment.attempt
     )
-    past = _read_past(transactions, assignment) if assignment.generation > 1 else Past()
     signals = None if traits is None else traits.signals
-    run = Run(fence, past, partial(_code_of, definition, config), signals)
-    return Engine(run, transactions)
+    return Run(fence, past, partial(_code_of, definition, config), signals)
 
 
 def _code_of(definition: TaskDefinition, config: AppConfig, error: BaseException) -> str:

@@ -20,6 +20,7 @@ from horsies.codec.form import TypeMismatch
 from horsies.codec.results import ResultCodec, encode_task_error
 from horsies.config.tracing import TracingConfig
 from horsies.current_task import CurrentTask, current_task
+from horsies.durable.async_context import AsyncDurable
 from horsies.durable.context import Durable
 from horsies.durable.leaving import Leaving
 from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_text
@@ -234,6 +235,9 @@ async def execute_async(
         call = _decode_call(app, definition, assignment)
         if isinstance(call, ChildReport):
             return call
+        if definition.durable is not None:
+            given = transactions or Transactions(app)
+            return await _await_durable(app, definition, assignment, call, given)
         if definition.signature.transaction is not None:
             record = AttemptRecord(transactions or Transactions(app), definition, assignment)
             return await _await_in_transaction(app, definition, assignment, call, record)
@@ -275,9 +279,13 @@ def _execute(
     if isinstance(call, ChildReport):
         return call
     if definition.durable is not None:
-        return _execute_durable(
-            app, definition, assignment, call, transactions or Transactions(app)
+        given = transactions or Transactions(app)
+        if not definition.is_async:
+            return _execute_durable(app, definition, assignment, call, given)
+        awaited: ChildReport = run_coroutine(
+            _await_durable(app, definition, assignment, call, given)
         )
+        return awaited
     if (parameter := definition.signature.transaction) is None:
         return _encode(app, definition, assignment, _call(app, definition, call))
     record = AttemptRecord(transactions or Transactions(app), definition, assignment)
@@ -317,6 +325,27 @@ def _execute_durable(
     # Even if the code of the run has caught the exception by which it was left.
     if run.left is not None:
         return durable_run.left(assignment, run.left)
+    return _encode(app, definition, assignment, durable_run.judged(assignment, run, returned))
+
+
+async def _await_durable(
+    app: Horsies,
+    definition: TaskDefinition,
+    assignment: Assignment,
+    call: BoundCall,
+    transactions: Transactions,
+) -> ChildReport:
+    """``_execute_durable`` for a coroutine function, on the running event loop."""
+    try:
+        engine = await durable_run.begun_async(transactions, definition, assignment)
+    except Leaving as how:
+        return durable_run.left(assignment, how)
+    run, args = engine.run, (AsyncDurable(engine), *call.args)
+    returned = await await_function(app.config, definition, args, call.kwargs)
+    run.is_over = True
+    if run.left is not None:
+        return durable_run.left(assignment, run.left)
+    _raise_stop(returned)
     return _encode(app, definition, assignment, durable_run.judged(assignment, run, returned))
 
 

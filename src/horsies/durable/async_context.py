@@ -1,0 +1,275 @@
+"""``ctx`` of an ``async def`` durable function: the methods of ``Durable``, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from uuid import UUID, uuid4
+
+from pydantic_core import from_json, to_json
+
+from horsies.durable.calls import NO_STEP_OPTIONS, Call, Child, Startable, StepCall, StepOptions
+from horsies.durable.leaving import Parked
+from horsies.durable.run import (
+    PARALLEL_MAX,
+    Answer,
+    AsyncStepEngine,
+    Effects,
+    current_step,
+    seconds_of,
+    value_of,
+)
+from horsies.durable.steps import form_of
+from horsies.errors import DurableMisuse
+from horsies.retry import RetryPolicy
+from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.send import Sender
+from horsies.tasks.transaction import AsyncTaskTransaction
+
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+
+_OTHER_TASK = (
+    "ctx is used in another asyncio task than its function; use ctx.gather for steps side by side."
+)
+
+
+class AsyncDurable:
+    """The context of an ``async def`` durable function; see ``Durable``.
+
+    The functions of steps may be coroutine functions or plain ones, which block the event loop.
+
+    Example:
+        @app.durable("onboard")
+        async def onboard(ctx: AsyncDurable, user_id: int) -> str:
+            account = await ctx.step(create_account, user_id)
+            await ctx.sleep(timedelta(days=3))
+            return await ctx.step(send_tips, account)
+    """
+
+    is_durable_context = True
+    is_asynchronous = True
+    no_argument = "a worker passes the context of a durable function; leave it out"
+
+    def __init__(self, engine: AsyncStepEngine) -> None:
+        self._engine = engine
+        self._run = engine.run
+        self._task = asyncio.current_task()
+
+    def __repr__(self) -> str:
+        return f"AsyncDurable(task_id={self.task_id!r}, attempt={self._run.fence.attempt})"
+
+    @property
+    def task_id(self) -> str:
+        """The id of the run, which is that of its task."""
+        return self._run.fence.task_id
+
+    @overload
+    async def step(
+        self,
+        function: Callable[P, Awaitable[TaskResult[T, TaskError]]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+    @overload
+    async def step(
+        self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def step(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """``Durable.step``: call a function and record its value, or return the recorded value."""
+        return await self._step(NO_STEP_OPTIONS, "step", function, args, kwargs)
+
+    async def tx_step(
+        self,
+        function: Callable[Concatenate[AsyncTaskTransaction, P], Awaitable[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """``Durable.tx_step``: a step whose rows and record commit together."""
+        value: T = await self._step(NO_STEP_OPTIONS, "tx", function, args, kwargs)
+        return value
+
+    def with_options(
+        self, *, name: str | None = None, retry: RetryPolicy | None = None
+    ) -> AsyncDurableSteps:
+        """Give a step a name, or a policy by which it is tried again; see ``Durable.with_options``."""
+        return AsyncDurableSteps(self, StepOptions(name, retry))
+
+    @overload
+    def call(
+        self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepCall[T]: ...
+    @overload
+    def call(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepCall[T]: ...
+    def call(self, function: Any, /, *args: Any, **kwargs: Any) -> StepCall[Any]:
+        """Bind the arguments of a step for ``gather``."""
+        return StepCall(Call.of(NO_STEP_OPTIONS, function, args, kwargs))
+
+    @overload
+    async def gather(self, first: StepCall[A], second: StepCall[B], /) -> tuple[A, B]: ...
+    @overload
+    async def gather(
+        self, first: StepCall[A], second: StepCall[B], third: StepCall[C], /
+    ) -> tuple[A, B, C]: ...
+    @overload
+    async def gather(self, /, *calls: StepCall[T]) -> tuple[T, ...]: ...
+    async def gather(self, /, *calls: StepCall[Any]) -> tuple[Any, ...]:
+        """Run steps side by side on the event loop and return their values in order."""
+        self._check()
+        if len(calls) > PARALLEL_MAX:
+            raise DurableMisuse(f"gather takes at most {PARALLEL_MAX} steps; gather them in parts.")
+        return await self._engine.gather([one.call for one in calls])
+
+    @property
+    def step_key(self) -> str:
+        """Inside a step: a text that is the same in every try of this step; see ``Durable``."""
+        step = current_step.get()
+        if step is None:
+            raise DurableMisuse("ctx.step_key is the key of a running step; read it inside one.")
+        return f"{self.task_id}/{step}"
+
+    async def now(self) -> datetime:
+        """The time in UTC, recorded."""
+        made = to_json(datetime.now(UTC).isoformat()).decode()
+        return datetime.fromisoformat(from_json(await self._perform(self._run.value("now", made))))
+
+    async def random(self) -> float:
+        """A random number from 0 to 1, recorded."""
+        made = to_json(random.random()).decode()
+        return float(from_json(await self._perform(self._run.value("random", made))))
+
+    async def uuid(self) -> UUID:
+        """A random UUID, recorded."""
+        made = to_json(str(uuid4())).decode()
+        return UUID(from_json(await self._perform(self._run.value("uuid", made))))
+
+    async def patched(self, change: str) -> bool:
+        """Guard a change of the code; see ``Durable.patched``."""
+        return await self._perform(self._run.patched(change))
+
+    async def sleep(self, duration: timedelta | float) -> None:
+        """Wait for a time; above a second the run is parked."""
+        await self._perform(self._run.sleep(seconds_of(duration, "ctx.sleep")))
+
+    @overload
+    async def wait_signal(
+        self,
+        name: str,
+        kind: type[T],
+        timeout: timedelta | float | None = None,  # noqa: ASYNC109
+    ) -> T: ...
+    @overload
+    async def wait_signal(
+        self,
+        name: str,
+        kind: None = None,
+        timeout: timedelta | float | None = None,  # noqa: ASYNC109
+    ) -> Any: ...
+    async def wait_signal(
+        self,
+        name: str,
+        kind: Any = None,
+        timeout: timedelta | float | None = None,  # noqa: ASYNC109
+    ) -> Any:
+        """Wait for a value that ``app.signal`` sends; see ``Durable.wait_signal``."""
+        seconds = None if timeout is None else seconds_of(timeout, "timeout")
+        form = form_of(Any if kind is None else kind, f"the type of signal {name!r}")
+        return value_of(await self._perform(self._run.wait_signal(name, seconds)), form)
+
+    async def start(self, task: Startable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Child[T]:
+        """Send a task, or start a run of a durable function, exactly once."""
+        self._check()
+        sender = getattr(task, "_sender", None)
+        if not isinstance(sender, Sender):
+            raise DurableMisuse(f"ctx.start takes a task, not {type(task).__name__}.")
+        run, name = self._run, self._run.past.name(f"start:{sender.definition.name}")
+        known = run.past.visit(name, "start")
+        if known is None:
+            await self._engine.perform(run.admitting(name))
+            step = await self._engine.start(sender, name, args, kwargs)
+            known = (
+                await self._engine.perform(run.adopting(name)) if step is None else run.added(step)
+            )
+        child_id = str(from_json(known.result or '""'))
+        return Child(child_id, name.partition(":")[2], sender.definition.results)
+
+    async def result(self, child: Child[T]) -> T:
+        """Wait for the end of a child and return its value."""
+        return child.read(await self._perform(self._run.child_result(child.task_id, child.step)))
+
+    @property
+    def is_parking(self) -> bool:
+        """Whether the function is being left to wait."""
+        return isinstance(self._run.left, Parked)
+
+    def _check(self) -> None:
+        self._run.check_use()
+        if asyncio.current_task() is not self._task:
+            raise DurableMisuse(_OTHER_TASK)
+
+    async def _perform(self, script: Effects[Answer]) -> Answer:
+        self._check()
+        return await self._engine.perform(script)
+
+    async def _step(
+        self,
+        options: StepOptions,
+        kind: str,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        return await self._perform(self._run.step(Call.of(options, function, args, kwargs), kind))
+
+
+class AsyncDurableSteps:
+    """Steps with options, made by ``ctx.with_options(...)``."""
+
+    def __init__(self, context: AsyncDurable, options: StepOptions) -> None:
+        self._context = context
+        self._options = options
+
+    @overload
+    async def step(
+        self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def step(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def step(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """``AsyncDurable.step`` with these options."""
+        return await self._context._step(self._options, "step", function, args, kwargs)
+
+    async def tx_step(
+        self,
+        function: Callable[Concatenate[AsyncTaskTransaction, P], Awaitable[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """``AsyncDurable.tx_step`` with these options."""
+        value: T = await self._context._step(self._options, "tx", function, args, kwargs)
+        return value
+
+    @overload
+    def call(
+        self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepCall[T]: ...
+    @overload
+    def call(
+        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StepCall[T]: ...
+    def call(self, function: Any, /, *args: Any, **kwargs: Any) -> StepCall[Any]:
+        """``AsyncDurable.call`` with these options."""
+        return StepCall(Call.of(self._options, function, args, kwargs))

@@ -1,0 +1,164 @@
+"""replay: call a durable function with the record of a real run, to see whether changed code still fits it.
+
+Nothing is executed: recorded steps return what they returned, and the call ends at the first step that is not
+recorded. ``horsies durable export ID`` writes a record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from horsies.app import Horsies
+from horsies.db.statements.durable import RecordedStep, RecordStep
+from horsies.durable.async_context import AsyncDurable
+from horsies.durable.calls import Call
+from horsies.durable.context import Durable
+from horsies.durable.leaving import Leaving, Parked
+from horsies.durable.past import Past
+from horsies.durable.run import Answer, Effects, Fence, Run
+from horsies.result import Err
+from horsies.task import AnyTask
+from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.send import Sender
+
+
+class ReplayMismatch(AssertionError):
+    """The code of a durable function does not fit the record of a run; the message names both sides."""
+
+
+class _EndOfRecord(Leaving):
+    """The call has come to the first step that is not recorded."""
+
+
+class _Replay:
+    """An engine that executes nothing."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def perform(self, script: Effects[Answer]) -> Answer:
+        try:
+            script.send(None)
+        except StopIteration as ended:
+            returned: Answer = ended.value
+            return returned
+        except Leaving as how:
+            self.run.left = how
+            raise
+        return self._end()
+
+    def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]:
+        names = [self.run.past.name(call.base) for call in calls]
+        self.run.dealt(names)
+        steps = [self.run.past.visit(name, "step") for name in names]
+        if None in steps:
+            self._end()
+        pairs = zip(calls, steps, strict=True)
+        return tuple(call.read(step) for call, step in pairs if step is not None)
+
+    def start(
+        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> RecordStep | None:
+        self._end()
+
+    def _end(self) -> NoReturn:
+        self.run.left = _EndOfRecord()
+        raise self.run.left
+
+
+class _AsyncReplay:
+    """``_Replay`` for an ``async def`` function."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._replay = _Replay(run)
+
+    async def perform(self, script: Effects[Answer]) -> Answer:
+        return self._replay.perform(script)
+
+    async def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]:
+        return self._replay.gather(calls)
+
+    async def start(
+        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> RecordStep | None:
+        return self._replay.start(sender, name, args, kwargs)
+
+
+def replay(function: AnyTask, record: Mapping[str, Any]) -> None:
+    """Call a durable function with an exported record; ReplayMismatch if the code no longer fits it.
+
+    Example:
+        replay(onboard, json.loads(Path("records/onboard.json").read_text()))
+    """
+    definition = function.definition
+    if definition.durable is None:
+        raise TypeError(f"replay takes a durable function; {definition.name!r} is a plain task")
+    steps = [
+        RecordedStep(one["name"], place, one["kind"], one["result"], one["error"])
+        for place, one in enumerate(record["steps"], start=1)
+    ]
+    fence = Fence("", str(record["task_id"]), 2, 1)
+    run = Run(fence, Past(steps), lambda _: "UNHANDLED_EXCEPTION", definition.durable.signals)
+    try:
+        _call(definition, run, record)
+    except Leaving:
+        pass
+    except Exception as error:
+        if record["status"] == "COMPLETED":
+            raise ReplayMismatch(
+                f"{_named(record)} completed, but its code raises {type(error).__name__}: {error}"
+            ) from error
+    left = run.left
+    if isinstance(left, Parked) and left.request.problem is not None:
+        raise ReplayMismatch(f"{_named(record)}: {left.request.problem}")
+    if left is None and run.past.unvisited:
+        raise ReplayMismatch(
+            f"{_named(record)}: the code ends without asking for the recorded step "
+            f"{run.past.unvisited[0]!r}."
+        )
+
+
+def check_replay(app: Horsies, pattern: str) -> int:
+    """Replay every exported record that the pattern finds; return their number, which must not be 0.
+
+    Example:
+        def test_old_runs_fit_the_code() -> None:
+            check_replay(app, "tests/records/*.json")
+    """
+    paths = sorted(Path().glob(pattern))
+    if not paths:
+        raise ReplayMismatch(
+            f"no record matches {pattern!r}; write some with horsies durable export"
+        )
+    for path in paths:
+        record = json.loads(path.read_text("utf-8"))
+        if (task := app.get_task(record["task_name"])) is None:
+            raise ReplayMismatch(f"{path}: the application has no task {record['task_name']!r}.")
+        replay(task, record)
+    return len(paths)
+
+
+def _call(definition: TaskDefinition, run: Run, record: Mapping[str, Any]) -> None:
+    call = definition.signature.decode_call(record["args"], record["kwargs"])
+    if isinstance(call, Err):
+        raise ReplayMismatch(f"{_named(record)}: {call.value.message}")
+    args, kwargs = call.value
+    if definition.is_async:
+        asyncio.run(_called(definition, run, args, kwargs))
+    else:
+        definition.function(Durable(_Replay(run)), *args, **kwargs)
+
+
+async def _called(
+    definition: TaskDefinition, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    await definition.function(AsyncDurable(_AsyncReplay(run)), *args, **kwargs)
+
+
+def _named(record: Mapping[str, Any]) -> str:
+    return f"run {record['task_id']} of {record['task_name']!r}"

@@ -1,0 +1,105 @@
+"""Durable functions with ``async def``: the same record, on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from horsies import (
+    AsyncDurable,
+    AsyncTaskTransaction,
+    Durable,
+    Horsies,
+    StepFailed,
+    TaskDefinitionError,
+)
+from horsies.testing import clock_of, run_pending
+from tests.durable.conftest import Effects
+from tests.support.database import Database
+
+
+def test_an_async_function_takes_every_kind_of_step_once(
+    app: Horsies, connection: Database, effects: Effects
+) -> None:
+    connection.execute("CREATE TABLE IF NOT EXISTS async_effects (number integer)")
+
+    async def fetch(number: int) -> int:
+        effects.note("fetch")
+        await asyncio.sleep(0)
+        return number
+
+    def plain(number: int) -> int:
+        effects.note("plain")
+        return number
+
+    async def write(tx: AsyncTaskTransaction, number: int) -> int:
+        own = await tx.connection()
+        await own.execute("INSERT INTO async_effects VALUES (%s)", (number,))
+        return number
+
+    async def fail() -> None:
+        effects.note("fail")
+        raise ValueError("no")
+
+    @app.task("double")
+    def double(number: int) -> int:
+        return 2 * number
+
+    @app.durable("tour")
+    async def tour(ctx: AsyncDurable, start: int) -> list[int]:
+        found = [await ctx.step(fetch, start), await ctx.step(plain, 2)]
+        found.append(await ctx.tx_step(write, 3))
+        found += await ctx.gather(ctx.call(fetch, 4), ctx.call(plain, 5))
+        with pytest.raises(StepFailed):
+            await ctx.step(fail)
+        await ctx.now()
+        child = await ctx.start(double, 3)
+        await ctx.sleep(timedelta(days=1))
+        found.append(await ctx.result(child))
+        found.append(await ctx.wait_signal("go", int))
+        return found
+
+    sent = tour.enqueue(1)
+    try:
+        run_pending(app)
+        clock_of(app).advance(timedelta(days=2))
+        run_pending(app)
+        app.signal(sent.task_id, "go", 7).unwrap()
+        run_pending(app)
+        assert sent.result(timeout_ms=0) == [1, 2, 3, 4, 5, 6, 7]
+        assert effects == {"fetch": 2, "plain": 2, "fail": 1}
+        assert connection.execute("SELECT number FROM async_effects").fetchall() == [(3,)]
+    finally:
+        connection.execute("DROP TABLE async_effects")
+
+
+def test_steps_in_another_asyncio_task_are_refused(app: Horsies) -> None:
+    async def one() -> int:
+        return 1
+
+    @app.durable("wrong")
+    async def wrong(ctx: AsyncDurable) -> None:
+        await asyncio.gather(ctx.step(one), ctx.step(one))
+
+    sent = wrong.enqueue()
+    run_pending(app)
+    assert "use ctx.gather" in (sent.get(timeout_ms=0).err_value.message or "")
+
+
+def test_the_context_fits_the_function(app: Horsies) -> None:
+    with pytest.raises(TaskDefinitionError, match="wrong kind"):
+
+        @app.durable("a")
+        async def a(ctx: Durable) -> None: ...
+
+    with pytest.raises(TaskDefinitionError, match="wrong kind"):
+
+        @app.durable("b")
+        def b(ctx: AsyncDurable) -> None: ...
+
+    with pytest.raises(TaskDefinitionError, match="must be its context"):
+
+        @app.durable("c")
+        def c(number: int) -> None: ...

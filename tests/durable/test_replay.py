@@ -1,0 +1,119 @@
+"""replay and the commands: records of real runs, seen and used from outside."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horsies import AsyncDurable, Durable, Horsies
+from horsies.testing import ReplayMismatch, check_replay, replay, run_pending
+from tests.support.command_line import Run
+
+
+def one() -> int:
+    return 1
+
+
+def two() -> int:
+    return 2
+
+
+def old(ctx: Durable) -> int:
+    total = ctx.step(one) + sum(ctx.gather(ctx.call(one), ctx.call(two)))
+    ctx.sleep(timedelta(days=1))
+    return total + ctx.step(two)
+
+
+def renamed(ctx: Durable) -> int:
+    return ctx.with_options(name="uno").step(one)
+
+
+def shortened(ctx: Durable) -> int:
+    return ctx.step(one)
+
+
+def recorded(app: Horsies, code: list[Any]) -> tuple[Any, dict[str, Any]]:
+    @app.durable("changing")
+    def changing(ctx: Durable) -> int:
+        return int(code[0](ctx))
+
+    sent = changing.enqueue()
+    run_pending(app)
+    return changing, app.durable_handle(sent.task_id).export().unwrap()
+
+
+def test_code_that_fits_the_record_replays(app: Horsies) -> None:
+    changing, record = recorded(app, [old])
+    replay(changing, record)
+    assert [step["name"] for step in record["steps"]] == ["one", "one#2", "two", "sleep"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(renamed, "asks for step 'uno'"), (shortened, "without asking for the recorded step 'one#2'")],
+)
+def test_code_that_does_not_fit_the_record_is_a_mismatch(
+    app: Horsies, code: Any, message: str
+) -> None:
+    codes = [old]
+    changing, record = recorded(app, codes)
+    codes[0] = code
+    with pytest.raises(ReplayMismatch, match=message):
+        replay(changing, record)
+
+
+def test_an_async_function_replays(app: Horsies) -> None:
+    async def three() -> int:
+        return 3
+
+    @app.durable("talk")
+    async def talk(ctx: AsyncDurable) -> int:
+        found = await ctx.step(three)
+        await ctx.sleep(timedelta(days=1))
+        return found
+
+    sent = talk.enqueue()
+    run_pending(app)
+    replay(talk, app.durable_handle(sent.task_id).export().unwrap())
+
+
+def test_all_records_of_a_folder_are_replayed(
+    app: Horsies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, record = recorded(app, [old])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ReplayMismatch, match="no record matches"):
+        check_replay(app, "*.json")
+    (tmp_path / "one.json").write_text(json.dumps(record))
+    assert check_replay(app, "*.json") == 1
+
+
+def test_the_commands_show_signal_resume_reset_and_export(app: Horsies, horsies: Run) -> None:
+    @app.durable("asks")
+    def asks(ctx: Durable) -> int:
+        return ctx.step(one) + ctx.wait_signal("go", int)
+
+    sent = asks.enqueue()
+    run_pending(app)
+    run = partial(horsies, "durable")
+    shown = run("show", sent.task_id)
+    assert "signal go" in shown.out
+    assert "one" in shown.out
+    document = json.loads(run("show", sent.task_id, "--json").out)
+    assert [step["name"] for step in document["steps"]] == ["one"]
+    assert "not held" in run("resume", sent.task_id).err
+    assert run("reset", sent.task_id, "none").code == 4
+    assert "forgotten 1 step" in run("reset", sent.task_id, "one").out
+    run_pending(app)
+    assert run("signal", sent.task_id, "go", "no json").code == 1
+    assert "delivered" in run("signal", sent.task_id, "go", "41").out
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == 42
+    record = json.loads(run("export", sent.task_id).out)
+    assert (record["status"], len(record["steps"])) == ("COMPLETED", 2)
+    assert run("show", "01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a").code == 4
