@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from horsies.testing.execution import Attempt, Attempts
     from horsies.testing.inline import run_inline
     from horsies.testing.pending import Clock, PendingRun, clock_of, run_pending, run_pending_async
-    from horsies.testing.replay import ReplayMismatch, check_replay, replay
+    from horsies.testing.replaying import ReplayMismatch, check_replay, replay
     from horsies.testing.sends import CapturedSend, CapturedSends, CapturedStart, capture_sends
     from horsies.testing.worker import WorkerProcess
 
@@ -41,7 +41,7 @@ _MODULES = {
     "execution": ("Attempt", "Attempts"),
     "inline": ("run_inline",),
     "pending": ("Clock", "PendingRun", "clock_of", "run_pending", "run_pending_async"),
-    "replay": ("ReplayMismatch", "check_replay", "replay"),
+    "replaying": ("ReplayMismatch", "check_replay", "replay"),
     "sends": ("CapturedSend", "CapturedSends", "CapturedStart", "capture_sends"),
     "worker": ("WorkerProcess",),
 }
