@@ -97,7 +97,7 @@ class DurableDecorator(Protocol):
     """The type of ``@app.durable(...)``: the context is no part of a call."""
 
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-overlap]
         self,
         function: Callable[
             Concatenate[AsyncDurable, P], Coroutine[Any, Any, TaskResult[T, TaskError]]

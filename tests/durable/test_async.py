@@ -96,10 +96,10 @@ def test_the_context_fits_the_function(app: Horsies) -> None:
 
     with pytest.raises(TaskDefinitionError, match="wrong kind"):
 
-        @app.durable("b")
+        @app.durable("b")  # type: ignore[arg-type]
         def b(ctx: AsyncDurable) -> None: ...
 
     with pytest.raises(TaskDefinitionError, match="must be its context"):
 
-        @app.durable("c")
+        @app.durable("c")  # type: ignore[arg-type]
         def c(number: int) -> None: ...

@@ -162,7 +162,11 @@ def export(
 
 
 def _print_run(info: DurableInfo) -> None:
-    facts = [("run", info.task_id), ("task", info.task_name), ("status", info.status.value)]
+    facts: list[tuple[str, str | None]] = [
+        ("run", info.task_id),
+        ("task", info.task_name),
+        ("status", info.status.value),
+    ]
     events = [f"signal {name}" for name in info.signals] + [f"task {one}" for one in info.children]
     if info.parked_until is not None:
         events.append(f"until {info.parked_until:%Y-%m-%d %H:%M:%S%z}")
