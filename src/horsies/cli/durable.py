@@ -90,7 +90,7 @@ def signal(
     Exit codes: 0 delivered or stored, 1 failure or already ended, 4 no such run or signal.
 
     Example:
-        horsies durable signal 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a approve '{"by": "ada"}'
+        horsies durable signal 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a approve true
     """
     try:
         sent = json.loads(value)
@@ -154,7 +154,7 @@ def export(
     Exit codes: 0 done, 1 failure, 4 no such run.
 
     Example:
-        horsies durable export 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a > records/onboard.json
+        horsies durable export 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a > run.json
     """
     with open_session("durable export", module, database_url) as session:
         record = _unwrap_or_exit(_handle(session, run_id).export())
