@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from horsies._version import __version__
 from horsies.current_task import CurrentTask
+from horsies.errors import RetryLater, TaskFailed
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, TracerProvider
@@ -203,12 +204,28 @@ def is_child(parent: str, task: CurrentTask, carrier: Mapping[str, str]) -> bool
     return task.attempt == 1 and LATER not in carrier and task.schedule_name is None
 
 
+def error_type(error: BaseException) -> str | None:
+    """Return the qualified name of an exception's class; None if its error code says more.
+
+    Different bugs share the code of unhandled exceptions, so only the class distinguishes them.
+
+    Example:
+        >>> error_type(ZeroDivisionError())
+        'ZeroDivisionError'
+    """
+    if isinstance(error, TaskFailed | RetryLater):
+        return None
+    kind = type(error)
+    is_plain = kind.__module__ in ("builtins", "__main__")
+    return kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
+
+
 class Processing:
     """The span of one attempt: created in the child around the task, or in the parent for an attempt
     that died or was stopped.
     """
 
-    __slots__ = ("_context", "_span", "_token")
+    __slots__ = ("_context", "_raised", "_span", "_token")
 
     def __init__(
         self,
@@ -238,6 +255,8 @@ class Processing:
         )
         self._context = trace.set_span_in_context(self._span, sent)
         self._token: Any = None
+        # The class of the exception that the task's code raised.
+        self._raised: str | None = None
 
     @property
     def traceparent(self) -> str:
@@ -269,6 +288,7 @@ class Processing:
             yield
         except Exception as error:
             self._span.record_exception(error)
+            self._raised = error_type(error)
             raise
         finally:
             context.detach(token)
@@ -280,7 +300,8 @@ class Processing:
         from opentelemetry.trace import Status, StatusCode
 
         if error_code is not None:
-            self._span.set_attribute("error.type", error_code)
+            self._span.set_attribute("error.type", self._raised or error_code)
+            self._span.set_attribute("horsies.error_code", error_code)
             self._span.set_attribute("horsies.will_retry", will_retry)
             if not will_retry:
                 self._span.set_status(Status(StatusCode.ERROR, message))

@@ -16,7 +16,7 @@ from opentelemetry.context import attach, detach
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from horsies import AppConfig, Horsies, PostgresConfig, TracingConfig
+from horsies import AppConfig, Horsies, PostgresConfig, TaskFailed, TracingConfig
 from horsies.current_task import CurrentTask, set_running_task, set_running_task_here
 from horsies.logs import TaskFilter
 from horsies.worker.child.execute import AppProgram
@@ -71,6 +71,33 @@ def test_the_span_is_current_in_plain_and_asynchronous_tasks(spans: InMemorySpan
         assert json.loads(report.result_json)["ok"] == span.context.span_id
         assert dict(span.attributes or {})["horsies.workflow.node"] == "node-1"
     assert not trace.get_current_span().get_span_context().is_valid
+
+
+class CardDeclined(Exception):
+    """An error of the application."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "error_type", "code"),
+    [
+        (CardDeclined("no"), f"{__name__}.CardDeclined", "UNHANDLED_EXCEPTION"),
+        (ZeroDivisionError(), "ZeroDivisionError", "UNHANDLED_EXCEPTION"),
+        (TaskFailed("NO_MONEY", "none left"), "NO_MONEY", "NO_MONEY"),
+    ],
+)
+def test_the_error_type_is_the_class_of_the_exception_or_the_code_of_the_task(
+    spans: InMemorySpanExporter, raised: Exception, error_type: str, code: str
+) -> None:
+    app = traced_app()
+
+    @app.task("broken")
+    def broken() -> None:
+        raise raised
+
+    assert not run(app, "broken", traceparent=SENT).ok
+    attributes = dict(spans.get_finished_spans()[-1].attributes or {})
+    assert attributes["error.type"] == error_type
+    assert attributes["horsies.error_code"] == code
 
 
 class Stopped:
