@@ -36,7 +36,8 @@ def _rows(connection: Database) -> None:
     add_worker(connection, queues=["mail", "mailings"], known_tasks=known)
     connection.execute(
         "INSERT INTO horsies_measures VALUES "
-        "(now(), 1, 'mail', 'payments.charge', 7, 2, 0, 0, 0, 0, 0, '{}', '{}')"
+        "(now(), 1, 'mail', 'payments.charge', 7, 2, 0, 0, 0, 0, 0, "
+        "array_fill(0, ARRAY[16]), array_fill(0, ARRAY[16]))"
     )
     connection.execute(
         "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at) "
