@@ -148,7 +148,7 @@ def test_streams_are_limited_per_client_and_in_all() -> None:
 
         first = ask(clients[0], STREAMS_PER_CLIENT_MAX + 1)
         assert [one.status_code for one in first] == [*[200] * STREAMS_PER_CLIENT_MAX, 503]
-        assert "reload by hand" in bytes(first[-1].body).decode()
+        assert "reload manually" in bytes(first[-1].body).decode()
         others = [one for client in clients[1:] for one in ask(client, STREAMS_PER_CLIENT_MAX)]
         streams = [Events(one) for one in (*first, *others) if one.status_code == 200]
         assert len(streams) == STREAMS_MAX

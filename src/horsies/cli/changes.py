@@ -95,10 +95,10 @@ def cancel(  # noqa: PLR0913, PLR0917
     order: OrderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel tasks: at once while they wait, by stopping them while they run.
+    """Cancel tasks: waiting tasks immediately, running tasks by stopping them.
 
-    Name the tasks by their ids, or choose them with filters; without --status, filters choose all
-    tasks that have not ended. A bulk cancel shows its counts and asks first.
+    Name the tasks by id, or choose them with filters; without --status, filters choose all tasks that
+    have not ended. A bulk cancel shows its counts and asks first.
 
     Exit codes: 0 cancelled or asked to stop, 1 failure or refusal, 4 no such task.
 
@@ -151,7 +151,7 @@ def retry(  # noqa: PLR0913, PLR0917
 ) -> None:
     """Retry finished tasks: send the same requests again, as new tasks that refer to the old ones.
 
-    Name the tasks by their ids, or choose them with filters; without --status, filters choose failed tasks. A
+    Name the tasks by id, or choose them with filters; without --status, filters choose failed tasks. A
     bulk retry shows its counts and asks first. It skips tasks that have already been retried.
 
     Exit codes: 0 sent, 1 failure or refusal, 4 no such task.
@@ -193,7 +193,7 @@ def _filters(
     since: str | None,
     until: str | None,
 ) -> TaskFilters | None:
-    """Return the filters of a bulk command; None if there are none."""
+    """Return a bulk command's filters; None if there are none."""
     if not (status or queue or name or error_code or since or until):
         return None
     return TaskFilters(
@@ -216,7 +216,7 @@ def history(
     database_url: DatabaseUrlOption = None,
     subject: Annotated[
         str | None,
-        typer.Option(help="Only changes of this subject, such as 'queue mail' or 'task ID'."),
+        typer.Option(help="Only changes to this subject, such as 'queue mail' or 'task ID'."),
     ] = None,
     actor: Annotated[str | None, typer.Option(help="Only changes by this author.")] = None,
     before: Annotated[
@@ -259,9 +259,7 @@ def _change_text(row: ActionRow) -> Text:
 
 
 def _split_locator(arguments: Sequence[str], *, is_bulk: bool) -> tuple[list[str], str | None]:
-    """Separate the ids from the LOCATOR; if there are several ids, all must be valid before any is
-    used.
-    """
+    """Separate the ids from the LOCATOR; if there are several ids, all must be valid before any is used."""
     if not arguments and not is_bulk:
         raise typer.BadParameter("Name the tasks by their ids, or choose them by filters.")
     *others, last = arguments or [""]
@@ -283,7 +281,7 @@ def _change_each(
     sentence: Callable[[Change], str],
     as_json: bool,
 ) -> None:
-    """Change the tasks one by one and report each; a failure of the database ends the command."""
+    """Change the tasks one by one and report each; a database failure ends the command."""
     changes: list[Change] = []
     exit_codes: list[int] = []
     for task_id in ids:

@@ -26,7 +26,7 @@ def check(
         bool,
         typer.Option(
             "--live",
-            help="Also connect to the database, check its tables and rights, and test LISTEN.",
+            help="Also connect to the database, check its tables and privileges, and test LISTEN.",
         ),
     ] = False,
     loglevel: LogLevelOption = LogLevel.WARNING,

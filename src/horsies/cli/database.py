@@ -1,4 +1,4 @@
-"""`horsies db`: the address of the database for other programs, and `psql` on it."""
+"""`horsies db`: the database's address for other programs, and `psql` on it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ db = typer.Typer(
     help="Reach the database with other programs: its address, and psql.", no_args_is_help=True
 )
 
-# libpq reads these from a connection string or a service file only.
+# libpq reads these only from a connection string or a service file.
 _SECRETS_WITHOUT_VARIABLE = {"sslpassword", "oauth_client_secret"}
 
 
@@ -47,7 +47,7 @@ def url(
         bool, typer.Option("--sqlalchemy", help="Print postgresql+psycopg:// for SQLAlchemy.")
     ] = False,
 ) -> None:
-    """Print the address of the database, for psql and psycopg.
+    """Print the database's address, for psql and psycopg.
 
     For embedded:// this is the address of the private server, which stops with the last process that
     uses it.
@@ -89,7 +89,7 @@ def psql(
 ) -> None:
     """Open psql on the database; SQL may also come from standard input.
 
-    The program comes with the extra `embedded`, or from PATH. The exit code is that of psql.
+    The program comes with the extra `embedded`, or from PATH. The exit code is psql's own.
 
     Example:
         horsies db psql tasks.py
@@ -102,7 +102,7 @@ def psql(
     # psql handles Ctrl-C itself; this process stays alive to keep an embedded server running.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     opened = subprocess.Popen([*arguments, conninfo], env=os.environ | secrets)  # noqa: S603
-    # This process must outlive psql to stop that server, even when the terminal is closed.
+    # This process must outlive psql to stop that server, even if the terminal is closed.
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # not on Windows
         signal.signal(number, lambda received, _: opened.send_signal(received))
     code = opened.wait()
@@ -123,7 +123,7 @@ def _address(config: PostgresConfig) -> str:
 
 
 def _without_password(address: str, schema: str) -> tuple[str, dict[str, str]]:
-    """Move the password into the environment: other users can read the arguments of a process."""
+    """Move the password into the environment, because other users can read a process's arguments."""
     parameters = conninfo_to_dict(address)
     password = parameters.pop("password", None)
     secrets = {} if password is None else {"PGPASSWORD": str(password)}

@@ -65,7 +65,7 @@ EXIT_TERMINATED = 143
 
 @dataclass(frozen=True)
 class Case:
-    """One task of the demonstration and its expected outcome."""
+    """One task in the demonstration, and its expected outcome."""
 
     task_name: str
     arguments: tuple[Any, ...]
@@ -111,7 +111,7 @@ def demo(
             "run pip install '/path/to/horsies[embedded]', or pass --database-url postgresql://user@host/database.",
             1,
         )
-    # A terminated demonstration also stops its processes, and so does one whose terminal is closed.
+    # When the demonstration is terminated, or its terminal is closed, it still stops its processes.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(EXIT_TERMINATED))
     # Ctrl-C works even if the process was started with SIGINT ignored.
@@ -129,14 +129,14 @@ def demo(
 
 
 def _interrupt(*_: object) -> NoReturn:
-    """Raise KeyboardInterrupt once: a second Ctrl-C would end the clean-up half way."""
+    """Raise KeyboardInterrupt only once, because a second Ctrl-C would abort the clean-up."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 @contextmanager
 def _database(console: Console, url: str | None) -> Iterator[None]:
-    """Set the environment of the demonstration: its database, and none of the user's settings."""
+    """Set the demonstration's environment: its database, and none of the user's settings."""
     for name in [name for name in os.environ if name.startswith("HORSIES_")]:
         del os.environ[name]
     console.print(f"[bold]horsies {__version__}[/]: a demonstration\n")
@@ -156,7 +156,7 @@ def _database(console: Console, url: str | None) -> Iterator[None]:
 
 @contextmanager
 def _schema(console: Console, config: PostgresConfig) -> Iterator[None]:
-    """Use a schema of the given database, and drop it afterwards."""
+    """Use a schema in the given database, and drop it afterwards."""
     schema = f"horsies_demo_{os.getpid()}"
     create = sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema))
     drop = sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema))
@@ -208,7 +208,7 @@ def _run(console: Console, directory: Path, keep: bool) -> bool:
 
 @contextmanager
 def _running(*arguments: str, log_fd: int, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of horsies; shut it down gracefully, or kill it after a timeout."""
+    """Run a horsies command; shut it down gracefully, or kill it after a timeout."""
     # In its own process group: Ctrl-C is for the demonstration, which shuts the others down.
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-c", PART_ENTRY.format(os.getpid()), *arguments],
@@ -245,7 +245,7 @@ def _dashboard(console: Console, log_fd: int, cwd: Path) -> Iterator[str | None]
 
 
 def _free_port() -> int:
-    """Return the usual port of the dashboard, or another one if that is in use."""
+    """Return the dashboard's usual port, or another one if that is in use."""
     try:
         with socket.create_server(("127.0.0.1", WEB_PORT)):
             return WEB_PORT
@@ -313,13 +313,13 @@ def _run_cases(console: Console, app: Horsies, directory: Path) -> Part:
 
 
 def _run_kill(console: Console, app: Horsies) -> Part:
-    """Kill the process of a running task; its retry policy runs the task again."""
+    """Kill a running task's process; the retry policy runs the task again."""
     _print_title(console, "A child process is killed")
     handle = _send(app, "render")
     pid = None
     for state in handle.watch(RESULT_TIMEOUT_MS):
-        # Its first report shows that the code runs: if a child dies before that, no attempt is
-        # counted.
+        # The task's first report shows that its code is running: if a child dies before that, no
+        # attempt is counted.
         if state.progress is not None and state.worker_pid and pid is None:
             pid = state.worker_pid
             console.print(f"the task render runs in process {pid}: kill -9 {pid}")
@@ -332,7 +332,7 @@ def _run_kill(console: Console, app: Horsies) -> Part:
 
 
 def _run_workflow(console: Console, app: Horsies) -> Part:
-    """Run a workflow to its end, with an approval on the way."""
+    """Run a workflow to its end, including an approval."""
     definition = importlib.import_module(WORKFLOW).Fulfilment
     run: WorkflowHandle[str] = definition.build(app).start().unwrap()
     _wait_for_signal_node(run)
@@ -356,7 +356,7 @@ def _wait_for_signal_node(run: WorkflowHandle[str]) -> None:
 
 
 def _run_schedule(console: Console, app: Horsies) -> Part:
-    """Count the tasks that the scheduler has sent meanwhile."""
+    """Count the tasks that the scheduler has sent so far."""
     _print_title(console, "A schedule: one task per second")
     deadline = time.monotonic() + RESULT_TIMEOUT_MS / 1000
     sent = 0
@@ -408,10 +408,10 @@ def _print_summary(console: Console, parts: Sequence[Part]) -> None:
 
 
 def _keep(console: Console, worker: subprocess.Popen[bytes], dashboard: str | None) -> None:
-    """Wait for Ctrl-C, or for the end of the worker."""
+    """Wait for Ctrl-C, or until the worker ends."""
     console.print(f"\ndatabase     {mask_url(os.environ[URL_VARIABLES[0]])}", soft_wrap=True)
     console.print(f"dashboard    {dashboard or 'not installed'}")
-    console.print("Worker, scheduler and dashboard go on until you press Ctrl-C.")
+    console.print("Worker, scheduler and dashboard keep running until you press Ctrl-C.")
     try:
         worker.wait()
     except KeyboardInterrupt:

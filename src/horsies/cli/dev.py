@@ -1,4 +1,4 @@
-"""`horsies dev`: database, tables, worker, scheduler and dashboard of a project in one terminal."""
+"""`horsies dev`: a project's database, tables, worker, scheduler and dashboard in one terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dev(
     reload: Annotated[
         bool,
         typer.Option(
-            "--reload/--no-reload", help="Restart when a Python file of the project changes."
+            "--reload/--no-reload", help="Restart when one of the project's Python files changes."
         ),
     ] = True,
     port: Annotated[
@@ -48,18 +48,18 @@ def dev(
         typer.Option(
             min=1,
             max=65_535,
-            help=f"The port of the dashboard; default: {PORT}, or a free one if it is taken.",
+            help=f"The dashboard's port; default: {PORT}, or a free one if it is taken.",
             show_default=False,
         ),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option("--processes", "-c", min=1, help="Number of child processes of the worker."),
+        typer.Option("--processes", "-c", min=1, help="Number of the worker's child processes."),
     ] = None,
     shutdown_grace: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", help="Interrupt tasks that still run this long after a stop."
+            metavar="SECONDS", help="Interrupt tasks still running this long after a stop."
         ),
     ] = DEFAULT_GRACE_SECONDS,
     loglevel: LogLevelOption = LogLevel.INFO,
@@ -68,8 +68,8 @@ def dev(
     """Run a project in this terminal: worker, scheduler and dashboard, restarted when its code changes.
 
     Without a database URL it starts a private PostgreSQL (embedded://). It creates and updates the
-    tables. Ctrl-C shuts everything down cleanly, a second one at once. Exit codes: 0 clean
-    shutdown, 1 error, 3 running tasks were interrupted.
+    tables. Ctrl-C shuts everything down cleanly; a second Ctrl-C does so immediately. Exit codes: 0
+    clean shutdown, 1 error, 3 running tasks were interrupted.
 
     Example:
         horsies dev shop.py
@@ -136,7 +136,7 @@ def _can_reload() -> bool:
 
 
 def _free_port() -> int:
-    """The usual port of the dashboard, or a free one if another process uses it."""
+    """The dashboard's usual port, or a free one if another process uses it."""
     for port in (PORT, 0):
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

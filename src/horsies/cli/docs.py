@@ -1,6 +1,6 @@
-"""`horsies docs`: the documentation of this version, in the terminal.
+"""`horsies docs`: this version's documentation, in the terminal.
 
-The wheel has the Markdown pages beside the code (see ``hatch_build.py``); a checkout reads its own.
+The wheel contains the Markdown pages next to the code (see ``hatch_build.py``); a checkout reads its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def docs(
 ) -> None:
     """Print a page of the documentation, or list all topics.
 
-    A terminal shows it in your pager; other output gets the Markdown.
+    In a terminal the page opens in your pager; other output gets the Markdown.
 
     Exit codes: 0 done, 1 failure, 4 no such topic.
 
@@ -50,7 +50,9 @@ def docs(
 
 
 def _pages() -> dict[str, Path]:
-    """Return the pages by topic, the path below the directory: the start page first, folders last."""
+    """Return the pages by topic, which is the path below the directory: the start page first, folders
+    last.
+    """
     for directory in DIRECTORIES:
         paths = {
             path.relative_to(directory).with_suffix("").as_posix(): path
@@ -67,7 +69,7 @@ def _rank(topic: str) -> tuple[bool, str, bool, str]:
 
 
 def _matches(topic: str, known: list[str]) -> list[str]:
-    """Return the topic itself, or else all topics of this name in any folder."""
+    """Return the topic itself, or else all topics with this name in any folder."""
     wanted = topic.strip("/").removesuffix(".md").lower()
     if wanted in known:
         return [wanted]

@@ -1,4 +1,4 @@
-"""`horsies explain`: why a task, node, run, queue or schedule does not move, and what helps."""
+"""`horsies explain`: why a task, node, run, queue or schedule is not making progress, and what helps."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def explain(
     database_urls: DatabaseUrlsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain why a task, a node of a run, a run, a queue or a schedule does not move: all reasons,
-    obstacles first, with the command that helps, and the conditions that are met. Of several databases,
-    every one that has the subject explains it.
+    """Explain why a task, a run or one of its nodes, a queue or a schedule is not making progress: all
+    reasons, obstacles first, with the command that helps, and the conditions that are met. If several
+    databases are given, each one that has the subject explains it.
 
-    Exit codes: 0 explained, 1 failure, 4 no such task, run, node, queue or schedule. If none of the databases
-    that can be read has it, one that cannot be read is a failure.
+    Exit codes: 0 explained, 1 failure, 4 no such task, run, node, queue or schedule. If no readable
+    database has it but another could not be read, that is a failure.
 
     Example:
         horsies explain 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a

@@ -44,7 +44,7 @@ DEFAULT_PORT = 9464
 
 WorkerOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Ask the workers with this --name, id or host name only."),
+    typer.Option(metavar="NAME", help="Only ask the workers with this --name, id or host name."),
 ]
 TimeoutOption = Annotated[
     float, typer.Option(min=0.1, max=60.0, metavar="SECONDS", help="How long to wait for answers.")
@@ -61,7 +61,7 @@ def health(
 ) -> None:
     """Ping the workers, for probes.
 
-    A ping goes through the database and the loop of a worker, so an answer proves that both work.
+    A ping goes through the database and a worker's loop, so an answer proves that both work.
 
     Exit codes: 0 a worker answered, 1 none did, or the database cannot be used.
 
@@ -114,11 +114,11 @@ def metrics(
         int, typer.Option(min=0, max=65_535, help="The port; 0: any free port.")
     ] = DEFAULT_PORT,
 ) -> None:
-    """Serve the gauges of the whole cluster for Prometheus, until a signal stops it.
+    """Serve the cluster-wide gauges for Prometheus, until a signal stops it.
 
-    The same text is at /metrics of the dashboard. Any number of scrapers share one collection every
-    five seconds. A worker's own counters are on its --metrics-port. Gauges of several databases have the
-    label `database`.
+    The dashboard serves the same text at /metrics. Any number of scrapers share one collection every
+    five seconds. A worker's own counters are on its --metrics-port. With several databases, gauges have
+    the label `database`.
 
     Example:
         horsies metrics --port 9400
@@ -169,7 +169,7 @@ class _Collector:
         self._collecting = threading.Lock()
 
     def collect(self) -> BrokerResult[Sequence[Sample]]:
-        """Return recent gauges; while the database cannot be read, that it is down."""
+        """Return recent gauges; while the database cannot be read, return that it is down."""
         with self._collecting:
             if (fresh := self._gauges.fresh()) is not None:
                 return Ok(fresh)

@@ -1,7 +1,7 @@
-"""Help texts that fit one screen of 80 columns and 40 rows: examples first, one row per option.
+"""Help texts that fit on one screen of 80 columns and 40 rows: examples first, one row per option.
 
 A command declares its examples in its docstring, below ``Example:``. An option shows as many clauses of
-its text as fit into one row; the documentation has all of them. The boxes of rich would take a quarter of
+its text as fit into one row; the documentation has all of them. rich's boxes would take a quarter of
 the rows, and 40 ms to load.
 """
 
@@ -18,7 +18,7 @@ from typer.models import CommandInfo, TyperInfo
 
 from horsies.cli.parsing import pass_plain_values
 
-# The widest option with its value; a wider one gets its own row.
+# The widest option including its value; a wider one gets its own row.
 _TERM_WIDTH_MAX = 28
 _VALUE_NAMES = {"str": "TEXT", "int": "N", "float": "NUMBER", "file": "PATH", "directory": "PATH"}
 _TYPE = re.compile(r"<([^>]*)>")
@@ -38,7 +38,7 @@ class ScreenCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        # Typer puts brackets around the metavar of an optional argument, even when it has its own.
+        # Typer puts brackets around an optional argument's metavar, even if it already has some.
         return [_DOUBLE.sub(r"\1\3", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -66,9 +66,9 @@ class ScreenGroup(TyperGroup):
 
 
 def describe(info: CommandInfo | TyperInfo) -> None:
-    """Take the help text and the examples of a command from the docstring of its function."""
+    """Take a command's help text and examples from its function's docstring."""
     text, _, examples = (inspect.getdoc(info.callback) or "").partition("\n\nExample:\n")
-    # Typer keeps the line breaks of a docstring, which look ragged in a terminal of another width.
+    # Typer keeps a docstring's line breaks, which look ragged in a terminal of another width.
     info.help = "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
     info.epilog = textwrap.dedent(examples)
 
@@ -101,7 +101,7 @@ def _columns(rows: list[Row], term_width: int, width: int) -> Iterator[str]:
 
 
 def _brief(text: str, width: int) -> str:
-    """Leave out the clauses that do not fit into one row; the first one stays, and the default."""
+    """Leave out the clauses that do not fit into one row; the first clause and the default stay."""
     text, bracket, default = text.partition(" [")
     room = width - len(bracket + default)
     clauses = _CLAUSE.split(text)
@@ -111,7 +111,7 @@ def _brief(text: str, width: int) -> str:
 
 
 def _row(parameter: Any, context: Any) -> Row | None:
-    """Shorten the name of an option's value, and the notes behind its text to the default."""
+    """Shorten the name of an option's value, and reduce the notes after its text to the default."""
     record = parameter.get_help_record(context)
     if record is None:
         return None

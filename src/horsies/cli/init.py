@@ -16,10 +16,9 @@ from horsies._version import __version__
 from horsies.cli.options import exit_with
 
 TEMPLATE = Path(__file__).with_name("template")
-# A directory with nothing but these counts as empty.
+# A directory that contains only these counts as empty.
 ALLOWED = {".git", ".venv", "wheels"}
-# The place where a project finds the wheel of this release; by name alone, pip would install
-# another project.
+# Where a project finds this release's wheel; by name alone, pip would install another project.
 WHEEL = f"horsies-{__version__}-py3-none-any.whl"
 # Git would also apply a file with that name to this repository.
 RENAMED = {"gitignore": ".gitignore"}
@@ -32,7 +31,7 @@ def init(
 ) -> None:
     """Write a project that runs: tasks, a workflow, a schedule, tests and a Dockerfile.
 
-    The package has the name of the directory. The README of the project has the next commands.
+    The package is named after the directory. The project's README lists the next commands.
 
     Exit codes: 0 written, 1 failure, or the directory is not empty.
 
@@ -68,7 +67,7 @@ def refuse_used_directory(directory: Path) -> None:
 
 
 def package_name(directory_name: str) -> str:
-    """Return the name of the package in a directory of this name: my-shop becomes my_shop."""
+    """Return the package name for a directory with this name: my-shop becomes my_shop."""
     name = re.sub(r"\W", "_", directory_name).lower()
     # The distribution has this name as well.
     is_valid = re.fullmatch(r"[a-z](\w*[a-z0-9])?", name, re.ASCII) and not keyword.iskeyword(name)

@@ -1,6 +1,6 @@
 """Styled text and tables for a terminal of any width.
 
-Small enough to import at once: rich took 40 ms of every command, and its tables were all that was used.
+Small enough to import eagerly: rich took 40 ms of every command, and only its tables were used.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Literal
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 _WORD = re.compile(r"\s*\S+\s*")
 _GAP = "  "
-# A column that takes the rest of the width is never narrower.
+# A column that takes the rest of the width is never narrower than this.
 _FLEXIBLE_WIDTH_MIN = 8
 
 Align = Literal["left", "right", "fold"]
 
 
 class Text:
-    """Text whose parts have styles such as ``bold red``; it is wrapped between words unless ``no_wrap``."""
+    """Text whose parts have styles such as ``bold red``; it is wrapped between words unless ``no_wrap``
+    is set.
+    """
 
     __slots__ = ("_parts", "no_wrap", "plain")
 
@@ -39,7 +41,7 @@ class Text:
         return self
 
     def lines(self, width: int) -> list[Text]:
-        """Return the lines of a column of this width."""
+        """Return the lines for a column of this width."""
         cut, start = [], 0
         for line in self.plain.split("\n"):
             breaks = [] if self.no_wrap else _breaks(line, width)
@@ -59,7 +61,7 @@ class Text:
         return found
 
     def painted(self) -> str:
-        """Return the text with the escape sequences of its styles."""
+        """Return the text with its styles' escape sequences."""
         painted, offset = "", 0
         for length, style in self._parts:
             piece, offset = self.plain[offset : offset + length], offset + length
@@ -120,7 +122,7 @@ class Table:
 
 
 def _breaks(line: str, width: int) -> list[int]:
-    """Return where a line is broken: before a word that does not fit, and inside one wider than a line."""
+    """Return where a line is broken: before a word that does not fit, and inside a word wider than a line."""
     breaks: list[int] = []
     used = 0
     if _cells(line) <= width:

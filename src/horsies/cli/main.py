@@ -1,7 +1,7 @@
 """The `horsies` command: check an application, migrate its database, run workers, and operate them.
 
 An error ends in one report on standard error and exit status 1, never in a traceback. Arguments that
-typer itself refuses end in exit status 2.
+typer itself rejects end in exit status 2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from horsies.cli.help import ScreenCommand, ScreenGroup, Sections, describe
 from horsies.cli.options import show_causes
 from horsies.errors import HorsiesError
 
-# The commands with their modules. A command line loads one of them.
+# The commands and their modules. A command line loads only one of them.
 _MODULES = {
     "dev": "dev",
     "check": "check",
@@ -54,7 +54,7 @@ _MODULES = {
     "workflow": "workflows",
     "durable": "durable",
 }
-# The lines of `horsies --help` for each command, in groups.
+# The line for each command in `horsies --help`, in groups.
 _GROUPS = {
     "Develop": {
         "init": "Create a project that runs",
@@ -77,9 +77,9 @@ _GROUPS = {
         "workers": "List the workers",
         "tasks": "List tasks",
         "show": "One task with its attempts",
-        "explain": "Why a task, run, queue or schedule does not move",
+        "explain": "Why a task, run, queue or schedule is not making progress",
         "workflows": "List runs of workflows",
-        "history": "List changes made by hand",
+        "history": "List manual changes",
         "doctor": "Check server, schema, workers, queues, runs, schedules",
         "health": "Ping the workers, for probes",
     },
@@ -92,7 +92,7 @@ _GROUPS = {
         "durable": "Show, signal, resume, reset or export a run of a durable function",
     },
 }
-# Commands that run code of the application, whose models may use plugins of pydantic.
+# Commands that run the application's code, whose models may use pydantic plugins.
 _RUNNING_TASKS = ("dev", "check", "worker", "scheduler", "run", "web")
 
 
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _load(named: list[str]) -> typer.Typer:
-    """Load the command that the arguments name, or all of them to suggest one for a typo."""
+    """Load the command that the arguments name, or all commands to suggest one for a typo."""
     if named and named[0] not in _RUNNING_TASKS:
         # Otherwise pydantic reads the entry points of all installed distributions, which takes 20
         # ms.
@@ -123,15 +123,15 @@ def _load(named: list[str]) -> typer.Typer:
             return command_line(())
         return command_line(named if named[0] in _MODULES else _MODULES)
     finally:
-        # otherwise the collection at exit visits every module: a quarter of a short command
+        # otherwise the collection at exit visits every module, which takes a quarter of a short command
         gc.freeze()
         gc.enable()
 
 
 def _open_missing_streams() -> None:
-    """Open /dev/null in place of standard streams that the caller has closed. Otherwise sockets
-    would get the descriptor numbers of these streams, and a task that writes to standard error
-    would write to a socket.
+    """Open /dev/null in place of standard streams that the caller has closed. Otherwise sockets would
+    get these streams' descriptor numbers, and a task that writes to standard error would write to a
+    socket.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -144,7 +144,7 @@ def _open_missing_streams() -> None:
 
 
 def _leave_closed_terminal() -> None:
-    """Replace output streams to a terminal that was closed by /dev/null.
+    """Replace output streams to a closed terminal with /dev/null.
 
     Otherwise Python could not write its last lines at exit, and its exit code would be 120.
     """

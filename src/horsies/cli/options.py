@@ -110,7 +110,7 @@ LogFormatOption = Annotated[
 
 
 def open_app(command: str, locator: str | None) -> Horsies:
-    """Import the application of a command; sends at import time are suppressed."""
+    """Import a command's application; sends at import time are suppressed."""
     if locator is None:
         raise failure_at(
             None,
@@ -123,7 +123,7 @@ def open_app(command: str, locator: str | None) -> Horsies:
 
 
 def refuse_broken_app(app: Horsies) -> None:
-    """Report the errors of ``app.check`` and exit with 1, if there are any."""
+    """Report the errors from ``app.check`` and exit with 1, if there are any."""
     if errors := app.check(live=False):
         typer.echo(ValidationReport("check", errors).format(), err=True)
         raise typer.Exit(1)
@@ -145,7 +145,7 @@ def exit_with(message: str, exit_code: int) -> Never:
 
 
 def named_database(database_url: str | None, **fields: Any) -> PostgresConfig:
-    """Return the database of ``--database-url``, or else of the environment, with these other fields."""
+    """Return the database from ``--database-url``, or else from the environment, with these other fields."""
     if database_url is not None and not database_url.strip():
         raise failure_at(
             None,
@@ -164,7 +164,7 @@ def named_database(database_url: str | None, **fields: Any) -> PostgresConfig:
 
 
 def refuse_missing_extra(flag: str) -> None:
-    """Refuse a flag or command that needs the extra ``metrics``."""
+    """Reject a flag or command that needs the extra ``metrics``."""
     try:
         metrics.require_prometheus()
     except metrics.MissingExtraError as error:
@@ -172,7 +172,7 @@ def refuse_missing_extra(flag: str) -> None:
 
 
 def show_causes(errors: Sequence[HorsiesError]) -> None:
-    """Print the tracebacks of the causes, if HORSIES_DEBUG_IMPORTS=1 is set."""
+    """Print the causes' tracebacks, if HORSIES_DEBUG_IMPORTS=1 is set."""
     if os.environ.get("HORSIES_DEBUG_IMPORTS") != "1":
         return
     for error in errors:

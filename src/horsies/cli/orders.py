@@ -1,4 +1,4 @@
-"""Bulk orders on the command line: the dry run, the confirmation, the batches and the line to continue."""
+"""Bulk orders on the command line: the dry run, the confirmation, the batches and the command to continue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OrderOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class BulkCommand:
-    """A command that changes all tasks that match: its switches, and the words of the command line that
+    """A command that changes all matching tasks: its switches, and the words of the command line that
     continues its order.
     """
 
@@ -50,7 +50,7 @@ class BulkCommand:
     as_json: bool
 
     def run(self, draft: BrokerResult[Order]) -> None:
-        """Show the dry run of an order, ask, and carry it out."""
+        """Show an order's dry run, ask, and carry it out."""
         if isinstance(draft, Err):
             raise typer.BadParameter(draft.err_value.message)
         preview = unwrap_or_exit(

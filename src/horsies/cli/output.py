@@ -39,7 +39,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def print_page_note(page: Page[Any], noun: str) -> None:
-    """Print how to get the next page, on standard error."""
+    """Print, on standard error, how to get the next page."""
     if page.next_cursor is None:
         return
     note = f"There may be more: --before {page.next_cursor}"
@@ -75,7 +75,7 @@ def plain_table(*columns: str, flexible: str) -> Table:
 
 
 def fact_table(facts: Iterable[tuple[str, str | None]]) -> Table:
-    """Return a table with one line per fact; facts without a value are left out."""
+    """Return a table with one line per fact; facts without a value are omitted."""
     table = Table(("left", "fold"), styles=("bold", ""))
     for name, value in facts:
         if value is not None:
@@ -91,16 +91,14 @@ def hanging(mark: str, text: Text, style: str = "") -> Table:
 
 
 def remedy_text(remedy: Finding, style: str = "") -> Text:
-    """Return a remedy; a command is not wrapped, because one that is split over lines cannot be
-    pasted.
-    """
+    """Return a remedy; a command is not wrapped, because one that is split over lines cannot be pasted."""
     text = safe_text(remedy.remedy or "", style)
     text.no_wrap = remedy.is_command
     return text
 
 
 def print_parts(*parts: Table | Text | str) -> None:
-    """Print to standard output, wrapped at the width of the terminal."""
+    """Print to standard output, wrapped to the terminal's width."""
     width = shutil.get_terminal_size().columns
     is_styled = colors_wanted(sys.stdout) and os.environ.get("TERM") != "dumb"
     for part in parts:

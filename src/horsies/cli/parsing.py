@@ -1,4 +1,4 @@
-"""Values of options that need no conversion pass without pydantic.
+"""Option values that need no conversion bypass pydantic.
 
 Typer converts every value with a pydantic adapter, even None and strings, and pydantic takes 100 ms
 of processor time to load. A typer version that does not call ``get_runtime_param`` is not affected.
@@ -40,7 +40,7 @@ class _Conversion:
             return self._build().coerce(value, param=param, ctx=ctx)
         except typer.BadParameter as error:
             wanted = _number(kind, param.type_descriptor.parameter_info)
-            error.message = error.message.removeprefix("Value error, ")  # a word of pydantic
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's wording
             error.message = f"{value!r} is not {wanted}." if wanted else error.message
             raise
 

@@ -74,10 +74,10 @@ def queues(
 ) -> None:
     """List the queues, or pause, resume or purge one.
 
-    Workers stop claiming from a paused queue at once, on every host; running tasks continue. A purge cancels
-    all waiting tasks of a queue, at most 10,000 at a time; it shows their number and asks first. Valid names
-    are the queues of the application (-m) or, without one, queues that are served, have open tasks or were
-    paused before.
+    Workers on every host stop claiming from a paused queue immediately; running tasks continue. A purge
+    cancels all of a queue's waiting tasks, at most 10,000 at a time; it shows their number and asks
+    first. Valid names are the application's queues (-m) or, without an application, queues that are
+    served, have open tasks or were paused before.
 
     Exit codes: 0 done, 1 failure, 4 no such queue.
 

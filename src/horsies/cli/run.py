@@ -50,11 +50,11 @@ def run(
     loglevel: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Run a stored task in this process, to debug it: breakpoint() works, without a time limit.
+    """Run a stored task in this process, to debug it: breakpoint() works, and no time limit applies.
 
-    The task's row, result and retries stay as they are. Its code runs for real: side effects happen, and
-    tasks that it sends are stored. The result is printed as JSON. Exit codes: 0 the task succeeded, 1 it
-    failed, 4 no such task.
+    The task's row, result and retries are not changed. Its code runs for real: side effects happen, and
+    tasks that it sends are stored. The result is printed as JSON. Exit codes: 0 the task succeeded, 1
+    it failed, 4 no such task.
 
     Example:
         horsies run 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a shop.py
@@ -80,7 +80,7 @@ def run(
 
 
 def _read(app: Horsies, task_id: str) -> Assignment:
-    """Read the stored request, and for a node of a workflow the results that it takes from others."""
+    """Read the stored request and, for a workflow node, the results that it takes from others."""
     stored = stored_form(task_id)
     broker = PostgresBroker(app.config.broker, role="operator", migrates=False, limits=READING)
     try:
@@ -112,7 +112,7 @@ def _node_part(app: Horsies, broker: PostgresBroker, task: ClaimedTask) -> NodeP
 
 
 def _execute(app: Horsies, assignment: Assignment) -> ChildReport:
-    """Execute as a child does, between the start and stop hooks of the application."""
+    """Execute as a child does, between the application's start and stop hooks."""
     app.set_role("child")
     set_current_app(app)
     for hook in as_plain_calls(app.hooks.start):

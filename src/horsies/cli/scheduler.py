@@ -37,7 +37,7 @@ def scheduler(
     loglevel: LogLevelOption = LogLevel.INFO,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Send the tasks and start the workflows of schedules when they are due.
+    """Send schedules' tasks and start their workflows when they are due.
 
     One scheduler is enough. Several on one database share the work, and no slot fires twice.
 
@@ -57,7 +57,7 @@ def scheduler(
 
 
 def run_scheduler(app: Horsies, owner: str) -> int:
-    """Serve the schedules of an application until a stop signal; return the exit code."""
+    """Serve an application's schedules until a stop signal; return the exit code."""
     database = Database(app.config.broker, "scheduler", migrates=app.migrates)
     connect = migrating_connector(database, app.config.resilience.statement_timeout_ms)
     service = Scheduler(app.config, app.definitions(), owner, connect, app)
@@ -77,9 +77,9 @@ def run_scheduler(app: Horsies, owner: str) -> int:
 
 @contextmanager
 def _stop_signals() -> Iterator[socket.socket]:
-    """Make SIGTERM, SIGINT and SIGHUP readable on a socket; the second one has its default effect.
-    A second SIGHUP is ignored, because a closed terminal may send two. Under ``nohup``, SIGHUP is
-    ignored altogether.
+    """Make SIGTERM, SIGINT and SIGHUP readable on a socket; the second signal has its default effect. A
+    second SIGHUP is ignored, because a closed terminal may send two. Under ``nohup``, SIGHUP is ignored
+    altogether.
     """
     sender, receiver = socket.socketpair()
 

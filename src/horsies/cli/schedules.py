@@ -74,7 +74,7 @@ def schedules(
     reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the schedules; show the next slots or the newest runs of one; run, pause or resume it.
+    """List the schedules; show one schedule's next slots or newest runs; run, pause or resume it.
 
     While a schedule is paused, its slots do not fire on any scheduler. Running a schedule sends its task
     or starts its workflow now, without changing the timetable; this needs the application (-m).
@@ -104,7 +104,7 @@ def schedules(
 
 
 def _run(session: Session, name: str, as_json: bool) -> None:
-    """Send the task of a schedule, or start its workflow, through the application."""
+    """Send a schedule's task, or start its workflow, through the application."""
     app = session.app
     assert app is not None
     refuse_broken_app(app)

@@ -1,7 +1,8 @@
 """Shared parts of the operator commands: the database they work on, their exit codes and options.
 
-Operator commands need a database, not an application, and never create or change its tables. Exit codes:
-0 done, 1 failure or refusal, 4 not found; typer itself exits with 2 for arguments that it refuses.
+Operator commands need a database, not an application, and never create or change its tables. Exit
+codes: 0 done, 1 failure or refusal, 4 not found; typer itself exits with 2 for arguments that it
+rejects.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ LimitOption = Annotated[int, typer.Option(min=1, max=LIMIT_MAX, help="Show at mo
 class Session:
     """An open database, and the application if one was named.
 
-    ``name`` distinguishes several databases; it is empty when a command has only one.
+    ``name`` distinguishes several databases; it is empty if a command has only one.
     """
 
     broker: PostgresBroker
@@ -77,20 +78,20 @@ class Session:
 
     @property
     def queue_caps(self) -> Mapping[str, int | None] | None:
-        """The queues of the application with their caps."""
+        """The application's queues with their caps."""
         if self.app is None:
             return None
         return {queue.name: queue.max_concurrency for queue in self.app.config.queues()}
 
     @property
     def cluster_wide_cap(self) -> int | None:
-        """The cap of the application."""
+        """The application's cap."""
         return None if self.app is None else self.app.config.cluster_wide_cap
 
 
 @contextmanager
 def open_session(command: str, locator: str | None, database_url: str | None) -> Iterator[Session]:
-    """Open the database that a command was given, directly or through an application."""
+    """Open the database passed to a command, directly or through an application."""
     locators = [locator] if locator else []
     urls = [] if database_url is None else [database_url]
     with open_sessions(command, locators, urls) as (session,):
@@ -101,7 +102,7 @@ def open_session(command: str, locator: str | None, database_url: str | None) ->
 def open_sessions(
     command: str, locators: Sequence[str] | None, database_urls: Sequence[str] | None
 ) -> Iterator[list[Session]]:
-    """Open every database that a command was given; that of the environment if it was given none."""
+    """Open every database passed to a command, or the environment's if there is none."""
     attach_handler(LogLevel.WARNING, LogFormat.TEXT)
     refuse_both("LOCATOR", locators, "--database-url", database_urls)
     with ExitStack() as stack:
@@ -117,7 +118,7 @@ def open_sessions(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A database that a command was given: its name among several, and its application if one was given."""
+    """A database passed to a command: its name among several, and its application if one was named."""
 
     name: str
     config: PostgresConfig
@@ -132,8 +133,8 @@ def named_targets(
 ) -> list[Target]:
     """Load the applications, and name the databases if there are several.
 
-    The name stands before the locator or the URL, as in ``east=shop.orders:app``; by default it is the
-    name of the database on its server. ``configured`` returns the configuration of a URL, None that of
+    The name comes before the locator or the URL, as in ``east=shop.orders:app``; by default it is the
+    database's name on its server. ``configured`` returns the configuration for a URL; None stands for
     the environment.
     """
     configured = configured or _quick_database
@@ -158,7 +159,7 @@ def _quick_database(url: str | None) -> PostgresConfig:
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """Split NAME=LOCATOR or NAME=URL; the name is empty if none is given."""
+    """Split NAME=LOCATOR or NAME=URL; the name is empty if there is none."""
     match = _NAMED.fullmatch(text)
     return (match[1], match[2]) if match else ("", text)
 
@@ -190,7 +191,7 @@ def require_one(found: Sequence[tuple[Session, BrokerResult[T]]]) -> None:
 
 
 def report_unread(found: Sequence[tuple[Session, BrokerResult[T]]]) -> list[tuple[Session, T]]:
-    """Name each database that cannot be read in one sentence; return the values of the others."""
+    """Name each unreadable database in one sentence; return the values from the others."""
     for session, done in found:
         if isinstance(done, Err):
             place = f"database {session.name}: " if session.name else ""

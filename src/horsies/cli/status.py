@@ -41,7 +41,7 @@ else:
     documents = Deferred("horsies.monitor.documents")
 
 _QUEUE_COUNTS = ("CAP", "DUE", "DELAYED", "CLAIMED", "RUNNING", "OLDEST", "DONE/MIN", "FAILED/MIN")
-# The most workers per set of queues that `status` names.
+# How many workers `status` names, at most, per set of queues.
 _NAMES_SHOWN = 5
 Found: TypeAlias = Sequence[tuple[Session, BrokerResult[Overview]]]
 
@@ -62,17 +62,16 @@ def status(
 ) -> None:
     """Show all queues, a summary of the workers, and blocked tasks and runs.
 
-    CAP is the max_concurrency of a queue in its workers' configuration, or the application's if no
-    worker serves it. DUE tasks can be claimed now, DELAYED tasks are due later; both are counted up
-    to 10,000 per queue, and shown as "10,000+" beyond that. OLDEST is the waiting time of the
-    oldest due task. Rates count the attempts that ended within the last minute; FAILED/MIN leaves
-    out attempts that will be retried. The next change of a BLOCKED task or run is refused by the
-    database; workers try it again.
+    CAP is a queue's max_concurrency in its workers' configuration, or in the application's if no worker
+    serves it. DUE tasks can be claimed now; DELAYED tasks are due later. Both are counted up to 10,000
+    per queue, and shown as "10,000+" beyond that. OLDEST is the waiting time of the oldest due task.
+    Rates count the attempts that ended within the last minute; FAILED/MIN leaves out attempts that will
+    be retried. A task or run is BLOCKED if the database refuses its next change; workers try again.
 
-    With --watch, a terminal is redrawn; other output gets one report after the other. Of several databases
-    each has its own report; those that cannot be read are named on standard error.
+    With --watch, a terminal is redrawn, while other output gets one report after another. Each of
+    several databases has its own report; those that cannot be read are named on standard error.
 
-    Exit codes: 0 done, 1 failure, even of only one database.
+    Exit codes: 0 done, 1 failure, even if only one database failed.
 
     Example:
         horsies status
@@ -95,7 +94,7 @@ def _read(session: Session) -> BrokerResult[Overview]:
 
 
 def _watch_status(sessions: Sequence[Session], found: Found, as_json: bool, every: float) -> None:
-    """Print the status until an interrupt. A database that goes away later is waited for."""
+    """Print the status until an interrupt; wait for a database that becomes unreachable in between."""
     while True:
         if sys.stdout.isatty() and any(isinstance(done, Ok) for _, done in found):
             sys.stdout.write(CLEAR_SCREEN)
@@ -106,7 +105,7 @@ def _watch_status(sessions: Sequence[Session], found: Found, as_json: bool, ever
 
 
 def _print_all(found: Found, as_json: bool) -> bool:
-    """Print the databases that could be read, and name the others; return whether there are none of these."""
+    """Print the databases that could be read and name the others; return whether all could be read."""
     read = report_unread(found)
     if as_json and len(found) > 1:
         output.print_json({"databases": [_document(session, done) for session, done in found]})
@@ -176,7 +175,7 @@ def _waiting_text(queue: QueueOverview, count: int) -> str:
 
 
 def _cap_text(caps: Iterable[int | None]) -> str:
-    """Format the caps of all workers, which differ during a change of the configuration."""
+    """Format the caps of all workers, which differ while the configuration is being changed."""
     return ", ".join("-" if cap is None else f"{cap:,}" for cap in caps) or "-"
 
 
@@ -203,7 +202,7 @@ def _worker_summary(workers: Sequence[WorkerSummary], configured_cap: int | None
 
 
 def _serving_lines(workers: Sequence[WorkerSummary]) -> Iterator[str]:
-    """Name the live workers of each set of queues."""
+    """Name the live workers for each set of queues."""
     by_queues: dict[str, list[str]] = {}
     for worker in workers:
         if health_of(worker) is WorkerHealth.ALIVE:

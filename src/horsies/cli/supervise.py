@@ -1,8 +1,8 @@
-"""Run commands of horsies as processes: ``Supervisor`` restarts them when the project's code changes,
+"""Run horsies commands as processes: ``Supervisor`` restarts them when the project's code changes, and
 ``Group`` serves several applications with one worker each.
 
-`horsies worker --reload` and `horsies dev` use the first. A change is tried with `horsies check` first: code
-that cannot be imported leaves the running processes alone, and the next change tries again.
+`horsies worker --reload` and `horsies dev` use ``Supervisor``. A change is first tried with `horsies
+check`: if the code cannot be imported, the running processes are left alone until the next change.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from horsies.worker import os_process
 logger = logging.getLogger("horsies.dev")
 
 _POLL_SECONDS = 0.1
-# How long processes have to end after an immediate stop before they are killed.
+# How long processes may take to end after an immediate stop before they are killed.
 _KILL_SECONDS = 5.0
-# The pauses before a failed worker of a group is started again: doubled from the first to the longest. A
-# worker that ran longer than the longest begins with the first.
+# The pauses before a group's failed worker is started again: doubled from the first to the longest. A
+# worker that ran longer than the longest pause starts over with the first.
 _PAUSE_SECONDS = (1.0, 60.0)
 
 # A part shuts down cleanly if the supervisor dies.
@@ -47,7 +47,7 @@ class Part:
     """One command in its own process.
 
     With ``shares_terminal`` it stays in the foreground process group, so that a debugger can read from
-    the terminal. Ctrl-C then reaches it without the supervisor. It inherits ``descriptors``.
+    the terminal. In that case Ctrl-C reaches it without the supervisor. It inherits ``descriptors``.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Part:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of its last process; None while it runs."""
+        """The exit code of its last process; None while it is running."""
         return None if self.process is None else self.process.poll()
 
     def start(self) -> None:
@@ -88,16 +88,16 @@ def decide(*, stops: int, has_changed: bool, has_ended: bool) -> Action:
 def first_failure(exit_codes: Iterable[int | None]) -> int:
     """Return the first exit code that is a failure, or 0.
 
-    SIGTERM is not a failure: a process that the supervisor stops during the start of Python has no
-    handler for it yet.
+    SIGTERM is not a failure, because a process that the supervisor stops while Python is starting has
+    no handler for it yet.
     """
     return next((code for code in exit_codes if code and code != -signal.SIGTERM), 0)
 
 
 class Supervisor:
-    """Starts parts, restarts them after a change below `folders`, and stops them in their order.
+    """Starts parts, restarts them after a change below `folders`, and stops them in order.
 
-    Without folders it does not restart: the end of one part then stops the others.
+    Without folders it does not restart, and when one part ends it stops the others.
     """
 
     def __init__(self, parts: Sequence[Part], locator: str, folders: Sequence[str] = ()) -> None:
@@ -157,10 +157,10 @@ class Supervisor:
             part.start()
 
     def _stop(self) -> None:
-        """Stop one part after the other; a second signal stops all at once."""
+        """Stop one part after another; a second signal stops all at once."""
         is_of_terminal = self._stops[:1] in ([signal.SIGINT], [signal.SIGHUP])
         for part in self._parts:
-            # the terminal has already sent the signal to it
+            # the terminal has already sent it the signal
             if not (part.shares_terminal and is_of_terminal):
                 part.send(signal.SIGTERM)
             while part.process is not None and part.exit_code is None:
@@ -170,7 +170,8 @@ class Supervisor:
                 time.sleep(_POLL_SECONDS / 2)
 
     def _stop_at_once(self) -> None:
-        # A worker exits at once after its third stop signal. Two signals of one number may arrive as one.
+        # A worker exits immediately after its third stop signal. Two signals of the same number may
+        # arrive as one.
         for number in (signal.SIGTERM, signal.SIGINT):
             for part in self._parts:
                 part.send(number)
@@ -189,7 +190,7 @@ class Supervisor:
             is_python = watchfiles.PythonFilter()
             for changes in watchfiles.watch(
                 *self._folders,
-                watch_filter=None,  # changes of other files must not delay the next check of the parts
+                watch_filter=None,  # changes to other files must not delay the next check of the parts
                 debounce=200,
                 rust_timeout=round(_POLL_SECONDS * 1000),
                 yield_on_timeout=True,
@@ -204,7 +205,7 @@ class Supervisor:
 
 
 def is_importable(locator: str, should_stop: Callable[[], bool]) -> bool:
-    """Whether the code can be imported. A stop ends the check: an import may take forever."""
+    """Whether the code can be imported. A stop ends the check, because an import may take forever."""
     command = [sys.executable, "-c", PART_ENTRY.format(os.getpid()), "check", locator]
     null = subprocess.DEVNULL
     with subprocess.Popen(command, stdin=null, stdout=null) as check:  # noqa: S603
@@ -217,9 +218,9 @@ def is_importable(locator: str, should_stop: Callable[[], bool]) -> bool:
 
 @contextmanager
 def counted_stops(stops: list[int]) -> Iterator[None]:
-    """Add stop signals to the list, from here to the end of the process.
+    """Add stop signals to the list, until the process ends.
 
-    SIGHUP counts once: a closed terminal may send it twice. ``nohup`` ignores it, and so does this then.
+    SIGHUP counts once, because a closed terminal may send it twice. Under ``nohup`` it is ignored.
     """
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -234,10 +235,11 @@ def counted_stops(stops: list[int]) -> Iterator[None]:
 
 
 class Group:
-    """Runs one worker per application until a stop signal or the end of all.
+    """Runs one worker per application until a stop signal or until all have ended.
 
-    The workers are independent: one that fails is started again after a pause, while the others work on.
-    Every stop signal goes to all of them at once, so the second interrupts tasks as in a single worker.
+    The workers are independent: a worker that fails is started again after a pause, while the others
+    keep working. Every stop signal goes to all of them at once, so the second interrupts tasks as in a
+    single worker.
     """
 
     def __init__(self, parts: Sequence[Part], *, restarts: bool = True) -> None:
@@ -318,7 +320,7 @@ def next_pause(last: float, ran_seconds: float) -> float:
 
 
 def worst(exit_codes: Iterable[int | None]) -> int:
-    """Return the exit code of a group: 1 if a worker failed, else 3 if tasks were interrupted, else 0."""
+    """Return a group's exit code: 1 if a worker failed, else 3 if tasks were interrupted, else 0."""
     codes = {code for code in exit_codes if code and code != -signal.SIGTERM}
     return 0 if not codes else 3 if codes == {3} else 1
 
@@ -329,7 +331,7 @@ def can_watch() -> bool:
 
 
 def watched_folders(locator: str) -> list[str]:
-    """Return the folders of a project: the working directory, and that of an application outside of it."""
+    """Return a project's folders: the working directory, and an application's directory outside it."""
     project = os.getcwd()
     module_name = locator.rpartition(":")[0] or locator
     if not names_file(module_name):

@@ -1,4 +1,4 @@
-"""`horsies tasks` and `horsies show`: lists of tasks, and everything about one."""
+"""`horsies tasks` and `horsies show`: task lists, and everything about one task."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _print_tasks(tasks: Sequence[TaskSummary]) -> None:
 
 
 def _due(task: TaskSummary | TaskDetail) -> str | None:
-    """Describe when a delayed task becomes due, by the database's clock; None for other tasks."""
+    """Describe when a delayed task becomes due, on the database's clock; None for other tasks."""
     seconds = (task.enqueued_at - task.created_at).total_seconds() - task.age_seconds
     if task.status != TaskStatus.PENDING.value or seconds <= 0:
         return None
@@ -210,7 +210,7 @@ def _enqueued_fact(task: TaskDetail) -> tuple[str, str | None]:
 
 
 def _result_facts(stored: str | None) -> Iterable[tuple[str, str | None]]:
-    """Take the traceback out of a stored error: as JSON it is one line with escaped line ends."""
+    """Take the traceback out of a stored error, because as JSON it is one line with escaped line ends."""
     match stored_json(stored):
         case {"err": {"exception": {"traceback": str(traceback)} as exception}} as document:
             del exception["traceback"]

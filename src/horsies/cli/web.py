@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from horsies.web.rendering import Settings
 
 PORT = 8600
-# The packages of the extra `web`.
+# The packages in the extra `web`.
 REQUIRED = ("jinja2", "starlette", "uvicorn")
 TOKEN_VARIABLE = "HORSIES_WEB_TOKEN"  # noqa: S105
-# How long a shutdown waits for open streams of events.
+# How long a shutdown waits for open event streams.
 SHUTDOWN_SECONDS = 3
 
 
@@ -69,30 +69,32 @@ PoolerOption = Annotated[
     ),
 ]
 HostOption = Annotated[
-    str, typer.Option(help="The address to listen on; others than loopback need --auth.")
+    str,
+    typer.Option(help="The address to listen on; any address other than loopback needs --auth."),
 ]
 PortOption = Annotated[
     int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes a free one.")
 ]
 RootPathOption = Annotated[
-    str, typer.Option(metavar="PATH", help="The prefix that a proxy in front strips from paths.")
+    str, typer.Option(metavar="PATH", help="The path prefix that a proxy in front strips.")
 ]
 AuthOption = Annotated[Auth, typer.Option(help="How viewers are authenticated.")]
 TokenFileOption = Annotated[
     Path | None,
     typer.Option(
-        help=f"The file with the token of --auth token; default: the variable {TOKEN_VARIABLE}.",
+        help=f"The file with the token for --auth token; default: the variable {TOKEN_VARIABLE}.",
         show_default=False,
     ),
 ]
 UsersFileOption = Annotated[
     Path | None,
     typer.Option(
-        help="The users of --auth basic: lines name:hash or name:hash:viewer.", show_default=False
+        help="The users for --auth basic: lines of name:hash or name:hash:viewer.",
+        show_default=False,
     ),
 ]
 TrustedHeaderOption = Annotated[
-    str, typer.Option(metavar="NAME", help="The header of --auth trusted-header.")
+    str, typer.Option(metavar="NAME", help="The header for --auth trusted-header.")
 ]
 TrustedProxyOption = Annotated[
     list[str] | None,
@@ -141,8 +143,8 @@ def web(  # noqa: PLR0913, PLR0917
     """Serve the dashboard at http://127.0.0.1:8600.
 
     It changes nothing and hides arguments and results unless --enable-actions and --payload are given.
-    Several applications or URLs have one address: / lists the databases, /db/NAME/ shows one.
-    SIGTERM or Ctrl-C ends it. Exit codes: 0 clean shutdown, 1 error.
+    Several applications or URLs share one address: / lists the databases, /db/NAME/ shows one. SIGTERM
+    or Ctrl-C ends it. Exit codes: 0 clean shutdown, 1 error.
 
     Example:
         horsies web
@@ -180,8 +182,8 @@ def web(  # noqa: PLR0913, PLR0917
 
 
 def _refuse_pooler(named: Sequence[str], urls: Sequence[str], pooled: dict[str, Any]) -> None:
-    """Refuse the flags for a pooler together with an application, which has its own settings, and
-    with several URLs.
+    """Reject the flags for a pooler together with an application, which has its own settings, or with
+    several URLs.
     """
     for name, value in pooled.items():
         flag = f"--{name.replace('_', '-')}"
@@ -192,7 +194,7 @@ def _refuse_pooler(named: Sequence[str], urls: Sequence[str], pooled: dict[str, 
 def _dashboard(
     targets: Sequence[Target], settings: Settings, policy: Policy, signer: Signer
 ) -> ASGIApp:
-    """Return the dashboard of one database, or those of several with a list of them."""
+    """Return one database's dashboard, or several with a list of them."""
     from horsies.web.app import build
     from horsies.web.databases import Served, build_all
 
@@ -293,8 +295,7 @@ def _serve(app: ASGIApp, host: str, port: int, root_path: str) -> None:
         in_url = f"[{host}]" if ":" in host else host
         address = f"http://{in_url}:{port}{root_path.rstrip('/')}/"
         typer.echo(f"The dashboard is at {address} (Ctrl-C to stop).")
-        # The server raises the signal again after its shutdown; this handler makes the exit status
-        # 0.
+        # The server raises the signal again after its shutdown; this handler makes the exit status 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
         uvicorn.Server(config).run(sockets=[listening])
@@ -307,8 +308,7 @@ def _leave(_number: int, _frame: FrameType | None) -> None:
 def bound(host: str, port: int) -> socket.socket:
     """Return a socket that listens at this address, or end the command."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio disables Nagle's algorithm only if the protocol is named; with it, pages took 40 ms
-    # longer.
+    # asyncio disables Nagle's algorithm only if the protocol is specified; with it, pages took 40 ms longer.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,7 +1,7 @@
 """`horsies worker`: start the children and run a worker until a signal stops it.
 
-The children are started and warm before the parent opens its first socket. A signal handler only counts
-stop requests; the worker's loop acts on them.
+The children are started and warmed up before the parent opens its first socket. A signal handler only
+counts stop requests; the worker's loop acts on them.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ from horsies.worker.tally import ends_logger
 
 logger = logging.getLogger("horsies.worker")
 
-# How long hooks and imports may take while a debugger may wait in them: a week.
+# How long hooks and imports may take while a debugger may be waiting in them: a week.
 DEBUG_SECONDS = 7 * 86_400.0
-# `horsies dev` sets the variable: its --with-scheduler is not an error without schedules.
+# `horsies dev` sets this variable, so that its --with-scheduler is not an error if there are no schedules.
 OPTIONAL_SCHEDULER_VARIABLE = "HORSIES_DEV_SCHEDULER"
 SCHEDULER_IS_OPTIONAL = os.environ.pop(OPTIONAL_SCHEDULER_VARIABLE, None) is not None
 
@@ -91,7 +91,7 @@ QueuesOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Serve these queues only, separated by commas; default: all queues of the application.",
+        help="Serve only these queues, separated by commas; default: all of the application's queues.",
     ),
 ]
 ExcludeQueuesOption = Annotated[
@@ -100,7 +100,7 @@ ExcludeQueuesOption = Annotated[
 ]
 NameOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="The name of this worker in logs and `status`."),
+    typer.Option(metavar="NAME", help="This worker's name in logs and `status`."),
 ]
 AsyncChildrenOption = Annotated[
     int,
@@ -113,7 +113,9 @@ AsyncSlotsOption = Annotated[
 MaxTasksOption = Annotated[
     int,
     typer.Option(
-        help="Replace a child after this many tasks; an async child after this many per slot; 0: never."
+        help=(
+            "Replace a child after this many tasks; in an async child, this many per slot; 0: never."
+        )
     ),
 ]
 MaxMemoryOption = Annotated[
@@ -121,7 +123,7 @@ MaxMemoryOption = Annotated[
 ]
 MaxClaimBatchOption = Annotated[
     int,
-    typer.Option(help="Most tasks to claim per queue and turn; 0: one per free child."),
+    typer.Option(help="The most tasks to claim per queue and turn; 0: one per free child."),
 ]
 MaxClaimsOption = Annotated[
     int,
@@ -133,8 +135,8 @@ MaxClaimsOption = Annotated[
 WindowOption = Annotated[
     int,
     typer.Option(
-        help="Most very short tasks that a child holds; only tasks with burst=True, and tasks that are tried "
-        "again after a crash; 0: one at a time."
+        help="Very short tasks that a child may hold; only tasks with burst=True, and tasks "
+        "retried after a crash; 0: one at a time."
     ),
 ]
 StartMethodOption = Annotated[
@@ -160,12 +162,12 @@ MetricsPortOption = Annotated[
         min=0,
         max=65_535,
         metavar="PORT",
-        help="Serve /metrics, /livez and /readyz there; 0: any free port; each worker of several "
-        "applications has the next one.",
+        help="Serve /metrics, /livez and /readyz here; 0: any free port; with several "
+        "applications, each worker uses the next port.",
     ),
 ]
 MetricsHostOption = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="The address of --metrics-port.")
+    str, typer.Option(metavar="ADDRESS", help="The address for --metrics-port.")
 ]
 WithSchedulerOption = Annotated[
     bool, typer.Option("--with-scheduler", help="Also run a scheduler in this process.")
@@ -174,7 +176,7 @@ BurstOption = Annotated[
     bool,
     typer.Option(
         "--burst",
-        help="Run all tasks that are due, then stop; not related to burst=True of a task.",
+        help="Run all due tasks, then stop; not related to a task's burst=True.",
     ),
 ]
 ReloadOption = Annotated[bool, typer.Option("--reload", help="Restart when a Python file changes.")]
@@ -214,8 +216,8 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     debug: DebugOption = False,
 ) -> None:
     """Run a worker: claim tasks, run each in a child process, store its result. SIGTERM or Ctrl-C lets
-    running tasks finish; a second signal interrupts them, a third exits at once. Each of several applications
-    has its own worker. Exit codes: 0 clean shutdown, 1 error, 3 running tasks were interrupted.
+    running tasks finish; a second signal interrupts them, a third exits immediately. Each of several
+    applications has its own worker. Exit codes: 0 clean shutdown, 1 error, 3 running tasks interrupted.
 
     Example:
         horsies worker shop.background:app --queues mail,reports --processes 4
@@ -252,7 +254,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
 def _start_logs(
     loglevel: LogLevel, log_format: LogFormat, quiet_tasks: bool, *, supervises: bool
 ) -> None:
-    """Attach the handlers; a supervisor leaves the descriptor of events to its worker."""
+    """Attach the handlers; a supervisor leaves the events descriptor to its worker."""
     attach_handler(loglevel, log_format)
     if not supervises:
         attach_event_handler()
@@ -282,7 +284,7 @@ def _serve(
 
 
 def _check(app: Horsies, config: WorkerConfig) -> None:
-    """Refuse flags and applications that cannot work."""
+    """Reject flags and applications that cannot work."""
     refuse_bad_limits(config)
     if config.metrics_port is not None:
         refuse_missing_extra("--metrics-port")
@@ -297,9 +299,9 @@ def _alone(
     burst: bool,
     of_one: tuple[object, object, bool, bool],
 ) -> str | None:
-    """Return the application if this process serves it; else supervise others that do, then exit.
+    """Return the application if this process serves it; otherwise supervise processes that do, then exit.
 
-    ``of_one`` are the values of --queues, --exclude-queues, --reload and --debug.
+    ``of_one`` holds the values of --queues, --exclude-queues, --reload and --debug.
     """
     if len(given) > 1:
         names = ("--queues", "--exclude-queues", "--reload", "--debug")
@@ -322,7 +324,7 @@ def _reload(locator: str, *, debug: bool) -> None:
 def _serve_several(locators: Sequence[str], metrics_port: int | None, *, restarts: bool) -> None:
     """Run this command for every application in its own process, then exit.
 
-    Each worker serves its metrics on its own port, counted up from the first.
+    Each worker serves its metrics on its own port, counting up from the first.
     """
     os.environ[OPTIONAL_SCHEDULER_VARIABLE] = "1"  # not every application has schedules
     flags = sys.argv[2:]
@@ -351,7 +353,7 @@ def _for_debugger(config: WorkerConfig) -> WorkerConfig:
 
 
 def _start_method() -> StartMethod:
-    """Fork the worker, which shares the memory of the application with its children; not with threads."""
+    """Fork the worker, so that its children share the application's memory; not if there are threads."""
     if os_process.IS_LINUX and len(os.listdir("/proc/self/task")) == 1:
         return StartMethod.FORK
     return default_start_method()
@@ -364,7 +366,7 @@ def _scheduler(app: Horsies, owner: str) -> Scheduler:
 
 
 def run_worker(app: Horsies, config: WorkerConfig, scheduler: Scheduler | None = None) -> ExitCode:
-    """Start the children, then the loop; a fatal error is logged in one line and ends in FAILED."""
+    """Start the children, then the loop; a fatal error is logged on one line and ends in FAILED."""
     _announce(app, config)
     with selectors.DefaultSelector() as selector:
         pool = _child_pool(app, config, selector)
@@ -414,7 +416,7 @@ def _probe_beside(
 def _scheduler_beside(
     worker: Worker, wake: Callable[[], None], scheduler: Scheduler | None
 ) -> Iterator[None]:
-    """Run the scheduler in a thread until the worker stops; if it fails, the worker fails."""
+    """Run the scheduler in a thread until the worker stops; if the scheduler fails, the worker fails."""
     if scheduler is None:
         yield
         return
@@ -492,8 +494,8 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
 def _signals_to(worker: Worker, selector: selectors.BaseSelector) -> Iterator[Callable[[], None]]:
     """Count SIGTERM, SIGINT and the first SIGHUP as stop requests; yield a function that wakes the loop.
 
-    Afterwards they are ignored: a late signal must not replace the exit code. A closed terminal may
-    send SIGHUP twice, from the shell and from the kernel; under ``nohup`` it is ignored.
+    After the block, signals are ignored, because a late signal must not replace the exit code. A closed
+    terminal may send SIGHUP twice, from the shell and from the kernel; under ``nohup`` it is ignored.
     """
     sender, receiver = socket.socketpair()
     sender.setblocking(False)

@@ -46,7 +46,7 @@ T = TypeVar("T")
 AUDIT_LIMIT = 1_000
 
 workflow = typer.Typer(
-    help="Show, pause, resume, cancel, retry, signal or audit runs of workflows.",
+    help="Show, pause, resume, cancel, retry, signal or audit workflow runs.",
     no_args_is_help=True,
 )
 
@@ -76,31 +76,33 @@ def workflows(
     database_url: DatabaseUrlOption = None,
     status: Annotated[
         list[WorkflowStatus] | None,
-        typer.Option(case_sensitive=False, help="Only in this status; may be repeated."),
+        typer.Option(case_sensitive=False, help="Only runs in this status; may be repeated."),
     ] = None,
     name: Annotated[
-        list[str] | None, typer.Option(help="Only of this workflow; may be repeated.")
+        list[str] | None, typer.Option(help="Only runs of this workflow; may be repeated.")
     ] = None,
     key: Annotated[
-        list[str] | None, typer.Option(help="Only with this workflow_key; may be repeated.")
+        list[str] | None, typer.Option(help="Only runs with this workflow_key; may be repeated.")
     ] = None,
     include_children: Annotated[
-        bool, typer.Option("--all", help="Also child runs of other runs.")
+        bool, typer.Option("--all", help="Also list child runs of other runs.")
     ] = False,
     since: Annotated[
         str | None,
-        typer.Option(help="Only started since: 90s, 15m, 2h, 1d, or a time like 2026-01-31T12:00."),
+        typer.Option(
+            help=("Only runs started since: 90s, 15m, 2h, 1d, or a time like 2026-01-31T12:00.")
+        ),
     ] = None,
     before: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", help="Only started before this run, or after the cursor of a page."
+            metavar="ID", help="Only runs started before this run, or after a page's cursor."
         ),
     ] = None,
     limit: LimitOption = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """List runs of workflows, newest first.
+    """List workflow runs, newest first.
 
     Exit codes: 0 done (even if no run matches), 1 failure, 4 no such run (--before).
 
@@ -164,7 +166,7 @@ def pause(
     reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pause a run and its child runs: running tasks end, no new task starts.
+    """Pause a run and its child runs: running tasks finish, and no new task starts.
 
     Exit codes: 0 paused, 1 failure or not running, 4 no such run.
 
@@ -216,7 +218,7 @@ def cancel(
     reason: Annotated[str | None, typer.Option(help="The reason, stored with the run.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a run and its child runs; running tasks end by themselves, or at once with --interrupt.
+    """Cancel a run and its child runs; running tasks are left to finish, or stopped with --interrupt.
 
     Exit codes: 0 cancelled, 1 failure or already ended, 4 no such run.
 
@@ -243,7 +245,7 @@ def retry(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Retry failed nodes; successful ones keep their results, skipped dependents wait again.
+    """Retry failed nodes; successful nodes keep their results, and skipped dependents wait again.
 
     Exit codes: 0 done, 1 failure or nothing to retry, 4 no such run or node.
 
@@ -408,7 +410,7 @@ def _node_counts(report: listing.RunReport) -> str:
 
 
 def _print_problems(problems: Sequence[BrokenRun]) -> None:
-    """Print the findings of an audit by run."""
+    """Print an audit's findings by run."""
     by_run: dict[str, list[str]] = {}
     for one in problems:
         by_run.setdefault(one.id, []).append(one.problem)
@@ -426,7 +428,7 @@ def _line(line: Line) -> Text:
 
 
 def _symbols() -> Symbols:
-    """Return symbols that the encoding of standard output has."""
+    """Return symbols that standard output's encoding has."""
     drawn = "".join([*SYMBOLS.statuses.values(), SYMBOLS.branch, SYMBOLS.arrow, SYMBOLS.gap])
     try:
         drawn.encode(output_encoding())

@@ -1,6 +1,6 @@
-"""Access to the dashboard: policies, signatures, and the checks of a browser's request.
+"""Access to the dashboard: policies, signatures, and checks of a browser's request.
 
-A policy decides for each request who the viewer is, and what the viewer may see and change. ``horsies
+For each request, a policy decides who the viewer is, and what the viewer may see and change. ``horsies
 web`` chooses one by ``--auth``; an application that mounts the dashboard passes its own.
 """
 
@@ -47,10 +47,9 @@ Networks: TypeAlias = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 class Access(NamedTuple):
-    """The user of a request, the changes that the user may make, and whether arguments are shown.
+    """A request's user, the changes that the user may make, and whether arguments are shown.
 
-    Both rights also require the dashboard's own switches: ``actions`` and ``payload`` of
-    ``create_app``.
+    Both also require the dashboard's own switches: ``actions`` and ``payload`` of ``create_app``.
     """
 
     user: str
@@ -62,7 +61,7 @@ class Policy(Protocol):
     """Decides on every request: access, a response such as a redirect to a login, or None for 403."""
 
     async def access(self, request: HTTPConnection) -> Access | Response | None:
-        """Return the access of this request's user."""
+        """Return this request's access."""
 
 
 class AllowAll:
@@ -88,10 +87,10 @@ class ViewOnly:
 
 
 class TrustedHeader:
-    """The user is named in a header by a proxy in front, which is trusted by its address.
+    """The user is named in a header by a proxy in front, which is trusted because of its address.
 
     ``allow_actions`` is True, False, or the users who may change things and see arguments. A request
-    from any other address than ``proxies`` (addresses or networks) is refused, whatever its headers.
+    from an address outside ``proxies`` (addresses or networks) is rejected, whatever its headers.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class TrustedHeader:
         self._proxies = parse_networks(proxies)
 
     async def access(self, request: HTTPConnection) -> Access | None:
-        """Return the access of the user in the header; None without one."""
+        """Return the access of the user named in the header; None if there is none."""
         user = request.headers.get(self._name, "").strip()
         if not user or not is_within(peer_address(request), self._proxies):
             return None
@@ -118,25 +117,25 @@ class TrustedHeader:
 class TokenPolicy:
     """One secret token for everyone: opened as ``/?token=…`` or typed into the login page.
 
-    The token is exchanged for a signed cookie, so that it stays out of the history of the browser.
-    ``/api`` also takes it as ``Authorization: Bearer``.
+    The token is exchanged for a signed cookie, so that it stays out of the browser's history. ``/api``
+    also accepts it as ``Authorization: Bearer``.
     """
 
     def __init__(self, token: str, signer: Signer, user: str = "token") -> None:
         if len(token) < TOKEN_LENGTH_MIN:
             raise ValueError(f"the token has fewer than {TOKEN_LENGTH_MIN} characters")
         self._token = token.encode()
-        # A new token ends the sessions of the old one.
+        # A new token ends the old token's sessions.
         self._purpose = f"session {hashlib.sha256(self._token).hexdigest()}"
         self._signer = signer
         self._access = Access(user, VERBS, sees_payload=True)
         self._tries = Tries()
 
     async def access(self, request: HTTPConnection) -> Access | Response | None:
-        """Return the access of a valid cookie or bearer token; a redirect for a valid ``?token=``."""
+        """Return access for a valid cookie or bearer token; a redirect for a valid ``?token=``."""
         given = request.query_params.get("token")
         if self._signer.opened(self._purpose, request.cookies.get(SESSION_COOKIE, "")) is not None:
-            # Without a redirect the token would stay in the address and in the links of the page.
+            # Without a redirect, the token would stay in the address and in the page's links.
             is_left = given is not None and request.scope.get("method") in ("GET", "HEAD")
             return RedirectResponse(_without_token(request), 303) if is_left else self._access
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
@@ -147,7 +146,7 @@ class TokenPolicy:
         return self.logged_in(request, _without_token(request))
 
     def is_right(self, given: str, request: HTTPConnection) -> bool:
-        """Compare in constant time; after five wrong tries an address waits for a minute."""
+        """Compare in constant time; after five wrong tries, an address has to wait for a minute."""
         address = client_address(request)
         if not self._tries.are_left(address):
             return False
@@ -170,10 +169,10 @@ class TokenPolicy:
 
 
 class BasicPolicy:
-    """Names and passwords by HTTP basic authentication; ``users`` has the hash of each password.
+    """Names and passwords with HTTP basic authentication; ``users`` has the hash of each password.
 
-    Members of ``viewers`` may only look. A password that was right is remembered by its digest: scrypt
-    takes about 50 ms on purpose, and a browser sends the password with every request.
+    Members of ``viewers`` may only look. A correct password is remembered by its digest: scrypt
+    deliberately takes about 50 ms, and a browser sends the password with every request.
     """
 
     def __init__(self, users: Mapping[str, str], viewers: Collection[str] = ()) -> None:
@@ -181,12 +180,12 @@ class BasicPolicy:
         self._viewers = frozenset(viewers)
         self._salt = secrets.token_bytes(16)
         self._right: set[tuple[str, bytes]] = set()
-        # Tabs that a browser opens again send the same password at the same time.
+        # Tabs that a browser reopens send the same password at the same time.
         self._checking: dict[tuple[str, bytes], asyncio.Future[bool]] = {}
         self._tries = Tries()
 
     async def access(self, request: HTTPConnection) -> Access | Response:
-        """Return the access of the user, or ask the browser for a name and a password."""
+        """Return the user's access, or ask the browser for a name and a password."""
         given = _basic_credentials(request.headers.get("authorization", ""))
         if given and await self._is_right(*given, client_address(request)):
             user = given[0]
@@ -201,13 +200,12 @@ class BasicPolicy:
         if (checking := self._checking.get(guess)) is None:
             if not self._tries.are_left(address):
                 return False
-            # A hash that matches no password, so that an unknown name takes as long as a wrong
-            # password.
+            # A hash that matches no password, so that an unknown name takes as long as a wrong password.
             stored = self._users.get(user) or "scrypt$AAAA$AAAA"
             checked = asyncio.to_thread(password_matches, password, stored)
             checking = self._checking[guess] = asyncio.ensure_future(checked)
             checking.add_done_callback(lambda _: self._checking.pop(guess))
-            # Counted before the answer: otherwise many tries at the same time would all be allowed.
+            # Counted before the answer; otherwise many tries at the same time would all be allowed.
             self._tries.add(address)
             if await asyncio.shield(checking):
                 self._right.add(guess)
@@ -226,7 +224,7 @@ class CanPolicy(Protocol):
 
 
 class AdaptedPolicy:
-    """A policy made of an object with ``can_view`` and ``can_act``."""
+    """A policy made from an object with ``can_view`` and ``can_act``."""
 
     def __init__(self, policy: CanPolicy) -> None:
         self._policy = policy
@@ -250,7 +248,7 @@ def _user_name(user: object) -> str:
 
 
 class Signer:
-    """Signs cookies and form tokens; every process of one dashboard needs the same secret."""
+    """Signs cookies and form tokens; all processes that serve one dashboard need the same secret."""
 
     def __init__(self, secret: str | None = None) -> None:
         self._key = hashlib.sha256((secret or secrets.token_hex(32)).encode()).digest()
@@ -264,7 +262,7 @@ class Signer:
         return hmac.compare_digest(self.sign(*parts).encode(), signature.encode())
 
     def sealed(self, purpose: str, text: str, seconds: float) -> str:
-        """Return the text with its expiry and signature, in characters that a cookie takes."""
+        """Return the text with its expiry and signature, in characters that a cookie allows."""
         expires = str(int(time.time() + seconds))
         encoded = base64.urlsafe_b64encode(text.encode()).decode()
         return f"{encoded}.{expires}.{self.sign(purpose, encoded, expires)}"
@@ -280,11 +278,11 @@ class Signer:
         return base64.urlsafe_b64decode(encoded).decode()
 
     def form_token(self, user: str, verb: str) -> str:
-        """Return the token of a form: valid for this user and verb, for twelve hours or more."""
+        """Return a form's token: valid for this user and verb, for twelve hours or more."""
         return self.sign("form", user, verb, str(_period()))
 
     def is_form_token(self, token: str, user: str, verb: str) -> bool:
-        """Check the token of a form against this period and the previous one."""
+        """Check a form's token against this period and the previous one."""
         now = _period()
         return any(
             self.is_signed(token, "form", user, verb, str(period)) for period in (now, now - 1)
@@ -305,7 +303,7 @@ class Tries:
         return len(self._recent(address)) < WRONG_TRIES_MAX
 
     def add(self, address: str) -> None:
-        if len(self._times) > 10_000:  # forget addresses rather than grow without end
+        if len(self._times) > 10_000:  # drop addresses rather than grow without limit
             self._times.clear()
         self._times[address] = [*self._recent(address), time.monotonic()]
 
@@ -319,7 +317,7 @@ class Tries:
 
 
 def hash_password(password: str) -> str:
-    """Return the scrypt hash of a password, for a line of ``--users-file``."""
+    """Return a password's scrypt hash, for a line of ``--users-file``."""
     salt = secrets.token_bytes(16)
     return f"scrypt${_base64(salt)}${_base64(_scrypt(password, salt))}"
 
@@ -340,7 +338,7 @@ def _base64(data: bytes) -> str:
 
 
 def parse_users(text: str) -> BasicPolicy:
-    """Read the lines ``name:hash`` or ``name:hash:viewer`` of a users file."""
+    """Read a users file's lines, ``name:hash`` or ``name:hash:viewer``."""
     users, viewers = {}, set()
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -376,7 +374,7 @@ def peer_address(request: HTTPConnection) -> str:
 
 
 def client_address(request: HTTPConnection) -> str:
-    """Return the address of the viewer, which a trusted proxy may have reported."""
+    """Return the viewer's address, which a trusted proxy may have reported."""
     reported: str | None = request.scope.get(_REPORTED_CLIENT)
     return reported or peer_address(request)
 
@@ -388,7 +386,7 @@ def behind_proxy(scope: Scope, proxies: Networks) -> Scope:
     request = HTTPConnection(scope)
     if not is_within(peer_address(request), proxies):
         return scope
-    # The proxy appends the address it sees; the earlier ones are only claimed by the client.
+    # The proxy appends the address that it sees; earlier ones are only claims by the client.
     client = request.headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
     is_https = request.headers.get("x-forwarded-proto", "").strip().lower() == "https"
     reported = {_REPORTED_CLIENT: client} if client else {}
@@ -404,9 +402,7 @@ def host_name(host: str) -> str:
 
 
 def is_allowed_host(host: str, allowed: Collection[str] | None) -> bool:
-    """Check a Host header: a foreign name that resolves to this server is an attempt at DNS
-    rebinding.
-    """
+    """Check a Host header: another name that resolves to this server is an attempt at DNS rebinding."""
     return allowed is None or "*" in allowed or host_name(host) in map(str.lower, allowed)
 
 

@@ -1,7 +1,7 @@
 """Changes from the dashboard: queues, tasks, runs, schedules and pings, and the record of all changes.
 
-A form answers with a redirect and a notice, the same change below ``/api`` with a document. A refusal has the
-sentence of the command line.
+A form answers with a redirect and a notice; the same change below ``/api`` answers with a document. A
+refusal uses the same sentence as the command line.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _switch_queue(paused: bool) -> Handler:
 
 
 async def cancel_task(view: View) -> Response:
-    """Cancel a task, or ask the worker of a running one to stop it."""
+    """Cancel a task, or ask a running task's worker to stop it."""
     task_id = view.params["id"]
     handle = TaskHandle[Any](task_id, view.site.broker)
     reason = await text_field(view, "reason")
@@ -105,7 +105,7 @@ async def resume_run(view: View) -> Response:
 
 
 async def retry_run(view: View) -> Response:
-    """Retry the failed nodes of a run, or one of them."""
+    """Retry all of a run's failed nodes, or one of them."""
     handle, node = _handle(view), await text_field(view, "node")
     with acting_as(view.access.user, "web"):
         result = await handle.retry_async(node)
@@ -169,7 +169,7 @@ def _schedule_page(name: str) -> str:
 
 
 async def run_schedule(view: View) -> Response:
-    """Send the task of a schedule, or start its workflow, now."""
+    """Send a schedule's task, or start its workflow, now."""
     name, app, broker = view.params["name"], view.site.app, view.site.broker
     if app is None:
         raise Refused(

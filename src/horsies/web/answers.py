@@ -1,7 +1,8 @@
 """Answers to changes: the fields of a request, and a redirect with a notice or a document.
 
-A form answers with a redirect to its page and a notice, the same change below ``/api`` with a document. A
-refused form shows the sentence of the command line; a refused request below ``/api`` is a problem.
+A form answers with a redirect to its page and a notice; the same change below ``/api`` answers with a
+document. A refused form shows the same sentence as the command line; a refused request below ``/api``
+is a problem.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def is_api(view: View) -> bool:
 
 
 async def fields_of(view: View) -> Mapping[str, Any]:
-    """Return the fields of a form, or the members of a JSON body."""
+    """Return a form's fields, or the members of a JSON body."""
     if not is_api(view):
         return await view.form()
     body = await view.json()
@@ -46,7 +47,7 @@ async def fields_of(view: View) -> Mapping[str, Any]:
 
 
 async def text_field(view: View, name: str) -> str | None:
-    """Return a text that the request gives; None if it is missing or blank."""
+    """Return a text from the request; None if it is missing or blank."""
     value = (await fields_of(view)).get(name)
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
@@ -61,7 +62,7 @@ async def text_field(view: View, name: str) -> str | None:
 
 
 async def is_on(view: View, name: str, default: bool) -> bool:
-    """Return a switch: a checkbox of a form, or true or false."""
+    """Return a switch: a form's checkbox, or true or false."""
     value = (await fields_of(view)).get(name, default)
     return value if isinstance(value, bool) else str(value).lower() in ("1", "true", "on")
 
@@ -71,14 +72,14 @@ def answer_document(document: Mapping[str, Any], status: int = 200) -> Response:
 
 
 def done(view: View, fallback: str, notice: str, document: Mapping[str, Any]) -> Response:
-    """Return the answer to a change: a document, or the page of the form with a notice."""
+    """Return the answer to a change: a document, or the form's page with a notice."""
     if is_api(view):
         return answer_document(document)
     return view.redirect(_origin(view) or fallback, notice)
 
 
 def unwrapped(view: View, result: Result[T, Any], page: str) -> T:
-    """Return the value of a change; raise a refusal of a form as a redirect, any other as a problem."""
+    """Return a change's value; raise a form's refusal as a redirect, any other as a problem."""
     if not isinstance(result, Err):
         return result.ok_value
     error = result.err_value
@@ -102,7 +103,7 @@ def problem_of(error: Any, **members: object) -> Problem:
 
 
 def _origin(view: View) -> str | None:
-    """Return the page of the form, below the mount point; the Referer of another site is ignored."""
+    """Return the form's page, below the mount point; a Referer from another site is ignored."""
     referer = view.request.headers.get("referer", "")
     root = view.url("")
     if net_location(referer) != view.request.headers.get("host", "").lower():
@@ -116,5 +117,5 @@ def _origin(view: View) -> str | None:
 
 
 def both(path: str, verb: RouteVerb, handler: Handler) -> tuple[Route, ...]:
-    """The routes of a change: for a form, and below ``/api``."""
+    """A change's routes: for a form, and below ``/api``."""
     return Route("POST", path, verb, handler), Route("POST", f"/api{path}", verb, handler)

@@ -1,7 +1,7 @@
 """The JSON API: the documents of the command line's ``--json``, below ``/api``.
 
-Payloads appear only for users who may see them, with the values of secret keys masked. Every route refuses
-filters that it does not have.
+Payloads appear only for users who may see them, with the values of secret keys masked. Every route
+rejects filters that it does not have.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _masked(value: Any) -> Any:
 
 
 async def meta(view: View) -> Response:
-    """Versions, rights of the user, limits. A database of another release is named, not an error."""
+    """Versions, the user's permissions, limits. A database from another release is named, but is not an
+    error.
+    """
     schema, server = "MATCH", None
     try:
         rows: list[ServerVersion] = await view.read(read_rows(read_server()))
@@ -138,9 +140,7 @@ async def meta(view: View) -> Response:
 
 
 async def overview(view: View) -> Response:
-    """Queues, workers, blocked tasks and runs, as ``horsies status --json``, and the attention
-    list.
-    """
+    """Queues, workers, blocked tasks and runs, as in ``horsies status --json``, and the attention list."""
     facts = Facts(view.site.broker.config.schema_name)
     figures = await view.read(figures_script(view.site.queue_caps, facts))
     lines = [
@@ -194,7 +194,7 @@ def _length(view: View, name: str, default: timedelta) -> timedelta:
 
 
 async def workers(view: View) -> Response:
-    """Workers that run; with ``include_stopped`` also those that have stopped."""
+    """Running workers; with ``include_stopped``, also stopped ones."""
     is_all = (text_of(view, "include_stopped") or "").lower() in ("1", "true")
     found = await view.read(read_rows(list_workers(is_all)))
     return answer({"workers": [worker_document(worker) for worker in found]})
@@ -223,7 +223,7 @@ async def tasks(view: View) -> Response:
     page = await view.read(tasks_script(task_filters_of(view)))
     document = page_document(page, "tasks")
     for row in document["tasks"]:
-        # A search reads the arguments of the tasks it finds; the list does not show them.
+        # A search reads the arguments of the tasks it finds, but the list does not show them.
         row.pop("args", None), row.pop("kwargs", None)
     back_to = sent_time(page.next_cursor) if page.next_cursor else None
     return answer(document | {"looked_back_to": back_to})
@@ -238,7 +238,7 @@ async def _report(view: View, payload: bool) -> TaskReport:
 
 
 async def task(view: View) -> Response:
-    """One task with its attempts; arguments and result only with the right to see them."""
+    """One task with its attempts; arguments and result only for users who may see them."""
     sees_payload = view.access.sees_payload
     report = await _report(view, sees_payload)
     masking, found = view.site.masking, report.task
@@ -312,7 +312,7 @@ async def schedule_slots(view: View) -> Response:
 
 
 async def schedule_runs(view: View) -> Response:
-    """The newest slots of one schedule, with the tasks or runs that they led to."""
+    """One schedule's newest slots, with the tasks or runs that they led to."""
     name, limit = view.params["name"], number_of(view, "limit", 20, LIMIT_MAX)
     runs = _unwrapped(await view.read(schedule_runs_script(name, limit)))
     return answer({"name": name, "runs": [run._asdict() for run in runs]})
@@ -328,7 +328,7 @@ def _unwrapped(done: Result[T, BrokerOperationError]) -> T:
 
 
 def _route(path: str, handler: Handler, filters: Collection[str] = ()) -> Route:
-    """Return a route that refuses other filters than these."""
+    """Return a route that rejects any other filters."""
 
     async def checked(view: View) -> Page | Response:
         refuse_unknown(view, filters)

@@ -1,7 +1,7 @@
-"""The ASGI application of the dashboard: its table of routes, the gate in front of them, error pages.
+"""The dashboard's ASGI application: its route table, the gate in front of the routes, error pages.
 
-It needs no lifespan, which frameworks do not run for a mounted application: connections are opened and
-the hub starts on first use.
+It needs no lifespan, which frameworks do not run for a mounted application: connections are opened, and
+the hub starts, on first use.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ ERROR_TITLES = {
 
 
 async def help_page(view: View) -> Page:
-    """Show the keyboard shortcuts, the terms, and the rights of the viewer."""
+    """Show the keyboard shortcuts, the terms, and the viewer's permissions."""
     return Page("help.html", "Help", {}, live_seconds=None)
 
 
@@ -96,7 +96,7 @@ ROUTES: tuple[Route, ...] = (
     *pages.ROUTES,
     *pages_tasks.ROUTES,
     *pages_runs.ROUTES,
-    # The name of a schedule may contain slashes: the longer paths come first.
+    # A schedule's name may contain slashes, so the longer paths come first.
     *pages_explain.ROUTES,
     *pages_schedules.ROUTES,
     *pages_doctor.ROUTES,
@@ -119,10 +119,10 @@ def create_app(
     links: Mapping[str, str] | None = None,
     frame_ancestors: str | None = None,
 ) -> Dashboard:
-    """Return the dashboard of an application as an ASGI application that can be mounted anywhere.
+    """Return an application's dashboard as an ASGI application that can be mounted anywhere.
 
-    ``policy`` decides who may look and act. ``actions`` switches changes on, ``payload`` shows
-    arguments and results to users who may see them; keys that match ``masked`` stay hidden.
+    ``policy`` decides who may look and act. ``actions`` switches changes on; ``payload`` shows
+    arguments and results to users who may see them, while keys that match ``masked`` stay hidden.
     ``links`` has URL templates for other tools, such as ``{"logs": "https://…?task={task_id}"}``.
     ``frame_ancestors`` names the sites that may show the dashboard in a frame.
 
@@ -142,7 +142,7 @@ def create_monitoring_app(
 ) -> Dashboard:
     """``create_app`` with actions on; a policy may also have ``can_view`` and ``can_act``.
 
-    ``config`` has the other keywords of ``create_app``.
+    ``config`` takes ``create_app``'s other keywords.
     """
     policy: Policy = (
         cast(Policy, auth_policy) if hasattr(auth_policy, "access") else AdaptedPolicy(auth_policy)
@@ -157,7 +157,7 @@ def build(
     policy: Policy,
     signer: Signer | None = None,
 ) -> Dashboard:
-    """Assemble the parts of a dashboard on this database."""
+    """Assemble the parts of a dashboard for this database."""
     signer = signer or Signer(os.environ.get(SECRET_VARIABLE))
     site = Site(web_broker(database), app, settings, signer, environment())
     return Dashboard(site, policy)
@@ -226,7 +226,7 @@ class Dashboard:
         if access is None:
             return self._refuse_access(request)
         view = View(self.site, request, self._effective(access))
-        request.state.access = view.access  # for an error page of this request
+        request.state.access = view.access  # for this request's error page
         if route.verb is None:
             return view
         view.body = await _bounded_body(request)
@@ -234,7 +234,7 @@ class Dashboard:
             verb = await self._require_right(route.verb, view)
             if route.method == "POST":
                 await self._require_intent(verb, view)
-                # A change may wait long for a lock; a preceding read detects a dead connection.
+                # A change may wait a long time for a lock; a read before it detects a dead connection.
                 await view.read(read_rows(read_server()))
         except Forbidden as refusal:
             action, actor = Action(route.method.lower(), view.path), Actor(view.access.user, "web")
@@ -277,7 +277,7 @@ class Dashboard:
         return verb
 
     async def _require_intent(self, verb: Verb, view: View) -> None:
-        """Refuse a change from a page of another site."""
+        """Reject a change that comes from another site's page."""
         if not is_same_site(view.request):
             raise Forbidden("The request comes from another site.", code="CROSS_SITE")
         if _is_api(view.request):
@@ -392,7 +392,7 @@ def with_headers(app: ASGIApp, site: Site) -> ASGIApp:
 
 
 def security_headers(frame_ancestors: str | None) -> list[tuple[bytes, bytes]]:
-    """Return the headers that let a browser run only the files of the dashboard itself."""
+    """Return the headers that let a browser run only the dashboard's own files."""
     framing = frame_ancestors or "'none'"
     policy = (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -403,7 +403,7 @@ def security_headers(frame_ancestors: str | None) -> list[tuple[bytes, bytes]]:
     headers = {
         "content-security-policy": policy,
         "x-content-type-options": "nosniff",
-        # The origin of a form has to arrive, which "no-referrer" would replace by "null".
+        # A form's origin has to arrive; "no-referrer" would replace it with "null".
         "referrer-policy": "same-origin",
         "cross-origin-opener-policy": "same-origin",
         "cache-control": "no-store",

@@ -1,5 +1,5 @@
-"""The attention list of the overview: cheap checks run for every view, the others in a run that all
-viewers share.
+"""The overview's attention list: cheap checks run for every view, the others in a run that all viewers
+share.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from horsies.tasks.broker import PostgresBroker
 from horsies.web.reading import TookTooLong
 from horsies.web.rendering import View
 
-# How often the checks that are not cheap run while the page is viewed, and how long a view waits
-# for them.
+# How often the slower checks run while the page is being viewed, and how long a view waits for them.
 SLOW_SECONDS = 60.0
 PATIENCE_SECONDS = 1.0
 
 
 @dataclass
 class _Slow:
-    """The findings of the checks that are not cheap, and the run that is under way."""
+    """The slower checks' findings, and the run in progress."""
 
     findings: Sequence[Finding] = ()
     asked_at: float | None = None
@@ -44,9 +43,7 @@ _SLOW: WeakKeyDictionary[PostgresBroker, _Slow] = WeakKeyDictionary()
 
 
 async def attention(view: View, facts: Facts) -> list[Attention]:
-    """Return the attention list: every finding that `horsies doctor` calls red, and other urgent
-    ones.
-    """
+    """Return the attention list: every finding that `horsies doctor` calls red, and other urgent ones."""
     try:
         found = await view.read(findings_script(facts))
     except TookTooLong as problem:

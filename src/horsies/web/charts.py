@@ -1,11 +1,11 @@
-"""Charts: series of numbers become SVG, pure and without a style attribute.
+"""Charts: series of numbers become SVG. Pure, and without style attributes.
 
-An SVG contains only shapes and stretches to the available width; its labels are separate HTML and
-stay readable on a phone. Each chart describes its numbers in words and has a table below it. The
-links of the columns are their own layer: screen readers do not find links inside of an image, and
-keyboards use those of the table.
+An SVG contains only shapes and stretches to the available width; its labels are separate HTML and stay
+readable on a phone. Each chart describes its numbers in words and has a table below it. The columns'
+links form a separate layer: screen readers do not find links inside an image, and keyboard users have
+those in the table.
 
-The parts are plain strings that escape the texts in them, because an overview has 800 of them and
+The parts are plain strings that escape their texts, because an overview has 800 of them and
 ``Markup.format`` takes five times as long.
 """
 
@@ -23,7 +23,7 @@ from horsies.words import NOTHING
 
 WIDTH, HEIGHT = 640, 160
 SPARK_WIDTH, SPARK_HEIGHT = 96, 20
-# More columns would be thinner than two pixels on a phone.
+# Any more columns would be thinner than two pixels on a phone.
 COLUMNS_MAX = 180
 _DECADES_MAX = 7
 _TOPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10, 20)
@@ -36,7 +36,7 @@ Cell = Callable[[float | None], str]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The numbers of one time slot, one for each series; ``href`` is the list of its tasks."""
+    """One time slot's numbers, one for each series; ``href`` is the list of its tasks."""
 
     at: datetime
     values: Sequence[float | None]
@@ -45,7 +45,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart: ``key`` is its prefix for ids on the page, ``series`` are names in classes and words."""
+    """A chart: ``key`` is its prefix for ids on the page, and ``series`` are its names in classes and
+    words.
+    """
 
     key: str
     title: str
@@ -101,7 +103,7 @@ def sparkline(key: str, title: str, values: Sequence[float | None]) -> Markup:
 
 
 def nice_top(highest: float) -> float:
-    """Return the end of a linear axis: a round number whose half is also short, at least 2."""
+    """Return the end of a linear axis: a round number, at least 2, whose half is also short."""
     if highest <= 2:
         return 2.0
     power = 10.0 ** floor(log10(highest))
@@ -109,7 +111,7 @@ def nice_top(highest: float) -> float:
 
 
 def decades(values: Iterable[float]) -> tuple[int, int]:
-    """Return the powers of ten around these seconds: two decades at least and seven at most."""
+    """Return the powers of ten around these seconds: at least two decades and at most seven."""
     known = list(values)
     high = min(max(ceil(log10(max(known))), -1), 8) if known else 1
     low = floor(log10(min(known))) if known else -1
@@ -136,9 +138,7 @@ def _block(chart: Chart, place: int, bottom: float, top: float) -> str:
 
 
 def _line(heights: Sequence[float | None], width: int) -> str:
-    """Connect the middles of neighbouring slots with lines; a single slot becomes a short
-    horizontal line.
-    """
+    """Connect the middles of neighbouring slots with lines; a single slot becomes a short horizontal line."""
     step, parts = width / max(len(heights), 1), []
     for place, y in enumerate(heights):
         if y is None:
@@ -214,7 +214,7 @@ def _links(chart: Chart, cell: Cell) -> str:
 
 
 def _table(chart: Chart, cell: Cell) -> str:
-    """Return the table of all columns with a number in them, newest first."""
+    """Return the table of all columns that contain a number, newest first."""
     form = _time_form(chart.columns)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in chart.series)
     rows = "".join(
@@ -234,13 +234,13 @@ def _linked(column: Column, text: str) -> str:
 
 
 def _time(at: datetime, form: str) -> str:
-    """Return an element that the script of the pages turns into local time."""
+    """Return an element that the pages' script turns into local time."""
     utc = at.astimezone(UTC)
     return f'<time datetime="{utc:%Y-%m-%dT%H:%M:%SZ}">{utc:{form}}</time>'
 
 
 def _time_form(columns: Sequence[Column]) -> str:
-    """Return the form of times on this axis, with the day where hours would be ambiguous."""
+    """Return the time format for this axis, with the day where hours would be ambiguous."""
     is_short = not columns or columns[-1].at - columns[0].at <= timedelta(hours=25)
     return "%H:%M" if is_short else "%m-%d %H:%M"
 

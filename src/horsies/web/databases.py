@@ -1,7 +1,8 @@
-"""Several databases below one address: ``/`` lists them all, ``/db/NAME/`` is the dashboard of one.
+"""Several databases below one address: ``/`` lists them all, and ``/db/NAME/`` is one database's
+dashboard.
 
-Each dashboard has its own connections and live updates, so a database that cannot be reached takes nothing
-from the others: the list shows the reason in its row.
+Each dashboard has its own connections and live updates, so an unreachable database does not affect the
+others: the list shows the reason in its row.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ANSWER_SECONDS = 1.0
 
 
 class Served(NamedTuple):
-    """A database that the dashboard shows, and its application if one was given."""
+    """A database that the dashboard shows, and its application if there is one."""
 
     name: str
     config: PostgresConfig
@@ -44,7 +45,7 @@ class Served(NamedTuple):
 def build_all(
     served: Sequence[Served], settings: Settings, policy: Policy, signer: Signer
 ) -> ASGIApp:
-    """Join the dashboards of several databases and the list of them."""
+    """Join several databases' dashboards and the list of them."""
     settings = replace(settings, databases=tuple(one.name for one in served))
     sites = {
         one.name: Site(
@@ -57,7 +58,7 @@ def build_all(
         for one in served
     }
     listing = Listing(sites)
-    # The list has no database of its own, and never uses the broker of its site.
+    # The list has no database of its own, and never uses its site's broker.
     front = Site(next(iter(sites.values())).broker, None, settings, signer, environment())
     routes = [
         StarletteRoute("/readyz", listing.readyz),
@@ -87,7 +88,7 @@ class Listing:
         )
 
     async def databases(self, view: View) -> Page:
-        """Show the figures of every database, and the reason beside one that cannot be read."""
+        """Show every database's figures, and the reason next to one that cannot be read."""
         rows = await asyncio.gather(*(row.current() for row in self._rows.values()))
         return Page("databases.html", "Databases", {"rows": rows})
 
@@ -104,7 +105,7 @@ class Listing:
 
 
 class _Row:
-    """The last figures of one database, or why it could not be read; read by one task at a time."""
+    """One database's latest figures, or why it could not be read; read by one task at a time."""
 
     def __init__(self, name: str, site: Site) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Filters in the query of a URL: the same names for the pages, the JSON API and bulk orders."""
+"""Filters in a URL's query: the same names for the pages, the JSON API and bulk orders."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ TASK_FILTERS = frozenset(
 
 
 def texts_of(view: View, name: str) -> list[str]:
-    """Return the values of a repeatable filter without blank ones, which an empty field sends."""
+    """Return a repeatable filter's values without blank ones, which an empty field sends."""
     return [value for value in view.query.getlist(name) if value.strip()]
 
 
 def text_of(view: View, name: str) -> str | None:
-    """Return the last value of a filter; None if it is missing or blank."""
+    """Return a filter's last value; None if it is missing or blank."""
     return next(reversed(texts_of(view, name)), None)
 
 
 def refuse_unknown(view: View, known: Collection[str]) -> None:
-    """Refuse a query with other filters than these: a misspelt filter would show too much."""
+    """Reject a query with any other filters, because a misspelt filter would show too much."""
     if unknown := sorted(set(view.query) - set(known)):
         raise BadRequest(
             f"There is no filter {unknown[0]!r}; the filters are {', '.join(sorted(known))}.",
@@ -73,7 +73,7 @@ def number_of(view: View, name: str, default: int, most: int) -> int:
 
 
 def task_filters_of(view: View) -> TaskFilters:
-    """Return the filters of a list of tasks; refuse wrong ones with 400."""
+    """Return a task list's filters; reject wrong ones with 400."""
     given: dict[str, Any] = {
         "status": texts_of(view, "status") or None,
         "queue": texts_of(view, "queue") or None,
@@ -90,7 +90,7 @@ def task_filters_of(view: View) -> TaskFilters:
 
 
 def run_filter_values(view: View) -> dict[str, Any]:
-    """Return the filters that all lists of runs have, as ``run_filters`` takes them."""
+    """Return the filters that all run lists have, as ``run_filters`` takes them."""
     return {
         "status": texts_of(view, "status") or None,
         "name": texts_of(view, "name") or None,
@@ -101,7 +101,7 @@ def run_filter_values(view: View) -> dict[str, Any]:
 
 
 def accepted(checked: BrokerResult[T]) -> T:
-    """Return checked filters; refuse wrong ones with 400."""
+    """Return checked filters; reject wrong ones with 400."""
     if isinstance(checked, Err):
         raise BadRequest(checked.err_value.message, code="INVALID_FILTER")
     return checked.ok_value

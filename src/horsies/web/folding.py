@@ -1,7 +1,6 @@
-"""Folding: nodes of a large graph with the same role share one box.
+"""Folding: a large graph's nodes with the same role share one box.
 
-Pure. Groups depend on the graph and the names of its nodes alone, so no box appears or disappears
-during a run.
+Pure. Groups depend only on the graph and its node names, so no box appears or disappears during a run.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TypeAlias
 
 from horsies.web.layout import Graph, dependents_of, layers_of, topological
 
-# A graph with more nodes is folded until it has no more boxes than this.
+# A graph with more nodes than this is folded until it has no more boxes than this.
 FOLD_ABOVE = 300
 _BANDS = 100
 # Each round separates nodes whose neighbourhoods differ one step farther away.
@@ -23,11 +22,11 @@ Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 @lru_cache(maxsize=32)
 def fold(dependencies: Graph, names: tuple[str, ...]) -> Groups:
-    """Group the nodes of a graph, in the order of their first members.
+    """Group a graph's nodes, in the order of their first members.
 
-    Consecutive steps with the same name form one group, and so do nodes with the same name and the
-    same neighbouring groups. A graph that is still too large is grouped by layer and name, and
-    finally by bands of layers.
+    Consecutive steps with the same name form one group, and so do nodes with the same name and the same
+    neighbouring groups. A graph that is still too large is grouped by layer and name, and finally by
+    bands of layers.
     """
     groups: Groups = ()
     for keys in _groupings(dependencies, names):
@@ -38,7 +37,7 @@ def fold(dependencies: Graph, names: tuple[str, ...]) -> Groups:
 
 
 def folded_graph(dependencies: Graph, groups: Groups) -> Graph:
-    """Return the dependencies between groups; those inside a group are left out."""
+    """Return the dependencies between groups, without those inside a group."""
     place = {node: number for number, group in enumerate(groups) for node in group}
     return tuple(
         tuple(sorted({place[source] for node in group for source in dependencies[node]} - {number}))
@@ -47,7 +46,7 @@ def folded_graph(dependencies: Graph, groups: Groups) -> Graph:
 
 
 def _groupings(dependencies: Graph, names: Sequence[str]) -> Iterator[list[Hashable]]:
-    """Yield increasingly coarse keys of the nodes; with each, the graph of groups has no cycle."""
+    """Yield increasingly coarse node keys; with each of them, the graph of groups has no cycle."""
     chains = _grouped(_chain_heads(dependencies, names))
     graph = folded_graph(dependencies, chains)
     layers = layers_of(graph)
@@ -59,7 +58,7 @@ def _groupings(dependencies: Graph, names: Sequence[str]) -> Iterator[list[Hasha
 
 
 def _chain_heads(dependencies: Graph, names: Sequence[str]) -> list[int]:
-    """Map each node to the first step of its row of steps with the same name."""
+    """Map each node to the first step in its row of steps with the same name."""
     dependents = dependents_of(dependencies)
     heads = list(range(len(dependencies)))
     for node in topological(dependencies, dependents):
@@ -71,7 +70,7 @@ def _chain_heads(dependencies: Graph, names: Sequence[str]) -> list[int]:
 
 
 def _roles(graph: Graph, kinds: Sequence[Hashable]) -> list[int]:
-    """Refine kinds until nodes of one role have the same roles before and behind them."""
+    """Refine kinds until nodes with one role have the same roles before and after them."""
     dependents = dependents_of(graph)
     roles = _numbered(kinds)
     for _ in range(_ROUNDS):
@@ -97,7 +96,7 @@ def _numbered(keys: Sequence[Hashable]) -> list[int]:
 
 
 def _of_nodes(groups: Groups, keys: Sequence[Hashable]) -> list[Hashable]:
-    """Give the key of each group to all its nodes."""
+    """Give each group's key to all its nodes."""
     found = {node: key for group, key in zip(groups, keys, strict=True) for node in group}
     return [found[node] for node in range(len(found))]
 

@@ -1,12 +1,11 @@
-"""The hub: live updates of pages by server-sent events.
+"""The hub: live page updates through server-sent events.
 
-A viewed page is sampled once for all of its viewers; a page without viewers is not sampled at all.
-A sample calls the handler of the page again, and every viewer gets the regions whose text has
-changed since the last event of the viewer's own stream.
+A viewed page is sampled once for all of its viewers; a page without viewers is not sampled at all. A
+sample calls the page's handler again, and every viewer gets the regions whose text has changed since
+the last event in the viewer's own stream.
 
-Every stream is finite: a server that reloads or shuts down waits for open responses, and can only
-continue when the stream ends. The browser reconnects, and the first event of a stream has all
-regions.
+Every stream is finite: a server that reloads or shuts down waits for open responses, and can continue
+only once the stream ends. The browser reconnects, and a stream's first event has all regions.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ STREAMS_PER_CLIENT_MAX = 6
 STANDALONE_SECONDS = 55.0
 MOUNTED_SECONDS = 20.0
 REST_FACTOR = 20
-# The script of the page calls its numbers stale after ten seconds without an event.
+# The page's script calls its numbers stale after ten seconds without an event.
 TICK_SECONDS = 4.0
 RETRY_MS = 1_000
-# How much longer than its time a stream may take to send its events.
+# How much longer than its lifetime a stream may take to send its events.
 SEND_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The regions of a page at one time, or the sentence why they could not be read."""
+    """A page's regions at one time, or a sentence saying why they could not be read."""
 
     at: datetime
     regions: dict[str, str] = field(default_factory=dict)
@@ -84,8 +83,7 @@ class Channel:
         return True
 
     async def _keep_sampling(self) -> None:
-        # The first sample opens connections and compiles templates, so its duration is not
-        # representative.
+        # The first sample opens connections and compiles templates, so its duration is not representative.
         pause, seconds = await self._publish(), 0.0
         while pause is not None:
             await asyncio.sleep(rest_after(seconds, pause))
@@ -114,9 +112,7 @@ class Channel:
 
 
 class EventStream(StreamingResponse):
-    """A response that also ends when its client does not read; otherwise sending would block
-    forever.
-    """
+    """A response that also ends if its client does not read; otherwise sending would block forever."""
 
     def __init__(
         self, events: AsyncGenerator[str, None], seconds: float, ended: Callable[[], object]
@@ -136,27 +132,29 @@ class EventStream(StreamingResponse):
             await self.close()
 
     async def close(self) -> None:
-        """End the stream, even one that never began."""
+        """End the stream, even if it never began."""
         self._ended()
         await self._events.aclose()
 
 
 class Hub:
-    """The channels and streams of one dashboard."""
+    """One dashboard's channels and streams."""
 
     def __init__(self, site: Site) -> None:
         self.stream_seconds = STANDALONE_SECONDS if site.settings.is_standalone else MOUNTED_SECONDS
-        # How long to wait before a page that could not be read is sampled again.
+        # How long to wait before sampling a page again after it could not be read.
         self.problem_seconds = 2.0
         self._channels: dict[Hashable, Channel] = {}
         self._streams: Counter[str] = Counter()
 
     def stream(self, view: View, handler: Handler) -> Response:
-        """Return the stream of a page, or 503 when there are too many streams."""
+        """Return a page's stream, or 503 if there are too many streams."""
         client = f"{client_address(view.request)} {view.access.user}"
         if self._streams.total() >= STREAMS_MAX or self._streams[client] >= STREAMS_PER_CLIENT_MAX:
-            return PlainTextResponse("Live updates are off: too many streams; reload by hand.", 503)
-        # Counted before the first event: requests that arrive at the same time are limited too.
+            return PlainTextResponse(
+                "Live updates are off: too many streams; reload manually.", 503
+            )
+        # Counted before the first event, so that requests that arrive at the same time are limited too.
         self._streams[client] += 1
         return EventStream(
             self._events(view, handler),
@@ -165,7 +163,7 @@ class Hub:
         )
 
     def _forget(self, client: str) -> None:
-        self._streams -= Counter([client])  # without the names of clients that have no stream left
+        self._streams -= Counter([client])  # drops the names of clients that have no stream left
 
     async def _events(self, view: View, handler: Handler) -> AsyncGenerator[str, None]:
         key = (

@@ -1,8 +1,8 @@
-"""Layout: the places of the boxes and edges of a graph, in layers from left to right.
+"""Layout: the positions of a graph's boxes and edges, in layers from left to right.
 
-Pure and deterministic. Places depend on the graph alone, which never changes during a run: the
-drawing of a run stays still while its statuses change. An edge that passes over layers has its own
-lane between their boxes, so no edge is hidden by a box.
+Pure and deterministic. Positions depend only on the graph, which never changes during a run: the
+drawing stays still while statuses change. An edge that passes over layers has its own lane between
+their boxes, so no box hides an edge.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import TypeAlias
 BOX_WIDTH, BOX_HEIGHT = 216, 48
 COLUMN_GAP, ROW_GAP = 56, 20
 MARGIN = 12
-# Distance of two lanes, and the straight end of an edge before its target.
+# The distance between two lanes, and the straight end of an edge before its target.
 LANE_GAP = 14
 EDGE_END = 16
 _SWEEPS = 4
 _SWAP_ROUNDS = 4
-# Swaps of neighbours cost more than sweeps: a drawing with more items is left as the sweeps ordered it.
+# Swapping neighbours costs more than sweeping: a drawing with more items keeps the order that the
+# sweeps produced.
 _SWAP_ITEMS_MAX = 1_000
 _PLACING_PASSES = 8
 
@@ -32,7 +33,7 @@ Point: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The upper left corner of a node, and its layer."""
+    """A node's upper left corner, and its layer."""
 
     x: int
     y: int
@@ -43,8 +44,8 @@ class Box:
 class Edge:
     """The way from a source to a target: curves between layers, straight lines across them.
 
-    ``points`` are pairs: a curve leads from the first to the second point of a pair, a line from
-    there to the next pair.
+    ``points`` are pairs: a curve leads from a pair's first to its second point, and a line from there
+    to the next pair.
     """
 
     source: int
@@ -54,7 +55,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The boxes in the order of the nodes, the edges, and the size of the drawing in pixels."""
+    """The boxes in node order, the edges, and the size of the drawing in pixels."""
 
     boxes: tuple[Box, ...]
     edges: tuple[Edge, ...]
@@ -65,10 +66,10 @@ class Layout:
 
 @lru_cache(maxsize=32)
 def lay_out(dependencies: Graph) -> Layout:
-    """Place the nodes of a graph, given by their dependencies.
+    """Place a graph's nodes, given their dependencies.
 
     Takes 20 to 40 ms for 300 nodes; a live page asks for the same graph every second, so the newest
-    layouts are kept.
+    layouts are cached.
     """
     if not dependencies:
         return Layout((), (), 2 * MARGIN, 2 * MARGIN, 0)
@@ -78,7 +79,7 @@ def lay_out(dependencies: Graph) -> Layout:
 
 
 def layers_of(dependencies: Sequence[Sequence[int]]) -> list[int]:
-    """Return the layer of each node: behind all its dependencies, directly before a single dependent."""
+    """Return each node's layer: behind all its dependencies, directly before a single dependent."""
     dependents = dependents_of(dependencies)
     order = topological(dependencies, dependents)
     layers = [0] * len(dependencies)
@@ -102,7 +103,7 @@ def dependents_of(dependencies: Sequence[Sequence[int]]) -> list[list[int]]:
 def topological(
     dependencies: Sequence[Sequence[int]], dependents: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Return the nodes in an order in which each comes behind its dependencies."""
+    """Return the nodes in an order in which each comes after its dependencies."""
     missing = [len(sources) for sources in dependencies]
     order = [node for node, count in enumerate(missing) if count == 0]
     for node in order:
@@ -114,11 +115,10 @@ def topological(
 
 
 class _Items:
-    """Nodes, followed in numbering by the lanes: one for every layer that the edges of a source
-    pass.
+    """Nodes, followed in numbering by the lanes: one for every layer that a source's edges pass.
 
-    ``left`` and ``right`` are the neighbours of an item in the adjacent layers; ``rows`` the items of
-    each layer in their order.
+    ``left`` and ``right`` are an item's neighbours in the adjacent layers; ``rows`` are each layer's
+    items in order.
     """
 
     def __init__(self, dependencies: Graph, layers: list[int]) -> None:
@@ -136,7 +136,7 @@ class _Items:
             self.rows[self.layers[item]].append(item)
 
     def _connect(self, source: int, targets: Sequence[int]) -> list[int]:
-        """Add the lanes of one source up to the layer before its farthest target."""
+        """Add one source's lanes up to the layer before its farthest target."""
         first = self.layers[source]
         chain = [source]
         farthest = max((self.layers[target] for target in targets), default=first)
@@ -169,7 +169,7 @@ class _Items:
 
 
 def _arrange(items: _Items) -> int:
-    """Order the layers for few crossings, never more than in the original order of the nodes."""
+    """Order the layers for few crossings, never more than in the nodes' original order."""
     best, fewest = [row[:] for row in items.rows], _crossings(items)
     for _ in range(_SWEEPS):
         if fewest == 0:
@@ -221,7 +221,7 @@ def _crossings(items: _Items) -> int:
 
 
 def _swap_neighbours(items: _Items) -> int:
-    """Swap adjacent items while that removes crossings; return how many it removed."""
+    """Swap adjacent items while that removes crossings; return how many were removed."""
     removed = 0
     place = {item: number for row in items.rows for number, item in enumerate(row)}
     for _ in range(_SWAP_ROUNDS):
@@ -240,7 +240,7 @@ def _swap_neighbours(items: _Items) -> int:
 
 
 def _gain(items: _Items, place: dict[int, int], upper: int, lower: int) -> int:
-    """Return how many crossings disappear when two adjacent items change places."""
+    """Return how many crossings disappear if two adjacent items change places."""
     gain = 0
     for side in (items.left, items.right):
         above = sorted(place[one] for one in side[upper])

@@ -1,7 +1,7 @@
-"""Stored JSON text as text to show, with the values of secret keys masked, and its search.
+"""Stored JSON text for display, with the values of secret keys masked, and its search.
 
 The text is indented token by token and never parsed and rewritten: long numbers, repeated keys and
-escapes stay as they are stored. Text that is not JSON is shown only if no secret key occurs in it.
+escapes stay as stored. Text that is not JSON is shown only if no secret key occurs in it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _TOKEN = re.compile(
 )
 _KINDS = {'"': "string", "t": "boolean", "f": "boolean", "n": "null", "{": "object", "[": "list"}
 _CLOSING = {"{": "}", "[": "]"}
-# More levels are written without further indentation: a megabyte of brackets must not become a terabyte.
+# Deeper levels are written without further indentation: a megabyte of brackets must not become a terabyte.
 _LEVELS_MAX = 40
-# Values that are nested deeper are not parsed, because code that walks them could overflow the stack.
+# Values nested deeper than this are not parsed, because code that walks them could overflow the stack.
 _DEPTH_MAX = 100
 
 _INVISIBLE = re.compile(
@@ -37,7 +37,7 @@ _INVISIBLE = re.compile(
 
 
 def visible(text: object) -> str:
-    """Return text in which control and direction characters show; line ends and tabs stay."""
+    """Return text in which control and direction characters are visible; line ends and tabs stay."""
     return _INVISIBLE.sub(_picture, str(text))
 
 
@@ -54,9 +54,7 @@ class NotJson(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Text to show; ``is_cut`` if it is only the beginning; ``is_json`` is False for other stored
-    text.
-    """
+    """Text to show; ``is_cut`` if it is only the beginning; ``is_json`` is False for other stored text."""
 
     text: str
     is_cut: bool = False
@@ -64,8 +62,8 @@ class Shown:
 
 
 class Masking:
-    """Masks values by their keys: those of ``MASKED_KEYS`` and those of ``more``, which are parts of keys,
-    or whole keys if ``*`` stands for any text in them.
+    """Masks values by key: those in ``MASKED_KEYS``, and those in ``more``, which are parts of keys, or
+    whole keys if they contain ``*``, which stands for any text.
     """
 
     def __init__(self, more: Iterable[str] = ()) -> None:
@@ -78,7 +76,7 @@ class Masking:
     def shown(
         self, text: str, limit: int | None = SHOWN_CHARACTERS_MAX, names: Sequence[str] = ()
     ) -> Shown:
-        """Return stored text to show; ``names`` are the keys of a list's items, as of parameters."""
+        """Return stored text to show; ``names`` are the keys for a list's items, such as parameter names."""
         pieces: list[str] = []
         length = 0
         try:
@@ -92,7 +90,7 @@ class Masking:
         return Shown(visible("".join(pieces)))
 
     def _other_text(self, text: str, limit: int | None) -> Shown:
-        # Escapes could spell a secret key: text with any is not shown either.
+        # Escapes could spell a secret key, so text that contains any is not shown either.
         if self._secret.search(text.replace("\n", " ")) or "\\u" in text:
             return Shown(MASK, is_json=False)
         shown = visible(mask_url(text))
@@ -236,9 +234,10 @@ def _unquoted(symbol: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A search for arguments: all ``needles`` occur in the stored text, then ``matches`` decides.
+    """A search for arguments: all ``needles`` must occur in the stored text; then ``matches`` decides.
 
-    With a ``path`` the first needle is its last key, which the text of positional arguments lacks.
+    With a ``path``, the first needle is its last key, which is missing from the text of positional
+    arguments.
     """
 
     needles: tuple[str, ...]
@@ -248,7 +247,7 @@ class Argument:
     def matches(
         self, masking: Masking, args: str | None, kwargs: str | None, names: Sequence[str] = ()
     ) -> bool:
-        """Whether the arguments have the value; ``names`` are those of the positional parameters.
+        """Whether the arguments have the value; ``names`` are the names of the positional parameters.
 
         Masked values, and arguments that are not JSON, never match.
         """
@@ -286,7 +285,7 @@ def parse_argument(text: str, masking: Masking) -> Argument:
 
 
 def _wanted(written: str) -> tuple[Any, str | None]:
-    """Return the value and the text by which it is stored, if that is known."""
+    """Return the value and the text under which it is stored, if that is known."""
     try:
         value = json.loads(written)
     except (ValueError, RecursionError):
@@ -333,5 +332,5 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    # In Python True == 1; a search for 1 must not find true.
+    # In Python True == 1, but a search for 1 must not find true.
     return one is not MASKED and isinstance(one, bool) == isinstance(other, bool) and one == other

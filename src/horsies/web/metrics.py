@@ -1,4 +1,4 @@
-"""``/metrics``: the gauges of the cluster for Prometheus, collected once for all scrapers."""
+"""``/metrics``: the cluster's gauges for Prometheus, collected once for all scrapers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Shared(NamedTuple):
     collecting: asyncio.Lock
 
 
-# By event loop and database: an asynchronous lock belongs to one loop.
+# By event loop and database, because an asynchronous lock belongs to one loop.
 _SHARED: WeakKeyDictionary[
     asyncio.AbstractEventLoop, WeakKeyDictionary[PostgresBroker, _Shared]
 ] = WeakKeyDictionary()

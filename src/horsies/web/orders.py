@@ -1,10 +1,10 @@
 """Bulk orders from the dashboard: the dry run, the start, the progress, the stop.
 
-A dry run is stored as the draft of its order, and its form names the draft, so that exactly the displayed
-changes are made. This is the one GET that writes. A draft changes no task or run, only its author can start
-it, by a form, and an author has at most ``DRAFTS_MAX`` of them, each for an hour. An order is carried out in
-the background, one at a time per process. Its progress is in the database: any process can show it, stop it
-and continue it.
+A dry run is stored as its order's draft, and its form names the draft, so that exactly the displayed
+changes are made. This is the only GET that writes. A draft changes no task or run, and only its author
+can start it, through a form. An author has at most ``DRAFTS_MAX`` of them, each for an hour. An order
+is carried out in the background, one at a time per process. Its progress is in the database: any
+process can show it, stop it and continue it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _TASK_FILTERS = frozenset({"status", "queue", "task_name", "error_code", "since"
 _RUN_FILTERS = frozenset({"status", "name", "workflow_key", "since", "until"})
 # The members of the JSON body that makes a dry run or starts an order.
 _MEMBERS = frozenset({"verb", "filters", "ids", "include_running", "reason", "dry_run", "order"})
-# The right that an order needs.
+# The permission that an order needs.
 _RIGHTS: Mapping[OrderVerb, Verb] = {
     OrderVerb.RETRY_TASKS: "retry_task",
     OrderVerb.CANCEL_TASKS: "cancel_task",
@@ -99,11 +99,11 @@ def _verb_named(name: object) -> OrderVerb:
 
 
 async def _verb_of(view: View) -> Verb:
-    """Return the right that a stored order needs, or the verb of the request; if it names neither, the
-    least one.
+    """Return the permission that a stored order needs, or that of the request's verb; if it names
+    neither, the least one.
     """
     try:
-        # The order of the path first, whatever the body is.
+        # The order in the path takes precedence, whatever the body says.
         order_id = view.params.get("id") or (await fields_of(view)).get("order")
         if order_id is not None:
             state = await view.read(order_script(str(order_id)))
@@ -115,7 +115,7 @@ async def _verb_of(view: View) -> Verb:
 
 
 async def _verb_of_selected(view: View) -> Verb:
-    """Return the right that the verb of the form needs; an order named by the form does not count."""
+    """Return the permission that the form's verb needs; an order named by the form does not count."""
     try:
         return _RIGHTS[await _selected_verb(view)]
     except BadRequest:
@@ -130,7 +130,7 @@ async def _selected_verb(view: View) -> OrderVerb:
 
 
 async def new_order(view: View) -> Page:
-    """Show the dry run of an order, with the button that starts it."""
+    """Show an order's dry run, with the button that starts it."""
     verb = await _selected_verb(view)
     if texts_of(view, "argument"):
         raise BadRequest(
@@ -191,7 +191,7 @@ def _filter_query(view: View) -> str:
 
 
 async def start_order(view: View) -> Response:
-    """Start the order of a dry run; the same form again shows the same order."""
+    """Start a dry run's order; submitting the same form again shows the same order."""
     state = await view.read(order_script(str((await fields_of(view)).get("order"))))
     if state is None:
         raise Refused("The dry run is out of date; count again.", code="STALE_ORDER")
@@ -205,7 +205,7 @@ async def start_order(view: View) -> Response:
 
 
 def _may_start(view: View, state: OrderState) -> bool:
-    """Whether this user made the draft; anyone with the right may continue a started order."""
+    """Whether this user made the draft; anyone with the permission may continue a started order."""
     return state.outcome != "draft" or state.actor == Actor(view.access.user).stored_name
 
 
@@ -234,10 +234,11 @@ async def _started(view: View, order: Order) -> Response:
 
 
 async def _carry_out(view: View, state: OrderState | None) -> None:
-    """Run the batches of a started order in its turn; starting it again would undo a stop made meanwhile.
+    """Run a started order's batches when it is its turn; starting it again would undo a stop requested
+    in the meantime.
 
-    A request that continues the order while this task is in ``_running`` leaves the batches to it, so the
-    task reads the order again after it has left.
+    A request that continues the order while this task is in ``_running`` leaves the batches to it, so
+    the task reads the order again after it has left.
     """
     broker, this = view.site.broker, asyncio.current_task()
     turn = _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
@@ -315,14 +316,14 @@ async def post_order(view: View) -> Response:
         await _stored(view, preview.order, "draft")
         return answer_document(preview.document() | {"order": preview.order.id})
     known = await view.read(order_script(preview.order.id))
-    # The rights were checked for this verb; a draft is replaced.
+    # The permissions were checked for this verb; a draft is replaced.
     if known is not None and known.outcome != "draft" and known.order.verb is not verb:
         raise Refused("The Idempotency-Key stands for another order.", code="KEY_REUSED")
     return await _started(view, preview.order)
 
 
 def _refuse_members(fields: Mapping[str, Any]) -> None:
-    """Refuse a member that would be ignored: a misspelt one, or filters and a dry run beside an order."""
+    """Reject a member that would be ignored: a misspelt one, or filters and a dry run next to an order."""
     if unknown := sorted(fields.keys() - _MEMBERS):
         known = ", ".join(sorted(_MEMBERS))
         raise BadRequest(
@@ -377,7 +378,7 @@ async def get_order(view: View) -> Response:
 
 
 async def purge_queue(view: View) -> Response:
-    """Lead a form to the dry run of a purge; below ``/api``, purge at once."""
+    """Lead a form to the dry run of a purge; below ``/api``, purge immediately."""
     name = view.params["name"]
     known = list(view.site.queue_caps) if view.site.app else None
     unwrapped(view, await view.read(known_queue_script(name, known)), "/queues")
@@ -417,7 +418,7 @@ async def _retry_once(view: View, order_id: str, task_id: str, reason: str | Non
 
 
 def _keyed_id(view: View) -> str | None:
-    """Return the order that an Idempotency-Key of this user and path stands for."""
+    """Return the order that an Idempotency-Key stands for, given this user and path."""
     key = view.request.headers.get("idempotency-key") if is_api(view) else None
     if key is None:
         return None

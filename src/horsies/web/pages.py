@@ -1,4 +1,4 @@
-"""The pages of the overview, queues and workers."""
+"""The overview, queue and worker pages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from horsies.web.words import duration
 
 T = TypeVar("T")
 
-# Name, length and step of the ranges of the charts: at most 84 columns.
+# The charts' ranges: name, length and step, with at most 84 columns.
 RANGES = {
     "1h": (timedelta(hours=1), timedelta(minutes=1)),
     "6h": (timedelta(hours=6), timedelta(minutes=5)),
@@ -57,7 +57,7 @@ _WAIT_SERIES = ("p50", "p95", "p99")
 
 
 class QueueRow(NamedTuple):
-    """A queue as a table shows it: status and its word, tasks in flight, time until it is empty."""
+    """A queue in a table: status and its word, tasks in flight, time until it is empty."""
 
     queue: QueueOverview
     status: str
@@ -69,7 +69,7 @@ class QueueRow(NamedTuple):
 
 
 class WorkerRow(NamedTuple):
-    """A worker as a table shows it; ``note`` is a sentence about a problem."""
+    """A worker in a table; ``note`` is a sentence about a problem."""
 
     worker: WorkerSummary
     label: str
@@ -78,7 +78,7 @@ class WorkerRow(NamedTuple):
 
 
 class ChildRow(NamedTuple):
-    """A child at the last snapshot of its worker, and the task that it runs now."""
+    """A child at its worker's last snapshot, and the task that it is running now."""
 
     pid: int | None
     rss_mb: float | None
@@ -89,7 +89,7 @@ class ChildRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """The charts of one range; ``problem`` is a sentence shown in their place."""
+    """The charts for one range; ``problem`` is a sentence shown in their place."""
 
     range: str
     rates: Markup | None = None
@@ -149,8 +149,7 @@ async def workers(view: View) -> Page:
     with_stopped = view.query.get("stopped") == "1"
     script = read_rows(list_workers(with_stopped))
     found: list[WorkerSummary] = await view.read(script)
-    # Most workers serve the same queues, and rendering their links took half of the time of this
-    # page.
+    # Most workers serve the same queues, and rendering their links took half of this page's time.
     queue_links = cache(partial(_queue_links, view))
     rows = [(_worker_row(worker), queue_links(tuple(worker.queues))) for worker in found]
     return Page("workers.html", "Workers", {"workers": rows, "with_stopped": with_stopped})
@@ -180,9 +179,7 @@ def _range(view: View) -> tuple[str, timedelta, timedelta]:
 
 
 async def _within_time(view: View, script: Script[T]) -> T | None:
-    """Run the script of one panel; None when it takes too long, so that the page is shown without
-    it.
-    """
+    """Run one panel's script; None if it takes too long, so that the page is shown without it."""
     try:
         return await view.read(script)
     except TookTooLong:
@@ -190,7 +187,7 @@ async def _within_time(view: View, script: Script[T]) -> T | None:
 
 
 def totals_of(figures: Figures, rates: Rates | None) -> dict[str, Any]:
-    """Return the totals of all queues, and of the workers that are alive."""
+    """Return the totals over all queues, and over the workers that are alive."""
     queues = figures.overview.queues
     alive = [one for one in figures.overview.workers if health_of(one) is WorkerHealth.ALIVE]
     oldest = [one.oldest_waiting_seconds for one in queues if one.oldest_waiting_seconds]
@@ -268,7 +265,7 @@ def _charts(view: View, name: str, rates: Rates | None, filters: dict[str, str])
 def _over(series: Series) -> Sequence[Slot]:
     """Return the slots without the open one, unless enough of it has passed to show a rate.
 
-    Workers store their counts every 30 seconds, so that an open minute always has too few.
+    Workers store their counts every 30 seconds, so an open minute always has too few.
     """
     enough = max(series.step / 2, timedelta(minutes=1))
     is_open = series.until - series.slots[-1].at < enough
@@ -304,7 +301,7 @@ def _queue_links(view: View, names: Iterable[str]) -> Markup:
 
 
 def _children(panel: WorkerPanel) -> list[ChildRow]:
-    """Join the children of the snapshot with the tasks that run now, by process."""
+    """Join the snapshot's children with the tasks that run now, by process."""
     running = {task.worker_pid: task for task in panel.tasks if task.status == "RUNNING"}
     known = panel.detail.children or []
     return [
@@ -320,15 +317,15 @@ def _children(panel: WorkerPanel) -> list[ChildRow]:
 
 
 def _tasks_without_child(panel: WorkerPanel) -> list[WorkerTask]:
-    """Return prefetched tasks, running ones of children that started after the snapshot, and all but one of
-    the tasks of a child that has several.
+    """Return prefetched tasks, tasks running in children that started after the snapshot, and all but
+    one of the tasks of a child that has several.
     """
     shown = {row.task.id for row in _children(panel) if row.task is not None}
     return [task for task in panel.tasks if task.status != "RUNNING" or task.id not in shown]
 
 
 def _history(points: Sequence[HistoryPoint]) -> list[tuple[str, str, Markup]]:
-    """Return name, newest value and line of each quantity."""
+    """Return each quantity's name, newest value and line."""
     if not points:
         return []
     last, busy = points[-1], [one.busy for one in points]

@@ -1,4 +1,4 @@
-"""The page `/doctor` and its JSON: the cheap checks at once, all of them on request."""
+"""The page `/doctor` and its JSON: the cheap checks immediately, all of them on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from horsies.web.reading import TookTooLong, Unavailable
 from horsies.web.rendering import Page, Route, View
 
 LIVE_SECONDS = 10.0
-# Class and sign of each level.
+# Each level's class and sign.
 SIGNS = {
     Level.RED: ("status-failed", "✗"),
     Level.YELLOW: ("status-paused", "!"),

@@ -1,4 +1,4 @@
-"""Pages of workflows: the list of runs, and one run as graph, timeline or table of nodes."""
+"""Workflow pages: the list of runs, and one run as graph, timeline or table of nodes."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def _filters(view: View) -> RunFilters:
 
 
 def link_to(view: View, **changes: object) -> str:
-    """Return the address of this page with other query parameters; None removes one.
+    """Return this page's address with other query parameters; None removes one.
 
-    It is relative: a drawing has hundreds of them.
+    The address is relative, because a drawing has hundreds of them.
     """
     kept = [(name, value) for name, value in view.query.multi_items() if name not in changes]
     added = [(name, str(value)) for name, value in changes.items() if value is not None]
@@ -197,7 +197,7 @@ def _error(stored: str | None) -> tuple[str, str] | None:
 
 
 async def _problems(view: View, shown: RunView) -> list[BrokenRun]:
-    """Return the findings of the audit; a run that is too large is left to the command line."""
+    """Return the audit's findings; a run that is too large is left to the command line."""
     if not shown.is_open:
         return []
     try:

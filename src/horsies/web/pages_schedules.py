@@ -1,4 +1,4 @@
-"""Pages of schedules: the list with its next slots, and one schedule with its history."""
+"""Schedule pages: the list with its next slots, and one schedule with its history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from horsies.timetable.words import in_words
 from horsies.web.reading import NotFound
 from horsies.web.rendering import Page, Route, View
 
-# Twenty runs of each are twenty rows from an index, so a page of fifty reads about a thousand.
+# Twenty runs per schedule are twenty rows from an index, so a page of fifty reads about a thousand.
 SCHEDULES_PER_PAGE = 50
 RUNS_SHOWN = 20
 SLOTS_SHOWN = 10
@@ -62,7 +62,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleView:
-    """A schedule as it is shown, read at ``now`` by the database's clock."""
+    """A schedule for display, read at ``now`` on the database's clock."""
 
     state: ScheduleState
     runs: tuple[TimedScheduleRun, ...]
@@ -71,7 +71,7 @@ class ScheduleView:
 
     @classmethod
     def of(cls, state: ScheduleState, runs: list[TimedScheduleRun], now: datetime) -> ScheduleView:
-        """Read the stored timing; one of another release may be unreadable."""
+        """Read the stored timing; another release's timing may be unreadable."""
         try:
             fields = TimingFields.model_validate_json(state.timing or "")
         except ValueError:
@@ -128,12 +128,12 @@ class ScheduleView:
 
     @property
     def took_seconds(self) -> float | None:
-        """The median duration of the shown runs."""
+        """The median duration of the runs shown."""
         found = [run.took_seconds for run in self.runs if run.took_seconds is not None]
         return median(found) if found else None
 
     def history(self) -> list[Slot]:
-        """Return the newest slots, oldest first: fired ones, and the newest skip, which is stored."""
+        """Return the newest slots, oldest first: those that fired, and the latest skip, which is stored."""
         slots = [Slot(run.scheduled_for or run.sent_at, run.status, run) for run in self.runs]
         skipped, reason = self.state.skipped_at, self.state.skip_reason
         if skipped is not None and (not slots or skipped >= min(slot.at for slot in slots)):

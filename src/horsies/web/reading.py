@@ -1,4 +1,4 @@
-"""Bounded read-only transactions of the dashboard, and the problems that a request can end with.
+"""The dashboard's bounded read-only transactions, and the problems that a request can end with.
 
 Every read is one transaction that cannot write, cannot wait long for a lock and cannot run long,
 even behind a pooler. The process uses at most four connections for all of its viewers.
@@ -40,11 +40,11 @@ LOCK_TIMEOUT_MS = 500
 POOL_WAIT_SECONDS = 5.0
 # The server ends a statement earlier than this, so one that stays silent for longer is frozen or cut off.
 SILENCE_SECONDS = 8.0
-# A change may wait for locks, but not forever: its connection is closed then, which undoes it.
+# A change may wait for locks, but not forever: after this time its connection is closed, which undoes it.
 CHANGE_SECONDS = 30.0
 CHANGE_LIMITS = Limits(lock_ms=5_000, statement_ms=25_000, silence_seconds=CHANGE_SECONDS)
 
-# One snapshot for all facts of a page, so that its numbers agree.
+# One snapshot for all facts on a page, so that its numbers agree.
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LIMITS = (
     f"SELECT pg_catalog.set_config('statement_timeout', '{STATEMENT_TIMEOUT_MS}', true), "
@@ -62,7 +62,7 @@ class Problem(Exception):
         super().__init__(sentence)
         self.sentence = sentence
         self.code = code or self.code
-        # More members of the problem document, such as the current status of a task.
+        # Further members of the problem document, such as a task's current status.
         self.members = members
 
 
@@ -81,7 +81,7 @@ class Unauthenticated(Problem):
 
 
 class Forbidden(Problem):
-    """The viewer lacks the right, or the request did not come from a page of the dashboard."""
+    """The viewer lacks the permission, or the request did not come from a page of the dashboard."""
 
     status = 403
     code = "FORBIDDEN"

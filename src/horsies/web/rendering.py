@@ -1,4 +1,4 @@
-"""Pages: the input of a handler (``View``), its result (``Page``), its ``Route``, and the way to HTML.
+"""Pages: a handler's input (``View``), its result (``Page``), its ``Route``, and the way to HTML.
 
 A module with handlers ends with a table of routes, ``ROUTES``.
 """
@@ -40,7 +40,7 @@ NOTICE_COOKIE = "horsies_notice"
 NOTICE_SECONDS = 60
 STATIC_TYPES = {"horsies.css": "text/css", "horsies.js": "text/javascript"}
 
-# The navigation: key after "g", path, label.
+# The navigation: the key after "g", the path, the label.
 NAVIGATION = (
     ("o", "/", "Overview"),
     ("q", "/queues", "Queues"),
@@ -56,23 +56,23 @@ NAVIGATION = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The switches of one dashboard."""
+    """One dashboard's switches."""
 
     actions: bool = False
     payload: bool = False
     masked: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     frame_ancestors: str | None = None
-    # Host names that requests may use; None accepts all, when the mounting server checks them.
+    # Host names that requests may use; None accepts all, if the mounting server checks them.
     allowed_hosts: frozenset[str] | None = None
-    # Proxies whose X-Forwarded-Proto and X-Forwarded-For count; the server of a mounting application
-    # has its own switches for them.
+    # Proxies whose X-Forwarded-Proto and X-Forwarded-For count; a mounting application's server has its
+    # own switches for them.
     proxies: Networks = ()
     # Whether the process serves the dashboard alone, as ``horsies web`` does.
     is_standalone: bool = False
     # How the viewer is authenticated, for the help page.
     authentication: str = "policy of the application"
-    # The names of all databases that the process shows, and that of this one; empty on the list of all.
+    # The names of all databases that the process shows, and of this one; empty on the list of all.
     databases: tuple[str, ...] = ()
     database: str = ""
 
@@ -86,8 +86,8 @@ class Site:
     settings: Settings
     signer: Signer
     templates: Environment
-    # Stands for the token of a form in rendered text. Each viewer's own token replaces it last, so
-    # that viewers can share rendered regions.
+    # Stands for a form's token in rendered text. Each viewer's own token replaces it last, so that
+    # viewers can share rendered regions.
     token_marker: str = field(default_factory=lambda: f"token-{secrets.token_hex(16)}-")
 
     @cached_property
@@ -96,22 +96,22 @@ class Site:
 
     @property
     def queue_caps(self) -> dict[str, int | None]:
-        """The queues of the application with their caps; empty without an application."""
+        """The application's queues with their caps; empty if there is no application."""
         queues = self.app.config.queues() if self.app else ()
         return {queue.name: queue.max_concurrency for queue in queues}
 
     @cached_property
     def masking(self) -> Masking:
-        """Masks the values of secret keys: the built-in list and those that the dashboard was given."""
+        """Masks the values of secret keys: the built-in list and those passed to the dashboard."""
         return Masking(self.settings.masked)
 
     def parameter_names(self, task_name: str) -> Sequence[str]:
-        """Return the positional parameters of a task; none without an application that has it."""
+        """Return a task's positional parameters; none without an application that has it."""
         task = self.app.get_task(task_name) if self.app else None
         return task.definition.signature.names.positional if task else ()
 
     def with_tokens(self, text: str, user: str) -> str:
-        """Replace the markers of forms by the tokens of this user."""
+        """Replace the form markers with this user's tokens."""
         marked = self.token_marker + r"(\w+)"
         return re.sub(marked, lambda found: self.signer.form_token(user, found[1]), text)
 
@@ -131,12 +131,12 @@ class View:
 
     @property
     def query(self) -> QueryParams:
-        """The query of the URL: every filter of a page is part of it."""
+        """The URL's query: every filter of a page is part of it."""
         return self.request.query_params
 
     @property
     def path(self) -> str:
-        """The path of the page below the mount point; its stream of updates has the same."""
+        """The page's path below the mount point; its update stream has the same path."""
         path: str = self.request.scope["path"]
         is_below = path.startswith(f"{self._root}/")
         below = path[len(self._root) :] if is_below else path if path != self._root else "/"
@@ -150,7 +150,7 @@ class View:
     async def read(self, script: Script[T]) -> T:
         """Run a script in one short read-only transaction.
 
-        Raises ``TookTooLong`` at the time limit and ``Unavailable`` when the database cannot be reached.
+        Raises ``TookTooLong`` at the time limit and ``Unavailable`` if the database cannot be reached.
         """
         return await self.site.reader.read(script)
 
@@ -163,7 +163,7 @@ class View:
         return verb in self.access.may
 
     async def form(self) -> dict[str, str]:
-        """Return the fields of a posted form; of a repeated field the last value."""
+        """Return a posted form's fields; for a repeated field, the last value."""
         return dict(parse_qsl(self.body.decode(errors="replace"), keep_blank_values=True))
 
     async def json(self) -> Any:
@@ -188,7 +188,7 @@ class View:
 
 @dataclass
 class Page:
-    """A template with its context. ``live_seconds`` is the pause between updates; None: no updates."""
+    """A template with its context. ``live_seconds`` is the pause between updates; None means no updates."""
 
     template: str
     title: str
@@ -206,14 +206,14 @@ class RefusedForm(Exception):
 
 
 Handler = Callable[[View], Awaitable[Page | Response]]
-# The verb of a path. The request of a bulk order names its verb.
+# A path's verb. A bulk order's request names its own verb.
 RouteVerb = Verb | Callable[[View], Awaitable[Verb]]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path with its handler. Without a verb it needs the right to look; a POST always has a verb, and a
-    GET that only prepares a change has the verb of that change.
+    """A path with its handler. Without a verb it needs permission to look; a POST always has a verb,
+    and a GET that only prepares a change has that change's verb.
 
     The gate checks the host, the access, the verb and the origin before it calls the handler.
     """
@@ -233,7 +233,7 @@ class _AsStored(Markup):
 
 
 def _finalized(value: object) -> object:
-    """Let control and direction characters show in every text and drawing of a page."""
+    """Make control and direction characters visible in every text and drawing on a page."""
     if not isinstance(value, str) or isinstance(value, _AsStored) or value.isprintable():
         return value
     return Markup(visible(value)) if isinstance(value, Markup) else visible(value)  # noqa: S704
@@ -241,7 +241,7 @@ def _finalized(value: object) -> object:
 
 @cache
 def environment() -> Environment:
-    """Return the environment of the templates; filters come from ``words``."""
+    """Return the template environment; filters come from ``words``."""
     made = Environment(
         loader=PackageLoader("horsies.web"),
         autoescape=True,
@@ -296,7 +296,7 @@ def context_of(view: View, page: Page) -> dict[str, Any]:
 
 
 def _databases(view: View) -> list[tuple[str, str]]:
-    """Return the address of the list of all databases, and that of each; nothing for a single one."""
+    """Return the address of the list of all databases, and each one's address; nothing for a single one."""
     settings = view.site.settings
     if not settings.databases:
         return []
@@ -327,10 +327,11 @@ def failure_of(view: View, error: Exception) -> Problem:
 
 
 def render_regions(view: View, page: Page) -> dict[str, str]:
-    """Return the text of each live region, with markers in the place of form tokens."""
+    """Return each live region's text, with markers in place of form tokens."""
     template = view.site.templates.get_template(page.template)
     context = template.new_context(context_of(view, page))
-    # Up to the first text of the base: this defines the macros and variables at the top of the template.
+    # Runs up to the base template's first text, which defines the macros and variables at the top of
+    # the template.
     next(template.root_render_func(context), None)
     names = [name for name in template.blocks if name.startswith("region_")]
     return {name.removeprefix("region_"): "".join(template.blocks[name](context)) for name in names}

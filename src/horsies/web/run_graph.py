@@ -1,4 +1,4 @@
-"""The graph of a run as SVG, from the places of its layout and the facts of its nodes.
+"""A run's graph as SVG, from its layout's positions and its nodes' facts.
 
 Pure. A change of status changes classes and words, never coordinates. All text is escaped here.
 """
@@ -43,7 +43,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The words of one box.
+    """The words in one box.
 
     ``key`` identifies it in live updates; ``href`` selects it; ``open_href`` opens its child run.
     ``summary`` is the whole sentence that a screen reader reads.
@@ -95,7 +95,7 @@ def _edge(edge: Edge, nodes: Sequence[Node]) -> Markup:
 
 
 def edge_path(points: Sequence[Point]) -> str:
-    """Return the path data of an edge: curves between the layers, lines across them."""
+    """Return an edge's path data: curves between the layers, lines across them."""
     (x, y), *_ = points
     parts = [f"M{x} {y}"]
     pairs = list(zip(points[::2], points[1::2], strict=True))
@@ -170,7 +170,7 @@ def _bar(shares: Shares, x: int, y: int, width: int, height: int) -> Iterator[Ma
 
 
 def progress_bar(total: int, ended: int, bad: int) -> Markup:
-    """Return a bar of ended nodes whose last part has failed."""
+    """Return a bar of ended nodes, the last part of which has failed."""
     words = f"{ended:,} of {total:,} ended" + (f", {bad:,} failed" if bad else "")
     return Markup(
         '<svg class="share" role="img" aria-label="{}" viewBox="0 0 200 6" '

@@ -1,8 +1,8 @@
-"""The timeline of a run: one bar per node on a scale of time, and the critical path.
+"""A run's timeline: one bar per node on a time scale, and the critical path.
 
-Pure. A thin line leads from the enqueueing of a node to its start, a bar from there to its end, with a
-notch where an attempt failed. Long stretches in which nothing runs are folded to a gap that names
-their length.
+Pure. A thin line leads from when a node was enqueued to its start, and a bar from there to its end,
+with a notch where an attempt failed. Long stretches in which nothing runs are folded to a gap that
+shows their length.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from horsies.web.words import cut
 from horsies.words import elapsed
 from horsies.workflow.run.draw import SYMBOLS
 
-# An idle stretch is folded if it is longer than this, and than this share of the drawing.
+# An idle stretch is folded if it is longer than this, and longer than this share of the drawing.
 IDLE_SECONDS = 60.0
 IDLE_SHARE = 0.2
 GAP_WIDTH = 56
@@ -33,7 +33,7 @@ _STEPS = (
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The times of one node, in seconds since the start of the run; None for those not reached."""
+    """One node's times, in seconds since the start of the run; None for those not reached."""
 
     name: str
     status: str
@@ -46,7 +46,7 @@ class Span:
 
     @property
     def begin(self) -> float | None:
-        """The time of the enqueueing, or of the start for a node that was not enqueued."""
+        """When the node was enqueued, or started if it was not enqueued."""
         return self.started if self.enqueued is None else self.enqueued
 
 
@@ -65,8 +65,8 @@ def seconds_since(start: datetime, at: datetime | None) -> float | None:
 def critical_path(spans: Sequence[Span]) -> list[int]:
     """Return the chain of nodes that decided when the run ended, first node first.
 
-    It is traced back from the node that ended last through the dependency that released each node:
-    the last one to end before the node was enqueued.
+    It is traced back from the node that ended last, through the dependency that released each node: the
+    last one to end before the node was enqueued.
     """
     ended = [place for place, span in enumerate(spans) if span.ended is not None]
     if not ended:
@@ -86,8 +86,8 @@ def _released_by(spans: Sequence[Span], span: Span) -> int | None:
 
 
 def idle_gaps(spans: Sequence[Span], until: float) -> list[Gap]:
-    """Return the stretches to fold: those in which no node runs and that are long, both in seconds
-    and in the drawing.
+    """Return the stretches to fold: those in which no node runs and that are long, both in seconds and
+    in the drawing.
     """
     idle = list(_idle(spans, until))
     gaps: list[Gap] = []

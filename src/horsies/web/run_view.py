@@ -1,6 +1,6 @@
-"""A run as its page shows it: boxes of the graph, bars of the timeline, rows of the nodes.
+"""A run as its page shows it: boxes in the graph, bars in the timeline, rows of nodes.
 
-Pure: the facts of `workflow.run.listing` become words here, and `run_graph.py` and `run_timeline.py`
+Pure: the facts in `workflow.run.listing` become words here, and `run_graph.py` and `run_timeline.py`
 turn them into pictures.
 """
 
@@ -32,13 +32,15 @@ _SHOWN_ORDER = (
 )
 _GROUP_STATUSES = ("FAILED", "RUNNING", "PAUSED", "ENQUEUED", "READY", "PENDING", "SKIPPED")
 
-# The address of the page with other query parameters, such as a tab or a node.
+# The page's address with other query parameters, such as a tab or a node.
 Link = Callable[..., str]
 
 
 @dataclass
 class RunView:
-    """One run, read at ``now``; ``link`` makes addresses of the page, ``run_url`` of other runs."""
+    """One run, read at ``now``; ``link`` creates addresses within the page, and ``run_url`` those of
+    other runs.
+    """
 
     facts: CloseUp
     now: datetime
@@ -80,12 +82,12 @@ class RunView:
         return list(names)
 
     def child(self, node: TreeNode) -> RunRow | None:
-        """Return the run of a sub-workflow node, if it has started."""
+        """Return a sub-workflow node's run, if it has started."""
         return self.facts.children.get(node.sub_workflow_id or "")
 
     @cached_property
     def graph(self) -> Graph:
-        """The dependencies of the nodes by position."""
+        """The nodes' dependencies by position."""
         return tuple(tuple(sorted(set(node.dependencies))) for node in self.facts.nodes)
 
     @cached_property
@@ -94,7 +96,7 @@ class RunView:
         return fold(self.graph, tuple(node_label(node) for node in self.facts.nodes))
 
     def is_folded(self, wanted: str | None) -> bool:
-        """Whether the drawing is folded: by size, unless the address says otherwise."""
+        """Whether the drawing is folded: based on its size, unless the address says otherwise."""
         size = len(self.graph)
         if wanted == "all":
             return size > UNFOLD_MAX
@@ -149,7 +151,7 @@ class RunView:
 
     @cached_property
     def _sources_on_path(self) -> dict[int, str]:
-        """The key of the node before each node of the critical path."""
+        """For each node on the critical path, the key of the node before it."""
         keys = ["", *(str(place) for place in self.path)]
         return dict(zip(self.path, keys, strict=False))
 
@@ -206,7 +208,7 @@ class RunView:
     # The timeline
 
     def timeline(self) -> Markup:
-        """Return the bars of the nodes that have begun, by the time of their beginning."""
+        """Return bars for the nodes that have started, in order of their start."""
         places = self.timeline_places
         shown = {place: number for number, place in enumerate(places)}
         path = frozenset(shown[place] for place in self.path if place in shown)
@@ -217,9 +219,7 @@ class RunView:
 
     @cached_property
     def timeline_places(self) -> list[int]:
-        """The nodes of the timeline; if there are many, only the critical path, failures and the
-        longest.
-        """
+        """The timeline's nodes; if there are many, only the critical path, failures and the longest."""
         begun = [place for place, span in enumerate(self.spans) if span.begin is not None]
         if len(begun) > TIMELINE_ROWS_MAX:
             on_path = frozenset(self.path)
@@ -229,7 +229,7 @@ class RunView:
 
     @property
     def is_timeline_cut(self) -> bool:
-        """Whether the timeline leaves out some of the nodes that have begun."""
+        """Whether the timeline leaves out some of the nodes that have started."""
         return len(self.timeline_places) == TIMELINE_ROWS_MAX < len(self.nodes)
 
     def _weight(self, place: int, on_path: frozenset[int]) -> tuple[bool, bool, float, int]:
@@ -257,7 +257,7 @@ def join_words(node: TreeNode) -> str:
 
 
 def node_note(node: TreeNode, child: RunRow | None) -> str:
-    """Return the second line of a box: counters of a map or child run, retries, or the task."""
+    """Return a box's second line: counters of a map or child run, retries, or the task."""
     if node.items_total is not None and node.items_open is not None:
         done = f"{node.items_total - node.items_open:,}/{node.items_total:,} items"
         return f"{done}, {node.items_bad:,} ✗" if node.items_bad else done
@@ -270,7 +270,7 @@ def node_note(node: TreeNode, child: RunRow | None) -> str:
 
 
 def node_time(node: TreeNode, now: datetime) -> str:
-    """Return how long a node has run, or how long a sleep or signal still waits."""
+    """Return how long a node has run, or how long a sleep or signal will still wait."""
     if node.due_at is not None and node.kind in ("sleep", "signal"):
         left = (node.due_at - now).total_seconds()
         return f"≤ {elapsed(left)}" if node.kind == "signal" else f"{elapsed(left)} left"

@@ -1,4 +1,4 @@
-"""The life of one task as SVG: sent, waits, attempts. Pure; all text is escaped.
+"""One task's life as SVG: sent, waits, attempts. Pure; all text is escaped.
 
 Lengths grow with the logarithm of the time, so that a wait of an hour leaves room for attempts of
 milliseconds.
@@ -48,7 +48,7 @@ _TEXT = Markup('<text class="{kind}" x="{x:.0f}" y="{y}" text-anchor="{anchor}">
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of a task's life. ``notes`` are the lines below it; ``status`` is a class of the pages."""
+    """A part of a task's life. ``notes`` are the lines below it; ``status`` is one of the pages' classes."""
 
     kind: Kind
     seconds: float
@@ -58,7 +58,7 @@ class Stretch:
 
 
 def life_of(task: TaskDetail, attempts: Sequence[TaskAttemptInfo]) -> list[Stretch]:
-    """Return the stretches of a task from its send to its end, or until now while it is open."""
+    """Return a task's stretches from its send to its end, or until now while it is open."""
     at = task.sent_at or task.created_at
     now = task.created_at + timedelta(seconds=task.age_seconds)
     found: list[Stretch] = []
@@ -123,7 +123,7 @@ def _place(hostname: str | None, pid: int | None) -> str:
 
 
 def _folded(stretches: list[Stretch]) -> list[Stretch]:
-    """Replace the middle of a long life by one stretch."""
+    """Replace the middle of a long life with one stretch."""
     runs = [place for place, one in enumerate(stretches) if one.kind == "run"]
     if len(runs) <= ATTEMPTS_FIRST + ATTEMPTS_LAST + 1:
         return stretches

@@ -1,4 +1,4 @@
-"""Stored tracebacks as frames: those of the application in full, those of libraries folded. Pure."""
+"""Stored tracebacks as frames: the application's in full, libraries' folded. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
-# A traceback of a deep recursion is shortened by Python; other long ones are cut here.
+# Python shortens the traceback of a deep recursion; other long ones are cut here.
 FRAMES_MAX = 100
 
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
@@ -16,7 +16,7 @@ _LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+
 
 @dataclass(slots=True)
 class Frame:
-    """A place in code, with the lines of source that the traceback quotes."""
+    """A place in code, with the source lines that the traceback quotes."""
 
     file: str
     line: int
@@ -25,26 +25,26 @@ class Frame:
 
     @property
     def is_library(self) -> bool:
-        """Whether the code was installed, not written with the application."""
+        """Whether the code was installed rather than written with the application."""
         return _LIBRARY.search(self.file) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line that is not part of a frame: a heading, or the message of an exception."""
+    """A line that is not part of a frame: a heading, or an exception's message."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """Consecutive frames of libraries."""
+    """Consecutive library frames."""
 
     frames: list[Frame]
 
 
 def read_traceback(stored: str, *, with_messages: bool) -> list[Frame | Text | Folded]:
-    """Split a traceback into its parts; without messages, exceptions show their class only."""
+    """Split a traceback into its parts; without messages, exceptions show only their class."""
     parts = [
         part
         for part in _parts(stored)

@@ -1,4 +1,4 @@
-"""Words of the pages: numbers, durations, times, ids and statuses as Jinja filters.
+"""Words on the pages: numbers, durations, times, ids and statuses as Jinja filters.
 
 Pure. Text stays text, which the templates escape; times and statuses are elements and escape their parts.
 """
@@ -41,7 +41,7 @@ _SIGN_OF = {**SYMBOLS.statuses, "SILENT": "!", "POLLING": "~", "UNSERVED": "!", 
 
 
 def number(value: float | None, at_least: bool = False) -> str:
-    """Format a count with separators; small fractions keep a digit, a lower bound ends with "+"."""
+    """Format a count with separators; small fractions keep a digit, and a lower bound ends with "+"."""
     if value is None:
         return NOTHING
     has_fraction = abs(value) < 10 and round(value, 1) != round(value)
@@ -66,7 +66,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(value: datetime | float | None, now: datetime | None = None) -> str:
-    """Format an age in seconds, or the age of a time, which becomes a ``<time>`` element."""
+    """Format an age in seconds, or a time's age, which becomes a ``<time>`` element."""
     if value is None:
         return NOTHING
     if isinstance(value, datetime):
@@ -76,7 +76,7 @@ def ago(value: datetime | float | None, now: datetime | None = None) -> str:
 
 
 def when(value: datetime | None) -> str:
-    """Format a time as a ``<time>`` element in UTC; the script of the pages turns it into local time."""
+    """Format a time as a ``<time>`` element in UTC; the pages' script turns it into local time."""
     if value is None:
         return NOTHING
     return _time(value, f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}")
@@ -86,7 +86,7 @@ def _time(value: datetime, text: str, kind: str = "") -> Markup:
     utc = value.astimezone(UTC)
     iso = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     title = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
-    # Numbers only, so nothing to escape: `Markup.format` takes five times as long.
+    # Only numbers, so there is nothing to escape: `Markup.format` takes five times as long.
     return Markup(f'<time datetime="{iso}" title="{title}"{kind}>{text}</time>')  # noqa: S704
 
 
@@ -105,7 +105,7 @@ def cut(text: str, length: int) -> str:
 
 @lru_cache(maxsize=256)
 def status(value: str | Enum | None, word: str | None = None) -> str:
-    """Format a status as sign, word and colour; ``word`` replaces the name of the status."""
+    """Format a status as sign, word and colour; ``word`` replaces the status's name."""
     if value is None:
         return NOTHING
     name = str(value.value if isinstance(value, Enum) else value)

@@ -1,4 +1,4 @@
-"""Send a task and start the workflow: `python -m project_name`, beside a running worker."""
+"""Send a task and start the workflow: `python -m project_name`, while a worker is running."""
 
 from project_name.app import app
 from project_name.tasks import fetch_price

@@ -1,4 +1,4 @@
-"""The tasks: plain functions, which a worker runs in their own processes."""
+"""The tasks: plain functions that a worker runs in separate processes."""
 
 from horsies import RetryPolicy, TaskFailed, current_task
 

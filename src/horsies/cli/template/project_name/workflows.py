@@ -8,7 +8,7 @@ from project_name.tasks import add_up, fetch_price, list_articles
 
 @app.workflow_builder()
 def stock_value() -> WorkflowSpec[int]:
-    """Build the workflow; its nodes run as soon as their inputs are there."""
+    """Build the workflow; its nodes run as soon as their inputs are available."""
     articles = list_articles.node(node_id="articles")()
     prices = MapNode(fetch_price, over=articles, node_id="prices")
     total = add_up.node(node_id="total")(prices=from_node(prices))

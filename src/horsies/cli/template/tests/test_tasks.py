@@ -1,4 +1,4 @@
-"""The tasks as functions, and the application as a whole; neither needs a database."""
+"""Tests of the tasks as functions and of the application as a whole; neither needs a database."""
 
 import pytest
 from horsies import TaskFailed
