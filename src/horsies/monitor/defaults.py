@@ -1,4 +1,4 @@
-"""Defaults and limits for queries and checks, in a module that an application loads without the queries."""
+"""Defaults and limits for queries and checks; separate, so that an application need not load the queries."""
 
 LIMIT_DEFAULT = 100
 LIMIT_MAX = 1_000

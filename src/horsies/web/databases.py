@@ -74,7 +74,7 @@ async def _with_slash(request: Request) -> Response:
 
 
 class Listing:
-    """The pages about all databases."""
+    """The pages that cover all databases."""
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
         self._sites = sites

@@ -291,7 +291,7 @@ def decode_assignment(frame: bytes) -> Assignment:
 
 
 def _node_texts(node: NodePart) -> tuple[str, str]:
-    """The header that describes the part in a workflow, followed by the results' texts. Results may be
+    """The header that describes the task's part in a workflow, followed by the results' texts. Results may be
     large, so the parent neither parses nor rewrites them.
     """
     sources = [(*source[:3], len(source.result), *source[4:]) for source in node.sources]

@@ -66,7 +66,7 @@ class PoolSettings:
         return _EXIT_GRACE_SECONDS + self.exit_seconds_of_hooks
 
     def kinds(self) -> list[ChildKind]:
-        """The kinds of children; each slot of an async child counts its share of `max_tasks_per_child`."""
+        """The kinds of children; an async child runs up to `max_tasks_per_child` tasks per slot."""
         tasks, rss_bytes = self.max_tasks_per_child, (self.max_memory_per_child_mb or 0) * MEGABYTE
         slots = self.async_slots
         return [
