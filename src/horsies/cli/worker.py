@@ -353,7 +353,7 @@ def _for_debugger(config: WorkerConfig) -> WorkerConfig:
 
 
 def _start_method() -> StartMethod:
-    """Fork the worker, so that its children share the application's memory; not if there are threads."""
+    """Fork the worker unless it has threads, so that its children share the application's memory."""
     if os_process.IS_LINUX and len(os.listdir("/proc/self/task")) == 1:
         return StartMethod.FORK
     return default_start_method()

@@ -1,9 +1,9 @@
 """The session in which a task writes, and in which its outcome is recorded: ``tx.connection``.
 
-Unlike the library's own sessions it has the settings of the database and the role, so that the SQL of a
-task finds its tables. The library begins the transaction, records the outcome as its last statements and
-commits; the task itself can only roll back a part of it, to a savepoint. A session is used again by the
-next task of its child, with its settings reset.
+Unlike the library's own sessions it has the settings of the database and the role, so that a task's SQL
+finds its tables. The library begins the transaction, records the outcome as its last statements and
+commits; the task itself can only roll back part of it, to a savepoint. The child's next task uses the
+session again, with its settings reset.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from horsies.db.statements.transactions import limit_idle, read_mark
 from horsies.errors import TransactionMisuse
 
 ROLE = "child-tx"
-# A child that dies during a long statement does not end it: the server looks for its client this often. The
-# locks of the transaction, and the recovery of the task, wait for that.
+# If a child dies during a long statement, the statement continues: the server checks for its client
+# this often. Until then, the transaction's locks are held and the task is not recovered.
 CLIENT_CHECK_MS = 1_000
 # How long a session may be idle between the recorded outcome and COMMIT.
 IDLE_AFTER_RECORD_MS = 2_000
 # How long a statement that a stop has interrupted may take to end.
 CANCEL_SECONDS = 1.0
-# The settings, the role, the temporary tables, the cursors, the channels and the locks of the task before. In
-# its own transaction, though in the same message: DISCARD takes a snapshot, after which the task could not
-# choose its isolation level.
+# Undoes the previous task's settings, role, temporary tables, cursors, channels and locks. This is a
+# separate transaction, though in the same message: DISCARD takes a snapshot, after which the task could
+# not choose its isolation level.
 _CLEAN = (
     "BEGIN; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; CLOSE ALL; UNLISTEN *; "
     "SELECT pg_catalog.pg_advisory_unlock_all(); COMMIT; "
@@ -75,8 +75,8 @@ _REFUSALS = {
     "tpc_begin": "tx.connection has no two-phase commit: PostgreSQL cannot prepare a transaction that "
     "notifies workers.",
 }
-# A statement that ends the transaction: a rollback to a savepoint does not. One behind a semicolon, in a
-# function or below psycopg is found by the mark of the transaction, after the fact.
+# A statement that ends the transaction; a rollback to a savepoint does not. If such a statement comes
+# after a semicolon, in a function or below psycopg, the transaction's mark reveals it afterwards.
 _ENDING = re.compile(
     r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
     r"(commit|end|abort|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b)|prepare\s+transaction)\b",
@@ -85,7 +85,7 @@ _ENDING = re.compile(
 
 
 class _Loan:
-    """The time for which a task may use its session: until its function has returned, in its own process."""
+    """How long a task may use its session: until its function has returned, and only in its own process."""
 
     __slots__ = ("_pid", "is_over")
 
@@ -109,7 +109,7 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _refuse_end(query: Any) -> None:
-    """Refuse a statement that would end the transaction."""
+    """Reject a statement that would end the transaction."""
     if isinstance(query, bytes):
         query = query.decode(errors="replace")
     elif isinstance(query, Composable):
@@ -121,7 +121,7 @@ def _refuse_end(query: Any) -> None:
 
 
 class TaskCursor(Cursor[Any]):
-    """A cursor of ``tx.connection``."""
+    """A ``tx.connection`` cursor."""
 
     def execute(self, query: Any, *arguments: Any, **options: Any) -> Self:
         _refuse_end(query)
@@ -139,14 +139,15 @@ class AsyncTaskCursor(AsyncCursor[Any]):
 class TaskConnection(Connection[Any]):
     """The session as its task sees it: the library ends the transaction, and then the loan.
 
-    It shares the state of the library's connection. A thread or a coroutine that outlives the task keeps
-    this object, so that it reaches neither the next task of the session nor a session without a transaction.
+    It shares the state of the library's connection. A thread or a coroutine that outlives the task
+    keeps this object, so that it reaches neither the session's next task nor a session without a
+    transaction.
     """
 
     loan: _Loan
 
     def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
-        self.loan.check()  # every statement of psycopg passes here, with the connection locked
+        self.loan.check()  # every psycopg statement passes through here, with the connection locked
         return super().wait(gen, *arguments, **options)
 
     def cancel(self) -> None:
@@ -218,9 +219,9 @@ class Recorded(NamedTuple):
 
 
 class SessionConnection(OwnConnection):
-    """The library's end of a session for transactions of tasks."""
+    """The library's end of a session for task transactions."""
 
-    # Its sessions belong to other clients between two transactions.
+    # Between two transactions, its sessions belong to other clients.
     is_pooled = False
     pipeline_of_record: Pipeline | None = None
 
@@ -232,7 +233,7 @@ class AsyncSessionConnection(AsyncOwnConnection):
 
 
 class TaskSession:
-    """The session of one attempt: from BEGIN to COMMIT or ROLLBACK."""
+    """One attempt's session: from BEGIN to COMMIT or ROLLBACK."""
 
     def __init__(self, connection: SessionConnection, mark: str) -> None:
         self._connection = connection
@@ -255,7 +256,7 @@ class TaskSession:
         return _is_lost(self._connection)
 
     def end_loan(self) -> str | None:
-        """Keep the task from its connection; return why its transaction cannot commit, or None."""
+        """Cut the task off from its connection; return why its transaction cannot commit, or None."""
         if not self._connection.lock.acquire(blocking=False):
             return _BUSY
         try:
@@ -275,13 +276,13 @@ class TaskSession:
         self._connection.commit()
 
     def give_up(self) -> None:
-        """Roll back, without an exception; a session that cannot is closed, and the server rolls back."""
+        """Roll back without raising; if the session cannot, it is closed, and the server rolls back."""
         self._loan.is_over = True
         connection, pgconn = self._connection, self._connection.pgconn
         if pgconn.pipeline_status != PipelineStatus.OFF:
             pgconn.finish()
         with suppress(psycopg.Error):
-            # A stop interrupted a statement, or a thread of the task is in the middle of one.
+            # A stop interrupted a statement, or one of the task's threads is in the middle of one.
             if pgconn.transaction_status == TransactionStatus.ACTIVE:
                 connection.cancel_safe(timeout=CANCEL_SECONDS)
             elif pgconn.transaction_status != TransactionStatus.IDLE:
@@ -339,7 +340,7 @@ class AsyncTaskSession:
             async with asyncio.timeout(2 * CANCEL_SECONDS):
                 if (
                     connection.lock.locked()
-                ):  # a coroutine of the task is in the middle of a statement
+                ):  # one of the task's coroutines is in the middle of a statement
                     await connection.cancel_safe(timeout=CANCEL_SECONDS)
                 is_open = pgconn.transaction_status != TransactionStatus.IDLE
                 if is_open and pgconn.pipeline_status == PipelineStatus.OFF:
@@ -353,7 +354,7 @@ class AsyncTaskSession:
         if pgconn.transaction_status == TransactionStatus.IDLE and pgconn.status == ConnStatus.OK:
             return
         if pgconn.status == ConnStatus.OK:
-            # A coroutine that still waits for its socket would wait for the next file of this number.
+            # A coroutine that still waits for its socket would wait for the next file with this number.
             loop = asyncio.get_running_loop()
             loop.remove_reader(pgconn.socket)
             loop.remove_writer(pgconn.socket)
@@ -364,7 +365,7 @@ AnyTaskSession: TypeAlias = TaskSession | AsyncTaskSession
 
 
 def _view(kind: type[View], connection: Any, loan: _Loan) -> View:
-    """A new object of this kind, which shares the state of a connection."""
+    """A new object of this kind that shares a connection's state."""
     view: Any = kind.__new__(kind)
     view.__dict__.update(connection.__dict__)
     view.loan = loan
@@ -379,7 +380,7 @@ def _begin_command(mark: str, is_pooled: bool) -> bytes:
 
 
 def _with_checks(steps: Sequence[Step]) -> list[Step]:
-    """The statements that record the outcome, between the check of the mark and the limit for idleness."""
+    """The statements that record the outcome, between the check of the mark and the idle limit."""
     return [read_mark(), *steps, limit_idle(IDLE_AFTER_RECORD_MS)]
 
 
@@ -416,7 +417,7 @@ def _problem_of(
 
 
 def open_pool(database: Database, most: int) -> Pool:
-    """Return the pool for the transactions of a child's tasks, of which it runs `most` at a time."""
+    """Return the pool for the transactions of a child's tasks; the child runs `most` tasks at a time."""
     return Pool(lambda: _connect(database), _limits(database, most))
 
 
@@ -446,7 +447,7 @@ async def _connect_async(database: Database) -> AsyncSessionConnection:
 
 def _parameters(database: Database) -> dict[str, Any]:
     parameters = database.options(ROLE)
-    if not database.config.pgbouncer_transaction_mode:  # PgBouncer refuses options
+    if not database.config.pgbouncer_transaction_mode:  # PgBouncer rejects options
         check = f"-c client_connection_check_interval={CLIENT_CHECK_MS}"
         parameters["options"] = f"{given_options(database.urls()[0])} {check}"
     return parameters

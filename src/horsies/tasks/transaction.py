@@ -1,7 +1,7 @@
-"""``tx``: the transaction of a task, which commits its effects and its outcome together.
+"""``tx``: a task's transaction, which commits its effects and its outcome together.
 
-A task that declares a parameter of this type gets one from its worker. The connection is opened when the task
-first asks for it; ``worker/child/transact.py`` begins and ends the transaction.
+A task that declares a parameter of this type gets one from its worker. The connection is opened when
+the task first asks for it; ``worker/child/transact.py`` begins and ends the transaction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CALLED_DIRECTLY = (
 
 
 class _Session(Protocol):
-    """The side of the child: it opens the connection and records the outcome."""
+    """The child's side: it opens the connection and records the outcome."""
 
     def connection(self) -> Connection[Any]: ...
 
@@ -29,12 +29,12 @@ class _Session(Protocol):
 
 
 class TaskTransaction:
-    """The transaction of a running task: its rows and its outcome are committed together, or not at all.
+    """A running task's transaction: its rows and its outcome are committed together, or not at all.
 
-    The function returns a success: the outcome, the attempt, the progress of its run and the tasks sent with
-    ``transaction=tx`` commit with the rows that it wrote through ``tx.connection``. It returns an error or
-    raises: all of it is rolled back, and the failure is recorded alone. A task that never uses ``connection``
-    opens none.
+    If the function returns a success, the outcome, the attempt, the progress of its run and the tasks
+    sent with ``transaction=tx`` commit with the rows that it wrote through ``tx.connection``. If it
+    returns an error or raises, all of this is rolled back, and only the failure is recorded. A task
+    that never uses ``connection`` opens none.
 
     Example:
         @app.task("book_payment", retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["WORKER_CRASHED"]))
@@ -63,19 +63,19 @@ class TaskTransaction:
         """The psycopg connection, inside the open transaction.
 
         The library commits it: ``commit()``, ``rollback()``, ``close()``, autocommit and the statements
-        COMMIT and ROLLBACK are refused, and after the end of the task every use is. A part
-        is undone with ``with tx.connection.transaction():``. The isolation level is that of the database,
-        or of ``SET TRANSACTION ISOLATION LEVEL ...`` as the first statement.
+        COMMIT and ROLLBACK are rejected, and so is any use after the task has ended. To undo a part,
+        use ``with tx.connection.transaction():``. The isolation level is the database's, or the one set
+        by ``SET TRANSACTION ISOLATION LEVEL ...`` as the first statement.
         """
         return self._session.connection()
 
     def record_in(self, transaction: object, result: R) -> R:
-        """Record the success of the task in your own transaction, and return `result`.
+        """Record the task's success in your own transaction, and return `result`.
 
-        `transaction` is a SQLAlchemy session or connection, Django's connection or a psycopg connection, on
-        the database of the application. Commit it right afterwards and return the same result: until then the
-        row of the task is locked, and after two idle seconds the server ends the session. If the
-        transaction does not commit, the task fails with TRANSACTION_NOT_COMMITTED.
+        `transaction` is a SQLAlchemy session or connection, Django's connection or a psycopg
+        connection, on the application's database. Commit it right afterwards and return the same
+        result: until then the task's row is locked, and after two idle seconds the server ends the
+        session. If the transaction does not commit, the task fails with TRANSACTION_NOT_COMMITTED.
 
         Example:
             with Session(engine) as session, session.begin():
@@ -87,15 +87,15 @@ class TaskTransaction:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt, from 1."""
+        """The number of this attempt, starting at 1."""
         return self._attempt
 
     @property
     def fencing_token(self) -> int:
-        """A number that is higher in every later start of this task, for systems outside this database.
+        """A number that is higher for every later start of this task, for systems outside this database.
 
-        A system that remembers the highest token it has seen and refuses lower ones is safe from an attempt
-        that continues although its task was given to another worker.
+        A system that remembers the highest token it has seen and rejects lower ones is safe from an
+        attempt that continues although its task was given to another worker.
         """
         return self._fencing_token
 
@@ -132,7 +132,7 @@ class AsyncTaskTransaction:
     async def connection(self) -> AsyncConnection[Any]:
         """Return the psycopg connection, inside the open transaction; see ``TaskTransaction.connection``.
 
-        A child has four sessions for such transactions; a task that gets none waits.
+        A child has four sessions for such transactions; further tasks wait for one.
         """
         return await self._session.connection()
 
@@ -143,17 +143,17 @@ class AsyncTaskTransaction:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt, from 1."""
+        """The number of this attempt, starting at 1."""
         return self._attempt
 
     @property
     def fencing_token(self) -> int:
-        """A number that is higher in every later start of this task; see ``TaskTransaction``."""
+        """A number that is higher for every later start of this task; see ``TaskTransaction``."""
         return self._fencing_token
 
 
 class _Injected:
-    """The default of a parameter that a worker passes; using it is the mistake of a direct call."""
+    """The default of a parameter that a worker passes; only a direct call can use it by mistake."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

@@ -102,7 +102,7 @@ class Lane:
         return max(0, len(pids) + len(ahead) + self.prefetch_max - prefetched)
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
-        """Make the next claim begin with this lane's tasks among these."""
+        """Make the next claim begin with those of these tasks that belong to this lane."""
         self.bookmarks.step_back([task for task in returned if self.takes(task)])
 
     def takes(self, task: ClaimedTask) -> bool:

@@ -1,4 +1,4 @@
-"""Statements inside the transaction of a task."""
+"""Statements inside a task's transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ TRANSACTIONS = StatementFile("transactions.sql")
 
 
 class Mark(NamedTuple):
-    """The attempt for which the library began this transaction; None or another one in a later one.
+    """The attempt for which the library began this transaction; None or another attempt in a later
+    transaction.
 
     ``replication_role`` is "origin" in a session whose triggers fire.
     """

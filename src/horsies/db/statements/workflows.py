@@ -202,7 +202,7 @@ class TreeNode(NamedTuple):
 
 
 class NodeCount(NamedTuple):
-    """How many nodes of a run have a status."""
+    """How many of a run's nodes have this status."""
 
     status: str
     nodes: int

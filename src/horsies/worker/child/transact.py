@@ -1,12 +1,13 @@
-"""The transaction of a task in its child (``tx``): the outcome is recorded in it, and then it commits.
+"""A task's transaction in its child (``tx``): the outcome is recorded in it before it commits.
 
-The statements are those with which a worker records outcomes: they match the row only while the task is
-running, belongs to this worker and has the generation of this attempt. Without a row the task belongs to
-another worker, and everything is rolled back. A child that is killed before COMMIT leaves nothing: the
-server rolls back, and the worker's verdict on the dead child waits for the lock of the row until then.
+The statements are the ones a worker uses to record outcomes: they match the row only while the task is
+running, belongs to this worker and has this attempt's generation. If there is no such row, the task
+belongs to another worker, and everything is rolled back. A child that is killed before COMMIT leaves
+nothing behind: the server rolls back, and until then the worker's verdict on the dead child waits for
+the row's lock.
 
-``AttemptRecord`` decides, ``Attempt`` has the steps; ``AttemptTransaction`` and ``AsyncAttemptTransaction``
-execute them.
+``AttemptRecord`` decides, ``Attempt`` has the steps, and ``AttemptTransaction`` and
+``AsyncAttemptTransaction`` execute them.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ from horsies.tasks.transaction import CALLED_DIRECTLY, AsyncTaskTransaction, Tas
 from horsies.worker.child.stop_switch import disarm_stops
 from horsies.worker.protocol import Assignment, TransactionEnd
 
-# The sessions of a child: an async child may run more tasks than this at a time, which then wait.
+# The most sessions a child opens; if an async child runs more tasks than this at a time, they wait.
 SESSIONS_MAX = 4
 _SESSION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 _CAUSES_MAX = 10
@@ -92,7 +93,7 @@ Calls: TypeAlias = Generator[Callable[[], Any], Any, Answer]
 
 
 class Ended(NamedTuple):
-    """The end of a transaction; with the error to report if the task's success is not recorded."""
+    """How a transaction ended, with the error to report if the task's success is not recorded."""
 
     end: TransactionEnd
     error: TaskError | None = None
@@ -103,7 +104,7 @@ class Ended(NamedTuple):
 class Transactions:
     """The sessions for the transactions of a child's tasks; none is opened before a task asks for one.
 
-    Without the id of a worker there is no row in which an outcome could be recorded.
+    Without a worker's id there is no row in which an outcome could be recorded.
     """
 
     def __init__(self, app: Horsies, worker_id: str = "") -> None:
@@ -153,7 +154,9 @@ def refuse_if(is_wrong: bool, problem: str) -> None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception and those that it was raised from: a failed send, or SQLAlchemy, wraps the driver's."""
+    """The exception and those it was raised from: a failed send, or SQLAlchemy, wraps the driver's
+    exception.
+    """
     cause: BaseException | None = error
     for _ in range(_CAUSES_MAX):
         if cause is None:
@@ -163,7 +166,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 class AttemptRecord:
-    """The statements that record one attempt, and the errors of a transaction that does not commit."""
+    """The statements that record one attempt, and the errors for a transaction that does not commit."""
 
     def __init__(
         self, transactions: Transactions, definition: TaskDefinition, assignment: Assignment
@@ -174,7 +177,7 @@ class AttemptRecord:
         # The result that is recorded in the task's own transaction.
         self.result: str | None = None
         self.is_over = False
-        # Whether the session could not be had, or was lost by record_in.
+        # Whether no session could be obtained, or record_in lost it.
         self.was_lost = False
 
     @property
@@ -182,7 +185,7 @@ class AttemptRecord:
         return f"{self._assignment.task_id}/{self._assignment.generation}"
 
     def steps(self, result_json: str) -> list[Step]:
-        """The statements that record the success: those of a worker's turn."""
+        """The statements that record the success, as in a worker's turn."""
         assignment = self._assignment
         outcome = Outcome(
             assignment.task_id,
@@ -196,7 +199,7 @@ class AttemptRecord:
         return [*locking_steps([outcome.workflow_id]), *steps.values()]
 
     def recording(self, result_json: str) -> Script[list[Any]]:
-        """Record the success in a transaction of the task; return the rows of the tasks that are recorded."""
+        """Record the success in one of the task's transactions; return the rows of the recorded tasks."""
         rows: list[Any] = []
         for step in self.steps(result_json):
             rows = yield step
@@ -204,7 +207,7 @@ class AttemptRecord:
         return rows
 
     def note(self, rows: list[Any], result_json: str) -> None:
-        """Note that the success is recorded in a transaction of the task, unless no row was."""
+        """Note that the success is recorded in one of the task's transactions, unless no row was."""
         refuse_if(not rows, _NOT_OURS)
         self.result = result_json
 
@@ -231,7 +234,7 @@ class AttemptRecord:
         return encoded.value
 
     def misuse(self, error: Exception) -> Exception:
-        """The exception for a statement of record_in that failed in a framework's transaction."""
+        """The exception for a record_in statement that failed in a framework's transaction."""
         if isinstance(error, UnusableTransactionError):
             return TransactionMisuse(f"record_in cannot use this transaction: {error}")
         if leads_elsewhere(error):
@@ -240,8 +243,8 @@ class AttemptRecord:
         return error
 
     def judged(self, returned: Returned, is_session_lost: bool) -> Returned:
-        """Give an exception of the task the code of a conflict, a lost session or a misuse, if it is one
-        and no mapper names another code.
+        """Give a task's exception the code of a conflict, a lost session or a misuse, if it is one and
+        no mapper names another code.
         """
         if not isinstance(returned, TaskError):
             return returned
@@ -272,14 +275,14 @@ class AttemptRecord:
         )
 
     def problem(self, session: AnyTaskSession) -> Ended | None:
-        """The failure of a transaction that cannot commit; None if it can."""
+        """The failure for a transaction that cannot commit; None if it can."""
         if session.is_lost:
             return self.failed(_LOST, "its session was lost before COMMIT")
         problem = session.end_loan()
         return None if problem is None else self.failed(_NOT_COMMITTED, problem)
 
     def unrecorded(self, recorded: Recorded) -> Ended | None:
-        """The failure of a transaction in which no outcome was recorded; None if it was."""
+        """The failure for a transaction in which no outcome was recorded; None if it was."""
         if recorded.problem is not None:
             return self.failed(_NOT_COMMITTED, recorded.problem)
         if recorded.is_owned:
@@ -288,7 +291,7 @@ class AttemptRecord:
         return self.failed(_LOST, problem, end=TransactionEnd.LOST)
 
     def refused(self, error: BaseException, session: AnyTaskSession) -> Ended:
-        """The failure of a statement that records the outcome, or of a COMMIT that the server refused."""
+        """The failure for a statement that records the outcome, or for a COMMIT that the server refused."""
         if isinstance(error, psycopg.Error) and is_of_text(error):
             code: Any = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
         else:
@@ -296,7 +299,7 @@ class AttemptRecord:
         return self.failed(code, describe(error).rstrip("."), error)
 
     def commit_failed(self, error: BaseException, session: AnyTaskSession) -> Ended:
-        """The failure of a COMMIT; in doubt unless the server has answered with an error."""
+        """The failure for a COMMIT; it is in doubt unless the server has answered with an error."""
         if isinstance(error, psycopg.Error) and not session.is_lost:
             return self.refused(error, session)
         lost = "its session was lost" if session.is_lost else "it was interrupted"
@@ -304,7 +307,7 @@ class AttemptRecord:
         return self.failed(_LOST, f"{lost} during COMMIT ({why})", error, TransactionEnd.DOUBT)
 
     def found(self, rows: list[Any]) -> Ended:
-        """The end of a task that has recorded its outcome in its own transaction, by the committed rows."""
+        """How a task ended that recorded its outcome in its own transaction, judged by the committed rows."""
         if rows:
             return Ended(TransactionEnd.RECORDED, None, self.result)
         problem = "record_in was called, but the transaction was rolled back or is still open"
@@ -331,7 +334,7 @@ class AttemptRecord:
 class Attempt:
     """The steps of one attempt's transaction, the same for a function and for a coroutine.
 
-    A method is a generator of calls, which ``make_calls`` makes, or ``await_calls`` awaits.
+    Each method is a generator of calls, which ``make_calls`` makes and ``await_calls`` awaits.
     """
 
     def __init__(
@@ -400,7 +403,7 @@ class Attempt:
         return Ended(TransactionEnd.RECORDED)
 
     def close(self) -> Calls[None]:
-        """Roll back unless it has committed, and return the session for the next task of this child."""
+        """Roll back unless it has committed, and return the session for this child's next task."""
         self.record.is_over = True
         if self.session is not None and not self.session.is_forked:
             try:
@@ -409,7 +412,7 @@ class Attempt:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Return the session as it is; the pool closes one that is inside a transaction."""
+        """Return the session as it is; if it is inside a transaction, the pool closes it."""
         self.record.is_over = True
         lent, self._lent, self.session = self._lent, None, None
         if lent is not None and self._pool is not None:
@@ -417,7 +420,7 @@ class Attempt:
 
 
 def make_calls(calls: Calls[Answer]) -> Answer:
-    """Make the calls of a generator, one after the other, and return its answer."""
+    """Make a generator's calls one after another, and return its answer."""
     try:
         call = next(calls)
         while True:
@@ -449,7 +452,7 @@ async def await_calls(calls: Calls[Answer]) -> Answer:
 
 
 class AttemptTransaction:
-    """The transaction of one attempt, from the first use of its connection to COMMIT or ROLLBACK."""
+    """One attempt's transaction, from the first use of its connection to COMMIT or ROLLBACK."""
 
     def __init__(self, record: AttemptRecord, assignment: Assignment) -> None:
         self._record = record
@@ -469,7 +472,7 @@ class AttemptTransaction:
             return found
 
     def record_in(self, transaction: object, result: object) -> None:
-        """Record a success in the open transaction of a framework, which the task commits."""
+        """Record a success in a framework's open transaction, which the task commits."""
         record = self._record
         text = record.encoded(result, self.is_open)
         refuse_if(is_nested(transaction), _NESTED)
@@ -482,7 +485,7 @@ class AttemptTransaction:
         record.note(rows, text)
 
     def recorded(self) -> Ended | None:
-        """The end of a task that has recorded its outcome in its own transaction; None if it has not."""
+        """How a task ended that recorded its outcome in its own transaction; None if it did not."""
         record = self._record
         if record.result is None:
             return None
@@ -551,7 +554,7 @@ class AsyncAttemptTransaction:
 
 
 def defer_cancel() -> None:
-    """Note that the code of the running coroutine is over: no stop interrupts the record of its outcome."""
+    """Note that the running coroutine's code is over: no stop interrupts the recording of its outcome."""
     disarm_stops()
     task: Any = asyncio.current_task()
     if hasattr(task, "is_finishing"):

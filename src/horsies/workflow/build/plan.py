@@ -153,7 +153,7 @@ class _Shared(NamedTuple):
     text: str
 
 
-# Writing this part takes as long as a send, for five nodes.
+# For five nodes, writing this part takes as long as a send.
 _KNOWN: WeakKeyDictionary[Graph, _Shared] = WeakKeyDictionary()
 
 
