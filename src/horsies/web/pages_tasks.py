@@ -1,4 +1,4 @@
-"""The pages of tasks, of one task, and of failures."""
+"""The pages for tasks, for one task, and for failures."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def tasks(view: View) -> Page | Response:
 
 
 def _choices_script() -> Script[tuple[list[str], float | None]]:
-    """Read the names of queues, and the estimated number of tasks."""
+    """Read the queue names, and the estimated number of tasks."""
     queues = yield list_known_queues()
     (estimated,) = yield estimate_rows()
     return [row.name for row in queues], estimated.tasks
@@ -144,7 +144,7 @@ def _first(view: View) -> str | None:
 
 
 def _with(view: View, **changes: str | None) -> str:
-    """Return the query of this page with some filters changed; None removes one."""
+    """Return this page's query with some filters changed; None removes one."""
     kept = [
         (name, value)
         for name, value in view.query.multi_items()
@@ -184,7 +184,7 @@ async def _jump(view: View, asked: str) -> Response:
 
 
 async def tasks_csv(view: View) -> Response:
-    """Return the tasks of the list as CSV, without arguments and results."""
+    """Return the list's tasks as CSV, without arguments and results."""
     refuse_unknown(view, TASK_FILTERS)
     filters = replace(task_filters_of(view), limit=CSV_LIMIT)
     listed = await view.read(tasks_script(filters))
@@ -197,9 +197,9 @@ async def tasks_csv(view: View) -> Response:
 
 
 def _cell(value: Any) -> str:
-    """Return the text of a cell; a spreadsheet must not run it as a formula."""
+    """Return a cell's text; a spreadsheet must not run it as a formula."""
     text = "" if value is None else value.isoformat() if isinstance(value, datetime) else str(value)
-    # Some spreadsheets skip white space before the sign, or take its full width form (U+FF0B and so on).
+    # Some spreadsheets skip white space before the sign, or accept its full-width form (U+FF0B and so on).
     first = normalize("NFKC", text[:1])
     return f"'{text}" if first.isspace() or first in tuple("=+-@") else text
 
@@ -209,12 +209,12 @@ def _cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """Everything that the page of one task shows."""
+    """Everything that one task's page shows."""
 
     report: TaskReport
     heartbeat_at: datetime | None = None
     resent: Sequence[ResentTask] = ()
-    # While the task is open.
+    # Set while the task is open.
     explanation: Explanation | None = None
     traceparent: str | None = None
 
@@ -249,7 +249,7 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
 
 
 async def task(view: View) -> Page:
-    """Show one task: its life, attempts, error, options, and with the right its arguments."""
+    """Show one task: its life, attempts, error and options, and for users who may see them its arguments."""
     facts = await _read_facts(view)
     found = facts.task
     masking = view.site.masking
@@ -298,7 +298,7 @@ def _attempt(found: TaskDetail, info: TaskAttemptInfo) -> Attempt:
 
 
 def _why(found: TaskDetail, info: TaskAttemptInfo) -> str:
-    """Return the stored reason; for attempts without one, the decision by the stored policy."""
+    """Return the stored reason; for attempts without one, the decision according to the stored policy."""
     if info.retry_reason is not None or info.outcome == "COMPLETED":
         return mask_url(info.retry_reason or "")
     if info.will_retry:
@@ -318,7 +318,7 @@ def _why(found: TaskDetail, info: TaskAttemptInfo) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ErrorView:
-    """The error of the last attempt. ``parts`` is its traceback; messages only with the right."""
+    """The last attempt's error. ``parts`` is its traceback; messages only for users who may see them."""
 
     code: str | None
     message: str
@@ -384,7 +384,7 @@ def _policy(found: TaskDetail) -> str | None:
 
 
 def _trace_id(traceparent: str | None, options: Any) -> str | None:
-    """Return the trace of the newest attempt, or else that of the send."""
+    """Return the newest attempt's trace, or else the send's."""
     match options:
         case {"trace": {"traceparent": str(sent)}} if traceparent is None:
             traceparent = sent
@@ -393,7 +393,7 @@ def _trace_id(traceparent: str | None, options: Any) -> str | None:
 
 
 def _links(templates: Mapping[str, str], found: TaskDetail, trace_id: str | None) -> dict[str, str]:
-    """Fill the URL templates of other tools; a template whose values are missing is left out."""
+    """Fill the URL templates of other tools; a template with missing values is left out."""
     values = {
         "task_id": found.id,
         "task_name": found.task_name,
@@ -456,7 +456,7 @@ async def failures(view: View) -> Page:
 
 
 def spark_counts(groups: Sequence[FailureGroup], group: FailureGroup) -> list[float]:
-    """Count the failures of a group in equal parts of the time that all groups cover."""
+    """Count a group's failures in equal parts of the time that all groups cover."""
     first = min(one.first_at for one in groups).timestamp()
     last = max(one.last_at for one in groups).timestamp()
     width = max(last - first, 1e-3) / SPARK_COLUMNS
