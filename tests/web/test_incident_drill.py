@@ -135,7 +135,8 @@ BREAKS = {
     "15 plain failures": Break(
         measure(failed=15), "TASK_FAILING", ("doctor",), "Task pay has 15 failures in 10 minutes"
     ),
-    "poison": Break(poison, "CRASHES", ("doctor",), "Task pay ended its process 15 times"),
+    # `CRASHES` joins the overview with the checks that run once a minute.
+    "poison": Break(poison, "TASK_FAILING", ("doctor",), "Task pay ended its process 15 times"),
     "retry storm": Break(
         measure(retried=1200), "TASK_RETRYING", ("doctor",), "task pay were retried 1,200 times"
     ),
