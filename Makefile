@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SITE_READY := .venv-site/.ready
 
 # Compiled modules are kept: every worker of a test starts two interpreters, and compiling the package takes
 # each of them half a second.
@@ -27,7 +28,7 @@ test: $(READY) ## run every test on an embedded PostgreSQL
 test-fast: $(READY) ## run the tests without workers, with fewer random examples
 	$(PYTEST) -m 'not slow' --hypothesis-profile fast tests/unit tests/db tests/tasks tests/workflow
 
-test-web: $(READY) ## run the tests of the dashboard in a real browser, which must be installed
+test-web: $(READY) $(SITE_READY) ## run the tests of the dashboard in a real browser, which must be installed
 	@command -v chromium >/dev/null || { echo "Chromium is missing; install it: $(CHROMIUM_LINE)"; exit 1; }
 	$(BIN)/pytest -n 2 --dist loadfile -m browser tests/web
 
@@ -70,8 +71,6 @@ format: $(READY) ## reformat the code and apply the fixes lint knows
 docs: $(READY) ## regenerate the tables and drawings of the documentation; RECORD=1 also records the demonstration
 	$(BIN)/python -m tests.support.generated_docs
 	$(BIN)/python -m tools.drawings $(if $(RECORD),record)
-
-SITE_READY := .venv-site/.ready
 
 site: $(SITE_READY) ## build the documentation site into site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict

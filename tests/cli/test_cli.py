@@ -63,6 +63,30 @@ def test_the_version_is_printed(tmp_path: Path, argument: str) -> None:
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("words", "number", "answers"),
+    [
+        ("horsies workf", "1", {"workflow", "workflows"}),
+        ("horsies worker --async-s", "2", {"--async-slots"}),
+    ],
+)
+def test_a_shell_completes_commands_and_flags(
+    tmp_path: Path, words: str, number: str, answers: set[str]
+) -> None:
+    asked = {"_HORSIES_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
+    assert set(horsies(tmp_path, **asked).stdout.split()) == answers
+
+
+def test_the_script_for_completions_is_shown(tmp_path: Path) -> None:
+    assert "_HORSIES_COMPLETE" in horsies(tmp_path, "--show-completion", "bash").stdout
+
+
+def test_slots_without_async_children_are_refused(project: Path) -> None:
+    finished = horsies(project, "worker", "shop:app", "--async-slots", "5", SHOP_URL=UNREACHABLE)
+    assert finished.returncode == 1
+    assert "--async-slots needs --async-children" in finished.stderr
+
+
 def test_the_installed_command_is_the_same_program(project: Path) -> None:
     command = Path(sys.executable).with_name("horsies")
     finished = subprocess.run(

@@ -67,6 +67,15 @@ def test_a_page_in_a_folder_is_found_by_its_name(
     )
 
 
+@pytest.mark.parametrize("code", ["WORKER_CRASHED", "HRS-203", "BROKER_ERROR"])
+def test_a_code_prints_its_entry(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    docs(code)
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{code}\n")
+    assert printed.count("**What to do:**") == 1
+    assert "###" not in printed
+
+
 def test_a_terminal_gets_the_pager() -> None:
     ours, theirs = pty.openpty()  # the pager shows one line: more than 4 kB would wait for a reader
     try:

@@ -22,6 +22,7 @@ from horsies.tasks.request import TaskSendErrorCode
 from horsies.worker.loop import ExitCode
 from horsies.workflow.run.info import HandleErrorCode, WorkflowStartErrorCode
 from tests.support import doc_pages, generated_docs
+from tests.support.code_remedies import REMEDIES
 from tests.support.doc_pages import PAGES, code_of, page, rows, section
 from tests.support.transitions import TaskVerb
 
@@ -75,6 +76,14 @@ def test_the_limits_written_by_hand_are_the_real_ones(
 def test_every_code_is_explained(name: str, heading: str, codes: type[Enum]) -> None:
     explained = [code_of(cells[0]) for cells in rows(section(page(name), heading))]
     assert explained == [code.value for code in codes]
+
+
+def test_every_code_has_an_entry_with_the_first_step() -> None:
+    listed = re.findall("^### (.+)$", page("codes.md"), re.MULTILINE)
+    families = [one for one in generated_docs.CODE_PLACES if one is not ErrorCode]
+    codes = {code.value for family in families for code in family}
+    assert listed == sorted(codes | {code.value for code in ErrorCode})
+    assert set(REMEDIES) == codes
 
 
 def test_every_start_up_error_is_explained() -> None:

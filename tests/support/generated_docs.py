@@ -46,6 +46,7 @@ from horsies.tasks.request import TaskSendErrorCode
 from horsies.workflow.run.info import HandleErrorCode, WorkflowStartErrorCode
 from tests.support import doc_pages, site_map
 from tests.support.api_page import api_reference
+from tests.support.code_remedies import AT_THE_START, REMEDIES
 from tests.support.transitions import TASK_TRANSITIONS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -321,16 +322,23 @@ def _page_of(part: str) -> str:
     return ""
 
 
-def codes_table() -> str:
-    """Return one row per code: its enumeration, and its meaning from the page that explains it."""
-    rows = [
-        [cells[0], f"[{codes.__name__}]({page}#{anchor})", _without_links(cells[index])]
-        for codes, (page, heading) in CODE_PLACES.items()
-        for anchor in [heading.lower().replace(" ", "-")]
-        for index in [2 if codes is ErrorCode else 1]
-        for cells in doc_pages.rows(doc_pages.section(doc_pages.page(page), heading))
-    ]
-    return table(["Code", "Of", "Meaning"], sorted(rows))
+def codes_list() -> str:
+    """Return one section per code: its families with their meanings, and the first step."""
+    entries: dict[str, list[str]] = {}
+    for codes, (page, heading) in CODE_PLACES.items():
+        anchor = heading.lower().replace(" ", "-")
+        for cells in doc_pages.rows(doc_pages.section(doc_pages.page(page), heading)):
+            is_error = codes is ErrorCode
+            meaning = _without_links(cells[2 if is_error else 1])
+            name = f" (`{doc_pages.code_of(cells[1])}`)" if is_error else ""
+            line = f"- [{codes.__name__}]({page}#{anchor}){name}: {meaning}."
+            entries.setdefault(doc_pages.code_of(cells[0]), []).append(line)
+    return "\n\n".join(
+        "\n".join(
+            [f"### {code}", "", *lines, "", f"**What to do:** {REMEDIES.get(code, AT_THE_START)}"]
+        )
+        for code, lines in sorted(entries.items())
+    )
 
 
 def _without_links(text: str) -> str:
@@ -406,7 +414,7 @@ def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     yield "reasons", reasons_table
     yield "api", api_reference
     yield "commands", commands_table
-    yield "codes", codes_table
+    yield "codes", codes_list
 
 
 PARTS: dict[str, Callable[[], str]] = dict(_parts())

@@ -15,16 +15,19 @@ import typer
 from horsies.cli.options import EXIT_FAILED, EXIT_NOT_FOUND, exit_with
 
 _PACKAGE = Path(__file__).parents[1]
+_NEXT_CODE = "\n### "
 DIRECTORIES = (_PACKAGE / "documentation", _PACKAGE.parents[1] / "docs")
 
 
 def docs(
     topic: Annotated[
         str | None,
-        typer.Argument(metavar="[TOPIC]", help="A page, such as retries or internals/liveness."),
+        typer.Argument(
+            metavar="[TOPIC]", help="A page, such as retries, or a code, such as WORKER_CRASHED."
+        ),
     ] = None,
 ) -> None:
-    """Print a page of the documentation, or list all topics.
+    """Print a page of the documentation, the entry of an error code, or all topics.
 
     In a terminal the page opens in your pager; other output gets the Markdown.
 
@@ -33,11 +36,14 @@ def docs(
     Example:
         horsies docs
         horsies docs retries
-        horsies docs internals/liveness | less
+        horsies docs WORKER_CRASHED
     """
     pages = _pages()
     if topic is None:
         _print(_contents(pages))
+        return
+    if entry := _entry_of_code(topic, pages):
+        _print(entry)
         return
     match _matches(topic, list(pages)):
         case [found]:
@@ -66,6 +72,16 @@ def _pages() -> dict[str, Path]:
 def _rank(topic: str) -> tuple[bool, str, bool, str]:
     folder, _, name = topic.rpartition("/")
     return bool(folder), folder, name != "index", name
+
+
+def _entry_of_code(topic: str, pages: dict[str, Path]) -> str | None:
+    """Return the section of the page of codes, for an upper-case topic that is a code."""
+    if topic != topic.upper() or "codes" not in pages:
+        return None
+    _, found, rest = pages["codes"].read_text("utf-8").partition(f"\n### {topic}\n")
+    return (
+        f"{topic}\n{rest.split(_NEXT_CODE, 1)[0].split('<!--', 1)[0].rstrip()}\n" if found else None
+    )
 
 
 def _matches(topic: str, known: list[str]) -> list[str]:

@@ -119,6 +119,8 @@ def _load(named: list[str]) -> typer.Typer:
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     gc.disable()  # imports create many objects and free none
     try:
+        if _completes(named):
+            return command_line(completes=True)
         if not named or named[0].startswith("-"):
             return command_line(())
         return command_line(named if named[0] in _MODULES else _MODULES)
@@ -126,6 +128,12 @@ def _load(named: list[str]) -> typer.Typer:
         # otherwise the collection at exit visits every module, which takes a quarter of a short command
         gc.freeze()
         gc.enable()
+
+
+def _completes(named: list[str]) -> bool:
+    """Return whether a shell asks for completions, or the user for the script that asks for them."""
+    asked = named[:1] in (["--install-completion"], ["--show-completion"])
+    return asked or "_HORSIES_COMPLETE" in os.environ
 
 
 def _open_missing_streams() -> None:
@@ -197,9 +205,12 @@ def version() -> None:
     typer.echo(f"horsies {__version__}")
 
 
-def command_line(names: Iterable[str] = _MODULES) -> typer.Typer:
+def command_line(names: Iterable[str] = _MODULES, *, completes: bool = False) -> typer.Typer:
     cli = typer.Typer(
-        cls=Overview, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        cls=Overview,
+        add_completion=completes,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
     )
     cli.callback(invoke_without_command=True)(overview)
     assert cli.registered_callback is not None

@@ -47,6 +47,7 @@ from horsies.logs import (
     event_descriptors,
     set_worker_name,
 )
+from horsies.modules import failure_at
 from horsies.scheduler.service import Scheduler, SchedulerThread, migrating_connector
 from horsies.worker import os_process
 from horsies.worker.config import (
@@ -107,8 +108,12 @@ AsyncChildrenOption = Annotated[
     typer.Option(metavar="NUMBER", help="Child processes that run all `async def` tasks."),
 ]
 AsyncSlotsOption = Annotated[
-    int,
-    typer.Option(metavar="NUMBER", help="Tasks that an async child runs at a time."),
+    int | None,
+    typer.Option(
+        metavar="NUMBER",
+        help=f"Tasks that an async child runs at a time; default: {DEFAULT_ASYNC_SLOTS}.",
+        show_default=False,
+    ),
 ]
 MaxTasksOption = Annotated[
     int,
@@ -194,7 +199,7 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
     module: ModuleOption = None,
     processes: ProcessesOption = None,
     async_children: AsyncChildrenOption = 0,
-    async_slots: AsyncSlotsOption = DEFAULT_ASYNC_SLOTS,
+    async_slots: AsyncSlotsOption = None,
     queues: QueuesOption = None,
     exclude_queues: ExcludeQueuesOption = None,
     name: NameOption = None,
@@ -244,11 +249,22 @@ def worker(  # noqa: PLR0913, PLR0917 - typer makes a flag of every parameter
         metrics_host=metrics_host,
         metrics_port=metrics_port,
         async_children=async_children,
-        async_slots=async_slots,
+        async_slots=_slots(async_children, async_slots),
         burst=burst,
         debug=debug,
     )
     raise typer.Exit(int(_serve(app, config, start_method, with_scheduler=with_scheduler)))
+
+
+def _slots(children: int, slots: int | None) -> int:
+    """Return the slots of each async child; slots without children would have no effect."""
+    if slots is not None and not children:
+        raise failure_at(
+            None,
+            "--async-slots needs --async-children: without them no task runs in a slot.",
+            help_text="add --async-children 1, or leave out --async-slots",
+        )
+    return DEFAULT_ASYNC_SLOTS if slots is None else slots
 
 
 def _start_logs(
