@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         CustomQueueConfig,
         PayloadConfig,
         PayloadPolicy,
+        PerKey,
         QueueMode,
         Rate,
         RecoveryConfig,
@@ -274,6 +275,7 @@ __all__ = [
     "TaskSendFailed",
     "TaskSendPayload",
     "Debounce",
+    "PerKey",
     "Rate",
     "OutgoingTask",
     "TaskOptions",
@@ -371,7 +373,7 @@ __all__ = [
 _NAMES_BY_MODULE = {
     "app": "ChildProcessStartHook Horsies get_current_app",
     "config.app": (
-        "AppConfig CustomQueueConfig PayloadConfig PayloadPolicy QueueMode Rate RecoveryConfig "
+        "AppConfig CustomQueueConfig PayloadConfig PayloadPolicy PerKey QueueMode Rate RecoveryConfig "
         "WorkerResilienceConfig"
     ),
     "config.postgres": "PostgresConfig",

@@ -45,6 +45,7 @@ from horsies.tasks.by_name import Arguments, prepare_by_name, prepare_retry
 from horsies.tasks.definition import (
     DecoratorOptions,
     DurableTraits,
+    KeySource,
     OnStop,
     TaskDefinition,
     choose_queue,
@@ -164,6 +165,7 @@ class Horsies(Operations):
         timeout_ms: int | None = None,
         on_stop: OnStop = "finish",
         burst: bool = False,
+        key: KeySource | None = None,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -176,6 +178,7 @@ class Horsies(Operations):
         timeout_ms: int | None = None,
         on_stop: OnStop = "finish",
         burst: bool = False,
+        key: KeySource | None = None,
         **unknown: object,
     ) -> Any:
         """Register a function as a task; its default name is ``module.function``.
@@ -190,7 +193,9 @@ class Horsies(Operations):
         ``"finish"`` lets it finish within the grace period and otherwise fails it with WORKER_STOPPED;
         ``"requeue"`` does the same but returns the task to its queue instead of failing it, without
         using up a retry; ``"fail"`` fails it immediately. ``burst`` lets a child hold several very
-        short tasks, as it also may if the policy retries WORKER_CRASHED; see the guarantees.
+        short tasks, as it also may if the policy retries WORKER_CRASHED; see the guarantees. ``key``
+        names whom the task works for, such as a tenant: the name of a parameter whose value is a text,
+        or a function of the arguments that returns one. A queue shares its children out by key.
 
         Example:
             @app.task
@@ -209,6 +214,7 @@ class Horsies(Operations):
             unknown,
             on_stop,
             burst,
+            key=key,
         )
 
         def decorate(function: Any, name: str | None = None) -> AnyTask:

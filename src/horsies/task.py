@@ -310,7 +310,8 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
         ``idempotency_key``: a second send with the same key and request returns the first one's handle;
         ``unique`` sets how long the key stays in use: "forever", "while_open" until the task has ended,
         or "while_waiting" until a worker has claimed it. ``debounce``: run once after the last of many
-        sends with this key, with the newest arguments. ``transaction``: your open psycopg, asyncpg,
+        sends with this key, with the newest arguments. ``key``: whom the task works for,
+        instead of the key of the task; None for none. ``transaction``: your open psycopg, asyncpg,
         SQLAlchemy or Django connection; the task commits or rolls back with it.
 
         Example:

@@ -31,10 +31,11 @@ INJECTED_NAMES = frozenset({"workflow_ctx", "workflow_meta"})
 
 
 class EncodedCall(NamedTuple):
-    """The arguments of a call as stored: a JSON list and a JSON object."""
+    """The arguments of a call as stored: a JSON list and a JSON object; and its key, if it has one."""
 
     args_json: str
     kwargs_json: str
+    key: str | None = None
 
 
 class BoundCall(NamedTuple):

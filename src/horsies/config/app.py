@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
@@ -96,6 +96,39 @@ class Rate(FrozenModel):
         return self.per_seconds / self.count
 
 
+class PerKey(FrozenModel):
+    """Limits that hold for each key of a queue, in the whole cluster; see [keys](concurrency.md#keys).
+
+    Example:
+        PerKey(max_concurrency=2, rate=Rate(count=100, per_seconds=60, burst=5))
+    """
+
+    max_concurrency: int | None = Field(default=None, ge=0, le=2_147_483_647, strict=True)
+    """The largest number of tasks of one key in flight, at least 0. 0 pauses all keys. None sets no limit.
+    Defaults to None."""
+
+    rate: Rate | None = None
+    """How many tasks of one key may start in a time. None sets no limit. Defaults to None."""
+
+    order: Literal["parallel", "fifo"] = "parallel"
+    """`fifo` runs the tasks of one key one after the other, in the order of their sends: a task waits until
+    the one before it has ended finally, retries included. Defaults to `parallel`."""
+
+    weight: float = Field(default=1.0, ge=0.01, le=100.0)
+    """How many tasks of one key start at its turn, on average, from 0.01 to 100. Defaults to 1."""
+
+    on_failure: Literal["go_on", "halt"] = "go_on"
+    """Whether a key with `order="fifo"` continues after a task that failed, or is paused. Defaults to
+    `go_on`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.on_failure == "halt" and self.order != "fifo":
+            problem = 'on_failure="halt" needs order="fifo": only then does a task wait for the one before it'
+            raise_problems("PerKey", [(ErrorCode.CONFIG_INVALID_QUEUE_MODE, problem)])
+        return self
+
+
 class CustomQueueConfig(FrozenModel):
     """One queue of an app in CUSTOM mode.
 
@@ -119,6 +152,10 @@ class CustomQueueConfig(FrozenModel):
     """How many tasks of this queue may start per period, in the whole cluster; see
     [rates](concurrency.md#rates). None sets no limit. Defaults to None.
     """
+
+    per_key: PerKey | None = None
+    """Limits that hold for each key of this queue; see [keys](concurrency.md#keys). None sets none.
+    Defaults to None."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

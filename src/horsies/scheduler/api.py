@@ -359,5 +359,7 @@ def _run_step(name: str, work: Work) -> Step:
         timeout_ms=work.timeout_ms,
         retention_seconds=work.retention_seconds,
         enqueue_sha=work.enqueue_sha,
+        lane_key=work.lane_key,
+        lane=work.lane,
         schedule_name=name,
     )

@@ -209,6 +209,8 @@ def columns(batch: Sequence[Decided]) -> FireSlots:
         timeouts_ms=[row.timeout_ms for _, row in tasks],
         retention_seconds=[row.retention_seconds for _, row in tasks],
         enqueue_shas=[row.enqueue_sha for _, row in tasks],
+        lane_keys=[row.lane_key for _, row in tasks],
+        lanes=[row.lane for _, row in tasks],
         run_ids=[run.id for _, run in runs],
         plans=[run.plan for _, run in runs],
         run_schedule_names=[name for name, _ in runs],

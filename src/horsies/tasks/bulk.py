@@ -38,11 +38,13 @@ from horsies.tasks.broker import (
     resend_delays,
 )
 from horsies.tasks.handle import TaskHandle
+from horsies.tasks.keys import lane_of
 from horsies.tasks.options import SendOptions, option_problem
 from horsies.tasks.request import (
     SharedValues,
     TaskSendError,
     TaskSendResult,
+    call_key,
     encode,
     refused,
     run_hooks,
@@ -70,6 +72,8 @@ _CARRIED = 2
 # Beyond this size, rows kept for a resend go to a temporary file.
 KEPT_BYTES_IN_MEMORY = 8_000_000
 _STORING = BrokerErrorCode.ENQUEUE_FAILED
+# The columns that differ between the rows of a chunk.
+_COLUMNS = ("ids", "args", "kwargs", "enqueue_shas", "lane_keys", "lanes")
 
 
 def send_many(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Handles[T]]:
@@ -162,17 +166,20 @@ class _RefusedCall(Exception):
 
 def _encoded(sender: Sender, calls: Iterable[TaskCall[Any]]) -> Iterator[Chunk]:
     """Check and encode the calls, chunk by chunk."""
-    definition, limits = sender.definition, sender.producer.config.payload
+    definition, config = sender.definition, sender.producer.config
     chunk: Chunk = []
     size = 0
     for position, call in enumerate(calls):
         if getattr(call, "task_name", None) != definition.name:
             problem = refused(definition, "send_many takes calls made by this task's bind(...)")
             raise _refused_at(position, problem)
-        encoded = encode(limits, definition, call.args, call.kwargs)
+        encoded = encode(config.payload, definition, call.args, call.kwargs)
         if isinstance(encoded, Err):
             raise _refused_at(position, encoded.value)
-        chunk.append(encoded.value)
+        key, fault = call_key(config, definition, sender.options, call.args, call.kwargs)
+        if fault is not None:
+            raise _refused_at(position, refused(definition, fault))
+        chunk.append(encoded.value if key is None else encoded.value._replace(key=key))
         size += len(encoded.value.args_json) + len(encoded.value.kwargs_json)
         is_large = size > CHUNK_CHARACTERS and len(chunk) > _CARRIED + 1
         if len(chunk) == CHUNK_CALLS + _CARRIED or is_large:
@@ -378,8 +385,9 @@ class _Bulk(Generic[T]):
 
     def _rows(self) -> Iterator[InsertTasks]:
         """Return the rows of earlier attempts, followed by those of the rest of the stream."""
-        for ids, args, kwargs, shas in self._kept or ():
-            yield self._row._replace(ids=ids, args=args, kwargs=kwargs, enqueue_shas=shas)
+        for kept in self._kept or ():
+            columns: dict[str, Any] = dict(zip(_COLUMNS, kept, strict=True))
+            yield self._row._replace(**columns)
         while True:
             try:
                 chunk = next(self._chunks, None)
@@ -390,7 +398,7 @@ class _Bulk(Generic[T]):
                 return
             rows = self._made(chunk)
             if self._kept is not None:
-                self._kept.add(rows.ids, rows.args, rows.kwargs, rows.enqueue_shas)
+                self._kept.add(*(getattr(rows, column) for column in _COLUMNS))
             yield rows
 
     def _made(self, chunk: Chunk) -> InsertTasks:
@@ -404,4 +412,16 @@ class _Bulk(Generic[T]):
             args="\n".join([call.args_json for call in chunk]),
             kwargs="\n".join([call.kwargs_json for call in chunk]),
             enqueue_shas="\n".join(self._shared.fingerprints(self._row.sent_at, chunk)),
+            **self._keys(chunk),
         )
+
+    def _keys(self, chunk: Chunk) -> dict[str, Any]:
+        """Return the columns of keys; either all calls of a stream have one, or none."""
+        if chunk[0].key is None:
+            return {}
+        queue_name = self._row.queue_name
+        lanes = [lane_of(queue_name, call.key) for call in chunk if call.key is not None]
+        return {
+            "lane_keys": "\n".join([json.dumps(lane.key) for lane in lanes]),
+            "lanes": "\n".join([str(lane.number) for lane in lanes]),
+        }

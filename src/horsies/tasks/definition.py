@@ -37,6 +37,7 @@ from horsies.errors import (
 from horsies.modules import shared_name
 from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult, storable_text
+from horsies.tasks.keys import TaskKey
 
 NAME_LENGTH_MAX = 255
 # The column is a 32-bit integer.
@@ -45,6 +46,8 @@ TIMEOUT_PROBLEM = "timeout_ms must be a whole number of milliseconds from 100 to
 RESERVED_PREFIX = "horsies."
 
 OnStop: TypeAlias = Literal["finish", "requeue", "fail"]
+# The name of a parameter, or a function of the arguments of a call.
+KeySource: TypeAlias = str | Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ class TaskDefinition:
     on_stop: OnStop = "finish"
     burst: bool = False
     durable: DurableTraits | None = None
+    key: TaskKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class DecoratorOptions:
     on_stop: OnStop = "finish"
     burst: bool = False
     durable: DurableTraits | None = None
+    key: KeySource | None = None
 
 
 def define(
@@ -123,6 +128,7 @@ def define(
         on_stop=options.on_stop,
         burst=options.burst,
         durable=options.durable,
+        key=_read_key(function, options.key, signature, location),
     )
 
 
@@ -179,8 +185,8 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
         yield _Problem(
             f"@app.task has no option {', '.join(map(_with_hint, unknown))}.",
             "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code, "
-            "timeout_ms, on_stop and burst; good_until belongs to with_options(...), auto_retry_for to the "
-            "retry_policy",
+            "timeout_ms, on_stop, burst and key; good_until belongs to with_options(...), auto_retry_for to "
+            "the retry_policy",
         )
     if isinstance(function, type):
         yield _Problem(
@@ -365,6 +371,30 @@ def _transaction_problems(
             f"{where} of the wrong kind: {kind.__name__} in a function with `{definer}`.",
             f"annotate it {right}",
         )
+
+
+def _read_key(
+    function: FunctionType,
+    key: object,
+    signature: CallSignature,
+    location: SourceLocation | None,
+) -> TaskKey | None:
+    if key is None:
+        return None
+    if isinstance(key, str):
+        found = TaskKey.of_parameter(key, function, signature)
+    else:
+        found = TaskKey(function=key) if callable(key) else None
+    if found is None:
+        what = f"{key!r} names none" if isinstance(key, str) else f"it is {type(key).__name__}"
+        raise TaskDefinitionError(
+            f"The key of task function {function.__name__!r} must be one of its parameters or a function "
+            f"of its arguments; {what}.",
+            code=ErrorCode.TASK_INVALID_OPTIONS,
+            location=location,
+            help_text=f"the parameters are {signature.names.shown}",
+        )
+    return found
 
 
 def _read_signature(

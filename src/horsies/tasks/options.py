@@ -15,6 +15,7 @@ from horsies.current_task import inherited_headers
 from horsies.retry import RetryPolicy
 from horsies.task_result import storable_text
 from horsies.tasks.definition import TIMEOUT_PROBLEM, TaskDefinition, is_timeout
+from horsies.tasks.keys import lane_key_problem
 from horsies.validation import SECONDS_MAX
 
 KEY_LENGTH_MAX = 255
@@ -77,6 +78,7 @@ class SendKeywords(TypedDict, total=False):
     headers: Mapping[str, str] | None
     retention: timedelta | None
     debounce: Debounce | None
+    key: str | Unset | None
     transaction: object
 
 
@@ -97,6 +99,7 @@ class SendOptions:
     headers: Mapping[str, str] | None = None
     retention: timedelta | None = None
     debounce: Debounce | None = None
+    key: str | Unset | None = UNSET
 
 
 _OTHER_WORDS = {"eta": "at", "countdown": "delay", "queue": "queue_name"}
@@ -247,6 +250,7 @@ def option_problem(
         or _debounce_problem(options, delay_seconds)
         or _override_problem(config, options)
         or _stored_problem(options)
+        or (None if options.key in (None, UNSET) else lane_key_problem(options.key))
     )
 
 

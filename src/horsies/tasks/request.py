@@ -24,7 +24,9 @@ from horsies.ids import new_id
 from horsies.result import Err, Ok, Result
 from horsies.task_result import exception_text
 from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.keys import CallKey, lane_of
 from horsies.tasks.options import (
+    NO_OPTIONS,
     UNSET,
     Debounce,
     OutgoingTask,
@@ -78,6 +80,7 @@ class TaskSendPayload:
     timeout_ms: int | None = None
     retention_seconds: float | None = None
     debounce: Debounce | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ class Request(NamedTuple):
             unique=_UNIQUENESS[row.unique_while],
             delay=self.delay,
             debounce=self.debounce,
+            key=row.lane_key,
         )
 
 
@@ -160,6 +164,11 @@ def prepare(
     encoded = encode(config.payload, definition, args, kwargs)
     if isinstance(encoded, Err):
         return encoded
+    key, problem = call_key(config, definition, options, args, kwargs)
+    if key is not None and delay_seconds is not UNSET:
+        problem = fifo_problem(config, options.queue_name or definition.queue_name, "schedule")
+    if problem is not None:
+        return Err(refused(definition, problem))
     if hooks:
         hooked = run_hooks(hooks, config, definition, options, 1)
         if isinstance(hooked, Err):
@@ -169,7 +178,48 @@ def prepare(
     task_id, sent_at = stamp or Stamp(new_id(), datetime.now(UTC))
     shared = shared or shared_values(config, definition, options, delay)
     row = _row(task_id, definition.name, options, shared, sent_at, encoded.value, delay)
+    if key is not None:
+        lane = lane_of(row.queue_name, key)
+        row = row._replace(lane_key=lane.key, lane=lane.number)
     return Ok(Request(row, options.delay, delay, options.debounce))
+
+
+_NO_KEY = CallKey()
+
+
+def call_key(
+    config: AppConfig,
+    definition: TaskDefinition,
+    options: SendOptions,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> CallKey:
+    """Return the key of a call: that of its send, or else that of its task."""
+    if isinstance(options.key, Unset):
+        found = _NO_KEY if definition.key is None else definition.key.of_call(args, kwargs)
+    else:
+        found = CallKey(options.key)
+    if found.key is not None and options is not NO_OPTIONS:
+        for name in _UNORDERED:
+            if getattr(options, name) is not None:
+                queue_name = options.queue_name or definition.queue_name
+                found = found._replace(problem=fifo_problem(config, queue_name, name))
+    return found
+
+
+# The options that change the order of tasks.
+_UNORDERED = ("priority", "at", "delay", "debounce")
+
+
+def fifo_problem(config: AppConfig, queue_name: str, option: str) -> str | None:
+    """Return why a send with a key cannot choose its place in this queue, or None."""
+    for queue in config.queues():
+        if queue.name == queue_name and queue.per_key and queue.per_key.order == "fifo":
+            return (
+                f"queue {queue_name!r} runs the tasks of a key in the order of their sends; "
+                f"leave {option} out"
+            )
+    return None
 
 
 def _row(
@@ -268,6 +318,8 @@ def _replayed(task_id: str, payload: TaskSendPayload) -> Request:
         idempotency_sha=None if key is None else _idempotency_sha(payload.task_name, payload, call),
         unique_key=None if is_forever else key,
         unique_while=None if is_forever else payload.unique.removeprefix("while_"),
+        lane_key=payload.key,
+        lane=None if payload.key is None else lane_of(payload.queue_name, payload.key).number,
     )
     return Request(row, payload.delay, payload.enqueue_delay_seconds, debounce)
 
@@ -292,7 +344,7 @@ class SharedValues(NamedTuple):
     def fingerprints(self, sent_at: datetime, calls: Iterable[EncodedCall]) -> list[str]:
         """Return the digests of rows that are sent at the same time."""
         head, sha256 = f"{self.digest}{sent_at.isoformat()}\0", hashlib.sha256
-        return [sha256(f"{head}{args}\0{kwargs}".encode()).hexdigest() for args, kwargs in calls]
+        return [sha256(f"{head}{args}\0{kwargs}".encode()).hexdigest() for args, kwargs, _ in calls]
 
 
 def shared_values(
@@ -315,6 +367,7 @@ def shared_values(
         "" if delay_seconds is None else repr(float(delay_seconds)),
         task_options,
         f"{_utc_text(options.at)} {options.delay} {definition.timeout_ms} {retention} {options.unique}",
+        *([options.key] if isinstance(options.key, str) else []),
     )
     return SharedValues(
         definition.queue_name,

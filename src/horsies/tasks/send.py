@@ -350,8 +350,8 @@ def _debounce_script(row: InsertTask, debounce: Debounce) -> Script[str]:
     (stored,) = yield debounce_task, values
     if stored.id is None:
         raise PayloadMismatchError(
-            f"A task {row.task_name!r} with this idempotency key waits on another queue, or was sent without "
-            "debounce; use a new idempotency key."
+            f"A task {row.task_name!r} with this idempotency key waits on another queue or with another key, "
+            "or was sent without debounce; use a new idempotency key."
         )
     return str(stored.id)
 

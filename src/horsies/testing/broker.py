@@ -262,7 +262,7 @@ def _debounced(params: DebounceTask) -> InsertTask:
         "idempotency_key": None,
         "unique_while": "waiting",
     }
-    return InsertTask(**{name: values[name] for name in InsertTask._fields})
+    return InsertTask(**{name: values[name] for name in InsertTask._fields if name in values})
 
 
 def _rows(params: InsertTasks) -> list[InsertTask]:

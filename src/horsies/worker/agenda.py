@@ -175,6 +175,10 @@ class Agenda:
         if seconds == 0:
             self.may_have_work = True
 
+    def note_next_key(self, now: float, seconds: float) -> None:
+        """Note when the next task with a key is due: look ahead then, and move it to its lane."""
+        self.due_at = min(self.due_at, now + seconds)
+
     def next_at(self) -> float:
         planned = min(self.poll_at, self.due_at, self.claim_at)
         if self.needs_look_ahead:

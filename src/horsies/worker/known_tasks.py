@@ -115,6 +115,8 @@ def task_defaults(app: Horsies) -> str:
                 "timeout_ms": task.timeout_ms,
                 "is_async": task.is_async,
                 "burst": task.burst,
+                "key_parameter": task.key.parameter or None if task.key else None,
+                "computes_key": task.key is not None and task.key.function is not None,
                 "reject_bytes": _NO_LIMIT if limit is None else limit,
             }
             for name, task in sorted(app.definitions().items())

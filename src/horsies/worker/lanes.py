@@ -7,12 +7,17 @@ says nothing about the other kind.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from horsies.db.statements.turn import ClaimedTask
+from horsies.db.pipeline import Pipeline
+from horsies.db.statements.turn import ClaimedTask, LookAtKeys, look_at_keys
+from horsies.db.statements.workers import store_lane_limits
+from horsies.tasks.blocked import Blocked
 from horsies.worker.agenda import Agenda
+from horsies.worker.keyed import PROMOTED_MAX, KeyRings
 from horsies.worker.pool.places import FreePlaces
 from horsies.worker.pool.window import Windows
 from horsies.worker.turn import Bookmarks
@@ -81,6 +86,7 @@ class Lane:
     ) -> None:
         self.agenda = Agenda(poll_seconds)
         self.bookmarks = Bookmarks(queues)
+        self.rings = KeyRings(queues)
         self.places = places
         self.is_async = is_async
         self.prefetch_max = prefetch_max
@@ -100,6 +106,14 @@ class Lane:
         """How many of `room` tasks its children could take now, in addition to the prefetched ones."""
         pids, ahead = self.places.take(room)
         return max(0, len(pids) + len(ahead) + self.prefetch_max - prefetched)
+
+    def note_lanes(self, answers: Sequence[ClaimedTask], now: float) -> None:
+        """Note how the claim by keys of each queue ended: claim again if lanes have more, or will soon."""
+        seen = self.rings.note_claim(answers)
+        if seen.has_more:
+            self.agenda.wake()
+        if seen.wait_seconds is not None:
+            self.agenda.wake_at(now + seen.wait_seconds)
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
         """Make the next claim begin with those of these tasks that belong to this lane."""
@@ -126,6 +140,29 @@ def lanes_of(
         Lane(queues, poll_seconds, places, False, prefetch_max),
         Lane(queues, poll_seconds, AsyncPlaces(free), True),
     ]
+
+
+def look_at_keyed(pipeline: Pipeline, lanes: Sequence[Lane], blocked: Blocked) -> None:
+    """Let tasks with keys become due, and find out when the next one will. No key is served before its
+    limits are stored.
+    """
+    limits = lanes[0].rings.limits
+    if limits is not None and limits.unstored is not None:
+        with blocked.job("registering the limits of keys"):
+            pipeline.run([blocked.lock_wait(), store_lane_limits(limits.unstored, limits.queues)])
+            limits.unstored = None
+    queues = sorted({queue for lane in lanes for queue in lane.rings.queues})
+    if not queues:
+        return
+    with blocked.job("the search for tasks with keys"):
+        ((found,),) = pipeline.run([(look_at_keys, LookAtKeys(queues, PROMOTED_MAX))])
+        now = time.monotonic()
+        for lane in lanes:
+            lane.rings.note_search(queues, found.queues)
+            if found.promoted:
+                lane.agenda.wake()
+            if found.seconds is not None:
+                lane.agenda.note_next_key(now, found.seconds)
 
 
 def shared_room(room: int, space: Sequence[int], held: Sequence[int]) -> list[int]:

@@ -154,6 +154,11 @@ class Ledger:
         """How many places the outcomes free in each queue."""
         return Counter(self._owned[one.task_id].task.queue_name for one in outcomes)
 
+    def freed_lanes(self, outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
+        """The queues and lanes of the tasks with keys among these outcomes."""
+        tasks = [self._owned[one.task_id].task for one in outcomes]
+        return [(task.queue_name, task.lane) for task in tasks if task.lane is not None]
+
     # Changes of state
 
     def put(self, task: ClaimedTask, state: State, outcome: Outcome | None = None) -> None:

@@ -376,7 +376,7 @@ class Worker:
         if received.gap:
             self._maintenance.check_cancels()
         if received.work or received.gap or received.woken:
-            self._work.note_news(received.woken)
+            self._work.note_news(received.woken, received.keyed)
         if received.paused:
             # Return all tasks that have not started; the next claim skips the paused queues.
             self._dispatcher.put_back()

@@ -18,6 +18,8 @@ PAUSE_CHANNEL = "horsies_pause"
 ECHO_CHANNEL = "horsies_echo"
 # A send wakes a few of many workers, each on its own channel; the payload is the queue.
 WAKE_CHANNEL_PREFIX = "horsies_wake_"
+# Says that tasks of the queue have keys; before the name of the queue where the payload is that name.
+KEYED_HINT = "@"
 
 # The minimum time to wait for an echo, however often a worker notifies itself.
 PATIENCE_SECONDS = 1.0
@@ -41,7 +43,8 @@ class NotificationBatch(NamedTuple):
 
     `work` says that a queue may have tasks. `cancelled` names tasks that may have been cancelled. `gap`
     says that any number of notifications may have been missed. `paused` says that a queue or a run was
-    paused. `woken` names queues for whose tasks only a few workers were woken.
+    paused. `woken` names queues for whose tasks only a few workers were woken, `keyed`
+    queues whose tasks have keys.
     """
 
     work: bool
@@ -50,6 +53,7 @@ class NotificationBatch(NamedTuple):
     gap: bool = False
     paused: bool = False
     woken: frozenset[str] = frozenset()
+    keyed: frozenset[str] = frozenset()
 
 
 NOTHING_RECEIVED = NotificationBatch(False, frozenset())
@@ -62,6 +66,7 @@ def sort_notifications(
         return NOTHING_RECEIVED
     cancelled: set[str] = set()
     woken: set[str] = set()
+    keyed: set[str] = set()
     pings: list[str] = []
     work = paused = False
     for channel, payload in notifications:
@@ -72,11 +77,16 @@ def sort_notifications(
         elif channel == PAUSE_CHANNEL:
             paused = True
         elif channel.startswith(WAKE_CHANNEL_PREFIX):
-            woken.add(payload)
+            queue = payload.removeprefix(KEYED_HINT)
+            woken.add(queue)
+            if queue != payload:
+                keyed.add(queue)
         elif channel != ECHO_CHANNEL:
             work = True
+            if payload == KEYED_HINT:
+                keyed.add(channel.removeprefix(QUEUE_CHANNEL_PREFIX))
     return NotificationBatch(
-        work, frozenset(cancelled), tuple(pings), gap, paused, frozenset(woken)
+        work, frozenset(cancelled), tuple(pings), gap, paused, frozenset(woken), frozenset(keyed)
     )
 
 

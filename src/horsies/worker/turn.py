@@ -107,7 +107,8 @@ class Bookmarks:
         """Begin the next claim with these tasks, which went back to their queues."""
         for task in returned:
             last = self._last.get(task.queue_name)
-            if last is not None and (task.priority, task.enqueued_at, task.id) < last:
+            is_plain = task.lane is None
+            if is_plain and last and (task.priority, task.enqueued_at, task.id) < last:
                 before = task.priority, task.enqueued_at, _id_before(task.id)
                 self._last[task.queue_name] = before
 
@@ -133,7 +134,8 @@ class Bookmarks:
         searched everywhere.
         """
         for task in claimed:
-            self._last[task.queue_name] = task.priority, task.enqueued_at, task.id
+            if task.lane is None:
+                self._last[task.queue_name] = task.priority, task.enqueued_at, task.id
         if not (positions is EVERYWHERE or (was_short and positions.looks_everywhere)):
             return False
         started, ended = span
@@ -153,7 +155,9 @@ class TurnRequest(NamedTuple):
     that the outcomes free in each queue. ``positions`` is where the claim searches first.
     ``unknown_names``, ``refused_ids`` and ``refused_by`` (fingerprints) are the tasks that it excludes.
     ``is_async`` restricts the claim to tasks of ``async def`` functions, or to the others; None takes
-    both.
+    both. ``cursors`` are the places on the rings of lanes where the claim by keys continues, per queue;
+    empty if no queue has keys. ``freed_lanes`` are the queues and lanes of the tasks with keys whose
+    outcomes are recorded.
     """
 
     starting: Sequence[tuple[ClaimedTask, int]] = ()
@@ -167,6 +171,8 @@ class TurnRequest(NamedTuple):
     short_names: Sequence[str] = ()
     is_async: bool | None = None
     refused_by: Sequence[str] = ()
+    cursors: Sequence[int | None] = ()
+    freed_lanes: Sequence[tuple[str, int]] = ()
 
     @property
     def claims(self) -> int:
@@ -195,6 +201,8 @@ class TurnResult(NamedTuple):
     cancelled: Set[str] = frozenset()
     instead: Mapping[str, Outcome] = MappingProxyType({})
     by_child: Set[str] = frozenset()
+    # What the claim by keys says of each queue.
+    lanes: Sequence[ClaimedTask] = ()
 
 
 NOTHING_DONE = TurnResult(set(), MappingProxyType({}), ())
@@ -295,6 +303,9 @@ class Claimer:
             refused_by=request.refused_by,
             rate_seconds=self.rate_seconds,
             rate_bursts=self.rate_bursts,
+            cursors=request.cursors,
+            freed_queues=[queue for queue, _ in request.freed_lanes],
+            freed_lanes=[lane for _, lane in request.freed_lanes],
         )
 
 
@@ -347,7 +358,7 @@ def _turn_beside_children(
 ) -> TurnResult:
     """A turn for outcomes some of which children have already recorded in their tasks' transactions."""
     rest = [one for one in outcomes if not one.is_recorded]
-    needs_turn = rest or request.starting or request.claims or (claimer.is_capped and request.freed)
+    needs_turn = rest or request.starting or _needs_claim(claimer, request)
     turned = NOTHING_DONE
     if needs_turn:
         turned = take_turn(pipeline, claimer, rest, request, blocked)
@@ -444,23 +455,35 @@ def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) 
             [pid for _, pid in starting],
         )
         steps["start"] = start_tasks, start
-    if request.claims > 0 or (claimer.is_capped and request.freed):
+    if _needs_claim(claimer, request):
         steps["claim"] = claim_tasks, claimer.claim(request)
     return steps
+
+
+def _needs_claim(claimer: Claimer, request: TurnRequest) -> bool:
+    """Whether to claim, or to tell other workers of places that this turn frees."""
+    frees_places = (claimer.is_capped and request.freed) or request.freed_lanes
+    return request.claims > 0 or bool(frees_places)
 
 
 def _result(steps: Steps, answers: Sequence[Sequence[Any]]) -> TurnResult:
     rows = dict(zip(steps, answers, strict=True))
     ids = {name: {row.task_id for row in rows[name]} for name in _RECORDED if name in rows}
     by_child = ids.get("by_child", _NO_IDS)
+    claimed = rows.get("claim", ())
+    lanes: Sequence[ClaimedTask] = ()
+    if claimed and "" in [task.id for task in claimed]:
+        lanes = [task for task in claimed if not task.id]
+        claimed = [task for task in claimed if task.id]
     return TurnResult(
         set[str]().union(*ids.values()),
         {row.id: row.worker_pid for row in rows["start"]} if "start" in rows else {},
-        rows.get("claim", ()),
+        claimed,
         failed=ids.get("failed", _NO_IDS),
         cancelled=ids.get("cancelled", _NO_IDS),
         as_decided=not by_child,
         by_child=by_child,
+        lanes=lanes,
     )
 
 

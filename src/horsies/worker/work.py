@@ -36,8 +36,9 @@ from horsies.tasks.recovery import (
 from horsies.worker.agenda import Shutdown, burst_step
 from horsies.worker.config import WorkerConfig
 from horsies.worker.dispatcher import NO_PARTS, Dispatcher, Parts
+from horsies.worker.keyed import LimitsOfKeys
 from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
-from horsies.worker.lanes import Lane, lanes_of, shared_room
+from horsies.worker.lanes import Lane, lanes_of, look_at_keyed, shared_room
 from horsies.worker.ledger import ENDED, REFUSED, RUNNING, UNCALLED, WAITING
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
@@ -133,6 +134,9 @@ class Work:
         self._lanes = lanes_of(
             config.queues, poll_seconds, pool.places, dispatcher.windows, app.config.prefetch_buffer
         )
+        limits = LimitsOfKeys(app.config)
+        for lane in self._lanes:
+            lane.rings.limits = limits
         # Whether the last claim came after every notification that this worker's own transactions sent.
         self.claimed_last = False
         # With --burst: how many attempts had ended before the last check of every queue.
@@ -140,15 +144,18 @@ class Work:
         # Whether a shutdown gave up outcomes that the database refuses.
         self.has_given_up = False
 
-    def note_news(self, woken: frozenset[str] = frozenset()) -> None:
+    def note_news(
+        self, woken: frozenset[str] = frozenset(), keyed: Iterable[str] = frozenset()
+    ) -> None:
         """Note that there may be new tasks anywhere in the queues; for the queues in `woken`, only a
-        few workers were woken.
+        few workers were woken, and tasks of those in `keyed` have keys.
         """
         self._maintenance.heartbeat.wake_ups.note_wake(
             woken.intersection(self._config.queues), time.monotonic()
         )
         for lane in self._lanes:
             lane.note_news()
+            lane.rings.note_keyed(keyed)
 
     def has_run_all(self) -> bool:
         """With --burst: whether every due task has run; before this becomes True, every queue is
@@ -278,9 +285,10 @@ class Work:
         wanted = [] if self._shutdown.is_requested else self._requests(_ends_nodes(outcomes))
         if not wanted and outcomes:
             wanted = [(self._lanes[0], TurnRequest())]
+        lanes = self._dispatcher.ledger.freed_lanes(outcomes) if self._lanes[0].rings else ()
         for number, (lane, request) in enumerate(wanted):
-            if number == 0 and freed:
-                request = request._replace(freed=freed)
+            if number == 0 and (freed or lanes):
+                request = request._replace(freed=freed, freed_lanes=lanes)
             self._turn(pipeline, outcomes if number == 0 else (), request, lane)
 
     def _serve_wake_ups(self, pipeline: Pipeline) -> None:
@@ -352,6 +360,7 @@ class Work:
             ahead=ahead,
             short_names=windows.short_names() if ahead else (),
             is_async=lane.is_async,
+            cursors=lane.rings.cursors(),
         )
 
     def _turn(
@@ -387,6 +396,8 @@ class Work:
         looked_everywhere = claims > 0 and self._note_claim(
             lane, request, turned.claimed, (started, ended)
         )
+        if turned.lanes:
+            lane.note_lanes(turned.lanes, ended)
         # A claim of one kind of tasks does not see the other kind.
         self.claimed_last = looked_everywhere and request.is_async is None
         if nodes:
@@ -525,6 +536,9 @@ class Work:
             lane.agenda.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
             if due.start_seconds is not None:
                 lane.agenda.wake_at(ended + due.start_seconds)
+        if due.keyed:
+            self.note_news(keyed=due.keyed)
+        look_at_keyed(pipeline, self._lanes, self._blocked)
         if answers:
             # A recovery may follow, and this worker may claim the tasks it frees.
             self.claimed_last = False

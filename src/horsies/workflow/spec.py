@@ -58,8 +58,9 @@ class WorkflowSpec(Generic[T]):
         *,
         definition_key: str | None = None,
         producer: Producer | None = None,
+        key: str | None = None,
     ) -> None:
-        options = (on_error, output, success_policy, definition_key, producer)
+        options = (on_error, output, success_policy, definition_key, producer, key)
         self._hold(build_graph(name, tasks, *options))
 
     @classmethod
@@ -181,6 +182,7 @@ class WorkflowMaker:
     ``tasks`` are the nodes. ``output`` is the node whose result is the workflow's result; if it is not
     given, the result consists of the results of all end nodes, by node id. ``definition_key``
     identifies the workflow across deployments; inside ``build_with`` it defaults to the class's key.
+    ``key`` is the key of the tasks whose functions declare none: a queue shares its children out by key.
 
     Example:
         spec = app.workflow("report", [fetch, render], output=render, definition_key="report.v1")
@@ -201,6 +203,7 @@ class WorkflowMaker:
         success_policy: SuccessPolicy | None = None,
         *,
         definition_key: str | None = None,
+        key: str | None = None,
     ) -> WorkflowSpec[WorkflowTerminalResults]: ...
     @overload
     def __call__(
@@ -212,6 +215,7 @@ class WorkflowMaker:
         output: ValueNode[T],
         success_policy: SuccessPolicy | None = None,
         definition_key: str | None = None,
+        key: str | None = None,
     ) -> WorkflowSpec[T]: ...
     def __call__(
         self,
@@ -222,6 +226,7 @@ class WorkflowMaker:
         success_policy: SuccessPolicy | None = None,
         *,
         definition_key: str | None = None,
+        key: str | None = None,
     ) -> WorkflowSpec[Any]:
         """Check the whole workflow and return its specification, or raise all mistakes at once."""
         call = _build_with.get()
@@ -237,6 +242,7 @@ class WorkflowMaker:
             success_policy,
             definition_key=definition_key,
             producer=self._producer,
+            key=key,
         )
 
     def accepts(self, spec: WorkflowSpec[Any]) -> bool:
@@ -249,7 +255,9 @@ class WorkflowMaker:
         if found.producer is not None:
             return spec
         options = (found.on_error, spec.output, found.success_policy, found.definition_key)
-        return WorkflowSpec.of(build_graph(found.name, found.nodes, *options, self._producer))
+        return WorkflowSpec.of(
+            build_graph(found.name, found.nodes, *options, self._producer, found.key)
+        )
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 -- because a notifying commit takes a lock that all notifying commits in the database share.
 --
 -- A payload is only a hint and never trusted. A statement that inserts one row names it; a bulk insert sends an empty
--- payload. Ended tasks are named 200 to a payload, because a payload is limited to 8000 bytes.
+-- payload; "@" says that tasks of the queue have keys (19_keys.sql). Ended tasks are named 200 to a payload, because a payload is limited to 8000 bytes.
 
 -- Wake-ups. A notification on a queue's channel wakes all of the queue's workers, and each of them claims: a single
 -- task took 53 ms of processor time with 40 workers, and 5 ms with 2. So when there are many workers, only a few are
@@ -63,7 +63,8 @@ BEGIN
     IF chosen IS NULL OR chosen = '{}' THEN
         PERFORM pg_notify('task_queue_' || p_queue, p_hint);
     ELSE
-        PERFORM pg_notify('horsies_wake_' || worker.id, p_queue) FROM unnest(chosen) AS worker (id);
+        PERFORM pg_notify('horsies_wake_' || worker.id, CASE WHEN p_hint = '@' THEN '@' ELSE '' END || p_queue)
+        FROM unnest(chosen) AS worker (id);
     END IF;
 END
 $$;
@@ -75,15 +76,19 @@ LANGUAGE plpgsql AS $$
 DECLARE
     queue text;
     chosen text[];
+    hint text;
     woken integer := 0;
 BEGIN
     UPDATE horsies_workers SET waits = false WHERE worker_id = (
         SELECT worker_id FROM horsies_workers WHERE worker_id = p_worker_id AND waits FOR UPDATE SKIP LOCKED);
     FOREACH queue IN ARRAY p_queues LOOP
         chosen := horsies_waiting_workers(queue, 2, p_worker_id);
-        CONTINUE WHEN chosen = '{}'
-            OR (SELECT due.seconds > 0 FROM horsies_seconds_until_due_v1(ARRAY[queue], NULL) AS due) IS NOT FALSE;
-        PERFORM pg_notify('horsies_wake_' || worker.id, queue) FROM unnest(chosen) AS worker (id);
+        hint := '';
+        IF (SELECT due.seconds > 0 FROM horsies_seconds_until_due_v1(ARRAY[queue], NULL) AS due) IS NOT FALSE THEN
+            hint := CASE WHEN horsies_has_keys(queue) THEN '@' END;
+        END IF;
+        CONTINUE WHEN chosen = '{}' OR hint IS NULL;
+        PERFORM pg_notify('horsies_wake_' || worker.id, hint || queue) FROM unnest(chosen) AS worker (id);
         woken := woken + cardinality(chosen);
     END LOOP;
     RETURN woken;
@@ -93,11 +98,11 @@ $$;
 -- A task for later concerns all workers: each of them notes its time.
 CREATE OR REPLACE FUNCTION horsies_notify_inserted_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify('task_new', hint),
+    PERFORM pg_notify('task_new', CASE WHEN hint = '@' THEN '' ELSE hint END),
         CASE WHEN is_later THEN pg_notify('task_queue_' || queue_name, hint)
             ELSE horsies_wake(queue_name, tasks, hint) END
     FROM (SELECT queue_name, count(*) AS tasks, bool_or(enqueued_at > clock_timestamp()) AS is_later,
-              CASE WHEN count(*) = 1 THEN min(id::text) ELSE '' END AS hint
+              CASE WHEN bool_or(lane IS NOT NULL) THEN '@' WHEN count(*) = 1 THEN min(id::text) ELSE '' END AS hint
           FROM inserted WHERE status = 'PENDING' GROUP BY queue_name) AS queues;
     RETURN NULL;
 END
@@ -110,6 +115,7 @@ CREATE OR REPLACE FUNCTION horsies_notify_changed_tasks() RETURNS trigger LANGUA
 DECLARE
     finished text[];
     released text[];
+    failed uuid[];
     has_ended_nodes boolean;
     runs uuid[];
     nodes horsies_nodes;
@@ -120,15 +126,22 @@ DECLARE
     has_waiting_runs boolean;
 BEGIN
     SELECT array_agg(id::text) FILTER (WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
-        array_agg(DISTINCT queue_name::text) FILTER (WHERE status = 'PENDING'),
+        array_agg(DISTINCT CASE WHEN lane IS NULL THEN '' ELSE '@' END || queue_name) FILTER (
+            -- A waiting task that ends may have been the head of its lane.
+            WHERE status = 'PENDING' OR (lane IS NOT NULL AND claimed_by_worker_id IS NULL)),
+        array_agg(id) FILTER (WHERE lane IS NOT NULL AND status = 'FAILED'),
         bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
         bool_or(wakes_task_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
-    INTO finished, released, has_ended_nodes, has_waiting_runs FROM changed;
+    INTO finished, released, failed, has_ended_nodes, has_waiting_runs FROM changed;
+    IF failed IS NOT NULL THEN
+        PERFORM horsies_halt_lanes(failed);
+    END IF;
     FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
         PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
     END LOOP;
     FOR position IN 1 .. coalesce(array_length(released, 1), 0) LOOP
-        PERFORM pg_notify('task_queue_' || released[position], '');
+        PERFORM pg_notify('task_queue_' || ltrim(released[position], '@'),
+            CASE WHEN starts_with(released[position], '@') THEN '@' ELSE '' END);
     END LOOP;
     IF has_ended_nodes THEN
         SELECT array_agg(workflow_id), array_agg(workflow_id) FILTER (WHERE part = 'success'),

@@ -22,7 +22,7 @@ BEGIN
     FOR attempt IN 1 .. 2 LOOP
         FOR meter IN
             SELECT stored.queue_name::text AS name, stored.next_at FROM horsies_meters AS stored
-            WHERE stored.queue_name = ANY(rated) ORDER BY stored.queue_name FOR UPDATE
+            WHERE stored.queue_name = ANY(rated) AND stored.lane = 0 ORDER BY stored.queue_name FOR UPDATE
         LOOP
             place := array_position(p_queues, meter.name);
             p_limits[place] := least(p_limits[place], greatest(0, floor(p_bursts[place] + 1e-6
@@ -50,7 +50,7 @@ BEGIN
         next_at = greatest(meter.next_at, clock_timestamp()) + queue.taken * queue.seconds * interval '1 second',
         seconds = queue.seconds, burst = queue.burst
     FROM unnest(p_queues, p_taken, p_seconds, p_bursts) AS queue (name, taken, seconds, burst)
-    WHERE meter.queue_name = queue.name AND queue.taken > 0 AND queue.seconds IS NOT NULL;
+    WHERE meter.queue_name = queue.name AND meter.lane = 0 AND queue.taken > 0 AND queue.seconds IS NOT NULL;
 END
 $$;
 
@@ -66,8 +66,12 @@ BEGIN
     RETURN (
     SELECT min(greatest(extract(epoch FROM horsies_starts_at(meter) - clock_timestamp())::float8, 0))
     FROM horsies_meters AS meter
-    WHERE meter.queue_name = ANY(p_queues) AND horsies_starts_at(meter) > coalesce(p_last_look, '-infinity')
+    WHERE meter.queue_name = ANY(p_queues) AND meter.lane = 0 AND horsies_starts_at(meter) > coalesce(p_last_look, '-infinity')
       AND (SELECT true FROM horsies_tasks AS task
-           WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = meter.queue_name LIMIT 1));
+           WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = meter.queue_name
+           UNION ALL
+           SELECT true FROM horsies_tasks AS task
+           WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+             AND task.queue_name = meter.queue_name LIMIT 1));
 END
 $$;

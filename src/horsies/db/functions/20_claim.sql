@@ -179,6 +179,11 @@ $$;
 --   meets a due task that it may take but that may not wait in a child. Tasks that were claimed earlier, wait for
 --   later or are paused do not matter.
 -- * "p_rate_seconds" and "p_rate_bursts" are the queues' rates, empty for a worker without any; see 18_rates.sql.
+-- * "p_cursors" has a place on the ring of lanes for each queue whose tasks have keys, and is empty for a worker that
+--   knows of none; see 19_keys.sql. Such a queue is served by its lanes: idle children take tasks of any lane, then
+--   windows take short ones, unless tasks without a key wait for their turn. A row without an id answers with the
+--   lane where the next claim continues, with whether the lanes have more, and with the seconds after which
+--   a limited lane may have. "p_freed_lanes" are the lanes of the tasks that this transaction has ended.
 -- * "p_is_async" restricts the claim to tasks of "async def" functions (true) or to all others (false); NULL takes
 --   both.
 -- * "details" has the columns that only a task's code may ask for, one per line in a single text: each further column
@@ -191,12 +196,13 @@ CREATE OR REPLACE FUNCTION horsies_claim_v1(
     p_looks_everywhere boolean DEFAULT true, p_unknown_names text[] DEFAULT '{}',
     p_refused_ids uuid[] DEFAULT '{}', p_idle integer DEFAULT NULL, p_short_names text[] DEFAULT '{}',
     p_is_async boolean DEFAULT NULL, p_refused_by text[] DEFAULT '{}', p_rate_seconds float8[] DEFAULT '{}',
-    p_rate_bursts integer[] DEFAULT '{}')
+    p_rate_bursts integer[] DEFAULT '{}', p_cursors bigint[] DEFAULT '{}', p_freed_queues text[] DEFAULT '{}',
+    p_freed_lanes bigint[] DEFAULT '{}')
 RETURNS TABLE (
     id text, generation integer, task_name text, queue_name text, args text, kwargs text, retry_count integer,
     max_retries integer, task_options text, timeout_ms integer, worker_pid integer, workflow_id text,
     workflow_node_index integer, workflow_item_index integer, workflow_inputs text, priority integer,
-    enqueued_at timestamptz, details text, burst boolean)
+    enqueued_at timestamptz, details text, burst boolean, lane bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
     places integer := cardinality(p_pids) + p_prefetch;
@@ -217,6 +223,9 @@ DECLARE
     after_id uuid;
     look_at timestamptz;
     leaves_out boolean := p_unknown_names <> '{}' OR p_refused_ids <> '{}' OR p_refused_by <> '{}';
+    cursor bigint;
+    is_keyed boolean;
+    keyed record;
 BEGIN
     IF p_cluster_cap IS NOT NULL OR array_remove(p_queue_caps, NULL) <> '{}' THEN
         PERFORM horsies_lock_caps(p_queues, p_queue_caps, p_cluster_cap);
@@ -246,7 +255,8 @@ BEGIN
     FOR pass IN 1 .. 2 LOOP
         FOR position IN 1 .. cardinality(p_queues) LOOP
             EXIT WHEN taken >= places;
-            CONTINUE WHEN pass = 1 AND has_tasks[position] IS NULL AND has_tasks IS NOT NULL;
+            cursor := CASE WHEN pass = 1 THEN p_cursors[position] END;
+            CONTINUE WHEN pass = 1 AND has_tasks[position] IS NULL AND has_tasks IS NOT NULL AND cursor IS NULL;
             is_marked := p_marked_ids[position] IS NOT NULL;
             CONTINUE WHEN pass = 2 AND NOT (is_marked AND p_looks_everywhere);
             is_marked := is_marked AND pass = 1;
@@ -268,7 +278,29 @@ BEGIN
                 after_id := p_marked_ids[position];
             END IF;
             WHILE wanted > 0 LOOP
-                IF NOT is_marked THEN
+                is_keyed := cursor IS NOT NULL;
+                has_run := is_keyed OR places > idle;
+                IF is_keyed THEN
+                    keyed := horsies_due_by_lane(
+                        queue, cursor, CASE WHEN taken < idle THEN least(wanted, idle - taken) ELSE wanted END, look_at,
+                        taken >= idle, p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by);
+                    run_ids := keyed.ids;
+                    IF taken < idle AND places > idle AND p_queue_caps[position] IS NULL
+                        AND NOT (keyed.is_drained OR keyed.has_plain) THEN
+                        cursor := keyed.cursor;
+                    ELSE
+                        IF NOT keyed.is_drained THEN
+                            places := idle;
+                            wanted := least(wanted, greatest(idle - taken, cardinality(run_ids)));
+                        END IF;
+                        cursor := NULL;
+                        RETURN QUERY SELECT '', NULL::integer, NULL::text, queue, NULL::text, NULL::text, NULL::integer,
+                            NULL::integer, NULL::text, NULL::integer, NULL::integer, NULL::text, NULL::integer,
+                            NULL::integer, NULL::text, NULL::integer, NULL::timestamptz,
+                            concat(keyed.is_drained, ' ', keyed.wait_seconds), false, keyed.cursor;
+                    END IF;
+                    CONTINUE WHEN run_ids = '{}';
+                ELSIF NOT is_marked THEN
                     SELECT task.priority, task.enqueued_at INTO level, first_at FROM horsies_tasks AS task
                     WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue
                       AND task.priority > level
@@ -276,8 +308,7 @@ BEGIN
                     EXIT WHEN NOT FOUND;
                     CONTINUE WHEN first_at > look_at;
                 END IF;
-                has_run := places > idle;
-                IF has_run THEN
+                IF has_run AND NOT is_keyed THEN
                     run := horsies_leading_run(
                         queue, level, after_at, after_id, look_at, wanted, idle - taken,
                         p_queue_caps[position] IS NOT NULL, p_short_names, p_is_async, leaves_out,
@@ -336,18 +367,21 @@ BEGIN
                             WHERE node.workflow_id = begun.workflow_id
                               AND node.task_index = begun.workflow_node_index) END,
                         E'\n', begun.schedule_name),
-                    begun.burst
+                    begun.burst, begun.lane
                 FROM begun ORDER BY begun.enqueued_at, begun.id;
                 GET DIAGNOSTICS changed = ROW_COUNT;
                 taken := taken + changed;
                 taken_here[position] := taken_here[position] + changed;
                 wanted := wanted - changed;
-                EXIT WHEN is_marked;
+                EXIT WHEN is_marked AND NOT is_keyed;
             END LOOP;
         END LOOP;
     END LOOP;
     IF p_rate_seconds <> '{}' THEN
         PERFORM horsies_note_starts(p_queues, taken_here, p_rate_seconds, p_rate_bursts);
+    END IF;
+    IF p_freed_lanes <> '{}' THEN
+        PERFORM horsies_offer_lanes(p_freed_queues, p_freed_lanes, p_worker_id);
     END IF;
     IF p_freed <> '{}' THEN
         PERFORM pg_notify('task_queue_' || p_queues[position], '')

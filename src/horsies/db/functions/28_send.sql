@@ -125,11 +125,47 @@ BEGIN
 END
 $$;
 
--- Why a call was not sent, as one sentence about the first problem, or NULL. A value of null means "not given".
-CREATE OR REPLACE FUNCTION horsies_call_problem(p_call jsonb, p_queues jsonb, p_reject_bytes bigint) RETURNS text
+-- Why the key of a call cannot be stored, or NULL. Without the option "key", it is the argument that the decorator
+-- of the task names; a key of null is none.
+CREATE OR REPLACE FUNCTION horsies_key_problem(p_call jsonb, p_parameter text, p_computes boolean) RETURNS text
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    value jsonb := CASE WHEN p_call ? 'key' THEN p_call -> 'key' ELSE p_call -> 'kwargs' -> p_parameter END;
+BEGIN
+    IF p_call ? 'key' AND value = jsonb 'null' OR (NOT p_call ? 'key' AND p_parameter IS NULL AND NOT p_computes) THEN
+        RETURN NULL;
+    ELSIF NOT p_call ? 'key' AND p_computes THEN
+        RETURN 'Python code computes its key; give the option key';
+    ELSIF jsonb_typeof(value) IS DISTINCT FROM 'string' OR length(value #>> '{}') NOT BETWEEN 1 AND 255 THEN
+        RETURN CASE WHEN p_call ? 'key' THEN 'key'
+            ELSE format('argument %L, the key of the task,', p_parameter) END || ' must be a text of 1 to 255 characters';
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- Why a call with a key cannot choose its place in its queue, or NULL.
+CREATE OR REPLACE FUNCTION horsies_order_problem(p_given jsonb, p_key_parameter text) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    known text[] := '{task,kwargs,queue,priority,delay,at,good_until,timeout_ms,idempotency_key,unique,headers,retention,debounce}';
+    queue text := coalesce(p_given ->> 'queue',
+        (SELECT defaults.queue_name FROM horsies_task_defaults AS defaults WHERE defaults.task_name = p_given ->> 'task'));
+    option text := (SELECT name FROM unnest('{priority,at,delay,debounce}'::text[]) AS name WHERE p_given ? name LIMIT 1);
+BEGIN
+    IF option IS NOT NULL AND (p_given ? 'key' OR p_key_parameter IS NOT NULL) AND (
+        SELECT stored.is_fifo FROM horsies_lanes AS stored WHERE stored.queue_name = queue AND stored.lane = 0) THEN
+        RETURN format('queue %L runs the tasks of a key in the order of their sends; leave %s out', queue, option);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+-- Why a call was not sent, or NULL: the first problem, in one sentence. A value of null means "not given".
+CREATE OR REPLACE FUNCTION horsies_call_problem(
+    p_call jsonb, p_queues jsonb, p_reject_bytes bigint, p_key_parameter text, p_computes_key boolean) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    known text[] := '{task,kwargs,queue,priority,delay,at,good_until,timeout_ms,idempotency_key,unique,headers,retention,debounce,key}';
     given jsonb;
     unknown text;
     size bigint;
@@ -171,7 +207,8 @@ BEGIN
         RETURN format('the arguments are %s bytes, more than payload.reject_bytes (%s); store the data and send a '
             'reference to it', to_char(size, 'FM9,999,999,999'), to_char(p_reject_bytes, 'FM9,999,999,999'));
     END IF;
-    RETURN coalesce(CASE WHEN given ? 'debounce' THEN horsies_debounce_problem(given) END,
+    RETURN coalesce(horsies_key_problem(p_call, p_key_parameter, p_computes_key), horsies_order_problem(given, p_key_parameter),
+        CASE WHEN given ? 'debounce' THEN horsies_debounce_problem(given) END,
         horsies_queue_problem(given -> 'queue', p_queues),
         CASE WHEN given ? 'headers' THEN horsies_headers_problem(given -> 'headers') END);
 END
@@ -197,7 +234,8 @@ BEGIN
                 WHEN starts_with(sent.call ->> 'task', 'horsies.') THEN
                     'names that begin with ''horsies.'' belong to horsies itself'
                 ELSE format('Task %L was not sent: ', sent.call ->> 'task') || horsies_call_problem(
-                    sent.call, defaults.queues, coalesce(defaults.reject_bytes, 16777216)) END AS problem
+                    sent.call, defaults.queues, coalesce(defaults.reject_bytes, 16777216), defaults.key_parameter,
+                    coalesce(defaults.computes_key, false)) END AS problem
             FROM jsonb_array_elements(p_calls) WITH ORDINALITY AS sent (call, place)
             LEFT JOIN horsies_task_defaults AS defaults
                 ON jsonb_typeof(sent.call) = 'object' AND defaults.task_name = sent.call ->> 'task') AS found
@@ -210,7 +248,8 @@ $$;
 CREATE OR REPLACE FUNCTION horsies_call_rows(p_calls jsonb, p_ids uuid[], p_now timestamptz) RETURNS TABLE (
     id uuid, task_name text, queue_name text, priority integer, kwargs text, enqueued_at timestamptz,
     good_until timestamptz, max_retries integer, task_options text, timeout_ms integer, retention interval,
-    idempotency_key text, idempotency_sha text, unique_key text, unique_while text, quiet interval, at_most interval)
+    idempotency_key text, idempotency_sha text, unique_key text, unique_while text, quiet interval, at_most interval,
+    lane_key text, lane bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
@@ -229,13 +268,17 @@ BEGIN
             || '\x00'::bytea || convert_to(line.kwargs, 'UTF8')), 'hex') END,
         CASE WHEN line.unique_while IS NOT NULL THEN sent.call ->> 'idempotency_key' END, line.unique_while,
         horsies_duration(sent.call -> 'debounce' -> 'quiet', interval '0'),
-        horsies_duration(sent.call -> 'debounce' -> 'at_most', interval '0')
+        horsies_duration(sent.call -> 'debounce' -> 'at_most', interval '0'), line.lane_key,
+        horsies_lane_v1(line.queue_name, line.lane_key)
     FROM jsonb_array_elements(p_calls) WITH ORDINALITY AS sent (call, place)
     LEFT JOIN horsies_task_defaults AS defaults ON defaults.task_name = sent.call ->> 'task'
     CROSS JOIN LATERAL (
         SELECT coalesce(sent.call ->> 'queue', defaults.queue_name) AS queue_name,
             horsies_canonical(coalesce(sent.call -> 'kwargs', '{}')) AS kwargs,
             horsies_moment(sent.call -> 'good_until') AS good_until,
+            -- A call with a key of null has none, although its task has one.
+            CASE WHEN sent.call ? 'key' THEN sent.call ->> 'key'
+                ELSE sent.call -> 'kwargs' ->> defaults.key_parameter END AS lane_key,
             CASE WHEN sent.call ->> 'debounce' IS NOT NULL THEN 'waiting' ELSE nullif(
                 replace(coalesce(sent.call ->> 'unique', 'forever'), 'while_', ''), 'forever') END AS unique_while
         OFFSET 0) AS given
@@ -282,13 +325,13 @@ $$;
 
 -- Nothing -> PENDING, or new values for the task that is waiting with this key and has not been claimed: it becomes
 -- due after the quiet time, but no later than the longest time after the first send. Returns the task, or NULL if the
--- key is held by a task on another queue or by one that was not debounced. A claim waiting for that row goes first;
+-- key is held by a task on another queue or lane, or by one that was not debounced. A claim waiting for that row goes first;
 -- this send then creates a new task.
 CREATE OR REPLACE FUNCTION horsies_debounce_v1(
     p_id uuid, p_task_name text, p_queue_name text, p_priority integer, p_args text, p_kwargs text,
     p_sent_at timestamptz, p_quiet_seconds float8, p_at_most_seconds float8, p_good_until timestamptz,
     p_max_retries integer, p_task_options text, p_timeout_ms integer, p_retention_seconds float8,
-    p_enqueue_sha text, p_unique_key text, p_sha text)
+    p_enqueue_sha text, p_unique_key text, p_sha text, p_lane_key text DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
     now_at timestamptz := clock_timestamp();
@@ -301,11 +344,12 @@ BEGIN
     INSERT INTO horsies_tasks AS task (
         id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
         good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_sha, retention, unique_key,
-        unique_while, burst)
+        unique_while, burst, lane_key, lane, held)
     VALUES (p_id, p_task_name, p_queue_name, p_priority, p_args, p_kwargs, p_sent_at, now_at, now_at,
         now_at + p_quiet_seconds * interval '1 second', p_good_until, p_max_retries, p_task_options, p_timeout_ms,
         p_enqueue_sha, p_sha, p_retention_seconds * interval '1 second', p_unique_key, 'waiting',
-        horsies_is_burst_v1(p_task_options))
+        horsies_is_burst_v1(p_task_options), p_lane_key, horsies_lane_v1(p_queue_name, p_lane_key),
+        p_lane_key IS NOT NULL)
     ON CONFLICT (task_name, unique_key) WHERE unique_key IS NOT NULL
         AND CASE WHEN unique_while = text 'open' THEN status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
             ELSE status::text = text 'PENDING' AND generation = 0 AND retry_count = 0 END
@@ -316,6 +360,7 @@ BEGIN
         enqueue_sha = EXCLUDED.enqueue_sha, idempotency_sha = EXCLUDED.idempotency_sha,
         retention = EXCLUDED.retention, burst = EXCLUDED.burst, updated_at = now_at
     WHERE task.unique_while = 'waiting' AND task.queue_name = EXCLUDED.queue_name
+      AND task.lane_key IS NOT DISTINCT FROM EXCLUDED.lane_key
     RETURNING task.id INTO stored;
     RETURN stored;
 END
@@ -355,12 +400,12 @@ BEGIN
                 INSERT INTO horsies_tasks (
                     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
                     good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_key,
-                    idempotency_sha, retention, unique_key, unique_while, burst)
+                    idempotency_sha, retention, unique_key, unique_while, burst, lane_key, lane, held)
                 SELECT line.id, line.task_name, line.queue_name, line.priority, '[]', line.kwargs, sent_at, sent_at,
                     sent_at, line.enqueued_at, line.good_until, line.max_retries, line.task_options,
                     line.timeout_ms, encode(sha256(convert_to(line.id::text, 'UTF8')), 'hex'),
                     line.idempotency_key, line.idempotency_sha, line.retention, line.unique_key, line.unique_while,
-                    horsies_is_burst_v1(line.task_options)
+                    horsies_is_burst_v1(line.task_options), line.lane_key, line.lane, line.lane_key IS NOT NULL
                 FROM line WHERE line.quiet IS NULL ORDER BY line.id
                 ON CONFLICT DO NOTHING RETURNING horsies_tasks.id)
             SELECT line.*, inserted.id IS NOT NULL AS is_new FROM line LEFT JOIN inserted ON inserted.id = line.id
@@ -373,10 +418,10 @@ BEGIN
                     kept.good_until, kept.max_retries, kept.task_options, kept.timeout_ms,
                     extract(epoch FROM kept.retention)::float8,
                     encode(sha256(convert_to(kept.id::text, 'UTF8')), 'hex'), kept.unique_key,
-                    kept.idempotency_sha);
+                    kept.idempotency_sha, kept.lane_key);
                 IF answer[place] IS NULL THEN
-                    RAISE EXCEPTION 'A task % with this idempotency key waits on another queue, or was sent without '
-                        'debounce; use a new idempotency key.', quote_literal(kept.task_name)
+                    RAISE EXCEPTION 'A task % with this idempotency key waits on another queue or with another key, or '
+                        'was sent without debounce; use a new idempotency key.', quote_literal(kept.task_name)
                         USING ERRCODE = 'unique_violation';
                 END IF;
             ELSIF NOT kept.is_new THEN
@@ -394,7 +439,7 @@ END
 $$;
 
 -- Nothing -> PENDING for one task, in the caller's transaction; returns its id. p_options holds rarely used options:
--- at, good_until, timeout_ms, unique, headers, retention, debounce.
+-- at, good_until, timeout_ms, unique, headers, retention, debounce, key.
 CREATE OR REPLACE FUNCTION horsies_send_v1(
     p_task text, p_kwargs jsonb DEFAULT '{}', p_queue text DEFAULT NULL, p_priority integer DEFAULT NULL,
     p_delay interval DEFAULT NULL, p_idempotency_key text DEFAULT NULL, p_options jsonb DEFAULT '{}')

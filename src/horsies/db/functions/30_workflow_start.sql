@@ -56,7 +56,7 @@ BEGIN
             workflow_id, task_index, node_id, kind, status, task_id, enqueued_at, dependencies, dependents,
             context_dependents, join_type, min_success, allow_failed_deps, pauses, deps_open, context_open,
             task_name, task_kwargs, queue_name, priority, task_options, max_retries, timeout_ms, good_until,
-            expires_in_ms, inputs, delay_ms, not_before, signal_name, signal_timeout_ms, map_over,
+            expires_in_ms, inputs, lane_key, delay_ms, not_before, signal_name, signal_timeout_ms, map_over,
             map_parameter, max_parallel, max_items, allow_failed_items, sub_definition_key, sub_workflow_name)
         SELECT run.id, sent.task_index, sent.node_id, sent.kind,
             horsies_next_status(sent.decision, sent.kind),
@@ -68,17 +68,17 @@ BEGIN
                  ELSE (SELECT count(*) FROM json_object_keys(sent.inputs::json -> 'context')) END,
             sent.task_name, sent.task_kwargs, sent.queue_name, sent.priority, sent.task_options,
             sent.max_retries, sent.timeout_ms, sent.good_until, sent.expires_in_ms, sent.inputs,
-            sent.delay_ms, sent.not_before, sent.signal_name, sent.signal_timeout_ms, sent.map_over,
+            CASE WHEN sent.kind IN ('task', 'map') THEN coalesce(sent.lane_key, run.lane_key) END, sent.delay_ms, sent.not_before, sent.signal_name, sent.signal_timeout_ms, sent.map_over,
             sent.map_parameter, sent.max_parallel, sent.max_items, sent.allow_failed_items,
             sent.sub_definition_key, sent.sub_workflow_name
-        FROM jsonb_to_recordset(p_plans) AS run (id uuid, nodes jsonb) CROSS JOIN LATERAL (
+        FROM jsonb_to_recordset(p_plans) AS run (id uuid, nodes jsonb, lane_key text) CROSS JOIN LATERAL (
             SELECT *, CASE WHEN cardinality(node.dependencies) = 0 THEN 'READY' ELSE 'PENDING' END AS decision
             FROM jsonb_to_recordset(run.nodes) AS node (
                 task_index integer, node_id text, kind text, dependencies integer[], dependents integer[],
                 context_dependents integer[], join_type text, min_success integer, allow_failed_deps boolean,
                 pauses boolean, task_name text, task_kwargs text, queue_name text, priority integer,
                 task_options text, max_retries integer, timeout_ms integer, good_until timestamptz,
-                expires_in_ms bigint, inputs text, delay_ms bigint, not_before timestamptz, signal_name text,
+                expires_in_ms bigint, inputs text, lane_key text, delay_ms bigint, not_before timestamptz, signal_name text,
                 signal_timeout_ms bigint, map_over integer, map_parameter text, max_parallel integer,
                 max_items integer, allow_failed_items boolean, sub_definition_key text,
                 sub_workflow_name text)) AS sent

@@ -245,7 +245,8 @@ DECLARE
 BEGIN
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_inputs, burst)
+        task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_inputs, burst, lane_key, lane,
+        held, updated_at)
     SELECT node.task_id, node.task_name, node.queue_name, node.priority, '[]', node.task_kwargs, begun_at,
         CASE node.kind
             WHEN 'sleep' THEN
@@ -256,7 +257,9 @@ BEGIN
         END,
         least(node.good_until, begun_at + node.expires_in_ms * interval '1 millisecond'),
         node.max_retries, node.task_options, node.timeout_ms, '', node.workflow_id, node.task_index,
-        node.inputs, node.kind = 'task' AND node.inputs IS NULL AND horsies_is_burst_v1(node.task_options)
+        node.inputs, node.kind = 'task' AND node.inputs IS NULL AND horsies_is_burst_v1(node.task_options),
+        node.lane_key, CASE WHEN node.lane_key IS NOT NULL THEN horsies_lane_v1(node.queue_name, node.lane_key) END,
+        node.lane_key IS NOT NULL, begun_at
     FROM unnest(p_ready) WITH ORDINALITY AS node WHERE node.kind <> 'map';
     GET DIAGNOSTICS inserted = ROW_COUNT;
     IF p_has_signals THEN

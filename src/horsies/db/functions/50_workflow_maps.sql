@@ -174,7 +174,7 @@ BEGIN
         INSERT INTO horsies_tasks (
             id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
             task_options, timeout_ms, enqueue_sha, workflow_id, workflow_node_index, workflow_item_index,
-            workflow_inputs, retried_from_task_id, held, burst)
+            workflow_inputs, retried_from_task_id, held, burst, lane_key, lane, updated_at)
         SELECT greatest(horsies_new_id(), horsies_next_id(item.replaced)), map.task_name, map.queue_name,
             map.priority, '[]', item.kwargs, begun_at,
             CASE WHEN row_number() OVER (ORDER BY item.item_index) <= places
@@ -182,7 +182,9 @@ BEGIN
                     * interval '1 microsecond' ELSE horsies_never_v1() END,
             least(map.good_until, map.started_at + map.expires_in_ms * interval '1 millisecond'),
             map.max_retries, map.task_options, map.timeout_ms, '', p_run_id, p_index, item.item_index,
-            map.inputs, item.replaced, is_held, is_burst
+            map.inputs, item.replaced, is_held OR map.lane_key IS NOT NULL, is_burst, map.lane_key,
+            CASE WHEN map.lane_key IS NOT NULL AND NOT is_held THEN horsies_lane_v1(map.queue_name, map.lane_key) END,
+            begun_at
         FROM horsies_next_items(map, p_least) AS item
         RETURNING workflow_item_index)
     SELECT count(*), max(workflow_item_index) INTO added, last_added FROM inserted;

@@ -30,6 +30,9 @@ BEGIN
     WITH changed AS (
         UPDATE horsies_tasks SET
             held = true,
+            -- A task with a key leaves its lane. One that runs stays in it, because it counts there; its run is looked
+            -- up if it returns to the queue.
+            lane = CASE status WHEN 'RUNNING' THEN lane END,
             status = CASE status WHEN 'CLAIMED' THEN 'PENDING' ELSE status END,
             claimed = false,
             claim_expires_at = NULL,
@@ -68,7 +71,10 @@ BEGIN
         WHERE id = ANY(p_runs) AND coalesce(status, '') = 'PAUSED'
         RETURNING id)
     SELECT array_agg(id) INTO resumed FROM changed;
-    UPDATE horsies_tasks SET held = false, updated_at = clock_timestamp()
+    UPDATE horsies_tasks SET
+        held = lane_key IS NOT NULL,
+        lane = CASE WHEN lane_key IS NOT NULL THEN horsies_lane_v1(queue_name, lane_key) END,
+        updated_at = clock_timestamp()
     WHERE workflow_id = ANY(resumed) AND held AND status IN ('PENDING', 'RUNNING');
     PERFORM horsies_catch_up(resumed);
 END
@@ -144,7 +150,7 @@ BEGIN
     FROM waiting WHERE task.id = waiting.id;
     PERFORM horsies_stop_maps(ended);
     UPDATE horsies_tasks SET
-        good_until = least(good_until, clock_timestamp()), held = false,
+        good_until = least(good_until, clock_timestamp()), held = lane_key IS NOT NULL,
         cancel_requested_at = CASE WHEN p_interrupt THEN clock_timestamp() ELSE cancel_requested_at END,
         updated_at = clock_timestamp()
     WHERE workflow_id = ANY(ended) AND coalesce(status, '') = 'RUNNING';

@@ -124,7 +124,8 @@ LANGUAGE sql STABLE AS $$
         || ' although the run is ' || p_run.status
     FROM horsies_tasks AS task
     WHERE task.workflow_id = p_run.id AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')
-      AND task.held <> (p_run.status = 'PAUSED')
+      AND (task.held AND task.lane IS NULL) <> (p_run.status = 'PAUSED')
+      AND NOT (task.lane IS NOT NULL AND task.status = 'RUNNING')
     UNION ALL
     SELECT 'task ' || task.id || ' belongs to a node that does not wait for it'
     FROM horsies_tasks AS task

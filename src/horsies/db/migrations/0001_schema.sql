@@ -47,8 +47,13 @@ CREATE TABLE horsies_tasks (
     updated_at            timestamptz   NOT NULL DEFAULT now(),
     -- The fencing token: every claim increments it, and every later transition requires it.
     generation            integer       NOT NULL DEFAULT 0,
-    -- A held task is PENDING but never claimed. A paused workflow holds its tasks.
+    -- A held task is PENDING, and the claim of plain tasks does not see it. A paused workflow holds its tasks, and a
+    -- task with a key is held for the claim by keys, which finds it by its lane.
     held                  boolean       NOT NULL DEFAULT false,
+    -- The key of the task, and its lane: the number of that key in this queue (horsies_lane_v1). Both are NULL without
+    -- a key; a paused task keeps the key and has no lane.
+    lane_key              text,
+    lane                  bigint,
     -- Whether the task may wait in a child behind others, because it is retried after a crash or was declared with
     -- burst=True.
     burst                 boolean       NOT NULL DEFAULT false,
@@ -93,6 +98,16 @@ CREATE INDEX horsies_tasks_claim ON horsies_tasks (queue_name, priority, enqueue
 -- one comparison.
 CREATE INDEX horsies_tasks_claim_async ON horsies_tasks (queue_name, priority, enqueued_at, id)
     WHERE status = 'PENDING' AND NOT held AND task_options LIKE '{"async":true%';
+-- Tasks with a key that are due, by lane: one seek per lane finds the next lane, however many tasks the lane before it
+-- has. The predicate of a plain task ends at its first word. Tasks for later are in the second index, and a worker
+-- moves them when they are due (horsies_look_at_keys_v1), so no claim passes over them. No second index may offer the
+-- order of this one: the planner would take it, and read all tasks of one lane to find those of another.
+CREATE INDEX horsies_tasks_lane ON horsies_tasks (queue_name, lane, priority, enqueued_at, id)
+    WHERE lane IS NOT NULL AND status = 'PENDING' AND enqueued_at <= updated_at;
+CREATE INDEX horsies_tasks_lane_later ON horsies_tasks (queue_name, greatest(enqueued_at, next_retry_at))
+    WHERE lane IS NOT NULL AND status = 'PENDING' AND greatest(enqueued_at, next_retry_at) > updated_at;
+CREATE INDEX horsies_tasks_lane_in_flight ON horsies_tasks (queue_name, lane)
+    WHERE lane IS NOT NULL AND status IN ('CLAIMED', 'RUNNING');
 CREATE INDEX horsies_tasks_in_flight ON horsies_tasks (claimed_by_worker_id)
     WHERE status IN ('CLAIMED', 'RUNNING');
 CREATE INDEX horsies_tasks_lease ON horsies_tasks (claim_expires_at) WHERE status = 'CLAIMED';
@@ -281,7 +296,10 @@ CREATE TABLE horsies_task_defaults (
     burst          boolean       NOT NULL,
     -- The application's payload.reject_bytes; the largest bigint if there is no limit.
     reject_bytes   bigint        NOT NULL,
-    updated_at     timestamptz   NOT NULL DEFAULT clock_timestamp()
+    updated_at     timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    -- The parameter whose value is the key, and whether Python code computes the key: then a send from SQL gives it.
+    key_parameter  text,
+    computes_key   boolean       NOT NULL DEFAULT false
 );
 
 -- Workers -----------------------------------------------------------------------------------------
@@ -375,14 +393,36 @@ CREATE TABLE horsies_queues (
     updated_at  timestamptz   NOT NULL DEFAULT clock_timestamp()
 );
 
--- The queues' rates. A queue has a row once a worker has claimed from it under a rate.
+-- The limits of keys. Lane 0 has those of all keys of a queue, as the configuration of the worker that started last
+-- says them; other rows are those of one key, as an operator says them, and NULL means as configured.
+CREATE TABLE horsies_lanes (
+    queue_name       varchar(100)      NOT NULL,
+    lane             bigint            NOT NULL,
+    lane_key         text,
+    max_concurrency  integer,
+    -- The seconds of one start, and how many may start at once.
+    rate_seconds     double precision,
+    rate_burst       integer,
+    weight           double precision,
+    is_fifo          boolean,
+    -- Whether a task of a fifo lane that fails pauses its lane.
+    halts            boolean,
+    paused_at        timestamptz,
+    pause_reason     text,
+    updated_at       timestamptz       NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (queue_name, lane)
+);
+
+-- The rates of queues (lane 0) and keys. A row exists once a worker has claimed under that rate.
 CREATE TABLE horsies_meters (
-    queue_name  varchar(100)      PRIMARY KEY,
+    queue_name  varchar(100)      NOT NULL,
+    lane        bigint            NOT NULL DEFAULT 0,
     -- When all starts so far are paid for: see functions/18_rates.sql.
     next_at     timestamptz       NOT NULL,
     -- The rate that the last claiming worker applied: the seconds per start, and how many tasks may start at once.
     seconds     double precision  NOT NULL,
-    burst       integer           NOT NULL
+    burst       integer           NOT NULL,
+    PRIMARY KEY (queue_name, lane)
 ) WITH (fillfactor = 50);
 
 -- Workflows ---------------------------------------------------------------------------------------
@@ -493,6 +533,8 @@ CREATE TABLE horsies_workflow_tasks (
     good_until            timestamptz,
     expires_in_ms         bigint,
     inputs                text,
+    -- The key of its tasks: its own, or that of the run.
+    lane_key              text,
     -- Sleep, signal, map, sub-workflow.
     delay_ms              bigint,
     not_before            timestamptz,

@@ -90,7 +90,7 @@ ORDER BY task.queue_name <> %(name)s, task.claimed_at, task.id LIMIT 5
 -- name: read_meter
 -- When a queue's rate allows the next start, and the seconds between two starts; no row if there is no rate.
 SELECT horsies_starts_at(meter) AS starts_at, meter.seconds AS start_seconds FROM horsies_meters AS meter
-WHERE meter.queue_name = %(name)s
+WHERE meter.queue_name = %(name)s AND meter.lane = 0
 
 -- name: count_ahead
 -- The queue's due tasks that a claim takes first, up to "limit". Like the two statements below, it reads the front of
@@ -144,7 +144,10 @@ fronts AS MATERIALIZED (
                 ORDER BY task.enqueued_at LIMIT %(limit)s::integer) AS counted) AS delayed, (
             SELECT task.enqueued_at FROM horsies_tasks AS task
             WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = levels.name
-              AND task.priority = levels.priority ORDER BY task.enqueued_at LIMIT 1) AS first_at) AS front)
+              AND task.priority = levels.priority ORDER BY task.enqueued_at LIMIT 1) AS first_at) AS front
+    UNION ALL
+    SELECT keyed.queue_name, keyed.due, keyed.delayed, keyed.first_due_at
+    FROM horsies_count_keyed_v1(%(names)s::text[], %(limit)s::integer) AS keyed)
 SELECT queue.name, coalesce(sum(fronts.due), 0)::bigint AS due,
     coalesce(sum(fronts.delayed), 0)::bigint AS delayed, min(fronts.first_at) AS first_at,
     stored.queue_name IS NOT NULL AS is_stored, stored.paused_at

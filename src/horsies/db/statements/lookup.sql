@@ -89,5 +89,5 @@ SELECT id::text, generation, task_name::text, queue_name::text, args, kwargs, re
         (SELECT node.node_id FROM horsies_workflow_tasks AS node
          WHERE node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index),
         E'\n', schedule_name) AS details,
-    burst
+    burst, lane
 FROM horsies_tasks AS task WHERE id = %(id)s::uuid

@@ -2,7 +2,7 @@
 -- attempts, and lists from the end of the primary key, whose ids begin with their time.
 
 -- name: count_waiting
--- PENDING by queue, from the claim index. For every queue and priority, one index probe finds the first task, which
+-- PENDING by queue, from the claim index and from those of tasks with keys. For every queue and priority, one index probe finds the first task, which
 -- has been due longest in its priority, however many are waiting; pairs beyond the first 2,000 are left out. Due and
 -- delayed tasks are counted up to one more than "most" per queue: a queue of a million costs as much as one of ten
 -- thousand. The ORDER BY clauses keep a plan made on an empty table from reading the whole table.
@@ -19,7 +19,9 @@ queues AS MATERIALIZED (
     SELECT queue_name, array_agg(priority) AS priorities,
         min(enqueued_at) FILTER (WHERE enqueued_at <= now()) AS oldest_due_at
     FROM (SELECT * FROM heads LIMIT 2000) AS seen GROUP BY queue_name)
-SELECT queue.queue_name, (
+SELECT counted.queue_name, sum(counted.due)::bigint AS due, sum(counted.delayed)::bigint AS delayed,
+    extract(epoch FROM now() - min(counted.oldest_due_at))::float8 AS oldest_waiting_seconds
+FROM (SELECT queue.queue_name::text, (
     SELECT count(*) FROM (
         SELECT FROM unnest(queue.priorities) AS level CROSS JOIN LATERAL (
             SELECT FROM horsies_tasks AS task
@@ -33,9 +35,11 @@ SELECT queue.queue_name, (
             WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.queue_name
               AND task.priority = level AND task.enqueued_at > now()
             ORDER BY task.enqueued_at LIMIT %(most)s::integer + 1) AS found
-        LIMIT %(most)s::integer + 1) AS counted) AS delayed,
-    extract(epoch FROM now() - queue.oldest_due_at)::float8 AS oldest_waiting_seconds
+        LIMIT %(most)s::integer + 1) AS counted) AS delayed, queue.oldest_due_at
 FROM queues AS queue
+UNION ALL
+SELECT keyed.* FROM horsies_count_keyed_v1(NULL, %(most)s::integer + 1) AS keyed) AS counted
+GROUP BY counted.queue_name
 
 -- name: count_in_flight
 -- CLAIMED and RUNNING by queue, from the in-flight index.
@@ -83,6 +87,7 @@ WITH RECURSIVE waiting AS (
 SELECT queue_name::text AS name FROM horsies_queues
 UNION SELECT unnest(queues)::text FROM horsies_workers WHERE stopped_at IS NULL
 UNION SELECT queue_name::text FROM waiting WHERE queue_name IS NOT NULL
+UNION SELECT keyed.queue_name FROM horsies_count_keyed_v1(NULL, 1) AS keyed
 UNION SELECT queue_name::text FROM horsies_tasks WHERE status IN ('CLAIMED', 'RUNNING')
 ORDER BY name
 
@@ -162,6 +167,14 @@ ORDER BY task.id DESC OFFSET %(window)s::integer - 1 LIMIT 2
 -- through the open runs. Their ids are collected first, then limited and sorted: given the choice, the planner might
 -- walk the primary key through history to find them.
 WITH live AS MATERIALIZED (
+    SELECT id FROM horsies_keyed_tasks_v1(nullif(%(queues)s::text[], '{}'))
+    WHERE 'PENDING' = ANY(%(statuses)s::text[])
+      AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
+      AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+      AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+           OR worker_hostname = ANY(%(workers)s::text[]))
+      AND (NOT %(retried_only)s::boolean OR retry_count > 0)
+    UNION ALL
     SELECT id FROM horsies_tasks
     WHERE status = 'PENDING' AND NOT held AND 'PENDING' = ANY(%(statuses)s::text[])
       AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
@@ -173,7 +186,7 @@ WITH live AS MATERIALIZED (
     UNION ALL
     SELECT kept.id FROM horsies_workflows AS run CROSS JOIN LATERAL (
         SELECT id FROM horsies_tasks
-        WHERE workflow_id = run.id AND status = 'PENDING' AND held
+        WHERE workflow_id = run.id AND status = 'PENDING' AND held AND lane IS NULL
           AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
           AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
           AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))

@@ -34,11 +34,11 @@ WITH met AS MATERIALIZED (
 sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, retention, enqueue_sha, retried_from_task_id, burst)
+        task_options, timeout_ms, retention, enqueue_sha, retried_from_task_id, burst, lane_key, lane, held)
     SELECT new_id, task_name, queue_name, priority, args, kwargs, now(), now(),
         CASE WHEN good_until > now() THEN good_until END, max_retries,
         replace(task_options, '"trace":{"traceparent"', '"trace":{"later":"1","traceparent"'),
-        timeout_ms, retention, enqueue_sha, id, burst
+        timeout_ms, retention, enqueue_sha, id, burst, lane_key, lane, lane_key IS NOT NULL
     FROM met WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
       AND NOT was_resent
     ON CONFLICT DO NOTHING

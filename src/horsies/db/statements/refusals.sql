@@ -59,7 +59,7 @@ waiting AS (
         FROM horsies_tasks AS found
         LEFT JOIN horsies_workflow_tasks AS node
             ON node.workflow_id = found.workflow_id AND node.task_index = found.workflow_node_index
-        WHERE found.id = calls.task_id AND found.status = 'PENDING' AND NOT found.held
+        WHERE found.id = calls.task_id AND found.status = 'PENDING' AND NOT (found.held AND found.lane IS NULL)
           AND found.enqueued_at <= now()
         LIMIT 1) AS task
     GROUP BY task.queue_name, task.kind, task.name, calls.fingerprints)

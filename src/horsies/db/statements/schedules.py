@@ -51,6 +51,8 @@ class FireSlots(NamedTuple):
     timeouts_ms: Sequence[int | None]
     retention_seconds: Sequence[float | None]
     enqueue_shas: Sequence[str]
+    lane_keys: Sequence[str | None]
+    lanes: Sequence[int | None]
     run_ids: Sequence[str]
     plans: Sequence[str]
     run_schedule_names: Sequence[str]
@@ -231,6 +233,8 @@ def run_schedule(
     retention_seconds: float | None,
     enqueue_sha: str,
     schedule_name: str,
+    lane_key: str | None,
+    lane: int | None,
 ) -> TaskId: ...
 @SCHEDULES.statement
 def start_schedule(id: str, plan: str, schedule_name: str) -> TaskId: ...

@@ -47,18 +47,20 @@ taken AS MATERIALIZED (
 sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, retention, enqueue_sha, schedule_name, scheduled_for, burst)
+        task_options, timeout_ms, retention, enqueue_sha, schedule_name, scheduled_for, burst, lane_key, lane, held)
     SELECT run.id, run.task_name, run.queue_name, run.priority, '[]', run.kwargs, run.slot,
         greatest(now(), run.slot + run.delay_seconds * interval '1 second'), run.good_until, run.max_retries,
         run.task_options, run.timeout_ms, run.retention_seconds * interval '1 second', run.enqueue_sha,
-        run.schedule_name, run.slot, horsies_is_burst_v1(run.task_options)
+        run.schedule_name, run.slot, horsies_is_burst_v1(run.task_options), run.lane_key, run.lane,
+        run.lane IS NOT NULL
     FROM unnest(
         %(ids)s::uuid[], %(schedule_names)s::text[], %(slots)s::timestamptz[], %(task_names)s::text[],
         %(queue_names)s::text[], %(priorities)s::integer[], %(kwargs)s::text[], %(delay_seconds)s::float8[],
         %(good_until)s::timestamptz[], %(max_retries)s::integer[], %(task_options)s::text[],
-        %(timeouts_ms)s::integer[], %(retention_seconds)s::float8[], %(enqueue_shas)s::text[]
+        %(timeouts_ms)s::integer[], %(retention_seconds)s::float8[], %(enqueue_shas)s::text[], %(lane_keys)s::text[],
+        %(lanes)s::bigint[]
     ) AS run (id, schedule_name, slot, task_name, queue_name, priority, kwargs, delay_seconds, good_until,
-              max_retries, task_options, timeout_ms, retention_seconds, enqueue_sha)
+              max_retries, task_options, timeout_ms, retention_seconds, enqueue_sha, lane_key, lane)
     JOIN taken ON taken.name = run.schedule_name
     ON CONFLICT DO NOTHING),
 started AS MATERIALIZED (
@@ -205,12 +207,13 @@ FROM resumed CROSS JOIN LATERAL pg_notify('horsies_schedules', resumed.schedule_
 WITH sent AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, enqueued_at, good_until, max_retries,
-        task_options, timeout_ms, retention, enqueue_sha, schedule_name, burst)
+        task_options, timeout_ms, retention, enqueue_sha, schedule_name, burst, lane_key, lane, held)
     VALUES (
         %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, '[]', %(kwargs)s, %(sent_at)s, now(),
         %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s,
         %(retention_seconds)s::float8 * interval '1 second', %(enqueue_sha)s, %(schedule_name)s,
-        horsies_is_burst_v1(%(task_options)s::text))
+        horsies_is_burst_v1(%(task_options)s::text), %(lane_key)s::text, %(lane)s::bigint,
+        %(lane)s::bigint IS NOT NULL)
     ON CONFLICT DO NOTHING
     RETURNING id, schedule_name),
 noted AS (

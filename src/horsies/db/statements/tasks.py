@@ -46,6 +46,8 @@ class InsertTask(NamedTuple):
     unique_while: str | None
     # The run of a durable function that starts this task.
     wakes_task_id: str | None = None
+    lane_key: str | None = None
+    lane: int | None = None
 
 
 class DebounceTask(NamedTuple):
@@ -68,6 +70,7 @@ class DebounceTask(NamedTuple):
     enqueue_sha: str
     unique_key: str | None
     idempotency_sha: str | None
+    lane_key: str | None = None
 
     @classmethod
     def of(cls, row: InsertTask, at_most_seconds: float) -> DebounceTask:
@@ -101,6 +104,9 @@ class InsertTasks(NamedTuple):
     args: str
     kwargs: str
     enqueue_shas: str
+    # The keys as JSON, and their lanes; both are empty if no task has a key.
+    lane_keys: str = ""
+    lanes: str = ""
 
 
 class InsertedTasks(NamedTuple):

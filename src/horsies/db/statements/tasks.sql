@@ -10,14 +10,15 @@
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
     good_until, max_retries, task_options, timeout_ms, enqueue_sha, idempotency_key, idempotency_sha,
-    retention, unique_key, unique_while, burst, wakes_task_id)
+    retention, unique_key, unique_while, burst, wakes_task_id, lane_key, lane, held)
 VALUES (
     %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, %(args)s, %(kwargs)s, %(sent_at)s,
     statement_timestamp(), statement_timestamp(),
     greatest(%(enqueue_at)s::timestamptz, statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second'),
     %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s, %(enqueue_sha)s, %(idempotency_key)s,
     %(idempotency_sha)s, %(retention_seconds)s::float8 * interval '1 second', %(unique_key)s, %(unique_while)s,
-    horsies_is_burst_v1(%(task_options)s::text), %(wakes_task_id)s::uuid)
+    horsies_is_burst_v1(%(task_options)s::text), %(wakes_task_id)s::uuid, %(lane_key)s::text,
+    %(lane)s::bigint, %(lane)s::bigint IS NOT NULL)
 ON CONFLICT DO NOTHING
 RETURNING id::text
 
@@ -28,7 +29,7 @@ SELECT horsies_debounce_v1(
     %(id)s::uuid, %(task_name)s, %(queue_name)s, %(priority)s, %(args)s, %(kwargs)s, %(sent_at)s::timestamptz,
     %(delay_seconds)s::float8, %(at_most_seconds)s::float8, %(good_until)s::timestamptz, %(max_retries)s,
     %(task_options)s, %(timeout_ms)s, %(retention_seconds)s::float8, %(enqueue_sha)s, %(unique_key)s,
-    %(idempotency_sha)s)::text AS id
+    %(idempotency_sha)s, %(lane_key)s)::text AS id
 
 -- name: insert_new_tasks
 -- The same for many rows of one task: shared values are sent once, the others as columns with one value per line
@@ -37,18 +38,20 @@ SELECT horsies_debounce_v1(
 -- single notification, because equal ones are merged.
 INSERT INTO horsies_tasks (
     id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
-    good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha, burst)
+    good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha, burst, lane_key, lane, held)
 SELECT sent.id::uuid, %(task_name)s, %(queue_name)s, %(priority)s, sent.args, sent.kwargs, %(sent_at)s,
     statement_timestamp(), statement_timestamp(),
     greatest(
         %(enqueue_at)s::timestamptz, statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second'),
     %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s,
     %(retention_seconds)s::float8 * interval '1 second', sent.enqueue_sha,
-    (SELECT horsies_is_burst_v1(%(task_options)s::text))
+    (SELECT horsies_is_burst_v1(%(task_options)s::text)), sent.lane_key::jsonb #>> '{}'::text[], sent.lane::bigint,
+    sent.lane IS NOT NULL
 FROM unnest(
     string_to_array(%(ids)s::text, text E'\n'), string_to_array(%(args)s::text, text E'\n'),
-    string_to_array(%(kwargs)s::text, text E'\n'), string_to_array(%(enqueue_shas)s::text, text E'\n'))
-    AS sent (id, args, kwargs, enqueue_sha)
+    string_to_array(%(kwargs)s::text, text E'\n'), string_to_array(%(enqueue_shas)s::text, text E'\n'),
+    string_to_array(%(lane_keys)s::text, text E'\n'), string_to_array(%(lanes)s::text, text E'\n'))
+    AS sent (id, args, kwargs, enqueue_sha, lane_key, lane)
 
 -- name: insert_tasks
 -- Insert the same rows again after a commit in doubt; rows that are already stored are kept. Returns how many rows
@@ -56,7 +59,7 @@ FROM unnest(
 WITH inserted AS (
     INSERT INTO horsies_tasks (
         id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at,
-        good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha, burst)
+        good_until, max_retries, task_options, timeout_ms, retention, enqueue_sha, burst, lane_key, lane, held)
     SELECT sent.id::uuid, %(task_name)s, %(queue_name)s, %(priority)s, sent.args, sent.kwargs, %(sent_at)s,
         statement_timestamp(), statement_timestamp(),
         greatest(
@@ -64,11 +67,13 @@ WITH inserted AS (
             statement_timestamp() + %(delay_seconds)s::float8 * interval '1 second'),
         %(good_until)s, %(max_retries)s, %(task_options)s, %(timeout_ms)s,
         %(retention_seconds)s::float8 * interval '1 second', sent.enqueue_sha,
-        (SELECT horsies_is_burst_v1(%(task_options)s::text))
+        (SELECT horsies_is_burst_v1(%(task_options)s::text)), sent.lane_key::jsonb #>> '{}'::text[], sent.lane::bigint,
+        sent.lane IS NOT NULL
     FROM unnest(
         string_to_array(%(ids)s::text, text E'\n'), string_to_array(%(args)s::text, text E'\n'),
-        string_to_array(%(kwargs)s::text, text E'\n'), string_to_array(%(enqueue_shas)s::text, text E'\n'))
-        AS sent (id, args, kwargs, enqueue_sha)
+        string_to_array(%(kwargs)s::text, text E'\n'), string_to_array(%(enqueue_shas)s::text, text E'\n'),
+        string_to_array(%(lane_keys)s::text, text E'\n'), string_to_array(%(lanes)s::text, text E'\n'))
+        AS sent (id, args, kwargs, enqueue_sha, lane_key, lane)
     ON CONFLICT DO NOTHING
     RETURNING 1)
 SELECT count(*) AS inserted FROM inserted

@@ -49,6 +49,11 @@ class ClaimTasks(NamedTuple):
     # Per queue, the seconds per start and how many may start at once, or None; empty if no queue has a rate.
     rate_seconds: Sequence[float | None] = NOTHING
     rate_bursts: Sequence[int | None] = NOTHING
+    # Per queue, the lane behind which the claim by keys continues, or None; empty if no queue has keys.
+    cursors: Sequence[int | None] = NOTHING
+    # The lanes of the tasks with keys that this transaction has ended, and their queues.
+    freed_queues: Sequence[str] = NOTHING
+    freed_lanes: Sequence[int] = NOTHING
 
 
 class ClaimUnresolvable(NamedTuple):
@@ -94,6 +99,8 @@ class ClaimedTask(NamedTuple):
     details: str = ""
     # Whether the task may wait behind others in a child.
     burst: bool = False
+    # The number of its key in its queue; None without a key.
+    lane: int | None = None
 
     def stored(self) -> str:
         """The fields for ``CurrentTask``, in the order in which it reads them."""
@@ -219,12 +226,31 @@ class LookAhead(NamedTuple):
 
 class SecondsUntilDue(NamedTuple):
     """Seconds until the next task is due or expires, or None if there is none; the time of the check;
-    and seconds until a queue that its rate holds back may start a task again.
+    and seconds until a queue that its rate holds back may start a task again. Without an earlier
+    check, also the queues whose tasks have keys.
     """
 
     seconds: float | None
     looked_at: datetime
     start_seconds: float | None
+    keyed: Sequence[str] | None = None
+
+
+class LookAtKeys(NamedTuple):
+    """Queues whose tasks may have keys, and how many of their due tasks to move to their lanes."""
+
+    queues: Sequence[str]
+    limit: int
+
+
+class KeyedQueues(NamedTuple):
+    """Seconds until the next task with a key is due, None without one; the queues that have tasks with
+    keys; and how many have just become due.
+    """
+
+    seconds: float | None
+    queues: Sequence[str]
+    promoted: int
 
 
 class SendHeartbeats(NamedTuple):
@@ -270,6 +296,7 @@ release_unstarted = TURN.declare("release_unstarted", ReleaseUnstarted, TaskId)
 expire_tasks = TURN.declare("expire_tasks", ExpireTasks, TaskId)
 seconds_until_due = TURN.declare("seconds_until_due", LookAhead, SecondsUntilDue)
 seconds_until_rated = TURN.declare("seconds_until_rated", LookAhead, SecondsUntilDue)
+look_at_keys = TURN.declare("look_at_keys", LookAtKeys, KeyedQueues)
 find_cancel_requests = TURN.declare("find_cancel_requests", WorkerId, TaskId)
 send_heartbeats = TURN.declare("send_heartbeats", SendHeartbeats, FinishedTask)
 store_progress = TURN.declare("store_progress", StoreProgress, FinishedTask)

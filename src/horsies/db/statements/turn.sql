@@ -47,7 +47,11 @@ finished AS (
     UPDATE horsies_tasks AS task SET
         status = 'PENDING', retry_count = task.retry_count + 1, claimed_by_worker_id = NULL,
         claimed_at = NULL, next_retry_at = report.due_at[array_position(%(ids)s::uuid[], task.id)],
-        enqueued_at = report.due_at[array_position(%(ids)s::uuid[], task.id)],
+        lane = CASE WHEN task.lane IS NOT NULL AND task.workflow_id IS NOT NULL
+            THEN horsies_returned_lane_v1(task.lane, task.workflow_id) ELSE task.lane END,
+        -- A task of a fifo lane keeps its place.
+        enqueued_at = CASE WHEN task.lane IS NOT NULL AND horsies_keeps_place_v1(task.queue_name, task.lane)
+            THEN task.enqueued_at ELSE report.due_at[array_position(%(ids)s::uuid[], task.id)] END,
         started_at = coalesce(least(clock_timestamp(), now() + interval '1 second') - interval '1 microsecond'
             * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         max_retries = greatest(task.max_retries,
@@ -115,7 +119,7 @@ UPDATE horsies_tasks AS task SET
 WHERE task.id = ANY(%(ids)s::uuid[])
   AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'
-  AND task.claim_expires_at > clock_timestamp() AND NOT task.held
+  AND task.claim_expires_at > clock_timestamp() AND NOT (task.held AND task.lane IS NULL)
   AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
 RETURNING task.id::text, task.worker_pid
 
@@ -123,14 +127,15 @@ RETURNING task.id::text, task.worker_pid
 -- PENDING -> RUNNING for idle children, PENDING -> CLAIMED for prefetched tasks; see horsies_claim_v1.
 SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
     timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
-    enqueued_at::text AS enqueued_at, details, burst
+    enqueued_at::text AS enqueued_at, details, burst, lane
 FROM horsies_claim_v1(
     %(worker_id)s, %(hostname)s, %(pids)s::integer[], %(prefetch)s, %(lease_ms)s, %(queues)s::text[],
     %(queue_limits)s::integer[], %(queue_caps)s::integer[], %(cluster_cap)s, %(counts_claimed)s,
     %(freed)s::integer[], %(marked_priorities)s::integer[], %(marked_moments)s::text[]::timestamptz[],
     %(marked_ids)s::uuid[], %(looks_everywhere)s, %(unknown_names)s::text[], %(refused_ids)s::uuid[],
     %(idle)s, %(short_names)s::text[], %(is_async)s::boolean, %(refused_by)s::text[],
-    %(rate_seconds)s::float8[], %(rate_bursts)s::integer[])
+    %(rate_seconds)s::float8[], %(rate_bursts)s::integer[], %(cursors)s::bigint[],
+    %(freed_queues)s::text[], %(freed_lanes)s::bigint[])
 
 -- name: claim_unresolvable
 -- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the grace
@@ -168,7 +173,7 @@ WHERE task.id = ANY(ARRAY(SELECT chosen.id FROM chosen))
 RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs,
     task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
     task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs,
-    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details, task.burst
+    task.priority, task.enqueued_at::text AS enqueued_at, '' AS details, task.burst, task.lane
 
 -- name: release_unstarted
 -- RUNNING -> PENDING for rows that this worker claimed but never handed to a child: the COMMIT of a claim was in
@@ -192,6 +197,8 @@ UPDATE horsies_tasks AS task SET
     error_code = CASE WHEN task.cancel_requested_at IS NULL THEN task.error_code ELSE 'TASK_CANCELLED' END,
     claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL, claimed_at = NULL,
     started_at = NULL, worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL,
+    lane = CASE WHEN task.lane IS NOT NULL AND task.workflow_id IS NOT NULL
+        THEN horsies_returned_lane_v1(task.lane, task.workflow_id) ELSE task.lane END,
     updated_at = clock_timestamp()
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
   AND NOT EXISTS (SELECT FROM held WHERE held.id = task.id AND held.generation = task.generation)
@@ -223,14 +230,20 @@ RETURNING task.id::text
 
 -- name: seconds_until_due
 -- How long an idle worker may sleep; see horsies_seconds_until_due_v1.
-SELECT seconds, looked_at, NULL::float8 AS start_seconds
+SELECT seconds, looked_at, NULL::float8 AS start_seconds,
+    CASE WHEN %(last_look)s::timestamptz IS NULL THEN horsies_keyed_queues(%(queues)s::text[]) END AS keyed
 FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: seconds_until_rated
 -- The same for a worker whose queues have rates, plus when a queue that is held back may start a task again.
 SELECT seconds, looked_at,
-    horsies_seconds_until_start_v1(%(queues)s::text[], %(last_look)s::timestamptz) AS start_seconds
+    horsies_seconds_until_start_v1(%(queues)s::text[], %(last_look)s::timestamptz) AS start_seconds,
+    CASE WHEN %(last_look)s::timestamptz IS NULL THEN horsies_keyed_queues(%(queues)s::text[]) END AS keyed
 FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
+
+-- name: look_at_keys
+-- Tasks with keys become due, and when the next one will; see horsies_look_at_keys_v1.
+SELECT seconds, queues, promoted FROM horsies_look_at_keys_v1(%(queues)s::text[], %(limit)s)
 
 -- name: find_cancel_requests
 -- This worker's tasks with a cancel request, by the in-flight index, because the notification is only a hint.

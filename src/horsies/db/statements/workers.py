@@ -113,6 +113,8 @@ def register_worker(
 
 @WORKERS.statement
 def register_defaults(defaults: str) -> None: ...
+@WORKERS.statement
+def store_lane_limits(limits: str, queues: Sequence[str]) -> None: ...
 
 
 take_worker_lock = WORKERS.declare("take_worker_lock", LockKey, Held)

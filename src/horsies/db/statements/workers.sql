@@ -15,21 +15,48 @@ ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = 
 -- The settings from task decorators, for sends from SQL; the worker that started last wins. Rows are written in name
 -- order, so that two workers that start together do not deadlock. An identical row is left alone.
 INSERT INTO horsies_task_defaults AS stored (
-    task_name, queue_name, queues, retry_policy, max_retries, timeout_ms, is_async, burst, reject_bytes)
+    task_name, queue_name, queues, retry_policy, max_retries, timeout_ms, is_async, burst, key_parameter,
+    computes_key, reject_bytes)
 SELECT task.task_name, task.queue_name, task.queues, nullif(task.retry_policy, 'null'), task.max_retries,
-    task.timeout_ms, task.is_async, task.burst, task.reject_bytes
+    task.timeout_ms, task.is_async, task.burst, task.key_parameter, task.computes_key, task.reject_bytes
 FROM jsonb_to_recordset(%(defaults)s::text::jsonb) AS task (
     task_name text, queue_name text, queues jsonb, retry_policy jsonb, max_retries integer, timeout_ms integer,
-    is_async boolean, burst boolean, reject_bytes bigint)
+    is_async boolean, burst boolean, key_parameter text, computes_key boolean, reject_bytes bigint)
 ORDER BY task.task_name
 ON CONFLICT (task_name) DO UPDATE SET queue_name = EXCLUDED.queue_name, queues = EXCLUDED.queues,
     retry_policy = EXCLUDED.retry_policy, max_retries = EXCLUDED.max_retries, timeout_ms = EXCLUDED.timeout_ms,
-    is_async = EXCLUDED.is_async, burst = EXCLUDED.burst, reject_bytes = EXCLUDED.reject_bytes,
+    is_async = EXCLUDED.is_async, burst = EXCLUDED.burst, key_parameter = EXCLUDED.key_parameter,
+    computes_key = EXCLUDED.computes_key, reject_bytes = EXCLUDED.reject_bytes,
     updated_at = clock_timestamp()
 WHERE (stored.queue_name, stored.queues, stored.retry_policy, stored.max_retries, stored.timeout_ms,
-        stored.is_async, stored.burst, stored.reject_bytes)
+        stored.is_async, stored.burst, stored.key_parameter, stored.computes_key, stored.reject_bytes)
     IS DISTINCT FROM (EXCLUDED.queue_name, EXCLUDED.queues, EXCLUDED.retry_policy, EXCLUDED.max_retries,
-        EXCLUDED.timeout_ms, EXCLUDED.is_async, EXCLUDED.burst, EXCLUDED.reject_bytes)
+        EXCLUDED.timeout_ms, EXCLUDED.is_async, EXCLUDED.burst, EXCLUDED.key_parameter, EXCLUDED.computes_key,
+        EXCLUDED.reject_bytes)
+
+-- name: store_lane_limits
+-- The limits of all keys of a queue, as the application configures them: the worker that started last decides. An equal
+-- row is left alone. Limits that operators gave to single keys stay.
+WITH limited AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset(%(limits)s::text::jsonb) AS queue (
+        queue_name text, max_concurrency integer, rate_seconds float8, rate_burst integer, weight float8,
+        is_fifo boolean, halts boolean)),
+lifted AS (
+    DELETE FROM horsies_lanes AS stored
+    WHERE stored.lane = 0 AND stored.queue_name = ANY(%(queues)s::text[])
+      AND stored.queue_name NOT IN (SELECT limited.queue_name FROM limited))
+INSERT INTO horsies_lanes AS stored (
+    queue_name, lane, max_concurrency, rate_seconds, rate_burst, weight, is_fifo, halts)
+SELECT limited.queue_name, 0, limited.max_concurrency, limited.rate_seconds, limited.rate_burst, limited.weight,
+    limited.is_fifo, limited.halts
+FROM limited ORDER BY limited.queue_name
+ON CONFLICT (queue_name, lane) DO UPDATE SET
+    max_concurrency = EXCLUDED.max_concurrency, rate_seconds = EXCLUDED.rate_seconds,
+    rate_burst = EXCLUDED.rate_burst, weight = EXCLUDED.weight, is_fifo = EXCLUDED.is_fifo, halts = EXCLUDED.halts,
+    updated_at = clock_timestamp()
+WHERE (stored.max_concurrency, stored.rate_seconds, stored.rate_burst, stored.weight, stored.is_fifo, stored.halts)
+    IS DISTINCT FROM (EXCLUDED.max_concurrency, EXCLUDED.rate_seconds, EXCLUDED.rate_burst, EXCLUDED.weight,
+        EXCLUDED.is_fifo, EXCLUDED.halts)
 
 -- name: take_worker_lock
 -- The session lock that proves this worker alive; the server frees it when this connection is gone.

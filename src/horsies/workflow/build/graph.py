@@ -24,9 +24,11 @@ from horsies.errors import (
     raise_collected,
 )
 from horsies.tasks.definition import NAME_LENGTH_MAX, choose_queue, is_storable_name
+from horsies.tasks.keys import lane_key_problem
 from horsies.tasks.request import size_problem
 from horsies.tasks.send import Producer
 from horsies.workflow.build.calls import EncodedArguments, check_call
+from horsies.workflow.build.keys import node_key
 from horsies.workflow.build.options import option_problems, type_problems
 from horsies.workflow.build.shape import (
     NodeIndex,
@@ -74,6 +76,9 @@ class Graph:
     success_policy: SuccessPolicy | None
     producer: Producer | None = None
     internal_route: Route | None = None
+    # The keys of the nodes' tasks, and the key of tasks without their own.
+    keys: tuple[str | None, ...] = ()
+    key: str | None = None
 
 
 def build_graph(
@@ -84,6 +89,7 @@ def build_graph(
     success_policy: SuccessPolicy | None = None,
     definition_key: str | None = None,
     producer: Producer | None = None,
+    key: str | None = None,
 ) -> Graph:
     """Check the whole workflow, then copy its nodes. If there are mistakes, raise all of them and
     change no node.
@@ -105,6 +111,12 @@ def build_graph(
         check_call(nodes, index, report.errors) if index in nodes.readable else EncodedArguments()
         for index in range(len(nodes.members))
     ]
+    keys = tuple(
+        node_key(nodes, index, arguments[index].kwargs, report.errors)
+        for index in range(len(nodes.members))
+    )
+    if key is not None and (problem := lane_key_problem(key)):
+        report.add(_bad_key(name, problem))
     router = _Router(producer.config) if producer else None
     routes = router.routes(nodes, report.errors) if router else {}
     if producer:
@@ -125,6 +137,15 @@ def build_graph(
         success_policy=_policy_of_copies(nodes, success_policy, copies),
         producer=producer,
         internal_route=router.internal(routes.values()) if router else None,
+        keys=keys,
+        key=key,
+    )
+
+
+def _bad_key(name: str, problem: str) -> WorkflowValidationError:
+    return WorkflowValidationError(
+        f"Workflow {name!r} has a key that cannot be stored: {problem}.",
+        code=ErrorCode.TASK_INVALID_OPTIONS,
     )
 
 

@@ -109,6 +109,7 @@ def plan(
             "parent_task_index": parent.task_index if parent else None,
             "depth": depth,
             "root_workflow_id": parent.root_workflow_id if parent else run_id,
+            **({} if graph.key is None else {"lane_key": graph.key}),
         }
     ).decode()
     return f"{own[:-1]},{_shared(graph).text}"
@@ -272,7 +273,7 @@ def _node_plans(graph: Graph) -> Iterator[dict[str, Any]]:
 
 # The fields that only some kinds of nodes have.
 _NO_KIND_VALUES: dict[str, Any] = {
-    **dict.fromkeys(("timeout_ms", "good_until", "expires_in_ms", "inputs")),
+    **dict.fromkeys(("timeout_ms", "good_until", "expires_in_ms", "inputs", "lane_key")),
     **dict.fromkeys(("delay_ms", "not_before", "signal_name", "signal_timeout_ms")),
     **dict.fromkeys(("map_over", "map_parameter", "max_parallel", "max_items")),
     **dict.fromkeys(("sub_definition_key", "sub_workflow_name")),
@@ -360,6 +361,7 @@ def _task_values(
         "good_until": None if node.good_until is None else _iso(node.good_until),
         "expires_in_ms": _milliseconds(node.expires_in),
         "inputs": _inputs(node),
+        "lane_key": graph.keys[index],
     }
 
 

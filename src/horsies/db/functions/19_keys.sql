@@ -1,0 +1,558 @@
+-- Keys: the tasks of a queue are shared out by key, and each key may have its limits.
+--
+-- A lane is one key in one queue. Its tasks are held, so the claim of plain tasks and its index never meet them, and a
+-- queue without keys runs nothing of this file. Lanes are numbers, so they lie on a ring: a claim walks on from the
+-- place where the worker's claim before it ended ("cursor"), takes one task from each lane that it meets, and goes
+-- round again while children are free. A lane is found by one seek behind the lane before it, so a million
+-- tasks of one key do not delay the next one. Lane 0 stands for all tasks of the queue without a key.
+--
+-- Limits are counted, never kept: a claim counts the tasks of a limited lane that are in flight, under an
+-- advisory lock of that lane, in the transaction that adds to them. Nobody waits for such a lock: a turn that
+-- cannot have it passes over the lane and looks again soon. Locks: caps, meters of queues, then lanes (tried only),
+-- then tasks (SKIP LOCKED) and the meters of lanes, which only the holder of the lane's lock touches.
+
+-- The number of a key in a queue: never 0, the tasks without a key, nor the place where the ring begins.
+CREATE OR REPLACE FUNCTION horsies_lane_v1(p_queue text, p_key text) RETURNS bigint LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+    number bigint := ('x' || encode(substr(sha256(convert_to(p_queue || U&'\001F' || p_key, 'UTF8')), 1, 8), 'hex')
+        )::bit(64)::bigint;
+BEGIN
+    RETURN CASE WHEN number IN (0, -9223372036854775808) THEN 1 ELSE number END;
+END
+$$;
+
+-- The next lanes with due tasks behind one lane and up to another, in order; lane 0 is always among them.
+CREATE OR REPLACE FUNCTION horsies_next_lanes(p_queue text, p_after bigint, p_until bigint, p_count integer)
+RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN ARRAY(
+        WITH RECURSIVE ring (lane, place) AS (
+            SELECT p_after, 0
+            UNION ALL
+            SELECT step.lane, ring.place + 1 FROM ring CROSS JOIN LATERAL (
+                SELECT CASE WHEN ring.lane < 0 AND p_until >= 0 THEN least(found.lane, 0) ELSE found.lane END AS lane
+                FROM (SELECT (
+                    SELECT task.lane FROM horsies_tasks AS task
+                    WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+                      AND task.queue_name = p_queue AND task.lane > ring.lane AND task.lane <= p_until
+                    ORDER BY task.lane LIMIT 1) AS lane OFFSET 0) AS found) AS step
+            WHERE ring.place < p_count AND step.lane IS NOT NULL)
+        SELECT ring.lane FROM ring WHERE ring.place > 0 ORDER BY ring.place);
+END
+$$;
+
+-- Whether a queue has tasks with keys that have not ended.
+CREATE OR REPLACE FUNCTION horsies_has_keys(p_queue text) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN coalesce(
+        (SELECT true FROM horsies_tasks AS task
+         WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+           AND task.queue_name = p_queue ORDER BY task.lane LIMIT 1),
+        (SELECT true FROM horsies_tasks AS task
+         WHERE task.lane IS NOT NULL AND task.status IN ('CLAIMED', 'RUNNING') AND task.queue_name = p_queue
+         ORDER BY task.lane LIMIT 1),
+        (SELECT true FROM horsies_tasks AS task
+         WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
+           AND greatest(task.enqueued_at, task.next_retry_at) > task.updated_at AND task.queue_name = p_queue
+         ORDER BY greatest(task.enqueued_at, task.next_retry_at) LIMIT 1), false);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION horsies_keyed_queues(p_queues text[]) RETURNS text[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN ARRAY(SELECT queue.name FROM unnest(p_queues) AS queue (name) WHERE horsies_has_keys(queue.name));
+END
+$$;
+
+-- The waiting tasks with keys of each of these queues, or of all: due ones and those for later, up to "p_most" of each,
+-- and the oldest due one among them. One probe per queue finds the queues.
+CREATE OR REPLACE FUNCTION horsies_count_keyed_v1(p_queues text[], p_most integer)
+RETURNS TABLE (queue_name text, due bigint, delayed bigint, first_due_at timestamptz)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    name text := '';
+BEGIN
+    LOOP
+        SELECT least(
+            (SELECT task.queue_name FROM horsies_tasks AS task
+             WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+               AND task.queue_name > name ORDER BY task.queue_name LIMIT 1),
+            (SELECT task.queue_name FROM horsies_tasks AS task
+             WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
+               AND greatest(task.enqueued_at, task.next_retry_at) > task.updated_at
+               AND task.queue_name > name ORDER BY task.queue_name LIMIT 1)) INTO name;
+        EXIT WHEN name IS NULL;
+        queue_name := name;
+        CONTINUE WHEN name <> ALL(p_queues);
+        SELECT count(*), min(found.enqueued_at) INTO due, first_due_at FROM (
+            SELECT task.enqueued_at FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+              AND task.queue_name = name
+            ORDER BY task.lane LIMIT p_most) AS found;
+        SELECT count(*) INTO delayed FROM (
+            SELECT FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
+              AND greatest(task.enqueued_at, task.next_retry_at) > task.updated_at
+              AND task.queue_name = name
+            ORDER BY greatest(task.enqueued_at, task.next_retry_at) LIMIT p_most) AS found;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+-- The waiting tasks with keys, for lists.
+CREATE OR REPLACE FUNCTION horsies_keyed_tasks_v1(p_queues text[]) RETURNS TABLE (
+    id uuid, task_name text, error_code text, claimed_by_worker_id text, worker_hostname text, retry_count integer)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    keyed record;
+BEGIN
+    FOR keyed IN SELECT counted.queue_name FROM horsies_count_keyed_v1(p_queues, 1) AS counted LOOP
+        RETURN QUERY
+        SELECT task.id, task.task_name::text, task.error_code, task.claimed_by_worker_id::text,
+            task.worker_hostname::text, task.retry_count
+        FROM horsies_tasks AS task
+        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+          AND task.queue_name = keyed.queue_name
+        ORDER BY task.lane;
+        RETURN QUERY
+        SELECT task.id, task.task_name::text, task.error_code, task.claimed_by_worker_id::text,
+            task.worker_hostname::text, task.retry_count
+        FROM horsies_tasks AS task
+        WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
+          AND greatest(task.enqueued_at, task.next_retry_at) > task.updated_at
+          AND task.queue_name = keyed.queue_name AND task.enqueued_at > task.updated_at
+        ORDER BY greatest(task.enqueued_at, task.next_retry_at);
+    END LOOP;
+END
+$$;
+
+-- Whether a task without a key is due in a queue: one probe per priority in use.
+CREATE OR REPLACE FUNCTION horsies_has_plain_due(p_queue text, p_look_at timestamptz) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    level integer := 0;
+    first_at timestamptz;
+BEGIN
+    LOOP
+        SELECT task.priority, task.enqueued_at INTO level, first_at FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = p_queue AND task.priority > level
+        ORDER BY task.priority, task.enqueued_at LIMIT 1;
+        IF NOT FOUND OR first_at <= p_look_at THEN
+            RETURN FOUND;
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Lock and return the first due tasks of these lanes, up to a number of each, in order: the first of each lane, the
+-- second of each, and so on. "p_only_short" takes only tasks that may wait in a child behind others. Tasks that were
+-- locked and not taken leave their lane for this claim.
+CREATE OR REPLACE FUNCTION horsies_lane_heads(
+    p_queue text, p_lanes bigint[], p_quotas integer[], p_taken uuid[], p_look_at timestamptz, p_only_short boolean,
+    p_short_names text[], p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[],
+    OUT ids uuid[], OUT counts integer[])
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    head record;
+    is_left boolean := false;
+BEGIN
+    ids := '{}';
+    counts := array_fill(0, ARRAY[cardinality(p_lanes)]);
+    FOR head IN
+        SELECT found.id, asked.place, found.is_short FROM unnest(p_lanes, p_quotas) WITH ORDINALITY
+            AS asked (lane, quota, place)
+        CROSS JOIN LATERAL (
+            SELECT task.id, task.priority, task.enqueued_at, task.burst AND task.task_name = ANY(p_short_names) AS is_short
+            FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+              AND task.queue_name = p_queue AND task.lane = asked.lane
+              AND (task.good_until IS NULL OR task.good_until > p_look_at)
+              AND (p_is_async IS NULL OR coalesce(task.task_options LIKE '{"async":true%', false) = p_is_async)
+              AND task.task_name <> ALL(p_unknown_names) AND task.id <> ALL(p_refused_ids)
+              AND task.id <> ALL(p_taken)
+              AND (p_refused_by = '{}' OR NOT horsies_is_refused(task.id, p_refused_by, p_look_at))
+            ORDER BY task.priority, task.enqueued_at, task.id LIMIT asked.quota FOR UPDATE SKIP LOCKED) AS found
+        ORDER BY row_number() OVER (
+            PARTITION BY asked.place ORDER BY found.priority, found.enqueued_at, found.id), asked.place
+    LOOP
+        IF p_only_short AND NOT head.is_short THEN
+            is_left := true;
+            CONTINUE;
+        END IF;
+        ids := ids || head.id;
+        counts[head.place] := counts[head.place] + 1;
+    END LOOP;
+    IF is_left THEN
+        -- Other claims pass over the locked rows until the commit, which therefore notifies their workers.
+        PERFORM pg_notify('task_queue_' || p_queue, '@');
+    END IF;
+END
+$$;
+
+-- The tasks of a lane in flight. As under every cap, a lapsed lease does not count, nor does a task whose code has ended
+-- but whose outcome the database refuses; it holds a fifo lane all the same.
+CREATE OR REPLACE FUNCTION horsies_lane_in_flight(p_queue text, p_lane bigint, p_is_fifo boolean) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+    RETURN (
+        SELECT count(*) FROM horsies_tasks AS task
+        WHERE task.lane IS NOT NULL AND task.status IN ('CLAIMED', 'RUNNING') AND task.queue_name = p_queue
+          AND task.lane = p_lane AND (task.status = 'RUNNING' OR task.claim_expires_at > clock_timestamp())
+          AND (p_is_fifo OR NOT EXISTS (SELECT FROM horsies_blocked) OR NOT EXISTS (
+              SELECT FROM horsies_blocked AS blocked
+              WHERE blocked.id = task.id AND blocked.kind = 'task' AND blocked.generation = task.generation
+                AND blocked.status = task.status AND blocked.action IN ('record', 'recover'))));
+END
+$$;
+
+-- The limits of a lane: those of its key, else those of the queue.
+CREATE OR REPLACE FUNCTION horsies_lane_limits(p_queue text, p_lane bigint, p_shared horsies_lanes)
+RETURNS horsies_lanes LANGUAGE plpgsql AS $$
+DECLARE
+    own horsies_lanes;
+BEGIN
+    SELECT * INTO own FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane = p_lane;
+    own.is_fifo := coalesce(own.is_fifo, p_shared.is_fifo, false);
+    own.max_concurrency := coalesce(own.max_concurrency, p_shared.max_concurrency);
+    IF own.is_fifo THEN
+        own.max_concurrency := least(own.max_concurrency, 1);
+    END IF;
+    own.halts := coalesce(own.halts, p_shared.halts, false);
+    own.weight := coalesce(own.weight, p_shared.weight, 1);
+    IF own.rate_seconds IS NULL THEN
+        own.rate_seconds := p_shared.rate_seconds;
+        own.rate_burst := p_shared.rate_burst;
+    END IF;
+    RETURN own;
+END
+$$;
+
+-- How many tasks of a lane may start now. A lane with a cap or a rate is counted under its lock; a first look without
+-- it spares other claims of a full lane the lock. "wait_seconds" is the time until the rate allows the next start, or
+-- until a claim that counts the lane now has committed; a full lane has none, because the turn that ends one of
+-- its tasks claims or notifies.
+CREATE OR REPLACE FUNCTION horsies_lane_room(
+    p_queue text, p_lane bigint, p_limits horsies_lanes, OUT room integer, OUT wait_seconds double precision)
+LANGUAGE plpgsql AS $$
+DECLARE
+    cap integer := p_limits.max_concurrency;
+    seconds double precision := p_limits.rate_seconds;
+    ahead_seconds double precision;
+BEGIN
+    room := 2147483647;
+    IF p_limits.paused_at IS NOT NULL THEN
+        room := 0;
+    ELSIF cap IS NULL AND seconds IS NULL THEN
+        RETURN;
+    ELSIF horsies_lane_in_flight(p_queue, p_lane, p_limits.is_fifo) >= cap THEN
+        room := 0;
+    ELSIF NOT pg_try_advisory_xact_lock(1751348597, hashint8(p_lane)) THEN
+        room := 0;
+        wait_seconds := 0.002 + 0.004 * random();
+    ELSE
+        IF cap IS NOT NULL THEN
+            room := greatest(0, cap - horsies_lane_in_flight(p_queue, p_lane, p_limits.is_fifo));
+        END IF;
+        IF seconds IS NOT NULL THEN
+            SELECT greatest(0, extract(epoch FROM meter.next_at - clock_timestamp())) INTO ahead_seconds
+            FROM horsies_meters AS meter WHERE meter.queue_name = p_queue AND meter.lane = p_lane;
+            ahead_seconds := coalesce(ahead_seconds, 0);
+            room := least(room, greatest(0, floor(p_limits.rate_burst + 1e-6 - ahead_seconds / seconds)));
+            wait_seconds := CASE WHEN room = 0 THEN greatest(0, ahead_seconds - (p_limits.rate_burst - 1) * seconds) END;
+        END IF;
+    END IF;
+END
+$$;
+
+-- So many tasks of a lane with a rate were claimed, under its lock.
+CREATE OR REPLACE FUNCTION horsies_note_lane_starts(p_queue text, p_lane bigint, p_limits horsies_lanes, p_count integer)
+RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO horsies_meters AS meter (queue_name, lane, next_at, seconds, burst)
+    VALUES (p_queue, p_lane, clock_timestamp() + p_count * p_limits.rate_seconds * interval '1 second',
+        p_limits.rate_seconds, p_limits.rate_burst)
+    ON CONFLICT (queue_name, lane) DO UPDATE SET
+        next_at = greatest(meter.next_at, clock_timestamp()) + p_count * p_limits.rate_seconds * interval '1 second',
+        seconds = EXCLUDED.seconds, burst = EXCLUDED.burst;
+END
+$$;
+
+-- The head of a fifo lane, if it may start now. It is chosen before it is locked, so that a locked head does not let the
+-- second task pass; a head that waits for its retry, or that this worker leaves out, holds the lane.
+CREATE OR REPLACE FUNCTION horsies_fifo_head(
+    p_queue text, p_lane bigint, p_look_at timestamptz, p_is_async boolean, p_unknown_names text[],
+    p_refused_ids uuid[], p_refused_by text[], OUT ids uuid[], OUT wait_seconds double precision)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    head record;
+BEGIN
+    ids := '{}';
+    SELECT task.id, task.next_retry_at, task.task_name, task.task_options, task.good_until INTO head
+    FROM horsies_tasks AS task
+    WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+      AND task.queue_name = p_queue AND task.lane = p_lane
+    ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1;
+    IF NOT FOUND OR head.next_retry_at > clock_timestamp() OR head.good_until <= p_look_at
+        OR coalesce(head.task_options LIKE '{"async":true%', false) <> p_is_async
+        OR head.task_name = ANY(p_unknown_names) OR head.id = ANY(p_refused_ids)
+        OR (p_refused_by <> '{}' AND horsies_is_refused(head.id, p_refused_by, p_look_at)) THEN
+        RETURN;
+    END IF;
+    ids := ARRAY(
+        SELECT task.id FROM horsies_tasks AS task
+        WHERE task.id = head.id AND coalesce(task.status, '') = 'PENDING' AND task.lane = p_lane FOR UPDATE SKIP LOCKED);
+    wait_seconds := CASE WHEN ids = '{}' THEN 0.01 END;
+END
+$$;
+
+-- How many tasks a lane gets at one turn: its weight on average, so that a claim need not know about others. A turn that
+-- the places cut short continues in the next claim, as if it had just begun.
+CREATE OR REPLACE FUNCTION horsies_turns(p_weight double precision) RETURNS integer LANGUAGE sql VOLATILE AS $$
+    SELECT CASE WHEN p_weight > 1 THEN greatest(1, ceil(ln(1 - random()) / ln(1 - 1 / p_weight)))::integer
+        ELSE (random() < p_weight)::integer END
+$$;
+
+-- The claim of one queue by its lanes: locks and returns up to "p_wanted" due tasks, one of each lane behind the
+-- cursor, and more of them if there are fewer lanes than places. Places for tasks without a key are left over: their lane
+-- has its turn like the others. "is_drained" says that no lane has more for this worker now; "wait_seconds" is the time
+-- after which a limited lane may have.
+CREATE OR REPLACE FUNCTION horsies_due_by_lane(
+    p_queue text, p_cursor bigint, p_wanted integer, p_look_at timestamptz, p_only_short boolean, p_short_names text[],
+    p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[],
+    OUT ids uuid[], OUT cursor bigint, OUT is_drained boolean, OUT has_plain boolean,
+    OUT wait_seconds double precision)
+LANGUAGE plpgsql AS $$
+DECLARE
+    places integer := p_wanted;
+    until bigint := 9223372036854775807;
+    -- The lanes that one claim looks at; the next one continues behind them.
+    looks integer := 256;
+    lanes bigint[];
+    heads record;
+    visit record;
+    limits horsies_lanes;
+    shared horsies_lanes;
+    has_limits boolean;
+    turns integer;
+    -- The lanes that have had a turn and may have more, and how many more of each may start.
+    generous bigint[] := '{}';
+    rooms integer[] := '{}';
+    quotas integer[];
+    rated bigint[] := '{}';
+BEGIN
+    ids := '{}';
+    has_plain := false;
+    cursor := p_cursor;
+    is_drained := true;
+    IF EXISTS (SELECT FROM horsies_queues AS stored WHERE stored.queue_name = p_queue AND stored.paused_at IS NOT NULL) THEN
+        RETURN;
+    END IF;
+    SELECT true INTO has_limits FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue LIMIT 1;
+    IF has_limits THEN
+        SELECT * INTO shared FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane = 0;
+    END IF;
+    WHILE places > 0 LOOP
+        is_drained := false;
+        EXIT WHEN looks <= 0;
+        lanes := horsies_next_lanes(p_queue, cursor, until, least(places, looks));
+        IF lanes = '{}' THEN
+            is_drained := until < 9223372036854775807;
+            EXIT WHEN is_drained;
+            cursor := -9223372036854775808;
+            until := p_cursor;
+            CONTINUE;
+        END IF;
+        looks := looks - cardinality(lanes);
+        IF has_limits THEN
+            FOR place IN 1 .. cardinality(lanes) LOOP
+                EXIT WHEN places <= 0;
+                cursor := lanes[place];
+                IF cursor = 0 THEN
+                    has_plain := horsies_has_plain_due(p_queue, p_look_at);
+                    places := places - has_plain::integer;
+                    CONTINUE;
+                END IF;
+                limits := horsies_lane_limits(p_queue, cursor, shared);
+                CONTINUE WHEN p_only_short AND (limits.max_concurrency IS NOT NULL OR limits.rate_seconds IS NOT NULL);
+                visit := horsies_lane_room(p_queue, cursor, limits);
+                wait_seconds := least(wait_seconds, visit.wait_seconds);
+                CONTINUE WHEN visit.room <= 0;
+                turns := horsies_turns(limits.weight);
+                IF limits.is_fifo THEN
+                    heads := horsies_fifo_head(
+                        p_queue, cursor, p_look_at, p_is_async, p_unknown_names, p_refused_ids, p_refused_by);
+                    wait_seconds := least(wait_seconds, heads.wait_seconds);
+                ELSE
+                    heads := horsies_lane_heads(
+                        p_queue, ARRAY[cursor], ARRAY[least(turns, places, visit.room)], ids, p_look_at, p_only_short,
+                        p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by);
+                END IF;
+                ids := ids || heads.ids;
+                places := places - cardinality(heads.ids);
+                IF NOT limits.is_fifo AND visit.room > cardinality(heads.ids)
+                    AND cardinality(heads.ids) = least(turns, places + cardinality(heads.ids)) THEN
+                    generous := generous || cursor;
+                    rooms := rooms || visit.room - cardinality(heads.ids);
+                END IF;
+                IF limits.rate_seconds IS NOT NULL THEN
+                    PERFORM horsies_note_lane_starts(p_queue, cursor, limits, cardinality(heads.ids));
+                    rated := rated || cursor;
+                END IF;
+                IF places <= 0 AND turns > cardinality(heads.ids) THEN
+                    cursor := cursor - 1;
+                END IF;
+            END LOOP;
+            CONTINUE;
+        END IF;
+        cursor := lanes[cardinality(lanes)];
+        IF 0 = ANY(lanes) THEN
+            lanes := array_remove(lanes, 0);
+            has_plain := horsies_has_plain_due(p_queue, p_look_at);
+            places := places - has_plain::integer;
+        END IF;
+        heads := horsies_lane_heads(
+            p_queue, lanes, array_fill(1, ARRAY[cardinality(lanes)]), ids, p_look_at, p_only_short, p_short_names,
+            p_is_async, p_unknown_names, p_refused_ids, p_refused_by);
+        ids := ids || heads.ids;
+        places := places - cardinality(heads.ids);
+        generous := generous || ARRAY(
+            SELECT lanes[place] FROM generate_subscripts(lanes, 1) AS place WHERE heads.counts[place] > 0 ORDER BY place);
+    END LOOP;
+    -- Every lane has had its turn: they share the places that are left, as far as their limits allow.
+    places := places - has_plain::integer * (places / (cardinality(generous) + 1));
+    WHILE places > 0 AND is_drained AND generous <> '{}' LOOP
+        quotas := ARRAY(
+            SELECT least(places / cardinality(generous) + (place <= places % cardinality(generous))::integer,
+                rooms[place])
+            FROM generate_subscripts(generous, 1) AS place ORDER BY place);
+        heads := horsies_lane_heads(
+            p_queue, generous, quotas, ids, p_look_at, p_only_short, p_short_names, p_is_async, p_unknown_names,
+            p_refused_ids, p_refused_by);
+        EXIT WHEN heads.ids = '{}';
+        ids := ids || heads.ids;
+        places := places - cardinality(heads.ids);
+        FOR place IN 1 .. cardinality(generous) LOOP
+            IF heads.counts[place] > 0 AND generous[place] = ANY(rated) THEN
+                limits := horsies_lane_limits(p_queue, generous[place], shared);
+                PERFORM horsies_note_lane_starts(p_queue, generous[place], limits, heads.counts[place]);
+            END IF;
+        END LOOP;
+        cursor := generous[coalesce((SELECT max(place) FROM generate_subscripts(quotas, 1) AS place
+            WHERE quotas[place] > quotas[cardinality(quotas)]), cardinality(quotas))];
+        SELECT coalesce(array_agg(generous[place] ORDER BY place), '{}'),
+            coalesce(array_agg(rooms[place] - heads.counts[place] ORDER BY place), '{}')
+        INTO generous, rooms FROM generate_subscripts(generous, 1) AS place
+        WHERE heads.counts[place] = quotas[place] AND quotas[place] > 0
+          AND rooms[place] - heads.counts[place] IS DISTINCT FROM 0;
+    END LOOP;
+    is_drained := is_drained AND places > 0;
+END
+$$;
+
+-- A transaction has ended tasks of these lanes. Workers that a limit of one of them may have turned away are notified,
+-- unless the claim of the same transaction has taken the place again.
+CREATE OR REPLACE FUNCTION horsies_offer_lanes(p_queues text[], p_lanes bigint[], p_worker_id text) RETURNS void
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    PERFORM pg_notify('task_queue_' || freed.queue, '@') FROM (
+        SELECT DISTINCT freed.queue FROM unnest(p_queues, p_lanes) AS freed (queue, lane)
+        WHERE EXISTS (SELECT FROM horsies_lanes AS stored WHERE stored.queue_name = freed.queue)
+          AND (SELECT true FROM horsies_tasks AS task
+               WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+                 AND task.queue_name = freed.queue AND task.lane = freed.lane
+               ORDER BY task.priority LIMIT 1)
+          AND (SELECT true FROM horsies_tasks AS task
+               WHERE task.lane IS NOT NULL AND task.status IN ('CLAIMED', 'RUNNING') AND task.queue_name = freed.queue
+                 AND task.lane = freed.lane AND task.claimed_by_worker_id = p_worker_id
+                 AND task.claimed_at >= now() ORDER BY task.lane LIMIT 1) IS NULL) AS freed;
+END
+$$;
+
+-- Tasks of fifo lanes have failed finally: those lanes whose rule says so are paused.
+CREATE OR REPLACE FUNCTION horsies_halt_lanes(p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    failed record;
+    limits horsies_lanes;
+BEGIN
+    FOR failed IN
+        SELECT task.id, task.queue_name, task.lane, task.lane_key, task.error_code, shared AS shared
+        FROM horsies_tasks AS task
+        LEFT JOIN horsies_lanes AS shared ON shared.queue_name = task.queue_name AND shared.lane = 0
+        WHERE task.id = ANY(p_ids) ORDER BY task.queue_name, task.lane
+    LOOP
+        limits := horsies_lane_limits(failed.queue_name, failed.lane, failed.shared);
+        CONTINUE WHEN NOT (limits.is_fifo AND limits.halts);
+        INSERT INTO horsies_lanes AS stored (queue_name, lane, lane_key, paused_at, pause_reason)
+        VALUES (failed.queue_name, failed.lane, failed.lane_key, clock_timestamp(),
+            concat('task ', failed.id, ' failed: ', failed.error_code))
+        ON CONFLICT (queue_name, lane) DO UPDATE SET
+            paused_at = EXCLUDED.paused_at, pause_reason = EXCLUDED.pause_reason, updated_at = clock_timestamp()
+        WHERE stored.paused_at IS NULL;
+    END LOOP;
+END
+$$;
+
+-- Whether a task keeps its place in its lane while it waits for a retry.
+CREATE OR REPLACE FUNCTION horsies_keeps_place_v1(p_queue text, p_lane bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN coalesce(
+        (SELECT stored.is_fifo FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane = p_lane),
+        (SELECT stored.is_fifo FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane = 0),
+        false);
+END
+$$;
+
+-- The lane of a task that returns to its queue: none while its run is paused.
+CREATE OR REPLACE FUNCTION horsies_returned_lane_v1(p_lane bigint, p_run_id uuid) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN CASE WHEN NOT EXISTS (
+        SELECT FROM horsies_workflows AS run WHERE run.id = p_run_id AND run.status = 'PAUSED') THEN p_lane END;
+END
+$$;
+
+-- For a worker that looks at the tasks with keys of these queues: those whose time has come move to their lanes
+-- (PENDING -> PENDING, and the update notifies the workers of the queue); then the seconds until the next one is due,
+-- NULL without one, and the queues that have any task with a key that has not ended.
+CREATE OR REPLACE FUNCTION horsies_look_at_keys_v1(
+    p_queues text[], p_limit integer, OUT seconds double precision, OUT queues text[], OUT promoted integer)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    queue text;
+    now_at timestamptz := clock_timestamp();
+    due uuid[];
+    due_at timestamptz;
+    earliest timestamptz;
+BEGIN
+    queues := '{}';
+    promoted := 0;
+    FOREACH queue IN ARRAY p_queues LOOP
+        SELECT greatest(task.enqueued_at, task.next_retry_at) INTO due_at FROM horsies_tasks AS task
+        WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
+          AND greatest(task.enqueued_at, task.next_retry_at) > task.updated_at AND task.queue_name = queue
+        ORDER BY greatest(task.enqueued_at, task.next_retry_at) LIMIT 1;
+        IF due_at <= now_at THEN
+            due := ARRAY(
+                SELECT task.id FROM horsies_tasks AS task
+                WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
+                  AND greatest(task.enqueued_at, task.next_retry_at) > task.updated_at AND task.queue_name = queue
+                  AND greatest(task.enqueued_at, task.next_retry_at) <= now_at
+                ORDER BY greatest(task.enqueued_at, task.next_retry_at) LIMIT p_limit FOR UPDATE SKIP LOCKED);
+            UPDATE horsies_tasks AS task SET updated_at = now_at WHERE task.id = ANY(due);
+            promoted := promoted + cardinality(due);
+            SELECT greatest(task.enqueued_at, task.next_retry_at) INTO due_at FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
+              AND greatest(task.enqueued_at, task.next_retry_at) > task.updated_at AND task.queue_name = queue
+            ORDER BY greatest(task.enqueued_at, task.next_retry_at) LIMIT 1;
+        END IF;
+        earliest := least(earliest, due_at);
+        IF horsies_has_keys(queue) THEN
+            queues := queues || queue;
+        END IF;
+    END LOOP;
+    IF earliest IS NOT NULL THEN
+        seconds := greatest(extract(epoch FROM earliest - clock_timestamp()), 0);
+    END IF;
+END
+$$;

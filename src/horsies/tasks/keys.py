@@ -1,0 +1,94 @@
+"""Keys of tasks: which key a call has, and the lane of a key. Pure.
+
+A key names whom a task works for, such as a tenant. A queue shares its children out by key, and limits of
+keys hold for each of them; ``db/functions/19_keys.sql`` has the mechanism.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import Any, NamedTuple
+
+from horsies.codec.calls import CallSignature
+from horsies.task_result import storable_text
+
+LANE_KEY_LENGTH_MAX = 255
+# Lane 0 are the tasks without a key, and the ring of lanes begins at the lowest number.
+_NO_LANES = frozenset({0, -(2**63)})
+
+
+class Lane(NamedTuple):
+    """A key, and its number in one queue."""
+
+    key: str
+    number: int
+
+
+def lane_of(queue_name: str, key: str) -> Lane:
+    """Return the lane of a key; horsies_lane_v1 computes the same in the database."""
+    digest = hashlib.sha256(f"{queue_name}\x1f{key}".encode()).digest()
+    number = int.from_bytes(digest[:8], signed=True)
+    return Lane(key, 1 if number in _NO_LANES else number)
+
+
+def lane_key_problem(key: object, source: str = "key") -> str | None:
+    """Return why a value cannot be a key, or None; `source` says where it comes from."""
+    if not isinstance(key, str):
+        return f"{source} must be a text, not {type(key).__name__}"
+    if not 1 <= len(key) <= LANE_KEY_LENGTH_MAX:
+        return f"{source} must have 1 to {LANE_KEY_LENGTH_MAX} characters, not {len(key):,}"
+    if storable_text(key) != key:
+        return f"{source} contains a NUL character or a lone surrogate; remove it"
+    return None
+
+
+class CallKey(NamedTuple):
+    """The key of one call, or why it has none."""
+
+    key: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKey:
+    """Where the key of a call comes from: the value of a parameter, or a function of the arguments."""
+
+    parameter: str = ""
+    position: float = 0.0
+    default: Any = Parameter.empty
+    function: Callable[..., Any] | None = None
+
+    @classmethod
+    def of_parameter(
+        cls, name: str, function: Callable[..., Any], parameters: CallSignature
+    ) -> TaskKey | None:
+        """Return the key that a parameter carries; None if callers cannot pass such a parameter."""
+        names = parameters.names
+        if name not in names.spots and name not in names.positional:
+            return None
+        position = names.positional.index(name) if name in names.positional else float("inf")
+        return cls(name, position, signature(function).parameters[name].default)
+
+    def of_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKey:
+        """Return the key of a call whose arguments fit the function."""
+        if self.function is not None:
+            return self._computed(args, kwargs)
+        if self.position < len(args):
+            value = args[int(self.position)]
+        else:
+            value = kwargs.get(self.parameter, self.default)
+        problem = lane_key_problem(value, f"parameter {self.parameter!r}, the key,")
+        return CallKey(problem=problem) if problem else CallKey(value)
+
+    def _computed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKey:
+        assert self.function is not None
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        try:
+            key = self.function(*args, **kwargs)
+        except Exception as error:  # the application's code may raise anything
+            return CallKey(problem=f"its key function {name} raised {type(error).__name__}")
+        problem = lane_key_problem(key, f"the value of its key function {name}")
+        return CallKey(problem=problem) if problem else CallKey(key)

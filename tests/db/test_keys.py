@@ -1,0 +1,218 @@
+"""The claim by keys: lanes have their turn in order, however many tasks one of them has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.db.statements.turn import (
+    ClaimedTask,
+    ClaimTasks,
+    LookAhead,
+    LookAtKeys,
+    claim_tasks,
+    look_at_keys,
+    seconds_until_due,
+)
+from horsies.tasks.keys import lane_of
+from tests.support.database import Database
+from tests.support.rows import add_task, ago
+
+FIRST = -(2**63)
+
+
+class Ring:
+    """A worker's claims from one queue, each going on where the one before it ended."""
+
+    def __init__(self, connection: Database, queue: str = "default") -> None:
+        self.connection, self.queue, self.cursor = connection, queue, FIRST
+        self.is_drained = False
+        self.wait_seconds = 0.0
+
+    def claim(self, children: int = 1, **more: Any) -> list[str | None]:
+        """The keys of the tasks that so many idle children get."""
+        return [key_of(self.connection, task) for task in self.take(children, **more)]
+
+    def take(self, children: int = 1, **more: Any) -> list[ClaimedTask]:
+        pids = list(range(1, children + 1))
+        worker_id = more.pop("worker_id", "w")
+        wanted = ClaimTasks(
+            worker_id, "host", pids, [self.queue], [children], cursors=[self.cursor], **more
+        )
+        rows = claim_tasks.run(self.connection, wanted)
+        (answer,) = [row for row in rows if not row.id]
+        assert answer.lane is not None
+        is_drained, _, wait_seconds = answer.details.partition(" ")
+        self.cursor, self.is_drained = answer.lane, is_drained == "t"
+        self.wait_seconds = float(wait_seconds or 0)
+        return [row for row in rows if row.id]
+
+
+def key_of(connection: Database, task: ClaimedTask) -> str | None:
+    query = "SELECT lane_key FROM horsies_tasks WHERE id = %s"
+    (row,) = connection.execute(query, (task.id,)).fetchall()
+    return None if row[0] is None else str(row[0])
+
+
+def add_keyed(
+    connection: Database, key: str, count: int = 1, queue: str = "default", **columns: Any
+) -> None:
+    for _ in range(count):
+        lane = lane_of(queue, key).number
+        add_task(connection, queue_name=queue, lane_key=key, lane=lane, held=True, **columns)
+
+
+def add_many_keyed(connection: Database, key: str, count: int, queue: str = "default") -> None:
+    connection.execute(
+        "INSERT INTO horsies_tasks "
+        "(id, task_name, queue_name, enqueue_sha, lane_key, lane, held, enqueued_at) SELECT "
+        " gen_random_uuid(), 'work', %s, 'sha', %s, %s, true, now() - interval '1 minute' "
+        "FROM generate_series(1, %s)",
+        (queue, key, lane_of(queue, key).number, count),
+    )
+
+
+def by_ring(keys: Sequence[str], queue: str = "default") -> list[str]:
+    return sorted(keys, key=lambda key: lane_of(queue, key).number)
+
+
+@pytest.mark.parametrize("key", ["acme", "ä\x1f\n", "x" * 255, "0"])
+def test_the_database_computes_the_same_lane(connection: Database, key: str) -> None:
+    (row,) = connection.execute("SELECT horsies_lane_v1('api', %s)", (key,)).fetchall()
+    assert row[0] == lane_of("api", key).number
+    assert lane_of("api", key) != lane_of("mail", key)
+
+
+def test_a_plain_claim_does_not_see_tasks_with_keys(connection: Database) -> None:
+    add_keyed(connection, "acme")
+    assert claim_tasks.run(connection, ClaimTasks("w", "host", [1], ["default"], [1])) == []
+
+
+def test_keys_take_turns(connection: Database) -> None:
+    for key, count in {"a": 8, "b": 3, "c": 8}.items():
+        add_keyed(connection, key, count)
+    ring = Ring(connection)
+    one_by_one = [ring.claim()[0] for _ in range(9)]
+    assert Counter(one_by_one) == {"a": 3, "b": 3, "c": 3}
+    assert one_by_one[:3] == by_ring(["a", "b", "c"])
+    assert Counter(ring.claim(6)) == {"a": 3, "c": 3}
+    assert Counter(ring.claim(9)) == {"a": 2, "c": 2}
+    assert ring.is_drained
+    assert ring.claim(9) == []
+
+
+def test_places_that_cannot_be_shared_evenly_go_round(connection: Database) -> None:
+    for key in "abc":
+        add_keyed(connection, key, 20)
+    ring = Ring(connection)
+    taken = Counter(key for _ in range(6) for key in ring.claim(5))
+    assert taken == {"a": 10, "b": 10, "c": 10}
+
+
+def test_a_lone_key_gets_every_child(connection: Database) -> None:
+    add_keyed(connection, "a", 5)
+    ring = Ring(connection)
+    assert ring.claim(4) == ["a"] * 4
+    assert not ring.is_drained
+    assert ring.claim(4) == ["a"]
+    assert ring.is_drained
+
+
+@pytest.mark.parametrize("children", [1, 2, 3, 4])
+def test_tasks_without_a_key_are_one_more_lane(connection: Database, children: int) -> None:
+    for key in "ab":
+        add_keyed(connection, key, 40)
+    for _ in range(40):
+        add_task(connection)
+    ring = Ring(connection)
+    claims = 36 // children
+    taken = Counter(key for _ in range(claims) for key in ring.claim(children))
+    assert taken.total() == 36
+    assert all(abs(count - 12) <= 3 for count in taken.values()), taken
+
+
+def test_one_task_of_another_key_is_in_the_next_claim(connection: Database) -> None:
+    add_many_keyed(connection, "a", 5_000)
+    ring = Ring(connection)
+    assert ring.claim(4) == ["a"] * 4
+    add_keyed(connection, "b")
+    assert sorted(map(str, ring.claim(2))) == ["a", "b"]
+
+
+def test_priorities_order_the_tasks_of_one_key(connection: Database) -> None:
+    add_keyed(connection, "a", priority=50, task_name="later")
+    add_keyed(connection, "a", priority=1, task_name="first")
+    add_keyed(connection, "b", priority=90, task_name="other")
+    ring = Ring(connection)
+    assert {task.task_name for task in ring.take(2)} == {"first", "other"}
+    assert [task.task_name for task in ring.take(2)] == ["later"]
+
+
+def test_a_task_for_later_waits_for_its_time(connection: Database) -> None:
+    add_keyed(connection, "a", enqueued_at=ago(-3600))
+    add_keyed(connection, "b", enqueued_at=ago(-0.5))
+    ring = Ring(connection)
+    assert ring.claim(2) == []
+    connection.execute("SELECT pg_sleep(0.6)")
+    (found,) = look_at_keys.run(connection, LookAtKeys(["default", "other"], 10))
+    assert (found.queues, found.promoted) == (["default"], 1)
+    assert found.seconds is not None
+    assert 3590 < found.seconds <= 3600
+    assert ring.claim(2) == ["b"]
+
+
+def test_a_poll_finds_the_queues_with_keys(connection: Database) -> None:
+    add_keyed(connection, "a", queue="api")
+    wanted = LookAhead(["default", "api"], None)
+    (found,) = seconds_until_due.run(connection, wanted)
+    assert found.keyed == ["api"]
+    (again,) = seconds_until_due.run(connection, wanted._replace(last_look=found.looked_at))
+    assert again.keyed is None
+
+
+def test_a_paused_queue_keeps_its_keys_waiting(connection: Database) -> None:
+    add_keyed(connection, "a")
+    connection.execute(
+        "INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('default', now())"
+    )
+    assert Ring(connection).claim() == []
+
+
+def test_two_claims_at_once_share_a_lane(connection: Database, process_url: str) -> None:
+    add_keyed(connection, "a", 4)
+    with psycopg.connect(process_url) as other, other.transaction():
+        assert Ring(other).claim(2) == ["a", "a"]
+        assert Ring(connection).claim(4) == ["a", "a"]
+
+
+def test_windows_take_short_tasks_of_any_lane(connection: Database) -> None:
+    for key in "ab":
+        add_keyed(connection, key, 4, burst=True, task_name="short")
+    taken = Ring(connection).take(8, idle=2, short_names=["short"])
+    assert len(taken) == 8
+
+
+def test_windows_leave_long_tasks_alone(connection: Database) -> None:
+    add_keyed(connection, "a", 4, burst=True, task_name="short")
+    add_keyed(connection, "b", 4, task_name="long")
+    taken = Ring(connection).take(8, idle=1, short_names=["short"])
+    assert Counter(task.task_name for task in taken[1:]) == {"short": len(taken) - 1}
+
+
+def test_kinds_of_tasks_are_claimed_apart(connection: Database) -> None:
+    add_keyed(connection, "a", task_name="plain")
+    add_keyed(connection, "a", task_name="async", task_options='{"async":true}')
+    ring = Ring(connection)
+    assert [task.task_name for task in ring.take(4, is_async=True)] == ["async"]
+    assert [task.task_name for task in ring.take(4, is_async=False)] == ["plain"]
+
+
+def test_names_that_a_worker_does_not_know_are_left_out(connection: Database) -> None:
+    add_keyed(connection, "a", task_name="unknown")
+    add_keyed(connection, "a", task_name="known")
+    taken = Ring(connection).take(4, unknown_names=["unknown"])
+    assert [task.task_name for task in taken] == ["known"]

@@ -1,0 +1,338 @@
+"""Limits of keys: caps, rates, order and weights, kept by every claim."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from horsies.db.statements.turn import (
+    CompleteTasks,
+    FailTasks,
+    LookAtKeys,
+    RetryTasks,
+    complete_tasks,
+    fail_tasks,
+    look_at_keys,
+    retry_tasks,
+)
+from horsies.db.statements.workers import store_lane_limits
+from horsies.tasks.keys import lane_of
+from tests.db.test_keys import Ring, add_keyed, add_many_keyed
+from tests.support.database import Database
+from tests.support.wait import wait_until
+
+
+def limit(
+    connection: Database, key: str | None = None, queue: str = "default", **columns: Any
+) -> None:
+    """Set the limits of all keys, or of one."""
+    lane = 0 if key is None else lane_of(queue, key).number
+    values = {"queue_name": queue, "lane": lane, "lane_key": key, **columns}
+    names = ", ".join(values)
+    marks = ", ".join("%s" for _ in values)
+    connection.execute(
+        f"INSERT INTO horsies_lanes ({names}) VALUES ({marks})".encode(), [*values.values()]
+    )
+
+
+def end(connection: Database, *tasks: Any) -> None:
+    ids, generations = [task.id for task in tasks], [task.generation for task in tasks]
+    done = complete_tasks.run(
+        connection, CompleteTasks("w", ids, generations, ["{}"] * len(ids), [None] * len(ids))
+    )
+    assert len(done) == len(ids)
+
+
+def retry(connection: Database, task: Any, delay_seconds: float) -> None:
+    values = RetryTasks(
+        "w",
+        [task.id],
+        [task.generation],
+        [delay_seconds],
+        ["FAILED"],
+        ["X"],
+        ["x"],
+        [None],
+        [None],
+        [9],
+        [None],
+    )
+    assert retry_tasks.run(connection, values)
+
+
+def fail(connection: Database, task: Any) -> None:
+    values = FailTasks(
+        "w",
+        [task.id],
+        [task.generation],
+        ["FAILED"],
+        ["{}"],
+        ["FAILED"],
+        ["DOWN"],
+        ["x"],
+        [None],
+        [None],
+        [None],
+    )
+    assert fail_tasks.run(connection, values)
+
+
+def test_a_cap_holds_for_each_key(connection: Database) -> None:
+    limit(connection, max_concurrency=2)
+    for key in "ab":
+        add_keyed(connection, key, 5)
+    ring = Ring(connection)
+    taken = ring.take(8)
+    assert len(taken) == 4
+    assert ring.is_drained
+    assert ring.claim(8) == []
+    end(connection, taken[0])
+    assert len(ring.claim(8)) == 1
+
+
+def test_the_limit_of_one_key_wins(connection: Database) -> None:
+    limit(connection, max_concurrency=1)
+    limit(connection, "big", max_concurrency=3)
+    for key in ("big", "small"):
+        add_keyed(connection, key, 5)
+    assert Counter(Ring(connection).claim(8)) == {"big": 3, "small": 1}
+
+
+def test_a_cap_of_zero_pauses_all_keys_and_nothing_else(connection: Database) -> None:
+    limit(connection, max_concurrency=0)
+    add_keyed(connection, "a", 2)
+    assert Ring(connection).claim(8) == []
+
+
+def test_a_paused_key_waits_and_others_run(connection: Database) -> None:
+    connection.execute("SELECT now()")
+    limit(connection, "a", paused_at="2026-01-01T00:00:00Z", pause_reason="unpaid")
+    for key in "ab":
+        add_keyed(connection, key, 2)
+    ring = Ring(connection)
+    assert ring.claim(8) == ["b", "b"]
+    connection.execute("UPDATE horsies_lanes SET paused_at = NULL")
+    assert ring.claim(8) == ["a", "a"]
+
+
+def test_a_claim_that_cannot_count_a_lane_looks_again_soon(
+    connection: Database, process_url: str
+) -> None:
+    limit(connection, max_concurrency=2)
+    for key in "ab":
+        add_keyed(connection, key, 5)
+    with psycopg.connect(process_url) as other, other.transaction():
+        assert len(Ring(other).take(1)) == 1
+        ring = Ring(connection)
+        assert len(ring.take(8)) == 2, "the lane that is being counted is passed over"
+        assert 0 < ring.wait_seconds < 0.01
+
+
+def test_keys_that_are_full_do_not_hide_others(connection: Database) -> None:
+    limit(connection, max_concurrency=1)
+    for number in range(300):
+        add_keyed(connection, f"full {number}", 2)
+    ring = Ring(connection)
+    taken = 0
+    while taken < 300:
+        taken += len(ring.take(50))
+    add_keyed(connection, "late")
+    found = [key for _ in range(3) for key in ring.claim(8)]
+    assert found == ["late"]
+
+
+def test_rates_of_keys(connection: Database) -> None:
+    limit(connection, rate_seconds=3600.0, rate_burst=2)
+    limit(connection, "fast", rate_seconds=0.5, rate_burst=1)
+    for key in ("a", "b", "fast"):
+        add_keyed(connection, key, 9)
+    ring = Ring(connection)
+    assert Counter(ring.claim(20)) == {"a": 2, "b": 2, "fast": 1}
+    assert ring.claim(20) == []
+    assert 0 < ring.wait_seconds <= 0.5
+    wait_until(lambda: ring.claim(20) == ["fast"])
+
+
+def test_a_rolled_back_claim_has_used_no_start(connection: Database, process_url: str) -> None:
+    limit(connection, rate_seconds=3600.0, rate_burst=1)
+    add_keyed(connection, "a", 3)
+    with psycopg.connect(process_url) as other:
+        assert Ring(other).claim(4) == ["a"]
+        other.rollback()
+    assert Ring(connection).claim(4) == ["a"]
+
+
+def test_fifo_runs_one_after_the_other_in_order(connection: Database) -> None:
+    limit(connection, is_fifo=True)
+    for number in range(3):
+        add_keyed(connection, "a", task_name=f"task {number}")
+    add_keyed(connection, "b")
+    ring = Ring(connection)
+    assert len(ring.take(8)) == 2
+    order = []
+    for number in range(3):
+        (task,) = connection.execute(
+            "SELECT id::text, generation, task_name FROM horsies_tasks "
+            "WHERE status = 'RUNNING' AND lane_key = 'a'"
+        ).fetchall()
+        order.append(task[2])
+        assert ring.claim(8) == []
+        end(connection, Owned(*task[:2]))
+        assert len(ring.take(8)) == (number < 2)
+    assert order == ["task 0", "task 1", "task 2"]
+
+
+class Owned:
+    def __init__(self, task_id: str, generation: int) -> None:
+        self.id, self.generation = task_id, generation
+
+
+def test_a_retry_keeps_its_place_in_a_fifo_lane(connection: Database) -> None:
+    limit(connection, is_fifo=True)
+    add_keyed(connection, "a", task_name="first")
+    add_keyed(connection, "a", task_name="second")
+    ring = Ring(connection)
+    (task,) = ring.take(8)
+    retry(connection, task, 0.1)
+    assert ring.take(8) == [], "the first one holds the lane while it waits"
+    (found,) = look_at_keys.run(connection, LookAtKeys(["default"], 10))
+    assert found.seconds is not None
+    assert found.seconds <= 0.1
+    time.sleep(found.seconds + 0.01)
+    (found,) = look_at_keys.run(connection, LookAtKeys(["default"], 10))
+    assert found.promoted == 1
+    (again,) = ring.take(8)
+    assert again.id == task.id
+    end(connection, again)
+    assert [one.task_name for one in ring.take(8)] == ["second"]
+
+
+def test_a_locked_head_does_not_let_the_second_pass(connection: Database, process_url: str) -> None:
+    limit(connection, is_fifo=True)
+    add_keyed(connection, "a", 2)
+    with psycopg.connect(process_url) as other, other.transaction():
+        other.execute(
+            "SELECT FROM horsies_tasks WHERE id = "
+            "(SELECT id FROM horsies_tasks ORDER BY enqueued_at, id LIMIT 1) FOR UPDATE"
+        )
+        ring = Ring(connection)
+        assert ring.claim(8) == []
+    assert ring.claim(8) == ["a"]
+
+
+@pytest.mark.parametrize("halts", [True, False])
+def test_a_failure_halts_a_fifo_lane_if_it_is_told_to(connection: Database, halts: bool) -> None:
+    limit(connection, is_fifo=True, halts=halts)
+    add_keyed(connection, "a", 2)
+    ring = Ring(connection)
+    (task,) = ring.take(8)
+    fail(connection, task)
+    assert ring.claim(8) == ([] if halts else ["a"])
+    found = connection.execute(
+        "SELECT lane_key, pause_reason FROM horsies_lanes WHERE paused_at IS NOT NULL"
+    ).fetchall()
+    assert found == ([("a", f"task {task.id} failed: DOWN")] if halts else [])
+
+
+def test_weights_share_the_places(connection: Database) -> None:
+    limit(connection, weight=1.0)
+    limit(connection, "heavy", weight=3.0)
+    limit(connection, "light", weight=0.5)
+    for key in ("heavy", "light", "normal"):
+        add_many_keyed(connection, key, 1_000)
+    ring = Ring(connection)
+    taken = Counter(key for _ in range(300) for key in ring.claim(2))
+    assert 2.2 < taken["heavy"] / taken["normal"] < 4.0
+    assert 0.3 < taken["light"] / taken["normal"] < 0.8
+
+
+def test_windows_never_hold_tasks_of_limited_keys(connection: Database) -> None:
+    limit(connection, max_concurrency=50)
+    add_keyed(connection, "a", 8, burst=True, task_name="short")
+    assert len(Ring(connection).take(8, idle=2, short_names=["short"])) == 2
+
+
+def test_workers_store_the_limits_of_their_configuration(connection: Database) -> None:
+    limits = {
+        "queue_name": "api",
+        "max_concurrency": 2,
+        "weight": 1.0,
+        "is_fifo": False,
+        "halts": False,
+    }
+    step = store_lane_limits(json.dumps([limits]), ["api", "mail"])
+    step[0].run(connection, step[1])
+    limit(connection, "acme", "api", max_concurrency=9)
+    query = (
+        "SELECT queue_name, lane_key, max_concurrency FROM horsies_lanes ORDER BY max_concurrency"
+    )
+    assert connection.execute(query).fetchall() == [("api", None, 2), ("api", "acme", 9)]
+    step = store_lane_limits("[]", ["api", "mail"])
+    step[0].run(connection, step[1])
+    assert connection.execute(query).fetchall() == [("api", "acme", 9)]
+
+
+@pytest.fixture
+def claimers(process_url: str) -> Iterator[list[psycopg.Connection[Any]]]:
+    connections = [psycopg.connect(process_url, autocommit=True) for _ in range(6)]
+    yield connections
+    for one in connections:
+        one.close()
+
+
+def test_caps_hold_at_every_instant_however_many_claim(
+    connection: Database, claimers: list[psycopg.Connection[Any]]
+) -> None:
+    limit(connection, max_concurrency=2)
+    for key in "abcde":
+        add_many_keyed(connection, key, 60)
+    most: Counter[str] = Counter()
+    running: Counter[str] = Counter()
+    guard = threading.Lock()
+    left = [300]
+
+    def serve(one: psycopg.Connection[Any], number: int) -> None:
+        ring = Ring(one)
+        while left[0] > 0:
+            taken = ring.take(3, worker_id=f"w{number}")
+            keys = [str(task.lane) for task in taken]
+            with guard:  # the claim has committed, the end has not begun
+                for key in keys:
+                    running[key] += 1
+                    most[key] = max(most[key], running[key])
+            with guard:
+                for key in keys:
+                    running[key] -= 1
+                left[0] -= len(taken)
+            if taken:
+                ids = [task.id for task in taken]
+                complete_tasks.run(
+                    one,
+                    CompleteTasks(
+                        f"w{number}",
+                        ids,
+                        [task.generation for task in taken],
+                        ["{}"] * len(ids),
+                        [None] * len(ids),
+                    ),
+                )
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(serve, claimers, range(6)))
+    assert left == [0]
+    assert len(most) == 5
+    assert max(most.values()) == 2
+    query = """SELECT max(overlap) FROM (
+        SELECT (SELECT count(*) FROM horsies_tasks AS other
+                WHERE other.lane = task.lane AND other.claimed_at <= task.claimed_at
+                  AND other.completed_at > task.claimed_at) AS overlap
+        FROM horsies_tasks AS task) AS found"""
+    assert connection.execute(query).fetchall() == [(2,)]

@@ -1,0 +1,75 @@
+"""Keys in real workers: no key waits for the backlog of another, and nothing is left waiting."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from datetime import timedelta
+from types import ModuleType
+
+import pytest
+
+from tests.support.database import Database
+from tests.support.tables import count
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet
+
+APPLICATION = "tests.support.apps.keyed:app"
+
+
+@pytest.fixture
+def keyed(programs: ModuleType) -> Iterator[ModuleType]:
+    module = importlib.import_module("tests.support.apps.keyed")
+    yield module
+    module.app.close()
+
+
+def order(connection: Database) -> list[str | None]:
+    """The keys of the tasks in the order of their starts."""
+    query = "SELECT lane_key FROM horsies_tasks WHERE claimed_at IS NOT NULL ORDER BY claimed_at"
+    return [key for (key,) in connection.execute(query)]
+
+
+def test_a_key_does_not_wait_for_the_backlog_of_another(
+    fleet: Fleet, keyed: ModuleType, connection: Database
+) -> None:
+    keyed.work.send_many(keyed.work.bind("noisy", 1) for _ in range(300)).unwrap()
+    fleet.start(application=APPLICATION, processes=2)
+    wait_until(lambda: count(connection, "COMPLETED") > 20)
+    keyed.work.send("quiet").unwrap()
+    keyed.plain.send().unwrap()
+    wait_until(lambda: count(connection, "COMPLETED") == 302)
+    keys = order(connection)
+    assert keys.index("quiet") < 250
+    assert keys.index(None) < 250
+
+
+def test_tasks_with_keys_wake_an_idle_worker(
+    fleet: Fleet, keyed: ModuleType, connection: Database
+) -> None:
+    fleet.start(application=APPLICATION, processes=2)
+    keyed.work.send("a").unwrap()
+    wait_until(lambda: count(connection, "COMPLETED") == 1)
+    keyed.work.with_options(delay=timedelta(milliseconds=300)).send("b").unwrap()
+    wait_until(lambda: count(connection, "COMPLETED") == 2)
+    keyed.twice.send("a").unwrap()
+    wait_until(lambda: count(connection, "COMPLETED") == 3)
+
+
+def test_a_burst_worker_runs_what_has_keys(
+    fleet: Fleet, keyed: ModuleType, connection: Database
+) -> None:
+    keyed.work.send_many(keyed.work.bind(f"tenant {number % 7}") for number in range(40)).unwrap()
+    keyed.plain.send().unwrap()
+    worker = fleet.start("--burst", application=APPLICATION, ready=False)
+    assert worker.process.wait(60) == 0
+    assert count(connection, "COMPLETED") == 41
+
+
+def test_async_children_take_the_tasks_of_their_kind(
+    fleet: Fleet, keyed: ModuleType, connection: Database
+) -> None:
+    fleet.start("--async-children", "1", application=APPLICATION, processes=1)
+    keyed.async_work.send_many(keyed.async_work.bind(key) for key in "abcabc").unwrap()
+    keyed.work.send_many(keyed.work.bind(key) for key in "abc").unwrap()
+    wait_until(lambda: count(connection, "COMPLETED") == 9)

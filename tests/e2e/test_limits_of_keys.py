@@ -1,0 +1,150 @@
+"""Limits of keys while workers are killed, read from a journal outside of the database and from the rows."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from tests.support.database import Database
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, Journal
+
+APPLICATION = "tests.support.apps.limited_keys:app"
+IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
+SECONDS = 60 if IS_LONG else 6
+KEYS = 40 if IS_LONG else 8
+# Tasks of each key; the first key of each queue has ten times as many.
+TASKS = 40 if IS_LONG else 8
+
+
+class Line(NamedTuple):
+    at: float
+    pid: int
+    what: str
+    queue: str
+    key: str
+    number: int
+
+
+@pytest.fixture
+def limited(programs: ModuleType) -> Iterator[ModuleType]:
+    module = importlib.import_module("tests.support.apps.limited_keys")
+    yield module
+    module.app.close()
+
+
+def read(journal: Journal) -> list[Line]:
+    path = Path(f"{journal.path}.keys")
+    lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return [
+        Line(float(at), int(pid), what, queue, key, int(number))
+        for at, pid, what, queue, key, number in lines
+    ]
+
+
+def send(limited: ModuleType) -> int:
+    """Send the tasks of each key in order, those of the noisy key first; return their number."""
+    sent = 0
+    for task in (limited.capped, limited.ordered):
+        for key in range(KEYS):
+            count = TASKS * (10 if key == 0 else 1)
+            task.send_many(task.bind(f"key{key}", number) for number in range(count)).unwrap()
+            sent += count
+    for key in range(4):
+        limited.rated.send_many(
+            limited.rated.bind(f"key{key}", number) for number in range(10 * TASKS)
+        ).unwrap()
+        sent += 10 * TASKS
+    return sent
+
+
+def most_at_once(lines: list[Line]) -> int:
+    """The most attempts of one key that ran at an instant; those of killed children have no end."""
+    ended = {(line.pid, line.key, line.number) for line in lines if line.what != "start"}
+    running: Counter[str] = Counter()
+    most = 0
+    for line in sorted(lines):
+        if line.what == "start" and (line.pid, line.key, line.number) in ended:
+            running[line.key] += 1
+            most = max(most, running[line.key])
+        elif line.what != "start":
+            running[line.key] -= 1
+    return most
+
+
+OVERLAPS = """SELECT coalesce(max(overlap), 0) FROM (
+    SELECT (SELECT count(*) FROM horsies_tasks AS other
+            WHERE other.queue_name = task.queue_name AND other.lane = task.lane
+              AND other.claimed_at <= task.claimed_at
+              AND coalesce(other.completed_at, other.failed_at, 'infinity') > task.claimed_at) AS overlap
+    FROM horsies_tasks AS task WHERE task.queue_name = %s AND task.claimed_at IS NOT NULL) AS found"""
+RATES = """SELECT coalesce(max(starts), 0) FROM (
+    SELECT (SELECT count(*) FROM horsies_tasks AS other
+            WHERE other.queue_name = 'rated' AND other.lane = task.lane
+              AND other.claimed_at BETWEEN task.claimed_at AND task.claimed_at + interval '0.97 seconds'
+           ) AS starts
+    FROM horsies_tasks AS task WHERE task.queue_name = 'rated') AS found"""
+
+
+def _is_past(moment: float) -> bool:
+    return time.monotonic() > moment
+
+
+def number(connection: Database, query: str, *values: str) -> int:
+    ((found,),) = connection.execute(query.encode(), values).fetchall()
+    return int(found)
+
+
+def test_limits_hold_while_workers_are_killed(
+    fleet: Fleet, limited: ModuleType, journal: Journal, connection: Database
+) -> None:
+    sent = send(limited)
+    workers = [fleet.start(application=APPLICATION, processes=3) for _ in range(4)]
+    until = time.monotonic() + SECONDS
+    kills = 0
+    while time.monotonic() < until:
+        pause = time.monotonic() + random.uniform(0.5, 1.5)
+        wait_until(partial(_is_past, pause))
+        victim = workers.pop(random.randrange(len(workers)))
+        victim.signal(signal.SIGKILL)
+        workers.append(fleet.start(application=APPLICATION, processes=3))
+        kills += 1
+    open_tasks = (
+        "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
+    )
+    wait_until(lambda: number(connection, open_tasks) == 0, 180)
+    lines = read(journal)
+    by_queue: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        by_queue[line.queue].append(line)
+    print(f"{kills} kills, {sent} tasks, {len(lines)} lines")
+    completed = "SELECT count(*) FROM horsies_tasks WHERE status = 'COMPLETED'"
+    assert number(connection, completed) == sent, "nothing is lost"
+    assert most_at_once(by_queue["capped"]) <= limited.CAP
+    assert most_at_once(by_queue["ordered"]) <= 1
+    assert number(connection, OVERLAPS, "capped") <= limited.CAP
+    assert number(connection, OVERLAPS, "ordered") <= 1
+    for key in range(KEYS):
+        ends = [
+            one.number
+            for one in by_queue["ordered"]
+            if one.what == "end" and one.key == f"key{key}"
+        ]
+        # A task whose child was killed after its last line runs again, and nothing passes it.
+        assert ends == sorted(ends), f"key{key} ended in the order {ends}"
+        assert set(ends) == set(range(TASKS * (10 if key == 0 else 1)))
+    assert number(connection, RATES) <= limited.PER_SECOND + limited.BURST - 1
+    finished = [one.key for one in by_queue["capped"] if one.what == "end"]
+    last_of_others = max(place for place, key in enumerate(finished) if key != "key0")
+    print(f"the last of the other keys ended as number {last_of_others} of {len(finished)}")

@@ -1,0 +1,80 @@
+"""An application whose keys have limits. Its tasks write down in a file when they begin and end."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+from horsies import (
+    AppConfig,
+    CustomQueueConfig,
+    Horsies,
+    PerKey,
+    PostgresConfig,
+    QueueMode,
+    Rate,
+    RecoveryConfig,
+    RetryPolicy,
+    WorkerResilienceConfig,
+)
+from tests.support.workers import QUICK_RECOVERY, broker_settings
+
+JOURNAL = os.environ.get("HORSIES_E2E_JOURNAL", "")
+CAP = 2
+PER_SECOND = 20
+BURST = 2
+
+app = Horsies(
+    AppConfig(
+        broker=PostgresConfig(**broker_settings()),
+        queue_mode=QueueMode.CUSTOM,
+        custom_queues=[
+            CustomQueueConfig(name="capped", per_key=PerKey(max_concurrency=CAP)),
+            CustomQueueConfig(name="ordered", per_key=PerKey(order="fifo")),
+            CustomQueueConfig(
+                name="rated", per_key=PerKey(rate=Rate(count=PER_SECOND, burst=BURST))
+            ),
+        ],
+        recovery=RecoveryConfig.model_validate(QUICK_RECOVERY["recovery"]),
+        resilience=WorkerResilienceConfig(notify_poll_interval_ms=1_000),
+    )
+)
+
+ALWAYS = RetryPolicy.fixed(
+    [0.05] * 20, auto_retry_for=["WORKER_CRASHED", "WORKER_STOPPED", "UNHANDLED_EXCEPTION"]
+)
+
+
+def _write(what: str, queue: str, key: str, number: int) -> None:
+    """Append one line; the kernel writes it as a whole."""
+    line = f"{time.monotonic():.6f} {os.getpid()} {what} {queue} {key} {number}\n".encode()
+    journal = os.open(f"{JOURNAL}.keys", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(journal, line)
+    finally:
+        os.close(journal)
+
+
+def _work(queue: str, key: str, number: int) -> None:
+    _write("start", queue, key, number)
+    time.sleep(random.uniform(0, 0.01))
+    if random.random() < 0.1:
+        _write("fail", queue, key, number)
+        raise OSError("a failure that is retried")
+    _write("end", queue, key, number)
+
+
+@app.task("capped", queue_name="capped", key="key", retry_policy=ALWAYS)
+def capped(key: str, number: int) -> None:
+    _work("capped", key, number)
+
+
+@app.task("ordered", queue_name="ordered", key="key", retry_policy=ALWAYS)
+def ordered(key: str, number: int) -> None:
+    _work("ordered", key, number)
+
+
+@app.task("rated", queue_name="rated", key="key", retry_policy=ALWAYS)
+def rated(key: str, number: int) -> None:
+    _work("rated", key, number)

@@ -1,0 +1,143 @@
+"""Runs whose tasks have keys: where the keys come from, and what a pause does to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horsies import Horsies, MapNode, from_node
+from horsies.db.statements.turn import CompleteTasks, RetryTasks, complete_tasks, retry_tasks
+from horsies.errors import WorkflowValidationError
+from horsies.tasks.keys import lane_of
+from tests.db.test_keys import Ring
+from tests.support.applications import Task
+from tests.support.database import Database
+from tests.support.turns import Tasks
+
+ROWS = """SELECT task_name::text, lane_key, lane, held FROM horsies_tasks
+    WHERE status IN ('PENDING', 'RUNNING') ORDER BY id"""
+
+
+def rows(connection: Database) -> list[tuple[Any, ...]]:
+    return connection.execute(ROWS).fetchall()
+
+
+def keyed(key: str) -> tuple[str, int, bool]:
+    return key, lane_of("default", key).number, True
+
+
+@pytest.fixture
+def sync(app: Horsies) -> Task:
+    @app.task("sync", key="tenant")
+    def sync(tenant: str, number: int = 0) -> int:
+        return number
+
+    return sync
+
+
+def chain(app: Horsies, tasks: Tasks, sync: Task, **options: Any) -> Any:
+    first = sync.node(node_id="first")(tenant="acme")
+    middle = tasks.square.node(node_id="middle")(item=3)
+    middle.waits_for = [first]
+    return app.workflow("chain", [first, middle], definition_key="chain", **options)
+
+
+def finish(connection: Database, task: Any) -> None:
+    done = CompleteTasks("w", [task.id], [task.generation], ['{"ok":7}'], [None])
+    assert complete_tasks.run(connection, done)
+
+
+def test_nodes_have_the_keys_of_their_tasks_and_of_the_run(
+    app: Horsies, tasks: Tasks, sync: Task, connection: Database
+) -> None:
+    chain(app, tasks, sync, key="import").start().unwrap()
+    assert rows(connection) == [("sync", *keyed("acme"))]
+    ring = Ring(connection)
+    (task,) = ring.take()
+    finish(connection, task)
+    assert rows(connection) == [("square", *keyed("import"))]
+
+
+def test_nodes_without_keys_stay_plain(
+    app: Horsies, tasks: Tasks, sync: Task, connection: Database
+) -> None:
+    chain(app, tasks, sync).start().unwrap()
+    (task,) = Ring(connection).take()
+    finish(connection, task)
+    assert rows(connection) == [("square", None, None, False)]
+
+
+def test_the_items_of_a_map_have_the_key_of_the_run(
+    app: Horsies, tasks: Tasks, connection: Database
+) -> None:
+    numbers = tasks.numbers.node(node_id="numbers")()
+    squares = MapNode(tasks.square, over=numbers, node_id="squares")
+    app.workflow("map", [numbers, squares], definition_key="map", key="acme").start().unwrap()
+    ring = Ring(connection)
+    (task,) = ring.take()
+    done = CompleteTasks("w", [task.id], [task.generation], ['{"ok":[1,2,3]}'], [None])
+    assert complete_tasks.run(connection, done)
+    assert rows(connection) == [("square", *keyed("acme"))] * 3
+    assert len(ring.take(8)) == 3
+
+
+def test_a_pause_takes_tasks_out_of_their_lane_and_a_resume_puts_them_back(
+    app: Horsies, tasks: Tasks, sync: Task, connection: Database
+) -> None:
+    handle = chain(app, tasks, sync).start().unwrap()
+    ring = Ring(connection)
+    handle.pause().unwrap()
+    assert rows(connection) == [("sync", "acme", None, True)]
+    assert ring.take() == []
+    handle.resume().unwrap()
+    assert rows(connection) == [("sync", *keyed("acme"))]
+    assert len(ring.take()) == 1
+
+
+def test_a_task_that_runs_counts_in_its_lane_while_its_run_is_paused(
+    app: Horsies, tasks: Tasks, sync: Task, connection: Database
+) -> None:
+    handle = chain(app, tasks, sync).start().unwrap()
+    ring = Ring(connection)
+    (task,) = ring.take()
+    handle.pause().unwrap()
+    assert rows(connection) == [("sync", *keyed("acme"))]
+    values = RetryTasks(
+        "w",
+        [task.id],
+        [task.generation],
+        [0.0],
+        ["FAILED"],
+        ["X"],
+        ["x"],
+        [None],
+        [None],
+        [9],
+        [None],
+    )
+    assert retry_tasks.run(connection, values)
+    assert rows(connection) == [("sync", "acme", None, True)], "it waits for the resume"
+    assert ring.take() == []
+    handle.resume().unwrap()
+    assert [one.id for one in ring.take()] == [task.id]
+
+
+def test_a_key_that_comes_from_another_node_is_refused_when_the_workflow_is_built(
+    app: Horsies, sync: Task
+) -> None:
+    @app.task("name")
+    def name() -> str:
+        return "acme"
+
+    first = name.node(node_id="first")()
+    second = sync.node(node_id="second")(tenant=from_node(first))
+    with pytest.raises(WorkflowValidationError, match="'tenant' comes from another node"):
+        app.workflow("late", [first, second], definition_key="late")
+
+
+@pytest.mark.parametrize("key", ["", 7, "x" * 256])
+def test_a_bad_key_of_a_run_is_refused(app: Horsies, tasks: Tasks, key: Any) -> None:
+    node = tasks.number.node(node_id="first")()
+    with pytest.raises(WorkflowValidationError, match="has a key that cannot be stored: key must"):
+        app.workflow("bad", [node], definition_key="bad", key=key)
