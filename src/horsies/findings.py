@@ -299,6 +299,10 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "task, running": {
         "RUNS": _remark("A child process is running it.", "None is needed."),
+        "IN_TRANSACTION": _remark(
+            "It writes in its own transaction (`tx`), which commits its rows and its outcome together.",
+            "None is needed.",
+        ),
         "STOPPING": _remark("Cancellation was requested; its worker stops it.", "None is needed."),
         "RUNNER_LOST": _obstacle(
             "The worker that ran it is gone; recovery retries or fails it according to its policy.",

@@ -25,7 +25,7 @@ FLOWS = "tests.support.apps.flows:app"
 PROJECT = """
 import os
 import time
-from horsies import Horsies
+from horsies import INJECTED, Horsies, TaskTransaction
 
 app = Horsies(os.environ["SHOP_URL"])
 
@@ -33,6 +33,11 @@ app = Horsies(os.environ["SHOP_URL"])
 @app.task("version")
 def version() -> int:
     return 1
+
+
+@app.task("count_own_tasks")
+def count_own_tasks(tx: TaskTransaction = INJECTED) -> int:
+    return len(tx.connection.execute("SELECT FROM horsies_tasks WHERE status = 'RUNNING'").fetchall())
 
 
 @app.task("puzzle", timeout_ms=100)
@@ -175,6 +180,8 @@ def test_a_project_runs_in_one_terminal(
         assert page.status == 200
     sent = programs.app.send_by_name("version").unwrap()
     assert result_of(connection, sent.task_id) == {"ok": 1}
+    counting = programs.app.send_by_name("count_own_tasks").unwrap()
+    assert result_of(connection, counting.task_id) == {"ok": 1}
     dev.type(CTRL_C)
     assert dev.wait() == 0, dev.shown
     wait_for_events(project, "worker_stopped")

@@ -6,16 +6,18 @@ import itertools
 import os
 import random
 import signal
+import statistics
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import ModuleType
 
 import psycopg
 import pytest
 
-from horsies import TaskOptions
+from horsies import TaskOptions, from_node
 from tests.support.database import Database, backends
 from tests.support.private_server import PrivateServer
 from tests.support.proxy import Proxy
@@ -27,6 +29,9 @@ from tests.support.transactions import (
     TX_ROLE,
     assert_effects_match,
     bookings,
+    closed_gate,
+    open_gate,
+    waits_at_gate,
 )
 from tests.support.wait import wait_until
 from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker
@@ -34,37 +39,16 @@ from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 # `make soak` kills two thousand; a worker that is killed has to be started again.
 KILLS, WORKER_KILLS, SERVER_CRASHES = (1_900, 80, 20) if IS_LONG else (40, 1, 1)
-# The test holds this advisory lock to keep commits of the table `bookings` waiting.
-GATE = 4711
-HOLD_COMMITS = f"""
-CREATE FUNCTION e2e_gate() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN PERFORM pg_advisory_xact_lock_shared({GATE}); RETURN NULL; END $$;
-CREATE CONSTRAINT TRIGGER e2e_gate AFTER INSERT ON bookings DEFERRABLE INITIALLY DEFERRED
-    FOR EACH ROW EXECUTE FUNCTION e2e_gate();
-"""
+# The nodes of a chain, and the kills until it has ended.
+LINKS, CHAIN_KILLS = (100, 100) if IS_LONG else (10, 5)
+DAWDLE_SECONDS = 10.0 if IS_LONG else 1.0
 
 
 @pytest.fixture
 def gate(effects: Database) -> Iterator[Database]:
     """Commits of `bookings` wait behind their recorded outcome until the test unlocks the gate."""
-    effects.execute(HOLD_COMMITS)
-    effects.execute("SELECT pg_advisory_lock(%s)", (GATE,))
-    yield effects
-    effects.execute("SELECT pg_advisory_unlock_all()")
-    effects.execute("DROP FUNCTION e2e_gate CASCADE")
-
-
-def open_gate(connection: Database) -> None:
-    connection.execute("SELECT pg_advisory_unlock_all()")
-
-
-def waits_at_commit(connection: Database) -> list[int]:
-    """The sessions of tasks that have recorded their outcome and wait in COMMIT."""
-    rows = connection.execute(
-        "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND wait_event = 'advisory'",
-        (TX_ROLE,),
-    )
-    return [pid for (pid,) in rows]
+    with closed_gate(effects):
+        yield effects
 
 
 def child_of(connection: Database, task_id: str) -> int:
@@ -89,7 +73,7 @@ def test_a_child_killed_between_the_recorded_outcome_and_the_commit_leaves_nothi
 ) -> None:
     start(fleet)
     sent = booking.book.send(1, 0.0).unwrap()
-    wait_until(lambda: waits_at_commit(gate))
+    wait_until(lambda: waits_at_gate(gate))
     assert task(gate, sent.task_id).status == "RUNNING"
     os.kill(child_of(gate, sent.task_id), signal.SIGKILL)
     # The server notices that its client is gone, and the worker records the crash, while the gate is closed.
@@ -105,13 +89,32 @@ def test_a_child_killed_between_the_recorded_outcome_and_the_commit_leaves_nothi
 
 
 @pytest.mark.direct("a pooler has connections of its own")
+def test_a_worker_killed_after_the_commit_of_its_child_leaves_a_completed_task(
+    fleet: Fleet, booking: ModuleType, gate: Database, process_url: str
+) -> None:
+    with Proxy(process_url) as proxy:
+        worker = start(fleet, url=proxy.url)
+        sent = booking.book.send(1, 0.0).unwrap()
+        wait_until(lambda: waits_at_gate(gate))
+        proxy.pause()
+        open_gate(gate)
+        wait_for_status(gate, sent.task_id, "COMPLETED")
+        worker.signal(signal.SIGKILL)
+        worker.wait()
+    start(fleet)
+    wait_until_empty(gate)
+    assert [one.outcome for one in attempts(gate, sent.task_id)] == ["COMPLETED"]
+    assert_effects_match(gate, "book")
+
+
+@pytest.mark.direct("a pooler has connections of its own")
 def test_a_child_killed_after_the_commit_and_before_its_report_leaves_a_completed_task(
     fleet: Fleet, booking: ModuleType, gate: Database, process_url: str
 ) -> None:
     with Proxy(process_url) as proxy:
         worker = start(fleet, url=proxy.url)
         sent = booking.book.send(1, 0.0).unwrap()
-        wait_until(lambda: waits_at_commit(gate))
+        wait_until(lambda: waits_at_gate(gate))
         proxy.pause()
         open_gate(gate)
         row = wait_for_status(gate, sent.task_id, "COMPLETED")
@@ -126,23 +129,24 @@ def test_a_child_killed_after_the_commit_and_before_its_report_leaves_a_complete
 
 
 @pytest.mark.direct("a pooler has connections of its own")
+@pytest.mark.parametrize("name", ["book", "book_async"])
 def test_a_commit_whose_answer_is_lost_counts_if_it_took_place(
-    fleet: Fleet, booking: ModuleType, gate: Database, process_url: str
+    fleet: Fleet, booking: ModuleType, gate: Database, process_url: str, name: str
 ) -> None:
     with Proxy(process_url) as proxy:
-        worker = start(fleet, url=proxy.url)
-        sent = booking.book.send(1, 0.0).unwrap()
-        wait_until(lambda: waits_at_commit(gate))
+        worker = start(fleet, *ASYNC, url=proxy.url)
+        sent = getattr(booking, name).send(1, 0.0).unwrap()
+        wait_until(lambda: waits_at_gate(gate))
         proxy.swallow_answer_with(b"COMMIT\0")
         open_gate(gate)
         assert proxy.swallowed.wait(30)
         wait_for_status(gate, sent.task_id, "COMPLETED")
-        wait_until(lambda: f"book {sent.task_id} #1 completed" in worker.log())
+        wait_until(lambda: f"{name} {sent.task_id} #1 completed" in worker.log())
         # The task has sent another one, which the worker runs through the same proxy.
         wait_until_empty(gate)
     assert [one.outcome for one in attempts(gate, sent.task_id)] == ["COMPLETED"]
     assert "dropped" not in worker.log()
-    assert_effects_match(gate, "book")
+    assert_effects_match(gate, name)
 
 
 @pytest.mark.direct("a pooler answers for a session that was ended")
@@ -153,7 +157,7 @@ def test_a_task_whose_session_is_ended_is_tried_again(
     start(fleet)
     if at_commit:
         sent = booking.book.send(1, 0.0).unwrap()
-        (victim,) = wait_until(lambda: waits_at_commit(gate))
+        (victim,) = wait_until(lambda: waits_at_gate(gate))
     else:
         sent = booking.book_and_rest.send(1, "session").unwrap()
         wait_until(lambda: journal.lines("session"))
@@ -174,19 +178,113 @@ def test_a_cancel_behind_the_recorded_outcome_comes_too_late(
 ) -> None:
     worker = start(fleet)
     sent = booking.book.send(1, 0.0).unwrap()
-    wait_until(lambda: waits_at_commit(gate))
-    child = child_of(gate, sent.task_id)
+    wait_until(lambda: waits_at_gate(gate))
     with pytest.raises(psycopg.errors.QueryCanceled), short_statements(gate):
         # The request itself waits for the row, which the outcome has locked.
         gate.execute(
             "UPDATE horsies_tasks SET cancel_requested_at = now() WHERE id = %s", (sent.task_id,)
         )
-    os.kill(child, signal.SIGTERM)
     open_gate(gate)
     assert sent.get(30_000).ok_value == 1
     assert bookings(gate) == [1]
     wait_until_empty(gate)
     assert worker.process.poll() is None
+
+
+def test_a_time_limit_that_passes_during_the_commit_comes_too_late(
+    fleet: Fleet, booking: ModuleType, gate: Database
+) -> None:
+    start(fleet)
+    sent = booking.book_in_time.send(1).unwrap()
+    wait_until(lambda: waits_at_gate(gate))
+    # The worker asks the child to stop, and would kill it five seconds later.
+    wait_until(lambda: has_run(gate, sent.task_id, 5.5))
+    open_gate(gate)
+    assert sent.get(30_000).ok_value == 1
+    assert bookings(gate) == [1]
+    assert [one.outcome for one in attempts(gate, sent.task_id)] == ["COMPLETED"]
+
+
+def has_run(connection: Database, task_id: str, seconds: float) -> bool:
+    row = connection.execute(
+        "SELECT clock_timestamp() - started_at > %s * interval '1 second' FROM horsies_tasks WHERE id = %s",
+        (seconds, task_id),
+    ).fetchone()
+    return row is not None and bool(row[0])
+
+
+@pytest.mark.direct("a pooler has sessions of its own")
+@pytest.mark.parametrize(
+    ("point", "is_async"),
+    [
+        ("begin", False),
+        ("write", False),
+        ("write", True),
+        ("record", False),
+        ("commit", False),
+        ("commit", True),
+    ],
+)
+def test_a_worker_that_stops_at_a_statement_leaves_one_effect(
+    fleet: Fleet,
+    booking: ModuleType,
+    effects: Database,
+    journal: Journal,
+    point: str,
+    is_async: bool,
+) -> None:
+    worker = start(fleet, "--shutdown-grace", "0.1", *(ASYNC if is_async else ()))
+    with held_at(effects, booking, journal, point, is_async) as task_id:
+        worker.signal(signal.SIGTERM)
+        worker.wait_for("tasks_interrupted")
+        if point in ("begin", "write"):  # stopped there, and returned to the queue
+            wait_until(lambda: task(effects, task_id).status == "PENDING")
+    # Behind the finishing statement the COMMIT wins; before it, another worker begins again.
+    assert worker.wait() == 0
+    journal.release("begin")
+    wanted = "COMPLETED" if point in ("record", "commit") else "PENDING"
+    assert task(effects, task_id).status == wanted
+    assert bookings(effects) == ([1] if wanted == "COMPLETED" else [])
+    start(fleet)
+    wait_for_status(effects, task_id, "COMPLETED")
+    wait_until_empty(effects)
+    assert bookings(effects) == [1]
+
+
+@contextmanager
+def held_at(
+    connection: Database, booking: ModuleType, journal: Journal, point: str, is_async: bool
+) -> Iterator[str]:
+    """A task that waits at one of its statements until the end of the block."""
+    send = booking.book_or_return_async.send if is_async else booking.book_or_return.send
+    arguments = (1,) if is_async else (1, "begin" if point == "begin" else "")
+    with ExitStack() as stack:
+        if point in ("write", "commit"):
+            stack.enter_context(closed_gate(connection, point))
+        elif point == "record":
+            stack.enter_context(closed_gate(connection, "write"))
+        sent = send(*arguments).unwrap()
+        if point == "begin":
+            wait_until(lambda: journal.lines("begin"))
+        else:
+            wait_until(lambda: waits_at_gate(connection))
+        if point == "record":  # another session has locked the row of the task
+            with psycopg.connect(connection.info.dsn) as other:
+                other.execute("SELECT FROM horsies_tasks WHERE id = %s FOR UPDATE", (sent.task_id,))
+                open_gate(connection)
+                wait_until(lambda: waits_for_row(connection))
+                yield sent.task_id
+        else:
+            yield sent.task_id
+
+
+def waits_for_row(connection: Database) -> bool:
+    row = connection.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s "
+        "AND wait_event IN ('transactionid', 'tuple')",
+        (TX_ROLE,),
+    ).fetchone()
+    return row is not None and row[0] > 0
 
 
 @contextmanager
@@ -224,6 +322,60 @@ def test_a_zombie_writes_nothing_after_its_successor(
     assert outcomes == ["WORKER_FAILURE", "COMPLETED"]
 
 
+@pytest.mark.direct("a pooler has sessions of its own")
+@pytest.mark.timeout(120)
+def test_a_zombie_writes_nothing_before_its_successor(
+    fleet: Fleet, booking: ModuleType, effects: Database, journal: Journal
+) -> None:
+    effects.execute("ALTER TABLE bookings DROP CONSTRAINT once")
+    zombie = start(fleet)
+    sent = booking.book_in_turn.send(1, "turn").unwrap()
+    wait_until(lambda: journal.lines("turn 1"))
+    zombie.signal(signal.SIGSTOP)
+    for pid in backends(effects, "horsies:turn"):
+        effects.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    start(fleet)
+    wait_until(lambda: journal.lines("turn 2"), 60)
+    # The child of the frozen worker ends first: its outcome matches no row, and it rolls back.
+    (first, second) = backends(effects, f"{TX_ROLE}{sent.task_id}")
+    journal.release("turn 1")
+    wait_until(lambda: len(backends(effects, f"{TX_ROLE}{sent.task_id}")) == 1)
+    assert first != second
+    assert bookings(effects) == []
+    zombie.signal(signal.SIGCONT)
+    wait_until(lambda: "claim_lost" in zombie.log() or "declared this one lost" in zombie.log())
+    journal.release("turn 2")
+    assert sent.get(30_000).ok_value == 1
+    assert effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)]
+
+
+def test_a_task_whose_server_restarts_is_tried_again(
+    own_server: PrivateServer, own_fleet: Fleet, booking: ModuleType
+) -> None:
+    columns = {"task_options": TaskOptions(booking.AGAIN).to_json(), "max_retries": 100}
+    with psycopg.connect(own_server.url, autocommit=True) as connection:
+        connection.execute(EFFECTS)
+        task_id = add_task(
+            connection,
+            task_name="book_in_turn",
+            args='[1, "restart"]',
+            enqueued_at=ago(0),
+            **columns,
+        )
+    start(own_fleet)
+    journal = own_fleet.journal
+    wait_until(lambda: journal.lines("restart 1"))
+    own_server.stop()
+    own_server.start()
+    journal.release("restart 1")
+    journal.release("restart 2")
+    with psycopg.connect(own_server.url, autocommit=True) as connection:
+        wait_for_status(connection, task_id, "COMPLETED")
+        codes = [one.error_code for one in attempts(connection, task_id)]
+        assert codes == ["TRANSACTION_LOST", None]
+        assert bookings(connection) == [1]
+
+
 def journal_of(fleet: Fleet) -> Counter[tuple[str, int]]:
     """How often the code of each attempt began, by task and attempt."""
     path = fleet.journal.path
@@ -245,6 +397,18 @@ def assert_books_match(connection: Database, fleet: Fleet, *names: str) -> None:
     assert set(rows) <= set(begun), "an effect of an attempt that never began"
     for name in names:
         assert_effects_match(connection, name)
+
+
+def report(connection: Database, kills: Mapping[str, int]) -> None:
+    """Print the figures of a storm (`pytest -s`)."""
+    (figures,) = connection.execute(
+        "SELECT count(*) FILTER (WHERE task_name LIKE 'book%'), "
+        "count(*) FILTER (WHERE task_name LIKE 'book%' AND status = 'COMPLETED'), "
+        "count(*) FILTER (WHERE task_name = 'receipt'), (SELECT count(*) FROM bookings), "
+        "(SELECT count(*) FROM horsies_task_attempts) FROM horsies_tasks"
+    )
+    names = ("tasks", "completed", "follow-up sends", "effect rows", "attempts")
+    print(f"\nkills {dict(kills)}", dict(zip(names, figures, strict=True)))
 
 
 class Storm:
@@ -291,7 +455,7 @@ class Storm:
 
     def rest(self) -> None:
         """Wait a random time: several kills fall on one task, others between two statements."""
-        deadline = self.dice.uniform(0.0, 0.03)
+        deadline = self.dice.uniform(0.0, 0.12)
         self.connection.execute("SELECT pg_sleep(%s)", (deadline,))
 
 
@@ -305,7 +469,7 @@ def test_effects_are_the_completed_tasks_under_kills_of_children_sessions_and_wo
     while storm.kills.total() < KILLS:
         if storm.pending() < 20:
             storm.send(40)
-        storm.dice.choice((storm.kill_child, storm.kill_child, storm.end_session))()
+        storm.dice.choice((storm.kill_child, storm.end_session, storm.end_session))()
         storm.rest()
         if storm.kills.total() > (worker_kills + 1) * KILLS / (WORKER_KILLS + 1):
             worker.signal(signal.SIGKILL)
@@ -313,7 +477,7 @@ def test_effects_are_the_completed_tasks_under_kills_of_children_sessions_and_wo
             worker = start(fleet, *ASYNC, processes=2)
             worker_kills += 1
     wait_until_empty(effects, 120)
-    print(dict(storm.kills), worker_kills, "kills,", storm.number, "tasks")
+    report(effects, storm.kills | {"worker": worker_kills})
     assert worker_kills == WORKER_KILLS
     assert_books_match(effects, fleet, "book", "book_async")
     statuses = dict(
@@ -328,28 +492,95 @@ def test_effects_are_the_completed_tasks_under_kills_of_children_sessions_and_wo
 def test_effects_are_the_completed_tasks_when_the_server_crashes(
     own_server: PrivateServer, own_fleet: Fleet, booking: ModuleType
 ) -> None:
-    options = TaskOptions(booking.AGAIN).to_json()
     dice, numbers = random.Random(7), itertools.count()
+    kills: Counter[str] = Counter()
 
     def send(connection: Database, count: int) -> None:
         for number in itertools.islice(numbers, count):
-            arguments = f"[{number},{dice.choice((0.0, 0.002, 0.004))}]"
-            columns = {"args": arguments, "task_options": options, "max_retries": 100}
-            add_task(connection, task_name="book", enqueued_at=ago(0), **columns)
+            is_async = number % 2 == 1
+            columns = {
+                "task_name": "book_async" if is_async else "book",
+                "args": f"[{number},{dice.choice((0.0, 0.002, 0.004))}]",
+                "task_options": TaskOptions(booking.AGAIN, is_async=is_async).to_json(),
+                "max_retries": 100,
+            }
+            add_task(connection, enqueued_at=ago(0), **columns)
 
     with psycopg.connect(own_server.url, autocommit=True) as connection:
         connection.execute(EFFECTS)
         send(connection, 60)
-    worker = start(own_fleet, processes=2)
-    for _ in range(SERVER_CRASHES):
+    worker = start(own_fleet, *ASYNC, processes=2)
+    for number in range(SERVER_CRASHES):
         wanted = journal_of(own_fleet).total() + dice.randint(1, 20)
         wait_until(partial(has_begun, own_fleet, wanted))
-        own_server.crash()
+        is_crash = number % 2 == 0
+        (own_server.crash if is_crash else own_server.stop)()
+        kills["server crash" if is_crash else "server restart"] += 1
         own_server.start()
         with psycopg.connect(own_server.url, autocommit=True) as connection:
             send(connection, 60)
     with psycopg.connect(own_server.url, autocommit=True) as connection:
         wait_until_empty(connection, 120)
-        assert_books_match(connection, own_fleet, "book")
+        report(connection, kills)
+        assert_books_match(connection, own_fleet, "book", "book_async")
         assert len(bookings(connection)) == 60 * (SERVER_CRASHES + 1)
     assert worker.process.poll() is None
+
+
+@pytest.mark.timeout(600 if IS_LONG else 120)
+def test_a_chain_of_transactions_under_kills_has_the_effect_of_every_node_once(
+    fleet: Fleet, booking: ModuleType, effects: Database
+) -> None:
+    nodes = [booking.book_link.node()(before=0)]
+    for _ in range(LINKS - 1):
+        nodes.append(booking.book_link.node()(before=from_node(nodes[-1])))
+    spec = booking.app.workflow("links", nodes, output=nodes[-1], definition_key="booking.links")
+    storm = Storm(fleet, booking, effects)
+    start(fleet, processes=2)
+    handle = spec.start().unwrap()
+    while storm.kills.total() < CHAIN_KILLS and storm.pending():
+        storm.dice.choice((storm.kill_child, storm.end_session))()
+        storm.rest()
+    assert handle.get(120_000).ok_value == LINKS
+    wait_until_empty(effects)
+    report(effects, storm.kills)
+    assert bookings(effects) == list(range(1, LINKS + 1))
+    completed = [one.task_id for one in attempts(effects) if one.outcome == "COMPLETED"]
+    assert len(completed) == len(set(completed)) == LINKS
+    begun = journal_of(fleet)
+    assert set(begun.values()) == {1}
+
+
+@pytest.mark.timeout(180)
+def test_a_node_that_keeps_its_transaction_open_delays_no_other_run(
+    fleet: Fleet, booking: ModuleType, effects: Database, journal: Journal
+) -> None:
+    start(fleet, processes=3)
+    numbers = itertools.count(1_000, 10)
+
+    def run_seconds() -> float:
+        """Start a run of two nodes, and measure the time until its end."""
+        first = booking.book_next.node()(before=next(numbers))
+        second = booking.book_next.node()(before=from_node(first))
+        spec = booking.app.workflow("pair", [first, second], definition_key="booking.pair")
+        began = time.perf_counter()
+        assert spec.start().unwrap().get(30_000).is_ok()
+        return time.perf_counter() - began
+
+    alone = [run_seconds() for _ in range(10)]
+    slow = booking.book_slowly.node()(number=1, seconds=DAWDLE_SECONDS)
+    # Its sibling ends meanwhile, in the turns of the same worker.
+    beside = booking.book_next.node()(before=1)
+    spec = booking.app.workflow("slow", [slow, beside], definition_key="booking.slow")
+    handle = spec.start().unwrap()
+    wait_until(lambda: journal.lines("slow"))
+    meanwhile = []
+    while 1 not in bookings(effects):
+        meanwhile.append(run_seconds())
+    assert handle.get(30_000).is_ok()
+    shown = [
+        f"median {statistics.median(one):.3f} s, longest {max(one):.3f} s"
+        for one in (alone, meanwhile)
+    ]
+    print(f"\na run of two nodes: alone {shown[0]}; beside an open transaction {shown[1]}")
+    assert meanwhile

@@ -68,17 +68,31 @@ class Doors:
                 assert one.remedy in html.unescape(page.text)
         return explanation
 
-    def _command(self, explanation: Explanation, words: tuple[str, ...]) -> dict[str, Any]:
+    def shown(self, task_id: str) -> dict[str, Any]:
+        """The document of `horsies show`."""
+        return self._document("show", task_id)
+
+    def task_page(self, task_id: str) -> str:
+        async def read() -> str:
+            async with _client(self.app) as client:
+                return (await client.get(f"/tasks/{task_id}")).text
+
+        return asyncio.run(read())
+
+    def _document(self, *arguments: str, expected: int = 0) -> dict[str, Any]:
         url = self.app.config.broker.database_url
-        arguments = ["explain", *words, "--database-url", url]
         try:
-            done = CliRunner().invoke(command_line(), [*arguments, "--json"])
+            words = [*arguments, "--database-url", url, "--json"]
+            done = CliRunner().invoke(command_line(), words)
         finally:
             detach_handler()
-        expected = 0 if explanation.status is not None else 4
         assert done.exit_code == expected, done.output
         document: dict[str, Any] = json.loads(done.stdout)
         return document
+
+    def _command(self, explanation: Explanation, words: tuple[str, ...]) -> dict[str, Any]:
+        expected = 0 if explanation.status is not None else 4
+        return self._document("explain", *words, expected=expected)
 
     async def _requests(self, path: str) -> tuple[httpx.Response, httpx.Response]:
         async with _client(self.app) as client:

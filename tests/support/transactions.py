@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from tests.support.database import Database
 
 APPLICATION = "tests.support.apps.booking:app"
-TX_ROLE = "horsies:child-tx"
+# The sessions of tasks, with the id of their task while one runs.
+TX_ROLE = "horsies:child-tx%"
 
 EFFECTS = """CREATE TABLE bookings (
     number integer NOT NULL, attempt integer NOT NULL, task_id uuid NOT NULL,
@@ -21,6 +22,42 @@ _DIFFERENCES = """
         (SELECT count(*) FROM horsies_tasks AS sent
          WHERE sent.task_name = 'receipt' AND sent.args = task.args) AS receipts
     FROM horsies_tasks AS task WHERE task.task_name = %s"""
+# The test holds this advisory lock to keep statements, or commits, of the table `bookings` waiting.
+GATE = 4711
+_GATES = {
+    "write": "CREATE TRIGGER e2e_gate BEFORE INSERT ON bookings FOR EACH ROW EXECUTE FUNCTION e2e_gate()",
+    "commit": "CREATE CONSTRAINT TRIGGER e2e_gate AFTER INSERT ON bookings DEFERRABLE INITIALLY DEFERRED "
+    "FOR EACH ROW EXECUTE FUNCTION e2e_gate()",
+}
+_FUNCTION = f"""
+CREATE FUNCTION e2e_gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN PERFORM pg_advisory_xact_lock_shared({GATE}); RETURN NEW; END $$"""
+
+
+@contextmanager
+def closed_gate(connection: Database, point: str = "commit") -> Iterator[None]:
+    """Tasks wait inside their INSERT, or in COMMIT behind their recorded outcome, until ``open_gate``."""
+    connection.execute(_FUNCTION)
+    connection.execute(_GATES[point].encode())
+    connection.execute("SELECT pg_advisory_lock(%s)", (GATE,))
+    try:
+        yield
+    finally:
+        open_gate(connection)
+        connection.execute("DROP FUNCTION e2e_gate CASCADE")
+
+
+def open_gate(connection: Database) -> None:
+    connection.execute("SELECT pg_advisory_unlock_all()")
+
+
+def waits_at_gate(connection: Database) -> list[int]:
+    """The sessions of tasks that wait at the gate."""
+    rows = connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s AND wait_event = 'advisory'",
+        (TX_ROLE,),
+    )
+    return [pid for (pid,) in rows]
 
 
 @contextmanager
@@ -34,7 +71,7 @@ def effects_table(connection: Database) -> Iterator[None]:
         # A worker that the test has frozen would keep the table locked.
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE application_name = %s AND datname = current_database()",
+            "WHERE application_name LIKE %s AND datname = current_database()",
             (TX_ROLE,),
         )
         connection.execute("DROP TABLE IF EXISTS bookings")

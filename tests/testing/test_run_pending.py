@@ -300,6 +300,29 @@ def test_slots_keep_to_the_calendar(scheduled: Any) -> None:
     assert any(slot.day == 1 for slot in slots)
 
 
+def test_a_scheduled_task_commits_its_effects_with_its_outcome(
+    scheduled: Any, connection: Database
+) -> None:
+    connection.execute("DROP TABLE IF EXISTS booked; CREATE TABLE booked (slot timestamptz)")
+    often = TaskSchedule(name="often", task_name="book", pattern=IntervalSchedule(hours=1))
+    app: Horsies = scheduled(often)[0]
+
+    @app.task("book")
+    def book(tx: TaskTransaction = INJECTED) -> None:
+        tx.connection.execute("INSERT INTO booked VALUES (%s)", (current_task().slot,))
+
+    run_pending(app)
+    for _ in range(2):
+        clock_of(app).advance(HOUR + timedelta(minutes=1))
+        assert run_pending(app).completed == 1
+    rows = connection.execute(
+        "SELECT count(*) FROM booked JOIN horsies_tasks ON slot = scheduled_for "
+        "WHERE status = 'COMPLETED'"
+    ).fetchall()
+    assert rows == [(2,)]
+    connection.execute("DROP TABLE booked")
+
+
 def test_a_transaction_commits_with_the_outcome_or_is_rolled_back(
     app: Horsies, connection: Database
 ) -> None:

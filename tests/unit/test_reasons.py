@@ -132,7 +132,7 @@ def refused(queue_name: str = "mail", **columns: Any) -> RefusedCalls:
 def waits(place: QueueSituation | None = None, /, **columns: Any) -> TaskSituation:
     extra = {
         name: columns.pop(name)
-        for name in ("ahead", "holder", "map_places", "per_minute")
+        for name in ("ahead", "holder", "map_places", "per_minute", "transaction")
         if name in columns
     }
     return TaskSituation(task(**columns), place or queue(), **extra)
@@ -145,6 +145,7 @@ LATER = datetime(9999, 1, 1, tzinfo=UTC)
 RUNNING = {"status": "RUNNING", "worker_id": "w1", "worker_pid": 9, "started_at": ago(240)}
 CLAIMED = {"status": "CLAIMED", "worker_id": "w1", "claimed_at": ago(2)}
 FAILED = {"status": "FAILED", "error_code": "BROKE", "max_retries": 3}
+OWN = OpenTransaction(812, "horsies:child-tx", "idle in transaction", ago(3))
 LOST: dict[str, Any] = {"seen_seconds_ago": 60.0, "holds_lock": False}
 WAITING = [
     (waits(), ["SHOULD_START_NOW"]),
@@ -275,6 +276,13 @@ OTHERS = [
     ),
     (waits(queue([worker(**LOST)]), **CLAIMED, claim_expires_at=ago(-50)), ["CLAIMER_LOST"]),
     (waits(**RUNNING), ["RUNS"]),
+    (waits(**RUNNING, transaction=OWN), ["RUNS", "IN_TRANSACTION"]),
+    (waits(**RUNNING, transaction=OWN, holder=OWN), ["RUNS", "IN_TRANSACTION"]),
+    (waits(queue([worker(**LOST)]), **RUNNING, transaction=OWN), ["RUNNER_LOST", "IN_TRANSACTION"]),
+    (
+        waits(**RUNNING, transaction=OWN, holder=OpenTransaction(811, "psql", None, None)),
+        ["RUNS", "IN_TRANSACTION", "ROW_LOCKED"],
+    ),
     (waits(**RUNNING, cancel_requested_at=ago(3)), ["STOPPING", "RUNS"]),
     (waits(queue([worker(**LOST)]), **RUNNING), ["RUNNER_LOST"]),
     (waits(queue([]), **RUNNING, owner_stopped_at=ago(9)), ["RUNNER_LOST"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC
 from typing import Annotated
 
@@ -28,7 +29,7 @@ from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.diagnose.explain import read_task
 from horsies.monitor.documents import page_document, stored_json, task_document
-from horsies.monitor.overview import TaskReport
+from horsies.monitor.overview import TaskReport, declared_transaction
 from horsies.monitor.queries import TaskFilters, list_tasks
 from horsies.states import TaskStatus
 
@@ -142,6 +143,9 @@ def show(
         report = unwrap_or_exit(read_task(session.broker, task_id, payload=payload))
     if report is None:
         exit_with(f"There is no task {task_id}.", EXIT_NOT_FOUND)
+    if report.transaction is None and session.app is not None:
+        definition = session.app.definitions().get(report.task.task_name)
+        report = replace(report, transaction=declared_transaction(definition))
     if as_json:
         output.print_json(task_document(report, payload))
     else:
@@ -158,6 +162,7 @@ def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]
         shown = str(progress).replace("\n", "\\n")  # other control characters are escaped below
         yield "progress", f"{shown} (attempt {progress.attempt})"
     yield "waits because", "\n".join(report.waits_because) or None
+    yield "transaction", report.transaction
     yield "error", task.error_code
     yield "reason", task.failed_reason
     yield "sent", output.timestamp(task.sent_at)

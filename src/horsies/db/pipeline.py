@@ -13,7 +13,8 @@ import os
 import select
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 from psycopg import Connection, Error
 from psycopg.adapt import Transformer
@@ -37,7 +38,9 @@ from horsies.db.statement import Script, Statement, Step, drive, log_statements
 
 Answer = TypeVar("Answer")
 
-_NO_FRAME: tuple[tuple[bytes, ...], tuple[bytes, ...]] = (), ()
+_Frame: TypeAlias = tuple[tuple[bytes, ...], tuple[bytes, ...]]
+_NO_FRAME: _Frame = (), ()
+_INSIDE: _Frame = (), (b"COMMIT",)
 _FAILED = (ExecStatus.FATAL_ERROR, ExecStatus.BAD_RESPONSE, ExecStatus.PIPELINE_ABORTED)
 # How long a cancel request may take.
 CANCEL_SECONDS = 2.0
@@ -55,12 +58,27 @@ _WAIT_EVENT = "SELECT wait_event FROM pg_catalog.pg_stat_activity WHERE pid = %s
 WAIT_SECONDS = 0.1
 
 
+@dataclass(slots=True)
+class _Prepared:
+    """The names of the statements that the session has prepared.
+
+    ``is_growing``: the current group prepares one for the first time. If that group fails inside a
+    transaction, the session may have it or not: ``is_doubtful``.
+    """
+
+    names: set[bytes] = field(default_factory=set)
+    is_growing: bool = False
+    is_doubtful: bool = False
+
+
 class Pipeline:
     """Runs groups of statements on one connection, each group as one transaction.
 
     Without ``prepared`` (behind a pooler in transaction mode) every statement is parsed each time. A
     group that gets no answer for ``timeout_seconds`` is cancelled and raises; None waits as long as the
     connection lives. With ``logged`` the statements' names and durations are logged.
+    With ``inside`` a group is the end of a transaction that the caller has begun by ``command``: it commits
+    after the last statement, and nothing commits if one fails.
     """
 
     def __init__(
@@ -72,6 +90,7 @@ class Pipeline:
         logged: bool = False,
         limits: Limits = NO_LIMITS,
         connect: Callable[[], Connection[Any]] | None = None,
+        inside: bool = False,
     ) -> None:
         self.connection = connection
         # Opens a second session, which checks why this one does not answer.
@@ -83,8 +102,10 @@ class Pipeline:
         is_pooled = self._installation.is_pooled
         version = connection.info.server_version
         self._frame = _pooled_frame(timeout_seconds, limits, version) if is_pooled else _NO_FRAME
+        if inside:
+            self._frame = _INSIDE
         self._logged = logged
-        self._prepared: set[bytes] | None = set() if prepared else None
+        self._prepared = _Prepared() if prepared else None
         self._poller = select.poll()
         # Called every WAIT_SECONDS while waiting for an answer; an exception closes the connection.
         self.meanwhile: Callable[[], None] | None = None
@@ -124,6 +145,11 @@ class Pipeline:
         )
 
     @property
+    def is_doubtful(self) -> bool:
+        """Whether it is unknown which statements the session has prepared: only a new session helps."""
+        return self._prepared is not None and self._prepared.is_doubtful
+
+    @property
     def sender_pid(self) -> int | None:
         """The server process that sends our notifications; unknown behind a pooler."""
         return None if self._prepared is None else self.connection.pgconn.backend_pid
@@ -149,14 +175,29 @@ class Pipeline:
         self._raise_first_failure(results)
         if self._has_cancelled:
             raise OperationalError("the commit is in doubt: its wait for a standby was cancelled")
-        if self._installation.is_pooled:
+        before, after = self._frame
+        if after:
             if results[-1].command_status != b"COMMIT":
                 raise OperationalError("the server answered COMMIT with a rollback")
-            results = results[2:-1]
+            results = results[len(before) : -1]
         return [
             self._rows(statement, result)
             for (statement, _), result in zip(steps, results, strict=True)
         ]
+
+    def command(self, text: bytes) -> None:
+        """Execute commands without parameters in one message."""
+        pgconn = self.connection.pgconn
+        self.round_trips += 1
+        pgconn.send_query(text)
+        self._flush(pgconn)
+        failure: PGresult | None = None
+        while (result := self._next_result(pgconn)) is not None:
+            failure = result if result.status in _FAILED else failure
+        if pgconn.status != ConnStatus.OK:
+            raise self._loss(pgconn, failure)
+        if failure is not None:
+            raise error_from_result(failure)
 
     def run_script(self, script: Script[Answer]) -> Answer:
         """Run a script, each of its statements in its own transaction; return its answer."""
@@ -170,6 +211,8 @@ class Pipeline:
         before, after = self._frame
         texts = [statement.texts(params) for statement, params in steps]
         _refuse_oversized(steps, texts)
+        if self._prepared is not None:
+            self._prepared.is_growing = False
         pgconn.enter_pipeline_mode()
         expected = [_send_plain(pgconn, command) for command in before]
         for (statement, _), values in zip(steps, texts, strict=True):
@@ -195,12 +238,13 @@ class Pipeline:
             pgconn.send_query_params(statement.numbered(self._installation.schema), values)
             return 1
         name = statement.prepared_name
-        if name in self._prepared:
+        if name in self._prepared.names:
             pgconn.send_query_prepared(name, values)
             return 1
         pgconn.send_prepare(name, statement.numbered(self._installation.schema))
         pgconn.send_query_prepared(name, values)
-        self._prepared.add(name)
+        self._prepared.names.add(name)
+        self._prepared.is_growing = True
         return 2
 
     def _flush(self, pgconn: PGconn) -> None:
@@ -315,6 +359,10 @@ class Pipeline:
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
         for result in results:
             if result.status in _FAILED:
+                if self._frame is _INSIDE:  # the caller rolls back
+                    if self._prepared is not None:
+                        self._prepared.is_doubtful = self._prepared.is_growing
+                    raise error_from_result(result)
                 # Nothing in this group was applied, and its PREPAREs may have been undone as well. This
                 # statement itself is not prepared, which psycopg would do at its fifth use.
                 if self._prepared is not None:
@@ -322,7 +370,7 @@ class Pipeline:
                         self.connection.execute("DEALLOCATE ALL", prepare=False)
                     except Error as error:  # unknown PREPAREs: only a new session helps
                         raise OperationalError(f"the session is in doubt: {error}") from error
-                    self._prepared = set()
+                    self._prepared = _Prepared()
                 # a transaction opened by BEGIN; without one, this sends nothing
                 self.connection.rollback()
                 failure = error_from_result(result)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
+from psycopg._preparing import PrepareManager
+from psycopg.errors import InvalidTextRepresentation
 from psycopg.pq import ConnStatus, PipelineStatus, TransactionStatus
 from psycopg.sql import Composable
 
@@ -31,7 +33,7 @@ from horsies.db.database import (
 )
 from horsies.db.pipeline import Pipeline, given_options
 from horsies.db.statement import Step
-from horsies.db.statements.transactions import limit_idle, read_mark
+from horsies.db.statements.transactions import require_completed, require_mark
 from horsies.errors import TransactionMisuse
 
 ROLE = "child-tx"
@@ -64,8 +66,8 @@ _FORKED = (
 _BUSY = "a statement of another thread runs in it; wait for the thread before the function returns"
 _OPEN_BLOCK = "a `with tx.connection.transaction():` block is still open"
 _WITHOUT_TRIGGERS = (
-    "session_replication_role is {!r}, so that the triggers that notify workers and advance runs would not "
-    "fire; reset it before the function returns"
+    "session_replication_role is not 'origin', so that the triggers that notify workers and advance runs "
+    "would not fire; reset it before the function returns"
 )
 _REFUSALS = {
     "commit": f"commit() is refused on tx.connection: {_BY_ITSELF}.",
@@ -75,11 +77,17 @@ _REFUSALS = {
     "tpc_begin": "tx.connection has no two-phase commit: PostgreSQL cannot prepare a transaction that "
     "notifies workers.",
 }
-# A statement that ends the transaction; a rollback to a savepoint does not. If such a statement comes
-# after a semicolon, in a function or below psycopg, the transaction's mark reveals it afterwards.
+_REASONS = {
+    "COMMIT": _BY_ITSELF,
+    "END": _BY_ITSELF,
+    "DEALLOCATE ALL": "the session holds prepared statements of the library; name the statement",
+}
+# A statement that ends the transaction: a rollback to a savepoint does not. One behind a semicolon, in a
+# function or below psycopg is found by the mark of the transaction, after the fact.
 _ENDING = re.compile(
     r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
-    r"(commit|end|abort|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b)|prepare\s+transaction)\b",
+    r"(commit|end|abort|rollback(?!\s+(?:(?:work|transaction)\s+)?to\b)|prepare\s+transaction"
+    r"|deallocate\s+(?:prepare\s+)?all)\b",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -109,14 +117,14 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _refuse_end(query: Any) -> None:
-    """Reject a statement that would end the transaction."""
+    """Refuse a statement that would end the transaction, or keep the library from it."""
     if isinstance(query, bytes):
         query = query.decode(errors="replace")
     elif isinstance(query, Composable):
         query = query.as_string()
     if isinstance(query, str) and (found := _ENDING.match(query)):
-        word = found[1].upper()
-        why = _BY_ITSELF if word in ("COMMIT", "END") else _TO_ROLL_BACK
+        word = " ".join(found[1].upper().split())
+        why = _REASONS.get(word, _TO_ROLL_BACK)
         raise TransactionMisuse(f"{word} is refused on tx.connection: {why}.")
 
 
@@ -211,25 +219,26 @@ AnyTaskConnection: TypeAlias = TaskConnection | AsyncTaskConnection
 View = TypeVar("View", TaskConnection, AsyncTaskConnection)
 
 
-class Recorded(NamedTuple):
-    """Whether the outcome is recorded in the transaction; if that is impossible, why."""
-
-    problem: str | None
-    is_owned: bool = False
-
-
 class SessionConnection(OwnConnection):
     """The library's end of a session for task transactions."""
 
     # Between two transactions, its sessions belong to other clients.
     is_pooled = False
-    pipeline_of_record: Pipeline | None = None
+    # Runs the library's own statements.
+    own: Pipeline
 
 
 class AsyncSessionConnection(AsyncOwnConnection):
     """``SessionConnection`` for coroutines."""
 
     is_pooled = False
+
+
+class Recorded(NamedTuple):
+    """Whether the last statement has matched a row; if the transaction cannot commit, why."""
+
+    problem: str | None
+    is_owned: bool = False
 
 
 class TaskSession:
@@ -243,8 +252,7 @@ class TaskSession:
         self.lent.cursor_factory = TaskCursor
 
     def begin(self) -> None:
-        command = _begin_command(self._mark, self._connection.is_pooled)
-        self._connection.execute(command, prepare=False)
+        self._connection.own.command(_begin_command(self._mark, self._connection.is_pooled))
 
     @property
     def is_forked(self) -> bool:
@@ -265,21 +273,30 @@ class TaskSession:
             self._connection.lock.release()
         return _problem_of(self._connection, self.lent)
 
+    def finish(self, steps: Sequence[Step]) -> None:
+        """Execute the statements that record the outcome, and COMMIT, in one round trip.
+
+        The server skips the COMMIT if one of the checks fails; ``refusal_of`` has the reason.
+        """
+        self._connection.own.run(_with_checks(steps, self._mark))
+
     def record(self, steps: Sequence[Step]) -> Recorded:
-        """Execute the statements that record the outcome."""
-        connection = self._connection
-        pipeline = connection.pipeline_of_record or Pipeline(connection, prepared=False)
-        connection.pipeline_of_record = pipeline
-        return _recorded(pipeline.run(_with_checks(steps)), self._mark)
+        """Execute statements of the library before ``commit``, if their rows decide about it."""
+        try:
+            for statement, params in [require_mark(self._mark), *steps]:
+                rows = statement.run(self._connection, params)
+        except InvalidTextRepresentation as error:
+            return _unrecorded(error)
+        return Recorded(None, bool(rows))
 
     def commit(self) -> None:
-        self._connection.commit()
+        self._connection.own.command(b"COMMIT")
 
     def give_up(self) -> None:
         """Roll back without raising; if the session cannot, it is closed, and the server rolls back."""
         self._loan.is_over = True
         connection, pgconn = self._connection, self._connection.pgconn
-        if pgconn.pipeline_status != PipelineStatus.OFF:
+        if connection.own.is_doubtful or pgconn.pipeline_status != PipelineStatus.OFF:
             pgconn.finish()
         with suppress(psycopg.Error):
             # A stop interrupted a statement, or one of the task's threads is in the middle of one.
@@ -322,16 +339,26 @@ class AsyncTaskSession:
         self._loan.is_over = True
         return _problem_of(self._connection, self.lent)
 
-    async def record(self, steps: Sequence[Step]) -> Recorded:
+    async def finish(self, steps: Sequence[Step]) -> None:
         connection = self._connection
-        answers = [
-            await statement.run_async(connection, params)
-            for statement, params in _with_checks(steps)
-        ]
-        return _recorded(answers, self._mark)
+        async with connection.pipeline():
+            for statement, params in _with_checks(steps, self._mark):
+                query = statement.query(connection.installation.schema)
+                await connection.execute(query, statement.mapping(params))
+            ended = await connection.execute("COMMIT", prepare=False)
+        if ended.statusmessage != "COMMIT":
+            raise psycopg.OperationalError("the server answered COMMIT with a rollback")
+
+    async def record(self, steps: Sequence[Step]) -> Recorded:
+        try:
+            for statement, params in [require_mark(self._mark), *steps]:
+                rows = await statement.run_async(self._connection, params)
+        except InvalidTextRepresentation as error:
+            return _unrecorded(error)
+        return Recorded(None, bool(rows))
 
     async def commit(self) -> None:
-        await self._connection.commit()
+        await self._connection.execute("COMMIT", prepare=False)
 
     async def give_up(self) -> None:
         self._loan.is_over = True
@@ -376,21 +403,36 @@ def _view(kind: type[View], connection: Any, loan: _Loan) -> View:
 
 def _begin_command(mark: str, is_pooled: bool) -> bytes:
     clean = "" if is_pooled else _CLEAN
-    return f"{clean}BEGIN; SET LOCAL horsies.attempt = '{mark}'".encode()
+    name = f"horsies:{ROLE} {mark.partition('/')[0]}"  # by which others find the session of a task
+    settings = f"SET LOCAL horsies.attempt = '{mark}'; SET LOCAL application_name = '{name}'"
+    return f"{clean}BEGIN; {settings}".encode()
 
 
-def _with_checks(steps: Sequence[Step]) -> list[Step]:
-    """The statements that record the outcome, between the check of the mark and the idle limit."""
-    return [read_mark(), *steps, limit_idle(IDLE_AFTER_RECORD_MS)]
+def _with_checks(steps: Sequence[Step], mark: str) -> list[Step]:
+    """The statements that record the outcome, between the checks that nothing but that is committed."""
+    task_id, _, generation = mark.partition("/")
+    return [require_mark(mark), *steps, require_completed(task_id, int(generation))]
 
 
-def _recorded(answers: Sequence[list[Any]], mark: str) -> Recorded:
-    (found,), *rows, _ = answers
-    if found.mark != mark:
-        return Recorded(ENDED_BY_TASK)
-    if found.replication_role != "origin":
-        return Recorded(_WITHOUT_TRIGGERS.format(found.replication_role))
-    return Recorded(None, bool(rows[-1]))
+# The end of the error of a check. No other statement of a group has a cast that could fail with such a text.
+_REFUSED = re.compile(r'"horsies: (\w+)"$')
+_PROBLEMS = {"ended": ENDED_BY_TASK, "replica": _WITHOUT_TRIGGERS}
+LOST = "lost"
+
+
+def refusal_of(error: BaseException) -> str | None:
+    """Return why a check kept a transaction from its COMMIT: a problem, or LOST if another worker has the
+    task; None for another error.
+    """
+    text = error.diag.message_primary if isinstance(error, InvalidTextRepresentation) else None
+    found = _REFUSED.search(text or "")
+    return None if found is None else _PROBLEMS.get(found[1], found[1])
+
+
+def _unrecorded(error: InvalidTextRepresentation) -> Recorded:
+    if (refusal := refusal_of(error)) is None:
+        raise error
+    return Recorded(refusal)
 
 
 def _is_lost(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
@@ -435,7 +477,27 @@ def _connect(database: Database) -> SessionConnection:
     connection = SessionConnection.connect(database.urls()[0], **_parameters(database))
     connection.installation = Installation(database.config.schema_name)
     connection.is_pooled = database.config.pgbouncer_transaction_mode
+    connection.own = Pipeline(connection, prepared=not connection.is_pooled, inside=True)
+    _keep_statements(connection)
     return connection
+
+
+def _keep_statements(connection: SessionConnection) -> None:
+    """After a DROP or a rollback psycopg deallocates the statements that it has prepared: those alone, not
+    the library's.
+    """
+    statements = _OwnStatements()
+    statements.prepare_threshold = connection.prepare_threshold
+    connection._prepared = statements
+
+
+class _OwnStatements(PrepareManager):
+    def clear(self) -> bool:
+        self._counts.clear()
+        names = list(self._names.values())
+        self._names.clear()
+        self._to_flush.extend(names)
+        return bool(names)
 
 
 async def _connect_async(database: Database) -> AsyncSessionConnection:

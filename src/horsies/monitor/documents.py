@@ -101,7 +101,8 @@ def task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
             document[name] = stored
     attempts = [asdict(attempt) for attempt in report.attempts]
     document["progress"] = None if report.progress is None else asdict(report.progress)
-    return document | {"attempts": attempts, "waits_because": report.waits_because}
+    reasons = {"waits_because": report.waits_because, "transaction": report.transaction}
+    return document | {"attempts": attempts} | reasons
 
 
 def schedule_document(state: ScheduleState) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from horsies.modules import Deferred
 from horsies.monitor.facts import Facts
 from horsies.states import SILENT_AFTER_SECONDS
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
+from horsies.tasks.definition import TaskDefinition
 
 if TYPE_CHECKING:
     from horsies.db.statements import dashboard
@@ -109,12 +110,23 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """One task and its finished attempts, newest first, and its obstacles if it is unfinished."""
+    """One task and its finished attempts, newest first, and its obstacles if it is unfinished.
+
+    ``transaction`` describes the open transaction in which the task records its outcome (``tx``).
+    """
 
     task: TaskDetail
     attempts: list[TaskAttemptInfo]
     waits_because: list[str] = field(default_factory=list)
     progress: TaskProgress | None = None
+    transaction: str | None = None
+
+
+def declared_transaction(definition: TaskDefinition | None) -> str | None:
+    """Describe the transaction that a task declares (``tx``); None if it has none, or is not known here."""
+    if definition is None or definition.signature.transaction is None:
+        return None
+    return "Its rows and its outcome commit together (tx)."
 
 
 def read_overview(

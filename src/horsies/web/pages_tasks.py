@@ -38,7 +38,7 @@ from horsies.ids import stored_form
 from horsies.monitor.diagnose.explain import Explanation, explain_task_script
 from horsies.monitor.documents import stored_json
 from horsies.monitor.failures import Failures, failures_script
-from horsies.monitor.overview import TaskReport, task_script
+from horsies.monitor.overview import TaskReport, declared_transaction, task_script
 from horsies.monitor.paging import LIST_WINDOW
 from horsies.monitor.paging import Page as Listing
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
@@ -266,11 +266,17 @@ async def task(view: View) -> Page:
         "headers": _headers(options, masking),
         "policy": _policy(found),
         "retries": _retries(found),
+        "transaction": _transaction(view, found),
         "trace_id": trace_id,
         "links": _links(view.site.settings.links, found, trace_id),
     }
     title = visible(f"{found.task_name} on {found.queue_name}")
     return Page("task.html", title, context, live_seconds=1.0 if facts.is_open else None)
+
+
+def _transaction(view: View, found: TaskDetail) -> str | None:
+    app = view.site.app
+    return None if app is None else declared_transaction(app.definitions().get(found.task_name))
 
 
 async def _read_facts(view: View) -> TaskFacts:

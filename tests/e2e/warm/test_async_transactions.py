@@ -21,6 +21,7 @@ WORKER = {"application": APPLICATION, "processes": 1}
 OPTIONS = ("--async-children", "1", "--async-slots", "8")
 
 
+@pytest.mark.pooled
 def test_coroutines_commit_their_effects_with_their_outcomes(
     worker: RunningWorker, booking: ModuleType, effects: Database
 ) -> None:

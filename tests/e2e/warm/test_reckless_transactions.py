@@ -89,6 +89,7 @@ def test_a_forked_process_has_no_part_in_the_transaction(
         "ROLLBACK",
         "ROLLBACK AND CHAIN",
         "PREPARE TRANSACTION 'mine'",
+        "deallocate prepare all",
         "composed",
         "cursor",
     ],
@@ -114,13 +115,21 @@ def test_savepoints_undo_a_part(
     assert bookings(effects) == [1]
 
 
+def test_statements_of_the_library_outlive_those_that_psycopg_deallocates(
+    worker: RunningWorker, reckless: ModuleType, effects: Database
+) -> None:
+    for number in (1, 2, 3):
+        assert reckless.prepare_and_roll_back.send(number).unwrap().get(30_000).ok_value == number
+    assert bookings(effects) == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("how", "code", "sentence"),
     [
         ("open block", NOT_COMMITTED, "transaction():` block is still open"),
         ("raise at exit", "UNHANDLED_EXCEPTION", "at exit"),
         ("raise inside the connection", NOT_COMMITTED, "close() is refused"),
-        ("close the socket", "UNHANDLED_EXCEPTION", "did not commit"),
+        ("close the socket", "TRANSACTION_LOST", "did not commit"),
         ("finish", "TRANSACTION_LOST", "was lost"),
         ("SET TRANSACTION READ ONLY", "UNHANDLED_EXCEPTION", "read-only transaction"),
         ("SET session_replication_role = replica", NOT_COMMITTED, "session_replication_role"),

@@ -8,8 +8,15 @@ import pytest
 
 from horsies import MapNode, TaskStatus, from_node
 from tests.support.database import Database, backends
+from tests.support.explained import Doors, codes, the
 from tests.support.tables import attempts, task, tasks, wait_for_status
-from tests.support.transactions import APPLICATION, TX_ROLE, bookings
+from tests.support.transactions import (
+    APPLICATION,
+    TX_ROLE,
+    bookings,
+    closed_gate,
+    waits_at_gate,
+)
 from tests.support.wait import wait_until
 from tests.support.workers import Journal, RunningWorker
 
@@ -17,6 +24,7 @@ WORKER = {"application": APPLICATION, "processes": 1}
 ENDED_IT = "the task has ended it"
 
 
+@pytest.mark.pooled
 def test_effects_sends_outcome_and_attempt_commit_together(
     worker: RunningWorker, booking: ModuleType, effects: Database
 ) -> None:
@@ -176,6 +184,7 @@ def test_a_cancelled_task_is_rolled_back(
     assert bookings(effects) == []
 
 
+@pytest.mark.pooled
 @pytest.mark.parametrize("how", ["commit", "raise after"])
 def test_the_outcome_commits_with_the_transaction_of_a_framework(
     worker: RunningWorker, booking: ModuleType, effects: Database, how: str
@@ -232,6 +241,7 @@ def test_record_in_refuses_a_transaction_that_cannot_hold_the_outcome(
     assert sentence in (error.message or "")
 
 
+@pytest.mark.pooled
 def test_a_workflow_of_transactions_advances_with_their_commits(
     worker: RunningWorker, booking: ModuleType, effects: Database
 ) -> None:
@@ -262,3 +272,30 @@ def test_a_coroutine_in_a_child_for_one_task_commits_too(
     error = booking.misuse_async.send(4, "raise").unwrap().get(30_000).err_value
     assert error.error_code == "UNHANDLED_EXCEPTION"
     assert bookings(effects) == [3]
+
+
+def test_an_open_transaction_is_explained_and_shown(
+    worker: RunningWorker, booking: ModuleType, effects: Database, journal: Journal
+) -> None:
+    doors = Doors(booking.app)
+    sent = booking.book_and_rest.send(1, "explained").unwrap()
+    wait_until(lambda: journal.lines("explained"))
+    (pid,) = backends(effects, TX_ROLE)
+    explanation = doors.task(sent.task_id)
+    reason = the(explanation, "IN_TRANSACTION")
+    assert "commit together" in reason.sentence
+    assert reason.subjects == (f"pid {pid}",)
+    assert "ROW_LOCKED" not in codes(explanation)
+    assert f"pid {pid}" in doors.shown(sent.task_id)["transaction"]
+    journal.release("explained")
+    assert sent.get(30_000).ok_value == 1
+    # The outcome is recorded, and the commit waits.
+    with closed_gate(effects):
+        other = booking.book.send(2, 0.0).unwrap()
+        wait_until(lambda: waits_at_gate(effects))
+        explanation = doors.task(other.task_id)
+        assert "has not committed yet" in the(explanation, "IN_TRANSACTION").sentence
+        assert "ROW_LOCKED" not in codes(explanation)
+    assert other.get(30_000).ok_value == 2
+    assert doors.shown(sent.task_id)["transaction"] is None
+    assert "commit together (tx)" in doors.task_page(sent.task_id)

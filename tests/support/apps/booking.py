@@ -32,8 +32,9 @@ app = Horsies(read_config())
 AGAIN = RetryPolicy.fixed(
     [0.02] * 100, auto_retry_for=["WORKER_CRASHED", "TRANSACTION_LOST"], jitter=False
 )
-
-
+AGAIN_AFTER_CONFLICTS = RetryPolicy.fixed(
+    [0.02] * 5, auto_retry_for=["TRANSACTION_CONFLICT"], jitter=False
+)
 left_open: list[Any] = []
 
 
@@ -79,6 +80,33 @@ def book(number: int, pause: float, tx: TaskTransaction = INJECTED) -> int:
 def book_and_rest(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
     insert(tx, number)
     rest(label)
+    return number
+
+
+@app.task("book_in_turn", retry_policy=AGAIN)
+def book_in_turn(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
+    """Rest until the test releases the label of this attempt."""
+    insert(tx, number)
+    rest(f"{label} {tx.attempt}")
+    return number
+
+
+@app.task("book_link", retry_policy=AGAIN)
+def book_link(before: int, tx: TaskTransaction = INJECTED) -> int:
+    """One node of a chain under kills."""
+    note()
+    insert(tx, before + 1)
+    time.sleep(0.002)
+    return before + 1
+
+
+@app.task("book_slowly")
+def book_slowly(number: int, seconds: float, tx: TaskTransaction = INJECTED) -> int:
+    """Keep the transaction open, inside a statement and between two."""
+    insert(tx, number)
+    write_down("slow")
+    tx.connection.execute("SELECT pg_sleep(%s)", (seconds / 2,))
+    time.sleep(seconds / 2)
     return number
 
 
@@ -279,3 +307,49 @@ async def book_in_async_session(number: int, how: str, tx: AsyncTaskTransaction 
         await (session.commit() if how == "commit" else session.rollback())
     await engine.dispose()
     return result
+
+
+@app.task("book_in_time", timeout_ms=5_000)
+def book_in_time(number: int, tx: TaskTransaction = INJECTED) -> int:
+    insert(tx, number)
+    return number
+
+
+@app.task("book_or_return", on_stop="requeue")
+def book_or_return(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
+    """Run again elsewhere if the worker stops."""
+    if label:
+        rest(label)
+    insert(tx, number)
+    return number
+
+
+@app.task("book_or_return_async", on_stop="requeue")
+async def book_or_return_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
+    await insert_async(tx, number)
+    return number
+
+
+@app.task("withdraw", retry_policy=AGAIN_AFTER_CONFLICTS)
+def withdraw(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
+    """Write a row into an empty table, in a serializable transaction: the last reader conflicts."""
+    tx.connection.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+    row = tx.connection.execute("SELECT count(*) FROM bookings").fetchone()
+    assert row is not None
+    if tx.attempt == 1:
+        rest(label)
+    if row[0] < 1:
+        insert(tx, number)
+    return int(row[0])
+
+
+@app.task("lock_two", retry_policy=AGAIN_AFTER_CONFLICTS)
+def lock_two(number: int, label: str, tx: TaskTransaction = INJECTED) -> int:
+    """Lock two numbers, one before and one after the rest."""
+    tx.connection.execute("SET LOCAL deadlock_timeout = '50ms'")
+    tx.connection.execute("SELECT pg_advisory_xact_lock(1)")
+    if tx.attempt == 1:
+        rest(label)
+    tx.connection.execute("SELECT pg_advisory_xact_lock(2)")
+    insert(tx, number)
+    return tx.attempt

@@ -135,6 +135,18 @@ def meddle(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
     return number
 
 
+@app.task("prepare_and_roll_back")
+def prepare_and_roll_back(number: int, tx: TaskTransaction = INJECTED) -> int:
+    """Make psycopg prepare a statement, at its fifth use, and deallocate it, after a rollback."""
+    for _ in range(7):
+        insert(tx, number)
+        tx.connection.execute("DELETE FROM bookings WHERE number = %s", (number,))
+    with tx.connection.transaction(force_rollback=True):
+        insert(tx, number + 1)
+    insert(tx, number)
+    return number
+
+
 @app.task("record_in_savepoint")
 def record_in_savepoint(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
     """Record the outcome in a part of the transaction that could be rolled back alone."""

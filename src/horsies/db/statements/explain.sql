@@ -195,6 +195,11 @@ JOIN pg_locks AS held ON held.locktype = 'transactionid' AND held.granted AND he
 LEFT JOIN pg_stat_activity AS activity ON activity.pid = held.pid
 WHERE task.id = %(id)s::uuid AND held.pid IS DISTINCT FROM pg_backend_pid() LIMIT 1
 
+-- name: find_task_transaction
+-- The open transaction in which a task writes its rows and its outcome (tx), by the name of its session.
+SELECT pid, application_name, state, xact_start AS since FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'horsies:child-tx ' || %(id)s LIMIT 1
+
 -- name: find_writers
 -- Open transactions that have changed something, oldest first: one of them may hold a row that is not visible yet.
 -- Prepared transactions are left out.

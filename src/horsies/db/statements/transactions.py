@@ -9,15 +9,10 @@ from horsies.db.statement import StatementFile
 TRANSACTIONS = StatementFile("transactions.sql")
 
 
-class Mark(NamedTuple):
-    """The attempt for which the library began this transaction; None or another attempt in a later
-    transaction.
+class Requirement(NamedTuple):
+    """A requirement of the COMMIT; one that is not met is an error."""
 
-    ``replication_role`` is "origin" in a session whose triggers fire.
-    """
-
-    mark: str | None
-    replication_role: str
+    met: int
 
 
 class Setting(NamedTuple):
@@ -25,9 +20,9 @@ class Setting(NamedTuple):
 
 
 @TRANSACTIONS.statement
-def read_mark() -> Mark: ...
-
-
+def require_mark(mark: str) -> Requirement: ...
+@TRANSACTIONS.statement
+def require_completed(id: str, generation: int) -> Requirement: ...
 @TRANSACTIONS.statement
 def limit_idle(milliseconds: int) -> Setting: ...
 

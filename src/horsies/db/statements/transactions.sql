@@ -1,12 +1,20 @@
--- Statements inside a task's transaction, in addition to those that record its outcome (turn.sql).
+-- Statements inside the transaction of a task, beside those that record its outcome (turn.sql). The two checks share
+-- a message with them and with COMMIT: a cast that fails keeps the server from the COMMIT, and its error has the reason.
 
--- name: read_mark
--- The mark that the library sets when it begins the transaction. A different or missing value means that the task
--- ended the transaction itself and this is a later one. In another replication role the triggers would not fire.
-SELECT current_setting('horsies.attempt', true) AS mark,
-    current_setting('session_replication_role') AS replication_role
+-- name: require_mark
+-- The mark that the library sets when it begins the transaction. Another value, or none: the task ended the
+-- transaction itself, and this is a later one. In another replication role the triggers would not fire.
+SELECT CASE WHEN current_setting('horsies.attempt', true) IS DISTINCT FROM %(mark)s THEN 'horsies: ended'
+    WHEN current_setting('session_replication_role') <> 'origin' THEN 'horsies: replica'
+    ELSE '0' END::integer AS met
+
+-- name: require_completed
+-- Whether the statement before this one has recorded the outcome: without it, the task belongs to another worker.
+SELECT CASE count(*) WHEN 0 THEN 'horsies: lost' ELSE '0' END::integer AS met FROM horsies_tasks AS task
+WHERE task.id = %(id)s::uuid AND task.generation = %(generation)s AND task.status = 'COMPLETED'
 
 -- name: limit_idle
--- Ends the session if it stays idle for the rest of this transaction. The recorded outcome locks the task's row and,
--- for a node, the root of its run: a frozen child must not keep others waiting for them.
+-- Ends the session when it stays idle in the rest of this transaction, which the code of the task ends. The recorded
+-- outcome holds the row of the task and, for a node, the root of its run: a frozen child must not keep others from
+-- them.
 SELECT set_config('idle_in_transaction_session_timeout', %(milliseconds)s::integer::text, true) AS setting

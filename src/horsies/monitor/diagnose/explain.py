@@ -31,6 +31,7 @@ from horsies.db.statements.explain import (
     explain_task,
     find_last_server,
     find_row_holder,
+    find_task_transaction,
     find_unknown_names,
     find_writers,
     list_knowledge,
@@ -106,7 +107,8 @@ def report_script(task_id: str, payload: bool = False) -> Script[TaskReport | No
         return report
     explained = yield from explain_task_script(task_id)
     obstacles = [one.sentence for one in explained.reasons if one.blocks]
-    return replace(report, waits_because=obstacles)
+    own = [one.sentence for one in explained.reasons if one.code == "IN_TRANSACTION"]
+    return replace(report, waits_because=obstacles, transaction=own[0] if own else None)
 
 
 def explain_script(row_id: str, node_id: str | None = None) -> Script[Explanation]:
@@ -157,6 +159,9 @@ def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
     if status is not TaskStatus.PENDING or not takers_of(queue):
         queue = replace(queue, recovery=(yield from _recovery()))
     holder: OpenTransaction | None = one_or_none((yield find_row_holder(task.id)))
+    own: OpenTransaction | None = None
+    if status is TaskStatus.RUNNING:
+        own = one_or_none((yield find_task_transaction(task.id)))
     places: Sequence[MapPlace] = ()
     if task.is_parked and task.item_index is not None and task.node_index is not None:
         places = yield list_map_places(task.workflow_id or "", task.node_index)
@@ -168,7 +173,7 @@ def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
         (ahead,) = yield key
         if ahead.due:
             per_minute = yield from _rate(task.queue_name)
-    return TaskSituation(task, queue, ahead, per_minute, holder, places)
+    return TaskSituation(task, queue, ahead, per_minute, holder, places, own)
 
 
 def _queue_situation(

@@ -42,6 +42,8 @@ class TaskSituation:
     per_minute: float = 0.0
     holder: OpenTransaction | None = None
     map_places: Sequence[MapPlace] = ()
+    # The transaction of a running task (tx), in which its child records the outcome.
+    transaction: OpenTransaction | None = None
 
     @property
     def takers(self) -> list[WorkerSummary]:
@@ -75,7 +77,7 @@ def task_reasons(situation: TaskSituation) -> list[Finding]:
         case TaskStatus.CLAIMED:
             found += [*_claimed(situation), *_locked(situation)]
         case TaskStatus.RUNNING:
-            found += [*_running(situation), *_locked(situation)]
+            found += [*_running(situation), *_in_transaction(situation), *_locked(situation)]
         case _:
             found += _ended(situation.task)
     return found
@@ -330,9 +332,28 @@ def _ahead(situation: TaskSituation) -> Iterator[Finding]:
     )
 
 
+def _has_recorded(situation: TaskSituation) -> bool:
+    """Whether the transaction of the task has locked its row: it does so to record the outcome."""
+    holder, own = situation.holder, situation.transaction
+    return holder is not None and own is not None and holder.pid == own.pid
+
+
+def _in_transaction(situation: TaskSituation) -> Iterator[Finding]:
+    own = situation.transaction
+    if own is None:
+        return
+    session = session_label(own, situation.task.looked_at)
+    sentence = f"Its rows and its outcome commit together, in the transaction of {session}."
+    if _has_recorded(situation):
+        sentence = (
+            f"Its outcome is recorded in the transaction of {session}, which has not committed yet."
+        )
+    yield finding("IN_TRANSACTION", sentence, since=own.since, subjects=[f"pid {own.pid}"])
+
+
 def _locked(situation: TaskSituation) -> Iterator[Finding]:
     holder = situation.holder
-    if holder is None:
+    if holder is None or _has_recorded(situation):
         return
     end = None if holder.pid is None else f"SELECT pg_terminate_backend({holder.pid})"
     yield finding(

@@ -47,13 +47,14 @@ from horsies.db.statements.transactions import limit_idle
 from horsies.db.statements.turn import find_completed
 from horsies.db.task_transaction import (
     IDLE_AFTER_RECORD_MS,
+    LOST,
     OVER,
     AnyTaskSession,
     AsyncTaskSession,
-    Recorded,
     TaskSession,
     open_pool,
     open_pool_async,
+    refusal_of,
 )
 from horsies.error_codes import OperationalErrorCode, resolve_exception_code
 from horsies.errors import TransactionMisuse
@@ -163,6 +164,18 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             return
         yield cause
         cause = cause.__cause__
+
+
+def _is_answer(error: BaseException) -> bool:
+    """Whether an error means that nothing was committed: the server has refused it, or it was never sent.
+
+    A session that is ended (FATAL) may have executed the COMMIT before.
+    """
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.DataError)
+    return error.diag.severity_nonlocalized == "ERROR"
 
 
 class AttemptRecord:
@@ -281,17 +294,8 @@ class AttemptRecord:
         problem = session.end_loan()
         return None if problem is None else self.failed(_NOT_COMMITTED, problem)
 
-    def unrecorded(self, recorded: Recorded) -> Ended | None:
-        """The failure for a transaction in which no outcome was recorded; None if it was."""
-        if recorded.problem is not None:
-            return self.failed(_NOT_COMMITTED, recorded.problem)
-        if recorded.is_owned:
-            return None
-        problem = "the task belongs to another worker now; its rows were rolled back"
-        return self.failed(_LOST, problem, end=TransactionEnd.LOST)
-
     def refused(self, error: BaseException, session: AnyTaskSession) -> Ended:
-        """The failure for a statement that records the outcome, or for a COMMIT that the server refused."""
+        """The failure of a transaction that the server has refused to commit."""
         if isinstance(error, psycopg.Error) and is_of_text(error):
             code: Any = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
         else:
@@ -299,8 +303,13 @@ class AttemptRecord:
         return self.failed(code, describe(error).rstrip("."), error)
 
     def commit_failed(self, error: BaseException, session: AnyTaskSession) -> Ended:
-        """The failure for a COMMIT; it is in doubt unless the server has answered with an error."""
-        if isinstance(error, psycopg.Error) and not session.is_lost:
+        """The failure of a COMMIT; in doubt unless the server has answered with an error."""
+        if (refusal := refusal_of(error)) == LOST:
+            problem = "the task belongs to another worker now; its rows were rolled back"
+            return self.failed(_LOST, problem, end=TransactionEnd.LOST)
+        if refusal is not None:
+            return self.failed(_NOT_COMMITTED, refusal)
+        if _is_answer(error) and not session.is_lost:
             return self.refused(error, session)
         lost = "its session was lost" if session.is_lost else "it was interrupted"
         why = describe(error).rstrip(".") or type(error).__name__
@@ -391,13 +400,7 @@ class Attempt:
         if (problem := record.problem(session)) is not None:
             return problem
         try:
-            recorded = yield partial(session.record, record.steps(result_json))
-        except Exception as error:
-            return record.refused(error, session)
-        if (problem := record.unrecorded(recorded)) is not None:
-            return problem
-        try:
-            yield session.commit
+            yield partial(session.finish, record.steps(result_json))
         except BaseException as error:
             return record.commit_failed(error, session)
         return Ended(TransactionEnd.RECORDED)
