@@ -14,10 +14,12 @@ import psycopg
 import pytest
 
 from horsies.db.statements.turn import (
+    ClaimTasks,
     CompleteTasks,
     FailTasks,
     LookAtKeys,
     RetryTasks,
+    claim_tasks,
     complete_tasks,
     fail_tasks,
     look_at_keys,
@@ -25,8 +27,9 @@ from horsies.db.statements.turn import (
 )
 from horsies.db.statements.workers import store_lane_limits
 from horsies.tasks.keys import lane_of
-from tests.db.test_keys import Ring, add_keyed, add_many_keyed
+from tests.db.test_keys import FIRST, Ring, add_keyed, add_many_keyed
 from tests.support.database import Database
+from tests.support.rows import add_task
 from tests.support.wait import wait_until
 
 
@@ -147,6 +150,38 @@ def test_keys_that_are_full_do_not_hide_others(connection: Database) -> None:
     add_keyed(connection, "late")
     found = [key for _ in range(3) for key in ring.claim(8)]
     assert found == ["late"]
+
+
+def add_blocked_keys(connection: Database, count: int) -> None:
+    """More keys than one claim looks at, none of which may run."""
+    limit(connection, max_concurrency=0)
+    connection.execute(
+        "INSERT INTO horsies_tasks "
+        "(id, task_name, queue_name, enqueue_sha, lane_key, lane, held, enqueued_at) SELECT "
+        " gen_random_uuid(), 'work', 'default', 'sha', 'key ' || number, "
+        " horsies_lane_v1('default', 'key ' || number), true, now() - interval '1 minute' "
+        "FROM generate_series(1, %s) AS number",
+        (count,),
+    )
+
+
+def test_blocked_keys_do_not_keep_a_claim_with_windows_from_ending(connection: Database) -> None:
+    add_blocked_keys(connection, 300)
+    add_task(connection, queue_name="mail", burst=True, task_name="short")
+    wanted = ClaimTasks(
+        "w",
+        "host",
+        [1, 2, 3, 4],
+        ["default", "mail"],
+        [4, 4],
+        cursors=[FIRST, None],
+        idle=1,
+        short_names=["short"],
+    )
+    connection.execute("SET statement_timeout = '5s'")
+    taken = [row.queue_name for row in claim_tasks.run(connection, wanted) if row.id]
+    connection.execute("RESET statement_timeout")
+    assert taken == ["mail"]
 
 
 def test_rates_of_keys(connection: Database) -> None:
