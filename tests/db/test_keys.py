@@ -40,8 +40,9 @@ class Ring:
     def take(self, children: int = 1, **more: Any) -> list[ClaimedTask]:
         pids = list(range(1, children + 1))
         worker_id = more.pop("worker_id", "w")
+        queue_limits = more.pop("queue_limits", [children])
         wanted = ClaimTasks(
-            worker_id, "host", pids, [self.queue], [children], cursors=[self.cursor], **more
+            worker_id, "host", pids, [self.queue], queue_limits, cursors=[self.cursor], **more
         )
         rows = claim_tasks.run(self.connection, wanted)
         (answer,) = [row for row in rows if not row.id]

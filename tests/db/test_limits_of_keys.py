@@ -196,6 +196,17 @@ def test_rates_of_keys(connection: Database) -> None:
     wait_until(lambda: ring.claim(20) == ["fast"])
 
 
+def test_the_claim_that_uses_up_a_rate_says_when_to_look_again(connection: Database) -> None:
+    limit(connection, rate_seconds=0.5, rate_burst=2)
+    add_keyed(connection, "a", 3)
+    ring = Ring(connection)
+    assert ring.claim(8) == ["a", "a"]
+    assert ring.is_drained
+    assert 0 < ring.wait_seconds <= 0.5
+    wait_until(lambda: ring.claim(8) == ["a"])
+    assert ring.wait_seconds == 0, "no task is left to wait for"
+
+
 def test_a_rolled_back_claim_has_used_no_start(connection: Database, process_url: str) -> None:
     limit(connection, rate_seconds=3600.0, rate_burst=1)
     add_keyed(connection, "a", 3)
@@ -275,6 +286,38 @@ def test_a_failure_halts_a_fifo_lane_if_it_is_told_to(connection: Database, halt
         "SELECT lane_key, pause_reason FROM horsies_lanes WHERE paused_at IS NOT NULL"
     ).fetchall()
     assert found == ([("a", f"task {task.id} failed: DOWN")] if halts else [])
+
+
+def test_a_failure_halts_a_lane_whose_limits_a_claim_has_read(connection: Database) -> None:
+    limit(connection, is_fifo=True, halts=True)
+    add_keyed(connection, "a", 2)
+    (task,) = Ring(connection).take(8)
+    lane = lane_of("default", "a").number
+    ((limits,),) = connection.execute(
+        "SELECT horsies_lane_limits('default', %s, shared)::text FROM horsies_lanes AS shared",
+        (lane,),
+    ).fetchall()
+    fail(connection, task)
+    found = connection.execute(
+        "SELECT room FROM horsies_lane_room('default', %s, %s::text::horsies_lanes)", (lane, limits)
+    ).fetchall()
+    assert found == [(0,)]
+
+
+def test_a_lapsed_claim_holds_a_fifo_lane_until_it_is_released(connection: Database) -> None:
+    limit(connection, is_fifo=True)
+    add_keyed(connection, "a", task_name="first")
+    add_keyed(connection, "a", task_name="second")
+    ring = Ring(connection)
+    (first,) = ring.take(0, prefetch=1, queue_limits=[1])
+    assert first.worker_pid is None
+    connection.execute("UPDATE horsies_tasks SET claim_expires_at = now() WHERE claimed")
+    assert ring.take(8) == [], "the second task may not pass the first"
+    connection.execute(
+        "UPDATE horsies_tasks SET status = 'PENDING', claimed = false, claim_expires_at = NULL, "
+        "claimed_by_worker_id = NULL, claimed_at = NULL WHERE claimed"
+    )
+    assert [task.task_name for task in ring.take(8)] == ["first"]
 
 
 def test_weights_share_the_places(connection: Database) -> None:

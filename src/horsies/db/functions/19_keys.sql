@@ -192,14 +192,15 @@ END
 $$;
 
 -- The tasks of a lane in flight. As under every cap, a lapsed lease does not count, nor does a task whose code has ended
--- but whose outcome the database refuses; it holds a fifo lane all the same.
+-- but whose outcome the database refuses. Both hold a fifo lane all the same: its second task may not pass the first.
 CREATE OR REPLACE FUNCTION horsies_lane_in_flight(p_queue text, p_lane bigint, p_is_fifo boolean) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
     RETURN (
         SELECT count(*) FROM horsies_tasks AS task
         WHERE task.lane IS NOT NULL AND task.status IN ('CLAIMED', 'RUNNING') AND task.queue_name = p_queue
-          AND task.lane = p_lane AND (task.status = 'RUNNING' OR task.claim_expires_at > clock_timestamp())
+          AND task.lane = p_lane
+          AND (p_is_fifo OR task.status = 'RUNNING' OR task.claim_expires_at > clock_timestamp())
           AND (p_is_fifo OR NOT EXISTS (SELECT FROM horsies_blocked) OR NOT EXISTS (
               SELECT FROM horsies_blocked AS blocked
               WHERE blocked.id = task.id AND blocked.kind = 'task' AND blocked.generation = task.generation
@@ -262,20 +263,41 @@ BEGIN
             room := least(room, greatest(0, floor(p_limits.rate_burst + 1e-6 - ahead_seconds / seconds)));
             wait_seconds := CASE WHEN room = 0 THEN greatest(0, ahead_seconds - (p_limits.rate_burst - 1) * seconds) END;
         END IF;
+        -- A failure may have halted the lane since its limits were read. It commits together with the end of its task,
+        -- so a look after the count sees it.
+        IF p_limits.is_fifo AND p_limits.halts AND EXISTS (
+            SELECT FROM horsies_lanes AS stored
+            WHERE stored.queue_name = p_queue AND stored.lane = p_lane AND stored.paused_at IS NOT NULL) THEN
+            room := 0;
+            wait_seconds := NULL;
+        END IF;
     END IF;
 END
 $$;
 
--- So many tasks of a lane with a rate were claimed, under its lock.
-CREATE OR REPLACE FUNCTION horsies_note_lane_starts(p_queue text, p_lane bigint, p_limits horsies_lanes, p_count integer)
-RETURNS void LANGUAGE plpgsql AS $$
+-- So many tasks of a lane with a rate were claimed, under its lock. Answers with the seconds until the rate allows the
+-- next start, NULL if it allows one now or if none of the lane's due tasks but these ("p_taken") is left.
+CREATE OR REPLACE FUNCTION horsies_note_lane_starts(
+    p_queue text, p_lane bigint, p_limits horsies_lanes, p_count integer, p_taken uuid[])
+RETURNS double precision LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    wait_seconds double precision;
 BEGIN
     INSERT INTO horsies_meters AS meter (queue_name, lane, next_at, seconds, burst)
     VALUES (p_queue, p_lane, clock_timestamp() + p_count * p_limits.rate_seconds * interval '1 second',
         p_limits.rate_seconds, p_limits.rate_burst)
     ON CONFLICT (queue_name, lane) DO UPDATE SET
         next_at = greatest(meter.next_at, clock_timestamp()) + p_count * p_limits.rate_seconds * interval '1 second',
-        seconds = EXCLUDED.seconds, burst = EXCLUDED.burst;
+        seconds = EXCLUDED.seconds, burst = EXCLUDED.burst
+    RETURNING extract(epoch FROM meter.next_at - clock_timestamp()) - (meter.burst - 1) * meter.seconds INTO wait_seconds;
+    IF wait_seconds > 0 AND (
+        SELECT true FROM horsies_tasks AS task
+        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+          AND task.queue_name = p_queue AND task.lane = p_lane AND task.id <> ALL(p_taken)
+        ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1) THEN
+        RETURN wait_seconds;
+    END IF;
+    RETURN NULL;
 END
 $$;
 
@@ -397,7 +419,8 @@ BEGIN
                     rooms := rooms || visit.room - cardinality(heads.ids);
                 END IF;
                 IF limits.rate_seconds IS NOT NULL THEN
-                    PERFORM horsies_note_lane_starts(p_queue, cursor, limits, cardinality(heads.ids));
+                    wait_seconds := least(
+                        wait_seconds, horsies_note_lane_starts(p_queue, cursor, limits, cardinality(heads.ids), ids));
                     rated := rated || cursor;
                 END IF;
                 IF places <= 0 AND turns > cardinality(heads.ids) THEN
@@ -436,7 +459,8 @@ BEGIN
         FOR place IN 1 .. cardinality(generous) LOOP
             IF heads.counts[place] > 0 AND generous[place] = ANY(rated) THEN
                 limits := horsies_lane_limits(p_queue, generous[place], shared);
-                PERFORM horsies_note_lane_starts(p_queue, generous[place], limits, heads.counts[place]);
+                wait_seconds := least(wait_seconds, horsies_note_lane_starts(
+                    p_queue, generous[place], limits, heads.counts[place], ids));
             END IF;
         END LOOP;
         cursor := generous[coalesce((SELECT max(place) FROM generate_subscripts(quotas, 1) AS place
