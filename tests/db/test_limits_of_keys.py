@@ -27,6 +27,7 @@ from horsies.db.statements.turn import (
 )
 from horsies.db.statements.workers import store_lane_limits
 from horsies.tasks.keys import lane_of
+from horsies.worker.keyed import KeyRings
 from tests.db.test_keys import FIRST, Ring, add_keyed, add_many_keyed
 from tests.support.database import Database
 from tests.support.rows import add_task
@@ -182,6 +183,48 @@ def test_blocked_keys_do_not_keep_a_claim_with_windows_from_ending(connection: D
     taken = [row.queue_name for row in claim_tasks.run(connection, wanted) if row.id]
     connection.execute("RESET statement_timeout")
     assert taken == ["mail"]
+
+
+def claims_until_drained(connection: Database, rings: KeyRings, most: int = 8) -> int:
+    """How often a worker with one idle child claims at once, one claim after the other."""
+    for number in range(most):
+        wanted = ClaimTasks(
+            "w",
+            "host",
+            [1],
+            ["default"],
+            [1],
+            cursors=rings.cursors(),
+            unknown_names=["unknown"],
+        )
+        rows = claim_tasks.run(connection, wanted)
+        served = {row.queue_name for row in rows if row.id}
+        if not rings.note_claim([row for row in rows if not row.id], served, 0.0).has_more:
+            return number + 1
+    return most + 1
+
+
+def test_a_worker_rests_when_no_key_on_the_ring_has_a_task_for_it(connection: Database) -> None:
+    add_blocked_keys(connection, 700)
+    rings = KeyRings(["default"])
+    rings.note_keyed(["default"])
+    assert claims_until_drained(connection, rings) <= 4
+    connection.execute(
+        "DELETE FROM horsies_lanes; UPDATE horsies_tasks SET task_name = 'unknown' WHERE lane_key <> 'key 1'"
+    )
+    rings.note_news()
+    claims_until_drained(connection, rings)
+    found = connection.execute("SELECT lane_key FROM horsies_tasks WHERE status = 'RUNNING'")
+    assert found.fetchall() == [("key 1",)], "it looks at every lane before it rests"
+
+
+def test_a_worker_rests_when_it_may_not_take_the_tasks_without_a_key(connection: Database) -> None:
+    limit(connection, max_concurrency=0)
+    add_keyed(connection, "a")
+    add_task(connection, task_name="unknown")
+    rings = KeyRings(["default"])
+    rings.note_keyed(["default"])
+    assert claims_until_drained(connection, rings) <= 4
 
 
 def test_rates_of_keys(connection: Database) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from horsies.config.app import AppConfig, PerKey
@@ -16,6 +17,8 @@ from horsies.db.statements.turn import ClaimedTask
 
 # How many tasks a search moves to their lanes at once.
 PROMOTED_MAX = 1_000
+# How many places a ring has.
+RING_SIZE = 2**64
 
 
 class SeenLanes(NamedTuple):
@@ -25,12 +28,34 @@ class SeenLanes(NamedTuple):
     wait_seconds: float | None
 
 
+@dataclass(slots=True)
+class Walk:
+    """How far claims have gone along a ring without a task, and when a lane that they met may have one.
+
+    A claim looks at a limited number of lanes: if none of them has a task for this worker, the next
+    claim looks at those behind them, until every lane was seen.
+    """
+
+    distance: int = 0
+    room_at: float = float("inf")
+
+    def note(self, before: int, after: int, room_at: float) -> None:
+        self.distance += (after - before) % RING_SIZE or RING_SIZE
+        self.room_at = min(self.room_at, room_at)
+
+    def is_over(self, now: float) -> bool:
+        """Whether every lane was seen, and none of them has got room since."""
+        return self.distance >= RING_SIZE and self.room_at > now
+
+
 class KeyRings:
     """The rings of one kind of tasks, by queue; a queue without tasks that have keys has none."""
 
     def __init__(self, queues: Sequence[str]) -> None:
         self._queues = queues
         self._cursors: dict[str, int] = {}
+        # The walks that have found nothing so far.
+        self._walks: dict[str, Walk] = {}
         # No key is served before these are stored.
         self.limits: LimitsOfKeys | None = None
 
@@ -60,16 +85,37 @@ class KeyRings:
             return ()
         return [self._cursors.get(queue) for queue in self._queues]
 
-    def note_claim(self, answers: Iterable[ClaimedTask]) -> SeenLanes:
-        """Continue behind the lanes that a claim has seen."""
+    def note_news(self) -> None:
+        """Any lane may have tasks, even one that was passed just now."""
+        self._walks.clear()
+
+    def note_claim(
+        self, answers: Iterable[ClaimedTask], served: Collection[str], now: float
+    ) -> SeenLanes:
+        """Continue behind the lanes that a claim has seen; it took tasks of the queues `served`."""
         has_more, waits = False, list[float]()
         for answer in answers:
-            if answer.queue_name in self._cursors and answer.lane is not None:
-                self._cursors[answer.queue_name] = answer.lane
             is_drained, _, wait_seconds = answer.details.partition(" ")
-            has_more = has_more or is_drained != "t"
             waits += [float(wait_seconds)] if wait_seconds else []
+            queue, after = answer.queue_name, answer.lane
+            before = self._cursors.get(queue)
+            if before is not None and after is not None:
+                self._cursors[queue] = after
+            if is_drained == "t" or queue in served or before is None or after is None:
+                self._walks.pop(queue, None)
+                has_more = has_more or is_drained != "t"
+            else:
+                room_at = now + float(wait_seconds) if wait_seconds else float("inf")
+                has_more = self._walk_on(queue, before, after, room_at, now) or has_more
         return SeenLanes(has_more, min(waits, default=None))
+
+    def _walk_on(self, queue: str, before: int, after: int, room_at: float, now: float) -> bool:
+        """Note a claim that saw some lanes and took nothing; True if there are lanes to look at."""
+        walk = self._walks.setdefault(queue, Walk())
+        walk.note(before, after, room_at)
+        if walk.distance >= RING_SIZE:
+            del self._walks[queue]
+        return not walk.is_over(now)
 
 
 class LimitsOfKeys:

@@ -95,6 +95,7 @@ class Lane:
         """Note that there may be new tasks anywhere in the queues."""
         self.agenda.wake()
         self.bookmarks.note_news()
+        self.rings.note_news()
 
     def wants_tasks(self, prefetched: int) -> bool:
         """Whether to claim: for free children, or ahead of time if ``prefetched`` tasks are already held."""
@@ -107,9 +108,11 @@ class Lane:
         pids, ahead = self.places.take(room)
         return max(0, len(pids) + len(ahead) + self.prefetch_max - prefetched)
 
-    def note_lanes(self, answers: Sequence[ClaimedTask], now: float) -> None:
+    def note_lanes(
+        self, answers: Sequence[ClaimedTask], claimed: Sequence[ClaimedTask], now: float
+    ) -> None:
         """Note how the claim by keys of each queue ended: claim again if lanes have more, or will soon."""
-        seen = self.rings.note_claim(answers)
+        seen = self.rings.note_claim(answers, {task.queue_name for task in claimed}, now)
         if seen.has_more:
             self.agenda.wake()
         if seen.wait_seconds is not None:
@@ -160,6 +163,7 @@ def look_at_keyed(pipeline: Pipeline, lanes: Sequence[Lane], blocked: Blocked) -
         for lane in lanes:
             lane.rings.note_search(queues, found.queues)
             if found.promoted:
+                lane.rings.note_news()
                 lane.agenda.wake()
             if found.seconds is not None:
                 lane.agenda.note_next_key(now, found.seconds)

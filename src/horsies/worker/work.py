@@ -397,7 +397,7 @@ class Work:
             lane, request, turned.claimed, (started, ended)
         )
         if turned.lanes:
-            lane.note_lanes(turned.lanes, ended)
+            lane.note_lanes(turned.lanes, turned.claimed, ended)
         # A claim of one kind of tasks does not see the other kind.
         self.claimed_last = looked_everywhere and request.is_async is None
         if nodes:
