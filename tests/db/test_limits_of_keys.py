@@ -15,11 +15,13 @@ import pytest
 
 from horsies.db.statements.turn import (
     ClaimTasks,
+    ClaimUnresolvable,
     CompleteTasks,
     FailTasks,
     LookAtKeys,
     RetryTasks,
     claim_tasks,
+    claim_unresolvable,
     complete_tasks,
     fail_tasks,
     look_at_keys,
@@ -28,9 +30,9 @@ from horsies.db.statements.turn import (
 from horsies.db.statements.workers import store_lane_limits
 from horsies.tasks.keys import lane_of
 from horsies.worker.keyed import KeyRings
-from tests.db.test_keys import FIRST, Ring, add_keyed, add_many_keyed
+from tests.db.test_keys import FIRST, Ring, add_keyed, add_many_keyed, key_of
 from tests.support.database import Database
-from tests.support.rows import add_task
+from tests.support.rows import add_task, ago
 from tests.support.wait import wait_until
 
 
@@ -361,6 +363,20 @@ def test_a_lapsed_claim_holds_a_fifo_lane_until_it_is_released(connection: Datab
         "claimed_by_worker_id = NULL, claimed_at = NULL WHERE claimed"
     )
     assert [task.task_name for task in ring.take(8)] == ["first"]
+
+
+def test_tasks_with_keys_that_no_worker_knows_are_claimed_to_fail(connection: Database) -> None:
+    limit(connection, "ordered", is_fifo=True)
+    limit(connection, "paused", paused_at="2026-01-01T00:00:00Z")
+    add_keyed(connection, "ordered", task_name="known", enqueued_at=ago(7200))
+    for key in ("ordered", "paused", "plain"):
+        add_keyed(connection, key, task_name="unknown", enqueued_at=ago(3600))
+    claim = ClaimUnresolvable("me", "host", ["default"], ["unknown"], 60.0, 10)
+    found = claim_unresolvable.run(connection, claim)
+    assert [key_of(connection, task) for task in found] == ["plain"]
+    end(connection, *Ring(connection).take(8, unknown_names=["unknown"]))
+    found = claim_unresolvable.run(connection, claim)
+    assert [key_of(connection, task) for task in found] == ["ordered"]
 
 
 def test_weights_share_the_places(connection: Database) -> None:

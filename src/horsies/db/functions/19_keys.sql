@@ -264,7 +264,7 @@ BEGIN
             wait_seconds := CASE WHEN room = 0 THEN greatest(0, ahead_seconds - (p_limits.rate_burst - 1) * seconds) END;
         END IF;
         -- A failure may have halted the lane since its limits were read. It commits together with the end of its task,
-        -- so a look after the count sees it.
+        -- so a query after the count sees it.
         IF p_limits.is_fifo AND p_limits.halts AND EXISTS (
             SELECT FROM horsies_lanes AS stored
             WHERE stored.queue_name = p_queue AND stored.lane = p_lane AND stored.paused_at IS NOT NULL) THEN
@@ -525,6 +525,24 @@ BEGIN
         (SELECT stored.is_fifo FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane = p_lane),
         (SELECT stored.is_fifo FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane = 0),
         false);
+END
+$$;
+
+-- Whether a task that no worker knows may fail without a run: a paused lane keeps its tasks, a fifo lane their order.
+CREATE OR REPLACE FUNCTION horsies_may_leave_lane_v1(p_queue text, p_lane bigint, p_id uuid) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    IF EXISTS (
+        SELECT FROM horsies_lanes AS stored
+        WHERE stored.queue_name = p_queue AND stored.lane = p_lane AND stored.paused_at IS NOT NULL) THEN
+        RETURN false;
+    END IF;
+    RETURN NOT horsies_keeps_place_v1(p_queue, p_lane) OR (
+        horsies_lane_in_flight(p_queue, p_lane, true) = 0 AND p_id = (
+            SELECT task.id FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+              AND task.queue_name = p_queue AND task.lane = p_lane
+            ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1));
 END
 $$;
 

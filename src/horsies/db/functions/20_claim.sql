@@ -285,7 +285,7 @@ BEGIN
                         queue, cursor, CASE WHEN taken < idle THEN least(wanted, idle - taken) ELSE wanted END, look_at,
                         taken >= idle, p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by);
                     run_ids := keyed.ids;
-                    -- Only an answer with tasks leads to another look: blocked lanes alone would be walked round forever.
+                    -- Only an answer with tasks leads to another search: blocked lanes alone would have it go round forever.
                     IF taken < idle AND places > idle AND p_queue_caps[position] IS NULL AND run_ids <> '{}'
                         AND NOT (keyed.is_drained OR keyed.has_plain) THEN
                         cursor := keyed.cursor;

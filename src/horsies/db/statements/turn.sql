@@ -164,12 +164,27 @@ chosen AS MATERIALIZED (
               SELECT FROM horsies_queues AS stored
               WHERE stored.queue_name = task.queue_name AND stored.paused_at IS NOT NULL)
         ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS due
+    LIMIT %(limit)s),
+keyed AS MATERIALIZED (
+    SELECT due.id FROM unresolvable CROSS JOIN LATERAL (
+        SELECT task.id FROM horsies_tasks AS task
+        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+          AND task.queue_name = unresolvable.queue_name AND task.task_name = unresolvable.task_name
+          AND task.enqueued_at <= now() - %(grace_seconds)s::float8 * interval '1 second'
+          AND (task.good_until IS NULL OR task.good_until > now())
+          AND task.id <> ALL(%(excluded)s::uuid[])
+          AND (%(only)s::uuid[] IS NULL OR task.id = ANY(%(only)s::uuid[]))
+          AND NOT EXISTS (
+              SELECT FROM horsies_queues AS stored
+              WHERE stored.queue_name = task.queue_name AND stored.paused_at IS NOT NULL)
+          AND horsies_may_leave_lane_v1(task.queue_name, task.lane, task.id)
+        ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS due
     LIMIT %(limit)s)
 UPDATE horsies_tasks AS task SET
     status = 'RUNNING', generation = task.generation + 1, claimed_by_worker_id = %(worker_id)s,
     claimed_at = clock_timestamp(), started_at = clock_timestamp(), worker_hostname = %(hostname)s,
     updated_at = clock_timestamp()
-WHERE task.id = ANY(ARRAY(SELECT chosen.id FROM chosen))
+WHERE task.id = ANY(ARRAY(SELECT chosen.id FROM chosen UNION ALL SELECT keyed.id FROM keyed LIMIT %(limit)s))
 RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.args, task.kwargs,
     task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
     task.workflow_id::text, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs,
