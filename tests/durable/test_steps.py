@@ -167,6 +167,50 @@ def test_a_step_is_tried_again_by_its_policy(
     ]
 
 
+@pytest.mark.parametrize("side_by_side", [False, True])
+def test_tries_of_a_recorded_step_do_not_hold_its_run(
+    app: Horsies, effects: Effects, side_by_side: bool
+) -> None:
+    def flaky() -> int:
+        effects.note("try")
+        if effects["try"] < 3:
+            raise OSError("down")
+        return effects["try"]
+
+    again = RetryPolicy.fixed([0.01, 0.01], auto_retry_for=[OSError], jitter=False)
+
+    @app.durable("patient")
+    def patient(ctx: Durable) -> list[int]:
+        again_and_again = ctx.with_options(retry=again)
+        beside = [again_and_again.call(flaky), ctx.call(int)]
+        first: int = ctx.gather(*beside)[0] if side_by_side else again_and_again.step(flaky)
+        ctx.sleep(timedelta(days=1))
+        return [first, ctx.step(int)]
+
+    sent = patient.enqueue()
+    run_pending(app)
+    clock_of(app).advance(timedelta(days=2))
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == [3, 0]
+    assert effects == {"try": 3}
+
+
+def test_a_time_limit_in_a_tx_step_is_a_failure_of_the_step(app: Horsies) -> None:
+    def slow(tx: TaskTransaction) -> None:
+        tx.connection.execute("SET LOCAL statement_timeout = 10")
+        tx.connection.execute("SELECT pg_sleep(10)")
+
+    @app.durable("slow")
+    def run_slow(ctx: Durable) -> str:
+        with pytest.raises(StepFailed):
+            ctx.tx_step(slow)
+        return "failed"
+
+    sent = run_slow.enqueue()
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == "failed"
+
+
 def test_effects_of_a_tx_step_commit_with_its_record(app: Horsies, connection: Database) -> None:
     connection.execute("CREATE TABLE IF NOT EXISTS durable_effects (number integer)")
 
@@ -276,6 +320,7 @@ def fails_with(app: Horsies, body: Any) -> TaskError:
         (lambda ctx: ctx.step(lambda: 1), "has no name"),
         (lambda ctx: ctx.step(7), "takes a function, not int"),
         (lambda ctx: ctx.with_options(name="a#2").step(int), "without '#'"),
+        (lambda ctx: ctx.with_options(name="a!try1").step(int), "and '!'"),
         (lambda ctx: ctx.with_options(name="").step(int), "1 to 128 characters"),
         (lambda ctx: ctx.with_options(name="x" * 129).step(int), "1 to 128 characters"),
         (lambda ctx: ctx.sleep(-1), "from 0 to 3,650 days"),

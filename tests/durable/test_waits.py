@@ -146,6 +146,35 @@ def test_a_run_is_woken_by_the_end_of_its_child(app: Horsies, effects: Effects) 
     assert effects == {"render": 1}
 
 
+def test_results_of_two_children_of_one_name_are_kept_apart(app: Horsies) -> None:
+    @app.task("render")
+    def render(number: int) -> int:
+        return number
+
+    @app.durable("outer")
+    def outer(ctx: Durable) -> list[int]:
+        one, two = ctx.start(render, 1), ctx.start(render, 2)
+        return [ctx.result(one), ctx.result(one), ctx.result(two)]
+
+    sent = outer.enqueue()
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == [1, 1, 2]
+
+
+def test_a_child_with_an_idempotency_key_is_refused(app: Horsies) -> None:
+    @app.task("render")
+    def render() -> None: ...
+
+    @app.durable("outer")
+    def outer(ctx: Durable) -> None:
+        ctx.start(render.with_options(idempotency_key="once"))
+
+    sent = outer.enqueue()
+    run_pending(app)
+    with pytest.raises(TaskFailed, match="without idempotency_key="):
+        sent.result(timeout_ms=0)
+
+
 def test_a_durable_function_is_a_node_and_an_item_of_a_map(app: Horsies) -> None:
     @app.durable("slow_double")
     def slow_double(ctx: Durable, number: int) -> int:
@@ -243,6 +272,77 @@ def test_a_new_step_before_recorded_ones_holds_the_run_until_it_is_resumed(
     run_pending(app)
     assert sent.result(timeout_ms=0) == 6
     assert handle.resume().unwrap_err().code is TaskActionErrorCode.TASK_ENDED
+
+
+def test_a_held_run_leaves_its_lane_and_returns_to_it(app: Horsies, connection: Database) -> None:
+    codes = [old_code, renamed, old_code]
+
+    @app.durable("changing")
+    def changing(ctx: Durable) -> int:
+        return codes[0](ctx)
+
+    def place() -> tuple[object, ...] | None:
+        found = connection.execute(
+            "SELECT held, lane IS NOT NULL FROM horsies_tasks WHERE id = %s", (sent.task_id,)
+        )
+        return found.fetchone()
+
+    sent = changing.with_options(key="acme").enqueue()
+    run_pending(app)
+    codes.pop(0)
+    clock_of(app).advance(2 * DAY)
+    run_pending(app)
+    assert "'zwei'" in problem_of(app, sent)
+    assert place() == (True, False)
+    assert run_pending(app).attempts == []
+    codes.pop(0)
+    app.durable_handle(sent.task_id).resume().unwrap()
+    assert place() == (True, True)
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == 6
+
+
+def test_a_reset_forgets_the_limit_of_a_wait(app: Horsies) -> None:
+    @app.durable("release")
+    def release(ctx: Durable) -> int:
+        ctx.wait_signal("approve", int, timeout=DAY)
+        ctx.sleep(DAY)
+        return 1
+
+    sent = release.enqueue()
+    handle = app.durable_handle(sent.task_id)
+    run_pending(app)
+    app.signal(sent.task_id, "approve", 1).unwrap()
+    run_pending(app)
+    assert handle.reset("signal:approve").unwrap() == 3
+    clock_of(app).advance(timedelta(hours=36))
+    run_pending(app)
+    waiting = handle.info().unwrap()
+    assert waiting.signals == ["approve"], "its wait has begun again"
+
+
+def test_patched_answers_the_same_in_every_round_of_a_loop(app: Horsies) -> None:
+    answers: list[bool] = []
+    is_new = [False]
+
+    @app.durable("rounds")
+    def rounds(ctx: Durable) -> int:
+        for _ in range(3):
+            if is_new[0]:
+                answers.append(ctx.patched("second mail"))
+            ctx.step(int)
+            ctx.sleep(DAY)
+        return 1
+
+    sent = rounds.enqueue()
+    run_pending(app)
+    is_new[0] = True
+    for _ in range(4):
+        clock_of(app).advance(2 * DAY)
+        run_pending(app)
+    assert sent.result(timeout_ms=0) == 1
+    assert answers
+    assert not any(answers)
 
 
 def test_a_run_is_reset_to_a_step(app: Horsies, effects: Effects) -> None:

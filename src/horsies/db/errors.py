@@ -23,11 +23,12 @@ import psycopg
 from horsies.database_url import mask_url
 from horsies.errors import HorsiesError
 
+CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
 _CONNECTION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 _TRANSIENT_CLASSES = ("08", "53")
 _TRANSIENT_STATES = {
     *("57P01", "57P02", "57P03"),  # shutting down, crashed, starting up
-    *("40001", "40P01"),  # serialization failure, deadlock
+    *CONFLICTS,
     "25006",  # read-only: the server is not the primary yet, or no longer
     *("57014", "55P03", "57P05", "25P03", "25P04"),  # the timeouts an administrator may set
 }
@@ -41,7 +42,7 @@ _QUEUES_NOTIFICATIONS = "PreCommit_Notify"
 _LASTING_STATES = {
     *("57014", "25P04"),  # a cancelled statement or its time limit, the time limit of a transaction
     *("53000", "53200", "53400"),  # resources: memory, a configured limit
-    *("40001", "40P01"),
+    *CONFLICTS,
 }
 # No row can store this text, because of its characters, length or size, or because an operator's index
 # or type cannot parse it.

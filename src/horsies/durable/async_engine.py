@@ -26,6 +26,7 @@ from horsies.durable.engine import (
     PATIENCE_SECONDS,
     NotRecorded,
     check_end,
+    fails_with,
     first_leaving,
     pause_after,
     prepared_child,
@@ -130,7 +131,10 @@ class AsyncEngine:
             given = AsyncTaskTransaction(
                 fence.attempt, fence.generation, _StepSession(session.lent)
             )
-            value = await _awaited(call.function(given, *call.args, **call.kwargs))
+            try:
+                value = await _awaited(call.function(given, *call.args, **call.kwargs))
+            except Exception as error:
+                return fails_with(error, session.is_lost)
             text = call.described.encode(name, value)
             if isinstance(text, Failure):
                 raise Unstorable(text)

@@ -17,7 +17,7 @@ import psycopg
 
 from horsies.db.database import Database, Pool
 from horsies.db.direct import execute
-from horsies.db.errors import describe, is_transient
+from horsies.db.errors import CONFLICTS, describe, is_transient
 from horsies.db.statement import Statement, drive
 from horsies.db.statements.durable import RecordStep, record_step
 from horsies.db.task_transaction import SessionConnection, TaskConnection, TaskSession
@@ -144,7 +144,10 @@ class Engine:
         try:
             session.begin()
             given = TaskTransaction(fence.attempt, fence.generation, StepSession(session.lent))
-            value = call.function(given, *call.args, **call.kwargs)
+            try:
+                value = call.function(given, *call.args, **call.kwargs)
+            except Exception as error:
+                return fails_with(error, session.is_lost)
             text = call.described.encode(name, value)
             if isinstance(text, Failure):
                 raise Unstorable(text)
@@ -218,6 +221,16 @@ class Engine:
         return step
 
 
+def fails_with(error: Exception, is_lost: bool) -> Called:
+    """The failure of a tx_step by its own code. Raises a conflict or the loss of its session, after which the
+    step is repeated without using up a try.
+    """
+    is_conflict = getattr(error, "sqlstate", None) in CONFLICTS
+    if is_conflict or is_lost or isinstance(error, DurableMisuse | TransactionMisuse):
+        raise error
+    return Called(error=error)
+
+
 def first_leaving(errors: Sequence[BaseException | None]) -> Leaving | None:
     """How a function is left if one of several steps has to; a run that waits wakes for the first of them."""
     left = [one for one in errors if isinstance(one, Leaving)]
@@ -242,8 +255,14 @@ def prepared_child(sender: Sender, args: tuple[Any, ...], kwargs: dict[str, Any]
     ready = sender.prepare(args, kwargs)
     if isinstance(ready, Err):
         raise DurableMisuse(ready.value.message)
-    if ready.value.transaction is not None or ready.value.request.debounce is not None:
+    request = ready.value.request
+    if ready.value.transaction is not None or request.debounce is not None:
         raise DurableMisuse("ctx.start takes a task without transaction= and without debounce=.")
+    if request.row.idempotency_key is not None or request.row.unique_key is not None:
+        raise DurableMisuse(
+            "ctx.start takes a task without idempotency_key=: its step sends the task once, and the end of a "
+            "task that was there before would not wake this run."
+        )
     return ready.value
 
 

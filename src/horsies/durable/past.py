@@ -25,10 +25,10 @@ LIMIT = "!until"
 def checked_name(name: object) -> str:
     """Return the name of a step or a change; DurableMisuse for one that cannot be stored."""
     is_name = isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS_MAX and name.isprintable()
-    if not is_name or "#" in str(name):
+    if not is_name or "#" in str(name) or "!" in str(name):
         raise DurableMisuse(
-            f"The name of a step is a printable text of 1 to {NAME_CHARACTERS_MAX} characters without '#'; "
-            "give it one with ctx.with_options(name=...)."
+            f"The name of a step is a printable text of 1 to {NAME_CHARACTERS_MAX} characters without '#' "
+            "and '!'; give it one with ctx.with_options(name=...)."
         )
     return str(name)
 
@@ -58,6 +58,10 @@ class Past:
             if step is None:
                 return None
             self._unvisited.pop(name, None)
+            number = 1  # its failed tries belong to it
+            while (tried := f"{name}{TRY}{number}") in self._unvisited:
+                del self._unvisited[tried]
+                number += 1
         if step.kind != kind:
             raise mismatch(f"a {kind} {name!r}", f"a {step.kind} of that name")
         return step

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -98,6 +98,8 @@ class Run:
     # How the call has left its function, even if user code caught the exception.
     left: Leaving | None = None
     is_over: bool = False
+    # The answers of ``patched`` in this call: a loop gets the same one in every round.
+    patches: dict[str, bool] = field(default_factory=dict)
 
     def check_use(self) -> None:
         """Refuse a use of the context inside a step or after the end of the function."""
@@ -183,12 +185,11 @@ class Run:
 
     def dealt(self, names: Collection[str]) -> None:
         """Check the names of steps that run side by side, before the first of them begins."""
-        beside = {*names, *(f"{name}{TRY}1" for name in names)}
         new = [name for name in names if self.past.visit(name, "step") is None]
         for name in new:
             self.past.last_try(name)
         if new:
-            self.past.admit(new[0], beside)
+            self.past.admit(new[0], names)
 
     def recording(
         self,
@@ -234,7 +235,8 @@ class Run:
 
     def adopting(self, name: str) -> Effects[RecordedStep]:
         """The record that was there before; without one, the run belongs to another attempt."""
-        found = yield read_step(self.fence.task_id, name)
+        worker_id, task_id, generation, _ = self.fence
+        found = yield read_step(worker_id, task_id, generation, name)
         if not found:
             raise RunLost
         recorded: RecordedStep = found[0]
@@ -254,12 +256,12 @@ class Run:
     def patched(self, change: object) -> Effects[bool]:
         """Whether this run takes the changed code: it came here first with that code."""
         name = f"patch:{checked_name(change)}"
-        if self.past.visit(name, "patch") is not None:
-            return True
-        if self.past.unvisited:
-            return False
-        yield from self.recording(name, "patch", "true")
-        return True
+        if name not in self.patches:
+            is_new = self.past.visit(name, "patch") is None
+            self.patches[name] = not (is_new and self.past.unvisited)
+            if is_new and self.patches[name]:
+                yield from self.recording(name, "patch", "true")
+        return self.patches[name]
 
     # Waits
 
@@ -325,7 +327,7 @@ class Run:
 
     def child_result(self, child_id: str, step: str) -> Effects[RecordedStep]:
         """The recorded result of a child; the run is parked until the child has ended."""
-        name = self.past.name(f"result:{step}")
+        name = f"result:{step}"  # a second call for the same child reads the same record
         if (known := self.past.visit(name, "result")) is not None:
             return known
         self.past.admit(name)

@@ -40,7 +40,13 @@ BEGIN
         UPDATE horsies_tasks AS task SET
             status = 'PENDING', claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL,
             worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL, next_retry_at = NULL,
-            good_until = NULL, held = task.held OR request ? 'problem',
+            -- A workflow that has ended ends its running nodes by this time.
+            good_until = CASE WHEN task.workflow_id IS NOT NULL AND EXISTS (
+                SELECT FROM horsies_workflows AS flow WHERE flow.id = task.workflow_id
+                  AND coalesce(flow.status, '') NOT IN ('PENDING', 'RUNNING', 'PAUSED')) THEN task.good_until END,
+            held = task.held OR request ? 'problem',
+            lane = CASE WHEN task.lane IS NOT NULL AND NOT request ? 'problem'
+                THEN horsies_returned_lane_v1(task.lane, task.workflow_id) END,
             enqueued_at = CASE WHEN has_come OR request ? 'problem' THEN clock_timestamp()
                 ELSE coalesce(wakes_at, horsies_never_v1()) END,
             updated_at = clock_timestamp()
@@ -137,8 +143,20 @@ BEGIN
 END
 $$;
 
+-- A run that was held becomes due, in its lane if it has a key; a node of a paused workflow stays on hold with it.
+CREATE OR REPLACE FUNCTION horsies_continue_task(p_task_id uuid) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE horsies_tasks AS task SET
+        held = task.lane_key IS NOT NULL OR EXISTS (
+            SELECT FROM horsies_workflows AS flow WHERE flow.id = task.workflow_id AND flow.status = 'PAUSED'),
+        lane = horsies_returned_lane_v1(horsies_lane_v1(task.queue_name, task.lane_key), task.workflow_id),
+        enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
+    WHERE task.id = p_task_id;
+END
+$$;
+
 -- A run that is held for a problem becomes due. Returns 'resumed', 'NOT_HELD', the status of a run that has ended, and
--- NULL without such a task. A node of a paused workflow stays on hold with it.
+-- NULL without such a task.
 CREATE OR REPLACE FUNCTION horsies_resume_task_v1(p_task_id uuid) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     run horsies_tasks;
@@ -153,11 +171,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 'NOT_HELD';
     END IF;
-    UPDATE horsies_tasks AS task SET
-        held = EXISTS (
-            SELECT FROM horsies_workflows AS flow WHERE flow.id = task.workflow_id AND flow.status = 'PAUSED'),
-        enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
-    WHERE task.id = p_task_id;
+    PERFORM horsies_continue_task(p_task_id);
     RETURN 'resumed';
 END
 $$;
@@ -175,19 +189,16 @@ BEGIN
     IF run.status IS NULL OR run.status <> 'PENDING' THEN
         RETURN run.status;
     END IF;
-    SELECT step.position INTO first FROM horsies_steps AS step
-    WHERE step.task_id = p_task_id AND step.name = p_step;
-    IF NOT FOUND THEN
+    IF NOT EXISTS (SELECT FROM horsies_steps AS step WHERE step.task_id = p_task_id AND step.name = p_step) THEN
         RETURN 'STEP_NOT_FOUND';
     END IF;
+    -- The rows of its failed tries and of the limit of its wait were recorded before it.
+    SELECT min(step.position) INTO first FROM horsies_steps AS step
+    WHERE step.task_id = p_task_id AND (step.name = p_step OR starts_with(step.name, p_step || '!'));
     DELETE FROM horsies_steps AS step WHERE step.task_id = p_task_id AND step.position >= first;
     GET DIAGNOSTICS forgotten = ROW_COUNT;
     UPDATE horsies_parked AS parked SET problem = NULL WHERE parked.task_id = p_task_id;
-    UPDATE horsies_tasks AS task SET
-        held = EXISTS (
-            SELECT FROM horsies_workflows AS flow WHERE flow.id = task.workflow_id AND flow.status = 'PAUSED'),
-        enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
-    WHERE task.id = p_task_id;
+    PERFORM horsies_continue_task(p_task_id);
     RETURN forgotten::text;
 END
 $$;

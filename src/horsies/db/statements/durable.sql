@@ -21,9 +21,12 @@ SELECT name, position, kind, result, error,
 FROM horsies_steps WHERE task_id = %(task_id)s::uuid ORDER BY position, name
 
 -- name: read_step
-SELECT name, position, kind, result, error,
-    extract(epoch FROM due_at - clock_timestamp())::float8 AS left_seconds
-FROM horsies_steps WHERE task_id = %(task_id)s::uuid AND name = %(name)s
+-- A step that is recorded already. Without a row the run belongs to another attempt, which continues it.
+SELECT step.name, step.position, step.kind, step.result, step.error,
+    extract(epoch FROM step.due_at - clock_timestamp())::float8 AS left_seconds
+FROM horsies_steps AS step JOIN horsies_tasks AS task ON task.id = step.task_id
+WHERE step.task_id = %(task_id)s::uuid AND step.name = %(name)s AND task.generation = %(generation)s::integer
+  AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
 
 -- name: park_tasks
 -- RUNNING -> PENDING for runs of durable functions that wait; see horsies_park_v1.

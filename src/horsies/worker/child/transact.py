@@ -34,7 +34,7 @@ from horsies.db.caller_transaction import (
     leads_elsewhere,
 )
 from horsies.db.database import AsyncPool, Database, Installation, Lent, Pool
-from horsies.db.errors import describe, is_of_text
+from horsies.db.errors import CONFLICTS, describe, is_of_text
 from horsies.db.statement import (
     Script,
     Step,
@@ -83,7 +83,6 @@ _NESTED = (
     "record_in was called inside a savepoint, which could be rolled back without the rest; call it in the "
     "outermost block of the transaction."
 )
-_CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
 _LOST = OperationalErrorCode.TRANSACTION_LOST
 _CONFLICT = OperationalErrorCode.TRANSACTION_CONFLICT
 _NOT_COMMITTED = OperationalErrorCode.TRANSACTION_NOT_COMMITTED
@@ -272,7 +271,7 @@ class AttemptRecord:
         causes = list(_causes(error))
         if any(isinstance(one, TransactionMisuse) for one in causes):
             return _NOT_COMMITTED
-        if any(getattr(one, "sqlstate", None) in _CONFLICTS for one in causes):
+        if any(getattr(one, "sqlstate", None) in CONFLICTS for one in causes):
             return _CONFLICT
         is_of_session = any(isinstance(one, _SESSION_ERRORS) for one in causes)
         return _LOST if is_of_session and (self.was_lost or is_session_lost) else None
