@@ -67,6 +67,28 @@ def test_tasks_that_tasks_send_run_too(app: Horsies) -> None:
     assert run_pending(app).completed == 4
 
 
+def test_tasks_with_keys_run_too(app: Horsies) -> None:
+    ran = list[str]()
+
+    @app.task("serve", key="customer")
+    def serve(customer: str) -> None:
+        ran.append(customer)
+
+    @app.task("plain")
+    def plain() -> None:
+        ran.append("")
+
+    for customer in ("acme", "acme", "other"):
+        serve.enqueue(customer)
+    plain.enqueue()
+    serve.with_options(delay=HOUR).enqueue("later")
+    run_pending(app)
+    assert sorted(ran) == ["", "acme", "acme", "other"]
+    clock_of(app).advance(2 * HOUR)
+    run_pending(app)
+    assert ran[-1] == "later"
+
+
 def test_tasks_without_end_are_refused(app: Horsies) -> None:
     @app.task("again")
     def again() -> None:

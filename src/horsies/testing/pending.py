@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,13 +26,14 @@ from horsies.db.statements.clock import (
     advance_tasks,
 )
 from horsies.db.statements.schedules import DueSchedule, fire_slots
-from horsies.db.statements.turn import ClaimedTask
+from horsies.db.statements.turn import ClaimedTask, LookAtKeys, look_at_keys
 from horsies.scheduler.registry import Registry, store_configured
 from horsies.scheduler.tick import columns, decide_all
 from horsies.tasks.outcome import Outcome
 from horsies.tasks.recovery import expire_pending
 from horsies.testing.execution import Attempt, Attempts, Ended, Execution
 from horsies.worker.child.builtin_tasks import BUILTIN_TASKS
+from horsies.worker.keyed import PROMOTED_MAX, KeyRings
 from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
 from horsies.worker.protocol import NodePart
 from horsies.worker.turn import Claimer, TurnRequest, release_unheld, take_turn
@@ -157,6 +158,7 @@ class _Pending:
         self._reraise = reraise
         self._limit = limit
         self._claimer = _claimer(app.config)
+        self._rings = KeyRings(self._claimer.queues)
         self._inputs = NodeInputs(tasks_with_injection(app), app.config.payload.max_input_bytes)
         self._schedules = _Schedules.of(app, pipeline)
         self._unknown: list[str] = []
@@ -164,13 +166,21 @@ class _Pending:
 
     def run(self) -> Running:
         outcomes: list[Outcome] = []
+        empty_turns = 0
         while True:
             fired = self._fire()
             self.done.expired += expire_pending(self._pipeline)
-            request = TurnRequest(pids=[os.getpid()], unknown_names=self._unknown)
+            request = TurnRequest(
+                pids=[os.getpid()], unknown_names=self._unknown, cursors=self._look_at_keys()
+            )
             turned = take_turn(self._pipeline, self._claimer, outcomes, request)
+            self._rings.note_claim(turned.lanes)
             had_outcomes, outcomes = bool(outcomes), []
-            if not turned.claimed and not had_outcomes and not fired:
+            empty_turns += 1
+            if turned.claimed or had_outcomes or fired:
+                empty_turns = 0
+            # A turn of the tasks without a key may be empty although tasks with keys are due.
+            if empty_turns > bool(self._rings):
                 return
             for task in turned.claimed:
                 if self._leaves(task):
@@ -179,6 +189,13 @@ class _Pending:
                 ended: Ended = (refused, None) if refused else (yield task, node)
                 outcomes.append(ended[0])
                 self._note(task, *ended)
+
+    def _look_at_keys(self) -> Sequence[int | None]:
+        """Let tasks with keys become due; return where the claim by keys continues in each queue."""
+        queues = [*self._claimer.queues]
+        ((found,),) = self._pipeline.run([(look_at_keys, LookAtKeys(queues, PROMOTED_MAX))])
+        self._rings.note_search(queues, found.queues)
+        return self._rings.cursors()
 
     def _fire(self) -> int:
         fired = 0 if self._schedules is None else self._schedules.fire()
