@@ -196,7 +196,8 @@ def test_a_rate_names_the_time_of_the_next_start(doors: Doors, connection: Datab
     serve(connection)
     waiting = add_task(connection)
     connection.execute(
-        "INSERT INTO horsies_meters VALUES ('default', now() + interval '300 seconds', 60, 2)"
+        "INSERT INTO horsies_meters (queue_name, lane, next_at, seconds, burst) "
+        "VALUES ('default', 0, now() + interval '300 seconds', 60, 2)"
     )
     explanation = doors.task(waiting)
     assert codes(explanation) == ["QUEUE_RATE"]

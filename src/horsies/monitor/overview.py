@@ -32,13 +32,13 @@ from horsies.modules import Deferred
 from horsies.monitor.facts import Facts
 from horsies.states import SILENT_AFTER_SECONDS
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult, PostgresBroker
-from horsies.tasks.definition import TaskDefinition
 
 if TYPE_CHECKING:
     from horsies.db.statements import dashboard
     from horsies.db.statements.dashboard import RecentArrivals
     from horsies.db.statements.tasks import TaskAttemptInfo, TaskProgress
     from horsies.tasks import handle
+    from horsies.tasks.definition import TaskDefinition
 else:
     dashboard = Deferred("horsies.db.statements.dashboard")
     handle = Deferred("horsies.tasks.handle")
