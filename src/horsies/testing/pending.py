@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -166,7 +167,6 @@ class _Pending:
 
     def run(self) -> Running:
         outcomes: list[Outcome] = []
-        empty_turns = 0
         while True:
             fired = self._fire()
             self.done.expired += expire_pending(self._pipeline)
@@ -174,13 +174,10 @@ class _Pending:
                 pids=[os.getpid()], unknown_names=self._unknown, cursors=self._look_at_keys()
             )
             turned = take_turn(self._pipeline, self._claimer, outcomes, request)
-            self._rings.note_claim(turned.lanes)
+            served = {task.queue_name for task in turned.claimed}
+            seen = self._rings.note_claim(turned.lanes, served, time.monotonic())
             had_outcomes, outcomes = bool(outcomes), []
-            empty_turns += 1
-            if turned.claimed or had_outcomes or fired:
-                empty_turns = 0
-            # A turn of the tasks without a key may be empty although tasks with keys are due.
-            if empty_turns > bool(self._rings):
+            if not (turned.claimed or had_outcomes or fired or seen.has_more):
                 return
             for task in turned.claimed:
                 if self._leaves(task):
