@@ -12,9 +12,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from subprocess import run as run_program
 
@@ -211,15 +211,13 @@ def test_a_frozen_server_ends_every_command() -> None:
     try:
         with psycopg.connect(server.url) as connection:
             apply_migrations(connection)
-            pids = server.pids()
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+        pids = server.pids()
+        _signal(pids, signal.SIGSTOP)
         try:
             with ThreadPoolExecutor(4) as pool:
                 ended = list(pool.map(partial(_run, server.url), commands))
         finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
+            _signal(pids, signal.SIGCONT)
     finally:
         server.remove()
     for command, (code, text, seconds) in zip(commands, ended, strict=True):
@@ -228,6 +226,13 @@ def test_a_frozen_server_ends_every_command() -> None:
         assert code == 1, command
         assert "did not answer in time" in text, text
         assert seconds < LIMITED_CONNECT_SECONDS + 2 * SLACK_SECONDS, command
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    """Signal the processes of a server, except those that have just ended, as that of a closed session."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _run(url: str, command: list[str]) -> tuple[int, str, float]:
