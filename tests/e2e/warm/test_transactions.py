@@ -38,7 +38,7 @@ def test_effects_sends_outcome_and_attempt_commit_together(
     assert row.started_at <= row.completed_at
     (receipt,) = [one for one in tasks(effects) if one.id != sent.task_id]
     assert wait_for_status(effects, receipt.id, "COMPLETED").result == '{"ok":7}'
-    assert "dropped" not in worker.log()
+    assert f"{sent.task_id} dropped" not in worker.log()
 
 
 @pytest.mark.parametrize(
