@@ -17,6 +17,7 @@ LEGAL: dict[tuple[str, str], str] = {
     ("complete", "RUNNING"): "COMPLETED",
     ("fail", "RUNNING"): "FAILED",
     ("retry", "RUNNING"): "PENDING",
+    ("park", "RUNNING"): "PENDING",
     ("release", "CLAIMED"): "PENDING",
     ("release", "RUNNING"): "PENDING",
     ("expire", "PENDING"): "EXPIRED",
