@@ -8,7 +8,13 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from horsies.cli import output
-from horsies.cli.options import ApplicationOption, DatabaseUrlOption
+from horsies.cli.options import (
+    ApplicationOption,
+    DatabaseUrlOption,
+    RunIdArgument,
+    SignalNameArgument,
+    SignalValueArgument,
+)
 from horsies.cli.session import (
     EXIT_FAILED,
     EXIT_NOT_FOUND,
@@ -28,7 +34,6 @@ durable = typer.Typer(
     help="Show, signal, resume, reset or export runs of durable functions.", no_args_is_help=True
 )
 
-RunIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a run.")]
 _NOT_FOUND = (
     TaskActionErrorCode.TASK_NOT_FOUND,
     TaskActionErrorCode.STEP_NOT_FOUND,
@@ -74,13 +79,8 @@ def show(
 @durable.command()
 def signal(
     run_id: RunIdArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the signal.")],
-    value: Annotated[
-        str,
-        typer.Argument(
-            metavar="[VALUE]", help="A JSON value; null by default.", show_default=False
-        ),
-    ] = "null",
+    name: SignalNameArgument,
+    value: SignalValueArgument = "null",
     module: ApplicationOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,

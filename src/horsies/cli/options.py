@@ -32,6 +32,12 @@ _LOCATOR_FORM = (
     "application"
 )
 
+RunIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a run.")]
+SignalNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the signal.")]
+SignalValueArgument = Annotated[
+    str,
+    typer.Argument(metavar="[VALUE]", help="A JSON value; null by default.", show_default=False),
+]
 LocatorArgument = Annotated[
     str | None,
     typer.Argument(

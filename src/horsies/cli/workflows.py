@@ -16,7 +16,15 @@ import typer
 
 from horsies.cli import output
 from horsies.cli.layout import Text
-from horsies.cli.options import ApplicationOption, DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.options import (
+    ApplicationOption,
+    DatabaseUrlOption,
+    LocatorArgument,
+    ModuleOption,
+    RunIdArgument,
+    SignalNameArgument,
+    SignalValueArgument,
+)
 from horsies.cli.session import (
     EXIT_FAILED,
     EXIT_NOT_FOUND,
@@ -49,8 +57,6 @@ workflow = typer.Typer(
     help="Show, pause, resume, cancel, retry, signal or audit workflow runs.",
     no_args_is_help=True,
 )
-
-RunIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a run.")]
 
 _NOT_FOUND = (
     HandleErrorCode.WORKFLOW_NOT_FOUND,
@@ -263,13 +269,8 @@ def retry(
 @workflow.command()
 def signal(
     workflow_id: RunIdArgument,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the signal.")],
-    value: Annotated[
-        str,
-        typer.Argument(
-            metavar="[VALUE]", help="A JSON value; null by default.", show_default=False
-        ),
-    ] = "null",
+    name: SignalNameArgument,
+    value: SignalValueArgument = "null",
     module: ApplicationOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
