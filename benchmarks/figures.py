@@ -114,6 +114,46 @@ def queues(
         return _drained(connection, process, count, "last")
 
 
+def keys(
+    task: str,
+    keys: int = 0,
+    children: int = 4,
+    count: int = 10_000,
+    flags: Sequence[str] = (),
+) -> dict[str, float]:
+    """Run that many tasks of a queue in which ten times as many wait, of so many keys, or without any."""
+    app = _application("benchmarks.keys_app")
+    function = getattr(app, task)
+    worker = running_worker(children, *flags, application="benchmarks.keys_app:app")
+    with _connection() as connection, worker as process:
+        _warm_up(connection, function, 4 * children)
+        with _preloading(connection):
+            calls = [
+                function.bind(f"tenant {number % max(keys, 1)}") for number in range(10 * count)
+            ]
+            (function if keys else function.with_options(key=None)).send_many(calls).unwrap()
+        # The hint says that there are tasks with keys.
+        hint, queue = "@" if keys else "", function.definition.queue_name
+        return _drained(connection, process, count, queue, hint, waits=_wait_for_attempts)
+
+
+def hot_key(workers: int = 8, count: int = 500) -> dict[str, float]:
+    """Drain the tasks of one key, whose cap is far below that of children: tasks/s, and their bounds."""
+    app = _application("benchmarks.keys_app")
+    with (
+        _connection() as connection,
+        running_fleet(connection, workers, 1, application="benchmarks.keys_app:app") as running,
+    ):
+        for _ in range(2 * workers):
+            assert app.noop.send().unwrap().get(timeout_ms=20_000).is_ok()
+        connection.execute("TRUNCATE horsies_tasks CASCADE")
+        app.hot.send_many([app.hot.bind("one") for _ in range(count)]).unwrap()
+        _wait_for_attempts(connection, count, running.processes[0])
+        rate = count / _number(connection, DRAIN_SECONDS, count)
+    app.app.close()
+    return {"rate": rate, "places": app.HOT_PLACES, "seconds": app.HOT_SECONDS}
+
+
 def latency(
     children: int = 4, sends: int = 500, pause_seconds: float = 0.0, flags: Sequence[str] = ()
 ) -> dict[str, float]:
@@ -290,6 +330,18 @@ def wait_for(connection: Connection[Any], finished: int, worker: subprocess.Pope
     raise TimeoutError("the worker did not finish the tasks")
 
 
+def _wait_for_attempts(
+    connection: Connection[Any], finished: int, worker: subprocess.Popen[bytes]
+) -> None:
+    """Wait until that many tasks have ended, however many wait."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and worker.poll() is None:
+        if _number(connection, "SELECT count(*) FROM horsies_task_attempts") >= finished:
+            return
+        time.sleep(0.1)
+    raise TimeoutError("the workers did not finish the tasks")
+
+
 def _application(name: str = "benchmarks.noop_app") -> Any:
     """Import the tasks only here: the module reads the database's URL from the environment."""
     module = importlib.import_module(name)
@@ -333,12 +385,15 @@ def _drained(
     worker: subprocess.Popen[bytes],
     count: int,
     queue: str = "default",
+    hint: str = "",
+    waits: Callable[[Connection[Any], int, subprocess.Popen[bytes]], None] = wait_for,
 ) -> dict[str, float]:
     before = counters(connection) | processor_us_of_worker(connection, worker.pid)
-    connection.execute("SELECT pg_notify(%s, '')", (f"task_queue_{queue}",))
-    wait_for(connection, count, worker)
+    connection.execute("SELECT pg_notify(%s, %s)", (f"task_queue_{queue}", hint))
+    waits(connection, count, worker)
     after = counters(connection) | processor_us_of_worker(connection, worker.pid)
-    spent = {name: (after[name] - before[name]) / count for name in before}
+    ended = _number(connection, "SELECT count(*) FROM horsies_task_attempts")
+    spent = {name: (after[name] - before[name]) / ended for name in before}
     return {"rate": count / _number(connection, DRAIN_SECONDS, count), **spent}
 
 
@@ -389,6 +444,8 @@ FIGURES: dict[str, Callable[..., dict[str, float]]] = {
         drain,
         mixed,
         queues,
+        keys,
+        hot_key,
         latency,
         fleet,
         send,

@@ -38,8 +38,11 @@ WHERE task.id = %s AND task.status = 'RUNNING'
 class Fleet:
     """Worker processes of the benchmarks' application, with the server that they share."""
 
-    def __init__(self, connection: Connection[Any], children: int, flags: Sequence[str]) -> None:
+    def __init__(
+        self, connection: Connection[Any], children: int, flags: Sequence[str], application: str
+    ) -> None:
         self._connection = connection
+        self._application = application
         self._flags = ["--processes", str(children), "--loglevel", "ERROR", *flags]
         self.processes: list[subprocess.Popen[bytes]] = []
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
@@ -51,7 +54,7 @@ class Fleet:
         deadline = time.monotonic() + READY_SECONDS
         while (living := self._number(LIVING)) < size:
             if len(self.processes) < min(size, living + STARTS):
-                command = [sys.executable, "-m", "horsies", "worker", "benchmarks.newer_app:app"]
+                command = [sys.executable, "-m", "horsies", "worker", self._application]
                 self.processes.append(subprocess.Popen([*command, *self._flags]))
             else:
                 time.sleep(0.1)
@@ -109,11 +112,15 @@ def parent_of(pid: int) -> psutil.Process:
 
 @contextmanager
 def running_fleet(
-    connection: Connection[Any], size: int, children: int, flags: Sequence[str] = ()
+    connection: Connection[Any],
+    size: int,
+    children: int,
+    flags: Sequence[str] = (),
+    application: str = "benchmarks.newer_app:app",
 ) -> Iterator[Fleet]:
     """Run that many workers until the block ends."""
     connection.execute("TRUNCATE horsies_tasks, horsies_workers CASCADE")
-    fleet = Fleet(connection, children, flags)
+    fleet = Fleet(connection, children, flags, application)
     try:
         fleet.grow(size)
         yield fleet

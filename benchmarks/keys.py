@@ -1,0 +1,187 @@
+"""The cost of keys: drains with none, few and very many keys, one task of a key beside a million of
+another, and a key at its cap that many workers want.
+
+HORSIES_BENCH_TASKS drains fewer tasks, HORSIES_BENCH_BACKLOG makes the million smaller, and
+HORSIES_BENCH_ROUNDS takes fewer rounds, for a quick look.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+
+import psycopg
+
+from benchmarks.lifecycle import RESULT, WORKER
+from benchmarks.rounds import Checkout, alternate, begin_round, heading, median, ratios, spread
+from benchmarks.worker import connect, costs
+from horsies.db.migrate import apply_migrations
+from horsies.db.pipeline import Pipeline
+from horsies.tasks.keys import lane_of
+from horsies.tasks.outcome import Outcome
+from horsies.testing.database import created_database
+from horsies.worker.turn import Claimer, TurnRequest, take_turn
+
+CHILDREN = 4
+ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "5"))
+# Measured while ten times as many wait, so that 100,000 keys have a task each.
+TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
+NEVER_REPLACED = ["--max-tasks-per-child", "0"]
+# The tasks and keys of each drain, and the part of the rate without keys that should be left.
+PLAIN = "no keys"
+DRAINS: dict[str, tuple[str, float, float | None]] = {
+    PLAIN: ("noop", 0, None),
+    "few keys": ("noop", 0.001, 0.8),
+    "many keys": ("noop", 1, 0.8),
+    "a key each": ("noop", 10, 0.8),
+    "a key each, capped": ("capped", 10, 0.625),
+}
+WINDOWS: dict[str, tuple[str, float, float | None]] = {
+    PLAIN: ("burst", 0, None),
+    "few keys": ("burst", 0.001, None),
+    "a key each": ("burst", 10, None),
+}
+# The slowest drain with keys against the fastest.
+FLAT_TARGET = 0.8
+
+BACKLOG = int(os.environ.get("HORSIES_BENCH_BACKLOG", "1000000"))
+# More than all rounds claim.
+SMALL_BACKLOG = 5_000
+CLAIMS = 200
+CLAIM_TARGET = 1.3
+
+WORKERS = 8
+HOT_TASKS = max(60, TASKS // 20)
+HOT_TARGET = 0.7
+
+_ADD = """
+INSERT INTO horsies_tasks (
+    id, task_name, queue_name, args, kwargs, sent_at, enqueue_sha, lane_key, lane, held, enqueued_at,
+    updated_at)
+SELECT gen_random_uuid(), 'noop', 'default', '[]', '{}', now(), repeat('a', 64), %s, %s, true, now(), now()
+FROM generate_series(1, %s)
+"""
+
+
+def keys(url: str) -> bool:
+    """Run the three parts; each prints its own table."""
+    checks = [
+        _drains(url, "no-op tasks", DRAINS),
+        _drains(url, "very short tasks in windows", WINDOWS),
+        _claims(url),
+        _hot(url),
+    ]
+    return all(checks)
+
+
+def _drains(url: str, title: str, variants: Mapping[str, tuple[str, float, float | None]]) -> bool:
+    """Drain every variant in alternating rounds. Only drains with a target are judged."""
+    here = Checkout(url)
+    arguments = {"children": CHILDREN, "count": TASKS, "flags": NEVER_REPLACED}
+    found = alternate(
+        {
+            name: partial(here.measure, "keys", task=task, keys=round(TASKS * part), **arguments)
+            for name, (task, part, _) in variants.items()
+        },
+        ROUNDS,
+    )
+    heading(
+        f"keys: {title}, {CHILDREN} children, {TASKS:,} of {10 * TASKS:,} that wait, tasks/s, median "
+        f"(min-max) of {ROUNDS}; the ratio is to the same tasks without keys"
+    )
+    good = True
+    for name, (_, part, target) in variants.items():
+        runs = found[name]
+        parts = ratios(runs, found[PLAIN], "rate")
+        aim = "" if target is None else f"  target {target}"
+        shown = spread([run["rate"] for run in runs])
+        print(f"  {name:20}{round(TASKS * part):>9,}{shown:>26}  ratio {spread(parts, 2)}{aim}")
+        print(f"  {'':20}per task: {costs(runs)}")
+        good &= target is None or statistics.median(parts) >= target
+    with_keys = [name for name, (_, part, target) in variants.items() if part and target == 0.8]
+    if not with_keys:
+        return good
+    rates = [median(found[name], "rate") for name in with_keys]
+    flat = min(rates) / max(rates)
+    print(f"  slowest number of keys to fastest: {flat:.2f}, target {FLAT_TARGET}")
+    return good and flat >= FLAT_TARGET
+
+
+def _claims(url: str) -> bool:
+    """Send one task of B behind many and behind few of A: B is in the next claim, which takes no longer."""
+    sizes = {"few": SMALL_BACKLOG, "many": BACKLOG}
+    with ExitStack() as stack:
+        variants: dict[str, Callable[[], dict[str, float]]] = {}
+        for name, size in sizes.items():
+            database = stack.enter_context(created_database(url))
+            _load(database, size)
+            variants[name] = partial(_claim_beside, database)
+        found = alternate(variants, ROUNDS)
+    parts = ratios(found["many"], found["few"], "claim_ms")
+    late = sum(run["late"] for runs in found.values() for run in runs)
+    heading(
+        f"keys: a claim of two tasks with one of B, {CLAIMS} in each of {ROUNDS} rounds, ms, median (min-max)"
+    )
+    for name, size in sizes.items():
+        times = spread([run["claim_ms"] for run in found[name]], 2)
+        print(f"  beside {size:>9,} of A{times:>26}")
+    print(f"  ratio {spread(parts, 2)}, target {CLAIM_TARGET}")
+    print(f"  B was not in the next claim: {late:.0f} of {2 * ROUNDS * CLAIMS:,}")
+    return statistics.median(parts) <= CLAIM_TARGET and late == 0
+
+
+def _load(url: str, count: int) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        apply_migrations(connection)
+        connection.execute("SET synchronous_commit = off")
+        connection.execute("ALTER TABLE horsies_tasks DISABLE TRIGGER USER")
+        connection.execute(_ADD, ("A", lane_of("default", "A").number, count))
+        connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER USER")
+        connection.execute("VACUUM (ANALYZE) horsies_tasks")
+        connection.execute("CHECKPOINT")
+
+
+def _claim_beside(url: str) -> dict[str, float]:
+    begin_round()
+    lane, cursor, taken, late = lane_of("default", "B").number, 0, list[float](), 0
+    claimer = Claimer(WORKER, "host", ("default",), (None,))
+    outcomes: list[Outcome] = []
+    with connect(url) as connection:
+        pipeline = Pipeline(connection)
+        for _ in range(CLAIMS):
+            connection.execute(_ADD, ("B", lane, 1))
+            started = time.perf_counter()
+            turned = take_turn(
+                pipeline, claimer, outcomes, TurnRequest(pids=(1, 2), cursors=[cursor])
+            )
+            taken.append(time.perf_counter() - started)
+            (answer,) = turned.lanes
+            cursor = answer.lane or 0
+            late += lane not in [task.lane for task in turned.claimed]
+            outcomes = [Outcome.completed(task, RESULT) for task in turned.claimed]
+        take_turn(pipeline, claimer, outcomes, TurnRequest())
+    return {"claim_ms": statistics.median(taken) * 1e3, "late": late}
+
+
+def _hot(url: str) -> bool:
+    """Let many workers with free children want the tasks of one key that is at its cap."""
+    here = Checkout(url)
+    runs = [here.measure("hot_key", workers=WORKERS, count=HOT_TASKS) for _ in range(ROUNDS)]
+    places, seconds = runs[0]["places"], runs[0]["seconds"]
+    parts = [run["rate"] * seconds / places for run in runs]
+    heading(
+        f"keys: one key with {places:.0f} places, {WORKERS} workers, {HOT_TASKS:,} tasks of "
+        f"{seconds * 1000:.0f} ms, tasks/s, median (min-max) of {ROUNDS}"
+    )
+    print(
+        f"  {spread([run['rate'] for run in runs], 1)} of {places / seconds:.0f} possible, "
+        f"ratio {spread(parts, 2)}, target {HOT_TARGET}"
+    )
+    return statistics.median(parts) >= HOT_TARGET
+
+
+BENCHMARKS = {"keys": keys}
