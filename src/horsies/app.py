@@ -163,6 +163,7 @@ class Horsies(Operations):
         exception_mapper: Mapping[type[BaseException], str] | None = None,
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
+        memory_limit_mb: int | None = None,
         on_stop: OnStop = "finish",
         burst: bool = False,
         key: KeySource | None = None,
@@ -176,6 +177,7 @@ class Horsies(Operations):
         exception_mapper: Mapping[type[BaseException], str] | None = None,
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
+        memory_limit_mb: int | None = None,
         on_stop: OnStop = "finish",
         burst: bool = False,
         key: KeySource | None = None,
@@ -189,6 +191,7 @@ class Horsies(Operations):
         ``queue_name`` is required in CUSTOM mode and rejected in DEFAULT mode. ``retry_policy`` lists
         the codes and exceptions to retry and the waits. ``exception_mapper`` maps exceptions that the
         function raises to codes. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
+        ``memory_limit_mb`` ends an attempt whose process uses more resident memory, with MEMORY_LIMIT.
         ``on_stop`` decides what happens to an attempt that is running when its worker stops:
         ``"finish"`` lets it finish within the grace period and otherwise fails it with WORKER_STOPPED;
         ``"requeue"`` does the same but returns the task to its queue instead of failing it, without
@@ -215,6 +218,7 @@ class Horsies(Operations):
             on_stop,
             burst,
             key=key,
+            memory_limit_mb=memory_limit_mb,
         )
 
         def decorate(function: Any, name: str | None = None) -> AnyTask:
@@ -233,6 +237,7 @@ class Horsies(Operations):
         exception_mapper: Mapping[type[BaseException], str] | None = None,
         default_unhandled_error_code: str | None = None,
         timeout_ms: int | None = None,
+        memory_limit_mb: int | None = None,
         on_stop: OnStop = "requeue",
         version: int | None = None,
         signals: Mapping[str, Any] | None = None,
@@ -263,6 +268,7 @@ class Horsies(Operations):
             {},
             on_stop,
             durable=DurableTraits(signals),
+            memory_limit_mb=memory_limit_mb,
         )
 
         def decorate(function: Any) -> AnyTask:

@@ -13,6 +13,8 @@ REMEDIES = {
     "INTERNAL_FAILED": "Report it with the message; see [getting help](getting-help.md).",
     "LOOP_RUNNER_FAILED": "Await `wait_async` instead.",
     "MAP_ITEMS_FAILED": "Read the failed items in `data`, fix the cause, then `horsies workflow retry ID`.",
+    "MEMORY_LIMIT": "Raise [`memory_limit_mb`](time-limits.md#limit-the-memory), or make the task use less; `horsies show ID` "
+    "has both figures.",
     "NODE_NOT_FOUND": "Compare the id with `horsies workflow show ID`.",
     "NOTHING_TO_RETRY": "Look at the run with `horsies workflow show ID`; no node has failed.",
     "PAYLOAD_MISMATCH": "Use a key that identifies the request, or send the same arguments again.",

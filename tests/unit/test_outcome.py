@@ -12,6 +12,7 @@ from horsies.db.statements.turn import ClaimedTask
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
+    STOPPED_BY_MEMORY,
     STOPPED_BY_SHUTDOWN,
     STOPPED_BY_TIMEOUT,
     STOPPED_FOR_REQUEUE,
@@ -210,3 +211,11 @@ def test_an_outcome_the_database_refuses_keeps_its_claim_and_loses_its_texts() -
 def test_messages_are_made_storable(text: str | None, stored: str | None) -> None:
     outcome = outcome_of_error(TASK, result_json='{"err": 1}', error_code="X", error_message=text)
     assert outcome.error_message == stored
+
+
+def test_a_memory_limit_is_an_outcome_of_its_own_and_retried_if_listed() -> None:
+    text = "used 400 MB, more than its memory_limit_mb=300"
+    outcome = outcome_of_stop(retrying("OTHER"), STOPPED_BY_MEMORY, description=text)
+    assert (outcome.error_code, outcome.delay_seconds) == ("MEMORY_LIMIT", None)
+    assert outcome.error_message == f"The process running the task {text}."
+    assert outcome_of_stop(retrying("MEMORY_LIMIT"), STOPPED_BY_MEMORY).delay_seconds == 10.0

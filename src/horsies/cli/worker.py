@@ -488,6 +488,7 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
         exit_seconds_of_hooks=hook_seconds * len(app.hooks.stop),
         has_windows=config.window_width > 1,
         has_time_limits=not config.debug,
+        memory_limits={} if config.debug else _memory_limits(app),
         async_children=config.async_children,
         async_slots=config.async_slots,
     )
@@ -504,6 +505,11 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
         shares_terminal=config.debug,
     )
     return ChildPool(settings, boot, selector)
+
+
+def _memory_limits(app: Horsies) -> dict[str, int]:
+    limits = {name: task.memory_limit_mb for name, task in app.definitions().items()}
+    return {name: limit_mb for name, limit_mb in limits.items() if limit_mb is not None}
 
 
 @contextmanager

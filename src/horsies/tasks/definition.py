@@ -43,6 +43,7 @@ NAME_LENGTH_MAX = 255
 # The column is a 32-bit integer.
 TIMEOUTS_MS = range(100, 2**31)
 TIMEOUT_PROBLEM = "timeout_ms must be a whole number of milliseconds from 100 to 2,147,483,647"
+MEMORY_LIMITS_MB = range(1, 2**24)
 RESERVED_PREFIX = "horsies."
 
 OnStop: TypeAlias = Literal["finish", "requeue", "fail"]
@@ -78,6 +79,14 @@ class TaskDefinition:
     burst: bool = False
     durable: DurableTraits | None = None
     key: TaskKey | None = None
+    memory_limit_mb: int | None = None
+
+    @property
+    def may_share_process(self) -> bool:
+        """Whether async children may run the task: if it exceeded a memory limit there, the other tasks
+        of the process would end with it.
+        """
+        return self.is_async and self.memory_limit_mb is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,7 @@ class DecoratorOptions:
     burst: bool = False
     durable: DurableTraits | None = None
     key: KeySource | None = None
+    memory_limit_mb: int | None = None
 
 
 def define(
@@ -129,6 +139,7 @@ def define(
         burst=options.burst,
         durable=options.durable,
         key=_read_key(function, options.key, signature, location),
+        memory_limit_mb=options.memory_limit_mb,
     )
 
 
@@ -185,8 +196,8 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
         yield _Problem(
             f"@app.task has no option {', '.join(map(_with_hint, unknown))}.",
             "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code, "
-            "timeout_ms, on_stop, burst and key; good_until belongs to with_options(...), auto_retry_for to "
-            "the retry_policy",
+            "timeout_ms, memory_limit_mb, on_stop, burst and key; good_until belongs to with_options(...), "
+            "auto_retry_for to the retry_policy",
         )
     if isinstance(function, type):
         yield _Problem(
@@ -223,6 +234,7 @@ _OTHER_WORDS = {
     **dict.fromkeys(("timeout", "time_limit", "soft_time_limit", "job_timeout"), "timeout_ms"),
     **dict.fromkeys(("retries", "retry", "max_retries", "max_tries"), "retry_policy"),
     **dict.fromkeys(("queue", "queues"), "queue_name"),
+    **dict.fromkeys(("memory", "memory_limit", "memory_mb", "max_memory"), "memory_limit_mb"),
 }
 
 
@@ -306,6 +318,10 @@ def _option_problems(options: DecoratorOptions) -> Iterator[_Problem]:
         yield _Problem(problems[0], code=bad_mapper, notes=problems[1:])
     if timeout_ms is not None and not is_timeout(timeout_ms):
         yield _Problem(f"{TIMEOUT_PROBLEM}.")
+    if (limit_mb := options.memory_limit_mb) is not None and (
+        type(limit_mb) is not int or limit_mb not in MEMORY_LIMITS_MB
+    ):
+        yield _Problem("memory_limit_mb must be a whole number of megabytes from 1 to 16,777,215.")
     if options.on_stop not in get_args(OnStop):
         yield _Problem(f"on_stop must be one of {', '.join(map(repr, get_args(OnStop)))}.")
     if type(options.burst) is not bool:

@@ -135,7 +135,7 @@ class TaskOptions:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Its headers."""
     is_async: bool = False
-    """Whether the task's function is ``async def``, so that async children may run it."""
+    """Whether async children may run the task: its function is ``async def``, without a memory limit."""
     burst: bool = False
     """Whether a child may hold the task together with others."""
 
@@ -233,9 +233,10 @@ def encode_options(
     """Return the options stored with the row; they alone determine its retries, even after a deployment."""
     policy = definition.retry_policy
     if policy is None and good_until is None and not headers and not definition.burst:
-        return _EMPTY_ASYNC if definition.is_async else _EMPTY
+        return _EMPTY_ASYNC if definition.may_share_process else _EMPTY
     kept = headers or {}
-    return TaskOptions(policy, good_until, kept, definition.is_async, definition.burst).to_json()
+    is_async = definition.may_share_process
+    return TaskOptions(policy, good_until, kept, is_async, definition.burst).to_json()
 
 
 def option_problem(

@@ -37,6 +37,7 @@ STOPPED_BY_CANCEL = "cancel"
 STOPPED_BY_SHUTDOWN = "shutdown"
 STOPPED_FOR_REQUEUE = "requeue"
 STOPPED_BY_LOSS = "loss"
+STOPPED_BY_MEMORY = "memory"
 
 # Decided by the database, whose clock is authoritative.
 TOO_LATE = "not retried: the next attempt would start after good_until, or a cancel was asked for"
@@ -223,10 +224,14 @@ def outcome_of_loss(
 
 
 def outcome_of_stop(
-    task: ClaimedTask, reason: str, random: Callable[[], float] = random_module.random
+    task: ClaimedTask,
+    reason: str,
+    random: Callable[[], float] = random_module.random,
+    *,
+    description: str = "",
 ) -> Outcome:
-    """The outcome for a task that the worker stopped: it exceeded its time limit, was cancelled, or was
-    still running at shutdown.
+    """The outcome for a task that the worker stopped: it exceeded its time or memory limit, was
+    cancelled, or was still running at shutdown. `description` is why its child ended.
     """
     if reason == STOPPED_BY_CANCEL:
         text = "The task was cancelled while it was running."
@@ -235,6 +240,10 @@ def outcome_of_stop(
         text = f"The task ran longer than its timeout_ms={task.timeout_ms}."
         decision = _decide(task, OutcomeCode.TASK_TIMEOUT.value, random)
         return Outcome.failed(task, OutcomeCode.TASK_TIMEOUT, text, decision=decision)
+    if reason == STOPPED_BY_MEMORY:
+        text = f"The process running the task {description}."
+        decision = _decide(task, OutcomeCode.MEMORY_LIMIT.value, random)
+        return Outcome.failed(task, OutcomeCode.MEMORY_LIMIT, text, decision=decision)
     if reason == STOPPED_BY_LOSS:
         return _crashed(task, "The worker lost the task while it was running.", random)
     stopped = _interrupted(

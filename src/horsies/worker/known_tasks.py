@@ -113,7 +113,7 @@ def task_defaults(app: Horsies) -> str:
                 "retry_policy": task.retry_policy.to_json() if task.retry_policy else None,
                 "max_retries": max_retries(task),
                 "timeout_ms": task.timeout_ms,
-                "is_async": task.is_async,
+                "is_async": task.may_share_process,
                 "burst": task.burst,
                 "key_parameter": task.key.parameter or None if task.key else None,
                 "computes_key": task.key is not None and task.key.function is not None,

@@ -101,7 +101,9 @@ class Worker:
         traces = None if tracing is None else Traces(tracing, identity.worker_id)
         definitions = app.definitions()
         apart = [
-            name for name, task in definitions.items() if task.signature.transaction or task.durable
+            name
+            for name, task in definitions.items()
+            if task.signature.transaction or task.durable or task.memory_limit_mb
         ]
         windows = Windows(0 if is_capped else config.window_width, apart)
         ledger = Ledger()

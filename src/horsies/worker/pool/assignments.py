@@ -35,7 +35,7 @@ class Assignments:
         self._selector = selector
         self._has_time_limits = has_time_limits
 
-    def give(self, child: ChildProcess, assignment: Assignment) -> None:
+    def give(self, child: ChildProcess, assignment: Assignment) -> Held:
         """Give an assignment to a child that starts it immediately: no other task runs there, or it is
         async.
         """
@@ -46,6 +46,7 @@ class Assignments:
         if assignment.timeout_ms is not None:
             self.arm(one)
         child.send(protocol.encode_assignment(assignment, number, False), self._selector)
+        return one
 
     def give_window(self, child: ChildProcess, given: Iterable[tuple[Assignment, float]]) -> None:
         """Give assignments to a child with a window, each with its patience and its permit."""
@@ -183,7 +184,9 @@ class Assignments:
             self.events.append(
                 Died(one.assignment, pid, description, seconds)
                 if one.stop_reason is None
-                else Stopped(one.assignment, pid, child.was_killed, one.stop_reason, seconds)
+                else Stopped(
+                    one.assignment, pid, child.was_killed, one.stop_reason, seconds, description
+                )
             )
         self.return_tasks([one for one in held if one.number > last_begun])
         return bool(begun)

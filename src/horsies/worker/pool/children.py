@@ -13,6 +13,7 @@ import selectors
 import socket
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -57,6 +58,8 @@ class PoolSettings:
     has_windows: bool = False
     # Whether tasks are stopped at their timeout_ms.
     has_time_limits: bool = True
+    # The most memory that a child may use while it runs these tasks, in megabytes.
+    memory_limits: Mapping[str, int] = field(default_factory=dict)
     # How many additional children run coroutines, and how many each of them runs at a time.
     async_children: int = 0
     async_slots: int = 0

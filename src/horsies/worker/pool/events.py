@@ -32,13 +32,17 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The worker stopped a task, by asking its child or (`forced`) by killing it."""
+    """The worker stopped a task, by asking its child or (`forced`) by killing it.
+
+    `description` is why the child ended, if it did.
+    """
 
     assignment: Assignment
     pid: int
     forced: bool
     reason: str
     run_seconds: float | None = field(default=None, compare=False)
+    description: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

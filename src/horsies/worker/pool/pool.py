@@ -22,6 +22,7 @@ from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
 from horsies.worker.pool.events import Died, HookFailed, PoolEvent
 from horsies.worker.pool.inbox import Inbox
 from horsies.worker.pool.launcher import Guard, make_launcher
+from horsies.worker.pool.memory import MemoryWatch, fresh_megabytes
 from horsies.worker.pool.places import FreePlaces
 from horsies.worker.pool.stops import Stops
 from horsies.worker.pool.stuck import StuckWatch
@@ -102,13 +103,13 @@ class ChildPool:
         parts = (self._children, self._assignments, self._inbox, selector)
         self._stops = Stops(*parts, settings.stop_grace_seconds)
         self._stuck = StuckWatch(self._children)
+        limits = settings.memory_limits
+        self._memory = MemoryWatch(self._children, self._stops, limits) if limits else None
         self._orphans_checked_at = 0.0
         self.places = FreePlaces(self._children, self._assignments, settings)
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
         # The tasks that run or run next, by id.
         self.busy: Mapping[str, Held] = self._assignments.busy
-        # How many children have been killed or have ended by themselves since the start, by cause.
-        self.deaths: Mapping[str, int] = self._children.deaths
         # Progress reports by task; the caller removes those that it has stored.
         self.unstored_progress: dict[str, ProgressReport] = self._assignments.progress
 
@@ -117,7 +118,7 @@ class ChildPool:
 
         Return False if `should_stop`, called after every event, returned True first. Raises
         ``ChildBootError`` if the application does not load, a hook fails, or a fresh child is already
-        larger than the memory limit. No process is left behind in either case.
+        larger than the memory limit of children or of a task. No process is left behind in either case.
         """
         wanted = self._settings.processes + self._settings.async_children
         try:
@@ -136,6 +137,10 @@ class ChildPool:
             if (limit_mb := self._settings.max_memory_per_child_mb) is not None:
                 used_bytes = max((one.rss_bytes for one in self._children.all), default=0)
                 _check_baseline(used_bytes / MEGABYTE, limit_mb)
+            if self._memory is not None and (
+                problem := self._memory.note_fresh(fresh_megabytes(self._children))
+            ):
+                raise ChildBootError(problem)
         except BaseException:
             self.shutdown()
             raise
@@ -154,6 +159,11 @@ class ChildPool:
         """How many children have become ready since the start."""
         return self._children.started
 
+    @property
+    def deaths(self) -> Mapping[str, int]:
+        """How many children have been killed or have ended by themselves since the start, by cause."""
+        return self._children.deaths
+
     def summaries(self) -> list[ChildSummary]:
         """Describe the children that have sent their pid."""
         return [ChildSummary.of(child) for child in self._children.all if child.pid is not None]
@@ -170,9 +180,14 @@ class ChildPool:
         child = idle[-1] if pid is None else self._find(pid)
         if child.state is not ChildState.IDLE and (not child.is_async or not child.free_slots()):
             raise NoIdleChildError(f"Child {pid} has no free slot; it is busy or exiting.")
+        if self._memory is not None and not self._memory.admits(child, assignment.task_name):
+            self._children.retire(child)
+            raise NoIdleChildError(f"Child {pid} is replaced; its memory is short.")
         if not child.is_async:
             idle.remove(child)
-        self._assignments.give(child, assignment)
+        held = self._assignments.give(child, assignment)
+        if self._memory is not None:
+            self._memory.note_start(held)
         return child.known_pid
 
     def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> int:
@@ -316,6 +331,8 @@ class ChildPool:
         deadline = self._assignments.deadlines.next_at
         if (look_at := self._stuck.next_look) is not None:
             deadline = look_at if deadline is None else min(deadline, look_at)
+        if self._memory is not None and (look_at := self._memory.next_look) is not None:
+            deadline = look_at if deadline is None else min(deadline, look_at)
         if children.needs_children and not children.is_closing:
             launch_at = children.delay.not_before
             deadline = launch_at if deadline is None else min(deadline, launch_at)
@@ -349,7 +366,7 @@ class ChildPool:
                 self._stops.enforce(held, now)
             elif not isinstance(target, Held):
                 children.enforce_deadline(target)
-        self._stuck.attend(now)
+        self._watch_children(now)
         if children.needs_children:
             children.refill()
         if now - self._orphans_checked_at > _ORPHAN_CHECK_SECONDS:
@@ -357,6 +374,11 @@ class ChildPool:
             if not children.is_closing:
                 self._guard.attend()
             os_process.reap_orphans({*self.pids()})
+
+    def _watch_children(self, now: float) -> None:
+        self._stuck.attend(now)
+        if self._memory is not None:
+            self._memory.attend(now)
 
     def _raise_boot_failure(self, events: Iterable[PoolEvent]) -> None:
         """Raise ``ChildBootError`` if the events or the launcher show that a child could not start."""

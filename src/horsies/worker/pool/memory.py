@@ -1,0 +1,102 @@
+"""Memory limits of tasks: a child whose task uses more than its ``memory_limit_mb`` is killed.
+
+The parent reads the resident memory of the children that run a task with a limit, several times a
+second. A limit of the kernel would not do: RLIMIT_AS and RLIMIT_DATA count addresses that are reserved
+and never used, and control groups need rights that most workers do not have. A worker whose tasks have
+no limits has no such watch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from horsies.tasks.outcome import STOPPED_BY_MEMORY
+from horsies.worker import os_process
+from horsies.worker.pool.child_process import ChildProcess, ChildState, Held
+from horsies.worker.pool.children import Children
+from horsies.worker.pool.stops import Stops
+
+LOOK_SECONDS = 0.05
+
+
+class MemoryWatch:
+    """Watches the children that run a task with a memory limit."""
+
+    __slots__ = ("_children", "_fresh_mb", "_limits", "_looked_at", "_stops", "_watched")
+
+    def __init__(self, children: Children, stops: Stops, limits: Mapping[str, int]) -> None:
+        self._children = children
+        self._stops = stops
+        # In megabytes, by task name.
+        self._limits = limits
+        self._watched: dict[Held, int] = {}
+        self._looked_at = 0.0
+        self._fresh_mb = 0.0
+
+    def note_fresh(self, fresh_mb: float) -> str | None:
+        """Note the memory of a fresh child; return the problem if it is above a task's limit."""
+        self._fresh_mb = fresh_mb
+        for name, limit_mb in sorted(self._limits.items(), key=lambda one: one[1]):
+            if limit_mb <= fresh_mb:
+                return (
+                    f"A fresh child process already uses {fresh_mb:.0f} MB, which is not below "
+                    f"memory_limit_mb={limit_mb} of task {name!r}; raise the limit."
+                )
+        return None
+
+    def admits(self, child: ChildProcess, task_name: str) -> bool:
+        """Whether a child has room for a task: less than half of the room that a fresh child offers is
+        taken by memory that earlier tasks have left behind.
+        """
+        limit_mb = self._limits.get(task_name)
+        if limit_mb is None or child.is_async or not child.tasks_done:
+            return True
+        used_mb = os_process.rss_megabytes([child.known_pid])
+        return used_mb <= (self._fresh_mb + limit_mb) / 2
+
+    def note_start(self, held: Held) -> None:
+        """Watch an assignment if its task has a limit; the tasks in an async child have none."""
+        limit_mb = self._limits.get(held.assignment.task_name)
+        if limit_mb is not None and not held.child.is_async:
+            self._watched[held] = limit_mb
+
+    @property
+    def next_look(self) -> float | None:
+        """When to check again even if nothing happens; None if no task with a limit is running."""
+        return self._looked_at + LOOK_SECONDS if self._watched else None
+
+    def attend(self, now: float) -> None:
+        """Check the watched children if it is time to, and kill those above their limits."""
+        if not self._watched or now - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        for held, limit_mb in tuple(self._watched.items()):
+            if not _is_running(held):
+                del self._watched[held]
+                continue
+            used_mb = os_process.rss_megabytes([held.child.known_pid])
+            if used_mb > limit_mb:
+                self._end(held, f"used {used_mb:.0f} MB, more than its memory_limit_mb={limit_mb}")
+
+    def _end(self, held: Held, fault: str) -> None:
+        """Kill the child, unless its task has just ended; memory is too short to ask the task to stop."""
+        child = held.child
+        self._stops.find_front(child)
+        if not _is_running(held):
+            return
+        if held.stop_reason is None:
+            held.stop_reason = STOPPED_BY_MEMORY
+            child.stopping += 1
+        child.verdict = fault
+        self._children.kill(child)
+
+
+def _is_running(held: Held) -> bool:
+    child = held.child
+    return child.state is ChildState.BUSY and child.held.get(held.assignment.task_id) is held
+
+
+def fresh_megabytes(children: Children) -> float:
+    """The resident memory of the largest child."""
+    pids = [child.pid for child in children.all if child.pid is not None]
+    return max((os_process.rss_megabytes([pid]) for pid in pids), default=0.0)

@@ -1,0 +1,91 @@
+"""Tasks with a memory limit, and some that allocate more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+
+from horsies import Horsies, RetryPolicy
+from horsies.current_task import current_task
+from tests.support.apps.programs import read_config, write_down
+from tests.support.workers import JOURNAL_VARIABLE
+
+app = Horsies(read_config())
+LIMIT_MB = int(os.environ.get("HUNGRY_LIMIT_MB", "300"))
+MEGABYTE = 1 << 20
+KEPT: list[bytes] = []
+
+
+def fill(megabytes: int) -> bytes:
+    """Memory that is in use: every page is written."""
+    return b"x" * (megabytes * MEGABYTE)
+
+
+@app.task("eat", memory_limit_mb=LIMIT_MB)
+def eat(step_mb: int, pause_seconds: float = 0.0) -> str:
+    """Allocate without end."""
+    write_down("start")
+    eaten = []
+    while True:
+        eaten.append(fill(step_mb))
+        time.sleep(pause_seconds)
+
+
+@app.task(
+    "eat_once",
+    memory_limit_mb=LIMIT_MB,
+    retry_policy=RetryPolicy.fixed([1], auto_retry_for=["MEMORY_LIMIT"], jitter=False),
+)
+def eat_once(megabytes: int) -> str:
+    """Exceed the limit in the first attempt only, with a program that outlives the kill if it can."""
+    write_down("start")
+    if current_task().attempt == 1:
+        started = subprocess.Popen(["sleep", "600"])
+        write_down("program", str(started.pid))
+        kept = fill(megabytes)
+        time.sleep(600)
+        return str(len(kept))
+    return "done"
+
+
+@app.task("keep", memory_limit_mb=LIMIT_MB)
+def keep(megabytes: int) -> int:
+    """Leave memory behind in the process."""
+    KEPT.append(fill(megabytes))
+    return os.getpid()
+
+
+@app.task("own_pid", memory_limit_mb=LIMIT_MB)
+async def own_pid() -> int:
+    await asyncio.sleep(0)
+    return os.getpid()
+
+
+@app.task("eat_async", memory_limit_mb=LIMIT_MB)
+async def eat_async(step_mb: int) -> str:
+    eaten = []
+    while True:
+        eaten.append(fill(step_mb))
+        await asyncio.sleep(0.01)
+
+
+def wait_for(label: str) -> None:
+    while not os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}"):
+        time.sleep(0.01)
+
+
+@app.task("nap")
+async def nap(label: str) -> str:
+    """Rest until the test releases it."""
+    write_down("start", label)
+    await asyncio.to_thread(wait_for, label)
+    return "done"
+
+
+@app.task("unlimited")
+def unlimited(megabytes: int) -> int:
+    kept = fill(megabytes)
+    time.sleep(0.3)
+    return len(kept) // MEGABYTE
