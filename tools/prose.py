@@ -69,7 +69,7 @@ _HABITS = {re.compile(pattern, re.IGNORECASE): plain for pattern, plain in HABIT
 # Pages and folders without these habits.
 CLEAN = ("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/horsies/")
 # Generated from docstrings and messages of other folders.
-GENERATED = ("docs/api.md", "docs/doctor.md", "docs/explain.md")
+GENERATED = ("docs/api.md", "docs/api/", "docs/doctor.md", "docs/explain.md")
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n")
 _CODE = re.compile(r"``[^`]*``|`[^`]*`|\bhttps?://\S+")

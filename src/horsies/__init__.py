@@ -185,14 +185,14 @@ if TYPE_CHECKING:
     from horsies.workflow.spec import WorkflowSpec, WorkflowTerminalResults
 
 __all__ = [
-    # the application and its tasks
+    # the application
     "Horsies",
+    "get_current_app",
+    "ChildProcessStartHook",
+    # tasks and their handles
     "TaskFunction",
     "TaskSendOptions",
     "TaskCall",
-    "TaskTransaction",
-    "AsyncTaskTransaction",
-    "INJECTED",
     "TaskHandle",
     "TaskInfo",
     "TaskAttemptInfo",
@@ -204,15 +204,17 @@ __all__ = [
     "TaskFailed",
     "ResultUnavailable",
     "ResultTimeout",
-    "RetryLater",
-    "TaskStopped",
-    "TransactionMisuse",
     "TaskWatchFailed",
+    # inside a task
     "current_task",
     "CurrentTask",
     "NoCurrentTaskError",
-    "ChildProcessStartHook",
-    "get_current_app",
+    "RetryLater",
+    "TaskStopped",
+    "TaskTransaction",
+    "AsyncTaskTransaction",
+    "INJECTED",
+    "TransactionMisuse",
     # configuration
     "AppConfig",
     "PostgresConfig",

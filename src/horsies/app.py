@@ -87,6 +87,9 @@ else:  # parts that a producer may never need
     spec = Deferred("horsies.workflow.spec")
 
 ChildProcessStartHook = ChildProcessHook
+"""A start or stop hook of a child process: a function without parameters, plain or ``async
+def``.
+"""
 P = ParamSpec("P")
 T = TypeVar("T")
 Hook = TypeVar("Hook", bound=ChildProcessHook)

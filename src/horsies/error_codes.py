@@ -17,68 +17,115 @@ class OperationalErrorCode(StrEnum):
     """The attempt failed in user code or in the library around it."""
 
     UNHANDLED_EXCEPTION = "UNHANDLED_EXCEPTION"
+    """The function raised an exception that no mapper names."""
     TASK_EXCEPTION = "TASK_EXCEPTION"
+    """A function annotated ``-> TaskResult[...]`` returned something else, or code around it (such as a
+    validator) raised ``SystemExit`` or another exception that is not an ``Exception``.
+    """
     RETRY_LATER = "RETRY_LATER"
+    """The function asked for a later retry and has no retries left."""
     WORKER_CRASHED = "WORKER_CRASHED"
+    """The process running the task died, or its worker is gone; the message has the exit code or signal."""
     WORKER_STOPPED = "WORKER_STOPPED"
+    """The worker was stopped before the task ended."""
     BROKER_ERROR = "BROKER_ERROR"
+    """The result could not be read from the database; the task itself may be fine."""
     WORKER_RESOLUTION_ERROR = "WORKER_RESOLUTION_ERROR"
+    """No worker of the queue has had a task of that name for ``unknown_task_grace_ms``."""
     WORKER_SERIALIZATION_ERROR = "WORKER_SERIALIZATION_ERROR"
+    """The stored arguments do not fit the function, or its result cannot be stored unchanged."""
     PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
+    """The result is larger than ``payload.max_result_bytes``, which is off by default, a node takes more than
+    ``payload.max_input_bytes`` from other nodes, or a map has more than ``payload.max_map_items`` items.
+    """
     RESULT_DESERIALIZATION_ERROR = "RESULT_DESERIALIZATION_ERROR"
+    """The stored result is damaged."""
     WORKFLOW_ENQUEUE_FAILED = "WORKFLOW_ENQUEUE_FAILED"
+    """The task of a workflow's node, or its sub-workflow, could not be created."""
     SUBWORKFLOW_LOAD_FAILED = "SUBWORKFLOW_LOAD_FAILED"
+    """No worker of the queue has had a workflow definition with that key for ``unknown_task_grace_ms``."""
     TRANSACTION_LOST = "TRANSACTION_LOST"
+    """The session of the task's transaction was lost before its COMMIT; none of its changes was stored."""
     TRANSACTION_CONFLICT = "TRANSACTION_CONFLICT"
+    """The task's transaction met a serialization failure or a deadlock, and was rolled back."""
     TRANSACTION_NOT_COMMITTED = "TRANSACTION_NOT_COMMITTED"
+    """The task ended its transaction itself, or left it in a state in which it cannot commit."""
 
 
 class ContractCode(StrEnum):
     """A value does not fit the type its task declares."""
 
     RETURN_TYPE_MISMATCH = "RETURN_TYPE_MISMATCH"
+    """The function returned a value of a type other than the one it declares."""
     PYDANTIC_HYDRATION_ERROR = "PYDANTIC_HYDRATION_ERROR"
+    """The stored result no longer fits the declared type."""
     WORKFLOW_CTX_MISSING_ID = "WORKFLOW_CTX_MISSING_ID"
+    """A result was requested with a node that does not belong to a workflow."""
 
 
 class RetrievalCode(StrEnum):
     """The result could not be read; the task itself may be fine."""
 
     WAIT_TIMEOUT = "WAIT_TIMEOUT"
+    """The task or run had not ended after ``timeout_ms``; the message names a paused queue, a queue without
+    live workers, or a task that none of them knows.
+    """
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
+    """There is no task with this id."""
     WORKFLOW_NOT_FOUND = "WORKFLOW_NOT_FOUND"
+    """There is no run with this id."""
     NODE_NOT_FOUND = "NODE_NOT_FOUND"
+    """The run has no node with this id."""
     RESULT_NOT_AVAILABLE = "RESULT_NOT_AVAILABLE"
+    """The task ended without a stored result, or the handle has no connection."""
     RESULT_NOT_READY = "RESULT_NOT_READY"
+    """A check with ``timeout_ms=0`` found the task or run unfinished; or a node has no result yet."""
     RESULT_TOO_LARGE = "RESULT_TOO_LARGE"
+    """The result of a run or node is larger than 1 GiB; read its items by the ids of their tasks."""
     EVENT_LOOP_RUNNING = "EVENT_LOOP_RUNNING"
+    """``get`` would have blocked the event loop that runs in this thread; await ``get_async``."""
 
 
 class OutcomeCode(StrEnum):
     """The task or workflow ended without returning a result."""
 
     TASK_CANCELLED = "TASK_CANCELLED"
+    """The task was cancelled."""
     TASK_EXPIRED = "TASK_EXPIRED"
+    """The task had not started by its ``good_until``."""
     TASK_TIMEOUT = "TASK_TIMEOUT"
+    """The task ran longer than its ``timeout_ms``."""
     MEMORY_LIMIT = "MEMORY_LIMIT"
+    """The task's process used more memory than its ``memory_limit_mb``."""
     WORKFLOW_PAUSED = "WORKFLOW_PAUSED"
+    """The run is paused; it continues when it is resumed."""
     WORKFLOW_FAILED = "WORKFLOW_FAILED"
+    """The run failed, and no node recorded an error."""
     WORKFLOW_CANCELLED = "WORKFLOW_CANCELLED"
+    """The run was cancelled."""
     WORKFLOW_EXPIRED = "WORKFLOW_EXPIRED"
+    """The run was paused for longer than ``paused_workflow_auto_cancel_after``."""
     SIGNAL_TIMEOUT = "SIGNAL_TIMEOUT"
+    """No signal arrived in time."""
     MAP_ITEMS_FAILED = "MAP_ITEMS_FAILED"
+    """Tasks of a map node failed; ``data`` lists them."""
     UPSTREAM_SKIPPED = "UPSTREAM_SKIPPED"
+    """The node was skipped, so it has no result."""
     SUBWORKFLOW_FAILED = "SUBWORKFLOW_FAILED"
+    """The sub-workflow's run ended without success."""
     WORKFLOW_SUCCESS_CASE_NOT_MET = "WORKFLOW_SUCCESS_CASE_NOT_MET"
+    """The run ended without meeting any case of its success policy."""
 
 
 BuiltInTaskCode: TypeAlias = OperationalErrorCode | ContractCode | RetrievalCode | OutcomeCode
+"""A member of one of the four families of built-in error codes."""
 
 BUILTIN_CODE_REGISTRY: dict[str, BuiltInTaskCode] = {
     code.value: code
     for family in (OperationalErrorCode, ContractCode, RetrievalCode, OutcomeCode)
     for code in family
 }
+"""The built-in codes by their text."""
 
 
 def resolve_code(text: str) -> BuiltInTaskCode | str:

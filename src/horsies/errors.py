@@ -39,64 +39,135 @@ class ErrorCode(StrEnum):
     """The stable codes of start-up errors."""
 
     WORKFLOW_NO_NAME = "HRS-001"
+    """A workflow has no name, or one that is too long."""
     WORKFLOW_NO_NODES = "HRS-002"
+    """A workflow has no nodes."""
     WORKFLOW_INVALID_NODE_ID = "HRS-003"
+    """A node id is empty, too long or has invalid characters, or the workflow's name is too long for derived
+    ids.
+    """
     WORKFLOW_DUPLICATE_NODE_ID = "HRS-004"
+    """A node id is used twice, or a node is listed twice."""
     WORKFLOW_NO_ROOT_TASKS = "HRS-005"
+    """Not raised: a workflow in which every node waits has a foreign dependency (HRS-006) or a cycle
+    (HRS-007).
+    """
     WORKFLOW_INVALID_DEPENDENCY = "HRS-006"
+    """A node waits for something that is not in the workflow."""
     WORKFLOW_CYCLE_DETECTED = "HRS-007"
+    """Nodes wait for each other in a cycle, or definitions contain each other or are nested too deeply."""
     WORKFLOW_INVALID_ARGS_FROM = "HRS-008"
+    """A result is taken from a node that is not in ``waits_for``, or ``from_node`` is misplaced."""
     WORKFLOW_INVALID_CTX_FROM = "HRS-009"
+    """A node of ``workflow_ctx_from`` is not in ``waits_for``."""
     WORKFLOW_CTX_PARAM_MISSING = "HRS-010"
+    """``workflow_ctx_from`` is set, but the function has no ``workflow_ctx``."""
     WORKFLOW_INVALID_OUTPUT = "HRS-011"
+    """The output is not one of the nodes."""
     WORKFLOW_INVALID_SUCCESS_POLICY = "HRS-012"
+    """A success policy has no cases, an empty case or a foreign node."""
     WORKFLOW_INVALID_JOIN = "HRS-013"
+    """``join`` and ``min_success`` do not fit, or a result that may be missing goes to a parameter without a
+    default.
+    """
     WORKFLOW_UNRESOLVED_QUEUE = "HRS-014"
+    """The workflow was not built through an application, so its queues are unknown."""
     WORKFLOW_UNRESOLVED_PRIORITY = "HRS-015"
+    """The workflow was not built through an application, so its priorities are unknown."""
     WORKFLOW_NO_DEFINITION_KEY = "HRS-016"
+    """A workflow or a definition lacks its own ``definition_key``."""
     WORKFLOW_DUPLICATE_DEFINITION_KEY = "HRS-017"
+    """Two definitions have the same key."""
     WORKFLOW_SUBWORKFLOW_APP_MISSING = "HRS-018"
+    """A workflow has to be built, and there is no application."""
     WORKFLOW_INVALID_KWARG_KEY = "HRS-019"
+    """A node passes a parameter that the function does not have."""
     WORKFLOW_MISSING_REQUIRED_PARAMS = "HRS-020"
+    """A node does not pass a required parameter."""
     WORKFLOW_KWARGS_ARGS_FROM_OVERLAP = "HRS-021"
+    """A parameter is passed in two ways."""
     WORKFLOW_SUBWORKFLOW_PARAMS_REQUIRE_BUILD_WITH = "HRS-022"
+    """Parameters are passed to a definition without its own ``build_with``."""
     WORKFLOW_SUBWORKFLOW_BUILD_WITH_BINDING = "HRS-023"
+    """``build_with`` cannot be called, or did not build a new specification in this call."""
     WORKFLOW_ARGS_FROM_TYPE_MISMATCH = "HRS-024"
+    """A result or its value is passed to a parameter of another type, or to one that needs a value although
+    the node may have failed.
+    """
     WORKFLOW_OUTPUT_TYPE_MISMATCH = "HRS-025"
+    """The output of a definition does not have the declared type."""
     WORKFLOW_POSITIONAL_ARGS_NOT_SUPPORTED = "HRS-026"
+    """A node has positional arguments."""
     WORKFLOW_CHECK_CASES_REQUIRED = "HRS-027"
+    """A builder with required parameters has no cases."""
     WORKFLOW_CHECK_CASE_INVALID = "HRS-028"
+    """A case does not fit its builder."""
     WORKFLOW_CHECK_BUILDER_EXCEPTION = "HRS-029"
+    """A builder, or the workflow of a schedule, raised or did not return a specification."""
     WORKFLOW_CHECK_UNDECORATED_BUILDER = "HRS-030"
+    """A function returns a specification but is not registered."""
     WORKFLOW_KWARGS_NOT_SERIALIZABLE = "HRS-031"
+    """An argument of a node cannot be stored."""
     WORKFLOW_INVALID_ID = "HRS-032"
+    """A ``workflow_id`` is not a UUID."""
     TASK_NO_RETURN_TYPE = "HRS-100"
+    """The task function has no return annotation."""
     TASK_INVALID_RETURN_TYPE = "HRS-101"
+    """The return annotation is neither a type that can be stored nor ``TaskResult[T, TaskError]``, or the
+    function is a generator.
+    """
     TASK_INVALID_OPTIONS = "HRS-102"
+    """An option of ``@app.task`` or of a node, or the annotation of a parameter, cannot be used."""
     TASK_INVALID_QUEUE = "HRS-103"
+    """The task names a queue that is not configured."""
     TASK_PREDECORATED_NOT_SUPPORTED = "HRS-104"
+    """``@app.task`` must be the innermost decorator."""
     CONFIG_INVALID_QUEUE_MODE = "HRS-200"
+    """Queue mode, queues and queue names contradict each other."""
     CONFIG_INVALID_CLUSTER_CAP = "HRS-201"
+    """``cluster_wide_cap`` is out of range or combined with prefetching."""
     CONFIG_INVALID_PREFETCH = "HRS-202"
+    """Prefetching and leases contradict each other."""
     BROKER_INVALID_URL = "HRS-203"
+    """There is no usable database address, or the database does not respond."""
     CONFIG_INVALID_RECOVERY = "HRS-204"
+    """A threshold is below twice its heartbeat interval, or ``stop_tasks_after_silence_ms`` is too long."""
     CONFIG_INVALID_SCHEDULE = "HRS-205"
+    """A pattern or a schedule is wrong, or a scheduler has nothing to serve."""
     CLI_INVALID_ARGS = "HRS-206"
+    """A command line argument, a locator or a module name is wrong."""
     WORKER_INVALID_LOCATOR = "HRS-207"
+    """Reserved."""
     CONFIG_INVALID_RESILIENCE = "HRS-208"
+    """``db_retry_max_ms`` is below ``db_retry_initial_ms``."""
     CONFIG_INVALID_EXCEPTION_MAPPER = "HRS-209"
+    """An exception mapper or a default code is malformed."""
     MODULE_EXEC_ERROR = "HRS-210"
+    """A module raised while it was imported."""
     BROKER_INIT_FAILED = "HRS-211"
+    """The schema cannot be read or changed, its tables are missing, or it is newer than this release."""
     CHECK_RESERVED_CODE_COLLISION = "HRS-212"
+    """A mapper or a default uses the name of a built-in code."""
     CONFIG_INVALID_BROKER_POOL = "HRS-213"
+    """The pool sizes contradict each other."""
     CONFIG_INVALID_CHILD_HOOK = "HRS-214"
+    """A hook is not a function of the kind that its decorator takes."""
     CONFIG_INVALID_KEEPALIVE = "HRS-215"
+    """A keepalive setting is out of range."""
     CONFIG_INVALID_SCHEMA = "HRS-216"
+    """``schema`` is not a name that PostgreSQL takes without quotes."""
     CONFIG_MISSING_EXTRA = "HRS-217"
+    """A setting needs a package that is not installed, such as ``opentelemetry-api`` for ``tracing``."""
     CONFIG_INVALID_FIELD = "HRS-218"
+    """A field of a configuration object, a retry policy or a schedule is unknown, missing or has a wrong
+    value.
+    """
     TASK_NOT_REGISTERED = "HRS-300"
+    """A node runs a function that is not a task, or a schedule names a task that does not exist."""
     TASK_DUPLICATE_NAME = "HRS-301"
+    """Two tasks have the same name."""
     NO_CURRENT_TASK = "HRS-302"
+    """``current_task()`` was called outside a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +175,11 @@ class SourceLocation:
     """A line of the user's code."""
 
     file: str
+    """The path of the file."""
     line: int
+    """The line, from 1."""
     function: str | None = None
+    """The function that the line is in, or None."""
 
     @classmethod
     def from_caller(cls) -> SourceLocation | None:
@@ -214,7 +288,9 @@ class ValidationReport:
     """The errors that one phase of validation found, shown as one report."""
 
     phase: str
+    """What was being validated."""
     errors: list[HorsiesError] = field(default_factory=list)
+    """The errors that were found."""
 
     def add(self, error: HorsiesError) -> None:
         """Append one error."""

@@ -59,6 +59,7 @@ class Ok(Generic[T_co], metaclass=_Side):
 
     __slots__ = ("value",)
     value: T_co
+    """The value."""
 
     def __reduce__(self) -> tuple[Callable[[T_co], Ok[T_co]], tuple[T_co]]:
         return Ok, (self.value,)
@@ -174,6 +175,7 @@ class Err(Generic[E_co], metaclass=_Side):
 
     __slots__ = ("value",)
     value: E_co
+    """The error."""
 
     def __reduce__(self) -> tuple[Callable[[E_co], Err[E_co]], tuple[E_co]]:
         return Err, (self.value,)
@@ -279,6 +281,7 @@ class Err(Generic[E_co], metaclass=_Side):
 
 
 Result: TypeAlias = Ok[T] | Err[E]
+"""The result of a call that does not raise: ``Ok`` or ``Err``."""
 
 
 class UnwrapError(Exception):

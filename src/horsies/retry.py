@@ -36,6 +36,7 @@ from horsies.errors import LONGEST_DELAY_SECONDS, UNLIMITED_RETRIES, TaskFailed
 from horsies.validation import FrozenModel
 
 ExceptionMapper: TypeAlias = dict[type[BaseException], str]
+"""Exception classes and the error codes that they become; a class covers its subclasses."""
 RetryRule: TypeAlias = BuiltInTaskCode | str | type[BaseException]
 
 # How often a task without a policy may raise RetryLater; the same as the default of max_retries.

@@ -165,9 +165,13 @@ class TaskError(BaseModel):
     )
 
     error_code: _CodeField = None
+    """A member of the built-in codes, or your own upper case name."""
     message: str | None = None
+    """A sentence for people."""
     data: Any = None
+    """Any value that can be written as JSON."""
     exception: _ExceptionField = None
+    """The exception behind the error; once stored, its type name, message and traceback."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the error as plain JSON values; even a built-in code becomes plain text."""
@@ -194,12 +198,19 @@ class SubWorkflowSummary(BaseModel, Generic[T]):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     status: WorkflowStatus
+    """The final status of the child run."""
     output: T | None = None
+    """The value of its output node, if it has one."""
     total_tasks: int = 0
+    """How many nodes it has."""
     completed_tasks: int = 0
+    """How many of them completed."""
     failed_tasks: int = 0
+    """How many of them failed."""
     skipped_tasks: int = 0
+    """How many of them were skipped."""
     error_summary: str | None = None
+    """The error of the run as one line, or None."""
 
     def __repr_args__(self) -> Iterator[tuple[str, object]]:
         # The output may hold anything a task returned.
@@ -212,7 +223,9 @@ class SubWorkflowError(TaskError):
     """A sub-workflow ended without success."""
 
     sub_workflow_id: str | None = None
+    """The id of the child run."""
     sub_workflow_summary: SubWorkflowSummary[Any] | None = None
+    """How the child run ended."""
 
 
 class _Missing(Enum):
@@ -237,6 +250,7 @@ class TaskResult(Generic[T_co, E_co]):
 
     # Lets Ok and Err, whose module is below this one, recognize a TaskResult.
     holds_outcome: ClassVar[bool] = True
+    """Always true: it distinguishes a task's result from ``Ok`` and ``Err``."""
 
     _ok: T_co | _Missing
     _err: E_co | _Missing

@@ -58,7 +58,7 @@ REMEDIES = {
     "`auto_retry_for` if the task may run twice.",
     "WORKER_RESOLUTION_ERROR": "Add the module to `discover_tasks`, deploy the worker, then `horsies retry ID`.",
     "WORKER_SERIALIZATION_ERROR": "Deploy workers of the release that sent the call, then `horsies retry ID`.",
-    "WORKER_STOPPED": 'A longer `--shutdown-grace`, or [`on_stop="requeue"`](workers.md#interrupted-tasks).',
+    "WORKER_STOPPED": 'A longer `--shutdown-grace`, or [`on_stop="requeue"`](stopping.md#interrupted-tasks).',
     "WORKFLOW_CANCELLED": "Nothing; the reason is in the message.",
     "WORKFLOW_CTX_MISSING_ID": "Ask for a node of this workflow, and list it in `workflow_ctx_from`.",
     "WORKFLOW_ENDED": "Start a new run.",

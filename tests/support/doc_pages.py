@@ -23,6 +23,7 @@ PAGES = sorted(
 
 _BLOCK = re.compile(r"(?:<!-- file: (\S+) -->\n)?^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 _LINK = re.compile(r"\[(`?)([^\]]+?)\1\]\(([^)\s]+)\)")
+_ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -81,11 +82,12 @@ def links(text: str) -> list[Link]:
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchor that a link may use for a heading."""
-    headings = _HEADING.findall(_BLOCK.sub("", text))
+    """Return the anchors that a link may use: those of headings, and those of sections that moved."""
+    plain = _BLOCK.sub("", text)
     return {
-        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
-    }
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-")
+        for heading in _HEADING.findall(plain)
+    } | set(_ANCHOR.findall(plain))
 
 
 def section(text: str, heading: str) -> str:

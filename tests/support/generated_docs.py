@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -44,8 +45,7 @@ from horsies.states import TaskStatus
 from horsies.tasks.handle import TaskActionErrorCode
 from horsies.tasks.request import TaskSendErrorCode
 from horsies.workflow.run.info import HandleErrorCode, WorkflowStartErrorCode
-from tests.support import doc_pages, site_map
-from tests.support.api_page import api_reference
+from tests.support import api_page, site_map
 from tests.support.code_remedies import AT_THE_START, REMEDIES
 from tests.support.transitions import TASK_TRANSITIONS
 
@@ -60,6 +60,7 @@ DASHBOARD = REPOSITORY / "docs" / "dashboard.md"
 METRICS = REPOSITORY / "docs" / "metrics.md"
 DOCTOR = REPOSITORY / "docs" / "doctor.md"
 API = REPOSITORY / "docs" / "api.md"
+API_PAGES = {name: REPOSITORY / "docs" / "api" / f"{name}.md" for name in api_page.PAGES.values()}
 CLI = REPOSITORY / "docs" / "cli.md"
 CODES = REPOSITORY / "docs" / "codes.md"
 DEVELOPING = REPOSITORY / "docs" / "developing.md"
@@ -70,7 +71,7 @@ PAGES = (
     *(CONFIGURATION, WORKERS, OPERATING, EXPLAIN, DASHBOARD, METRICS, DOCTOR, SCHEDULING),
     *(DEVELOPING, EMBEDDED, NEW_PROJECT),
     STATE_MACHINE,
-    *(API, CLI, CODES),
+    *(API, *API_PAGES.values(), CLI, CODES),
     CONTRIBUTING,
 )
 
@@ -88,29 +89,56 @@ MODELS: tuple[type[BaseModel], ...] = (
     TaskSchedule,
     WorkflowSchedule,
 )
-COMMANDS = (
-    *("dev", "run", "demo", "init", "db url", "db psql"),
-    *("worker", "scheduler", "web", "check", "migrate", "version", "health", "metrics"),
-    "docs",
-    *("status", "workers", "queues", "tasks", "show", "explain", "cancel", "retry", "history"),
-    "schedules",
-    *("workflows", "workflow show", "workflow pause", "workflow resume", "workflow cancel"),
-    *("workflow retry", "workflow signal", "workflow audit", "doctor"),
-    *("durable show", "durable signal", "durable resume", "durable reset", "durable export"),
-)
-
-# The page that explains the codes of each enumeration.
-CODE_PLACES: dict[type[Enum], tuple[str, str]] = {
-    OperationalErrorCode: ("results.md", "OperationalErrorCode"),
-    ContractCode: ("results.md", "ContractCode"),
-    RetrievalCode: ("results.md", "RetrievalCode"),
-    OutcomeCode: ("results.md", "OutcomeCode"),
-    TaskActionErrorCode: ("results.md", "Cancelling"),
-    TaskSendErrorCode: ("sending.md", "Errors are values"),
-    WorkflowStartErrorCode: ("workflows-steering.md", "Starting"),
-    HandleErrorCode: ("workflows-steering.md", "What cannot be done"),
-    ErrorCode: ("configuration.md", "Start-up errors"),
+# The page that shows how to use each command.
+COMMAND_GUIDES = {
+    "cancel": "operating.md#cancelling",
+    "check": "developing.md#checking-before-it-runs",
+    "db psql": "embedded.md#other-programs",
+    "db url": "embedded.md#other-programs",
+    "demo": "new-project.md#the-demonstration",
+    "dev": "developing.md#a-project-in-one-terminal",
+    "docs": "getting-help.md",
+    "doctor": "doctor.md",
+    "durable export": "durable-functions.md",
+    "durable reset": "durable-functions.md",
+    "durable resume": "durable-functions.md",
+    "durable show": "durable-functions.md",
+    "durable signal": "durable-functions.md",
+    "explain": "explain.md",
+    "health": "metrics.md",
+    "history": "operating.md#history-of-changes",
+    "init": "new-project.md",
+    "metrics": "metrics.md",
+    "migrate": "deployment.md#migrations",
+    "queues": "operating.md#pausing-a-queue",
+    "retry": "operating.md#sending-a-request-again",
+    "run": "developing.md#running-a-stored-task-again",
+    "scheduler": "scheduling.md#running-a-scheduler",
+    "schedules": "operating.md#schedules",
+    "show": "operating.md#one-task",
+    "status": "operating.md#status",
+    "tasks": "operating.md#finding-tasks",
+    "version": "install.md",
+    "web": "dashboard.md",
+    "worker": "workers.md",
+    "workers": "operating.md#workers",
+    "workflow audit": "workflows-steering.md#the-audit",
+    "workflow cancel": "workflows-steering.md#controlling",
+    "workflow pause": "workflows-steering.md#controlling",
+    "workflow resume": "workflows-steering.md#controlling",
+    "workflow retry": "workflows-steering.md#controlling",
+    "workflow show": "workflows-steering.md#from-the-command-line",
+    "workflow signal": "workflows-steering.md#controlling",
+    "workflows": "workflows-steering.md#from-the-command-line",
 }
+# Flags of at least this many commands are explained once.
+SHARED_BY = 15
+
+# The enumerations with codes, in the order in which an entry lists its families.
+CODE_FAMILIES: tuple[type[Enum], ...] = (
+    *(OperationalErrorCode, ContractCode, RetrievalCode, OutcomeCode),
+    *(TaskActionErrorCode, TaskSendErrorCode, WorkflowStartErrorCode, HandleErrorCode, ErrorCode),
+)
 
 # Limits that the models check themselves, where pydantic's annotations do not show them. The tests
 # try every one of them.
@@ -266,14 +294,12 @@ def _limits(field: FieldInfo) -> str:
             return ""
 
 
-def flags_table(command_name: str) -> str:
-    """Return one row per argument and flag of a command."""
-    command: Any = typer.main.get_command(command_line())
-    for word in command_name.split():
-        command = command.commands[word]
-    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
-    rows = [[_flag(one), _flag_default(one), one.help or ""] for one in shown]
-    return table(["Flag", "Default", "Meaning"], rows) if rows else "No flags."
+def _visible(command: Any) -> list[Any]:
+    return [one for one in command.params if not getattr(one, "hidden", False)]
+
+
+def _row(parameter: Any) -> tuple[str, str, str]:
+    return _flag(parameter), _flag_default(parameter), parameter.help or ""
 
 
 def _flag(parameter: Any) -> str:
@@ -289,15 +315,10 @@ def _flag_default(parameter: Any) -> str:
     return f"`{value.value if isinstance(value, Enum) else value}`"
 
 
-def commands_table() -> str:
-    """Return one row per command: its purpose, and the page with its flags."""
+def commands() -> dict[str, Any]:
+    """Return every command that the help shows, by its name without `horsies`."""
     program: Any = typer.main.get_command(command_line())
-    rows = [
-        [f"`horsies {name}`", _purpose(command), _page_of(f"horsies {name}")]
-        for name, command in sorted(_commands(program))
-        if not command.hidden
-    ]
-    return table(["Command", "Purpose", "Page"], rows)
+    return {name: one for name, one in sorted(_commands(program)) if not one.hidden}
 
 
 def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -309,40 +330,73 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
         yield f"{before}{name}", command
 
 
+def commands_table() -> str:
+    """Return one row per command: a link to its flags, and its purpose."""
+    rows = [
+        [f"[`horsies {name}`](#horsies-{name.replace(' ', '-')})", _purpose(command)]
+        for name, command in commands().items()
+    ]
+    return table(["Command", "Purpose"], rows)
+
+
 def _purpose(command: Any) -> str:
     paragraph = " ".join((command.help or "").strip().split("\n\n", 1)[0].split())
     return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
 
 
-def _page_of(part: str) -> str:
-    """Return a link to the page that has this part, or nothing."""
-    for path in PAGES:
-        if f"<!-- begin: {part} -->" in path.read_text("utf-8"):
-            return f"[{path.stem}]({path.name})"
-    return ""
+def shared_flags() -> dict[tuple[str, str, str], int]:
+    """Return the flags that many commands have, in the order of the first command."""
+    counts = Counter(_row(one) for command in commands().values() for one in _visible(command))
+    return {row: count for row, count in counts.items() if count >= SHARED_BY}
+
+
+def shared_flags_table() -> str:
+    """Return one row per flag that many commands share."""
+    return table(["Flag", "Default", "Meaning"], [list(row) for row in shared_flags()])
+
+
+def flags_list() -> str:
+    """Return one section per command: its purpose, its guide and its own flags."""
+    return "\n\n".join(_flags_of(name, command) for name, command in commands().items())
+
+
+def _flags_of(name: str, command: Any) -> str:
+    shared = shared_flags()
+    rows = [_row(one) for one in _visible(command)]
+    own = [list(row) for row in rows if row not in shared]
+    common = ", ".join(row[0].split(",")[0] for row in rows if row in shared)
+    guide = COMMAND_GUIDES[name]
+    title = doc_title(guide.partition("#")[0])
+    parts = [
+        f"### horsies {name}",
+        f"{_purpose(command)} See [{title}]({guide}).",
+        table(["Flag", "Default", "Meaning"], own) if own else "",
+        f"Also takes {common}." if common else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def doc_title(name: str) -> str:
+    """Return the title that the navigation gives a page."""
+    return next(entry.title for entry in site_map.entries() if entry.name == name)
 
 
 def codes_list() -> str:
     """Return one section per code: its families with their meanings, and the first step."""
     entries: dict[str, list[str]] = {}
-    for codes, (page, heading) in CODE_PLACES.items():
-        anchor = heading.lower().replace(" ", "-")
-        for cells in doc_pages.rows(doc_pages.section(doc_pages.page(page), heading)):
-            is_error = codes is ErrorCode
-            meaning = _without_links(cells[2 if is_error else 1])
-            name = f" (`{doc_pages.code_of(cells[1])}`)" if is_error else ""
-            line = f"- [{codes.__name__}]({page}#{anchor}){name}: {meaning}."
-            entries.setdefault(doc_pages.code_of(cells[0]), []).append(line)
+    for family in CODE_FAMILIES:
+        name = family.__name__
+        for code, (member, meaning) in api_page.values_of(name).items():
+            shown = f" (`{member}`)" if family is ErrorCode else ""
+            entries.setdefault(code, []).append(
+                f"- [{name}]({api_page.address(name)}){shown}: {meaning}"
+            )
     return "\n\n".join(
         "\n".join(
             [f"### {code}", "", *lines, "", f"**What to do:** {REMEDIES.get(code, AT_THE_START)}"]
         )
         for code, lines in sorted(entries.items())
     )
-
-
-def _without_links(text: str) -> str:
-    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text).replace("\\|", "|")
 
 
 def reasons_table() -> str:
@@ -405,15 +459,18 @@ def _labels(metric: Metric) -> str:
 def _parts() -> Iterator[tuple[str, Callable[[], str]]]:
     for model in MODELS:
         yield model.__name__, lambda model=model: config_table(model)  # type: ignore[misc]
-    for name in COMMANDS:
-        yield f"horsies {name}", lambda name=name: flags_table(name)  # type: ignore[misc]
     yield "transitions", transitions_table
     yield "layers", layers_picture
     yield "metrics", metrics_table
     yield "checks", checks_table
     yield "reasons", reasons_table
-    yield "api", api_reference
+    yield "api", api_page.index
+    yield "other names", api_page.other_names
+    for page in API_PAGES:
+        yield f"api: {page}", lambda page=page: api_page.reference(page)  # type: ignore[misc]
     yield "commands", commands_table
+    yield "shared flags", shared_flags_table
+    yield "flags", flags_list
     yield "codes", codes_list
 
 

@@ -23,7 +23,7 @@ from horsies.logs import (
     event_descriptors,
 )
 
-WORKERS_PAGE = Path(__file__).parents[2] / "docs" / "workers.md"
+LOGS_PAGE = Path(__file__).parents[2] / "docs" / "logs.md"
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_standard_stream_is_refused_and_left_as_it_is(
 
 
 def test_every_event_is_documented() -> None:
-    page = WORKERS_PAGE.read_text("utf-8")
+    page = LOGS_PAGE.read_text("utf-8")
     assert [name for name in get_args(EventName) if f"| `{name}` |" not in page] == []
 
 

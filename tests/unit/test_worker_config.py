@@ -231,7 +231,7 @@ def test_the_start_up_line_is_that_of_the_documentation() -> None:
 
 
 def test_the_reference_lists_the_settings_of_a_worker() -> None:
-    reference = page("api.md").partition("### WorkerConfig")[2].partition("\n### ")[0]
+    reference = page("api/configuration.md").partition("### WorkerConfig")[2].partition("\n### ")[0]
     meanings = {code_of(name): meaning for name, _, meaning in rows(reference)}
     thirteen = """
         dsn session_dsn pgbouncer_transaction_mode queues processes parent_pool_size

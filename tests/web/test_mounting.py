@@ -20,7 +20,7 @@ from tests.support.web_server import running, served
 from tests.support.web_site import Elements
 
 PREFIX = "/ops/horsies"
-FILES = doc_pages.files(doc_pages.page("dashboard.md"))
+FILES = doc_pages.files(doc_pages.page("dashboard-access.md"))
 SETTINGS = """from horsies.web import hub
 hub.MOUNTED_SECONDS = 2.0
 SECRET_KEY, ROOT_URLCONF, ALLOWED_HOSTS, urlpatterns = "x", "site_settings", ["*"], []

@@ -33,7 +33,7 @@ from tools.site.pages import (  # noqa: E402
 # How much the pages of a tab count in a search, and pages that differ from their tab.
 BOOSTS = {"Start": 2.0, "Guides": 2.0, "Cookbook": 1.4, "Operate": 1.6, "Concepts": 1.0}
 BOOST_OF_OTHERS = 0.4
-BOOST_OF_NOTES = 0.05
+BOOSTS_OF_FOLDERS = {"internals": 0.05, "api": 0.1}
 BOOSTS_OF_PAGES = {
     "api.md": 0.1,
     "codes.md": 0.2,
@@ -86,7 +86,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     name = page.file.src_uri
     tab = page.ancestors[-1].title if page.ancestors else ""
     page.meta.setdefault("description", _plain(first_sentence(markdown)))
-    usual = BOOST_OF_NOTES if name.startswith("internals/") else BOOSTS.get(tab, BOOST_OF_OTHERS)
+    usual = BOOSTS_OF_FOLDERS.get(name.partition("/")[0], BOOSTS.get(tab, BOOST_OF_OTHERS))
     boost = BOOSTS_OF_PAGES.get(name, usual)
     page.meta.setdefault("search", {"boost": boost})
     source = OUTSIDE.get(name, f"docs/{name}")

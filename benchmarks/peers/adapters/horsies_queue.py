@@ -27,7 +27,7 @@ FACTS = Facts(
         Choice(
             "--processes 0 --async-children 1 --async-slots slots",
             "coroutines in one process, as arq, Procrastinate, PgQueuer and Oban run them",
-            "docs/workers.md#async-children",
+            "docs/async-tasks.md#async-children",
         )
         if ASYNC
         else Choice(

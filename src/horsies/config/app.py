@@ -52,7 +52,9 @@ class QueueMode(StrEnum):
     """Whether all tasks share one queue, or each task names its queue."""
 
     DEFAULT = "default"
+    """All tasks share one queue, named ``default``."""
     CUSTOM = "custom"
+    """The configuration lists the queues, and each task names one of them."""
 
 
 def queue_name_problem(name: str) -> str | None:
@@ -375,6 +377,7 @@ def _copied_mapper(value: object) -> object:
 
 
 PayloadPolicy = PayloadConfig
+"""Another name for ``PayloadConfig``."""
 
 
 class AppConfig(FrozenModel):

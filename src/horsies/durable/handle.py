@@ -48,16 +48,25 @@ class DurableStep:
     """A recorded step; ``result`` is its JSON value, ``error`` the code, message and data of its failure."""
 
     name: str
+    """The name of the step."""
     kind: str
+    """The kind of step, such as ``step``, ``sleep`` or ``signal``."""
     result: Any
+    """Its recorded JSON value."""
     error: Mapping[str, Any] | None
+    """The code, message and data of its failure, or None."""
     due_at: datetime | None
+    """When its wait ends, for a step that waits."""
     attempt: int
+    """How many times the step was tried."""
     started_at: datetime
+    """When the step started."""
     ended_at: datetime
+    """When the step was recorded."""
 
     @classmethod
     def of(cls, row: StepRow) -> DurableStep:
+        """Read a step from its row."""
         result = None if row.result is None else from_json(row.result)
         error = None if row.error is None else from_json(row.error)
         return cls(
@@ -80,14 +89,23 @@ class DurableInfo:
     """
 
     task_id: str
+    """The id of the run."""
     task_name: str
+    """The name of the durable function."""
     status: TaskStatus
+    """The status of its task."""
     steps: list[DurableStep]
+    """The recorded steps, in order."""
     parked_since: datetime | None
+    """When the run was parked, or None while it is not."""
     parked_until: datetime | None
+    """When it continues at the latest, or None without a time."""
     signals: list[str]
+    """The names of the signals that it waits for."""
     children: list[str]
+    """The ids of the tasks that it waits for."""
     problem: str | None
+    """Why it is held, or None."""
 
 
 def _written(form: JsonForm, value: object) -> tuple[str, str | None]:

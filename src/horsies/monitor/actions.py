@@ -44,8 +44,11 @@ class TaskRetried:
     """A request that was sent again: the new task, and the one it was copied from."""
 
     task_id: str
+    """The id of the new task."""
     retried_from_task_id: str
+    """The id of the task whose request was sent again."""
     was_status: TaskStatus
+    """The final status of that task."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,9 @@ class DatabasePing:
     """The round-trip time to the database, and the server's version."""
 
     latency_ms: float
+    """How long the round trip took."""
     server_version: str
+    """The version of PostgreSQL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,13 @@ class WorkerPong:
     """A worker's reply to a ping; ``latency_ms`` is the round-trip time."""
 
     worker_id: str
+    """The id of the worker that responded."""
     hostname: str
+    """Its host."""
     pid: int
+    """The process id of its parent process."""
     latency_ms: float
+    """How long the response took."""
 
 
 def ping_database(broker: PostgresBroker) -> BrokerResult[DatabasePing]:

@@ -63,26 +63,47 @@ class BrokerErrorCode(StrEnum):
     """The operation that failed."""
 
     SCHEMA_INIT_FAILED = "SCHEMA_INIT_FAILED"
+    """The tables could not be created, updated or checked."""
     ENQUEUE_FAILED = "ENQUEUE_FAILED"
+    """The task was not stored, or its confirmation was lost."""
     PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
+    """The idempotency key belongs to a different request."""
     TASK_INFO_QUERY_FAILED = "TASK_INFO_QUERY_FAILED"
+    """The state of a task could not be read."""
     MONITORING_QUERY_FAILED = "MONITORING_QUERY_FAILED"
+    """A list, a count or a snapshot could not be read."""
     INVALID_QUERY = "INVALID_QUERY"
+    """An argument of a query is wrong; the message names it."""
     CLEANUP_FAILED = "CLEANUP_FAILED"
+    """A change of tasks failed, such as a cancel or an expiry."""
     CLOSE_FAILED = "CLOSE_FAILED"
+    """Connections could not be closed."""
     LISTENER_START_FAILED = "LISTENER_START_FAILED"
+    """Reserved: the listening connection could not be opened."""
     LISTENER_SUBSCRIBE_FAILED = "LISTENER_SUBSCRIBE_FAILED"
+    """Reserved: a channel could not be listened on."""
     NO_BROKER = "NO_BROKER"
+    """The handle has no connection to a database."""
     DB_PING_FAILED = "DB_PING_FAILED"
+    """The database did not respond to a ping."""
     WORKER_PING_FAILED = "WORKER_PING_FAILED"
+    """The ping to workers could not be sent or received."""
     UNKNOWN_QUEUE = "UNKNOWN_QUEUE"
+    """The application has no queue of this name."""
     QUEUE_SWITCH_FAILED = "QUEUE_SWITCH_FAILED"
+    """A queue could not be paused or resumed."""
     UNKNOWN_SCHEDULE = "UNKNOWN_SCHEDULE"
+    """There is no schedule of this name."""
     SCHEDULE_EXISTS = "SCHEDULE_EXISTS"
+    """A different schedule of this name exists."""
     SCHEDULE_OPERATION_FAILED = "SCHEDULE_OPERATION_FAILED"
+    """A schedule could not be read or changed."""
     NO_TYPE_AVAILABLE = "NO_TYPE_AVAILABLE"
+    """Reserved: the type of a stored value is unknown."""
     INVALID_JSON_PAYLOAD = "INVALID_JSON_PAYLOAD"
+    """Reserved: a stored value is not JSON."""
     INVALID_TASK_OPTIONS = "INVALID_TASK_OPTIONS"
+    """Reserved: the stored options of a task cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +111,17 @@ class BrokerOperationError:
     """Why a broker operation failed; ``retryable`` if a later attempt can succeed."""
 
     code: BrokerErrorCode
+    """The operation that failed."""
     message: str
+    """A sentence with the reason and the fix."""
     retryable: bool = False
+    """Whether the same call may succeed later."""
     exception: BaseException | None = field(default=None, repr=False)
+    """The exception behind the error, if there is one."""
 
 
 BrokerResult: TypeAlias = Result[T, BrokerOperationError]
+"""The result of a call to the database: ``Ok``, or ``Err`` with a ``BrokerOperationError``."""
 
 
 STALE_THRESHOLD_MS_MIN = 1_000

@@ -77,9 +77,15 @@ class TaskInfo(TaskColumns):
     """The stored state of a task; ``max_retries`` is None for a policy without a limit."""
 
     result: TaskResult[Any, TaskError] | None = None
+    """The outcome, if ``include_result`` was passed and the task has ended."""
     failed_reason: str | None = None
+    """Why an attempt was lost, such as the exit code of its process, if ``include_failed_reason``
+    was passed.
+    """
     attempts: list[TaskAttemptInfo] | None = None
+    """The finished attempts, newest first, if ``include_attempts`` was passed."""
     progress: TaskProgress | None = None
+    """The latest progress that the task reported."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain JSON values."""
@@ -90,18 +96,31 @@ class TaskActionErrorCode(StrEnum):
     """Why an action on a task was rejected."""
 
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
+    """There is no such task."""
     TASK_NOT_CANCELLABLE = "TASK_NOT_CANCELLABLE"
+    """The task has already ended, or it is running and ``include_running`` is false."""
     TASK_NOT_RETRYABLE = "TASK_NOT_RETRYABLE"
+    """``app.retry_task`` was called for a task that has not ended."""
     SEND_SUPPRESSED = "SEND_SUPPRESSED"
+    """``app.retry_task`` was called while sends are suppressed."""
     TASK_IS_WORKFLOW_TASK = "TASK_IS_WORKFLOW_TASK"
+    """``app.retry_task`` was called for a task of a workflow; retry its node through the workflow."""
     TASK_NOT_DURABLE = "TASK_NOT_DURABLE"
+    """``signal`` was called for a task that is not a durable function."""
     TASK_NOT_HELD = "TASK_NOT_HELD"
+    """``resume`` was called for a run that is not held."""
     TASK_RUNNING = "TASK_RUNNING"
+    """``reset`` was called for a run that a process executes."""
     TASK_ENDED = "TASK_ENDED"
+    """``signal``, ``resume`` or ``reset`` was called for a run that has ended."""
     SIGNAL_NOT_FOUND = "SIGNAL_NOT_FOUND"
+    """The durable function declares no such signal."""
     STEP_NOT_FOUND = "STEP_NOT_FOUND"
+    """``reset`` was called with a step that is not recorded."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
+    """The value of a signal does not fit its declared type."""
     DB_OPERATION_FAILED = "DB_OPERATION_FAILED"
+    """The database did not respond; ``error.retryable`` shows whether to try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +128,15 @@ class TaskActionError:
     """A rejected action, with the status that prevented it."""
 
     code: TaskActionErrorCode
+    """Why the action was rejected."""
     message: str
+    """A sentence with the reason and the fix."""
     task_id: str
+    """The task that the action was for."""
     current_status: TaskStatus | None = None
+    """Its status at that time, if the task exists."""
     retryable: bool = False
+    """Whether the same call may succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +148,9 @@ class TaskCancelled:
     """
 
     task_id: str
+    """The id of the cancelled task."""
     was_status: TaskStatus
+    """The status before the cancel; a RUNNING task is stopped by its worker."""
 
 
 def info_script(

@@ -182,10 +182,15 @@ class OutgoingTask:
     """
 
     task_name: str
+    """The name of the task."""
     queue_name: str
+    """The queue that it goes to."""
     options: SendOptions
+    """The options of this send."""
     headers: dict[str, str]
+    """The headers to store; the hook may change them."""
     count: int = 1
+    """How many tasks the call sends: more than 1 for ``send_many``."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name != "headers" and hasattr(self, name):

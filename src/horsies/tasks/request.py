@@ -52,10 +52,15 @@ class TaskSendErrorCode(StrEnum):
     """Why a send did not store a task."""
 
     SEND_SUPPRESSED = "SEND_SUPPRESSED"
+    """Sends are suppressed while task modules are imported, or by ``app.suppress_sends()``."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
+    """The call, a value or an option cannot be stored as given."""
     ENQUEUE_FAILED = "ENQUEUE_FAILED"
+    """The database did not store the row, or its confirmation was lost."""
     PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
+    """The idempotency key belongs to a different request."""
     PAYLOAD_TOO_LARGE = "PAYLOAD_TOO_LARGE"
+    """The arguments are larger than ``payload.reject_bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +68,43 @@ class TaskSendPayload:
     """Everything needed to send the same request again; its repr omits the arguments."""
 
     task_name: str
+    """The name of the task."""
     queue_name: str
+    """The queue to store the task in."""
     priority: int
+    """Its priority within the queue."""
     args_json: str = field(repr=False)
+    """The positional arguments, encoded."""
     kwargs_json: str = field(repr=False)
+    """The keyword arguments, encoded."""
     sent_at: datetime
+    """When the task was first sent."""
     good_until: datetime | None
+    """The time by which the task must start."""
     enqueue_delay_seconds: float | None
+    """The delay passed to ``schedule``."""
     task_options: str
+    """The options stored with the task, encoded."""
     enqueue_sha: str
+    """The fingerprint that recognises a repeated request."""
     idempotency_key: str | None = None
+    """The idempotency key, if one was given."""
     unique: Uniqueness = "forever"
+    """How long the idempotency key stays taken."""
     enqueue_at: datetime | None = None
+    """The option ``at``."""
     delay: timedelta | None = None
+    """The option ``delay``."""
     max_retries: int = 0
+    """How many retries the policy allows."""
     timeout_ms: int | None = None
+    """The time limit of each attempt."""
     retention_seconds: float | None = None
+    """How long the row is kept after the task has ended."""
     debounce: Debounce | None = None
+    """The option ``debounce``."""
     key: str | None = None
+    """The key by which limits and fair sharing count the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +112,21 @@ class TaskSendError:
     """A send that stored nothing, or whose COMMIT is in doubt (``retryable``: use ``retry_send``)."""
 
     code: TaskSendErrorCode
+    """Why nothing was stored, or why that is in doubt."""
     message: str
+    """A sentence that names the place and the fix."""
     retryable: bool = False
+    """Whether ``retry_send`` may repeat the request."""
     task_id: str | None = None
+    """The id of the task, if it may have been stored."""
     payload: TaskSendPayload | None = field(default=None, repr=False)
+    """The request, for ``retry_send``; None inside your own transaction."""
     exception: BaseException | None = field(default=None, repr=False)
+    """The exception behind the error, if there is one."""
 
 
 TaskSendResult: TypeAlias = Result[T, TaskSendError]
+"""The result of a send: ``Ok`` with a handle, or ``Err`` with a ``TaskSendError``."""
 
 
 class Stamp(NamedTuple):

@@ -103,8 +103,11 @@ class TaskCall(Generic[T_co]):
     """The arguments of one future task, created by ``task.bind(...)`` for ``send_many``."""
 
     task_name: str
+    """The name of the task to send."""
     args: tuple[Any, ...]
+    """The positional arguments of the call."""
     kwargs: dict[str, Any]
+    """The keyword arguments of the call."""
 
     def __repr__(self) -> str:
         return f"TaskCall({self.task_name!r}, ...)"

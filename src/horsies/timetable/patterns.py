@@ -65,10 +65,15 @@ class IntervalSchedule(_Pattern):
     """
 
     type: Literal["interval"] = "interval"
+    """Marks the kind of pattern in stored JSON."""
     seconds: int | None = Field(default=None, ge=1, le=86_400)
+    """Seconds between two slots."""
     minutes: int | None = Field(default=None, ge=1, le=1_440)
+    """Minutes between two slots, added to the other fields."""
     hours: int | None = Field(default=None, ge=1, le=168)
+    """Hours between two slots, added to the other fields."""
     days: int | None = Field(default=None, ge=1, le=365)
+    """Days of 24 hours between two slots, added to the other fields."""
 
     @property
     def total(self) -> timedelta:
@@ -89,15 +94,20 @@ class HourlySchedule(_Pattern):
     """Fires once in every hour: `HourlySchedule(minute=15)`."""
 
     type: Literal["hourly"] = "hourly"
+    """Marks the kind of pattern in stored JSON."""
     minute: int = Field(ge=0, le=59)
+    """The minute of every hour."""
     second: int = Field(default=0, ge=0, le=59)
+    """The second of that minute."""
 
 
 class DailySchedule(_Pattern):
     """Fires every day at a wall-clock time: `DailySchedule(time=time(3, 30))`."""
 
     type: Literal["daily"] = "daily"
+    """Marks the kind of pattern in stored JSON."""
     time: time
+    """The time of day, in the schedule's time zone."""
 
     def _problems(self) -> Iterator[str]:
         return _time_problems(self.time)
@@ -107,8 +117,11 @@ class WeeklySchedule(_Pattern):
     """Fires on some days of the week: `WeeklySchedule(days=[Weekday.MONDAY], time=time(17))`."""
 
     type: Literal["weekly"] = "weekly"
+    """Marks the kind of pattern in stored JSON."""
     days: list[Weekday]
+    """The weekdays on which it fires."""
     time: time
+    """The time of day, in the schedule's time zone."""
 
     def _problems(self) -> Iterator[str]:
         if not self.days:
@@ -128,8 +141,11 @@ class MonthlySchedule(_Pattern):
     """
 
     type: Literal["monthly"] = "monthly"
+    """Marks the kind of pattern in stored JSON."""
     day: int
+    """The day of the month from 1 to 31, or -1 for the last day."""
     time: time
+    """The time of day, in the schedule's time zone."""
 
     def _problems(self) -> Iterator[str]:
         if self.day != LAST_DAY and not 1 <= self.day <= 31:
@@ -148,41 +164,53 @@ class EveryDay(FrozenModel):
     """All days."""
 
     kind: Literal["every_day"] = "every_day"
+    """Marks the kind of selector in stored JSON."""
 
 
 class ByMonthDay(FrozenModel):
     """Days chosen by their number in the month."""
 
     kind: Literal["by_month_day"] = "by_month_day"
+    """Marks the kind of selector in stored JSON."""
     day_of_month: list[NumericTerm]
+    """The days of the month that match, from 1 to 31."""
 
 
 class ByWeekday(FrozenModel):
     """Days chosen by their name."""
 
     kind: Literal["by_weekday"] = "by_weekday"
+    """Marks the kind of selector in stored JSON."""
     day_of_week: list[WeekdayTerm]
+    """The weekdays that match."""
 
 
 class EitherDay(FrozenModel):
     """Days that match the month day or the weekday, as classic cron reads two restricted fields."""
 
     kind: Literal["either_day"] = "either_day"
+    """Marks the kind of selector in stored JSON."""
     day_of_month: list[NumericTerm]
+    """The days of the month that match, from 1 to 31."""
     day_of_week: list[WeekdayTerm]
+    """The weekdays that match."""
 
 
 class BothDays(FrozenModel):
     """Days that match the month day and the weekday, such as every Friday the 13th."""
 
     kind: Literal["both_days"] = "both_days"
+    """Marks the kind of selector in stored JSON."""
     day_of_month: list[NumericTerm]
+    """The days of the month that match, from 1 to 31."""
     day_of_week: list[WeekdayTerm]
+    """The weekdays that match."""
 
 
 DaySelector: TypeAlias = Annotated[
     EveryDay | ByMonthDay | ByWeekday | EitherDay | BothDays, Field(discriminator="kind")
 ]
+"""One of the ways to choose the days of a ``CronSchedule``."""
 
 
 class CronSchedule(_Pattern):
@@ -199,10 +227,15 @@ class CronSchedule(_Pattern):
     """
 
     type: Literal["cron"] = "cron"
+    """Marks the kind of pattern in stored JSON."""
     minute: list[NumericTerm]
+    """The minutes that match."""
     hour: list[NumericTerm]
+    """The hours that match."""
     day: DaySelector = Field(default_factory=EveryDay)
+    """The days that match; every day by default."""
     month: list[MonthTerm] = Field(default=[CronEvery()])
+    """The months that match; every month by default."""
 
     @classmethod
     def parse(cls, expression: str, *, days: Choice | None = None) -> CronSchedule:
@@ -270,3 +303,4 @@ SchedulePattern: TypeAlias = Annotated[
     | CronSchedule,
     Field(discriminator="type"),
 ]
+"""One of the patterns that say when a schedule fires."""

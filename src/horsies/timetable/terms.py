@@ -54,52 +54,69 @@ class CronEvery(FrozenModel):
     """Every value of the field."""
 
     kind: Literal["every"] = "every"
+    """Marks the kind of term in stored JSON."""
 
 
 class CronStep(FrozenModel):
     """Every n-th value, starting at the field's first: `CronStep(step=15)` is minute 0, 15, 30, 45."""
 
     kind: Literal["step"] = "step"
+    """Marks the kind of term in stored JSON."""
     step: int = Field(ge=1)
+    """Every n-th value, counted from the first of the field."""
 
 
 class CronValues(FrozenModel):
     """The listed values: `CronValues(values=[0, 30])`."""
 
     kind: Literal["values"] = "values"
+    """Marks the kind of term in stored JSON."""
     values: list[int] = Field(min_length=1)
+    """The values that match."""
 
 
 class CronRange(FrozenModel):
     """From start to end, both included: `CronRange(start=9, end=17)`."""
 
     kind: Literal["range"] = "range"
+    """Marks the kind of term in stored JSON."""
     start: int
+    """The first value."""
     end: int
+    """The last value, which is included."""
     step: int = Field(default=1, ge=1)
+    """Every n-th value from ``start``."""
 
 
 class CronEnumValues(FrozenModel, Generic[E]):
     """The listed weekdays or months: `CronEnumValues(values=[Weekday.MONDAY])`."""
 
     kind: Literal["enum_values"] = "enum_values"
+    """Marks the kind of term in stored JSON."""
     values: list[E] = Field(min_length=1)
+    """The months or weekdays that match."""
 
 
 class CronEnumRange(FrozenModel, Generic[E]):
     """From start to end, both included: `CronEnumRange(start=Month.MARCH, end=Month.MAY)`."""
 
     kind: Literal["enum_range"] = "enum_range"
+    """Marks the kind of term in stored JSON."""
     start: E
+    """The first month or weekday."""
     end: E
+    """The last month or weekday, which is included."""
     step: int = Field(default=1, ge=1)
+    """Every n-th month or weekday from ``start``."""
 
 
 class CronEnumStep(FrozenModel, Generic[E]):
     """Every n-th weekday from Monday, or month from January: `CronEnumStep[Month]` with `step=3`."""
 
     kind: Literal["enum_step"] = "enum_step"
+    """Marks the kind of term in stored JSON."""
     step: int = Field(ge=1)
+    """Every n-th month or weekday, counted from the first."""
 
 
 NumericTerm: TypeAlias = Annotated[

@@ -51,10 +51,13 @@ class WorkflowDefinition(Generic[T]):
     """
 
     name: ClassVar[str] = ""
+    """The name shown to people."""
     definition_key: ClassVar[str] = ""
+    """The identity of the workflow across runs and deployments."""
 
     # Not a nested class: pyright rejects a `class Meta` that does not inherit from it.
     Meta: ClassVar[type] = object
+    """An inner class that may set ``output``, ``on_error`` and ``success_policy``."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

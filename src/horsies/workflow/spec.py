@@ -24,6 +24,7 @@ from horsies.workflow.run.start import StartOptions, replay_options, start, star
 T = TypeVar("T")
 
 WorkflowTerminalResults: TypeAlias = dict[str, TaskResult[Any, TaskError]]
+"""The results of all end nodes, by node id: the value of a run without an output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class WorkflowSpec(Generic[T]):
     __slots__ = ("graph",)
 
     graph: Graph
+    """The checked nodes and edges."""
 
     def __init__(
         self,

@@ -50,10 +50,13 @@ class QueueState(NamedTuple):
     """A queue; ``paused_at`` is None while workers claim from it."""
 
     name: str
+    """The name of the queue."""
     paused_at: datetime | None
+    """When it was paused, or None."""
 
     @property
     def is_paused(self) -> bool:
+        """Whether the queue is paused."""
         return self.paused_at is not None
 
 
@@ -233,62 +236,104 @@ class WorkerStateSnapshot:
     """
 
     id: int
+    """The number of the snapshot."""
     worker_id: str
+    """The id of the worker."""
     snapshot_at: datetime
+    """When the worker reported it."""
     hostname: str
+    """The worker's host."""
     pid: int
+    """The process id of its parent process."""
     processes: int
+    """How many child processes it has."""
     queues: list[str]
+    """The queues that it serves."""
     tasks_running: int
+    """How many tasks its children run."""
     tasks_claimed: int
+    """How many tasks it holds that have not started."""
     memory_usage_mb: float | None
+    """The resident memory of the parent process."""
     cpu_percent: float | None
+    """The processor use of the parent process."""
     memory_percent: float | None
+    """The share of the host's memory that the parent process uses."""
     children_memory_mb: float | None
+    """The resident memory of its children together."""
     max_claim_batch: int
+    """The most tasks of one queue that it claims in a turn; 0 sets no limit."""
     max_claim_per_worker: int
+    """The most tasks that it holds at a time."""
     cluster_wide_cap: int | None
+    """The most tasks that all workers together run, or None."""
     queue_priorities: dict[str, Any] | None
+    """The priority of each queue."""
     queue_max_concurrency: dict[str, Any] | None
+    """The cap of each queue."""
     recovery_config: dict[str, Any] | None
+    """Its recovery settings."""
     hears: bool
+    """Whether notifications reach it."""
     worker_started_at: datetime
+    """When the worker started."""
 
 
 class StaleTask(NamedTuple):
     """A RUNNING task without a recent heartbeat."""
 
     id: str
+    """The id of the task."""
     worker_hostname: str | None
+    """The host of its worker."""
     worker_pid: int | None
+    """The process id of the child that runs it."""
     worker_process_name: str | None
+    """The name of that child process."""
     last_heartbeat: datetime | None
+    """When the worker last confirmed that the task is running."""
     started_at: datetime | None
+    """When the attempt started."""
     task_name: str
+    """The name of the task."""
 
 
 class WorkerStats(NamedTuple):
     """The running tasks of one child process."""
 
     worker_hostname: str | None
+    """The host of the worker."""
     worker_pid: int | None
+    """The process id of the child."""
     worker_process_name: str | None
+    """The name of the child process."""
     active_tasks: int
+    """How many tasks it runs."""
     oldest_task_start: datetime | None
+    """When the oldest of them started."""
     latest_heartbeat: datetime | None
+    """The latest heartbeat for one of them."""
 
 
 class ExpiredTask(NamedTuple):
     """A PENDING task past its ``good_until``."""
 
     id: str
+    """The id of the task."""
     task_name: str
+    """The name of the task."""
     queue_name: str
+    """The queue that it waits in."""
     priority: int
+    """Its priority within the queue."""
     sent_at: datetime | None
+    """When it was sent."""
     enqueued_at: datetime
+    """When it became claimable."""
     good_until: datetime
+    """The time by which it had to start."""
     expired_for_seconds: float
+    """How long ago that was."""
 
 
 class ServerVersion(NamedTuple):

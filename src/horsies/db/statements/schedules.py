@@ -116,22 +116,37 @@ class ScheduleState(NamedTuple):
     """
 
     name: str
+    """The name of the schedule."""
     task_name: str | None
+    """The task that it sends, or None for a workflow."""
     definition_key: str | None
+    """The workflow that it starts, or None for a task."""
     is_dynamic: bool
+    """Whether it was added at run time, not by a configuration."""
     owner: str | None
+    """The scheduler that stored it, or None if a program added it."""
     timing: str | None
+    """Its pattern, time zone and bounds, as stored JSON."""
     next_run_at: datetime | None
+    """Its next slot, or None once it has ended."""
     last_run_at: datetime | None
+    """The newest slot that became a task or a run."""
     last_task_id: str | None
+    """The id of the newest task or workflow run."""
     last_status: str | None
+    """The status of that task or run."""
     run_count: int
+    """How many slots became tasks or runs."""
     paused_at: datetime | None
+    """When it was paused, or None."""
     skipped_at: datetime | None
+    """The time up to which slots were skipped most recently."""
     skip_reason: str | None
+    """Why those slots were skipped."""
 
     @property
     def is_paused(self) -> bool:
+        """Whether the schedule is paused."""
         return self.paused_at is not None
 
 
@@ -142,11 +157,17 @@ class ScheduleRun(NamedTuple):
     """
 
     task_id: str
+    """The id of the task, or of the workflow run."""
     is_workflow: bool
+    """Whether it is a workflow run."""
     scheduled_for: datetime | None
+    """Its slot, or None for a manual run."""
     status: str
+    """The status of the task or run."""
     enqueued_at: datetime
+    """When the task became claimable, or the run was started."""
     error_code: str | None
+    """The code of its error, or None."""
 
 
 class TimedScheduleRun(NamedTuple):

@@ -152,23 +152,41 @@ class TaskColumns:
     """The columns that ``TaskInfo`` shows as stored."""
 
     task_id: str
+    """The id of the task."""
     task_name: str
+    """The name under which the task's function is registered."""
     status: TaskStatus
+    """The status at the time of the query."""
     queue_name: str
+    """The queue that the task waits in or ran from."""
     priority: int
+    """Its priority within the queue, from 1 (first) to 100 (last)."""
     retry_count: int
+    """How many retries have been used."""
     max_retries: int | None
+    """How many retries the task may use, or None without a limit."""
     next_retry_at: datetime | None
+    """When the next attempt becomes due, while the task waits for a retry."""
     sent_at: datetime | None
+    """When the task was sent, or the slot of the schedule that sent it."""
     enqueued_at: datetime
+    """When the current attempt became or becomes claimable."""
     claimed_at: datetime | None
+    """When a worker claimed the current attempt."""
     started_at: datetime | None
+    """When the latest attempt started."""
     completed_at: datetime | None
+    """When the task completed."""
     failed_at: datetime | None
+    """When the task failed, was cancelled or expired."""
     worker_hostname: str | None
+    """The host of the worker that has or had the task."""
     worker_pid: int | None
+    """The process id of that worker's child."""
     worker_process_name: str | None
+    """The name of that child process."""
     error_code: str | None
+    """The code of the final error, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +202,31 @@ class TaskAttemptInfo:
     """One finished execution of a task."""
 
     task_id: str
+    """The id of the task."""
     attempt: int
+    """The number of the attempt, from 1."""
     outcome: TaskAttemptOutcome
+    """Whether the attempt returned a value, ended with an error, or lost its process."""
     will_retry: bool
+    """Whether another attempt followed."""
     started_at: datetime | None
+    """When the attempt started, or None if it never did."""
     finished_at: datetime
+    """When the attempt ended."""
     error_code: str | None
+    """The code of its error, or None after a success."""
     error_message: str | None
+    """The message of its error."""
     failed_reason: str | None
+    """Why the process was lost, such as its exit code or signal."""
     worker_id: str | None
+    """The id of the worker that ran it."""
     worker_hostname: str | None
+    """The host of that worker."""
     worker_pid: int | None
+    """The process id of the child that ran it."""
     worker_process_name: str | None
+    """The name of that child process."""
     retry_reason: str | None = None
     """The rule that decided whether the task is retried: "retried by code GATEWAY_DOWN"."""
 
@@ -209,10 +240,15 @@ class TaskProgress:
     """The latest progress that the task reported in its current attempt."""
 
     attempt: int
+    """The attempt that reported it."""
     done: float
+    """How much is done, in your own units."""
     total: float | None
+    """How much there is to do, or None if unknown."""
     note: str | None
+    """A short text, at most 200 characters."""
     reported_at: datetime
+    """When the worker stored the report."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the progress as plain JSON values."""

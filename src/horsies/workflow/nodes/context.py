@@ -33,8 +33,11 @@ class WorkflowMeta:
     """A task's run and node; declare ``workflow_meta: WorkflowMeta | None = None``."""
 
     workflow_id: str
+    """The id of the run."""
     task_index: int
+    """The position of the task's node."""
     task_name: str
+    """The name of the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +64,17 @@ class WorkflowContext:
     """
 
     workflow_id: str
+    """The id of the run."""
     task_index: int
+    """The position of the task's node."""
     task_name: str
+    """The name of the task."""
     results: Mapping[str, UpstreamResult | TaskResult[Any, TaskError]] = field(
         default_factory=dict, repr=False
     )
+    """The results of the listed nodes, by node id; use ``result_for`` to read them."""
     summaries: Mapping[str, SubWorkflowSummary[Any]] = field(default_factory=dict, repr=False)
+    """The summaries of listed sub-workflows, by node id."""
 
     def result_for(self, node: ValueNode[T] | NodeKey[T]) -> TaskResult[T, TaskError]:
         """Return the result of a listed node; KeyError if the node is not listed.

@@ -91,6 +91,7 @@ class NodeKey(Generic[V_co]):
     """
 
     node_id: str
+    """The id of the node."""
 
 
 # The hint for a node, or from_node(...), among the arguments of a send.
@@ -133,11 +134,17 @@ class Node(Generic[R_co]):
     no_argument: ClassVar[str] = BELONGS_IN_A_WORKFLOW
 
     waits_for: Sequence[AnyNode] = field(default_factory=list)
+    """The nodes that must end before this one starts."""
     allow_failed_deps: bool = False
+    """Whether the node runs even if dependencies fail."""
     join: Join = "all"
+    """How many dependencies must succeed: ``"all"``, ``"any"`` or ``"quorum"``."""
     min_success: int | None = None
+    """How many successes a quorum needs."""
     node_id: str | None = None
+    """The id in the run; otherwise derived from the workflow's name and the index."""
     index: int | None = None
+    """The position in the workflow, set when the workflow is built."""
     frozen: bool = field(default=False, init=False)
     id_derived: bool = field(default=False, init=False)
 
@@ -183,8 +190,11 @@ class CallingNode(Node[R_co]):
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments, by parameter name."""
     args_from: Mapping[str, AnyNode] = field(default_factory=dict)
+    """The nodes whose results are passed, by parameter name."""
     workflow_ctx_from: Sequence[AnyNode] | None = None
+    """The nodes whose results ``workflow_ctx`` provides."""
 
 
 @dataclass(eq=False, repr=False)
@@ -195,13 +205,20 @@ class TaskCallingNode(CallingNode[R_co], Generic[T_co, R_co]):
     """
 
     fn: RunnableTask[T_co]
+    """The task to run."""
     _: KW_ONLY
     queue: str | None = None
+    """The queue, instead of the task's own."""
     priority: int | None = None
+    """The priority, instead of the queue's."""
     good_until: datetime | None = None
+    """The time by which the node's task must start."""
     expires_in: timedelta | None = None
+    """How long after being enqueued the node's task must start."""
     timeout_ms: int | None = None
+    """The time limit of each attempt, instead of the task's own."""
     retry_policy: RetryPolicy | None = None
+    """The retry policy, instead of the task's own."""
 
     @property
     def name(self) -> str:
@@ -235,9 +252,13 @@ class MapNode(TaskCallingNode[T_co, list[TaskResult[T_co, TaskError]]]):
 
     _: KW_ONLY
     over: AnyNode
+    """The node whose list is mapped."""
     each: str | None = None
+    """The parameter that takes the element."""
     max_parallel: int | None = None
+    """How many items may run at the same time; None sets no limit."""
     allow_failed_items: bool = False
+    """Whether the node completes even if items fail."""
 
     if TYPE_CHECKING:
 
@@ -257,6 +278,7 @@ class SubWorkflowNode(CallingNode[T_co]):
     """
 
     workflow_def: type[BuildsWorkflow[T_co]]
+    """The definition of the child workflow."""
 
     @property
     def name(self) -> str:
@@ -273,11 +295,14 @@ class SleepNode(Node[None]):
     """
 
     seconds: float | None = None
+    """How long to sleep."""
     _: KW_ONLY
     until: datetime | None = None
+    """The time at which the sleep ends."""
 
     @property
     def name(self) -> str:
+        """Always ``sleep``."""
         return "sleep"
 
 
@@ -293,14 +318,18 @@ class SignalNode(Node[V_co]):
     """
 
     name: str
+    """The name of the signal."""
     _: KW_ONLY
     timeout: timedelta | None = None
+    """How long to wait once the dependencies are met; None waits forever."""
     value_type: type[V_co] = _ANYTHING
+    """The type that the signal's value must have."""
 
 
 AnyNode: TypeAlias = (
     TaskNode[Any] | SubWorkflowNode[Any] | MapNode[Any] | SleepNode | SignalNode[Any]
 )
+"""A node of any kind."""
 NODE_KINDS = (TaskNode, SubWorkflowNode, MapNode, SleepNode, SignalNode)
 
 
@@ -315,7 +344,9 @@ class OnError(StrEnum):
     """
 
     FAIL = "fail"
+    """The graph runs as far as it can, then the run fails."""
     PAUSE = "pause"
+    """The run is paused at once and waits to be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +358,7 @@ class SuccessCase:
     """
 
     required: Sequence[NodeReference]
+    """The nodes that must complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +372,9 @@ class SuccessPolicy:
     """
 
     cases: Sequence[SuccessCase]
+    """The cases, any one of which makes the run a success."""
     optional: Sequence[NodeReference] | None = None
+    """Nodes whose failure does not pause the run."""
 
 
 def own_name(thing: object) -> str:

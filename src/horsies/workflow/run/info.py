@@ -19,11 +19,20 @@ class WorkflowStartErrorCode(StrEnum):
     """Why a run was not started."""
 
     BROKER_NOT_CONFIGURED = "BROKER_NOT_CONFIGURED"
+    """The workflow was built without an application."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
+    """The id is not a UUID, the key cannot be stored, or the id or key belongs to a run of another workflow.
+    """
     ENQUEUE_FAILED = "ENQUEUE_FAILED"
+    """The database did not store it, or its confirmation was lost; ``error.retryable`` shows whether to try
+    again.
+    """
     INTERNAL_FAILED = "INTERNAL_FAILED"
+    """An unexpected error while the start was prepared."""
     PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
+    """The id or key belongs to a run of this workflow with other nodes or arguments."""
     SEND_SUPPRESSED = "SEND_SUPPRESSED"
+    """Starts are suppressed while task modules are imported, as sends are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +44,57 @@ class WorkflowStartError:
     """
 
     code: WorkflowStartErrorCode
+    """Why nothing was started, or why that is in doubt."""
     message: str
+    """A sentence that names the place and the fix."""
     retryable: bool
+    """Whether ``retry_start`` may repeat the start."""
     workflow_name: str
+    """The name of the workflow."""
     workflow_id: str
+    """The id that the run has, or would have."""
     exception: BaseException | None = field(default=None, repr=False)
+    """The exception behind the error, if there is one."""
     workflow_key: str | None = None
+    """The key passed to ``start``."""
     in_transaction: bool = False
+    """Whether the start belonged to your own transaction."""
 
 
 WorkflowStartResult: TypeAlias = Result[T, WorkflowStartError]
+"""The result of a start: ``Ok`` with a handle, or ``Err`` with a ``WorkflowStartError``."""
 
 
 class HandleErrorCode(StrEnum):
     """Why a run could not be read or controlled."""
 
     WORKFLOW_NOT_FOUND = "WORKFLOW_NOT_FOUND"
+    """There is no run with this id."""
     NODE_NOT_FOUND = "NODE_NOT_FOUND"
+    """The run has no node with this id."""
     SIGNAL_NOT_FOUND = "SIGNAL_NOT_FOUND"
+    """No node of the run waits for a signal of this name; the message lists the existing names."""
     NOTHING_TO_RETRY = "NOTHING_TO_RETRY"
+    """No node, or not the given one, has failed."""
     WORKFLOW_NOT_RETRYABLE = "WORKFLOW_NOT_RETRYABLE"
+    """The run has completed, was cancelled or has expired; or it is part of a run that continued without it.
+    """
     WORKFLOW_ENDED = "WORKFLOW_ENDED"
+    """The run has ended and accepts no more signals."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
+    """The value of a signal does not have the declared type, its name is not printable text, ``until`` names
+    no status, or ``timeout_ms`` is not a whole number.
+    """
     WAIT_TIMEOUT = "WAIT_TIMEOUT"
+    """``wait`` did not see the status in time."""
     BROKER_NOT_CONFIGURED = "BROKER_NOT_CONFIGURED"
+    """The handle has no connection."""
     DB_OPERATION_FAILED = "DB_OPERATION_FAILED"
+    """The database did not respond; ``error.retryable`` shows whether to try again."""
     LOOP_RUNNER_FAILED = "LOOP_RUNNER_FAILED"
+    """``wait`` was called inside a running event loop; await ``wait_async``."""
     INTERNAL_FAILED = "INTERNAL_FAILED"
+    """Stored data cannot be read, or a bug in Horsies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +102,19 @@ class HandleOperationError:
     """Why an operation on a run had no effect; ``retryable`` if a later attempt may succeed."""
 
     code: HandleErrorCode
+    """Why the run could not be read or controlled."""
     message: str
+    """A sentence with the reason and the fix."""
     retryable: bool
+    """Whether the same call may succeed later."""
     workflow_id: str
+    """The run that the call was for."""
     exception: BaseException | None = field(default=None, repr=False)
+    """The exception behind the error, if there is one."""
 
 
 HandleResult: TypeAlias = Result[T, HandleOperationError]
+"""The result of a call on a run's handle: ``Ok``, or ``Err`` with a ``HandleOperationError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +126,41 @@ class WorkflowTaskInfo:
     """
 
     node_id: str
+    """The id of the node."""
     index: int
+    """The position of the node in the workflow."""
     name: str
+    """The name of the task or sub-workflow."""
     status: WorkflowTaskStatus
+    """The status at the time of the query."""
     result: TaskResult[Any, TaskError] | None = None
+    """The outcome, if the node has one and results were asked for."""
     started_at: datetime | None = None
+    """When the node started."""
     completed_at: datetime | None = None
+    """When the node ended."""
     sub_workflow_id: str | None = None
+    """The id of the child run."""
     sub_workflow_summary: SubWorkflowSummary[Any] | None = None
+    """How the child run ended."""
     kind: str = "task"
+    """The kind of node, such as ``task``, ``map`` or ``sleep``."""
     item_index: int | None = None
+    """The position of the item in its map, or None for a node."""
     task_id: str | None = None
+    """The id of the node's task."""
     retry_count: int = 0
+    """How many retries its task has used."""
     enqueued_at: datetime | None = None
+    """When the node's task became claimable."""
     sub_workflow_status: WorkflowStatus | None = None
+    """The status of the child run."""
     items_total: int | None = None
+    """How many items a map has."""
     items_open: int | None = None
+    """How many of them have not ended."""
     items_failed: int | None = None
+    """How many of them failed."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the node as plain JSON values."""
@@ -119,23 +176,41 @@ class WorkflowInfo:
     """
 
     workflow_id: str
+    """The id of the run."""
     name: str
+    """The name of the workflow."""
     status: WorkflowStatus
+    """The status at the time of the query."""
     definition_key: str
+    """The identity of the workflow's definition."""
     workflow_key: str | None
+    """The key passed to ``start``, or None."""
     error: TaskError | None
+    """The error of a failed run."""
     matched_case: int | None
+    """The position of the success case that was met."""
     parent_workflow_id: str | None
+    """The run that contains this one as a sub-workflow, or None."""
     root_workflow_id: str
+    """The outermost run above this one, or the run itself."""
     depth: int
+    """How many runs are above this one."""
     total_nodes: int
+    """How many nodes the run has."""
     open_nodes: int
+    """How many of them have not ended."""
     failed_nodes: int
+    """How many of them failed."""
     sent_at: datetime | None
+    """When it was started, or the slot of the schedule that started it."""
     started_at: datetime
+    """When the run was stored."""
     paused_at: datetime | None
+    """When it was paused, or None."""
     completed_at: datetime | None
+    """When it ended, or None."""
     paused_descendants: list[str] = field(default_factory=list)
+    """The ids of paused runs below this one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run as plain JSON values."""
