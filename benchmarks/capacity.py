@@ -2,7 +2,7 @@
 
 A worker repeats turns. A turn records the tasks that have ended and claims new ones in one transaction, the
 children run them, and the next turn begins. The processor time of a turn has a fixed part and a part per
-task; drains of one worker with two and with eight children tell the two apart. Workers that share a machine
+task; drains of one worker with two and with eight children separate the two. Workers that share a machine
 wait for its processors, and their commits wait for each other: a commit that notifies holds a lock of the
 whole server until the log is flushed, so it shares no flush. ``turns_per_second`` makes these times a rate.
 

@@ -121,7 +121,7 @@ def keys(
     count: int = 10_000,
     flags: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Run that many tasks of a queue in which ten times as many wait, of so many keys, or without any."""
+    """Run this many tasks of a queue while ten times more wait, with a number of keys or without keys."""
     app = _application("benchmarks.keys_app")
     function = getattr(app, task)
     worker = running_worker(children, *flags, application="benchmarks.keys_app:app")
@@ -361,7 +361,7 @@ def _warm_up(connection: Connection[Any], function: Any, count: int) -> None:
 
 
 def _load(app: Any, task: str, count: int) -> None:
-    """Send that many tasks of this name at once, or start as many nodes in chains."""
+    """Send this many tasks of this name at once, or start the same number of nodes in chains."""
     if task == "chain":
         importlib.import_module("horsies").start_many([app.chain()] * (count // app.STEPS)).unwrap()
     else:

@@ -1,4 +1,4 @@
-"""What many workers cost together: a figure of ``benchmarks.figures`` over a fleet of worker processes.
+"""The cost of many workers together: a figure of ``benchmarks.figures`` over a fleet of worker processes.
 
 Processor time is read from the scheduler's statistics, in nanoseconds: an idle worker uses less in a second
 than the 10 ms in which the operating system counts otherwise. The commits include those of listening sessions
@@ -23,7 +23,7 @@ from psycopg import Connection
 READY_SECONDS = 240.0
 # Workers that start at the same time: each start takes about half a second of a core.
 STARTS = 4
-# The last looks after the start have ended by then. A session adds its commits to the server's counter with
+# The last polls after the start have ended by then. A session adds its commits to the server's counter with
 # its next heartbeat.
 SETTLE_SECONDS = 5.0
 COMMITS = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"

@@ -1,5 +1,5 @@
-"""What years of history cost: turns, sends and the overview behind millions of ended tasks, compared with an
-empty table, and the price of forgetting them.
+"""The cost of years of history: turns, sends and the overview behind millions of ended tasks, compared with
+an empty table, and the price of forgetting them.
 
 Two databases on one server differ only in their history, and every round measures both. History is inserted,
 not run: the ids and times of the tasks spread over the last thirty days, each task with its attempt.

@@ -28,7 +28,7 @@ from horsies.worker.turn import Claimer, TurnRequest, take_turn
 
 CHILDREN = 4
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "5"))
-# Measured while ten times as many wait, so that 100,000 keys have a task each.
+# Measured while ten times more wait, so that each of 100,000 keys has a task.
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
 NEVER_REPLACED = ["--max-tasks-per-child", "0"]
 # The tasks and keys of each drain, and the part of the rate without keys that should be left.

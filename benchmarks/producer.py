@@ -2,7 +2,7 @@
 same driver in the same run.
 
 The bare side gets its rows ready-made: identifiers, JSON texts and fingerprints are not part of its
-time, but all of ours.
+time, but are part of the time of Horsies.
 """
 
 from __future__ import annotations

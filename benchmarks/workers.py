@@ -1,4 +1,4 @@
-"""What the number of workers costs: 2, 10 and 40 workers with one child each, and 5 workers with eight.
+"""The cost of the number of workers: 2, 10 and 40 workers with one child each, and 5 workers with eight.
 
 ``HORSIES_BENCH_WORKERS=2,10,40,200`` measures other numbers of workers. A worker takes about 60 MB of memory,
 and half a second of processor time to start. ``HORSIES_BENCH_SAVE=FILE`` adds the results to a JSON file, as
@@ -21,7 +21,7 @@ SIZES = tuple(map(int, os.environ.get("HORSIES_BENCH_WORKERS", "2,10,40").split(
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "3"))
 # As many children as 40 workers have, in few workers.
 FEW, FEW_CHILDREN = 5, 8
-# What 40 workers may cost at most, as a multiple of the smallest number of workers measured.
+# The highest allowed cost of 40 workers, as a multiple of the smallest number of workers measured.
 RATIO_MAX = 1.5
 RATE_MIN = 0.8
 SERVER_PERCENT_MAX = 5.0

@@ -67,7 +67,12 @@ HABITS = {
 }
 _HABITS = {re.compile(pattern, re.IGNORECASE): plain for pattern, plain in HABITS.items()}
 # Pages and folders without these habits.
-CLEAN = ("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/horsies/")
+CLEAN = (
+    *("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/horsies/"),
+    *("tests/support/", "tools/", "benchmarks/"),
+)
+# Folders of Python beside the package whose docstrings and comments are read too.
+BESIDE = ("tests/support", "tools", "benchmarks")
 # Generated from docstrings and messages of other folders.
 GENERATED = ("docs/api.md", "docs/api/", "docs/doctor.md", "docs/explain.md")
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
@@ -179,9 +184,10 @@ def _speaks(call: ast.Call) -> bool:
 
 
 def all_prose() -> Iterator[Text]:
-    """The docstrings and comments of the package, and the pages of the documentation."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        yield from python_prose(path)
+    """The docstrings and comments of the package and its tools, and the pages of the documentation."""
+    for folder in (SOURCE, *(REPOSITORY / name for name in BESIDE)):
+        for path in sorted(folder.rglob("*.py")):
+            yield from python_prose(path)
     for path in sorted(SOURCE.rglob("*.sql")):
         yield from sql_prose(path)
     for path in (*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))):

@@ -108,7 +108,7 @@ def cell(values: Sequence[float], digits: int) -> str:
 
 
 def ratio(values: Sequence[float], ours: Sequence[float]) -> str:
-    """Write the ratio of two medians, as a multiple of ours."""
+    """Write the ratio of two medians, as a multiple of the Horsies figure."""
     if not values or not ours:
         return NOTHING
     return f"{statistics.median(values) / statistics.median(ours):.2f}"

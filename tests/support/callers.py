@@ -1,8 +1,8 @@
 """Callers with their own transaction: psycopg, asyncpg, SQLAlchemy and Django, synchronous and not.
 
-Each opens a transaction, lends it for a send and for a statement of its own, and then commits or
-rolls back in its own way. All are written as coroutines so that one test serves both faces; those
-of the synchronous ones never wait and need no event loop.
+Each caller opens a transaction, lends it for a send, executes its own statement, and then commits or
+rolls back in its own way. All callers are coroutines, so that one test serves both APIs; those of the
+synchronous libraries never wait and need no event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL started by a process of its own, from an installation at another place."""
+"""The embedded PostgreSQL started by a separate process, from an installation in another directory."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Faults:
             self._fault, self._rewritten, self.has_happened = fault, None, False
 
     def disarm(self) -> None:
-        """Let everything pass, and cut what was stalled."""
+        """Let everything pass, and cut stalled connections."""
         with self._lock:
             self._fault = None
             self._released.set()

@@ -1,6 +1,6 @@
 """Renders the chart in deploy/ without Helm: the part of Go templates that the chart uses, and no more.
 
-An action or a function beyond that part fails the test, so the chart cannot use what nobody has tried.
+An action or a function beyond that part fails the test, so the chart cannot use an untested feature.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _refilled(elements: list[Any], random: Random) -> set[Any]:
 
 
 def printed_under_hash_seeds(script: str) -> set[str]:
-    """Run the script in interpreters that hash text differently and return what they printed."""
+    """Run the script in interpreters that hash text differently and return their output."""
     return {_printed(script, seed) for seed in HASH_SEEDS}
 
 

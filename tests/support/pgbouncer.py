@@ -114,7 +114,7 @@ def running_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iter
 
 
 def client_names(pooled_url: str) -> list[str]:
-    """The application names of everybody who is connected to this PgBouncer's database."""
+    """The application names of all sessions connected to this PgBouncer's database."""
     database = urlsplit(pooled_url).path.lstrip("/")
     return [row[-1] for row in _show(pooled_url, "CLIENTS") if row[2] == unquote(database)]
 

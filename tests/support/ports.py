@@ -18,8 +18,8 @@ PROCESSES_MAX = 16
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on; each test process has a share of its own, and a port that
-    was returned comes again only after all others.
+    """Return a port that nothing listens on; each test process has its own range, and a port
+    that was returned is reused only after all others.
     """
     for port in islice(_own_ports(), len(PORTS)):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

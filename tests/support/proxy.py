@@ -214,7 +214,7 @@ def _forward_with_faults(
 
 
 def whole_messages(data: bytes) -> tuple[list[bytes], bytes]:
-    """Cut what a server sent into its messages; the last may be incomplete and is the rest."""
+    """Split a server's bytes into messages; the last may be incomplete and is the rest."""
     messages = []
     while len(data) >= 5 and len(data) > (size := int.from_bytes(data[1:5], "big")):
         messages.append(data[: size + 1])

@@ -25,7 +25,7 @@ def routed(database_url: str) -> AbstractContextManager[Route]:
 
 @contextmanager
 def pooled_route(database_url: str) -> Iterator[Route]:
-    """Through a PgBouncer of our own; notifications come straight from the server."""
+    """Connect through our own PgBouncer; notifications come straight from the server."""
     with pooled(database_url) as (pooled_url, broker):
         # A pooler may hand a send to a server connection that has just died.
         yield Route(pooled_url, broker, {"resend_on_transient_err": True})

@@ -34,7 +34,7 @@ def add_task(connection: Database, **columns: Any) -> str:
 
 
 def insert_raw(connection: Database, name: str, args: str, kwargs: str = "{}") -> str:
-    """Insert a task that is enqueued now, whatever its arguments, and return its id."""
+    """Insert a task that is enqueued now, with any arguments, and return its id."""
     return add_task(connection, task_name=name, args=args, kwargs=kwargs, enqueued_at=ago(0))
 
 

@@ -107,7 +107,7 @@ def held_connections(fleet: Fleet, connection: Database, name: str) -> int:
     return len(clients) + len(pids - server_pids(fleet.way.url))
 
 
-# What the recovery of a dead worker's tasks does, by the policy each task was sent with: listed
+# The effect of recovery on a dead worker's tasks, by the policy each task was sent with: listed
 # crashes run again, others have failed.
 RECOVER = """
 WITH dead AS MATERIALIZED (

@@ -41,8 +41,8 @@ _RUNNING = frozenset({TaskStatus.RUNNING})
 # A claimed task goes straight to an idle child, so claim and start are one verb; CLAIMED is the status
 # of tasks prefetched ahead of a free child. Release takes back tasks that no child received: such a
 # row may be RUNNING although user code never saw it. Cancelling a RUNNING task takes two steps, the
-# request and the end that its worker records. A crash is not a verb of its own: it ends in fail or
-# retry like any other failed attempt.
+# request and the end that its worker records. A crash has no verb: it ends in fail or retry
+# like any other failed attempt.
 TASK_TRANSITIONS: tuple[Transition, ...] = (
     Transition("claim_and_start", _PENDING, TaskStatus.RUNNING),
     Transition("claim", _PENDING, TaskStatus.CLAIMED),

@@ -1,7 +1,7 @@
 """Real workers for the tests: processes started from the command line, watched through their events.
 
-A worker is `python -m horsies worker ...` in a session of its own. Whatever it started is found
-through the process table and is gone after the test.
+A worker is `python -m horsies worker ...` in its own session. The processes that it started
+are found through the process table and are gone after the test.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONFIG_VARIABLE = "HORSIES_E2E_CONFIG"
 
 # The template is a fresh interpreter that imports the application itself.
 FORKSERVER = ("--start-method", "forkserver")
-# Only notifications and due times can explain what such a worker does on time.
+# Only notifications and due times can explain such a worker's timely work.
 HARDLY_POLLS = {"resilience": {"notify_poll_interval_ms": 300_000}}
 # Frequent heartbeats, so that tests of silence take seconds.
 QUICK_RECOVERY = {
@@ -147,7 +147,7 @@ class RunningWorker(WorkerProcess):
 
 
 def _kill_ours(pid: int) -> None:
-    """Kill a process a worker of ours had started, unless the number belongs to another by now."""
+    """Kill a process that one of our workers had started, unless its pid has been reused."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         if process.environ().get(DATABASE_VARIABLE):
@@ -212,7 +212,7 @@ class Fleet:
     def launch(
         self, kind: str, command: Sequence[str], environment: Mapping[str, str]
     ) -> RunningWorker:
-        """Start a process of ours with a log and a file for its events."""
+        """Start a process with a log and a file for its events."""
         name = f"{kind}-{len(self.workers)}"
         log_path = self.directory / f"{name}.log"
         worker = RunningWorker.launch(command, environment, log_path, REPOSITORY)
@@ -222,7 +222,7 @@ class Fleet:
     def environment(
         self, database_url: str | None = None, config: Mapping[str, Any] | None = None
     ) -> dict[str, str]:
-        """What a process of the tests' application needs to know, to take the same route."""
+        """The environment with which a process of the tests' application takes the same route."""
         route = Route(database_url) if database_url else self.way
         config = dict(config or {})
         config["broker"] = {**route.broker, **config.get("broker", {})}
@@ -239,7 +239,7 @@ class Fleet:
 
     @property
     def is_pooled(self) -> bool:
-        """Whether workers go through a pooler, which keeps server connections of its own."""
+        """Whether workers go through a pooler, which keeps its own server connections."""
         return bool(self.way.broker)
 
     def sessions(self, count: int) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def faketime_library() -> Path:
 
 
 def skew(fleet: Fleet, offset: str | Path) -> dict[str, str]:
-    """The environment of a process whose clock is off by that much, or by what a file says at the time."""
+    """The environment of a process whose clock is off by that much, or by the amount in a file."""
     library = faketime_library()
     (fleet.directory / "sitecustomize.py").write_text(SLEEP_OTHERWISE)
     wrong = {"FAKETIME": str(offset)}
@@ -288,7 +288,7 @@ def skew(fleet: Fleet, offset: str | Path) -> dict[str, str]:
     return {
         "LD_PRELOAD": str(library),
         **wrong,
-        # A wrong clock goes on at the right pace: what measures spans is not touched.
+        # A wrong clock runs at the right pace: the monotonic clock is not changed.
         "DONT_FAKE_MONOTONIC": "1",
         "PYTHONPATH": os.pathsep.join([str(fleet.directory), os.environ.get("PYTHONPATH", "")]),
     }

@@ -154,7 +154,7 @@ class Canvas:
         )
 
     def svg(self) -> str:
-        """Return the drawing as a file of its own."""
+        """Return the drawing as a complete file."""
         width, height = self._size
         return "\n".join(
             [

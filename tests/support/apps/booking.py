@@ -142,7 +142,7 @@ def fail_after_booking(number: int, how: str, tx: TaskTransaction) -> TaskResult
 
 @app.task("misuse")
 def misuse(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
-    """Do with the connection what would part the effects from the outcome."""
+    """Use the connection in ways that would separate the effects from the outcome."""
     connection = tx.connection
     insert(tx, number)
     match how:
@@ -199,7 +199,7 @@ def serializable(number: int, tx: TaskTransaction = INJECTED) -> str:
 
 @app.task("leave_traces")
 def leave_traces(tx: TaskTransaction = INJECTED) -> str:
-    """Change the session; return what is left of the changes of the task before."""
+    """Change the session; return the changes that the previous task left behind."""
     row = tx.connection.execute("SELECT current_setting('work_mem')").fetchone()
     assert row is not None
     tx.connection.execute("SET work_mem = '5MB'")

@@ -109,7 +109,7 @@ async def limited_nap(seconds: float) -> None:
 
 @app.task("endless", timeout_ms=300)
 async def endless() -> None:
-    """Goes on, whatever happens."""
+    """Keep running, even if the task is cancelled."""
     write_down("start")
     while True:
         try:

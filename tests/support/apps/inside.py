@@ -1,4 +1,4 @@
-"""Tasks that ask for themselves, report progress and end in order, beside the tasks of the other tests."""
+"""Tasks that look themselves up, report progress and stop early, next to the tasks of the other tests."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ app = Horsies(
 
 @app.task("alarm", queue_name="first")
 def alarm() -> None:
-    """Need a child of its own."""
+    """Need its own child."""
 
 
 @app.task("blink", queue_name="last", burst=True)
 def blink() -> None:
-    """Be so short that it may wait in a child."""
+    """Be short enough to wait in a child."""

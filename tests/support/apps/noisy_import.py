@@ -1,6 +1,6 @@
-"""An application whose import prints and opens files; the environment says what else it does.
+"""An application whose import prints and opens files; the environment decides what else it does.
 
-It may come to no end in child processes, or have the worker signalled once more as its last act.
+The import may never finish in child processes, or may end by having the worker signalled again.
 """
 
 from __future__ import annotations

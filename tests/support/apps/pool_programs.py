@@ -264,7 +264,7 @@ async def note_twice(journal: str, seconds: float) -> None:
 
 
 async def fork_into_the_loop() -> int:
-    """Fork a process that goes on with the event loop; returns its pid."""
+    """Fork a process that continues on the event loop, and return its pid."""
     future = asyncio.get_running_loop().create_future()
     if (pid := os.fork()) == 0:
         await future
@@ -415,7 +415,7 @@ def own_parent() -> ParentSocket:
 
 
 def note_and_steal(path: str, name: str, gate: str, count: int) -> None:
-    """Whenever the gate opens: read so many bytes of whatever the worker has sent to this process."""
+    """Whenever the gate opens: read this many bytes that the worker has sent to this process."""
     note(path, name)
     with open(gate, "rb") as opened:
         opened.read(1)

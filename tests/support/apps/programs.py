@@ -388,7 +388,7 @@ def start_grandchild() -> TaskResult[str, TaskError]:
 
 @app.task("start_programs")
 def start_programs(*, changes_user: bool = False, ends: bool = False) -> TaskResult[str, TaskError]:
-    """Start programs in the child's group, in a session of their own, and as an orphan."""
+    """Start programs in the child's group, in their own session, and as an orphan."""
     if changes_user:
         # The kernel forgets the death signal with the first of the two changes.
         os.seteuid(65534)
@@ -404,7 +404,7 @@ def start_programs(*, changes_user: bool = False, ends: bool = False) -> TaskRes
 
 
 def start_orphan() -> int:
-    """The pid of a process with a session of its own, whose parent has ended."""
+    """Return the pid of a process that has its own session and whose parent has ended."""
     reader, writer = os.pipe()
     intermediate_pid = os.fork()
     if intermediate_pid == 0:

@@ -29,7 +29,7 @@ app = Horsies(
         ],
         cluster_wide_cap=1,
         recovery=RecoveryConfig(check_interval_ms=1_000),
-        # Only notifications and due times can explain what the workers do on time.
+        # Only notifications and due times can explain timely work.
         resilience=WorkerResilienceConfig(notify_poll_interval_ms=300_000),
     )
 )

@@ -78,7 +78,7 @@ def die() -> None:
 
 @app.task("stay", timeout_ms=300)
 def stay() -> None:
-    """Stop in order when the time is up."""
+    """Stop when the time is up."""
     time.sleep(60)
 
 

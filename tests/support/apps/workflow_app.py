@@ -1,4 +1,4 @@
-"""Tasks and definitions that take what a workflow passes them; nothing in here needs a database."""
+"""Tasks and definitions that take values from a workflow; nothing in here needs a database."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Duet:
         self.oracle.finish([End(place, "CANCELLED")])
 
     def finish(self, *ends: End) -> None:
-        """End tasks with one statement, whatever they were doing."""
+        """End tasks with one statement, in any status."""
         self.engine.finish(ends)
         self.oracle.finish(ends)
 
@@ -163,13 +163,13 @@ class Duet:
     # Whether they agree.
 
     def check(self) -> None:
-        """Compare everything; what became a task since the last look came in the right order."""
+        """Compare everything, including the order of the tasks created since the previous check."""
         assert_agree(self.connection, self.oracle)
         assert self.engine.problems_of(list(self.oracle.runs)) == []
         self._check_order()
 
     def look_away(self) -> None:
-        """Take the tasks there are for granted, in whatever order they came."""
+        """Accept the existing tasks, in any order."""
         self._new_tasks()
         self.oracle.enqueued = []
 

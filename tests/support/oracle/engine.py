@@ -1,7 +1,8 @@
 """The database's side of a workflow, driven as workers and people drive it.
 
-Statements of the catalogues, and plain updates of task rows where a test needs what no worker does
-in one statement. Plans are built by hand, so nothing here depends on how users write workflows.
+It executes the statements of the catalogues, and plain updates of task rows where a test needs a change
+that no worker makes in one statement. Plans are written directly, so nothing here depends on the way users
+write workflows.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class Engine:
         return taken.rowcount
 
     def finish(self, ends: Sequence[End]) -> None:
-        """End all of these tasks with one update, whatever each of them came to."""
+        """End all of these tasks with one update, each with its own outcome."""
         with self.connection.transaction():
             self.lock(end.place[0] for end in ends)
             ids = [task_id for task_id, _ in self.tasks([end.place for end in ends])]

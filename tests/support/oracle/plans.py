@@ -1,4 +1,4 @@
-"""Plans by hand: the JSON a run starts from, made of a shape and nothing else."""
+"""Plans written directly: the JSON that a run starts from, made from a shape and nothing else."""
 
 from __future__ import annotations
 

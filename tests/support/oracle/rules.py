@@ -1,8 +1,8 @@
-"""What a tree of runs must look like: the rules of workflows in plain Python.
+"""The rules of workflows in plain Python: the expected state of a tree of runs.
 
-Written from the specification, with whole graphs in memory and every decision made anew from the
-nodes around it; no counters, no sets of changed rows. Ends that are recorded together count together;
-what follows from them comes after.
+The rules are written from the specification. They keep whole graphs in memory and make every decision
+again from the neighbouring nodes, without counters or sets of changed rows. Ends that are recorded together
+count together, and their consequences come afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNSTARTED = frozenset({"PENDING", "CLAIMED"})
 
 
 class Oracle:
-    """Any number of trees of runs, changed by what workers and people do to them.
+    """Any number of trees of runs, changed by workers and people.
 
     ``step`` is how many items of a map become tasks at a time.
     """
@@ -296,7 +296,7 @@ class Oracle:
         return True
 
     def _expand(self, node: Node, child_id: str | None) -> None:
-        """The plan of a sub-workflow is there: it starts under a run that goes on."""
+        """Start a sub-workflow, whose plan has arrived, below a run that continues."""
         assert child_id is not None
         assert node.shape.child is not None
         if not node.run.is_open:
@@ -357,7 +357,7 @@ class Oracle:
         self._count_ends(parents)
 
     def _set_back(self, run: Run, indexes: Sequence[int] | None) -> list[Node]:
-        """Set the failed nodes back, and what was skipped because of them; return the failed ones."""
+        """Reset the failed nodes, and the nodes skipped because of them; return the failed ones."""
         failed = [
             node
             for node in run.nodes
@@ -392,7 +392,7 @@ class Oracle:
                 node.status, node.work = "PENDING", None
 
     def _retry_children(self, nodes: Sequence[Node]) -> None:
-        """Of nodes that stand for a failed run, try only what failed in it again."""
+        """For nodes that stand for a failed run, retry only its failed nodes."""
         for node in nodes:
             assert node.child is not None
             self._retry_child(node.child)

@@ -97,7 +97,7 @@ class Run:
         return [self, *(run for child in self.children for run in child.family())]
 
     def tree(self) -> list[Run]:
-        """Return this run and what is open below it, but not below a run that has ended."""
+        """Return this run and the open runs below it, but not below a run that has ended."""
         going_on = (child for child in self.children if child.is_open)
         return [self, *(run for child in going_on for run in child.tree())]
 

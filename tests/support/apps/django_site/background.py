@@ -12,5 +12,5 @@ app = Horsies(
     )
 )
 
-# A producer of the same database, without queues of its own.
+# A producer on the same database, without its own queues.
 plain = Horsies()
