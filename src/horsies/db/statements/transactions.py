@@ -19,8 +19,15 @@ class Setting(NamedTuple):
     setting: str
 
 
+class Mark(NamedTuple):
+    """The transaction is still the one that the library began; its plans are general ones from now on."""
+
+    met: int
+    plan_mode: str
+
+
 @TRANSACTIONS.statement
-def require_mark(mark: str) -> Requirement: ...
+def require_mark(mark: str) -> Mark: ...
 @TRANSACTIONS.statement
 def require_completed(id: str, generation: int) -> Requirement: ...
 @TRANSACTIONS.statement
