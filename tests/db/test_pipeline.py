@@ -57,6 +57,23 @@ def test_each_statement_gets_its_rows(connection: Connection[Any], pipeline: Pip
         assert nothing == []
 
 
+@pytest.mark.parametrize(
+    "text", ["", "it's", "a\\b\\", "50 %", "%(text)s", "%s", "$1", "horsies_tasks", 'é "\n', None]
+)
+def test_a_bound_parameter_means_the_same_as_one_that_is_sent(
+    connection: Connection[Any], pipeline: Pipeline, text: str | None
+) -> None:
+    bound = ECHO.bound(text=text)
+    sent, written = pipeline.run([(ECHO, (text,)), (bound, ())])
+    assert written == sent == [(text,)]
+    assert bound.run(connection, ()) == [(text,)]
+
+
+def test_statements_with_other_constants_are_prepared_apart(pipeline: Pipeline) -> None:
+    steps = [(ECHO.bound(text=text), ()) for text in ("a", "b", "a")]
+    assert pipeline.run(steps) == [[("a",)], [("b",)], [("a",)]]
+
+
 @pytest.mark.parametrize("failing", [(DIVIDE, Number(0)), (UNKNOWN, Text("x"))])
 @pytest.mark.parametrize("warm", [True, False])
 def test_one_failure_undoes_the_whole_group_and_nothing_else(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import defaultdict
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -23,8 +24,10 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
+from hashlib import sha256
 from importlib.resources import files
 from types import CodeType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -67,6 +70,8 @@ class Statement(Generic[P, Row]):
         defaults: tuple[Any, ...] = getattr(signature, "__defaults__", None) or ()
         self._defaults = dict(zip(self.parameters[::-1], defaults[::-1], strict=False))
         self.has_rows = bool(field_names(row_type))
+        # Parameters that `bound` has written into the text, as literals.
+        self._constants: dict[str, str] = {}
         self._queries: dict[str, bytes] = {}
         self._numbered: dict[str, bytes] = {}
         self.make_row: Callable[[Sequence[Any]], Row] = (
@@ -87,10 +92,27 @@ class Statement(Generic[P, Row]):
             return self, tuple([named[name] for name in self.parameters])
         return self, args
 
+    def bound(self, **constants: Any) -> Statement[Any, Row]:
+        """Return this statement with some parameters as literals in its text, which are never sent again.
+
+        For values that a session does not change: writing, sending and reading a parameter takes both
+        sides about 1 µs.
+        """
+        found = copy(self)
+        found._constants = {name: _literal(value) for name, value in constants.items()}
+        found.parameters = tuple([name for name in self.parameters if name not in constants])
+        found._queries, found._numbered = {}, {}
+        digest = sha256(repr(found._constants).encode()).hexdigest()[:16]
+        found.prepared_name = self.prepared_name + b"_" + digest.encode()
+        return found
+
     def query(self, schema: str = DEFAULT_SCHEMA) -> bytes:
         """Return the text with this schema's names, in psycopg's form."""
         if (known := self._queries.get(schema)) is None:
-            known = self._queries[schema] = in_schema(self.text, schema).encode()
+            text = in_schema(self.text, schema)
+            for name, literal in self._constants.items():
+                text = text.replace(f"%({name})s", literal)
+            known = self._queries[schema] = text.encode()
         return known
 
     def numbered(self, schema: str = DEFAULT_SCHEMA) -> bytes:
@@ -115,7 +137,7 @@ class Statement(Generic[P, Row]):
 
     def texts(self, params: tuple[Any, ...]) -> list[bytes | None]:
         """Return the parameters as PostgreSQL's text input, in the order of ``numbered``."""
-        return [_WRITERS.get(type(value), _written)(value) for value in params]
+        return [_WRITERS[type(value)](value) for value in params]
 
     def fetch(self, connection: Connection[Any], *args: P.args, **kwargs: P.kwargs) -> list[Row]:
         """Execute with these parameters on a synchronous connection and return the rows."""
@@ -241,6 +263,16 @@ def _numbered(text: str, names: tuple[str, ...]) -> bytes:
     return text.replace("%%", "%").encode()
 
 
+def _literal(value: Any) -> str:
+    """Write a value as a literal without a type, which means the same as a parameter of this text."""
+    text = _WRITERS[type(value)](value)
+    if text is None:
+        return "NULL"
+    # Without any percent sign, which would begin a parameter.
+    escaped = text.decode().replace("\\", r"\\").replace("'", "''").replace("%", r"\x25")
+    return f"E'{escaped}'"
+
+
 def _written(value: Any) -> bytes:
     """Write a value of any other type, such as a time or an enum member."""
     return _encoded(_plain(value))
@@ -266,8 +298,12 @@ def _array(values: Sequence[Any]) -> bytes:
     if kinds == _INTEGERS:
         return f"{{{','.join(map(repr, values))}}}".encode()
     if kinds == _TEXTS:
-        joined = '","'.join(values)
-        if "\\" not in joined and joined.count('"') == 2 * len(values) - 2:
+        # All texts are escaped at once: no text contains the NUL between them.
+        joined = "\0".join(values)
+        if joined.count("\0") == len(values) - 1:
+            if '"' in joined or "\\" in joined:
+                joined = _escaped(joined)
+            joined = joined.replace("\0", '","')
             return _encoded(f'{{"{joined}"}}')
     elements = [_ELEMENTS.get(type(value), _element)(value) for value in values]
     return _encoded(f"{{{','.join(elements)}}}")
@@ -278,9 +314,11 @@ def _element(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    if '"' in text or "\\" in text:
-        text = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
+    return f'"{_escaped(text)}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _encoded(text: str) -> bytes:
@@ -296,14 +334,17 @@ def _encoded(text: str) -> bytes:
 _INTEGERS, _TEXTS = {int}, {str}
 # Selected by exact type: a turn writes about thirty values, and a chain of checks for each one took 7 %
 # of its time.
-_WRITERS: dict[type, Callable[[Any], bytes | None]] = {
-    type(None): {None: None}.__getitem__,
-    bool: {True: b"true", False: b"false"}.__getitem__,
-    int: b"%d".__mod__,
-    str: _encoded,
-    list: _array,
-    tuple: lambda values: _constant_array(*values) if values else b"{}",
-}
+_WRITERS: dict[type, Callable[[Any], bytes | None]] = defaultdict(
+    lambda: _written,
+    {
+        type(None): {None: None}.__getitem__,
+        bool: {True: b"true", False: b"false"}.__getitem__,
+        int: b"%d".__mod__,
+        str: _encoded,
+        list: _array,
+        tuple: lambda values: _constant_array(*values) if values else b"{}",
+    },
+)
 _ELEMENTS: dict[type, Callable[[Any], str]] = {
     type(None): {None: "NULL"}.__getitem__,
     bool: bool.__repr__,
