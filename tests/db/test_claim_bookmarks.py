@@ -42,7 +42,7 @@ class Taker:
     def take(self, children: int = 1, positions: Positions | None = None) -> list[ClaimedTask]:
         positions = self.bookmarks.positions(self.now) if positions is None else positions
         wanted = TurnRequest(pids=list(range(1, children + 1)), positions=positions)
-        claimed = self._pipeline.run([(claim_tasks, self.claimer.claim(wanted))])[0]
+        claimed = self._pipeline.run([self.claimer.claim_step(wanted)])[0]
         was_short = len(claimed) < children
         self.bookmarks.note_claim(
             positions, claimed, was_short=was_short, span=(self.now, self.now)

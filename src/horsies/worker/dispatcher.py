@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import assert_never
 
 from horsies.db.statements.turn import ClaimedTask
@@ -44,6 +45,7 @@ logger = logging.getLogger("horsies.worker")
 
 # Accessing an enum member takes 0.1 µs, once per task.
 _LOST = TransactionEnd.LOST
+_ID = attrgetter("id")
 
 Parts = Mapping[str, NodePart]
 NO_PARTS: Parts = {}
@@ -80,20 +82,23 @@ class Dispatcher:
         handed: list[ClaimedTask] = []
         windows: dict[int, list[ClaimedTask]] = {}
         for task in tasks:
-            if ledger.has(task.id):
+            if task.id in ledger.owned:
                 # Another worker recovered the task, and it was claimed here again; the old attempt is void.
                 self.pool.stop_task(task.id, STOPPED_BY_LOSS)
-            if task.worker_pid is None:
+            pid = task.worker_pid
+            if pid is None:
                 ledger.put(task, WAITING)
                 continue
             handed.append(task)
             if task.burst and self.windows.takes(task):
-                windows.setdefault(task.worker_pid, []).append(task)
+                windows.setdefault(pid, []).append(task)
             else:
-                self._give(task, task.worker_pid, parts)
-        behind = sum(self._give_window(window, pid, parts) for pid, window in windows.items())
+                self._give(task, pid, parts)
+        behind = 0
+        for pid, window in windows.items():
+            behind += self._give_window(window, pid, parts)
         if handed:
-            self._pace.note_hand_out([task.id for task in handed], time.monotonic())
+            self._pace.note_hand_out(map(_ID, handed), time.monotonic())
             self.tally.note_starts(handed, behind)
 
     def _give(self, task: ClaimedTask, pid: int, parts: Parts) -> None:

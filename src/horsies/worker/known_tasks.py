@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter
@@ -55,6 +56,7 @@ UNRESOLVABLE_BATCH = 100
 _FINGERPRINT_CHARACTERS = 12
 # The largest bigint.
 _NO_LIMIT = 2**63 - 1
+_NAME = attrgetter("task_name")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -212,7 +214,7 @@ class UnknownTasks:
 
     def knows_all(self, tasks: Iterable[ClaimedTask]) -> bool:
         """Whether all tasks are known by their names alone; cheap, because every claim asks."""
-        return self._plain.issuperset([task.task_name for task in tasks])
+        return self._plain.issuperset(map(_NAME, tasks))
 
     def is_unknown(self, task: ClaimedTask) -> bool:
         """Whether this worker has no task or sub-workflow with that name."""

@@ -250,10 +250,12 @@ class Worker:
         timeout_seconds = self._next_wakeup()
         self._awake.by += timeout_seconds
         events = self._pool.collect(timeout_seconds)
-        self._drain_signals()
+        if self._pool.foreign_keys:
+            self._drain_signals()
         self._notice_freeze()
         self._stop_tasks_if_silent()
-        self._absorb_early()
+        if self._early_events:
+            self._absorb_early()
         self._dispatcher.absorb(events)
         self._receive_notifications()
         self._wait_for_batch()
@@ -387,7 +389,8 @@ class Worker:
 
     def _wait_for_batch(self) -> None:
         """Wait briefly for the rest of a batch of very short tasks, so that one turn carries them all."""
-        while self._dispatcher.ledger.count(ENDED):
+        ended = self._dispatcher.ledger.by_state[ENDED]
+        while ended:
             seconds = self._dispatcher.linger_seconds(time.monotonic())
             if not seconds:
                 return

@@ -210,6 +210,8 @@ _NUMBER_PLACE = slice(_HEADER.size, _HEADER.size + _NUMBER_BYTES)
 _REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
 _NO_TEXT = 0xFFFFFFFF
+# The flags of nearly every report: the function was called and succeeded, and no other field follows.
+_SUCCESS = 1
 _NO_TIMEOUT = -1
 # Ten years: an attempt's start is computed from its run time.
 _RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
@@ -226,9 +228,7 @@ _KIND_REPORT = int(FrameKind.REPORT)
 
 def encode_assignment(assignment: Assignment, number: int = 1, needs_permit: bool = False) -> bytes:
     """Return the frame for `assignment`, whose position among its child's assignments is `number`."""
-    task_id, name = assignment.task_id, assignment.task_name
-    args, kwargs = assignment.args_json, assignment.kwargs_json
-    timeout_ms, node, stored = assignment.timeout_ms, assignment.node, assignment.stored
+    task_id, generation, name, attempt, args, kwargs, timeout_ms, node, stored = assignment
     head, texts = ("", "") if node is None else _node_texts(node)
     body = f"{task_id}{name}{args}{kwargs}{stored}{head}{texts}".encode()
     header = _ASSIGN.pack(
@@ -236,8 +236,8 @@ def encode_assignment(assignment: Assignment, number: int = 1, needs_permit: boo
         _KIND_ASSIGN,
         number,
         needs_permit,
-        assignment.generation,
-        assignment.attempt,
+        generation,
+        attempt,
         _NO_TIMEOUT if timeout_ms is None else timeout_ms,
         len(task_id),
         len(name),
@@ -265,9 +265,8 @@ def assignment_number(frame: bytes) -> tuple[int, bool]:
 
 def decode_assignment(frame: bytes) -> Assignment:
     try:
-        numbers = _ASSIGN.unpack_from(frame)
-        generation, attempt, timeout_ms, id_end, name_end, args_end = numbers[4:10]
-        kwargs_end, stored_end, head_end = numbers[10:]
+        _, _, _, _, generation, attempt, timeout_ms, *sizes = _ASSIGN.unpack_from(frame)
+        id_end, name_end, args_end, kwargs_end, stored_end, head_end = sizes
         texts = frame[_ASSIGN.size : -_NUMBER_BYTES].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed assignment: {error}") from error
@@ -356,17 +355,19 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
     microseconds the attempt took.
     """
     try:
-        numbers = _REPORT.unpack_from(frame)
+        _, _, generation, flags, rss_bytes, run_microseconds, *sizes = _REPORT.unpack_from(frame)
         texts = frame[_REPORT.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"malformed report: {error}") from error
-    generation, flags, rss_bytes, run_microseconds, id_end, result_end = numbers[2:8]
-    code_size, message_size = numbers[8:]
+    id_end, result_end, code_size, message_size = sizes
     result_end += id_end
-    code_end = result_end if code_size == _NO_TEXT else result_end + code_size
-    message_end = code_end if message_size == _NO_TEXT else code_end + message_size
     if not 0 <= run_microseconds <= _RUN_MICROSECONDS_MAX:
         raise ProtocolError("malformed report: impossible run time")
+    if flags == _SUCCESS and result_end == len(texts) and code_size == message_size == _NO_TEXT:
+        report = ChildReport(texts[:id_end], generation, True, texts[id_end:], None, None)
+        return report, rss_bytes, run_microseconds
+    code_end = result_end if code_size == _NO_TEXT else result_end + code_size
+    message_end = code_end if message_size == _NO_TEXT else code_end + message_size
     if message_end > len(texts) or (message_end != len(texts) and not flags & 4):
         raise ProtocolError("malformed report: its texts do not add up to its length")
     report = ChildReport(
@@ -495,11 +496,12 @@ def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
 class FrameBuffer:
     """Cuts a stream of bytes into frames, wherever the socket split it; each frame follows `mark`."""
 
-    __slots__ = ("_mark", "_pending", "has_foreign_bytes")
+    __slots__ = ("_mark", "has_foreign_bytes", "pending")
 
     def __init__(self, mark: bytes = b"") -> None:
         self._mark = mark
-        self._pending = bytearray()
+        # The beginning of an incomplete frame.
+        self.pending = bytearray()
         # Whether there were bytes outside frames.
         self.has_foreign_bytes = False
 
@@ -508,20 +510,20 @@ class FrameBuffer:
         mark = self._mark
         start = len(mark)
         if (
-            not self._pending
+            not self.pending
             and len(data) >= start + 5
             and int.from_bytes(data[start : start + 4], "big") + start + 4 == len(data)
             and data.startswith(mark)
         ):
             # Nearly every frame arrives alone and complete.
             return [data[start:]]
-        if self._pending:
-            self._pending += data
-            frames, end = self._cut(self._pending)
-            del self._pending[:end]
+        if self.pending:
+            self.pending += data
+            frames, end = self._cut(self.pending)
+            del self.pending[:end]
             return frames
         frames, end = self._cut(data)
-        self._pending += data[end:]
+        self.pending += data[end:]
         return frames
 
     def _cut(self, data: bytes | bytearray) -> tuple[list[bytes], int]:
@@ -553,15 +555,15 @@ class FrameBuffer:
     @property
     def pending_bytes(self) -> int:
         """How many bytes of an incomplete frame have arrived."""
-        return max(0, len(self._pending) - len(self._mark))
+        return max(0, len(self.pending) - len(self._mark))
 
     def wanted_bytes(self) -> int:
         """How many bytes the frame in progress still needs; 0 if its length is unknown."""
         start = len(self._mark)
-        if len(self._pending) < start + 4:
+        if len(self.pending) < start + 4:
             return 0
-        size = int.from_bytes(self._pending[start : start + 4], "big")
-        return start + 4 + size - len(self._pending)
+        size = int.from_bytes(self.pending[start : start + 4], "big")
+        return start + 4 + size - len(self.pending)
 
 
 def checked_size(header: bytes | bytearray) -> int:

@@ -95,7 +95,9 @@ class Tally:
         # The counts at the last cut, and the growth of each minute that is not in the database yet.
         self._cut: dict[Key, list[float]] = {}
         self._grown: dict[tuple[int, Key], list[float]] = {}
+        # The minute of the database's clock to which counts belong, and its beginning and end.
         self._minute = 0
+        self._minute_at = self._minute_ends_at = 0.0
         # The offset of the database's clock from this host's.
         self._ahead_seconds = 0.0
         self.flush_at = NEVER
@@ -166,18 +168,23 @@ class Tally:
         self._cut_minute()
         grown, self._grown = self._grown, {}
         self.flush_at = NEVER
+        self._minute_ends_at = 0.0  # the next count sets the time of the next flush
         return [(add_measures, _as_columns(grown))] if grown else []
 
     def _now(self) -> float:
         """Set the database's time; counts from now on belong to its minute."""
         now = time.time() + self._ahead_seconds
-        minute = int(now // 60)
+        if not self._minute_at <= now < self._minute_ends_at:
+            self._begin_minute(int(now // 60))
+        return now
+
+    def _begin_minute(self, minute: int) -> None:
         if minute != self._minute:
             self._cut_minute()
             self._minute = minute
+        self._minute_at, self._minute_ends_at = minute * 60.0, (minute + 1) * 60.0
         if self.flush_at == NEVER:
             self.flush_at = time.monotonic() + FLUSH_SECONDS
-        return now
 
     def _first(self, task: ClaimedTask) -> list[float]:
         """Return new counts for a task that had none in its queue."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
@@ -21,7 +22,7 @@ import psycopg
 from horsies.config.app import AppConfig, Rate
 from horsies.db.errors import describe_refusal, is_of_text
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Step
+from horsies.db.statement import Statement, Step
 from horsies.db.statements.blocked import DueTask, find_due, find_unheld
 from horsies.db.statements.turn import (
     ClaimedTask,
@@ -39,6 +40,7 @@ from horsies.db.statements.turn import (
 from horsies.tasks.blocked import Action, Blocked, Change, is_of_one
 from horsies.tasks.outcome import (
     ENDINGS,
+    RUN_OF,
     Outcome,
     locking_steps,
     recording_steps,
@@ -144,6 +146,11 @@ class Bookmarks:
         self._everywhere_at = ended + EVERYWHERE_SECONDS
         self.rested_at = ended + (REST_FACTOR * taken if taken > COSTLY_SECONDS else 0.0)
         return True
+
+
+# The parameters in which the claims of a worker for its idle children differ: the children and ``Positions``.
+_MARKS = ("marked_priorities", "marked_moments", "marked_ids", "looks_everywhere")
+_VARYING = {"pids", "queue_limits", *_MARKS}
 
 
 class TurnRequest(NamedTuple):
@@ -276,6 +283,32 @@ class Claimer:
         found = [rate for task in claimed if (rate := rates.get(task.queue_name)) is not None]
         return min((rate.seconds_per_start for rate in found), default=None)
 
+    @cached_property
+    def _usual_claim(self) -> Statement[Any, ClaimedTask]:
+        """The claim for idle children alone, with everything that is the same in each of them."""
+        usual = self.claim(TurnRequest())._replace(idle=None)._asdict()
+        return claim_tasks.bound(**{name: usual[name] for name in usual.keys() - _VARYING})
+
+    def claim_step(self, request: TurnRequest) -> Step:
+        """The statement that claims. Most claims are for idle children and leave nothing out: they send 6
+        of the 26 parameters.
+        """
+        if (
+            request.prefetch
+            or request.ahead
+            or request.freed
+            or request.is_async is not None
+            or request.unknown_names
+            or request.refused_ids
+            or request.refused_by
+            or request.cursors
+            or request.freed_lanes
+        ):
+            return claim_tasks, self.claim(request)
+        pids = request.pids
+        limits = (self.max_claim_batch or len(pids),) * len(self.queues)
+        return self._usual_claim, (pids, limits, *request.positions)
+
     def claim(self, request: TurnRequest) -> ClaimTasks:
         idle, positions = len(request.pids) + request.prefetch, request.positions
         limit = self.max_claim_batch or idle + len(request.ahead)
@@ -325,9 +358,9 @@ def take_turn(
     blocked = blocked or Blocked(claimer.worker_id)
     if len(waiting := [one for one in outcomes if one.park is not None]):
         return _turn_beside_parks(pipeline, claimer, outcomes, waiting, request, blocked)
-    if True in [one.is_recorded for one in outcomes]:
+    if any(map(_IS_RECORDED, outcomes)):
         return _turn_beside_children(pipeline, claimer, outcomes, request, blocked)
-    if request.claims and blocked.delays:
+    if blocked.delays and request.claims:
         if blocked.has_next("claim"):
             turned = take_turn(pipeline, claimer, outcomes, request.without_claims(), blocked)
             return turned._replace(claimed=_claim_one_by_one(pipeline, claimer, request, blocked))
@@ -432,19 +465,25 @@ def _one_by_one(
 Steps: TypeAlias = dict[str, Step]
 _NO_IDS: Set[str] = frozenset()
 # The statements whose rows are attempts that are now recorded.
-_RECORDED = (*ENDINGS, "by_child")
+_RECORDED = frozenset((*ENDINGS, "by_child"))
+# A turn asks these of all its outcomes; without a call in Python for each.
+_IS_RECORDED, _IS_IN_DOUBT = attrgetter("is_recorded"), attrgetter("is_in_doubt")
+_TASK_ID = attrgetter("task_id")
 
 
 def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) -> Steps:
     """Record, then start, then claim: recording frees places under a cap for the claim."""
     starting = request.starting
-    runs = [one.workflow_id for one in outcomes]
-    runs += [task.workflow_id for task, _ in starting]
+    runs = list(map(RUN_OF, outcomes))
+    if starting:
+        runs += [task.workflow_id for task, _ in starting]
     steps: Steps = {}
-    for step in locking_steps(runs):
-        steps["lock"] = step
-    steps.update(recording_steps(claimer.worker_id, outcomes))
-    if doubtful := [one for one in outcomes if one.is_in_doubt]:
+    if any(runs):
+        (steps["lock"],) = locking_steps(runs)
+    if outcomes:
+        steps |= recording_steps(claimer.worker_id, outcomes)
+    if any(map(_IS_IN_DOUBT, outcomes)):
+        doubtful = [one for one in outcomes if one.is_in_doubt]
         ids, generations = zip(*[(one.task_id, one.generation) for one in doubtful], strict=True)
         steps["by_child"] = find_completed(ids, generations)
     if starting:
@@ -456,7 +495,7 @@ def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) 
         )
         steps["start"] = start_tasks, start
     if _needs_claim(claimer, request):
-        steps["claim"] = claim_tasks, claimer.claim(request)
+        steps["claim"] = claimer.claim_step(request)
     return steps
 
 
@@ -468,15 +507,17 @@ def _needs_claim(claimer: Claimer, request: TurnRequest) -> bool:
 
 def _result(steps: Steps, answers: Sequence[Sequence[Any]]) -> TurnResult:
     rows = dict(zip(steps, answers, strict=True))
-    ids = {name: {row.task_id for row in rows[name]} for name in _RECORDED if name in rows}
+    ids = {name: set(map(_TASK_ID, rows[name])) for name in steps if name in _RECORDED}
     by_child = ids.get("by_child", _NO_IDS)
+    recorded: set[str] = set()
+    recorded.update(*ids.values())
     claimed = rows.get("claim", ())
     lanes: Sequence[ClaimedTask] = ()
     if claimed and "" in [task.id for task in claimed]:
         lanes = [task for task in claimed if not task.id]
         claimed = [task for task in claimed if task.id]
     return TurnResult(
-        set[str]().union(*ids.values()),
+        recorded,
         {row.id: row.worker_pid for row in rows["start"]} if "start" in rows else {},
         claimed,
         failed=ids.get("failed", _NO_IDS),

@@ -26,7 +26,7 @@ from horsies.db.statements.turn import (
 from horsies.db.statements.workers import pass_wake_up, wait_for_tasks
 from horsies.logs import as_event
 from horsies.tasks.blocked import Blocked
-from horsies.tasks.outcome import Outcome
+from horsies.tasks.outcome import RUN_OF, Outcome
 from horsies.tasks.recovery import (
     EXPIRED_RESULT,
     EXPIRY_BATCH,
@@ -98,7 +98,7 @@ def _last_attempts(refused: Sequence[Outcome]) -> Iterator[_Attempt]:
 
 def _ends_nodes(outcomes: Iterable[Outcome]) -> bool:
     """Whether the outcomes may advance workflows, and so create tasks."""
-    return any(one.workflow_id is not None for one in outcomes)
+    return any(map(RUN_OF, outcomes))
 
 
 class Work:
@@ -193,24 +193,32 @@ class Work:
     def has_turn(self) -> bool:
         """Whether there is anything to record, release, start or claim right now."""
         ledger = self._dispatcher.ledger
-        if ledger.count(ENDED, UNCALLED) or ledger.needs_release or self._maintenance.pings:
+        by_state = ledger.by_state
+        if by_state[ENDED] or by_state[UNCALLED] or ledger.needs_release or self._maintenance.pings:
             return True
         if self._shutdown.is_requested:
             return False
-        prefetched = ledger.count(WAITING)
+        prefetched = len(by_state[WAITING])
         if prefetched and self._pool.places.idle_count:
             return True
-        return any(lane.wants_tasks(prefetched) for lane in self._lanes) and self._room() > 0
+        for lane in self._lanes:
+            if lane.wants_tasks(prefetched):
+                return self._room() > 0
+        return False
 
     def _room(self) -> int:
         """How many tasks this worker may claim."""
-        if self._dispatcher.ledger.is_full:
+        ledger = self._dispatcher.ledger
+        by_state = ledger.by_state
+        if by_state[REFUSED] and ledger.is_full:
             return 0
-        return max(0, self._held_max - self._dispatcher.ledger.count(WAITING, RUNNING, UNCALLED))
+        held = len(by_state[WAITING]) + len(by_state[RUNNING]) + len(by_state[UNCALLED])
+        return max(0, self._held_max - held)
 
     def perform(self, pipeline: Pipeline) -> None:
         """Do all work that is due; late heartbeats come before turns."""
         ledger = self._dispatcher.ledger
+        by_state = ledger.by_state
         if self._shutdown.is_requested:
             self._blocked.failures.patience = 1
         self._notice_freeze()
@@ -219,7 +227,7 @@ class Work:
             self._maintenance.heartbeat.show(pipeline, time.monotonic())
         self._maintenance.heartbeat.send_if_late(pipeline, time.monotonic())
         self._fence_if_lost(pipeline)
-        if ledger.count(UNCALLED) or time.monotonic() >= self._unknown.next_at():
+        if by_state[UNCALLED] or time.monotonic() >= self._unknown.next_at():
             self._serve_unknown(pipeline)
         if ledger.needs_release:
             self._release(pipeline)
@@ -228,12 +236,10 @@ class Work:
             self._maintenance.store_last_progress(pipeline, [one.task_id for one in outcomes])
         self._take_turns(pipeline, outcomes)
         self._serve_wake_ups(pipeline)
-        if ledger.count(REFUSED):
+        if by_state[REFUSED]:
             self._retry_refused(pipeline)
         now = time.monotonic()
-        if not ledger.count(ENDED) and any(
-            lane.agenda.wants_look_ahead(now) for lane in self._lanes
-        ):
+        if not by_state[ENDED] and any(lane.agenda.wants_look_ahead(now) for lane in self._lanes):
             self._look_ahead(pipeline)
         if now >= self._maintenance.next_at():
             self.claimed_last = False
@@ -297,8 +303,8 @@ class Work:
         may_take_any = not self._shutdown.is_requested and not self._unknown.has_exclusions
         wake_ups.waits = (
             may_take_any
-            and self._room() > 0
             and all(lane.places.are_free() for lane in self._lanes)
+            and self._room() > 0
         )
         if wake_ups.owed and may_take_any and all(lane.agenda.is_drained for lane in self._lanes):
             wake_ups.note_served()
@@ -373,7 +379,7 @@ class Work:
             turned = take_turn(pipeline, self._claimer, outcomes, request, self._blocked)
         ends = ledger.close(outcomes, turned)
         if turned.as_decided and _ends_nodes(outcomes):
-            self._dispatcher.inputs.note_ends(ends)
+            dispatcher.inputs.note_ends(ends)
         tasks = self._sort_out(turned.claimed)
         if request.starting:
             requested = [task for task, _ in request.starting]
@@ -394,7 +400,7 @@ class Work:
         ended = time.monotonic()
         dispatcher.tally.note_turn(ended - started, len(outcomes) + len(turned.claimed))
         looked_everywhere = claims > 0 and self._note_claim(
-            lane, request, turned.claimed, (started, ended)
+            lane, request, claims, turned.claimed, (started, ended)
         )
         if turned.lanes:
             lane.note_lanes(turned.lanes, turned.claimed, ended)
@@ -426,11 +432,12 @@ class Work:
         self,
         lane: Lane,
         request: TurnRequest,
+        claims: int,
         claimed: Sequence[ClaimedTask],
         span: tuple[float, float],
     ) -> bool:
-        """Remember how far the claim searched; True if it searched everywhere."""
-        windows, claims = self._dispatcher.windows, request.claims
+        """Remember how far the claim of so many tasks searched; True if it searched everywhere."""
+        windows = self._dispatcher.windows
         batch = self._config.max_claim_batch or claims
         # Unfilled windows do not mean an empty queue, because the next task may not be allowed to wait
         # in one.

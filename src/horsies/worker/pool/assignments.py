@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from horsies.worker import protocol
-from horsies.worker.pool.child_process import ChildProcess, ChildState, Held
+from horsies.worker.pool.child_process import BUSY, ChildProcess, Held
 from horsies.worker.pool.deadlines import Deadlines
 from horsies.worker.pool.events import Died, PoolEvent, Stopped, TakenBack
 from horsies.worker.protocol import Assignment, ProgressReport
@@ -39,7 +39,7 @@ class Assignments:
         """Give an assignment to a child that starts it immediately: no other task runs there, or it is
         async.
         """
-        child.state = ChildState.BUSY
+        child.state = BUSY
         child.given = number = child.given + 1
         one = Held(number, assignment, child, assigned_at=time.monotonic())
         child.held[assignment.task_id] = self.busy[assignment.task_id] = one
@@ -53,7 +53,7 @@ class Assignments:
         assert child.permits is not None
         first = child.given + 1
         frames = []
-        child.state = ChildState.BUSY
+        child.state = BUSY
         for assignment, patience_seconds in given:
             child.given = number = child.given + 1
             one = Held(number, assignment, child, patience_seconds)
@@ -105,7 +105,7 @@ class Assignments:
         del child.held[task_id]
         target = one if child.is_async else child
         # A child that is exiting has its own deadline.
-        if target.deadline is not None and one.assigned_at and child.state is ChildState.BUSY:
+        if target.deadline is not None and one.assigned_at and child.state is BUSY:
             self.deadlines.clear(target)
         if one.stop_reason is not None:
             child.stopping -= 1

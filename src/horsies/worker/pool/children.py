@@ -21,6 +21,9 @@ from horsies.worker import os_process, protocol
 from horsies.worker.child.main import EXIT_HOOK_FAILED
 from horsies.worker.pool.assignments import Assignments
 from horsies.worker.pool.child_process import (
+    BUSY,
+    IDLE,
+    WITH_ROOM,
     ChildKind,
     ChildProcess,
     ChildState,
@@ -38,7 +41,6 @@ MEGABYTE = 1024 * 1024
 _EARLY_DEATH_SECONDS = 1.0
 _CLOSED_GRACE_SECONDS = 0.5
 _EXIT_GRACE_SECONDS = 5.0
-_IN_SERVICE = (ChildState.IDLE, ChildState.BUSY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,7 @@ class Children:
             self.retire(retiring)
 
     def _make_idle(self, child: ChildProcess) -> None:
-        child.state = ChildState.IDLE
+        child.state = IDLE
         if not child.is_async:
             self.idle.append(child)
 
@@ -229,11 +231,11 @@ class Children:
         elif (child.has_limits or child.is_tainted) and child.is_near_limit():
             self.needs_children = True
             leaves = not child.held and self._retires_now(child)
-        if child.held or child.state not in _IN_SERVICE:
+        if child.held or child.state not in WITH_ROOM:
             return
         if leaves:
             self.retire(child)
-        elif child.state is ChildState.BUSY:
+        elif child.state is BUSY:
             self._make_idle(child)
 
     def _retires_now(self, child: ChildProcess) -> bool:

@@ -26,23 +26,24 @@ class Deadlines(Generic[T]):
     moves a deadline, and the heap need not change.
     """
 
-    __slots__ = ("_heap", "_made", "_targets")
+    __slots__ = ("_heap", "_made", "targets")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, T]] = []
         self._made = 0
-        self._targets = 0
+        # How many targets have a deadline: without any, there is nothing to ask.
+        self.targets = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def set(self, target: T, at: float) -> None:
         if target.deadline is None:
-            self._targets += 1
+            self.targets += 1
         target.deadline = at
         if target.queued_at is None or at < target.queued_at:
             self._push(target, at)
-            if len(self._heap) > 2 * self._targets + _STALE_MAX:
+            if len(self._heap) > 2 * self.targets + _STALE_MAX:
                 self.sweep()
 
     def _push(self, target: T, at: float) -> None:
@@ -61,7 +62,7 @@ class Deadlines(Generic[T]):
     def clear(self, target: T) -> None:
         if target.deadline is not None:
             target.deadline = None
-            self._targets -= 1
+            self.targets -= 1
 
     @property
     def next_at(self) -> float | None:
@@ -70,7 +71,7 @@ class Deadlines(Generic[T]):
         The entry of a target without a deadline stays until then, because most targets soon get another
         deadline.
         """
-        while self._targets:
+        while self.targets:
             at, _, target = self._heap[0]
             if target.queued_at == at and target.deadline in (None, at):
                 return at
@@ -79,7 +80,7 @@ class Deadlines(Generic[T]):
 
     def pop_due(self, now: float) -> T | None:
         """Take a target whose time has come; None if there are no more."""
-        while self._targets and self._heap[0][0] <= now:
+        while self.targets and self._heap[0][0] <= now:
             target = self._heap[0][2]
             if target.deadline is not None and target.deadline <= now:
                 self.clear(target)

@@ -9,7 +9,7 @@ import time
 from horsies.logs import as_event
 from horsies.worker import protocol
 from horsies.worker.pool.assignments import Assignments
-from horsies.worker.pool.child_process import ChildProcess, ChildState, Held
+from horsies.worker.pool.child_process import BUSY, ChildProcess, Held
 from horsies.worker.pool.children import Children
 from horsies.worker.pool.events import Reported, Stopped
 from horsies.worker.protocol import FrameKind, ProtocolError
@@ -74,12 +74,13 @@ class Inbox:
         child = held.child
         child.tasks_done += 1
         self._assignments.remove(held)
-        self._children.delay.reset(child.ready_at)
+        if self._children.delay.deaths:
+            self._children.delay.reset(child.ready_at)
         if child.permits is not None and child.held and child.must_retire():
             self._assignments.return_tasks(self._assignments.take_back(child))
         if held.stop_reason is not None and not child.is_async:
             # A stopped child exits; if its task ended first, the stop frame is still on its way.
-            if child.state is ChildState.BUSY:
+            if child.state is BUSY:
                 self._children.retire(child)
         else:
             self._children.release(child)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from horsies.worker.pool.assignments import Assignments
 from horsies.worker.pool.children import Children, PoolSettings
 from horsies.worker.pool.window import fill_order
+
+# An idle child has sent its pid.
+_PID = attrgetter("pid")
 
 
 class FreePlaces:
@@ -27,13 +32,13 @@ class FreePlaces:
         """The children with one place that get the next `count` assignments, in order."""
         if count <= 0:
             return []
-        return [child.known_pid for child in self._children.idle[: -count - 1 : -1]]
+        return list(map(_PID, self._children.idle[: -count - 1 : -1]))
 
     def idle_and_behind(self, depth: int) -> tuple[list[int], list[int]]:
         """The idle children that get the next assignments, and the children that may hold up to `depth`
         and get those behind.
         """
-        idle = self.idle(self.idle_count)
+        idle = list(map(_PID, reversed(self._children.idle)))
         if depth <= 1 or not self._has_windows:
             return idle, []
         busy = (one.child for one in self._busy.values())

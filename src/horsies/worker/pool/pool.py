@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from horsies.worker import os_process
 from horsies.worker.pool.assignments import Assignments
-from horsies.worker.pool.child_process import ChildProcess, ChildState, ExitWatch, Held
+from horsies.worker.pool.child_process import BUSY, IDLE, ChildProcess, ChildState, ExitWatch, Held
 from horsies.worker.pool.children import MEGABYTE, Children, PoolSettings
 from horsies.worker.pool.events import Died, HookFailed, PoolEvent
 from horsies.worker.pool.inbox import Inbox
@@ -126,7 +126,7 @@ class ChildPool:
             self._guard.attend()
             self.launcher.start()
             self._children.refill()
-            while sum(one.state is ChildState.IDLE for one in self._children.all) < wanted:
+            while sum(one.state is IDLE for one in self._children.all) < wanted:
                 events = self.collect(1.0)
                 # Checked first, because a signal to the whole group may have ended children that were
                 # starting.
@@ -149,7 +149,7 @@ class ChildPool:
     @property
     def idle_children(self) -> int:
         # A copy made atomically under the interpreter lock, because the metrics thread calls this as well.
-        return sum(one.state is ChildState.IDLE for one in list(self._children.all))
+        return sum(one.state is IDLE for one in list(self._children.all))
 
     def pids(self) -> list[int]:
         return [child.pid for child in list(self._children.all) if child.pid is not None]
@@ -177,8 +177,10 @@ class ChildPool:
         idle = self._children.idle
         if pid is None and not idle:
             raise NoIdleChildError("No child is idle; check places.idle_count before dispatching.")
-        child = idle[-1] if pid is None else self._find(pid)
-        if child.state is not ChildState.IDLE and (not child.is_async or not child.free_slots()):
+        # A turn assigns its tasks in the order of ``FreePlaces``: nearly always to the last idle child.
+        is_next = bool(idle) and pid in (None, idle[-1].pid)
+        child = idle[-1] if is_next or pid is None else self._find(pid)
+        if child.state is not IDLE and (not child.is_async or not child.free_slots()):
             raise NoIdleChildError(f"Child {pid} has no free slot; it is busy or exiting.")
         if self._memory is not None and not self._memory.admits(child, assignment.task_name):
             self._children.retire(child)
@@ -188,7 +190,7 @@ class ChildPool:
         held = self._assignments.give(child, assignment)
         if self._memory is not None:
             self._memory.note_start(held)
-        return child.known_pid
+        return child.known_pid if pid is None else pid
 
     def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> int:
         """Give either all of these assignments to the child `pid` or none; return how many of them wait
@@ -202,7 +204,7 @@ class ChildPool:
             for assignment, _ in given:
                 self._assignments.give(child, assignment)
             return 0
-        is_idle = child.state is ChildState.IDLE and child.permits is not None
+        is_idle = child.state is IDLE and child.permits is not None
         if child.is_async or not (is_idle or child.window_room(1)):
             raise NoIdleChildError(
                 f"Child {pid} takes no more assignments; it has ended or is busy."
@@ -312,7 +314,7 @@ class ChildPool:
         self._children.is_closing = True
         self.launcher.close()
         for child in list(self._children.all):
-            if child.state in (ChildState.IDLE, ChildState.SPARE):
+            if child.state in (IDLE, ChildState.SPARE):
                 self._children.retire(child)
             elif child.state is not ChildState.EXITING:
                 self._children.kill(child)
@@ -327,8 +329,8 @@ class ChildPool:
 
     def next_deadline(self) -> float | None:
         """When ``collect`` must act even if nothing happens, on the monotonic clock."""
-        children = self._children
-        deadline = self._assignments.deadlines.next_at
+        children, deadlines = self._children, self._assignments.deadlines
+        deadline = deadlines.next_at if deadlines.targets else None
         if (look_at := self._stuck.next_look) is not None:
             deadline = look_at if deadline is None else min(deadline, look_at)
         if self._memory is not None and (look_at := self._memory.next_look) is not None:
@@ -360,13 +362,12 @@ class ChildPool:
             while self._inbox.drain(child):
                 pass
             children.reap(child)
-        while (target := self._assignments.deadlines.pop_due(now)) is not None:
-            held = target if isinstance(target, Held) else target.front
-            if held is not None and held.child.state is ChildState.BUSY:
-                self._stops.enforce(held, now)
-            elif not isinstance(target, Held):
-                children.enforce_deadline(target)
-        self._watch_children(now)
+        if self._assignments.deadlines.targets:
+            self._enforce_deadlines(now)
+        if now >= self._stuck.look_at:
+            self._stuck.attend(now)
+        if self._memory is not None:
+            self._memory.attend(now)
         if children.needs_children:
             children.refill()
         if now - self._orphans_checked_at > _ORPHAN_CHECK_SECONDS:
@@ -375,10 +376,13 @@ class ChildPool:
                 self._guard.attend()
             os_process.reap_orphans({*self.pids()})
 
-    def _watch_children(self, now: float) -> None:
-        self._stuck.attend(now)
-        if self._memory is not None:
-            self._memory.attend(now)
+    def _enforce_deadlines(self, now: float) -> None:
+        while (target := self._assignments.deadlines.pop_due(now)) is not None:
+            held = target if isinstance(target, Held) else target.front
+            if held is not None and held.child.state is BUSY:
+                self._stops.enforce(held, now)
+            elif not isinstance(target, Held):
+                self._children.enforce_deadline(target)
 
     def _raise_boot_failure(self, events: Iterable[PoolEvent]) -> None:
         """Raise ``ChildBootError`` if the events or the launcher show that a child could not start."""

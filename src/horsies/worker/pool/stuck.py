@@ -43,23 +43,18 @@ Sign = tuple[Hashable, str]
 class StuckWatch:
     """Checks a pool's children about once a second."""
 
-    __slots__ = ("_children", "_looked_at", "_suspicions")
+    __slots__ = ("_children", "_suspicions", "look_at", "next_look")
 
     def __init__(self, children: Children) -> None:
         self._children = children
-        self._looked_at = 0.0
         self._suspicions: dict[ChildProcess, Suspicion] = {}
-
-    @property
-    def next_look(self) -> float | None:
-        """When to check again even if nothing happens; None if no child is suspected."""
-        return self._looked_at + _LOOK_SECONDS if self._suspicions else None
+        # When to check again if anything happens; and even if nothing does, None if no child is suspected.
+        self.look_at = 0.0
+        self.next_look: float | None = None
 
     def attend(self, now: float) -> None:
-        """Check all children if it is time to, and kill those that are stuck."""
-        if now - self._looked_at < _LOOK_SECONDS:
-            return
-        self._looked_at = now
+        """Check all children, and kill those that are stuck; called at ``look_at``."""
+        self.look_at = now + _LOOK_SECONDS
         suspicions: dict[ChildProcess, Suspicion] = {}
         for child in tuple(self._children.all):
             child.is_stuck = False
@@ -76,6 +71,7 @@ class StuckWatch:
                 child.verdict = child.verdict or f"killed because it {found.problem}"
                 self._children.kill(child)
         self._suspicions = suspicions
+        self.next_look = self.look_at if suspicions else None
 
 
 def see_child(child: ChildProcess) -> Sign | None:
