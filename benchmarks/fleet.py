@@ -23,7 +23,7 @@ from psycopg import Connection
 READY_SECONDS = 240.0
 # Workers that start at the same time: each start takes about half a second of a core.
 STARTS = 4
-# The last polls after the start have ended by then. A session adds its commits to the server's counter with
+# By then, the polls after the start have finished. A session adds its commits to the server's counter with
 # its next heartbeat.
 SETTLE_SECONDS = 5.0
 COMMITS = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"

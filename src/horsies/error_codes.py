@@ -17,7 +17,7 @@ class OperationalErrorCode(StrEnum):
     """The attempt failed in user code or in the library around it."""
 
     UNHANDLED_EXCEPTION = "UNHANDLED_EXCEPTION"
-    """The function raised an exception that no mapper names."""
+    """The function raised an exception that no mapper handles."""
     TASK_EXCEPTION = "TASK_EXCEPTION"
     """A function annotated ``-> TaskResult[...]`` returned something else, or code around it (such as a
     validator) raised ``SystemExit`` or another exception that is not an ``Exception``.

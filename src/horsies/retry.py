@@ -307,8 +307,8 @@ def delay_seconds(
     """Return the seconds to wait before this retry, 1 being the first.
 
     Jitter only lengthens a wait, and by less than the next doubling adds, so exponential waits grow
-    until they reach the longest wait. To keep some jitter at that point, the wait before jitter has a
-    smaller limit.
+    until they reach the longest wait. The wait before jitter is capped below the longest wait, which
+    leaves room for jitter there.
     """
     number = max(retry_number, 1)
     if policy.backoff_strategy == "exponential":

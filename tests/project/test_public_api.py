@@ -156,6 +156,6 @@ def test_a_psycopg_without_libpq_is_named_with_the_cure() -> None:
     )
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1] == (
-        "ImportError: psycopg finds no libpq: install the extra 'binary' of horsies, "
-        "or the libpq of your system."
+        "ImportError: psycopg cannot find libpq: install horsies[binary], or your system's libpq "
+        "package."
     )

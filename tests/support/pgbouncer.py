@@ -95,7 +95,7 @@ class PgBouncer:
 
 @contextmanager
 def started_pgbouncer(database_url: str, pool_mode: str = "transaction") -> Iterator[PgBouncer]:
-    """Start PgBouncer before this database, and stop it afterwards."""
+    """Start PgBouncer in front of this database, and stop it afterwards."""
     with tempfile.TemporaryDirectory(prefix="horsies-pgbouncer-") as directory:
         pooler = PgBouncer(database_url, Path(directory), pool_mode)
         pooler.start()

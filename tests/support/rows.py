@@ -156,7 +156,7 @@ def row_of(connection: Database, task_id: str) -> dict[str, Any]:
 
 
 def picture(connection: Database, task_id: str) -> tuple[Any, ...]:
-    """Return the row as it lies on disk: which version it is, and all of its text."""
+    """Return the row as it is stored on disk: its version and all of its text."""
     found = connection.execute(
         "SELECT xmin::text, ctid::text, task::text FROM horsies_tasks AS task WHERE id = %s",
         (task_id,),

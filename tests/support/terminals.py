@@ -54,7 +54,7 @@ class Terminal:
         return self.shown
 
     def wait_for(self, text: str, *, times: int = 1) -> None:
-        """Wait until this text was shown so many times."""
+        """Wait until this text has been shown this many times."""
         wait_until(
             lambda: self.read().count(text) >= times, 60.0, lambda: f"{text!r} in {self.shown}"
         )

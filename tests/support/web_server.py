@@ -46,7 +46,7 @@ async def client_of(
 
 
 class WebServer:
-    """A server process with the dashboard, at ``url``, and a client of it."""
+    """A server process that serves the dashboard at ``url``, and a client for it."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str, client: httpx.Client) -> None:
         self.process = process

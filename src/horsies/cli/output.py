@@ -1,6 +1,6 @@
 """Formatting for operator commands: tables and facts for people, JSON for programs.
 
-Tables fit into 80 columns without a terminal. Control characters in stored text are escaped.
+Without a terminal, tables are limited to 80 columns. Control characters in stored text are escaped.
 """
 
 from __future__ import annotations

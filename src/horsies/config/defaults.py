@@ -47,9 +47,9 @@ class DefaultPostgresConfig:
 
 
 def default_config(database_url: str | None) -> DefaultPostgresConfig | None:
-    """Return the configuration for this URL, or else for the environment; None if it is not valid.
+    """Return the configuration for this URL or, without one, from the environment; None if it is not valid.
 
-    `PostgresConfig.from_env` reads the same variables and reports the mistakes.
+    `PostgresConfig.from_env` reads the same variables and reports what is wrong.
     """
     found = (os.environ.get(name, "").strip() for name in URL_VARIABLES)
     url = next(filter(None, found), "") if database_url is None else database_url

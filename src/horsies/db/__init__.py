@@ -4,5 +4,5 @@ try:
     import psycopg as _psycopg  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "psycopg finds no libpq: install the extra 'binary' of horsies, or the libpq of your system."
+        "psycopg cannot find libpq: install horsies[binary], or your system's libpq package."
     ) from error

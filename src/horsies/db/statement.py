@@ -93,7 +93,7 @@ class Statement(Generic[P, Row]):
         return self, args
 
     def bound(self, **constants: Any) -> Statement[Any, Row]:
-        """Return this statement with some parameters as literals in its text, which are never sent again.
+        """Return this statement with some parameters inlined as literals, so that no execution sends them.
 
         For values that a session does not change: writing, sending and reading a parameter takes both
         sides about 1 µs.

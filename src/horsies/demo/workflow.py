@@ -1,8 +1,8 @@
 """The demonstration's workflow: orders are priced in parallel, a person approves, and a sub-workflow
-ships.
+ships them.
 
 ``price`` is a map: one task per order. ``approval`` waits for a signal without occupying a process.
-``shipping`` is a workflow itself, built with the total as its parameter.
+``shipping`` is itself a workflow, built with the total as its parameter.
 """
 
 from horsies import (

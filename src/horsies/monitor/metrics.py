@@ -360,7 +360,7 @@ class ClusterGauges:
         return self._keep([*samples, *_about(self.clock() - started, up=True)])
 
     def _count_losses(self, losses: Iterable[Loss]) -> None:
-        """Count the losses that are new: rows vanish after their retention, a counter never falls."""
+        """Count only new losses: expired rows are deleted, but a counter must never decrease."""
         found = {(one.worker_id, one.lost_at) for one in losses}
         self._lost += len(found - self._losses)
         self._losses = found

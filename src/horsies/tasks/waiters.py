@@ -147,7 +147,7 @@ class Waiters:
         self._pipeline: Pipeline | None = None
 
     def watch(self, task_id: str, *, once: bool = False) -> Future[OutcomeRow | None]:
-        """Return a future for the task's row: once it is terminal, or with ``once`` as it is now.
+        """Return a future for the task's row when the task has ended, or for its current row with ``once``.
 
         The future's value is None for an unknown task; a failed read sets its exception.
         """

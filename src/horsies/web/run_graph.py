@@ -14,7 +14,7 @@ from horsies.web.layout import BOX_HEIGHT, BOX_WIDTH, EDGE_END, Edge, Layout, Po
 from horsies.web.words import cut
 from horsies.workflow.run.draw import SYMBOLS
 
-# A wide font has about eight pixels per letter.
+# In a wide font, a letter takes about eight pixels.
 NAME_LENGTH_MAX = 22
 _NOTE_LENGTH_MAX = 25
 _ERROR_LENGTH_MAX = 20

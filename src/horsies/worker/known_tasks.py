@@ -224,8 +224,8 @@ class UnknownTasks:
         return name == EXPAND_TASK and not self.known.wanted_by(task).fingerprint
 
     def note_unknown(self, task: ClaimedTask, now: float) -> Outcome | None:
-        """Note that this worker has claimed a task that it does not know. An expansion comes with its
-        outcome, in case no other worker knows the sub-workflow.
+        """Note that this worker has claimed a task that it does not know. For an expansion, also pass
+        the outcome to record if no other worker knows the sub-workflow.
         """
         wanted = self.known.wanted_by(task)
         if wanted.kind == "workflows":

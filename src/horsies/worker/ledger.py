@@ -33,7 +33,7 @@ LATE_SECONDS = 1.0
 
 
 class State(IntEnum):
-    """How far an owned task has come."""
+    """How far along an owned task is."""
 
     # Claimed ahead; not yet given to a child.
     WAITING = 0
@@ -96,8 +96,8 @@ class Ledger:
         # The same entries by state, in the order in which they entered it. A list, because hashing an
         # enum member takes 0.2 µs, and there were seven hashes per task.
         self._by_state: list[dict[str, Owned]] = [{} for _ in State]
-        # Both for readers: the loop asks nine times per turn whether there is any task in a state, and a
-        # call for each of them was a tenth of the calls of a turn.
+        # Both are read directly: the loop checks nine times per turn whether any task is in a given
+        # state, and method calls for that were a tenth of all calls in a turn.
         self.owned: Mapping[str, Owned] = self._owned
         self.by_state: Sequence[Mapping[str, Owned]] = self._by_state
         # Tasks that no child has started, until they are released.

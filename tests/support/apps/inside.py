@@ -1,4 +1,4 @@
-"""Tasks that look themselves up, report progress and stop early, next to the tasks of the other tests."""
+"""Tasks that look themselves up, report progress and stop early, in addition to the other tests' tasks."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ NOTHING_YET: Any = object()
 
 
 def failure(code: str, **more: Any) -> Result:
-    """Return the result of a failure the library itself reports; its wording is free."""
+    """Return the result for a failure that the library itself reports; its wording is not compared."""
     return {"err": {"error_code": {"__builtin_task_code__": code}, "data": None, **more}}
 
 

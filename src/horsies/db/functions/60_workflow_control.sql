@@ -30,8 +30,8 @@ BEGIN
     WITH changed AS (
         UPDATE horsies_tasks SET
             held = true,
-            -- A task with a key leaves its lane. One that runs stays in it, because it counts there; its run is looked
-            -- up if it returns to the queue.
+            -- A task with a key leaves its lane. A running task stays in its lane, because it still counts against the
+            -- lane's limits; if the task returns to the queue, its run is looked up then.
             lane = CASE status WHEN 'RUNNING' THEN lane END,
             status = CASE status WHEN 'CLAIMED' THEN 'PENDING' ELSE status END,
             claimed = false,

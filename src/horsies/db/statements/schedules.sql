@@ -223,8 +223,8 @@ noted AS (
 SELECT sent.id::text AS id FROM sent
 
 -- name: start_schedule
--- The same for a workflow.
--- Parameters: the workflow of a schedule that is run manually: its run id and plan as JSON text.
+-- The same for a workflow schedule that is run manually. Parameters: the run id and the plan, as
+-- JSON text.
 WITH started AS MATERIALIZED (
     SELECT horsies_start_scheduled_v1(
         ARRAY[%(id)s::uuid], ARRAY[%(plan)s::text], ARRAY[%(schedule_name)s::text], ARRAY[NULL::timestamptz],

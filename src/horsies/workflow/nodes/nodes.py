@@ -112,7 +112,7 @@ class WholeResult(Protocol[R_co]):
 
 
 class ItemValues(Protocol[R_co]):
-    """A map as the type checker sees it: a parameter may take its items' values."""
+    """A map as the type checker sees it: a parameter can take the list of its items' values."""
 
     def _values(self) -> R_co: ...
 
