@@ -150,8 +150,8 @@ def _definitions() -> dict[str, str]:
 
 def _cell(text: str) -> str:
     """Return the first sentence of a text, for a table."""
-    plain = " ".join(_plain(text).split()).replace("|", "\\|")
-    return re.split(r"(?<=[.:])(?: |$)", plain, maxsplit=1)[0]
+    plain = " ".join(_plain(text).split("\n\n", 1)[0].split()).replace("|", "\\|")
+    return re.split(r"(?<=\.)(?: |$)", plain, maxsplit=1)[0]
 
 
 def without_meaning() -> list[str]:
