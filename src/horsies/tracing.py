@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from horsies._version import __version__
 from horsies.current_task import CurrentTask
-from horsies.errors import RetryLater, TaskFailed
+from horsies.failure_fingerprint import error_type
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Link, Span, SpanContext, TracerProvider
@@ -202,22 +202,6 @@ def is_child(parent: str, task: CurrentTask, carrier: Mapping[str, str]) -> bool
     if parent != "auto":
         return parent == "always"
     return task.attempt == 1 and LATER not in carrier and task.schedule_name is None
-
-
-def error_type(error: BaseException) -> str | None:
-    """Return the qualified name of an exception's class; None if its error code says more.
-
-    Different bugs share the code of unhandled exceptions, so only the class distinguishes them.
-
-    Example:
-        >>> error_type(ZeroDivisionError())
-        'ZeroDivisionError'
-    """
-    if isinstance(error, TaskFailed | RetryLater):
-        return None
-    kind = type(error)
-    is_plain = kind.__module__ in ("builtins", "__main__")
-    return kind.__qualname__ if is_plain else f"{kind.__module__}.{kind.__qualname__}"
 
 
 class Processing:

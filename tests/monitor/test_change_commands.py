@@ -10,7 +10,7 @@ import pytest
 from horsies.ids import new_id
 from tests.support.command_line import Run
 from tests.support.database import Database
-from tests.support.rows import add_task, row_of
+from tests.support.rows import add_run, add_task, row_of
 
 
 def test_retry_takes_several_ids_and_an_application(
@@ -61,3 +61,49 @@ def test_an_id_that_is_not_one_is_refused_before_any_change(
     assert database.execute(
         "SELECT count(*), max(cancel_requested_at) FROM horsies_tasks"
     ).fetchone() == (1, None)
+
+
+TASK = "01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a"
+TWIN = "01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8b"
+RUN = "01a1dd42-fbab-7000-8000-000000000001"
+
+
+def test_the_first_digits_of_an_id_are_enough_to_change_it(
+    horsies: Run, database: Database
+) -> None:
+    add_task(database, id=TASK)
+    add_run(database, id=RUN, root_workflow_id=RUN, status="RUNNING")
+    paused = horsies("workflow", "pause", "01a1dd42")  # the task with these digits does not count
+    assert (paused.code, RUN in paused.out) == (0, True)
+    cancelled = horsies("cancel", "01a1dd42")
+    assert (cancelled.code, f"Task {TASK} was PENDING" in cancelled.out) == (0, True)
+    add_task(database, id=TWIN)
+    ambiguous = horsies("retry", "01a1dd42")
+    assert (ambiguous.code, ambiguous.out) == (4, "")
+    assert "Several ids begin with 01a1dd42" in ambiguous.err
+    assert horsies("retry", TASK).code == 0
+    assert horsies("cancel", "ffffff").code == 4
+
+
+def test_one_argument_is_changed_by_its_name(
+    horsies: Run, database: Database, tmp_path: Path, process_url: str
+) -> None:
+    app = tmp_path / "edited.py"
+    app.write_text(
+        "from horsies import AppConfig, Horsies, PostgresConfig\n"
+        f"app = Horsies(AppConfig(broker=PostgresConfig(database_url={process_url!r})))\n"
+        "@app.task('echo')\ndef echo(value: int, other: str = '') -> int:\n    return value\n"
+    )
+    failed = add_task(database, task_name="echo", status="FAILED", args='["a"]')
+    missing = horsies("retry", failed, "--set", "value=1")
+    assert (missing.code, "needs the application" in missing.err) == (1, True)
+    for text in ("value", "=1", "value=one"):
+        wrong = horsies("retry", failed, "--set", text)
+        assert (wrong.code, "write NAME=JSON" in wrong.err) == (2, True)
+    several = horsies("retry", "--queue", "default", "--set", "value=1")
+    assert (several.code, "changes one task" in several.err) == (2, True)
+    misfit = horsies("retry", failed, str(app), "--set", 'value="b"')
+    assert (misfit.code, "Nothing was sent." in misfit.err) == (1, True)
+    sent = horsies("retry", failed, str(app), "--set", "value=5", "--json")
+    assert (sent.code, sent.err) == (0, "")
+    assert row_of(database, json.loads(sent.out)["task_id"])["kwargs"] == '{"value":5}'

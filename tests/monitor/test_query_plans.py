@@ -42,6 +42,7 @@ from horsies.db.statements.lookup import (
     LOOKUP,
     end_of_attempts,
     group_failures,
+    read_failure,
     search_tasks,
 )
 from horsies.db.statements.measures import (
@@ -63,6 +64,7 @@ from horsies.db.statements.monitor import (
     list_live_tasks,
     list_newest_tasks,
     list_tasks_by_error,
+    list_tasks_by_fingerprint,
     list_workers,
     newest_worker_states,
 )
@@ -352,6 +354,31 @@ def test_failures_are_grouped_from_the_newest_attempts(full: Connection[Any]) ->
     assert [(group.task_name, group.error_code) for group in groups] == [("work", "BROKE")]
     assert 0 < groups[0].total <= 1_000
     assert cost < 30_000
+
+
+def test_a_reason_is_found_by_the_index_on_fingerprints(full: Connection[Any]) -> None:
+    """25,000 failures of one task have two reasons, one of them rare and old."""
+    full.execute(
+        "UPDATE public.horsies_task_attempts SET outcome = 'FAILED', error_code = 'BROKE', "
+        "fingerprint = CASE WHEN id < 1000 THEN 'aaaaaaaaaaaa' ELSE 'bbbbbbbbbbbb' END "
+        "WHERE task_id IN (SELECT public.numbered(n) FROM generate_series(1, 49999, 2) AS n)"
+    )
+    full.execute(
+        "UPDATE public.horsies_tasks SET fingerprint = 'aaaaaaaaaaaa' "
+        "WHERE id IN (SELECT public.numbered(n) FROM generate_series(1, 999, 2) AS n)"
+    )
+    (first,), _ = reads(full, end_of_attempts(1_000))
+    (group,), cost = reads(full, group_failures(first.id, 2_000, []))
+    assert (group.fingerprint, group.first_at < group.last_at) == ("bbbbbbbbbbbb", True)
+    assert cost < 30_000
+    (found,), cost = reads(full, read_failure("aaaaaaaaaaaa", 2_000))
+    assert (found.total, found.task_name) == (500, "work")
+    assert cost < 5_000
+    (found,), cost = reads(full, read_failure("bbbbbbbbbbbb", 2_000))
+    assert (found.total, cost < 10_000) == (2_000, True)
+    listed = list_tasks_by_fingerprint(**everything(20), fingerprint="aaaaaaaaaaaa")
+    rows, cost = reads(full, listed)
+    assert (len(rows), cost < 200) == (20, True)
 
 
 @pytest.mark.parametrize("text", ["work", "nothing like this"])

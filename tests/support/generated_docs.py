@@ -105,6 +105,7 @@ COMMAND_GUIDES = {
     "durable show": "durable-functions.md",
     "durable signal": "durable-functions.md",
     "explain": "explain.md",
+    "failures": "operating.md#failures-by-reason",
     "health": "metrics.md",
     "history": "operating.md#history-of-changes",
     "init": "new-project.md",

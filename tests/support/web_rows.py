@@ -16,6 +16,7 @@ from tests.support.database import Database
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
 
 QUEUE = "default"
+FINGERPRINT = "ef96c64c5a97"
 TRACEBACK = '{"err":{"error_code":"CARD_REFUSED","message":"the bank said no","data":null}}'
 
 
@@ -31,6 +32,8 @@ def fill(app: Horsies, connection: Database) -> dict[str, str]:
         "workflows": _start_run(app),
         "nodes": "check",
         "schedules": _add_schedule(app),
+        "failures": FINGERPRINT,
+        "names": "charge_card",
     }
 
 
@@ -46,12 +49,14 @@ def _add_tasks(connection: Database, worker_id: str) -> str:
         task_name="charge_card",
         status="FAILED",
         error_code="CARD_REFUSED",
+        fingerprint=FINGERPRINT,
         result=TRACEBACK,
         kwargs='{"order_id":17,"card":"4111111111111111"}',
         started_at=ago(3),
         failed_at=ago(2),
     )
     ended = {"started_at": ago(3), "outcome": "FAILED", "error_code": "CARD_REFUSED"}
+    ended |= {"fingerprint": FINGERPRINT, "raised_in": "shop/cards.py:charge"}
     add_attempt(connection, failed, error_message="the bank said no", **ended)
     connection.execute(
         sql.SQL("INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('mail', now())")

@@ -9,6 +9,7 @@ import pytest
 
 from horsies import RetryPolicy
 from horsies.db.statements.turn import ClaimedTask
+from horsies.failure_fingerprint import fingerprint_of
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import (
     STOPPED_BY_CANCEL,
@@ -78,6 +79,7 @@ def test_an_error_the_task_returned_is_final_without_a_policy() -> None:
         error_message="nothing left",
         failed_reason=None,
         delay_seconds=None,
+        fingerprint=fingerprint_of(TASK.task_name, "OUT_OF_STOCK"),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horsies.failure_fingerprint import Origin
 from horsies.parking import ParkRequest
 from horsies.worker import protocol
 from horsies.worker.protocol import (
@@ -66,6 +67,7 @@ reports = st.builds(
     exception_names=st.lists(st.text(max_size=20), max_size=3).map(tuple),
     retry_after=st.none() | st.floats(0, 31_536_000),
     traceparent=st.none() | st.text(max_size=60),
+    origin=st.builds(Origin, st.none() | st.text(max_size=60), st.none() | st.text(max_size=60)),
     transaction=st.sampled_from(protocol.TransactionEnd),
     park=st.none(),
 )
@@ -130,13 +132,19 @@ def test_half_characters_in_a_report_are_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [b"[", b"[1]", b'[[], "soon", null]', b"[[], NaN, null]", b"[5, null, null]"]
+    "part",
+    [
+        *(b"[", b"[1]", b'[[], "soon", null, null, null]', b"[[], NaN, null, null, null]"),
+        *(b"[5, null, null, null, null]", b"[[], null, null]"),
+    ],
 )
 def test_a_rest_that_cannot_be_read_is_refused(part: bytes) -> None:
     report = ChildReport("task", 1, False, "{}", "X", None, exception_names=("builtins.OSError",))
     frame = protocol.encode_report(report)
     with pytest.raises(ProtocolError, match="remaining fields cannot be read"):
-        protocol.decode_report(frame.replace(b'[["builtins.OSError"], null, null]', part))
+        protocol.decode_report(
+            frame.replace(b'[["builtins.OSError"], null, null, null, null]', part)
+        )
 
 
 @given(st.lists(reports, min_size=1, max_size=5), st.data())

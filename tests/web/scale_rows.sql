@@ -9,20 +9,25 @@ CREATE FUNCTION public.id_before(ago bigint, salt text) RETURNS uuid LANGUAGE sq
 
 -- Finished: one each 400 ms, 40 names, 12 queues, one of twenty failed, arguments of 200 bytes to 20 KB.
 INSERT INTO horsies_tasks (id, task_name, queue_name, status, enqueue_sha, sent_at, enqueued_at, started_at,
-    completed_at, failed_at, kwargs, result, error_code, retry_count, max_retries, created_at)
+    completed_at, failed_at, kwargs, result, error_code, fingerprint, retry_count, max_retries, created_at)
 SELECT public.id_before(n * 400::bigint, 'done'), 'task_' || n % 40, 'queue_' || n % 12,
     CASE WHEN n % 20 = 0 THEN 'FAILED' ELSE 'COMPLETED' END, 'sha', moment, moment, moment,
     CASE WHEN n % 20 <> 0 THEN moment END, CASE WHEN n % 20 = 0 THEN moment END,
     '{{"order_id":' || n || ',"note":"' || repeat('x', CASE WHEN n % 100 = 0 THEN 20000 ELSE 160 END) || '"}}',
     CASE WHEN n % 20 = 0 THEN '{{"err":{{"error_code":"BROKE","message":"it broke"}}}}' ELSE '{{"ok":1}}' END,
-    CASE WHEN n % 20 = 0 THEN 'BROKE_' || n % 7 END, CASE WHEN n % 20 = 1 THEN 1 ELSE 0 END, 3, moment
+    CASE WHEN n % 20 = 0 THEN 'BROKE_' || n % 7 END,
+    CASE WHEN n % 20 = 0 THEN substr(md5('BROKE_' || n % 280), 1, 12) END,
+    CASE WHEN n % 20 = 1 THEN 1 ELSE 0 END, 3, moment
 FROM generate_series(1, {finished}) AS n, LATERAL (SELECT now() - n * interval '400 ms' AS moment) AS at;
 
 INSERT INTO horsies_task_attempts (task_id, attempt, outcome, will_retry, started_at, finished_at, error_code,
-    error_message, worker_hostname, worker_pid)
+    error_message, worker_hostname, worker_pid, fingerprint, exception_type, raised_in)
 SELECT public.id_before(n * 400::bigint, 'done'), attempt, CASE WHEN n % 20 = 0 OR attempt < most THEN 'FAILED'
     ELSE 'COMPLETED' END, attempt < most, moment, moment,
-    CASE WHEN n % 20 = 0 OR attempt < most THEN 'BROKE_' || n % 7 END, 'it broke', 'host-' || n % 50, n % 30000
+    CASE WHEN n % 20 = 0 OR attempt < most THEN 'BROKE_' || n % 7 END, 'it broke', 'host-' || n % 50, n % 30000,
+    CASE WHEN n % 20 = 0 OR attempt < most THEN substr(md5('BROKE_' || n % 280), 1, 12) END,
+    CASE WHEN n % 20 = 0 OR attempt < most THEN 'shop.Broken' END,
+    CASE WHEN n % 20 = 0 OR attempt < most THEN 'shop/tasks.py:work_' || n % 280 END
 FROM generate_series({finished}, 1, -1) AS n,
     LATERAL (SELECT now() - n * interval '400 ms' AS moment, CASE WHEN n % 20 = 1 THEN 2 ELSE 1 END AS most) AS at,
     LATERAL generate_series(1, most) AS attempt;

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Dialog, Page, expect
 
 from horsies.testing.database import empty_tables
 from tests.support.database import Database
@@ -56,16 +56,19 @@ def test_the_buttons_change_queues_and_tasks(
         page.get_by_text("Pause", exact=True).first.click()
         page.get_by_label("Reason").fill(reason)
         page.get_by_role("button", name="Pause default").click()
-        expect(page.get_by_role("status")).to_have_text("Queue default is paused.")
+        expect(page.get_by_role("status")).to_contain_text(
+            "Queue default is paused. To undo it: horsies queues resume default"
+        )
         waiting = [programs.noop.send().unwrap().task_id for _ in range(2)]
         expect(page.locator("main")).to_contain_text(reason)
         page.goto(f"{dashboard.url}/tasks/{waiting[0]}")
         assert row_of(database, waiting[0])["status"] == "PENDING"  # the worker takes nothing
-        page.get_by_role("button", name="Cancel").click()
-        expect(page.get_by_role("status")).to_contain_text("it is cancelled")
+        page.get_by_text("Cancel", exact=True).click()
+        page.get_by_role("button", name="Cancel the task").click()
+        expect(page.get_by_role("status")).to_contain_text("it is cancelled. This cannot be undone")
         page.goto(f"{dashboard.url}/queues/default")
         page.get_by_role("button", name="Resume").first.click()
-        expect(page.get_by_role("status")).to_have_text("Queue default is not paused.")
+        expect(page.get_by_role("status")).to_contain_text("Queue default is not paused.")
         wait_until(lambda: row_of(database, waiting[1])["status"] == "COMPLETED")
         page.goto(f"{dashboard.url}/tasks/{waiting[1]}")
         page.get_by_role("button", name="Send again").click()
@@ -92,8 +95,16 @@ def send_failed_tasks_again(page: Page, dashboard: WebServer, database: Database
     expect(page.locator('[data-outcome="done"]')).to_contain_text("3 of 3 sent again")
     page.goto(f"{dashboard.url}/tasks?status=PENDING&task_name={name}")
     page.get_by_role("checkbox", name="Select task").first.check()
+    asked: list[str] = []
+
+    def answer(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        dialog.accept()
+
+    page.on("dialog", answer)
     page.get_by_role("button", name="Cancel").click()
     page.wait_for_url("**/orders/*")
+    assert asked in ([], ["Cancel the selected tasks? This cannot be undone."])
     cancelled = "SELECT count(*) FROM horsies_tasks WHERE task_name = %s AND status = 'CANCELLED'"
     wait_until(lambda: database.execute(cancelled, (name,)).fetchone() == (1,))
 

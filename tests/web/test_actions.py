@@ -96,7 +96,9 @@ def test_a_queue_is_paused_and_resumed_with_author_and_reason(
     reason = "</td><script>alert(1)</script>\nanna"
     paused = anna.post("/queues/default/pause", "pause_queue", reason=reason)
     assert paused.headers["location"] == "/queues/default"
-    assert anna.notice(paused) == "Queue default is paused."
+    assert anna.notice(paused) == (
+        "Queue default is paused. To undo it: horsies queues resume default"
+    )
     assert anna.api("/queues/default/resume").json()["paused"] is False
     missing = anna.api("/queues/mial/pause")
     assert (missing.status_code, missing.json()["code"]) == (404, "UNKNOWN_QUEUE")
@@ -150,7 +152,9 @@ def test_an_idempotency_key_sends_a_task_once(anna: Visitor, connection: Databas
 def test_runs_are_controlled(anna: Visitor, connection: Database) -> None:
     run = add_run(connection, status="RUNNING", started_at=ago(5))
     path = f"/workflows/{run}"
-    assert anna.notice(anna.post(f"{path}/pause", "control_run")) == f"Workflow {run} is paused."
+    assert anna.notice(anna.post(f"{path}/pause", "control_run")) == (
+        f"Workflow {run} is paused. To undo it: horsies workflow resume {run}"
+    )
     twice = anna.api(f"{path}/pause")
     assert (twice.status_code, twice.json()["code"]) == (409, "NOTHING_CHANGED")
     assert anna.api(f"{path}/resume").json() == {"workflow_id": run, "changed": True}
@@ -173,7 +177,9 @@ def test_schedules_are_paused_and_run(anna: Visitor, connection: Database) -> No
         "INSERT INTO horsies_schedule_state (schedule_name, config_hash) VALUES ('nightly', 'h')"
     )
     paused = anna.post("/schedules/nightly/pause", "control_schedule", reason="holidays")
-    assert anna.notice(paused) == "Schedule nightly is paused."
+    assert anna.notice(paused) == (
+        "Schedule nightly is paused. To undo it: horsies schedules resume nightly"
+    )
     assert anna.api("/schedules/nightly/resume").json() == {"name": "nightly", "paused": False}
     assert anna.api("/schedules/hourly/run").status_code == 404
     anna.dashboard.site.app = None
@@ -620,3 +626,82 @@ def submit(server: WebServer, page: httpx.Response, action: str) -> httpx.Respon
     assert found, page.text
     fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', found[1]))
     return httpx.post(server.url + action, data=fields, timeout=30)
+
+
+@pytest.fixture
+def shopkeeper(app: Horsies, connection: Database) -> Iterator[Visitor]:
+    """A user who may act and see arguments, and an application with a task."""
+
+    @app.task("pay")
+    def pay(order: int, amount: float, card: str = "") -> None: ...
+
+    visitor = Visitor(app, AllowAll("anna"), payload=True)
+    yield visitor
+    visitor.close()
+
+
+def test_a_task_is_sent_again_with_edited_arguments(
+    shopkeeper: Visitor, connection: Database
+) -> None:
+    task = add_task(
+        connection, task_name="pay", status="FAILED", args="[7, 9.5]", kwargs='{"card":"4111"}'
+    )
+    page = shopkeeper.get(f"/tasks/{task}/edit")
+    assert page.status_code == 200
+    assert "4111" not in page.text
+    shown = html.unescape(re.search(r"(?s)<textarea[^>]*>(.*?)</textarea>", page.text)[1])  # type: ignore[index]
+    arguments = json.loads(shown)
+    assert arguments == {"order": 7, "amount": 9.5, "card": {"masked": True}}
+    text = json.dumps(arguments | {"amount": 12})
+    sent = shopkeeper.post(f"/tasks/{task}/retry", "retry_task", arguments=text, reason="price")
+    new_id = sent.headers["location"].rpartition("/")[2]
+    assert f"To undo it: horsies cancel {new_id}" in (shopkeeper.notice(sent) or "")
+    row = row_of(connection, new_id)
+    assert json.loads(row["kwargs"]) == {"order": 7, "amount": 12.0, "card": "4111"}
+    assert row["args"] == "[]"
+    done = shopkeeper.api(f"/tasks/{task}/retry", {"arguments": {"order": 8}}).json()
+    assert done["edited"] == ["order"]
+    kwargs = json.loads(row_of(connection, done["task_id"])["kwargs"])
+    assert kwargs == {"order": 8, "amount": 9.5, "card": "4111"}
+    assert [detail for *_, detail in actions(connection)] == [
+        "edited amount: price",
+        "edited order",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "an object"),
+        ('{"order": "x", "amount": 1}', "order"),
+        ('{"order": 1, "amount": 1, "note": {"masked": true}}', "masked value"),
+    ],
+)
+def test_edited_arguments_that_do_not_fit_are_refused_and_kept_in_the_form(
+    shopkeeper: Visitor, connection: Database, text: str, problem: str
+) -> None:
+    task = add_task(connection, task_name="pay", status="FAILED", args="[7, 9.5]")
+    answer = shopkeeper.post(f"/tasks/{task}/retry", "retry_task", arguments=text)
+    assert (answer.status_code, problem in html.unescape(answer.text)) == (422, True)
+    assert text in html.unescape(answer.text)
+    assert "Nothing was sent." in answer.text
+    assert resent(connection) == [0]
+
+
+def test_arguments_are_edited_only_where_they_are_known_and_seen(
+    anna: Visitor, shopkeeper: Visitor, connection: Database
+) -> None:
+    unknown = add_task(connection, task_name="gone", status="FAILED")
+    answer = shopkeeper.get(f"/tasks/{unknown}/edit")
+    assert (answer.status_code, "needs the application" in answer.text) == (409, True)
+    task = add_task(connection, task_name="pay", status="FAILED", args="[7, 9.5]")
+    for hidden in (
+        anna.get(f"/tasks/{task}/edit"),
+        anna.api(f"/tasks/{task}/retry", {"arguments": {"order": 1}}),
+    ):
+        assert hidden.status_code == 403
+    assert shopkeeper.get(f"/tasks/{UNKNOWN_ID}/edit").status_code == 404
+    wrong = shopkeeper.api(f"/tasks/{task}/retry", {"arguments": {"order": "x"}})
+    assert (wrong.status_code, "Nothing was sent." in wrong.text) == (400, True)
+    assert resent(connection) == [0]

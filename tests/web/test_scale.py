@@ -63,6 +63,8 @@ BUDGETS = {
     "task": Budget("/tasks/{task}", 200, 1.2, 40),
     "explain": Budget("/tasks/{waiting}/explain", 2_500, 2.0, 80),
     "failures": Budget("/failures", 30_000, None, 300),
+    "one reason of failures": Budget("/failures/{fingerprint}", 10_000, None, 200),
+    "tasks of one reason": Budget("/tasks?fingerprint={fingerprint}", 500, None, 80),
     "workers": Budget("/workers", 3_000, None, 150),
     "run of 300 nodes": Budget(f"/workflows/{RUN_300}", 2_500, 1.2, 200),
     "run of 5,000 nodes": Budget(f"/workflows/{RUN_5000}", 20_000, None, 2_000),
@@ -79,6 +81,7 @@ class Filled:
         self._connection = connection
         self._names = {
             "task": self._one("SELECT max(id::text) FROM horsies_tasks WHERE status = 'FAILED'"),
+            "fingerprint": self._one("SELECT max(fingerprint) FROM horsies_task_attempts"),
             "waiting": self._one(
                 "SELECT min(id::text) FROM horsies_tasks WHERE status = 'PENDING'"
             ),

@@ -9,6 +9,7 @@ import json
 import re
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -459,6 +460,82 @@ def test_failures_are_grouped_by_task_and_code(ask: Ask, connection: Database) -
     assert "1 failed attempt among" in text_of(ask("/failures?task_name=refund"))
 
 
+def test_two_reasons_behind_one_code_are_two_groups_with_their_pages(
+    ask: Ask, connection: Database
+) -> None:
+    worker = add_worker(connection, release="2026.11")
+    for number, digit in enumerate("aab"):
+        reason = {"error_code": "UNHANDLED_EXCEPTION", "fingerprint": digit * 12}
+        task = add_failed(connection, task_name="charge_card", **reason)
+        add_attempt(
+            connection,
+            task,
+            outcome="FAILED",
+            exception_type=f"shop.Error{digit}",
+            raised_in=f"shop/cards.py:charge_{digit}",
+            error_message=f"order {number}",
+            worker_id=worker,
+            finished_at=ago(3600 if number == 0 else 5),
+            **reason,
+        )
+    page = text_of(ask("/failures", actions=True))
+    assert "shop.Errora" in page
+    assert "shop/cards.py:charge_b" in page
+    one = ask("/failures/aaaaaaaaaaaa", actions=True)
+    words = text_of(one)
+    for part in ("shop.Errora", "2, 2 of them final", "in release 2026.11", "order 1"):
+        assert part in words
+    assert (
+        'href="/orders/new?verb=retry_task&amp;status=FAILED&amp;fingerprint=aaaaaaaaaaaa"'
+        in one.text
+    )
+    order = text_of(
+        ask("/orders/new?verb=retry_task&status=FAILED&fingerprint=aaaaaaaaaaaa", actions=True)
+    )
+    assert "Send again: 2 tasks" in order
+    listed = ask("/api/tasks?fingerprint=bbbbbbbbbbbb").json()["tasks"]
+    assert [task["id"] for task in listed] == [task_id_of(connection, "bbbbbbbbbbbb")]
+    document = ask("/api/failures/aaaaaaaaaaaa").json()
+    assert (document["total"], document["first_release"]) == (2, "2026.11")
+    assert sum(slot["failures"] for slot in document["over_time"]) == 2
+    assert 'href="/failures/bbbbbbbbbbbb"' in ask(f"/tasks/{listed[0]['id']}").text
+    assert ask("/failures/cccccccccccc").status_code == 404
+    assert ask("/failures/not-digits").status_code == 404
+    assert ask("/tasks?fingerprint=short").status_code == 400
+    both = ask("/tasks?fingerprint=aaaaaaaaaaaa&argument=order_id%3D1", payload=True)
+    assert (both.status_code, "exclude each other" in both.text) == (400, True)
+
+
+def test_the_page_of_a_task_name_has_rates_durations_and_reasons(
+    ask: Ask, connection: Database
+) -> None:
+    connection.execute(
+        "INSERT INTO horsies_measures VALUES (date_trunc('minute', now() - interval '5 minutes'), 1, "
+        "'default', 'shop/pay now', 7, 2, 1, 0, 0, 900, 4500, "
+        "array_fill(1, ARRAY[16]), array_fill(1, ARRAY[16]))"
+    )
+    task = add_failed(connection, task_name="shop/pay now", fingerprint="ab12cd34ef56")
+    reason = {"fingerprint": "ab12cd34ef56", "exception_type": "shop.Late"}
+    add_attempt(connection, task, outcome="FAILED", error_code="X", **reason)
+    answer = ask("/names/shop%2Fpay%20now")
+    words = text_of(answer)
+    for part in ("Task shop/pay now", "Attempts per minute", "Time from start to end", "shop.Late"):
+        assert part in words
+    assert 'href="/failures/ab12cd34ef56"' in answer.text
+    assert f'href="/names/{quote("shop/pay now")}"' in ask(f"/tasks/{task}").text
+    assert "No attempt has ended in this time" in text_of(ask("/names/unheard"))
+    assert ask("/names/pay?range=1y").status_code == 400
+    assert ask(f"/names/{'x' * 256}").status_code == 404
+
+
+def task_id_of(connection: Database, fingerprint: str) -> str:
+    found = connection.execute(
+        "SELECT id::text FROM horsies_tasks WHERE fingerprint = %s", (fingerprint,)
+    ).fetchone()
+    assert found is not None
+    return str(found[0])
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_data_leaves_every_page_intact(ask: Ask, connection: Database, text: str) -> None:
     short = text[:100]
@@ -492,8 +569,11 @@ def test_hostile_data_leaves_every_page_intact(ask: Ask, connection: Database, t
         error_message=text,
         worker_hostname=short,
         retry_reason=text,
+        fingerprint="ab12cd34ef56",
+        exception_type=short,
+        raised_in=short,
     )
-    for path in ("/tasks", f"/tasks/{task}", "/failures"):
+    for path in ("/tasks", f"/tasks/{task}", "/failures", "/failures/ab12cd34ef56"):
         for switches in ({"payload": True, "actions": True}, {}):
             answer = ask(path, **switches)
             assert answer.status_code == 200

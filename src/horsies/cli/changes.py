@@ -4,7 +4,8 @@ who changed what.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -26,7 +27,10 @@ from horsies.cli.session import (
     JsonOption,
     LimitOption,
     ReasonOption,
+    Session,
     exit_with,
+    fingerprint_option,
+    full_id,
     open_session,
     parse_since,
     unwrap_or_exit,
@@ -34,6 +38,8 @@ from horsies.cli.session import (
 from horsies.ids import stored_form
 from horsies.monitor.action_log import ActionRow, list_actions_script
 from horsies.monitor.actions import TaskRetried, retry_task
+from horsies.monitor.diagnose.explain import read_task
+from horsies.monitor.edited_calls import EditProblem, edit_reason, edited_call, named_arguments
 from horsies.monitor.order_plan import OrderVerb, draft_order
 from horsies.monitor.queries import TaskFilters
 from horsies.result import Err, Result
@@ -47,8 +53,8 @@ TaskIdsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ID...] [LOCATOR]",
-        help="The ids of tasks, unless filters choose them; the application, package.module:app, may "
-        "come last.",
+        help="The ids of tasks, or their first digits, unless filters choose them; the application, "
+        "package.module:app, may come last.",
         show_default=False,
     ),
 ]
@@ -65,10 +71,24 @@ NameOption = Annotated[
 CodeOption = Annotated[
     list[str] | None, typer.Option(help="All tasks with this error code; may be repeated.")
 ]
+FingerprintOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIGITS", help="All tasks that failed for this reason; see `horsies failures`."
+    ),
+]
 SinceOption = Annotated[
     str | None,
     typer.Option(
         help="All tasks sent since this time: 90s, 15m, 2h, 1d ago, or a time like 2026-01-31T12:00."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=JSON",
+        help="Send one task with this argument changed; may be repeated. Needs the application.",
     ),
 ]
 UntilOption = Annotated[
@@ -106,9 +126,10 @@ def cancel(  # noqa: PLR0913, PLR0917
         horsies cancel 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
         horsies cancel --queue mail --since 2h --dry-run
     """
-    filters = _filters(status, queue, name, error_code, since, until)
+    filters = _filters(status, queue, name, error_code, None, since, until)
     ids, locator = _split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
     with open_session("cancel", module or locator, database_url) as session:
+        ids = _full_ids(session, ids)
 
         def cancel_one(task_id: str) -> Result[TaskCancelled, TaskActionError]:
             handle = TaskHandle[Any](task_id, session.broker)
@@ -141,8 +162,10 @@ def retry(  # noqa: PLR0913, PLR0917
     queue: QueueOption = None,
     name: NameOption = None,
     error_code: CodeOption = None,
+    fingerprint: FingerprintOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
+    changes: SetOption = None,
     reason: ReasonOption = None,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -152,26 +175,70 @@ def retry(  # noqa: PLR0913, PLR0917
     """Retry finished tasks: send the same requests again, as new tasks that refer to the old ones.
 
     Name the tasks by id, or choose them with filters; without --status, filters choose failed tasks. A
-    bulk retry shows its counts and asks first. It skips tasks that have already been retried.
+    bulk retry shows its counts and asks first. It skips tasks that have already been retried. --set
+    sends one task with other arguments, which are checked by the parameters of its function.
 
     Exit codes: 0 sent, 1 failure or refusal, 4 no such task.
 
     Example:
         horsies retry 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
         horsies retry --error-code GATEWAY_DOWN --since 2h --dry-run
+        horsies retry 01a1dd42fbaa shop.background:app --set amount=12
     """
-    filters = _filters(status, queue, name, error_code, since, until)
+    filters = _filters(status, queue, name, error_code, fingerprint, since, until)
     ids, locator = _split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
     with open_session("retry", module or locator, database_url) as session:
+        ids = _full_ids(session, ids)
         words = _words("retry", module or locator)
         bulk = BulkCommand(session, OrderVerb.RETRY_TASKS, words, dry_run, yes, as_json)
         if order is not None:
             bulk.resume(_alone(order, filters, ids))
+        elif changes:
+            is_alone = len(ids) == 1 and not dry_run
+            retry_edited = partial(_retry_edited, session, _changes(changes, is_alone), reason)
+            _change_each(ids, retry_edited, _retried_sentence, as_json)
         elif filters is None and not dry_run:
             retry_one = partial(retry_task, session.broker, reason=reason)
             _change_each(ids, retry_one, _retried_sentence, as_json)
         else:
             bulk.run(draft_order(bulk.verb, filters or TaskFilters(), ids=ids, reason=reason))
+
+
+def _changes(texts: Sequence[str], is_alone: bool) -> dict[str, Any]:
+    """Read NAME=JSON; a value that is not JSON is rejected rather than taken as text."""
+    if not is_alone:
+        raise typer.BadParameter("--set changes one task, named by its id.", param_hint="--set")
+    found = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        try:
+            found[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            mark = ""
+        if not name or not mark:
+            hint = """write NAME=JSON, as in amount=12 or 'city="Rome"'"""
+            raise typer.BadParameter(f"{text!r} is not an argument; {hint}.", param_hint="--set")
+    return found
+
+
+def _retry_edited(
+    session: Session, changes: Mapping[str, Any], reason: str | None, task_id: str
+) -> Result[TaskRetried, TaskActionError]:
+    """Send a task with some of its arguments changed."""
+    report = unwrap_or_exit(read_task(session.broker, task_id, payload=True))
+    if report is None:
+        exit_with(f"There is no task {task_id}.", EXIT_NOT_FOUND)
+    name = report.task.task_name
+    definition = session.app.definitions().get(name) if session.app else None
+    if session.app is None or definition is None:
+        exit_with(f"--set needs the application that has task {name!r}: add LOCATOR.", EXIT_FAILED)
+    try:
+        arguments = named_arguments(definition.signature, report.task) | dict(changes)
+        call = edited_call(session.app.config.payload, definition, report.task, arguments)
+    except EditProblem as problem:
+        exit_with(f"{problem} Nothing was sent.", EXIT_FAILED)
+    edited = edit_reason(sorted(changes), reason)
+    return retry_task(session.broker, task_id, reason=edited, call=call)
 
 
 def _retried_sentence(retried: TaskRetried) -> str:
@@ -190,17 +257,19 @@ def _filters(
     queue: list[str] | None,
     name: list[str] | None,
     error_code: list[str] | None,
+    fingerprint: str | None,
     since: str | None,
     until: str | None,
 ) -> TaskFilters | None:
     """Return a bulk command's filters; None if there are none."""
-    if not (status or queue or name or error_code or since or until):
+    if not (status or queue or name or error_code or fingerprint or since or until):
         return None
     return TaskFilters(
         statuses=status or (),
         queues=queue or (),
         names=name or (),
         error_codes=error_code or (),
+        fingerprint=None if fingerprint is None else fingerprint_option(fingerprint),
         since=parse_since(since),
         until=parse_since(until, "--until"),
     )
@@ -259,7 +328,7 @@ def _change_text(row: ActionRow) -> Text:
 
 
 def _split_locator(arguments: Sequence[str], *, is_bulk: bool) -> tuple[list[str], str | None]:
-    """Separate the ids from the LOCATOR; if there are several ids, all must be valid before any is used."""
+    """Separate the ids from the LOCATOR."""
     if not arguments and not is_bulk:
         raise typer.BadParameter("Name the tasks by their ids, or choose them by filters.")
     *others, last = arguments or [""]
@@ -269,10 +338,16 @@ def _split_locator(arguments: Sequence[str], *, is_bulk: bool) -> tuple[list[str
     ids = list(dict.fromkeys(others if has_locator else arguments))
     if ids and is_bulk:
         raise typer.BadParameter("Ids and filters exclude each other.")
-    for one in ids if len(ids) > 1 else ():
+    return ids, last if has_locator else None
+
+
+def _full_ids(session: Session, given: Sequence[str]) -> list[str]:
+    """Complete the ids; if there are several, all must be valid before any is used."""
+    found = [full_id(session, one, "task") for one in given]
+    for one in found if len(found) > 1 else ():
         if stored_form(one) is None:
             exit_with(f"{one!r} is not a task id; no task was changed.", EXIT_NOT_FOUND)
-    return ids, last if has_locator else None
+    return list(dict.fromkeys(found))
 
 
 def _change_each(

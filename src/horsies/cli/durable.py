@@ -22,6 +22,7 @@ from horsies.cli.session import (
     ReasonOption,
     Session,
     exit_with,
+    full_id,
     open_session,
 )
 from horsies.durable.handle import DurableHandle, DurableInfo, run_document
@@ -69,6 +70,7 @@ def show(
         horsies durable show 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("durable show", module, database_url) as session:
+        run_id = full_id(session, run_id, "task")
         info = _unwrap_or_exit(_handle(session, run_id).info())
     if as_json:
         output.print_json(run_document(info))
@@ -97,6 +99,7 @@ def signal(
     except ValueError:
         exit_with(f"The value {value!r} is not JSON; put text in double quotes.", EXIT_FAILED)
     with open_session("durable signal", module, database_url) as session:
+        run_id = full_id(session, run_id, "task")
         delivery = _unwrap_or_exit(_handle(session, run_id).signal_json(name, sent))
     if as_json:
         output.print_json({"task_id": run_id, "signal": name, "delivery": delivery})
@@ -119,6 +122,7 @@ def resume(
         horsies durable resume 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("durable resume", module, database_url) as session:
+        run_id = full_id(session, run_id, "task")
         _unwrap_or_exit(_handle(session, run_id).resume(reason=reason))
     typer.echo(f"Run {run_id} is resumed.")
 
@@ -139,6 +143,7 @@ def reset(
         horsies durable reset 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a charge
     """
     with open_session("durable reset", module, database_url) as session:
+        run_id = full_id(session, run_id, "task")
         count = _unwrap_or_exit(_handle(session, run_id).reset(step, reason=reason))
     typer.echo(f"Run {run_id} continues at {step}; it has forgotten {count} step(s).")
 
@@ -157,6 +162,7 @@ def export(
         horsies durable export 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a > run.json
     """
     with open_session("durable export", module, database_url) as session:
+        run_id = full_id(session, run_id, "task")
         record = _unwrap_or_exit(_handle(session, run_id).export())
     output.print_json(record)
 

@@ -32,7 +32,9 @@ _LOCATOR_FORM = (
     "application"
 )
 
-RunIdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a run.")]
+RunIdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The id of a run, or its first digits.")
+]
 SignalNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name of the signal.")]
 SignalValueArgument = Annotated[
     str,

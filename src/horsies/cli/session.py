@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, cast
 
 import psycopg
 import typer
@@ -220,19 +220,28 @@ def _as_exception(error: BrokerOperationError) -> HorsiesError:
     return failure_at(None, error.message, code=code)
 
 
-def full_id(session: Session, text: str) -> str:
+def full_id(session: Session, text: str, kind: Literal["task", "run"] | None = None) -> str:
     """Return the id of the task or run that begins with this text; the text if none does.
 
-    End the command with the candidates if several begin with it.
+    End the command with the candidates if several begin with it; ``kind`` leaves out the others.
     """
     if stored_form(text) is not None or search.id_range(text) is None:
         return text
     script = search.prefix_script(text)
-    found = unwrap_or_exit(session.broker.perform(BrokerErrorCode.MONITORING_QUERY_FAILED, script))
+    rows = unwrap_or_exit(session.broker.perform(BrokerErrorCode.MONITORING_QUERY_FAILED, script))
+    found = [row for row in rows if kind in (None, row.kind)]
     if len(found) > 1:
         names = "".join(f"\n  {one.id} {one.kind} {one.name}, {one.status}" for one in found)
         exit_with(f"Several ids begin with {text}; the newest are:{names}", EXIT_NOT_FOUND)
     return found[0].id if found else text
+
+
+def fingerprint_option(fingerprint: str, option: str = "--fingerprint") -> str:
+    """Return a fingerprint in its stored form; reject anything else."""
+    try:
+        return queries.checked_fingerprint(fingerprint)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def parse_since(text: str | None, option: str = "--since") -> datetime | None:

@@ -18,6 +18,7 @@ from horsies.cli.session import (
     JsonOption,
     LimitOption,
     exit_with,
+    fingerprint_option,
     full_id,
     open_session,
     parse_since,
@@ -57,6 +58,12 @@ def tasks(
     error_code: Annotated[
         list[str] | None, typer.Option(help="Only tasks with this error code; may be repeated.")
     ] = None,
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIGITS", help="Only tasks that failed for this reason; see `horsies failures`."
+        ),
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option(
@@ -81,6 +88,7 @@ def tasks(
         queues=queue or (),
         names=name or (),
         error_codes=error_code or (),
+        fingerprint=None if fingerprint is None else fingerprint_option(fingerprint),
         since=parse_since(since),
         after=None if before is None else _task_id(before),
         limit=limit,
@@ -246,4 +254,7 @@ def _attempt_line(attempt: TaskAttemptInfo) -> Text:
     if attempt.error_code is not None:
         error = f"{attempt.error_code}: {attempt.error_message or ''}".replace("\n", "\n    ")
         line.append_text(output.safe_text(f"\n  {error}", "red"))
+    if attempt.raised_in is not None:
+        place = f"\n  in {attempt.raised_in}, fingerprint {attempt.fingerprint}"
+        line.append_text(output.safe_text(place, "dim"))
     return line

@@ -32,6 +32,7 @@ from horsies.cli.session import (
     LimitOption,
     ReasonOption,
     exit_with,
+    full_id,
     open_session,
     parse_since,
     unwrap_or_exit,
@@ -154,6 +155,7 @@ def show(
         horsies workflow show 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("workflow show", module or locator, database_url) as session:
+        workflow_id = full_id(session, workflow_id, "run")
         report = unwrap_or_exit(listing.read_run(session.broker, workflow_id))
     if report is None:
         exit_with(f"There is no workflow run {workflow_id}.", EXIT_NOT_FOUND)
@@ -180,6 +182,7 @@ def pause(
         horsies workflow pause 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("workflow pause", module or locator, database_url) as session:
+        workflow_id = full_id(session, workflow_id, "run")
         handle = WorkflowHandle[Any](workflow_id, session.broker)
         changed = _unwrap_or_exit(handle.pause(reason=reason))
         status = _unwrap_or_exit(handle.status())
@@ -206,6 +209,7 @@ def resume(
         horsies workflow resume 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("workflow resume", module or locator, database_url) as session:
+        workflow_id = full_id(session, workflow_id, "run")
         handle = WorkflowHandle[Any](workflow_id, session.broker)
         changed = _unwrap_or_exit(handle.resume(retry_failed=retry_failed))
         status = _unwrap_or_exit(handle.status())
@@ -232,6 +236,7 @@ def cancel(
         horsies workflow cancel 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("workflow cancel", module or locator, database_url) as session:
+        workflow_id = full_id(session, workflow_id, "run")
         handle = WorkflowHandle[Any](workflow_id, session.broker)
         before = _unwrap_or_exit(handle.status())
         _unwrap_or_exit(handle.cancel(interrupt=interrupt, reason=reason))
@@ -259,6 +264,7 @@ def retry(
         horsies workflow retry 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
     with open_session("workflow retry", module or locator, database_url) as session:
+        workflow_id = full_id(session, workflow_id, "run")
         handle = WorkflowHandle[Any](workflow_id, session.broker)
         _unwrap_or_exit(handle.retry(node))
         status = _unwrap_or_exit(handle.status())
@@ -283,6 +289,7 @@ def signal(
         horsies workflow signal 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a approval true
     """
     with open_session("workflow signal", module, database_url) as session:
+        workflow_id = full_id(session, workflow_id, "run")
         handle = WorkflowHandle[Any](workflow_id, session.broker)
         delivery = _unwrap_or_exit(handle.signal(name, _json(value)))
     if as_json:

@@ -435,6 +435,12 @@ class AppConfig(FrozenModel):
     schedule: ScheduleConfig | None = None
     """The schedules that a scheduler serves. None means that no scheduler may run. Defaults to None."""
 
+    release: str | None = Field(default=None, min_length=1, max_length=255)
+    """The release of the application, such as a version or a commit, of 1 to 255 characters. Workers
+    register it, and `horsies failures` and the dashboard name the releases in which a failure was first
+    and last seen. Defaults to None.
+    """
+
     exception_mapper: Annotated[ExceptionMapper, PlainValidator(_copied_mapper)] = Field(
         default_factory=dict
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from horsies.codec.calls import EncodedCall
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.monitor import (
     QueueName,
@@ -18,6 +19,7 @@ from horsies.db.statements.monitor import (
 )
 from horsies.db.statements.queues import (
     ResentTask,
+    edit_resent,
     pause_queue,
     resend_tasks,
     resume_queue,
@@ -113,36 +115,48 @@ def _switch_script(order: QueueOrder) -> Script[BrokerResult[Switched[QueueState
 
 
 def retry_task(
-    broker: PostgresBroker, task_id: str, *, suppressed: bool = False, reason: str | None = None
+    broker: PostgresBroker,
+    task_id: str,
+    *,
+    suppressed: bool = False,
+    reason: str | None = None,
+    call: EncodedCall | None = None,
 ) -> Result[TaskRetried, TaskActionError]:
     """Send a finished task's request again, as a new task that refers to the old one.
 
-    The new task has the same arguments, options, queue, priority and time limit. It drops the
-    idempotency key, and a ``good_until`` that has passed. Unfinished tasks and workflow tasks are
-    rejected.
+    The new task has the same arguments, unless ``call`` has others, and the same options, queue,
+    priority and time limit. It drops the idempotency key, and a ``good_until`` that has passed.
+    Unfinished tasks and workflow tasks are rejected.
     """
     if suppressed:
         return Err(_suppressed(task_id))
     new_task_id = new_id()
     action = task_action("retry_task", task_id, reason)
-    done = perform_action(broker, _SENDING, action, _resend_script(task_id, new_task_id))
+    done = perform_action(broker, _SENDING, action, _resend_script(task_id, new_task_id, call))
     return _retried(task_id, new_task_id, done)
 
 
 async def retry_task_async(
-    broker: PostgresBroker, task_id: str, *, suppressed: bool = False, reason: str | None = None
+    broker: PostgresBroker,
+    task_id: str,
+    *,
+    suppressed: bool = False,
+    reason: str | None = None,
+    call: EncodedCall | None = None,
 ) -> Result[TaskRetried, TaskActionError]:
     if suppressed:
         return Err(_suppressed(task_id))
     new_task_id = new_id()
     action = task_action("retry_task", task_id, reason)
-    script = _resend_script(task_id, new_task_id)
+    script = _resend_script(task_id, new_task_id, call)
     return _retried(
         task_id, new_task_id, await perform_action_async(broker, _SENDING, action, script)
     )
 
 
-def _resend_script(task_id: str, new_task_id: str) -> Script[Result[TaskRetried, TaskActionError]]:
+def _resend_script(
+    task_id: str, new_task_id: str, call: EncodedCall | None
+) -> Script[Result[TaskRetried, TaskActionError]]:
     resent: ResentTask | None = None
     if (stored := stored_form(task_id)) is not None:
         order = resend_tasks([stored], [new_task_id], once=False)
@@ -151,6 +165,8 @@ def _resend_script(task_id: str, new_task_id: str) -> Script[Result[TaskRetried,
         return Err(no_such_task(task_id))
     status = TaskStatus(resent.was_status)
     if resent.new_id is not None:
+        if call is not None:
+            yield edit_resent(resent.new_id, call.args_json, call.kwargs_json)
         return Ok(TaskRetried(resent.new_id, task_id, status))
     if resent.in_workflow:
         message = f"Task {task_id} belongs to a workflow; retry the node of the workflow instead."

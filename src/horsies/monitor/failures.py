@@ -1,14 +1,16 @@
-"""Failed attempts grouped by task and error code.
+"""Failed attempts grouped by fingerprint: the task, the error code, the exception class and its place.
 
-The groups come from the newest 20,000 attempts; at most 2,000 failed attempts among them are read.
+The groups come from the newest 20,000 attempts; at most 2,000 failed attempts among them are read. When
+a group was first seen comes from the index on fingerprints, and so does one group on its own, so both
+reach as far back as attempts are on record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
 
 from horsies.db.statement import Script, one_or_none
 from horsies.db.statements.lookup import (
@@ -16,10 +18,13 @@ from horsies.db.statements.lookup import (
     FailureGroup,
     end_of_attempts,
     group_failures,
+    read_failure,
 )
 
 ATTEMPTS_MAX = 20_000
 FAILURES_MAX = 2_000
+# The equal parts of time in which one group's failures are counted.
+SLOTS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +52,62 @@ def failures_script(names: Sequence[str] = ()) -> Script[Failures]:
     return Failures(groups, None if first is None else first.finished_at)
 
 
+def failure_script(fingerprint: str) -> Script[FailureGroup | None]:
+    """Read one group from its newest 2,000 attempts; None if no attempt on record belongs to it."""
+    group: FailureGroup | None = one_or_none((yield read_failure(fingerprint, FAILURES_MAX)))
+    return group
+
+
+class Slot(NamedTuple):
+    """A part of the time that a chart covers, and the failures in it."""
+
+    at: datetime
+    failures: int
+
+
+def over_time(group: FailureGroup, now: datetime) -> list[Slot]:
+    """Count a group's failures in equal parts of the time from the oldest that was read until now."""
+    oldest = min(group.times)
+    seconds = max(now.timestamp() - oldest, 60.0)
+    counts = counted(group.times, oldest, seconds, SLOTS)
+    start, step = datetime.fromtimestamp(oldest, UTC), timedelta(seconds=seconds / SLOTS)
+    return [Slot(start + place * step, count) for place, count in enumerate(counts)]
+
+
+def counted(times: Sequence[float], start: float, seconds: float, parts: int) -> list[int]:
+    """Count times in equal parts of a span."""
+    counts = [0] * parts
+    for time in times:
+        place = int((time - start) / seconds * parts)
+        counts[min(max(place, 0), parts - 1)] += 1
+    return counts
+
+
+def reason_text(group: FailureGroup) -> str:
+    """Return a group's exception class and place, or its error code, in one line."""
+    kind = group.exception_type or group.error_code or "without a code"
+    return f"{kind} in {group.raised_in}" if group.raised_in else kind
+
+
+def release_text(group: FailureGroup) -> str | None:
+    """Return the releases in which a group was first and last seen; None if neither is known."""
+    first, last = group.first_release, group.last_release
+    if first == last or last is None:
+        return first
+    return f"{first or 'unknown'} to {last}"
+
+
 def failures_document(failures: Failures) -> dict[str, Any]:
     """Return the groups as a JSON object, without the times of single failures."""
-    groups = [group._asdict() for group in failures.groups]
-    for group in groups:
-        del group["times"]
+    groups = [_document(group) for group in failures.groups]
     return {"failures": groups, "looked_back_to": failures.looked_back_to}
+
+
+def failure_document(group: FailureGroup, now: datetime) -> dict[str, Any]:
+    """Return one group as a JSON object, with its counts over time."""
+    slots = [slot._asdict() for slot in over_time(group, now)]
+    return _document(group) | {"is_cut": group.total >= FAILURES_MAX, "over_time": slots}
+
+
+def _document(group: FailureGroup) -> dict[str, Any]:
+    return {name: value for name, value in group._asdict().items() if name != "times"}

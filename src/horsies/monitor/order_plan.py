@@ -286,6 +286,8 @@ def _filter_words(filters: TaskFilters | RunFilters) -> Iterable[str]:
             yield f"on {'/'.join(filters.queues)}"
         if filters.error_codes:
             yield f"with {'/'.join(filters.error_codes)}"
+        if filters.fingerprint:
+            yield f"with fingerprint {filters.fingerprint}"
     if filters.since:
         yield f"since {filters.since.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
     if filters.until:

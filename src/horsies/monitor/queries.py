@@ -25,6 +25,7 @@ from horsies.db.statements.monitor import (
     list_live_tasks,
     list_newest_tasks,
     list_tasks_by_error,
+    list_tasks_by_fingerprint,
 )
 from horsies.db.statements.workflows import (
     ListRuns,
@@ -65,6 +66,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _LAST_MILLISECOND = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
+_FINGERPRINT = re.compile(r"[0-9a-f]{12}", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 Status = TypeVar("Status", bound=StrEnum)
@@ -90,7 +92,7 @@ class TaskFilters:
 
     ``since`` (inclusive) and ``until`` (exclusive) bound the send time. ``after`` is the id to continue
     from. ``workers`` are ids or host names. A ``search`` covers the arguments of the newest 20,000
-    tasks.
+    tasks; it ignores a ``fingerprint``, that of the final failure.
     """
 
     statuses: Sequence[TaskStatus] = ()
@@ -104,6 +106,7 @@ class TaskFilters:
     workers: Sequence[str] = ()
     retried_only: bool = False
     search: Search | None = None
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ def task_filters(
     error_code: OneOrMore | None = None,
     worker: OneOrMore | None = None,
     retried_only: bool = False,
+    fingerprint: str | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
     limit: int = LIMIT_DEFAULT,
@@ -155,6 +159,7 @@ def task_filters(
             _checked_limit(limit),
             _texts("worker", worker),
             retried_only,
+            fingerprint=None if fingerprint is None else checked_fingerprint(fingerprint),
         )
 
     return _checked(check)
@@ -257,6 +262,15 @@ def _checked_limit(limit: object) -> int:
     raise _FilterProblem(f"limit must be a whole number from 1 to {LIMIT_MAX:,}, not {limit!r}.")
 
 
+def checked_fingerprint(text: object) -> str:
+    """Return a fingerprint in its stored form; a ValueError's text is a sentence for the user."""
+    if isinstance(text, str) and _FINGERPRINT.fullmatch(text.strip().lower()):
+        return text.strip().lower()
+    raise _FilterProblem(
+        f"fingerprint must be 12 hexadecimal digits, as `horsies failures` prints them, not {text!r}."
+    )
+
+
 def _task_cursor(after: object) -> str:
     if (stored := stored_form(after)) is None:
         raise _not_a_cursor(after)
@@ -312,6 +326,9 @@ def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
         wanted = [status.value for status in filters.statuses]
         return _search_script(search, parameters(wanted))
 
+    if filters.fingerprint is not None:
+        return _fingerprint_script(filters, parameters)
+
     steps = ListSteps(
         unfinished=lambda statuses: (list_live_tasks, parameters(statuses)),
         newest=lambda statuses: list_newest_tasks(*parameters(statuses), window=window),
@@ -323,6 +340,15 @@ def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
         else None,
     )
     return page_script(steps, filters.statuses, filters.limit)
+
+
+def _fingerprint_script(
+    filters: TaskFilters, parameters: Callable[[list[str]], ListTasks]
+) -> Script[TaskPage]:
+    """Read one page from the index on fingerprints, at any age."""
+    listed = parameters([status.value for status in filters.statuses])
+    rows: list[TaskSummary] = yield list_tasks_by_fingerprint(*listed, filters.fingerprint or "")
+    return Page(rows, rows[-1].id if len(rows) == filters.limit else None)
 
 
 def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:

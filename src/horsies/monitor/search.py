@@ -110,10 +110,9 @@ def _run(run: FoundRun) -> Match:
 
 
 def _error(found: FoundError) -> Match:
-    query = {"task_name": found.name, "status": "FAILED"}
-    if found.error_code is not None:
-        query["error_code"] = found.error_code
+    by_code = {"task_name": found.name, "status": "FAILED", "error_code": found.error_code or ""}
+    path = f"/failures/{found.fingerprint}" if found.fingerprint else f"/tasks?{urlencode(by_code)}"
     times = "1 failure" if found.total == 1 else f"{found.total:,} failures"
     sentence = f"{times}, the last one: {found.message or 'without a message'}"
-    name = f"{found.name}: {found.error_code or 'without a code'}"
-    return Match("error", name, f"/tasks?{urlencode(query)}", sentence)
+    name = f"{found.name}: {found.exception_type or found.error_code or 'without a code'}"
+    return Match("error", name, path, sentence)

@@ -330,6 +330,12 @@ def _add_script(
         added = yield row
     if added:
         return (yield from _state_script(name))
+    if is_configured or replace:
+        message = (
+            f"Schedule {name!r} belongs to a configuration, which replace=True does not change; "
+            "change it there, or pause it and add one under another name."
+        )
+        return Err(BrokerOperationError(BrokerErrorCode.SCHEDULE_EXISTS, message))
     message = f"There is another schedule {name!r} already; choose a new name, or replace=True."
     return Err(BrokerOperationError(BrokerErrorCode.SCHEDULE_EXISTS, message))
 

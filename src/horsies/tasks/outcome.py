@@ -27,6 +27,7 @@ from horsies.db.statements.turn import (
 from horsies.db.statements.workers import AbandonedTask
 from horsies.db.statements.workflows import lock_runs
 from horsies.error_codes import OperationalErrorCode, OutcomeCode, column_code
+from horsies.failure_fingerprint import NO_ORIGIN, Origin, fingerprint_of
 from horsies.parking import ParkRequest
 from horsies.retry import RetryDecision, decide_retry, limit_after_return
 from horsies.states import TaskAttemptOutcome, TaskStatus
@@ -60,7 +61,8 @@ class Outcome(NamedTuple):
     an accepted cancellation. ``run_us`` is how many microseconds the attempt ran, if known.
     ``is_recorded``: the child has recorded the outcome in the task's transaction. ``is_in_doubt``: the
     child may have recorded it, and this outcome counts only if it has not.
-    ``park``: the attempt has not ended; its run waits, and continues in any child.
+    ``park``: the attempt has not ended; its run waits, and continues in any child. ``fingerprint``,
+    ``exception_type`` and ``raised_in`` say which failures have the same reason.
     """
 
     task_id: str
@@ -80,6 +82,9 @@ class Outcome(NamedTuple):
     is_recorded: bool = False
     is_in_doubt: bool = False
     park: ParkRequest | None = None
+    fingerprint: str | None = None
+    exception_type: str | None = None
+    raised_in: str | None = None
 
     @classmethod
     def completed(cls, task: ClaimedTask, result: str, run_us: int | None = None) -> Outcome:
@@ -120,6 +125,9 @@ class Outcome(NamedTuple):
             delay_seconds=decision.delay_seconds,
             retry_reason=decision.reason,
             max_retries=decision.max_retries,
+            fingerprint=None
+            if code is OutcomeCode.TASK_CANCELLED
+            else fingerprint_of(task.task_name, code.value),
         )
 
 
@@ -140,6 +148,8 @@ class Report(Protocol):
     def retry_after(self) -> float | None: ...
     @property
     def park(self) -> ParkRequest | None: ...
+    @property
+    def origin(self) -> Origin: ...
 
 
 def outcome_of_report(
@@ -160,6 +170,7 @@ def outcome_of_report(
         error_message=report.error_message,
         exception_names=report.exception_names,
         retry_after=report.retry_after,
+        origin=report.origin,
         run_us=run_us,
         random=random,
     )
@@ -187,6 +198,7 @@ def outcome_of_error(
     error_message: str | None,
     exception_names: Sequence[str] = (),
     retry_after: float | None = None,
+    origin: Origin = NO_ORIGIN,
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
@@ -206,6 +218,9 @@ def outcome_of_error(
         delay_seconds=decision.delay_seconds,
         retry_reason=None if reason is None else storable_text(reason),
         max_retries=decision.max_retries,
+        fingerprint=fingerprint_of(task.task_name, error_code, origin),
+        exception_type=origin.exception_type and storable_text(origin.exception_type),
+        raised_in=origin.raised_in and storable_text(origin.raised_in),
     )
 
 
@@ -308,6 +323,9 @@ def without_result(outcome: Outcome) -> Outcome:
         delay_seconds=None,
         retry_reason=None,
         if_cancelled=None,
+        fingerprint=None,
+        exception_type=None,
+        raised_in=None,
     )
 
 
@@ -363,8 +381,11 @@ def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
 _TASK_ID = attrgetter("task_id")
 _COMPLETED = attrgetter("task_id", "generation", "result", "run_us")
 _FAILURE = ("attempt_outcome", "error_code", "error_message", "failed_reason", "retry_reason")
-_RETRIED = attrgetter("task_id", "generation", "delay_seconds", *_FAILURE, "max_retries", "run_us")
-_FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE, "run_us")
+_ORIGIN = ("fingerprint", "exception_type", "raised_in")
+_RETRIED = attrgetter(
+    "task_id", "generation", "delay_seconds", *_FAILURE, "max_retries", "run_us", *_ORIGIN
+)
+_FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE, "run_us", *_ORIGIN)
 
 
 def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[str, Step]:

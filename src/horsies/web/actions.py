@@ -7,6 +7,7 @@ refusal uses the same sentence as the command line.
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
@@ -31,6 +32,7 @@ from horsies.web.answers import (
     is_api,
     is_on,
     text_field,
+    undo,
     unwrapped,
 )
 from horsies.web.reading import BadRequest, Refused
@@ -51,7 +53,8 @@ def _switch_queue(paused: bool) -> Handler:
         with acting_as(view.access.user, "web"):
             result = await switch_queue_async(view.site.broker, order)
         state = unwrapped(view, result, "/queues")
-        notice = f"Queue {name} is {'paused' if state.is_paused else 'not paused'}."
+        undoing = f"horsies queues {'resume' if state.is_paused else 'pause'} {name}"
+        notice = f"Queue {name} is {'paused' if state.is_paused else 'not paused'}.{undo(undoing)}"
         document = {"paused": state.is_paused, **state._asdict()}
         return done(view, f"/queues/{name}", notice, document)
 
@@ -74,6 +77,7 @@ async def cancel_task(view: View) -> Response:
     notice = f"Task {task_id} was {was}; it is cancelled."
     if was == "RUNNING":
         notice = f"Task {task_id} is running; its worker has been asked to stop it."
+    notice += f" This cannot be undone; to send it again: horsies retry {task_id}"
     return done(view, f"/tasks/{task_id}", notice, asdict(cancelled))
 
 
@@ -94,14 +98,16 @@ async def pause_run(view: View) -> Response:
     handle, reason = _handle(view), await text_field(view, "reason")
     with acting_as(view.access.user, "web"):
         result = await handle.pause_async(reason=reason)
-    return _run_answer(view, result, f"Workflow {handle.workflow_id} is paused.")
+    undoing = undo(f"horsies workflow resume {handle.workflow_id}")
+    return _run_answer(view, result, f"Workflow {handle.workflow_id} is paused.{undoing}")
 
 
 async def resume_run(view: View) -> Response:
     handle, retry_failed = _handle(view), await is_on(view, "retry_failed", False)
     with acting_as(view.access.user, "web"):
         result = await handle.resume_async(retry_failed=retry_failed)
-    return _run_answer(view, result, f"Workflow {handle.workflow_id} is resumed.")
+    undoing = undo(f"horsies workflow pause {handle.workflow_id}")
+    return _run_answer(view, result, f"Workflow {handle.workflow_id} is resumed.{undoing}")
 
 
 async def retry_run(view: View) -> Response:
@@ -109,7 +115,10 @@ async def retry_run(view: View) -> Response:
     handle, node = _handle(view), await text_field(view, "node")
     with acting_as(view.access.user, "web"):
         result = await handle.retry_async(node)
-    return _run_answer(view, result, f"Workflow {handle.workflow_id} retries failed nodes.")
+    undoing = f" To stop it: horsies workflow pause {handle.workflow_id}"
+    return _run_answer(
+        view, result, f"Workflow {handle.workflow_id} retries failed nodes.{undoing}"
+    )
 
 
 async def cancel_run(view: View) -> Response:
@@ -117,7 +126,8 @@ async def cancel_run(view: View) -> Response:
     interrupt = await is_on(view, "interrupt", False)
     with acting_as(view.access.user, "web"):
         result = await handle.cancel_async(interrupt=interrupt, reason=reason)
-    return _run_answer(view, result, f"Workflow {handle.workflow_id} is cancelled.")
+    notice = f"Workflow {handle.workflow_id} is cancelled. This cannot be undone."
+    return _run_answer(view, result, notice)
 
 
 async def signal_run(view: View) -> Response:
@@ -158,6 +168,9 @@ def _switch_schedule(verb: str) -> Handler:
             result = await change_async(view.site.broker, action, switch_script(name, switch))
         state = unwrapped(view, result, "/schedules").state
         notice = f"Schedule {name} is {'paused' if state.is_paused else 'not paused'}."
+        notice += undo(
+            f"horsies schedules {'resume' if state.is_paused else 'pause'} {shlex.quote(name)}"
+        )
         document = {"name": name, "paused": state.is_paused}
         return done(view, _schedule_page(name), notice, document)
 
@@ -182,9 +195,11 @@ async def run_schedule(view: View) -> Response:
         result = await Schedules(producer, app.definitions, app).run_async(name)
     handle = unwrapped(view, result, _schedule_page(name))
     if isinstance(handle, TaskHandle):
-        notice = f"Schedule {name} was sent as task {handle.task_id}."
+        undoing = undo(f"horsies cancel {handle.task_id}")
+        notice = f"Schedule {name} was sent as task {handle.task_id}.{undoing}"
         return done(view, _schedule_page(name), notice, {"name": name, "task_id": handle.task_id})
-    notice = f"Schedule {name} was started as workflow {handle.workflow_id}."
+    undoing = undo(f"horsies workflow cancel {handle.workflow_id}")
+    notice = f"Schedule {name} was started as workflow {handle.workflow_id}.{undoing}"
     document = {"name": name, "workflow_id": handle.workflow_id}
     return done(view, _schedule_page(name), notice, document)
 

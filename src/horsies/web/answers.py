@@ -71,6 +71,11 @@ def answer_document(document: Mapping[str, Any], status: int = 200) -> Response:
     return Response(json_text(dict(document)), status, media_type="application/json")
 
 
+def undo(command: str) -> str:
+    """Return the end of a notice: the command that undoes the change."""
+    return f" To undo it: {command}"
+
+
 def done(view: View, fallback: str, notice: str, document: Mapping[str, Any]) -> Response:
     """Return the answer to a change: a document, or the form's page with a notice."""
     if is_api(view):

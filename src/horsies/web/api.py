@@ -36,7 +36,7 @@ from horsies.monitor.documents import (
     worker_document,
 )
 from horsies.monitor.facts import Facts
-from horsies.monitor.failures import failures_document, failures_script
+from horsies.monitor.failures import failure_document, failures_document, failures_script
 from horsies.monitor.measures import read_measures_script
 from horsies.monitor.overview import TaskReport, overview_script
 from horsies.monitor.paging import LIST_WINDOW
@@ -65,6 +65,7 @@ from horsies.web.filters import (
     texts_of,
     time_of,
 )
+from horsies.web.pages_failures import group_of
 from horsies.web.reading import STATEMENT_TIMEOUT_MS, BadRequest, NotFound, Unavailable
 from horsies.web.rendering import Handler, Page, Route, View
 from horsies.workflow.run.listing import report_document
@@ -258,9 +259,14 @@ async def attempts(view: View) -> Response:
 
 
 async def failures(view: View) -> Response:
-    """Failed attempts by task and error code."""
+    """Failed attempts by fingerprint: the task, the error code, the exception class and its place."""
     found = await view.read(failures_script(texts_of(view, "task_name")))
     return answer(failures_document(found))
+
+
+async def failure(view: View) -> Response:
+    """One group of failures, with its counts over time."""
+    return answer(failure_document(await group_of(view), datetime.now(UTC)))
 
 
 # Workflows and schedules
@@ -346,6 +352,7 @@ ROUTES = (
     _route("tasks/{id}", task),
     _route("tasks/{id}/attempts", attempts),
     _route("failures", failures, {"task_name"}),
+    _route("failures/{fingerprint}", failure),
     _route("measures", measures, {"since", "step", "queue", "task_name"}),
     _route("workers", workers, {"include_stopped"}),
     _route("workers/schedules", schedules),

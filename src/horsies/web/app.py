@@ -32,7 +32,10 @@ from horsies.web import (
     orders,
     pages,
     pages_doctor,
+    pages_edit,
     pages_explain,
+    pages_failures,
+    pages_names,
     pages_runs,
     pages_schedules,
     pages_search,
@@ -95,6 +98,9 @@ async def help_page(view: View) -> Page:
 ROUTES: tuple[Route, ...] = (
     *pages.ROUTES,
     *pages_tasks.ROUTES,
+    *pages_failures.ROUTES,
+    *pages_edit.ROUTES,
+    *pages_names.ROUTES,
     *pages_runs.ROUTES,
     # A schedule's name may contain slashes, so the longer paths come first.
     *pages_explain.ROUTES,

@@ -22,7 +22,7 @@ LIMIT_MAX = 200
 
 TASK_FILTERS = frozenset(
     {
-        *("status", "queue", "task_name", "error_code", "worker", "retried_only"),
+        *("status", "queue", "task_name", "error_code", "fingerprint", "worker", "retried_only"),
         *("since", "until", "argument", "before", "limit"),
     }
 )
@@ -81,6 +81,7 @@ def task_filters_of(view: View) -> TaskFilters:
         "error_code": texts_of(view, "error_code") or None,
         "worker": texts_of(view, "worker") or None,
         "retried_only": _is_on(view, "retried_only"),
+        "fingerprint": text_of(view, "fingerprint"),
         "since": time_of(view, "since"),
         "until": time_of(view, "until"),
         "after": text_of(view, "before"),
@@ -120,6 +121,10 @@ def _search_of(view: View) -> Search | None:
     # The number of results would reveal the arguments to users who may not see them.
     if not view.access.sees_payload:
         raise Forbidden("You may not see arguments, so you cannot search them.", code="NO_PAYLOAD")
+    if text_of(view, "fingerprint") is not None:
+        raise BadRequest(
+            "argument and fingerprint exclude each other; leave one out.", code="INVALID_FILTER"
+        )
     try:
         argument = parse_argument(text, view.site.masking)
     except ArgumentProblem as problem:

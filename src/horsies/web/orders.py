@@ -63,6 +63,7 @@ from horsies.web.filters import (
     task_filters_of,
     texts_of,
 )
+from horsies.web.pages_edit import send_edited, sent_again
 from horsies.web.reading import BadRequest, Forbidden, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
 
@@ -70,7 +71,9 @@ WAITING_MAX = 10
 
 _WORKING = BrokerErrorCode.ENQUEUE_FAILED
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TASK_FILTERS = frozenset({"status", "queue", "task_name", "error_code", "since", "until"})
+_TASK_FILTERS = frozenset(
+    {"status", "queue", "task_name", "error_code", "fingerprint", "since", "until"}
+)
 _RUN_FILTERS = frozenset({"status", "name", "workflow_key", "since", "until"})
 # The members of the JSON body that makes a dry run or starts an order.
 _MEMBERS = frozenset({"verb", "filters", "ids", "include_running", "reason", "dry_run", "order"})
@@ -365,6 +368,8 @@ def _json_filters(verb: OrderVerb, given: object) -> TaskFilters | RunFilters:
     }
     if "task_name" in values:
         values["name"] = values.pop("task_name")
+    if "fingerprint" in values:
+        values["fingerprint"] = next(reversed(values["fingerprint"]))
     if verb.is_of_runs:
         return accepted(run_filters(**values))
     return accepted(task_filters(**values))
@@ -390,9 +395,11 @@ async def purge_queue(view: View) -> Response:
     return await _started(view, preview.order)
 
 
-async def retry_task(view: View) -> Response:
+async def retry_task(view: View) -> Page | Response:
     """Send a finished task again. An Idempotency-Key makes the request safe to repeat."""
     task_id, reason = view.params["id"], await text_field(view, "reason")
+    if (await fields_of(view)).get("arguments") is not None:
+        return await send_edited(view)
     if (order_id := _keyed_id(view)) is not None:
         return await _retry_once(view, order_id, task_id, reason)
     with acting_as(view.access.user, "web"):
@@ -400,7 +407,7 @@ async def retry_task(view: View) -> Response:
     retried = unwrapped(view, result, f"/tasks/{task_id}")
     if is_api(view):
         return answer_document(asdict(retried))
-    return view.redirect(f"/tasks/{retried.task_id}", f"Task {task_id} was sent again as this one.")
+    return view.redirect(f"/tasks/{retried.task_id}", sent_again(task_id, retried.task_id))
 
 
 async def _retry_once(view: View, order_id: str, task_id: str, reason: str | None) -> Response:

@@ -53,7 +53,7 @@ RANGES = {
     "14d": (timedelta(days=14), timedelta(hours=4)),
 }
 _RATE_SERIES = ("done", "retried", "failed", "stopped")
-_WAIT_SERIES = ("p50", "p95", "p99")
+PERCENTILES = ("p50", "p95", "p99")
 
 
 class QueueRow(NamedTuple):
@@ -99,16 +99,16 @@ class Charts:
 
 async def overview(view: View) -> Page:
     """Show problems first, then figures, charts and queues."""
-    name, since, step = _range(view)
+    name, since, step = range_of(view)
     facts = Facts(view.site.broker.config.schema_name)
     figures = await view.read(figures_script(view.site.queue_caps, facts))
-    rates = await _within_time(view, rates_script(since, step))
+    rates = await within_time(view, rates_script(since, step))
     lines = await attention(view, facts)
     context = {
         "lines": lines[:SHOWN_MAX],
         "more": max(len(lines) - SHOWN_MAX, 0),
         "queues": _queue_rows(figures, rates),
-        "charts": _charts(view, name, rates, {}),
+        "charts": charts_of(view, name, rates, {}),
         "ranges": RANGES,
         **totals_of(figures, rates),
     }
@@ -117,18 +117,18 @@ async def overview(view: View) -> Page:
 
 async def queues(view: View) -> Page:
     figures = await view.read(figures_script(view.site.queue_caps))
-    rates = await _within_time(view, rates_script(*RANGES["1h"]))
+    rates = await within_time(view, rates_script(*RANGES["1h"]))
     return Page("queues.html", "Queues", {"queues": _queue_rows(figures, rates)})
 
 
 async def queue(view: View) -> Page:
     """Show one queue: its rates, its tasks by name, the front of the queue and its workers."""
     queue_name = view.params["name"]
-    name, since, step = _range(view)
+    name, since, step = range_of(view)
     panel = await view.read(queue_script(queue_name, view.site.queue_caps))
     if panel is None:
         raise NotFound(f"There is no queue {queue_name!r}: no worker, task or setting names it.")
-    rates = await _within_time(view, queue_rates_script(queue_name, since, step))
+    rates = await within_time(view, queue_rates_script(queue_name, since, step))
     arrivals = panel.arrivals
     context = {
         "row": _queue_row(panel.queue, arrivals, rates),
@@ -138,7 +138,7 @@ async def queue(view: View) -> Page:
         "places": counted_places(panel.servers),
         "p95": None if rates is None else rates.total.total.waited.p95,
         "tasks": [] if rates is None else _busiest(rates),
-        "charts": _charts(view, name, rates, {"queue": queue_name}),
+        "charts": charts_of(view, name, rates, {"queue": queue_name}),
         "ranges": RANGES,
     }
     return Page("queue.html", f"Queue {queue_name}", context)
@@ -171,14 +171,15 @@ async def worker(view: View) -> Page:
     return Page("worker.html", f"Worker {panel.worker.label}", context)
 
 
-def _range(view: View) -> tuple[str, timedelta, timedelta]:
+def range_of(view: View) -> tuple[str, timedelta, timedelta]:
+    """Return the range of the charts that the query names, its length and its step."""
     name = view.query.get("range", "1h")
     if name not in RANGES:
         raise BadRequest(f"range must be one of {', '.join(RANGES)}, not {name[:40]!r}.")
     return (name, *RANGES[name])
 
 
-async def _within_time(view: View, script: Script[T]) -> T | None:
+async def within_time(view: View, script: Script[T]) -> T | None:
     """Run one panel's script; None if it takes too long, so that the page is shown without it."""
     try:
         return await view.read(script)
@@ -236,7 +237,8 @@ def _empty_in(queue: QueueOverview, arrivals: float, *, is_stopped: bool) -> str
     return "never" if seconds is None else duration(seconds)
 
 
-def _charts(view: View, name: str, rates: Rates | None, filters: dict[str, str]) -> Charts:
+def charts_of(view: View, name: str, rates: Rates | None, filters: dict[str, str]) -> Charts:
+    """Draw rates and waiting times; the columns lead to the tasks of their slot, by these filters."""
     if rates is None:
         return Charts(name, problem="Reading the rates took too long; choose a shorter range.")
     if not rates.total.total.attempts:
@@ -246,7 +248,7 @@ def _charts(view: View, name: str, rates: Rates | None, filters: dict[str, str])
         )
     series = rates.total
     columns, waits = [], []
-    for slot in _over(series):
+    for slot in slots_over(series):
         until = min(slot.at + series.step, series.until)
         minutes = max((until - slot.at).total_seconds() / 60, 1 / 60)
         counts = (slot.done, slot.retried, slot.failed + slot.crashed, slot.stopped)
@@ -258,11 +260,11 @@ def _charts(view: View, name: str, rates: Rates | None, filters: dict[str, str])
     return Charts(
         name,
         column_chart(Chart("rates", "Attempts per minute", _RATE_SERIES, columns)),
-        line_chart(Chart("waits", "Time from due to start", _WAIT_SERIES, waits)),
+        line_chart(Chart("waits", "Time from due to start", PERCENTILES, waits)),
     )
 
 
-def _over(series: Series) -> Sequence[Slot]:
+def slots_over(series: Series) -> Sequence[Slot]:
     """Return the slots without the open one, unless enough of it has passed to show a rate.
 
     Workers store their counts every 30 seconds, so an open minute always has too few.

@@ -1,4 +1,4 @@
-"""The pages for tasks, for one task, and for failures."""
+"""The pages for tasks and for one task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from horsies.database_url import mask_url
 from horsies.db.statement import Script, one_or_none, read_rows
 from horsies.db.statements.dashboard import estimate_rows
 from horsies.db.statements.lookup import (
-    FailureGroup,
     ResentTask,
     find_subject,
     list_resent,
@@ -37,14 +36,12 @@ from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.diagnose.explain import Explanation, explain_task_script
 from horsies.monitor.documents import stored_json
-from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.overview import TaskReport, declared_transaction, task_script
 from horsies.monitor.paging import LIST_WINDOW
 from horsies.monitor.paging import Page as Listing
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
 from horsies.retry import decide_retry, policy_from_options, rule_text
 from horsies.states import TaskStatus
-from horsies.web.charts import sparkline
 from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, text_of, texts_of
 from horsies.web.masking import Masking, Shown, visible
 from horsies.web.reading import BadRequest, Locked, NotFound, TookTooLong
@@ -55,7 +52,6 @@ from horsies.web.words import duration
 
 CSV_LIMIT = 1_000
 NEWER_MAX = 100
-SPARK_COLUMNS = 24
 _WAITS_SHOWN = 5
 PAYLOAD_PARTS = ("args", "kwargs", "result")
 
@@ -264,6 +260,8 @@ async def task(view: View) -> Page:
         "error": _error(found, view.access.sees_payload),
         "payload": _payload(view, found, masking) if view.access.sees_payload else None,
         "headers": _headers(options, masking),
+        "can_edit": view.site.app is not None
+        and view.site.app.get_task(found.task_name) is not None,
         "policy": _policy(found),
         "retries": _retries(found),
         "transaction": _transaction(view, found),
@@ -435,47 +433,9 @@ async def download(view: View) -> Response:
     return Response(shown.text, 200, disposition, "text/plain; charset=utf-8")
 
 
-# Failures
-
-
-async def failures(view: View) -> Page:
-    """Show the failures among the newest attempts, grouped by task and error code."""
-    refuse_unknown(view, {"task_name"})
-    found, problem = Failures([]), None
-    try:
-        found = await view.read(failures_script(texts_of(view, "task_name")))
-    except TookTooLong as slow:
-        problem = slow.sentence
-    groups = [
-        {
-            "group": group,
-            "message": mask_url(group.message or ""),
-            "query": urlencode(
-                {"task_name": group.task_name, "error_code": group.error_code or ""}
-            ),
-            "counts": spark_counts(found.groups, group),
-        }
-        for group in found.groups
-    ]
-    context = {"found": found, "groups": groups, "problem": problem, "sparkline": sparkline}
-    return Page("failures.html", "Failures", context, live_seconds=10.0)
-
-
-def spark_counts(groups: Sequence[FailureGroup], group: FailureGroup) -> list[float]:
-    """Count a group's failures in equal parts of the time that all groups cover."""
-    first = min(one.first_at for one in groups).timestamp()
-    last = max(one.last_at for one in groups).timestamp()
-    width = max(last - first, 1e-3) / SPARK_COLUMNS
-    counts = [0.0] * SPARK_COLUMNS
-    for time in group.times:
-        counts[min(int((time - first) / width), SPARK_COLUMNS - 1)] += 1
-    return counts
-
-
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/tasks", None, tasks),
     Route("GET", "/tasks.csv", None, tasks_csv),
     Route("GET", "/tasks/{id}", None, task),
     Route("GET", "/tasks/{id}/payload/{part}", None, download),
-    Route("GET", "/failures", None, failures),
 )

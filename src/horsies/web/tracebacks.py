@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from horsies.failure_fingerprint import is_installed
+
 # Python shortens the traceback of a deep recursion; other long ones are cut here.
 FRAMES_MAX = 100
 
 _FRAME = re.compile(r'  File "(?P<file>[^"\n]*)", line (?P<line>\d+)(?:, in (?P<function>.*))?')
-_LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+)[/\\]|^<frozen ")
 
 
 @dataclass(slots=True)
@@ -26,7 +27,7 @@ class Frame:
     @property
     def is_library(self) -> bool:
         """Whether the code was installed rather than written with the application."""
-        return _LIBRARY.search(self.file) is not None
+        return is_installed(self.file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ class Liveness:
             identity.known_tasks,
             self._config.name,
             __version__,
+            self._app_config.release,
         )
         return [row, seen]
 

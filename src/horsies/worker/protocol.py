@@ -26,6 +26,7 @@ from pydantic_core import from_json, to_json
 
 from horsies.current_task import NOTE_CHARACTERS_MAX
 from horsies.errors import checked_delay
+from horsies.failure_fingerprint import NO_ORIGIN, TEXT_MAX, Origin
 from horsies.ids import new_id
 from horsies.parking import ParkRequest
 
@@ -164,6 +165,8 @@ class ChildReport(NamedTuple):
     transaction: TransactionEnd = TransactionEnd.NONE
     # What a run of a durable function waits for: it has left its child and has no outcome yet.
     park: ParkRequest | None = None
+    # Where an exception was raised, for the fingerprint of the failure.
+    origin: Origin = NO_ORIGIN
 
 
 def with_transaction(outcome: Outcome, report: ChildReport) -> Outcome:
@@ -326,8 +329,13 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
     code, message = report.error_code, report.error_message
     try:
         names, seconds = report.exception_names, report.retry_after
-        has_rest = bool(names) or seconds is not None or report.traceparent is not None
-        rest = json.dumps([names, seconds, report.traceparent]) if has_rest else ""
+        has_rest = (
+            bool(names)
+            or seconds is not None
+            or report.traceparent is not None
+            or report.origin is not NO_ORIGIN
+        )
+        rest = json.dumps([names, seconds, report.traceparent, *report.origin]) if has_rest else ""
         body = f"{task_id}{result}{code or ''}{message or ''}{rest}".encode()
     except UnicodeEncodeError:
         return encode_report(_without_surrogates(report), rss_bytes, run_microseconds)
@@ -384,10 +392,7 @@ def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
     if flags & 0b100000:
         report = report._replace(park=_park_of(report.result_json), result_json="")
     if flags & 4:
-        names, retry_after, traceparent = _rest_of_report(texts[message_end:])
-        report = report._replace(
-            exception_names=names, retry_after=retry_after, traceparent=traceparent
-        )
+        report = report._replace(**_rest_of_report(texts[message_end:]))
     return report, rss_bytes, run_microseconds
 
 
@@ -398,17 +403,22 @@ def _park_of(text: str) -> ParkRequest:
         raise ProtocolError("malformed report: the wait of its run cannot be read") from error
 
 
-def _rest_of_report(text: str) -> tuple[tuple[str, ...], float | None, str | None]:
+def _rest_of_report(text: str) -> dict[str, Any]:
     try:
-        names, seconds, traceparent = json.loads(text)
-        retry_after = None if seconds is None else checked_delay(seconds)
-        return (
-            tuple(map(str, names)),
-            retry_after,
-            None if traceparent is None else str(traceparent),
-        )
+        names, seconds, traceparent, *origin = json.loads(text)
+        kind, place = map(_text_or_none, origin)
+        return {
+            "exception_names": tuple(map(str, names)),
+            "retry_after": None if seconds is None else checked_delay(seconds),
+            "traceparent": _text_or_none(traceparent),
+            "origin": Origin(kind and kind[:TEXT_MAX], place and place[:TEXT_MAX]),
+        }
     except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolError("malformed report: its remaining fields cannot be read") from error
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def _without_surrogates(report: ChildReport) -> ChildReport:

@@ -29,6 +29,8 @@ CREATE TABLE horsies_tasks (
     result                text,
     failed_reason         text,
     error_code            text,
+    -- Of the final failure; see horsies_task_attempts. NULL for all other tasks.
+    fingerprint           varchar(16),
     claimed               boolean       NOT NULL DEFAULT false,
     claimed_by_worker_id  varchar(255),
     claim_expires_at      timestamptz,
@@ -114,6 +116,7 @@ CREATE INDEX horsies_tasks_lease ON horsies_tasks (claim_expires_at) WHERE statu
 CREATE INDEX horsies_tasks_deadline ON horsies_tasks (good_until)
     WHERE status = 'PENDING' AND good_until IS NOT NULL;
 CREATE INDEX horsies_tasks_error_code ON horsies_tasks (error_code) WHERE error_code IS NOT NULL;
+CREATE INDEX horsies_tasks_fingerprint ON horsies_tasks (fingerprint, id) WHERE fingerprint IS NOT NULL;
 CREATE INDEX horsies_tasks_workflow ON horsies_tasks (workflow_id, workflow_node_index, workflow_item_index)
     WHERE workflow_id IS NOT NULL;
 -- Finds a map's next parked item without reading the items that have ended.
@@ -175,6 +178,11 @@ CREATE TABLE horsies_task_attempts (
     -- class in the policy, RetryLater, or the reason why none applied. NULL for successes, and for tasks without a
     -- retry policy.
     retry_reason         text,
+    -- Failures with the same fingerprint have the same task, error code, exception class and place: the file and the
+    -- function of the innermost frame of the application's code. NULL for successes and cancellations.
+    fingerprint          varchar(16),
+    exception_type       varchar(255),
+    raised_in            varchar(255),
     worker_id            varchar(255),
     worker_hostname      varchar(255),
     worker_pid           integer,
@@ -188,6 +196,9 @@ CREATE TABLE horsies_task_attempts (
 
 CREATE INDEX horsies_task_attempts_error_code ON horsies_task_attempts (error_code)
     WHERE error_code IS NOT NULL;
+-- Finds the first and the newest failures of a group.
+CREATE INDEX horsies_task_attempts_fingerprint ON horsies_task_attempts (fingerprint, id)
+    WHERE fingerprint IS NOT NULL;
 -- Attempts arrive in the order they finish, so a block-range index answers "newest" and "older than" at a thousandth
 -- of a B-tree's write cost.
 CREATE INDEX horsies_task_attempts_finished_at ON horsies_task_attempts USING brin (finished_at);
@@ -320,6 +331,8 @@ CREATE TABLE horsies_workers (
     process_started  bigint,
     -- The release of horsies that the worker runs.
     version          varchar(32),
+    -- The release of the application (AppConfig.release), or NULL.
+    release          varchar(255),
     processes        integer       NOT NULL,
     queues           varchar[]     NOT NULL,
     -- {"tasks": {name: fingerprint}, "workflows": {definition key: fingerprint}}, with fingerprints of the

@@ -49,7 +49,9 @@ class AttemptPlace(NamedTuple):
 
 
 class FailureGroup(NamedTuple):
-    """One task's failed attempts with one error code; ``final`` of them are not retried."""
+    """One task's failed attempts with one reason; ``final`` of them are not retried. ``first_at`` is the
+    time of the first one on record.
+    """
 
     task_name: str
     error_code: str | None
@@ -63,6 +65,13 @@ class FailureGroup(NamedTuple):
     hosts: list[str] | None
     # The times of all failures in seconds since 1970, unordered.
     times: list[float]
+    # None for attempts that a release without fingerprints, or another program, recorded.
+    fingerprint: str | None = None
+    exception_type: str | None = None
+    raised_in: str | None = None
+    # The releases of the workers of the first and the newest attempt, if known.
+    first_release: str | None = None
+    last_release: str | None = None
 
 
 class ResentTask(NamedTuple):
@@ -90,6 +99,8 @@ search_tasks = LOOKUP.declare("search_tasks", SearchTasks, FoundTask)
 def end_of_attempts(sample: int) -> AttemptPlace: ...
 @LOOKUP.statement
 def group_failures(from_id: int, limit: int, names: Sequence[str]) -> FailureGroup: ...
+@LOOKUP.statement
+def read_failure(fingerprint: str, limit: int) -> FailureGroup: ...
 @LOOKUP.statement
 def list_resent(id: str) -> ResentTask: ...
 @LOOKUP.statement

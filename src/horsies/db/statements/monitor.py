@@ -374,6 +374,21 @@ list_tasks_by_error = MONITOR.declare("list_tasks_by_error", ListTasks, TaskSumm
 
 
 @MONITOR.statement
+def list_tasks_by_fingerprint(
+    before: str,
+    since: str,
+    statuses: Sequence[str],
+    queues: Sequence[str],
+    names: Sequence[str],
+    error_codes: Sequence[str],
+    workers: Sequence[str],
+    retried_only: bool,
+    limit: int,
+    fingerprint: str,
+) -> TaskSummary: ...
+
+
+@MONITOR.statement
 def read_task_detail(id: str, payload: bool) -> TaskDetail: ...
 @MONITOR.statement
 def read_rights(schema: str) -> Rights: ...

@@ -233,6 +233,22 @@ WHERE task.id = ANY(ARRAY(
     ORDER BY failed.id DESC LIMIT %(limit)s::integer))
 ORDER BY task.id DESC
 
+-- name: list_tasks_by_fingerprint
+-- The tasks whose final failure has this fingerprint, however old, by the index on fingerprints.
+SELECT task.id::text, task_name, queue_name, status, retry_count, max_retries, error_code, created_at,
+    enqueued_at, started_at, coalesce(completed_at, failed_at) AS finished_at, worker_hostname, worker_pid,
+    extract(epoch FROM now() - created_at)::float8 AS age_seconds
+FROM horsies_tasks AS task
+WHERE task.fingerprint = %(fingerprint)s::text AND task.id < %(before)s::uuid AND task.id >= %(since)s::uuid
+  AND (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[]))
+  AND (cardinality(%(queues)s::text[]) = 0 OR queue_name = ANY(%(queues)s::text[]))
+  AND (cardinality(%(names)s::text[]) = 0 OR task_name = ANY(%(names)s::text[]))
+  AND (cardinality(%(error_codes)s::text[]) = 0 OR error_code = ANY(%(error_codes)s::text[]))
+  AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
+       OR worker_hostname = ANY(%(workers)s::text[]))
+  AND (NOT %(retried_only)s::boolean OR retry_count > 0)
+ORDER BY task.id DESC LIMIT %(limit)s::integer
+
 -- name: read_task_detail
 -- Everything about one task, by primary key; arguments and result only on request.
 SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retries, next_retry_at, timeout_ms,

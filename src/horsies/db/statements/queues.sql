@@ -47,6 +47,11 @@ SELECT met.status AS was_status, met.workflow_id IS NOT NULL AS in_workflow, met
     sent.id::text AS new_id
 FROM met LEFT JOIN sent ON sent.id = met.new_id
 
+-- name: edit_resent
+-- The arguments of a task that this transaction has sent again: no other transaction has seen it yet.
+UPDATE horsies_tasks SET args = %(args)s, kwargs = %(kwargs)s
+WHERE id = %(id)s::uuid AND status = 'PENDING' AND generation = 0
+
 -- name: send_notification
 -- A notification on any channel: a ping to the workers, or a pong to the process that asked.
 SELECT pg_notify(%(channel)s, %(payload)s) IS NOT NULL AS sent

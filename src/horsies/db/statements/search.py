@@ -31,13 +31,15 @@ class FoundRun(NamedTuple):
 
 
 class FoundError(NamedTuple):
-    """Failures of one task with one code; the message and the task are those of the newest one."""
+    """Failures of one task for one reason; the message and the task are those of the newest one."""
 
     name: str
     error_code: str | None
     total: int
     message: str | None
     task_id: str
+    fingerprint: str | None
+    exception_type: str | None
 
 
 @SEARCH.statement

@@ -38,16 +38,21 @@ WHERE strpos(lower(newest.workflow_key), %(text)s) > 0 OR strpos(lower(newest.na
 LIMIT %(limit)s::integer
 
 -- name: search_errors
--- Failures among the newest attempts whose message or code contains the text, by task and code. Names are scalar
--- subqueries, because a join might be planned as a hash over the whole history.
+-- Failures among the newest attempts whose message, code, exception class or place contains the text, by task and
+-- fingerprint. Names are scalar subqueries, because a join might be planned as a hash over the whole history.
 WITH newest AS MATERIALIZED (
-    SELECT id, task_id, outcome, coalesce(error_code, '') AS error_code, left(error_message, 2000) AS message
+    SELECT id, task_id, outcome, coalesce(error_code, '') AS error_code, left(error_message, 2000) AS message,
+        fingerprint, exception_type, raised_in
     FROM horsies_task_attempts ORDER BY id DESC LIMIT %(window)s::integer),
 named AS MATERIALIZED (
     SELECT newest.*, (SELECT task.task_name::text FROM horsies_tasks AS task WHERE task.id = newest.task_id) AS name
     FROM newest WHERE outcome <> 'COMPLETED'
-      AND (strpos(lower(message), %(text)s) > 0 OR strpos(lower(error_code), %(text)s) > 0))
+      AND (strpos(lower(message), %(text)s) > 0 OR strpos(lower(error_code), %(text)s) > 0
+           OR strpos(lower(exception_type), %(text)s) > 0 OR strpos(lower(raised_in), %(text)s) > 0
+           OR fingerprint = %(text)s))
 SELECT name, nullif(error_code, '') AS error_code, count(*) AS total,
     (array_agg(left(message, 200) ORDER BY id DESC))[1] AS message,
-    (array_agg(task_id::text ORDER BY id DESC))[1] AS task_id
-FROM named WHERE name IS NOT NULL GROUP BY name, named.error_code ORDER BY total DESC, name LIMIT %(limit)s::integer
+    (array_agg(task_id::text ORDER BY id DESC))[1] AS task_id, fingerprint,
+    (array_agg(exception_type ORDER BY id DESC))[1] AS exception_type
+FROM named WHERE name IS NOT NULL GROUP BY name, named.error_code, fingerprint
+ORDER BY total DESC, name LIMIT %(limit)s::integer

@@ -229,6 +229,12 @@ class TaskAttemptInfo:
     """The name of that child process."""
     retry_reason: str | None = None
     """The rule that decided whether the task is retried: "retried by code GATEWAY_DOWN"."""
+    fingerprint: str | None = None
+    """The same for all failures of this task with the same error code, exception class and place."""
+    exception_type: str | None = None
+    """The class of the exception, as in "shop.errors.GatewayDown"; None if the error code says more."""
+    raised_in: str | None = None
+    """The application's innermost function on the way to the exception: "shop/payments.py:charge"."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attempt as plain JSON values."""

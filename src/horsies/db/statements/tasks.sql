@@ -135,7 +135,8 @@ FROM horsies_tasks WHERE id = %(id)s::uuid
 -- name: read_attempts
 -- The finished attempts of one task, newest first, by the unique index on (task_id, attempt).
 SELECT task_id::text, attempt, outcome, will_retry, started_at, finished_at, error_code, error_message,
-    failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name, retry_reason
+    failed_reason, worker_id, worker_hostname, worker_pid, worker_process_name, retry_reason,
+    fingerprint, exception_type, raised_in
 FROM horsies_task_attempts WHERE task_id = %(id)s::uuid ORDER BY attempt DESC
 
 -- name: read_progress

@@ -169,6 +169,9 @@ class RetryTasks(NamedTuple):
     retry_reasons: Sequence[str | None] = NOTHING
     max_retries: Sequence[int] = NOTHING
     runs_us: Sequence[int | None] = NOTHING
+    fingerprints: Sequence[str | None] = NOTHING
+    exception_types: Sequence[str | None] = NOTHING
+    raised_in: Sequence[str | None] = NOTHING
 
 
 class FailTasks(NamedTuple):
@@ -185,6 +188,9 @@ class FailTasks(NamedTuple):
     failed_reasons: Sequence[str | None]
     retry_reasons: Sequence[str | None] = NOTHING
     runs_us: Sequence[int | None] = NOTHING
+    fingerprints: Sequence[str | None] = NOTHING
+    exception_types: Sequence[str | None] = NOTHING
+    raised_in: Sequence[str | None] = NOTHING
     only_cancelled: bool = False
 
 

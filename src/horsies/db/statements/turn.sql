@@ -68,11 +68,13 @@ finished AS (
         task.worker_process_name, array_position(%(ids)s::uuid[], task.id) AS place)
 INSERT INTO horsies_task_attempts (
     task_id, attempt, outcome, will_retry, started_at, finished_at, error_code, error_message, failed_reason,
-    retry_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
+    retry_reason, fingerprint, exception_type, raised_in, worker_id, worker_hostname, worker_pid,
+    worker_process_name)
 SELECT id, retry_count, (%(outcomes)s::text[])[place], true, started_at, clock_timestamp(),
     (%(error_codes)s::text[])[place], (%(error_messages)s::text[])[place],
-    (%(failed_reasons)s::text[])[place], (%(retry_reasons)s::text[])[place], %(worker_id)s,
-    worker_hostname, worker_pid, worker_process_name
+    (%(failed_reasons)s::text[])[place], (%(retry_reasons)s::text[])[place],
+    (%(fingerprints)s::text[])[place], (%(exception_types)s::text[])[place], (%(raised_in)s::text[])[place],
+    %(worker_id)s, worker_hostname, worker_pid, worker_process_name
 FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
@@ -87,6 +89,7 @@ WITH finished AS (
         result = (%(results)s::text[])[array_position(%(ids)s::uuid[], task.id)],
         error_code = (%(error_codes)s::text[])[array_position(%(ids)s::uuid[], task.id)],
         failed_reason = (%(failed_reasons)s::text[])[array_position(%(ids)s::uuid[], task.id)],
+        fingerprint = (%(fingerprints)s::text[])[array_position(%(ids)s::uuid[], task.id)],
         started_at = coalesce(least(clock_timestamp(), now() + interval '1 second') - interval '1 microsecond'
             * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         next_retry_at = NULL
@@ -94,15 +97,17 @@ WITH finished AS (
       AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
       AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
       AND (task.cancel_requested_at IS NOT NULL OR NOT %(only_cancelled)s::boolean)
-    RETURNING task.id, task.retry_count, task.started_at, task.error_code, task.failed_reason,
+    RETURNING task.id, task.retry_count, task.started_at, task.error_code, task.failed_reason, task.fingerprint,
         task.worker_hostname, task.worker_pid, task.worker_process_name,
         array_position(%(ids)s::uuid[], task.id) AS place)
 INSERT INTO horsies_task_attempts (
     task_id, attempt, outcome, started_at, finished_at, error_code, error_message, failed_reason,
-    retry_reason, worker_id, worker_hostname, worker_pid, worker_process_name)
+    retry_reason, fingerprint, exception_type, raised_in, worker_id, worker_hostname, worker_pid,
+    worker_process_name)
 SELECT id, retry_count + 1, (%(outcomes)s::text[])[place], started_at, clock_timestamp(), error_code,
-    (%(error_messages)s::text[])[place], failed_reason, (%(retry_reasons)s::text[])[place], %(worker_id)s,
-    worker_hostname, worker_pid, worker_process_name
+    (%(error_messages)s::text[])[place], failed_reason, (%(retry_reasons)s::text[])[place], fingerprint,
+    (%(exception_types)s::text[])[place], (%(raised_in)s::text[])[place], %(worker_id)s, worker_hostname, worker_pid,
+    worker_process_name
 FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text

@@ -108,6 +108,7 @@ def register_worker(
     known_tasks: str | None = None,
     name: str | None = None,
     version: str | None = None,
+    release: str | None = None,
 ) -> None: ...
 
 

@@ -6,9 +6,10 @@
 -- One current row per worker; a worker that was declared lost returns under its own id.
 INSERT INTO horsies_workers (
     worker_id, lock_key, hostname, pid, processes, queues, process_space, process_started, known_tasks,
-    name, version)
+    name, version, release)
 VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(queues)s::varchar[],
-    %(process_space)s, %(process_started)s, %(known_tasks)s::text::jsonb, %(name)s, %(version)s)
+    %(process_space)s, %(process_started)s, %(known_tasks)s::text::jsonb, %(name)s, %(version)s,
+    %(release)s)
 ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
 -- name: register_defaults

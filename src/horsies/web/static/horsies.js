@@ -348,7 +348,7 @@
   });
 
   document.addEventListener("submit", (event) => {
-    const question = event.target.dataset.confirm;
+    const question = event.submitter?.dataset.confirm || event.target.dataset.confirm;
     if (question && !confirm(question)) event.preventDefault();
   });
 

@@ -25,6 +25,7 @@ from horsies.durable.context import Durable
 from horsies.durable.leaving import Leaving
 from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_text
 from horsies.errors import UNLIMITED_RETRIES, RetryLater, TaskStopped, checked_delay
+from horsies.failure_fingerprint import origin_of
 from horsies.locate import load_app, sends_suppressed
 from horsies.result import Err, Ok
 from horsies.retry import decide_retry, exception_names
@@ -539,11 +540,15 @@ def _error_report(assignment: Assignment, result_json: str, error: TaskError) ->
 
 
 def _with_exception(report: ChildReport, raised: object) -> ChildReport:
-    """Add the facts from which the worker decides whether an exception is retried."""
+    """Add the facts from which the worker decides whether an exception is retried, and its origin."""
     if not isinstance(raised, BaseException):
         return report
     seconds = checked_delay(raised.seconds) if isinstance(raised, RetryLater) else None
-    return report._replace(exception_names=tuple(exception_names(raised)), retry_after=seconds)
+    return report._replace(
+        exception_names=tuple(exception_names(raised)),
+        retry_after=seconds,
+        origin=origin_of(raised),
+    )
 
 
 def _serialization_error(message: str) -> TaskError:

@@ -1,0 +1,99 @@
+"""The pages for failures: the groups among the newest attempts, and one group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from horsies.database_url import mask_url
+from horsies.db.statements.lookup import FailureGroup
+from horsies.monitor.failures import (
+    FAILURES_MAX,
+    Failures,
+    counted,
+    failure_script,
+    failures_script,
+    over_time,
+    reason_text,
+    release_text,
+)
+from horsies.monitor.queries import checked_fingerprint
+from horsies.web.charts import Chart, Column, column_chart, sparkline
+from horsies.web.filters import refuse_unknown, texts_of
+from horsies.web.masking import visible
+from horsies.web.reading import NotFound, TookTooLong
+from horsies.web.rendering import Page, Route, View
+
+SPARK_COLUMNS = 24
+
+
+async def failures(view: View) -> Page:
+    """Show the failures among the newest attempts, grouped by fingerprint."""
+    refuse_unknown(view, {"task_name"})
+    found, problem = Failures([]), None
+    try:
+        found = await view.read(failures_script(texts_of(view, "task_name")))
+    except TookTooLong as slow:
+        problem = slow.sentence
+    groups = [
+        {**group_words(group), "counts": spark_counts(found.groups, group)}
+        for group in found.groups
+    ]
+    context = {"found": found, "groups": groups, "problem": problem, "sparkline": sparkline}
+    return Page("failures.html", "Failures", context, live_seconds=10.0)
+
+
+def group_words(group: FailureGroup) -> dict[str, Any]:
+    """Return a group, its words, and the query that lists its tasks."""
+    by_code = {"task_name": group.task_name, "error_code": group.error_code or ""}
+    chosen = {"fingerprint": group.fingerprint} if group.fingerprint else by_code
+    return {
+        "group": group,
+        "message": mask_url(group.message or ""),
+        "query": urlencode(chosen),
+        "reason": reason_text(group),
+        "releases": release_text(group),
+    }
+
+
+def spark_counts(groups: Sequence[FailureGroup], group: FailureGroup) -> list[float]:
+    """Count a group's failures in equal parts of the time that all groups cover."""
+    first = min(min(one.times) for one in groups)
+    last = max(one.last_at for one in groups).timestamp()
+    return [
+        float(one) for one in counted(group.times, first, max(last - first, 1e-3), SPARK_COLUMNS)
+    ]
+
+
+async def failure(view: View) -> Page:
+    """Show one group: its reason, an example, its releases and its failures over time."""
+    refuse_unknown(view, ())
+    group = await group_of(view)
+    slots = over_time(group, datetime.now(UTC))
+    columns = [Column(slot.at, [float(slot.failures)]) for slot in slots]
+    chart = column_chart(Chart("failure", "Failed attempts", ["failed"], columns))
+    context = {**group_words(group), "chart": chart, "is_cut": group.total >= FAILURES_MAX}
+    title = visible(f"{group.task_name}: {reason_text(group)}")
+    return Page("failure.html", title, context, live_seconds=10.0)
+
+
+async def group_of(view: View) -> FailureGroup:
+    """Read the group that the path names; 404 if there is none."""
+    asked = view.params["fingerprint"]
+    try:
+        fingerprint = checked_fingerprint(asked)
+    except ValueError as problem:
+        raise NotFound(str(problem), code="FAILURE_NOT_FOUND") from problem
+    group = await view.read(failure_script(fingerprint))
+    if group is None:
+        sentence = f"No failure on record has the fingerprint {fingerprint}."
+        raise NotFound(sentence, code="FAILURE_NOT_FOUND")
+    return group
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/failures", None, failures),
+    Route("GET", "/failures/{fingerprint}", None, failure),
+)
