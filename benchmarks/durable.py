@@ -128,7 +128,7 @@ def _replays(app: Horsies, connection: psycopg.Connection[Any]) -> bool:
     for _ in range(ROUNDS):
         started = time.perf_counter()
         with app.get_broker().database.connection() as own:
-            past = Past(load_steps.fetch(own, task_id))
+            past = Past(load_steps.fetch(own, task_id, 1))
         loads.append((time.perf_counter() - started) * 1e3)
         replays.append(1e6 / _loop(_context(app, task_id, past), REPLAYED))
     heading(f"durable functions: a replay of {REPLAYED:,} recorded steps")

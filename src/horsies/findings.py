@@ -165,6 +165,8 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "The code of a durable function asks for a step that its record does not have.",
             "Deploy the code that wrote the record or guard the change, then `horsies durable resume ID`; or "
             "`horsies durable reset ID STEP`.",
+            level=Level.RED,
+            urgency=Urgency.STOPPED,
         ),
         "PARKED_RUN": _obstacle(
             "The run of a durable function waits for a time, a signal or the end of a task.",

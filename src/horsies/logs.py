@@ -59,6 +59,7 @@ EventName: TypeAlias = Literal[
     "unknown_task",
     "run_parked",
     "run_held",
+    "run_cleaning",
     "scheduler_ready",
     "scheduler_database_lost",
     "scheduler_database_back",

@@ -12,13 +12,18 @@ _SECONDS_MAX = 10 * 366 * 86_400
 class ParkRequest(NamedTuple):
     """The events of which the first one wakes a run: a time, a signal or the end of a child.
 
-    A run with a ``problem`` is held until an operator resumes it.
+    A run with a ``problem`` is held until an operator resumes it. ``cancelled`` is the sentence for a run
+    that has done its clean-up and ends as CANCELLED. With ``args`` and ``kwargs``, JSON texts, the run
+    continues at once with these arguments and an empty record.
     """
 
     seconds: float | None = None
     signals: tuple[str, ...] = ()
     children: tuple[str, ...] = ()
     problem: str | None = None
+    cancelled: str | None = None
+    args: str | None = None
+    kwargs: str | None = None
 
     def to_json(self) -> str:
         """The request as ``horsies_park_v1`` reads it."""
@@ -31,11 +36,17 @@ class ParkRequest(NamedTuple):
         try:
             fields: dict[str, Any] = json.loads(text)
             seconds, problem = fields.pop("seconds", None), fields.pop("problem", None)
+            cancelled = fields.pop("cancelled", None)
+            args, kwargs = fields.pop("args", None), fields.pop("kwargs", None)
             signals, children = fields.pop("signals", []), fields.pop("children", [])
             is_time = seconds is None or 0 <= seconds <= _SECONDS_MAX
-            texts = [*signals, *children, problem or ""]
+            texts = [
+                *signals,
+                *children,
+                *(one or "" for one in (problem, cancelled, args, kwargs)),
+            ]
         except (AttributeError, TypeError, RecursionError) as error:
             raise ValueError("not a request") from error
         if fields or not is_time or not all(isinstance(one, str) for one in texts):
             raise ValueError("not a request")
-        return cls(seconds, tuple(signals), tuple(children), problem)
+        return cls(seconds, tuple(signals), tuple(children), problem, cancelled, args, kwargs)

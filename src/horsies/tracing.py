@@ -1,4 +1,4 @@
-"""OpenTelemetry spans: one for every send and start, and one for every attempt.
+"""OpenTelemetry spans: one for every send and start, for every attempt, and for every call of a step.
 
 The context of a send travels as a carrier in the task's options, under the key "trace". Nothing here
 imports opentelemetry until a span is created, and without ``AppConfig(tracing=...)`` none is created.
@@ -12,10 +12,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horsies._version import __version__
-from horsies.current_task import CurrentTask
+from horsies.current_task import CurrentTask, current_task
 from horsies.failure_fingerprint import error_type
 
 if TYPE_CHECKING:
@@ -291,6 +292,24 @@ class Processing:
                 self._span.set_status(Status(StatusCode.ERROR, message))
         self._span.end()
         self.detach()
+
+
+@contextmanager
+def step_span(name: str) -> Iterator[None]:
+    """The span of one call of a step's function, below that of its attempt. Replayed steps have none."""
+    from opentelemetry import trace
+
+    tracer = trace.get_tracer("horsies", __version__)
+    attributes = {"horsies.step": name, "horsies.task.id": current_task().id}
+    with tracer.start_as_current_span(
+        f"step {name.partition('#')[0]}", attributes=attributes, set_status_on_exception=False
+    ) as span:
+        try:
+            yield
+        except Exception as error:
+            span.set_attribute("error.type", error_type(error) or "TaskFailed")
+            span.set_status(trace.StatusCode.ERROR)
+            raise
 
 
 def _links(context: SpanContext, kind: str) -> list[Link]:

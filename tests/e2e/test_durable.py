@@ -131,6 +131,119 @@ def test_runs_end_with_what_their_steps_recorded_under_kills_of_children_and_wor
     assert len(rows) == RUNS
 
 
+# The points at which a run dies once, and how often the effect outside of the database then happens.
+POINTS = {
+    "before the effect": 1,
+    "after the effect": 2,
+    "before the INSERT": 2,
+    "after the INSERT": 1,
+    "in the transaction": 1,
+    "before COMMIT": 1,
+    "after COMMIT": 1,
+    "before the park": 1,
+    "after the wake-up": 1,
+    "after the start of a child": 1,
+    "before the outcome": 1,
+}
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_dies_at_any_boundary_continues_there(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    start(fleet)
+    sent: dict[str, TaskHandle[str]] = {point: durable.boundary.enqueue(point) for point in POINTS}
+    for one in sent.values():
+        durable.app.signal(one.task_id, "go", "went").unwrap()
+    results = {point: one.result(timeout_ms=60_000) for point, one in sent.items()}
+    made = journal_of(fleet)
+    for point, one in sent.items():
+        assert os.path.exists(f"{fleet.journal.path}.{one.task_id}.died"), point
+        tokens = [token for step, token in made[one.task_id].elements() if step == "effect"]
+        assert len(tokens) == POINTS[point], point
+        assert results[point] == f"{tokens[-1]}42went", point
+        effects = witnessed.execute(
+            "SELECT count(*) FROM durable_effects WHERE task_id = %s", (one.task_id,)
+        ).fetchone()
+        assert effects == (1,), point
+        ends = [row.outcome for row in attempts(witnessed, one.task_id)]
+        assert sorted(ends) == ["COMPLETED", "WORKER_FAILURE"], point
+    children = witnessed.execute("SELECT count(*) FROM horsies_tasks WHERE task_name = 'double'")
+    assert children.fetchone() == (len(POINTS),), "each child is sent once"
+
+
+@pytest.mark.skipif(not IS_LONG, reason="takes minutes; HORSIES_TEST_OUTAGES=long")
+@pytest.mark.timeout(600)
+def test_a_run_of_ten_thousand_steps_survives_kills(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    start(fleet, processes=1)
+    count, dice, kills = 9_990, random.Random(7), 0
+    sent = durable.steps.enqueue(count)
+    while task(witnessed, sent.task_id).status != "COMPLETED":
+        witnessed.execute("SELECT pg_sleep(1.5)")
+        kills += kills < 5 and kill_child(witnessed, dice)
+    assert sent.result(timeout_ms=0) == sum(range(count))
+    times = witnessed.execute(
+        "SELECT extract(epoch FROM max(ended_at) - min(ended_at))::float8 FROM horsies_steps"
+    ).fetchone()
+    print(f"{count} steps in {times} s with {kills} kills")
+
+
+def open_tasks(connection: Database) -> int:
+    (count,) = connection.execute(
+        "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
+    ).fetchone() or (0,)
+    return int(count)
+
+
+@pytest.mark.timeout(3600 if IS_LONG else 240)
+def test_cancelled_runs_undo_their_effects_under_kills(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    seed = random.SystemRandom().randint(0, 1 << 32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    worker = start(fleet)
+    waiting = [durable.saga.enqueue(dice.choice((0.0, 0.005, 0.02))) for _ in range(RUNS)]
+    sent, kills, worker_kills = list(waiting), 0, 0
+    dice.shuffle(waiting)
+    while waiting or open_tasks(witnessed):
+        if waiting and dice.random() < 0.3:
+            waiting.pop().cancel(include_running=True).unwrap()
+        if kills < KILLS and kill_child(witnessed, dice):
+            kills += 1
+        if worker_kills < WORKER_KILLS and kills > (worker_kills + 1) * KILLS / (WORKER_KILLS + 1):
+            worker.signal(signal.SIGKILL)
+            worker.wait()
+            worker = start(fleet)
+            worker_kills += 1
+        witnessed.execute("SELECT pg_sleep(%s)", (dice.uniform(0.0, 0.05),))
+    print(f"{kills} kills of children, {worker_kills} of workers, {RUNS} runs")
+    made = journal_of(fleet)
+    for one in sent:
+        calls = [step for step, _ in made[one.task_id]]
+        acted = {step.removeprefix("act-") for step in calls if step.startswith("act-")}
+        undone = {step.removeprefix("undo-") for step in calls if step.startswith("undo-")}
+        assert acted <= undone, "an effect without its clean-up"
+        recorded = {
+            row[0]
+            for row in witnessed.execute(
+                "SELECT name FROM horsies_steps WHERE task_id = %s AND kind = 'on_cancel'",
+                (one.task_id,),
+            )
+        }
+        # A registration that was on its way when its process died may be stored after the end of its run.
+        registered = {str(number) for number in range(len(recorded))}
+        assert undone <= registered, "a clean-up that was not registered"
+        status = task(witnessed, one.task_id).status
+        assert status == "CANCELLED" or not undone, "a crash before any clean-up is registered"
+    children = witnessed.execute(
+        "SELECT DISTINCT status FROM horsies_tasks WHERE task_name = 'double'"
+    )
+    assert children.fetchall() in ([], [("CANCELLED",)])
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.direct("a pooler has sessions of its own")
 def test_a_zombie_cannot_record_after_its_successor(

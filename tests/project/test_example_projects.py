@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import psycopg
 import pytest
@@ -82,3 +84,41 @@ def ask(directory: Path, database_url: str, answer: str) -> tuple[list[str], str
             return printed[:3], asking.stdout.read()
         finally:
             asking.kill()
+
+
+def test_a_person_improves_the_drafts_of_the_model(tmp_path: Path, database_url: str) -> None:
+    with (
+        worker("conversation", database_url, tmp_path) as directory,
+        subprocess.Popen(
+            shown_script(directory),
+            cwd=directory,
+            env=environment(HORSIES_DATABASE_URL=database_url),
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as talking,
+    ):
+        assert talking.stdout is not None
+        try:
+            first, wish, _ = shown_draft(talking.stdout)
+            topic = "oats for horses"
+            assert first == f"[{topic} with [facts about {topic}] and [risks of {topic}]]"
+            answer(directory, wish, database_url)
+            second, _, approval = shown_draft(talking.stdout)
+            assert second == f"[{topic}, shorter]"
+            answer(directory, approval, database_url)
+            assert talking.stdout.read() == f"published [{topic}, shorter]\n"
+        finally:
+            talking.kill()
+
+
+def shown_draft(printed: IO[str]) -> tuple[str, str, str]:
+    """A draft, and the commands that refuse and approve it."""
+    draft = printed.readline().strip()
+    for _ in range(2):
+        printed.readline()
+    return draft, printed.readline().strip(), printed.readline().strip()
+
+
+def answer(directory: Path, command: str, database_url: str) -> None:
+    done = run(directory, [sys.executable, "-m", *shlex.split(command)], database_url)
+    assert done.returncode == 0, done.stderr

@@ -59,7 +59,7 @@ def order(ctx: Durable, order_id: int, note: str = "") -> str:
     ctx.step(charge, "x")  # type: ignore[call-overload]
     ctx.step(charge)  # type: ignore[call-overload]
     ctx.tx_step(book, "x")  # type: ignore[arg-type]
-    ctx.start(render, "x")  # type: ignore[arg-type]
+    ctx.start(render, "x")  # type: ignore[call-overload]
     ctx.sleep("a day")  # type: ignore[arg-type]
     return note
 

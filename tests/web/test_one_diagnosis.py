@@ -70,6 +70,17 @@ def disagree(connection: Database) -> None:
     serve(connection, {"pay": "f"})
 
 
+def hold(connection: Database) -> str:
+    task = add_task(connection, queue_name="mail", task_name="pay", generation=2, held=True)
+    serve(connection, {"pay": "f"})
+    connection.execute(
+        "INSERT INTO horsies_parked (task_id, generation, since, signals, children, problem) "
+        "VALUES (%s, 2, now(), '{}', '{}', 'DURABLE_MISMATCH: the code asks for another step.')",
+        (task,),
+    )
+    return f"/tasks/{task}"
+
+
 def block(connection: Database) -> str:
     task = send(connection)
     serve(connection, {"pay": "f"})
@@ -97,6 +108,7 @@ REDS: dict[str, Make] = {
     "QUEUE_CAP_ZERO": cap_at_zero,
     "CAPS_DISAGREE": disagree,
     "BLOCKED": block,
+    "HELD_BY_RECORD": hold,
     "NO_SCHEDULER": schedule,
 }
 # A lost worker is a subject of its own, which has a page and no explanation; NOT_SERVED needs a scheduler's

@@ -595,3 +595,35 @@ def test_stored_text_of_any_kind_is_shown(ask: Ask, connection: Database, stored
     assert ask(f"/tasks/{task}", payload=True).status_code == 200
     assert ask(f"/api/tasks/{task}", payload=True).status_code == 200
     assert ask("/tasks?argument=a%3D1", payload=True).status_code == 200
+
+
+def add_step(connection: Database, task: str, position: int, name: str, **columns: Any) -> None:
+    values = {"kind": "step", "result": None, "error": None, "due_at": None, **columns}
+    connection.execute(
+        "INSERT INTO horsies_steps (task_id, name, position, kind, result, error, due_at, attempt, "
+        "started_at, ended_at) VALUES (%s, %s, %s, %s, %s, %s, %s, 1, now() - interval '2 seconds', now())",
+        (task, name, position, *values.values()),
+    )
+
+
+@pytest.mark.parametrize("payload", [True, False])
+def test_the_page_of_a_run_lists_its_steps_under_the_mask(
+    ask: Ask, connection: Database, payload: bool
+) -> None:
+    task = add_task(connection, task_name="onboard", status="RUNNING", generation=1)
+    result = '{"account": "acme", "password": "hunter2"}'
+    add_step(connection, task, 1, "create_account", result=result)
+    failed = '{"code": "NO_ROUTE", "message": "to postgresql://u:hunter2@bank/db", "data": null}'
+    add_step(connection, task, 2, HOSTILE[0], error=failed)
+    add_step(connection, task, 3, "sleep", kind="sleep", result="null", due_at="2030-01-01")
+    page = ask(f"/tasks/{task}", payload=payload)
+    words = text_of(page)
+    assert words.index("sleep") < words.index("create_account"), "the newest first"
+    assert "NO_ROUTE" in words
+    assert "hunter2" not in page.text
+    assert HOSTILE[0] not in page.text
+    assert ("acme" in words) is payload
+
+
+def test_the_page_of_a_plain_task_has_no_list_of_steps(ask: Ask, connection: Database) -> None:
+    assert "<h2>Steps</h2>" not in ask(f"/tasks/{add_task(connection)}").text

@@ -6,12 +6,21 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, overload
 from uuid import UUID, uuid4
 
 from pydantic_core import from_json, to_json
 
-from horsies.durable.calls import NO_STEP_OPTIONS, Call, Child, Startable, StepCall, StepOptions
+from horsies.durable.calls import (
+    NO_STEP_OPTIONS,
+    Call,
+    Child,
+    Startable,
+    StartableFlow,
+    StepCall,
+    StepOptions,
+)
+from horsies.durable.engine import child_of
 from horsies.durable.leaving import Parked
 from horsies.durable.run import (
     PARALLEL_MAX,
@@ -26,7 +35,6 @@ from horsies.durable.steps import form_of
 from horsies.errors import DurableMisuse
 from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult
-from horsies.tasks.send import Sender
 from horsies.tasks.transaction import AsyncTaskTransaction
 
 P = ParamSpec("P")
@@ -100,10 +108,14 @@ class AsyncDurable:
         return value
 
     def with_options(
-        self, *, name: str | None = None, retry: RetryPolicy | None = None
+        self,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        detached: bool = False,
     ) -> AsyncDurableSteps:
-        """Give a step a name, or a policy by which it is tried again; see ``Durable.with_options``."""
-        return AsyncDurableSteps(self, StepOptions(name, retry))
+        """Give a step a name or a policy, a child its independence; see ``Durable.with_options``."""
+        return AsyncDurableSteps(self, StepOptions(name, retry, detached))
 
     @overload
     def call(
@@ -188,26 +200,50 @@ class AsyncDurable:
         form = form_of(Any if kind is None else kind, f"the type of signal {name!r}")
         return value_of(await self._perform(self._run.wait_signal(name, seconds)), form)
 
-    async def start(self, task: Startable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Child[T]:
-        """Send a task, or start a run of a durable function, exactly once."""
-        self._check()
-        sender = getattr(task, "_sender", None)
-        if not isinstance(sender, Sender):
-            raise DurableMisuse(f"ctx.start takes a task, not {type(task).__name__}.")
-        run, name = self._run, self._run.past.name(f"start:{sender.definition.name}")
-        known = run.past.visit(name, "start")
-        if known is None:
-            await self._engine.perform(run.admitting(name))
-            step = await self._engine.start(sender, name, args, kwargs)
-            known = (
-                await self._engine.perform(run.adopting(name)) if step is None else run.added(step)
-            )
-        child_id = str(from_json(known.result or '""'))
-        return Child(child_id, name.partition(":")[2], sender.definition.results)
+    @overload
+    async def start(
+        self, task: Startable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Child[T]: ...
+    @overload
+    async def start(self, task: StartableFlow[T], /) -> Child[T]: ...
+    async def start(self, task: Any, /, *args: Any, **kwargs: Any) -> Child[Any]:
+        """Send a task, or start a durable function or a workflow, exactly once; see ``Durable.start``."""
+        return await self._start(NO_STEP_OPTIONS, task, args, kwargs)
+
+    async def on_cancel(
+        self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Register a clean-up step; see ``Durable.on_cancel``."""
+        await self._perform(self._run.on_cancel(Call.of(NO_STEP_OPTIONS, function, args, kwargs)))
 
     async def result(self, child: Child[T]) -> T:
         """Wait for the end of a child and return its value."""
-        return child.read(await self._perform(self._run.child_result(child.task_id, child.step)))
+        return child.read(await self._perform(self._run.child_result(child)))
+
+    @overload
+    async def wait_any(
+        self,
+        *events: Child[T],
+        timeout: timedelta | float | None = None,  # noqa: ASYNC109
+    ) -> Child[T]: ...
+    @overload
+    async def wait_any(
+        self,
+        *events: Child[T] | str,
+        timeout: timedelta | float | None = None,  # noqa: ASYNC109
+    ) -> Child[T] | str: ...
+    async def wait_any(
+        self,
+        *events: Child[Any] | str,
+        timeout: timedelta | float | None = None,  # noqa: ASYNC109
+    ) -> Child[Any] | str:
+        """Wait for the first of several children and signals; see ``Durable.wait_any``."""
+        seconds = None if timeout is None else seconds_of(timeout, "timeout")
+        return await self._perform(self._run.wait_any(events, seconds))
+
+    async def continue_as(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Continue the run with new arguments and an empty record; see ``Durable.continue_as``."""
+        await self._perform(self._run.continued(args, kwargs))
 
     @property
     def is_parking(self) -> bool:
@@ -232,6 +268,12 @@ class AsyncDurable:
         kwargs: dict[str, Any],
     ) -> Any:
         return await self._perform(self._run.step(Call.of(options, function, args, kwargs), kind))
+
+    async def _start(
+        self, options: StepOptions, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Child[Any]:
+        child = child_of(task, self.task_id, args, kwargs)
+        return await self._perform(self._run.start(child, options))
 
 
 class AsyncDurableSteps:
@@ -273,3 +315,20 @@ class AsyncDurableSteps:
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> StepCall[Any]:
         """``AsyncDurable.call`` with these options."""
         return StepCall(Call.of(self._options, function, args, kwargs))
+
+    @overload
+    async def start(
+        self, task: Startable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Child[T]: ...
+    @overload
+    async def start(self, task: StartableFlow[T], /) -> Child[T]: ...
+    async def start(self, task: Any, /, *args: Any, **kwargs: Any) -> Child[Any]:
+        """``AsyncDurable.start`` with these options."""
+        return await self._context._start(self._options, task, args, kwargs)
+
+    async def on_cancel(
+        self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """``AsyncDurable.on_cancel`` with these options."""
+        call = Call.of(self._options, function, args, kwargs)
+        await self._context._perform(self._context._run.on_cancel(call))

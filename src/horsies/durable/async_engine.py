@@ -14,7 +14,7 @@ from horsies.db.database import AsyncPool, Database
 from horsies.db.direct import execute_async
 from horsies.db.errors import is_transient
 from horsies.db.statement import Statement, drive_async
-from horsies.db.statements.durable import RecordStep, record_step
+from horsies.db.statements.durable import RecordStep, hold_run, record_step
 from horsies.db.task_transaction import (
     AsyncSessionConnection,
     AsyncTaskConnection,
@@ -29,14 +29,12 @@ from horsies.durable.engine import (
     fails_with,
     first_leaving,
     pause_after,
-    prepared_child,
 )
 from horsies.durable.leaving import Leaving
-from horsies.durable.run import Answer, Effects, Invoke, Pause, Run, Transact, current_step
+from horsies.durable.run import Answer, Effects, Invoke, Pause, Run, Start, Transact, current_step
 from horsies.durable.steps import Failure
 from horsies.errors import DurableMisuse, TransactionMisuse
 from horsies.retry import Backoff
-from horsies.tasks.send import Sender, insert_script
 from horsies.tasks.transaction import AsyncTaskTransaction
 
 T = TypeVar("T")
@@ -78,6 +76,8 @@ class AsyncEngine:
             return await self._invoke(effect.name, effect.call)
         if type(effect) is Transact:
             return await self._transact(effect.name, effect.call)
+        if type(effect) is Start:
+            return await self._start(effect)
         if type(effect) is Pause:
             return await asyncio.sleep(effect.seconds)
         return await patiently_async(lambda: self._execute(*effect))
@@ -95,7 +95,8 @@ class AsyncEngine:
     async def _invoke(self, name: str, call: Call) -> Called:
         token, started = current_step.set(name), time.perf_counter_ns()
         try:
-            value, error = await _awaited(call.function(*call.args, **call.kwargs)), None
+            with self.run.surround(name):
+                value, error = await _awaited(call.function(*call.args, **call.kwargs)), None
         except DurableMisuse:
             raise
         except Exception as raised:
@@ -132,7 +133,8 @@ class AsyncEngine:
                 fence.attempt, fence.generation, _StepSession(session.lent)
             )
             try:
-                value = await _awaited(call.function(given, *call.args, **call.kwargs))
+                with self.run.surround(name):
+                    value = await _awaited(call.function(given, *call.args, **call.kwargs))
             except Exception as error:
                 return fails_with(error, session.is_lost)
             text = call.described.encode(name, value)
@@ -141,7 +143,7 @@ class AsyncEngine:
             check_end(name, session.is_lost, session.end_loan())
             run_us = (time.perf_counter_ns() - started) // 1_000
             step = self.run.made(name, "tx", text, run_us=run_us)
-            recorded = await session.record([(record_step, step)])
+            recorded = await session.record([(hold_run, fence.held), (record_step, step)])
             check_end(name, False, recorded.problem)
             if not recorded.is_owned:
                 return Called(recorded=False)
@@ -180,12 +182,8 @@ class AsyncEngine:
             return call.read(known)
         return await self.perform(self.run.new_step(call, name, "step", names))
 
-    async def start(
-        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> RecordStep | None:
-        """Send a task and record that in one transaction; None if another attempt was first."""
-        prepared = prepared_child(sender, args, kwargs)
-        row = prepared.request.row._replace(wakes_task_id=self.run.fence.task_id)
+    async def _start(self, effect: Start) -> RecordStep | None:
+        launch = effect.launch()
 
         async def once() -> RecordStep:
             async with (
@@ -193,10 +191,11 @@ class AsyncEngine:
                 connection.transaction(),
             ):
                 child_id = await drive_async(
-                    lambda one, params: one.run_async(connection, params), insert_script(row)
+                    lambda one, params: one.run_async(connection, params), launch.script()
                 )
-                step = self.run.made(name, "start", f'"{child_id}"')
-                if await record_step.run_async(connection, step):
+                step = self.run.made(effect.name, effect.kind, f'"{child_id}"')
+                held = await hold_run.run_async(connection, self.run.fence.held)
+                if held and await record_step.run_async(connection, step):
                     return step
                 raise NotRecorded
 
@@ -204,11 +203,7 @@ class AsyncEngine:
             step = await patiently_async(once)
         except NotRecorded:
             return None
-        except Leaving as how:
-            self.run.left = how
-            raise
-        if prepared.sending is not None:
-            prepared.sending.end()
+        launch.end()
         return step
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from horsies.codec.results import ResultCodec
+from horsies.db.statement import Script
 from horsies.db.statements.durable import RecordedStep, RecordStep
 from horsies.durable.steps import Failure, StepFunction, base_name, step_function
 from horsies.errors import StepFailed
@@ -17,6 +18,7 @@ from horsies.tasks.request import TaskSendResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class StepOptions:
 
     name: str | None = None
     retry: RetryPolicy | None = None
+    detached: bool = False
 
 
 NO_STEP_OPTIONS = StepOptions()
@@ -91,13 +94,39 @@ class Startable(Protocol[P, T]):
     def send(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskSendResult[TaskHandle[T]]: ...
 
 
-class Child(Generic[T]):
-    """A task that a run has started; ``ctx.result(child)`` waits for it."""
+class Launch(NamedTuple):
+    """A child to start: ``script`` stores it and returns its id, ``end`` follows the commit."""
 
-    def __init__(self, task_id: str, step: str, results: ResultCodec) -> None:
+    script: Callable[[], Script[str]]
+    end: Callable[[], None]
+
+
+# The JSON text of an ended child's value, or its failure.
+Outcome: TypeAlias = tuple[str | None, Failure | None]
+
+
+class NewChild(NamedTuple, Generic[T_co]):
+    """How a task or a workflow is started and read as a child; tasks have no ``outcome`` of their own."""
+
+    name: str
+    results: ResultCodec
+    launch: Callable[[], Launch]
+    outcome: Callable[[str], Script[Outcome | None]] | None = None
+
+
+class StartableFlow(Protocol[T_co]):
+    """A workflow with an output."""
+
+    def as_child(self, run_id: str) -> NewChild[T_co]: ...
+
+
+class Child(Generic[T]):
+    """A task or workflow that a run has started; ``ctx.result(child)`` waits for it."""
+
+    def __init__(self, task_id: str, step: str, kind: NewChild[T]) -> None:
         self.task_id = task_id
         self.step = step
-        self._results = results
+        self.kind = kind
 
     def __repr__(self) -> str:
         return f"Child({self.step!r}, task_id={self.task_id!r})"
@@ -106,7 +135,7 @@ class Child(Generic[T]):
         """The value of the recorded result, or the StepFailed of a child that failed."""
         if step.error is not None:
             raise Failure.from_json(step.error).raised(step.name)
-        decoded = self._results.decode(f'{{"ok":{step.result}}}')
+        decoded = self.kind.results.decode(f'{{"ok":{step.result}}}')
         if isinstance(decoded, Err):
             message = f"Its recorded value cannot be read: {decoded.value.message}"
             raise StepFailed(step.name, "RESULT_DESERIALIZATION_ERROR", message)

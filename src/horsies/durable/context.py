@@ -6,12 +6,21 @@ import random
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, overload
 from uuid import UUID, uuid4
 
 from pydantic_core import from_json, to_json
 
-from horsies.durable.calls import NO_STEP_OPTIONS, Call, Child, Startable, StepCall, StepOptions
+from horsies.durable.calls import (
+    NO_STEP_OPTIONS,
+    Call,
+    Child,
+    Startable,
+    StartableFlow,
+    StepCall,
+    StepOptions,
+)
+from horsies.durable.engine import child_of
 from horsies.durable.leaving import Parked
 from horsies.durable.run import (
     PARALLEL_MAX,
@@ -26,7 +35,6 @@ from horsies.durable.steps import form_of
 from horsies.errors import DurableMisuse
 from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult
-from horsies.tasks.send import Sender
 from horsies.tasks.transaction import TaskTransaction
 
 P = ParamSpec("P")
@@ -117,9 +125,14 @@ class Durable:
         return value
 
     def with_options(
-        self, *, name: str | None = None, retry: RetryPolicy | None = None
+        self,
+        *,
+        name: str | None = None,
+        retry: RetryPolicy | None = None,
+        detached: bool = False,
     ) -> DurableSteps:
-        """Give a step a name, or a policy by which it is tried again before it has failed.
+        """Give a step a name, or a policy by which it is tried again before it has failed; let a child
+        continue when the run is cancelled (``detached``).
 
         Waits of up to 5 seconds between two tries stay in the process; for a longer one the run is parked.
 
@@ -127,7 +140,7 @@ class Durable:
             again = RetryPolicy.fixed([1, 60], auto_retry_for=[OSError])
             ctx.with_options(name="charge", retry=again).step(pay, 7)
         """
-        return DurableSteps(self, StepOptions(name, retry))
+        return DurableSteps(self, StepOptions(name, retry, detached))
 
     @overload
     def call(
@@ -235,27 +248,75 @@ class Durable:
         form = form_of(Any if kind is None else kind, f"the type of signal {name!r}")
         return value_of(self._perform(self._run.wait_signal(name, seconds)), form)
 
-    def start(self, task: Startable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Child[T]:
-        """Send a task, or start a run of a durable function, exactly once: its record commits with it.
+    @overload
+    def start(self, task: Startable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Child[T]: ...
+    @overload
+    def start(self, task: StartableFlow[T], /) -> Child[T]: ...
+    def start(self, task: Any, /, *args: Any, **kwargs: Any) -> Child[Any]:
+        """Send a task, or start a durable function or a workflow, exactly once: its record commits with it.
+
+        A child that has not ended is cancelled with its run; ``ctx.with_options(detached=True).start(...)``
+        starts one that continues.
 
         Example:
             child = ctx.start(render_report, account)
             report = ctx.result(child)
         """
-        self._check()
-        sender = getattr(task, "_sender", None)
-        if not isinstance(sender, Sender):
-            raise DurableMisuse(f"ctx.start takes a task, not {type(task).__name__}.")
-        name = self._run.past.name(f"start:{sender.definition.name}")
-        child_id = self._perform(self._started(sender, name, args, kwargs))
-        return Child(child_id, name.partition(":")[2], sender.definition.results)
+        return self._start(NO_STEP_OPTIONS, task, args, kwargs)
+
+    def on_cancel(
+        self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Register a clean-up step: it is called if the run is cancelled later, the newest one first.
+
+        Register it before the step that it undoes: a cancel interrupts the running step, so it may find
+        the effect there or not. A failure of a clean-up step is recorded, and the next one is called.
+
+        Example:
+            ctx.on_cancel(release_stock, order_id)
+            ctx.step(reserve_stock, order_id)
+        """
+        self._perform(self._run.on_cancel(Call.of(NO_STEP_OPTIONS, function, args, kwargs)))
 
     def result(self, child: Child[T]) -> T:
         """Wait for the end of a child and return its value. The run is parked meanwhile.
 
         A child that failed raises StepFailed with the code of its error.
         """
-        return child.read(self._perform(self._run.child_result(child.task_id, child.step)))
+        return child.read(self._perform(self._run.child_result(child)))
+
+    @overload
+    def wait_any(self, *events: Child[T], timeout: timedelta | float | None = None) -> Child[T]: ...
+    @overload
+    def wait_any(
+        self, *events: Child[T] | str, timeout: timedelta | float | None = None
+    ) -> Child[T] | str: ...
+    def wait_any(
+        self, *events: Child[Any] | str, timeout: timedelta | float | None = None
+    ) -> Child[Any] | str:
+        """Wait for the first of several children and signals, given by their names, and return it.
+
+        The child has ended, and the signal can be taken without a wait. If several have come, the first in
+        the order of the arguments is returned. After `timeout` it raises StepFailed with WAIT_TIMEOUT.
+
+        Example:
+            first = ctx.wait_any(ctx.start(fast, 7), ctx.start(slow, 7), "cancel", timeout=60)
+            value = None if first == "cancel" else ctx.result(first)
+        """
+        seconds = None if timeout is None else seconds_of(timeout, "timeout")
+        return self._perform(self._run.wait_any(events, seconds))
+
+    def continue_as(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Continue the run at once with new arguments and an empty record; this call ends.
+
+        For runs without an end: a record has at most 10,000 steps. The run keeps its id, its key and its
+        stored signals. Children of the old record are no longer cancelled with it.
+
+        Example:
+            ctx.sleep(timedelta(hours=1))
+            ctx.continue_as(cursor + 1)
+        """
+        self._perform(self._run.continued(args, kwargs))
 
     @property
     def is_parking(self) -> bool:
@@ -283,17 +344,11 @@ class Durable:
     ) -> Any:
         return self._perform(self._run.step(Call.of(options, function, args, kwargs), kind))
 
-    def _started(
-        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Effects[str]:
-        if (known := self._run.past.visit(name, "start")) is None:
-            self._run.past.admit(name)
-            step = self._engine.start(sender, name, args, kwargs)
-            if step is None:
-                known = yield from self._run.adopting(name)
-            else:
-                known = self._run.added(step)
-        return str(from_json(known.result or '""'))
+    def _start(
+        self, options: StepOptions, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Child[Any]:
+        child = child_of(task, self.task_id, args, kwargs)
+        return self._perform(self._run.start(child, options))
 
 
 class DurableSteps:
@@ -335,3 +390,18 @@ class DurableSteps:
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> StepCall[Any]:
         """``Durable.call`` with these options."""
         return StepCall(Call.of(self._options, function, args, kwargs))
+
+    @overload
+    def start(self, task: Startable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Child[T]: ...
+    @overload
+    def start(self, task: StartableFlow[T], /) -> Child[T]: ...
+    def start(self, task: Any, /, *args: Any, **kwargs: Any) -> Child[Any]:
+        """``Durable.start`` with these options."""
+        return self._context._start(self._options, task, args, kwargs)
+
+    def on_cancel(
+        self, function: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """``Durable.on_cancel`` with these options."""
+        call = Call.of(self._options, function, args, kwargs)
+        self._context._perform(self._context._run.on_cancel(call))

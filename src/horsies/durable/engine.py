@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 import psycopg
@@ -19,9 +20,9 @@ from horsies.db.database import Database, Pool
 from horsies.db.direct import execute
 from horsies.db.errors import CONFLICTS, describe, is_transient
 from horsies.db.statement import Statement, drive
-from horsies.db.statements.durable import RecordStep, record_step
+from horsies.db.statements.durable import RecordStep, hold_run, record_step
 from horsies.db.task_transaction import SessionConnection, TaskConnection, TaskSession
-from horsies.durable.calls import Call, Called, Unstorable
+from horsies.durable.calls import Call, Called, Launch, NewChild, Unstorable
 from horsies.durable.leaving import Leaving, Parked, RecordRefused
 from horsies.durable.run import (
     Answer,
@@ -29,6 +30,7 @@ from horsies.durable.run import (
     Invoke,
     Pause,
     Run,
+    Start,
     Transact,
     current_step,
 )
@@ -91,6 +93,8 @@ class Engine:
             return self._invoke(effect.name, effect.call)
         if type(effect) is Transact:
             return self._transact(effect.name, effect.call)
+        if type(effect) is Start:
+            return self._start(effect)
         if type(effect) is Pause:
             return time.sleep(effect.seconds)
         return patiently(lambda: self._execute(*effect))
@@ -108,7 +112,8 @@ class Engine:
     def _invoke(self, name: str, call: Call) -> Called:
         token, started = current_step.set(name), time.perf_counter_ns()
         try:
-            value, error = call.function(*call.args, **call.kwargs), None
+            with self.run.surround(name):
+                value, error = call.function(*call.args, **call.kwargs), None
         except DurableMisuse:
             raise
         except Exception as raised:
@@ -145,7 +150,8 @@ class Engine:
             session.begin()
             given = TaskTransaction(fence.attempt, fence.generation, StepSession(session.lent))
             try:
-                value = call.function(given, *call.args, **call.kwargs)
+                with self.run.surround(name):
+                    value = call.function(given, *call.args, **call.kwargs)
             except Exception as error:
                 return fails_with(error, session.is_lost)
             text = call.described.encode(name, value)
@@ -154,7 +160,7 @@ class Engine:
             check_end(name, session.is_lost, session.end_loan())
             run_us = (time.perf_counter_ns() - started) // 1_000
             step = self.run.made(name, "tx", text, run_us=run_us)
-            recorded = session.record([(record_step, step)])
+            recorded = session.record([(hold_run, fence.held), (record_step, step)])
             check_end(name, False, recorded.problem)
             if not recorded.is_owned:
                 return Called(recorded=False)
@@ -192,20 +198,16 @@ class Engine:
             return call.read(known)
         return self.perform(self.run.new_step(call, name, "step", names))
 
-    def start(
-        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> RecordStep | None:
-        """Send a task and record that in one transaction; None if another attempt was first."""
-        prepared = prepared_child(sender, args, kwargs)
-        row = prepared.request.row._replace(wakes_task_id=self.run.fence.task_id)
+    def _start(self, effect: Start) -> RecordStep | None:
+        launch = effect.launch()
 
         def once() -> RecordStep:
             with self._database.connection() as connection, connection.transaction():
-                child_id = drive(
-                    lambda one, params: one.run(connection, params), insert_script(row)
-                )
-                step = self.run.made(name, "start", f'"{child_id}"')
-                if record_step.run(connection, step):
+                child_id = drive(lambda one, params: one.run(connection, params), launch.script())
+                step = self.run.made(effect.name, effect.kind, f'"{child_id}"')
+                if hold_run.run(connection, self.run.fence.held) and record_step.run(
+                    connection, step
+                ):
                     return step
                 raise NotRecorded
 
@@ -213,11 +215,7 @@ class Engine:
             step = patiently(once)
         except NotRecorded:
             return None
-        except Leaving as how:
-            self.run.left = how
-            raise
-        if prepared.sending is not None:
-            prepared.sending.end()
+        launch.end()
         return step
 
 
@@ -250,8 +248,33 @@ def check_end(step: str, is_lost: bool, problem: str | None) -> None:
         raise Unstorable(Failure(OperationalErrorCode.TRANSACTION_NOT_COMMITTED, text))
 
 
-def prepared_child(sender: Sender, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedSend:
-    """Check the call of a child; DurableMisuse if it cannot be sent."""
+def child_of(
+    task: Any, run_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> NewChild[Any]:
+    """How a task or a workflow is started as the child of a run."""
+    sender = getattr(task, "_sender", None)
+    if isinstance(sender, Sender):
+        definition = sender.definition
+        launch = partial(_launched_task, sender, run_id, args, kwargs)
+        return NewChild(definition.name, definition.results, launch)
+    as_child = getattr(task, "as_child", None)
+    if as_child is None or args or kwargs:
+        what = type(task).__name__ if as_child is None else "a workflow with arguments"
+        raise DurableMisuse(f"ctx.start takes a task or a workflow, not {what}.")
+    flow: NewChild[Any] = as_child(run_id)
+    return flow
+
+
+def _launched_task(
+    sender: Sender, run_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Launch:
+    """A task as the child of a run; DurableMisuse if it cannot be sent."""
+    prepared = _prepared_child(sender, args, kwargs)
+    row, sending = prepared.request.row._replace(wakes_task_id=run_id), prepared.sending
+    return Launch(lambda: insert_script(row), (lambda: None) if sending is None else sending.end)
+
+
+def _prepared_child(sender: Sender, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PreparedSend:
     ready = sender.prepare(args, kwargs)
     if isinstance(ready, Err):
         raise DurableMisuse(ready.value.message)

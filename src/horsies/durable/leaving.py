@@ -25,6 +25,14 @@ class RunLost(Leaving):
     """The run belongs to another attempt."""
 
 
+class RunCancelled(Leaving):
+    """The run was cancelled before its next step; ``text`` describes its end once its clean-up is done."""
+
+    def __init__(self, text: str | None = None) -> None:
+        super().__init__(text)
+        self.text = text
+
+
 class RecordRefused(Leaving):
     """The database refuses the record of a step, which is not the fault of the step."""
 

@@ -10,16 +10,20 @@ import threading
 from collections.abc import Collection, Iterable
 
 from horsies.db.statements.durable import RecordedStep
-from horsies.durable.leaving import Parked
+from horsies.durable.leaving import Parked, RunCancelled
 from horsies.errors import DurableMisuse
 from horsies.parking import ParkRequest
 
 STEPS_MAX = 10_000
 RECORD_BYTES_MAX = 32 * 1024 * 1024
 NAME_CHARACTERS_MAX = 128
-# The names of rows that belong to a step: its failed tries, by number, and the limit of its wait.
+# The names of rows that belong to a step: its failed tries, by number, the limit of its wait, and the end of
+# a clean-up step.
 TRY = "!try"
 LIMIT = "!until"
+DONE = "!done"
+# The place in the record at which the run was cancelled; clean-up steps follow.
+CANCEL = "!cancel"
 
 
 def checked_name(name: object) -> str:
@@ -38,7 +42,12 @@ class Past:
 
     def __init__(self, steps: Iterable[RecordedStep] = ()) -> None:
         self._steps = {step.name: step for step in steps}
+        self.is_cancelled = CANCEL in self._steps
         self._unvisited = dict.fromkeys(self._steps)
+        if self.is_cancelled:
+            last = self._steps[CANCEL].position
+            before = [step.name for step in self._steps.values() if step.position < last]
+            self._unvisited = dict.fromkeys(before)
         self._counts: dict[str, int] = {}
         self._position = max((step.position for step in self._steps.values()), default=0)
         self._bytes = sum(_size(step) for step in self._steps.values())
@@ -74,16 +83,28 @@ class Past:
             missing = next((one for one in self._unvisited if one not in beside), None)
             if missing is not None:
                 raise mismatch(f"step {name!r}", f"{missing!r}")
+        if self.is_cancelled:
+            raise RunCancelled
         if len(self._steps) >= STEPS_MAX:
             raise DurableMisuse(
-                f"This run has {STEPS_MAX:,} recorded steps, the most that a run may have; start another "
-                "durable function for the rest with ctx.start(...)."
+                f"This run has {STEPS_MAX:,} recorded steps, the most that a run may have; continue with "
+                "an empty record: ctx.continue_as(...)."
             )
         if self._bytes > RECORD_BYTES_MAX:
             raise DurableMisuse(
                 f"The record of this run has more than {RECORD_BYTES_MAX // 1024**2} MB; store the data "
                 "elsewhere and record references."
             )
+
+    def begin_clean_up(self) -> None:
+        """Allow the clean-up steps of a cancelled run, which is held if its code has not registered all of
+        them again.
+        """
+        missing = [one for one in self._unvisited if self._steps[one].kind == "on_cancel"]
+        if missing:
+            raise mismatch("no further clean-up step", f"{missing[0]!r}")
+        self._unvisited.clear()
+        self.is_cancelled = False
 
     def last_try(self, name: str) -> tuple[int, float]:
         """How often a step was tried before this call, and the seconds until its next try."""

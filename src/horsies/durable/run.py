@@ -7,35 +7,48 @@ the step returns. ``engine.py`` does these things.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+
+from pydantic_core import from_json, to_json
 
 from horsies.codec.form import JsonForm
 from horsies.codec.results import decode_untyped, split_result
-from horsies.db.statement import Step
+from horsies.db.statement import Script, Step
 from horsies.db.statements.durable import (
+    HoldRun,
     RecordedStep,
     RecordStep,
     TakeSignal,
+    find_events,
     read_step,
     record_step,
     take_signal,
 )
 from horsies.db.statements.tasks import OutcomeRow, read_outcomes
-from horsies.durable.calls import Call, Called, Unstorable
-from horsies.durable.leaving import Leaving, Parked, RunLost
-from horsies.durable.past import LIMIT, TRY, Past, checked_name
-from horsies.durable.steps import CodeOf, Failure, decoded, failure_of
+from horsies.durable.calls import (
+    Call,
+    Called,
+    Child,
+    Launch,
+    NewChild,
+    Outcome,
+    StepOptions,
+    Unstorable,
+)
+from horsies.durable.leaving import Leaving, Parked, RunCancelled, RunLost
+from horsies.durable.past import DONE, LIMIT, TRY, Past, checked_name, mismatch
+from horsies.durable.steps import CodeOf, Failure, decoded, failure_of, form_of
 from horsies.error_codes import OutcomeCode, RetrievalCode, error_code_text
-from horsies.errors import DurableMisuse, RetryLater
+from horsies.errors import DurableMisuse, RetryLater, StepFailed
 from horsies.parking import ParkRequest
 from horsies.result import Err
 from horsies.retry import decide_retry, exception_names
 from horsies.states import TaskStatus
-from horsies.tasks.send import Sender
 
 # A shorter sleep stays in its process.
 IN_PROCESS_SECONDS = 1.0
@@ -48,6 +61,7 @@ PARALLEL_MAX = 256
 current_step: ContextVar[str | None] = ContextVar("horsies_step", default=None)
 
 Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
 class Pause(NamedTuple):
@@ -63,6 +77,16 @@ class Invoke(NamedTuple):
     call: Call
 
 
+class Start(NamedTuple):
+    """Store a child and the step that starts it in one transaction; the answer is the step, None if another
+    attempt was first.
+    """
+
+    name: str
+    kind: str
+    launch: Callable[[], Launch]
+
+
 class Transact(NamedTuple):
     """Call the function of a tx_step and commit its step with its effects; the answer is a ``Called``."""
 
@@ -70,7 +94,7 @@ class Transact(NamedTuple):
     call: Call
 
 
-Effects: TypeAlias = Generator[Step | Pause | Invoke | Transact, Any, Answer]
+Effects: TypeAlias = Generator[Step | Pause | Invoke | Transact | Start, Any, Answer]
 
 
 class Fence(NamedTuple):
@@ -80,6 +104,10 @@ class Fence(NamedTuple):
     task_id: str
     generation: int
     attempt: int
+
+    @property
+    def held(self) -> HoldRun:
+        return HoldRun(self.worker_id, self.task_id, self.generation)
 
     @property
     def mark(self) -> str:
@@ -95,11 +123,17 @@ class Run:
     code_of: CodeOf
     # The declared types of its signals; None accepts any name.
     signals: Mapping[str, Any] | None = None
+    # The JSON texts of arguments with which the run could continue; None in a replay.
+    new_call: Callable[[tuple[Any, ...], dict[str, Any]], tuple[str, str]] | None = None
+    # Surrounds the calls of steps' functions with spans.
+    surround: Callable[[str], AbstractContextManager[object]] = nullcontext
     # How the call has left its function, even if user code caught the exception.
     left: Leaving | None = None
     is_over: bool = False
     # The answers of ``patched`` in this call: a loop gets the same one in every round.
     patches: dict[str, bool] = field(default_factory=dict)
+    # The clean-up steps that this call has registered.
+    clean_ups: list[tuple[str, Call]] = field(default_factory=list)
 
     def check_use(self) -> None:
         """Refuse a use of the context inside a step or after the end of the function."""
@@ -228,11 +262,6 @@ class Run:
             worker_id, task_id, generation, name, position, kind, result, error, due_seconds, run_us
         )
 
-    def admitting(self, name: str) -> Effects[None]:
-        """Allow a step that is not recorded."""
-        self.past.admit(name)
-        yield from ()
-
     def adopting(self, name: str) -> Effects[RecordedStep]:
         """The record that was there before; without one, the run belongs to another attempt."""
         worker_id, task_id, generation, _ = self.fence
@@ -260,6 +289,7 @@ class Run:
             is_new = self.past.visit(name, "patch") is None
             self.patches[name] = not (is_new and self.past.unvisited)
             if is_new and self.patches[name]:
+                self.past.admit(name)
                 yield from self.recording(name, "patch", "true")
         return self.patches[name]
 
@@ -272,6 +302,8 @@ class Run:
             self.past.admit(name)
             known = yield from self.recording(name, "sleep", "null", due_seconds=seconds)
         left = known.left_seconds or 0.0
+        if left > 0 and self.past.is_cancelled:
+            raise RunCancelled
         if left > IN_PROCESS_SECONDS:
             raise Parked(ParkRequest(seconds=left))
         if left > 0:
@@ -323,19 +355,113 @@ class Run:
         self.past.add(taken)
         return taken
 
+    def wait_any(
+        self, events: Sequence[Child[Any] | str], timeout: float | None
+    ) -> Effects[Child[Any] | str]:
+        """The first of these children and signals that has ended or come; the run is parked until then."""
+        by_key = self._events(events)
+        name = self.past.name("any")
+        limit = self.past.visit(f"{name}{LIMIT}", "limit")
+        known = self.past.visit(name, "any")
+        if known is None:
+            self.past.admit(name)
+            known = yield from self._any(name, by_key, timeout, limit)
+        key = value_of(known, form_of(str, "ctx.wait_any"))
+        if key not in by_key:
+            asked, recorded = f"one of {', '.join(map(repr, by_key))}", f"{key!r} for {name!r}"
+            raise mismatch(asked, recorded)
+        return by_key[key]
+
+    def _events(self, events: Sequence[Child[Any] | str]) -> dict[str, Child[Any] | str]:
+        if not events or not all(isinstance(one, Child | str) for one in events):
+            raise DurableMisuse("ctx.wait_any takes children of ctx.start and names of signals.")
+        return {
+            one.step if isinstance(one, Child) else f"signal:{self._checked_signal(one)}": one
+            for one in events
+        }
+
+    def _any(
+        self,
+        name: str,
+        by_key: Mapping[str, Child[Any] | str],
+        timeout: float | None,
+        limit: RecordedStep | None,
+    ) -> Effects[RecordedStep]:
+        children = [one.task_id for one in by_key.values() if isinstance(one, Child)]
+        signals = [one for one in by_key.values() if isinstance(one, str)]
+        rows = yield find_events(self.fence.task_id, children, signals)
+        come = {row.name for row in rows}
+        for key, one in by_key.items():
+            if (one if isinstance(one, str) else one.task_id) in come:
+                return (yield from self.recording(name, "any", to_json(key).decode()))
+        request = ParkRequest(None, tuple(signals), tuple(children))
+        if timeout is None:
+            raise Parked(request)
+        if limit is None:
+            until = f"{name}{LIMIT}"
+            limit = yield from self.recording(until, "limit", "null", due_seconds=timeout)
+        if (left := limit.left_seconds or 0.0) > 0:
+            raise Parked(request._replace(seconds=left))
+        text = f"None of {', '.join(map(repr, by_key))} came within {timeout:g} seconds."
+        failure = Failure(RetrievalCode.WAIT_TIMEOUT.value, text)
+        return (yield from self.recording(name, "any", None, failure.to_json()))
+
+    def continued(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Effects[NoReturn]:
+        """Leave this call; the run continues with these arguments and an empty record."""
+        self.past.admit("continue_as")
+        yield from ()
+        texts = ("[]", "{}") if self.new_call is None else self.new_call(args, kwargs)
+        raise Parked(ParkRequest(args=texts[0], kwargs=texts[1]))
+
+    # Cancellation
+
+    def on_cancel(self, call: Call) -> Effects[None]:
+        """Register a clean-up step. Its record tells the database that the run has clean-up to do."""
+        name = self.past.name(f"on_cancel:{call.base}")
+        if self.past.visit(name, "on_cancel") is None:
+            self.past.admit(name)
+            yield from self.recording(name, "on_cancel", "null")
+        self.clean_ups.append((name, call))
+
+    def cleaning(self) -> Effects[None]:
+        """Execute the clean-up steps of a cancelled run, the newest first, and leave it."""
+        if self.left is not None and not isinstance(self.left, RunCancelled):
+            raise self.left
+        self.left = None
+        self.past.begin_clean_up()
+        failed = []
+        for name, call in reversed(self.clean_ups):
+            try:
+                if (known := self.past.visit(f"{name}{DONE}", "step")) is not None:
+                    call.read(known)
+                else:
+                    yield from self.new_step(call, f"{name}{DONE}", "step")
+            except StepFailed as failure:
+                failed.append(f"clean-up step {call.base!r} failed with {failure.code}")
+        raise RunCancelled(f"{'; '.join(['The run was cancelled', *failed])}.")
+
     # Children
 
-    def child_result(self, child_id: str, step: str) -> Effects[RecordedStep]:
+    def start(self, child: NewChild[T], options: StepOptions) -> Effects[Child[T]]:
+        """Start a child exactly once."""
+        kind = "detached" if options.detached else "start"
+        name = self.past.name(f"start:{child.name}")
+        if (known := self.past.visit(name, kind)) is None:
+            self.past.admit(name)
+            step: RecordStep | None = yield Start(name, kind, child.launch)
+            known = (yield from self.adopting(name)) if step is None else self.added(step)
+        return Child(str(from_json(known.result or '""')), name.partition(":")[2], child)
+
+    def child_result(self, child: Child[Any]) -> Effects[RecordedStep]:
         """The recorded result of a child; the run is parked until the child has ended."""
-        name = f"result:{step}"  # a second call for the same child reads the same record
+        name = f"result:{child.step}"  # a second call for the same child reads the same record
         if (known := self.past.visit(name, "result")) is not None:
             return known
         self.past.admit(name)
-        rows: list[OutcomeRow] = yield read_outcomes([child_id])
-        row = rows[0] if rows else None
-        if row is not None and not TaskStatus(row.status).is_terminal:
-            raise Parked(ParkRequest(children=(child_id,)))
-        result, failure = _outcome_of(child_id, row)
+        ended = yield from (child.kind.outcome or _task_outcome)(child.task_id)
+        if ended is None:
+            raise Parked(ParkRequest(children=(child.task_id,)))
+        result, failure = ended
         error = None if failure is None else failure.to_json()
         return (yield from self.recording(name, "result", result, error))
 
@@ -354,7 +480,15 @@ def _raised(call: Call, step: RecordedStep, failure: Failure, error: Exception) 
     raise failure.raised(step.name) from error
 
 
-def _outcome_of(child_id: str, row: OutcomeRow | None) -> tuple[str | None, Failure | None]:
+def _task_outcome(task_id: str) -> Script[Outcome | None]:
+    rows: list[OutcomeRow] = yield read_outcomes([task_id])
+    row = rows[0] if rows else None
+    if row is not None and not TaskStatus(row.status).is_terminal:
+        return None
+    return _outcome_of(task_id, row)
+
+
+def _outcome_of(child_id: str, row: OutcomeRow | None) -> Outcome:
     """The JSON text of the value of an ended child, or its failure."""
     if row is None:
         text = f"Task {child_id} does not exist; its row was deleted before its result was read."
@@ -399,10 +533,6 @@ class StepEngine(Protocol):
 
     def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]: ...
 
-    def start(
-        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> RecordStep | None: ...
-
 
 class AsyncStepEngine(Protocol):
     """``StepEngine`` for a coroutine."""
@@ -413,7 +543,3 @@ class AsyncStepEngine(Protocol):
     async def perform(self, script: Effects[Answer]) -> Answer: ...
 
     async def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]: ...
-
-    async def start(
-        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> RecordStep | None: ...

@@ -111,6 +111,12 @@ CLUSTER = _metrics(
         "How long the oldest paused run has been paused; 0 without one.",
     ),
     (
+        *("horsies_durable_runs", "gauge", ("state",)),
+        "Runs of durable functions that are parked, or held because their code does not fit their record; "
+        "counted up to 10,000 together.",
+        ("parked", "held"),
+    ),
+    (
         *("horsies_schedules_overdue", "gauge", ()),
         "Schedules whose slot passed more than 15 seconds ago.",
     ),
@@ -396,6 +402,8 @@ def cluster_samples(
     yield Sample("horsies_workflow_runs", ("running",), gauges.running)
     yield Sample("horsies_workflow_runs", ("paused",), gauges.paused)
     yield Sample("horsies_workflow_paused_oldest_seconds", (), gauges.oldest_paused_seconds)
+    yield Sample("horsies_durable_runs", ("parked",), gauges.parked)
+    yield Sample("horsies_durable_runs", ("held",), gauges.held)
     yield Sample("horsies_schedules_overdue", (), gauges.overdue)
     yield Sample("horsies_schedule_lag_seconds", (), gauges.lag_seconds)
     yield Sample("horsies_tasks_stored", (), gauges.tasks_stored or 0.0)

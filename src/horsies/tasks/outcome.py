@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from horsies.codec.results import encode_task_error
 from horsies.db.statement import Step
-from horsies.db.statements.durable import ParkTasks, park_tasks
+from horsies.db.statements.durable import CleanUpRuns, ParkTasks, clean_up_runs, park_tasks
 from horsies.db.statements.turn import (
     ClaimedTask,
     CompleteTasks,
@@ -46,7 +46,7 @@ RETURNED_TO_QUEUE = "returned to its queue: the worker stopped"
 _FINAL = RetryDecision(None)
 
 # The possible next states of a task whose attempt is recorded.
-ENDINGS = ("completed", "parked", "retried", "cancelled", "failed")
+ENDINGS = ("completed", "cleaning", "parked", "retried", "cancelled", "failed")
 
 # The run that a task or an outcome belongs to; without a call in Python for each.
 RUN_OF = attrgetter("workflow_id")
@@ -160,6 +160,8 @@ def outcome_of_report(
 ) -> Outcome:
     """The outcome for a function that returned, raised, or left its run to wait; an error may be retried."""
     if report.park is not None:
+        if (text := report.park.cancelled) is not None:
+            return _cancelled(task, text)._replace(run_us=run_us)
         return _parked(task, report.park, run_us)
     if report.ok:
         return Outcome.completed(task, report.result_json, run_us)
@@ -251,8 +253,7 @@ def outcome_of_stop(
     cancelled, or was still running at shutdown. `description` is why its child ended.
     """
     if reason == STOPPED_BY_CANCEL:
-        text = "The task was cancelled while it was running."
-        return Outcome.failed(task, OutcomeCode.TASK_CANCELLED, text, status=TaskStatus.CANCELLED)
+        return _cancelled(task, "The task was cancelled while it was running.")
     if reason == STOPPED_BY_TIMEOUT:
         text = f"The task ran longer than its timeout_ms={task.timeout_ms}."
         decision = _decide(task, OutcomeCode.TASK_TIMEOUT.value, random)
@@ -278,6 +279,10 @@ def outcome_of_stop(
             if_cancelled=outcome_of_stop(task, STOPPED_BY_CANCEL),
         )
     return stopped
+
+
+def _cancelled(task: ClaimedTask, text: str) -> Outcome:
+    return Outcome.failed(task, OutcomeCode.TASK_CANCELLED, text, status=TaskStatus.CANCELLED)
 
 
 def outcome_of_unread_inputs(task: ClaimedTask) -> Outcome:
@@ -391,8 +396,10 @@ _FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE, "ru
 def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[str, Step]:
     """Return the statements that record these outcomes, in order, by their entry in ``ENDINGS``.
 
-    No statement names a task twice. Statements after the retries handle the tasks that the retries
-    skipped: those with an accepted cancellation, and those too late for another attempt.
+    No statement names a task twice. A run of a durable function with an accepted cancel begins its
+    clean-up, if it has one, and no other statement matches it. Statements after the retries handle the
+    tasks that the retries skipped: those with an accepted cancellation, and those too late for another
+    attempt.
     """
     outcomes = _newest(outcomes)
     completed = [one for one in outcomes if one.status is _SUCCEEDED]
@@ -403,6 +410,9 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
     if len(completed) == len(outcomes):
         return steps
     failed = [one for one in outcomes if one.status is not _SUCCEEDED]
+    if stopped := [one for one in failed if _may_be_cancelled(one)]:
+        ids, generations = [one.task_id for one in stopped], [one.generation for one in stopped]
+        steps["cleaning"] = clean_up_runs, CleanUpRuns(worker_id, ids, generations)
     if parked := [one for one in failed if one.park is not None]:
         steps.update(_parking_steps(worker_id, parked))
         failed = [one for one in failed if one.park is None]
@@ -420,6 +430,14 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
         ]
     steps["failed"] = fail_tasks, FailTasks(worker_id, *_columns(failed, _FAILED))
     return steps
+
+
+def _may_be_cancelled(outcome: Outcome) -> bool:
+    """Whether the attempt may have ended by an accepted cancel, or its process died after one."""
+    if outcome.park is not None:
+        return False  # the statement that parks it finds out
+    is_interrupted = outcome.attempt_outcome is TaskAttemptOutcome.WORKER_FAILURE
+    return is_interrupted or outcome.status is TaskStatus.CANCELLED
 
 
 def _parking_steps(worker_id: str | None, parked: Sequence[Outcome]) -> dict[str, Step]:

@@ -18,6 +18,7 @@ from horsies.codec.results import encode_task_error
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, Step
 from horsies.db.statements.blocked import FoundTask, find_lapsed, find_late
+from horsies.db.statements.durable import CleanedRun
 from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.turn import (
     ExpireTasks,
@@ -44,6 +45,7 @@ logger = logging.getLogger("horsies.recover")
 # The outcome of a recovered task, by the kind of row its statement returned.
 _OUTCOMES: dict[type, str] = {
     TaskId: "it is back in its queue",
+    CleanedRun: "it was cancelled and continues with its clean-up",
     RetriedTask: "it is retried",
     FinishedTask: f"it failed with {OperationalErrorCode.WORKER_CRASHED.value}",
 }

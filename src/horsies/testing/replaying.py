@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from horsies.app import Horsies
-from horsies.db.statements.durable import RecordedStep, RecordStep
+from horsies.db.statements.durable import RecordedStep
 from horsies.durable.async_context import AsyncDurable
 from horsies.durable.calls import Call
 from horsies.durable.context import Durable
@@ -23,7 +23,6 @@ from horsies.durable.run import Answer, Effects, Fence, Run
 from horsies.result import Err
 from horsies.task import AnyTask
 from horsies.tasks.definition import TaskDefinition
-from horsies.tasks.send import Sender
 
 
 class ReplayMismatch(AssertionError):
@@ -60,11 +59,6 @@ class _Replay:
         pairs = zip(calls, steps, strict=True)
         return tuple(call.read(step) for call, step in pairs if step is not None)
 
-    def start(
-        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> RecordStep | None:
-        self._end()
-
     def _end(self) -> NoReturn:
         self.run.left = _EndOfRecord()
         raise self.run.left
@@ -82,11 +76,6 @@ class _AsyncReplay:
 
     async def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]:
         return self._replay.gather(calls)
-
-    async def start(
-        self, sender: Sender, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> RecordStep | None:
-        return self._replay.start(sender, name, args, kwargs)
 
 
 def replay(function: AnyTask, record: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from horsies.database_url import mask_url
 from horsies.db.statement import Script, one_or_none, read_rows
 from horsies.db.statements.dashboard import estimate_rows
+from horsies.db.statements.durable import ShownStep, list_newest_steps
 from horsies.db.statements.lookup import (
     ResentTask,
     find_subject,
@@ -43,7 +44,7 @@ from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_t
 from horsies.retry import decide_retry, policy_from_options, rule_text
 from horsies.states import TaskStatus
 from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, text_of, texts_of
-from horsies.web.masking import Masking, Shown, visible
+from horsies.web.masking import SHOWN_CHARACTERS_MAX, Masking, Shown, visible
 from horsies.web.reading import BadRequest, Locked, NotFound, TookTooLong
 from horsies.web.rendering import Page, Route, View
 from horsies.web.task_life import draw_life, life_of
@@ -51,6 +52,7 @@ from horsies.web.tracebacks import Folded, Frame, Text, read_traceback
 from horsies.web.words import duration
 
 CSV_LIMIT = 1_000
+STEPS_SHOWN = 200
 NEWER_MAX = 100
 _WAITS_SHOWN = 5
 PAYLOAD_PARTS = ("args", "kwargs", "result")
@@ -213,6 +215,8 @@ class TaskFacts:
     # Set while the task is open.
     explanation: Explanation | None = None
     traceparent: str | None = None
+    # The newest steps of a durable function's run.
+    steps: Sequence[ShownStep] = ()
 
     @property
     def task(self) -> TaskDetail:
@@ -241,7 +245,9 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
         explanation = yield from explain_task_script(task.id)
     trace = one_or_none((yield newest_trace(task.id)))
     traceparent = trace.traceparent if trace else None
-    return TaskFacts(report, beat.sent_at if beat else None, resent, explanation, traceparent)
+    steps = yield list_newest_steps(task.id, payload, SHOWN_CHARACTERS_MAX, STEPS_SHOWN)
+    beat_at = beat.sent_at if beat else None
+    return TaskFacts(report, beat_at, resent, explanation, traceparent, steps)
 
 
 async def task(view: View) -> Page:
@@ -262,6 +268,8 @@ async def task(view: View) -> Page:
         "headers": _headers(options, masking),
         "can_edit": view.site.app is not None
         and view.site.app.get_task(found.task_name) is not None,
+        "steps": [_step(view, step) for step in facts.steps],
+        "steps_shown": STEPS_SHOWN,
         "policy": _policy(found),
         "retries": _retries(found),
         "transaction": _transaction(view, found),
@@ -270,6 +278,28 @@ async def task(view: View) -> Page:
     }
     title = visible(f"{found.task_name} on {found.queue_name}")
     return Page("task.html", title, context, live_seconds=1.0 if facts.is_open else None)
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """A recorded step, how long it ran, and its value or its error, for users who may see them."""
+
+    info: ShownStep
+    seconds: float
+    error_code: str | None
+    error_message: str
+    result: Shown | None
+
+
+def _step(view: View, info: ShownStep) -> StepView:
+    failed = stored_json(info.error)
+    code, message = None, ""
+    if isinstance(failed, dict):
+        code = str(failed.get("code"))
+        message = mask_url(str(failed.get("message"))) if view.access.sees_payload else ""
+    seconds = (info.ended_at - info.started_at).total_seconds()
+    shown = None if info.result is None else view.site.masking.shown(info.result)
+    return StepView(info, seconds, code, message, shown)
 
 
 def _transaction(view: View, found: TaskDetail) -> str | None:

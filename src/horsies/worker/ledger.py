@@ -242,6 +242,8 @@ class Ledger:
             if task_id in refused:
                 owned.outcome, owned.state = outcome, REFUSED
                 self._owned[task_id] = self._by_state[REFUSED][task_id] = owned
+            elif task_id in turned.cleaning:
+                _log_cleaning(owned.task)
             elif (
                 outcome.park is not None and task_id not in turned.cancelled | turned.instead.keys()
             ):
@@ -304,6 +306,12 @@ def _log_parked(outcome: Outcome, task: ClaimedTask, is_recorded: bool) -> None:
     else:
         event = as_event("run_parked", task_id=task.id, task_name=task.task_name)
         logger.debug("%s %s is parked", task.task_name, task.id, extra=event)
+
+
+def _log_cleaning(task: ClaimedTask) -> None:
+    event = as_event("run_cleaning", task_id=task.id, task_name=task.task_name)
+    text = "%s %s was cancelled and continues with its clean-up"
+    logger.info(text, task.task_name, task.id, extra=event)
 
 
 def _log_dropped(task_id: str) -> None:

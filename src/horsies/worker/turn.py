@@ -195,8 +195,9 @@ class TurnResult(NamedTuple):
     `refused` are the outcomes that the database refused, which the worker keeps. `as_decided` is False
     if another outcome may have been recorded instead of a refused one. `failed` are the recorded
     outcomes that are final although the worker may have decided to retry. `cancelled` are those that an
-    accepted cancellation has replaced. `instead` are the outcomes recorded in place of those whose
-    texts the database rejects. `by_child` are those that their child had recorded as successes.
+    accepted cancellation has replaced; `cleaning` are runs that continue with their clean-up after one.
+    `instead` are the outcomes recorded in place of those whose texts the database rejects. `by_child`
+    are those that their child had recorded as successes.
     """
 
     recorded: set[str]
@@ -206,6 +207,7 @@ class TurnResult(NamedTuple):
     as_decided: bool = True
     failed: Set[str] = frozenset()
     cancelled: Set[str] = frozenset()
+    cleaning: Set[str] = frozenset()
     instead: Mapping[str, Outcome] = MappingProxyType({})
     by_child: Set[str] = frozenset()
     # What the claim by keys says of each queue.
@@ -428,6 +430,7 @@ def _turn_beside_parks(
         recorded=turned.recorded | parked.recorded,
         refused=turned.refused | parked.refused,
         cancelled=turned.cancelled | parked.cancelled,
+        cleaning=turned.cleaning | parked.cleaning,
         instead={**turned.instead, **parked.instead},
         as_decided=turned.as_decided and parked.as_decided,
     )
@@ -456,6 +459,7 @@ def _one_by_one(
         as_decided=False,
         failed={task_id for turned in turns for task_id in turned.failed},
         cancelled={task_id for turned in turns for task_id in turned.cancelled},
+        cleaning={task_id for turned in turns for task_id in turned.cleaning},
         instead={task_id: one for turned in turns for task_id, one in turned.instead.items()},
         by_child={task_id for turned in turns for task_id in turned.by_child},
     )
@@ -522,6 +526,7 @@ def _result(steps: Steps, answers: Sequence[Sequence[Any]]) -> TurnResult:
         claimed,
         failed=ids.get("failed", _NO_IDS),
         cancelled=ids.get("cancelled", _NO_IDS),
+        cleaning=ids.get("cleaning", _NO_IDS),
         as_decided=not by_child,
         by_child=by_child,
         lanes=lanes,

@@ -11,12 +11,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
+from horsies.durable.calls import NewChild
 from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.broker import PostgresBroker
 from horsies.tasks.send import Producer
 from horsies.workflow.build.graph import Graph, build_graph, key_problem, no_key
 from horsies.workflow.nodes.nodes import AnyNode, NodeKey, OnError, SuccessPolicy, ValueNode
+from horsies.workflow.run.child import child_of
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import WorkflowStartError, WorkflowStartResult
 from horsies.workflow.run.start import StartOptions, replay_options, start, start_async
@@ -167,6 +169,10 @@ class WorkflowSpec(Generic[T]):
         """``retry_start`` without blocking the event loop."""
         options = replay_options(self, error)
         return options if isinstance(options, Err) else await start_async(self, options.value)
+
+    def as_child(self, run_id: str) -> NewChild[T]:
+        """Describe a run of this workflow that ``ctx.start`` of a durable function starts."""
+        return child_of(self, self.output, run_id)
 
     def __repr__(self) -> str:
         return f"WorkflowSpec({self.name!r}, nodes={len(self.tasks)})"

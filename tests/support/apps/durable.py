@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
 
 from horsies import Durable, Horsies, RetryPolicy, TaskTransaction, current_task
+from horsies.db.task_transaction import TaskSession
+from horsies.durable.engine import Engine
 from tests.support.apps.programs import read_config
 from tests.support.workers import JOURNAL_VARIABLE
 
@@ -76,3 +82,88 @@ def rest(ctx: Durable, label: str) -> str:
     token = ctx.step(wait_for_release)
     ctx.tx_step(write, 1, 0.0)
     return token
+
+
+def undo(number: int) -> None:
+    note(f"undo-{number}", "-")
+
+
+@app.durable("saga", retry_policy=AGAIN)
+def saga(ctx: Durable, pause: float) -> int:
+    """Effects with their clean-up, waits between them, and a child that outlives none of them."""
+    for number in range(4):
+        ctx.on_cancel(undo, number)
+        ctx.step(act, number, pause)
+        if number == 1:
+            ctx.start(double.with_options(delay=timedelta(hours=1)), number)
+            ctx.sleep(1.05)
+    ctx.wait_signal("go", str)
+    return 4
+
+
+def die_once(point: str, wanted: str) -> None:
+    """Kill this process if the run wants to die at this point and has not done so yet."""
+    marker = f"{os.environ[JOURNAL_VARIABLE]}.{current_task().id}.died"
+    if point == wanted and not os.path.exists(marker):
+        os.close(os.open(marker, os.O_CREAT))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# Where the run of this process wants to die, for the points inside of the library.
+wanted_point = ""
+
+
+def dies_around(method: Callable[..., Any], before: str, after: str) -> Callable[..., Any]:
+    """A method of the library that dies before or after its work."""
+
+    def call(*args: Any) -> Any:
+        is_step = len(args) == 1 or getattr(args[1], "name", "") == "record_step"
+        if not (wanted_point and is_step):
+            return method(*args)
+        die_once(before, wanted_point)
+        done = method(*args)
+        die_once(after, wanted_point)
+        return done
+
+    return call
+
+
+Engine._execute = dies_around(Engine._execute, "before the INSERT", "after the INSERT")  # type: ignore[method-assign]
+TaskSession.commit = dies_around(TaskSession.commit, "before COMMIT", "after COMMIT")  # type: ignore[method-assign]
+
+
+def effect(wanted: str) -> str:
+    token = os.urandom(4).hex()
+    die_once("before the effect", wanted)
+    note("effect", token)
+    die_once("after the effect", wanted)
+    return token
+
+
+def effect_in_database(tx: TaskTransaction, wanted: str) -> None:
+    write(tx, 1, 0.0)
+    die_once("in the transaction", wanted)
+
+
+@app.durable("boundary", retry_policy=AGAIN)
+def boundary(ctx: Durable, wanted: str) -> str:
+    """Die once, at the wanted point."""
+    global wanted_point
+    wanted_point = wanted
+    try:
+        note("call", "-")
+        token = ctx.step(effect, wanted)
+        ctx.tx_step(effect_in_database, wanted)
+        try:
+            ctx.sleep(1.05)
+        finally:
+            if ctx.is_parking:
+                die_once("before the park", wanted)
+        die_once("after the wake-up", wanted)
+        child = ctx.start(double, 21)
+        die_once("after the start of a child", wanted)
+        token += str(ctx.result(child)) + ctx.wait_signal("go", str)
+        die_once("before the outcome", wanted)
+        return token
+    finally:
+        wanted_point = ""

@@ -124,6 +124,7 @@ DECLARE
     items uuid[];
     others uuid[];
     has_waiting_runs boolean;
+    cancelled uuid[];
 BEGIN
     SELECT array_agg(id::text) FILTER (WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
         array_agg(DISTINCT CASE WHEN lane IS NULL THEN '' ELSE '@' END || queue_name) FILTER (
@@ -131,8 +132,10 @@ BEGIN
             WHERE status = 'PENDING' OR (lane IS NOT NULL AND claimed_by_worker_id IS NULL)),
         array_agg(id) FILTER (WHERE lane IS NOT NULL AND status = 'FAILED'),
         bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
-        bool_or(wakes_task_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
-    INTO finished, released, failed, has_ended_nodes, has_waiting_runs FROM changed;
+        bool_or(wakes_task_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
+        array_agg(id) FILTER (
+            WHERE cancel_requested_at IS NOT NULL AND status IN ('CANCELLED', 'FAILED', 'EXPIRED'))
+    INTO finished, released, failed, has_ended_nodes, has_waiting_runs, cancelled FROM changed;
     IF failed IS NOT NULL THEN
         PERFORM horsies_halt_lanes(failed);
     END IF;
@@ -164,6 +167,9 @@ BEGIN
         WHERE wakes_task_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED');
         PERFORM horsies_wake_parents(runs, tasks);
     END IF;
+    IF cancelled IS NOT NULL THEN
+        PERFORM horsies_cancel_children(cancelled);
+    END IF;
     RETURN NULL;
 END
 $$;
@@ -175,6 +181,9 @@ BEGIN
     PERFORM pg_notify('horsies_workflow_status', NEW.id::text || ' ' || NEW.status);
     IF NEW.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'PAUSED', 'EXPIRED') THEN
         PERFORM pg_notify('workflow_done', NEW.id::text);
+        IF NEW.wakes_task_id IS NOT NULL AND NEW.status <> 'PAUSED' THEN
+            PERFORM horsies_wake_parents(ARRAY[NEW.wakes_task_id], ARRAY[NEW.id]);
+        END IF;
     END IF;
     RETURN NULL;
 END

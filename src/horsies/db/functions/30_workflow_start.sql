@@ -39,15 +39,17 @@ BEGIN
     WITH created AS (
         INSERT INTO horsies_workflows (
             id, name, on_error, output_task_index, success_policy, definition_key, fingerprint, workflow_key,
-            parent_workflow_id, parent_task_index, depth, root_workflow_id, total_nodes, open_nodes, sent_at)
+            parent_workflow_id, parent_task_index, depth, root_workflow_id, total_nodes, open_nodes, sent_at,
+            wakes_task_id)
         SELECT run.id, run.name, run.on_error, run.output_index, nullif(run.success_policy, 'null'),
             run.definition_key, run.fingerprint, run.workflow_key, run.parent_workflow_id,
             run.parent_task_index, run.depth, run.root_workflow_id, jsonb_array_length(run.nodes),
-            jsonb_array_length(run.nodes), run.sent_at
+            jsonb_array_length(run.nodes), run.sent_at, run.wakes_task_id
         FROM jsonb_to_recordset(p_plans) AS run (
             id uuid, name text, on_error text, output_index integer, success_policy jsonb,
             definition_key text, fingerprint text, workflow_key text, parent_workflow_id uuid,
-            parent_task_index integer, depth integer, root_workflow_id uuid, sent_at timestamptz, nodes jsonb)
+            parent_task_index integer, depth integer, root_workflow_id uuid, sent_at timestamptz,
+            wakes_task_id uuid, nodes jsonb)
         ORDER BY run.workflow_key, run.id
         ON CONFLICT DO NOTHING
         RETURNING id),

@@ -240,14 +240,15 @@ BEGIN
 END
 $$;
 
--- A map's next parked items become due, in order. A cancelled run has none left.
+-- A map's next parked items become due, in order. An item that has begun is a durable function, which other events
+-- wake. A cancelled run has none left.
 CREATE OR REPLACE FUNCTION horsies_unpark_items(p_run_id uuid, p_index integer, p_count integer) RETURNS void
 LANGUAGE sql AS $$
     UPDATE horsies_tasks SET enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
     WHERE id = ANY(ARRAY(
         SELECT id FROM horsies_tasks
         WHERE workflow_id = p_run_id AND workflow_node_index = p_index AND workflow_item_index IS NOT NULL
-          AND status = 'PENDING' AND enqueued_at = horsies_never_v1()
+          AND status = 'PENDING' AND enqueued_at = horsies_never_v1() AND generation = 0
         ORDER BY workflow_item_index LIMIT p_count))
 $$;
 

@@ -124,6 +124,7 @@ CREATE OR REPLACE FUNCTION horsies_end_runs(
     p_runs uuid[], p_status text, p_reason text, p_interrupt boolean) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     ended uuid[];
+    cleaning uuid[] := '{}';
 BEGIN
     WITH changed AS (
         UPDATE horsies_workflows SET
@@ -135,10 +136,17 @@ BEGIN
     IF ended IS NULL THEN
         RETURN;
     END IF;
+    -- A parked run of a durable function ends by itself, after its clean-up.
+    IF EXISTS (SELECT FROM horsies_steps) THEN
+        cleaning := ARRAY(SELECT horsies_begin_clean_up_v1(ARRAY(
+            SELECT task.id FROM horsies_tasks AS task
+            WHERE task.workflow_id = ANY(ended) AND coalesce(task.status, '') IN ('PENDING', 'CLAIMED')
+            ORDER BY task.id FOR UPDATE)));
+    END IF;
     -- A task that is just being started is locked by its worker: after the wait it is RUNNING.
     WITH waiting AS (
         SELECT id FROM horsies_tasks
-        WHERE workflow_id = ANY(ended) AND status IN ('PENDING', 'CLAIMED') FOR UPDATE),
+        WHERE workflow_id = ANY(ended) AND status IN ('PENDING', 'CLAIMED') AND id <> ALL(cleaning) FOR UPDATE),
     skipped AS (
         UPDATE horsies_workflow_tasks SET status = 'SKIPPED'
         WHERE workflow_id = ANY(ended) AND (status IN ('PENDING', 'READY')

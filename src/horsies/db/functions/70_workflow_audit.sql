@@ -36,8 +36,10 @@ CREATE OR REPLACE FUNCTION horsies_count_items(
 LANGUAGE sql STABLE AS $$
     SELECT count(*), count(*) FILTER (WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')),
         count(*) FILTER (WHERE status IN ('FAILED', 'CANCELLED', 'EXPIRED')),
-        count(*) FILTER (WHERE status = 'PENDING' AND enqueued_at = horsies_never_v1())
-    FROM horsies_items(p_node.workflow_id, p_node.task_index)
+        -- A run of a durable function waits for its own event.
+        count(*) FILTER (WHERE status = 'PENDING' AND enqueued_at = horsies_never_v1()
+            AND NOT EXISTS (SELECT FROM horsies_parked AS wait WHERE wait.task_id = items.id))
+    FROM horsies_items(p_node.workflow_id, p_node.task_index) AS items
 $$;
 
 -- Sub-workflows and maps that contradict their runs and items. A map that waits for its retry has no open items.

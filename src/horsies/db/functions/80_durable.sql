@@ -8,10 +8,11 @@
 -- of waits begins with it.
 
 -- RUNNING -> PENDING for runs of this worker that wait, each with a request in JSON: {"seconds": number,
--- "signals": [name, ...], "children": [id, ...], "problem": sentence}, every key optional. A run whose event
+-- "signals": [name, ...], "children": [id, ...], "problem": sentence, "args": JSON text, "kwargs": JSON text}, every
+-- key optional. A run whose event
 -- has come is due at once, one with a problem is held until an operator resumes it, and one with an accepted cancel
--- is left to the statement that cancels it. No attempt has ended, and retry_count stays. A run that has started
--- is past its good_until.
+-- begins its clean-up or is left to the statement that cancels it. No attempt has ended, and retry_count stays. A run that has started
+-- is past its good_until; that of a node whose workflow has ended stays, and the run begins its clean-up if it has one.
 CREATE OR REPLACE FUNCTION horsies_park_v1(
     p_worker_id text, p_ids uuid[], p_generations integer[], p_requests text[]) RETURNS SETOF uuid
 LANGUAGE plpgsql AS $$
@@ -22,6 +23,8 @@ DECLARE
     awaited uuid[];
     wakes_at timestamptz;
     has_come boolean;
+    is_late boolean;
+    keeps_place boolean;
 BEGIN
     PERFORM FROM horsies_tasks WHERE id = ANY(p_ids) ORDER BY id FOR NO KEY UPDATE;
     FOR place IN 1 .. cardinality(p_ids) LOOP
@@ -31,38 +34,65 @@ BEGIN
         wakes_at := clock_timestamp() + (request ->> 'seconds')::float8 * interval '1 second';
         has_come := EXISTS (
             SELECT FROM horsies_task_signals AS sent WHERE sent.task_id = p_ids[place] AND sent.name = ANY(names))
-            OR EXISTS (
-            SELECT FROM horsies_tasks AS child
-            WHERE child.id = ANY(awaited) AND coalesce(child.status, '') NOT IN ('PENDING', 'CLAIMED', 'RUNNING'))
-            -- A child whose row is deleted has ended.
-            OR (SELECT count(*) FROM horsies_tasks AS child WHERE child.id = ANY(awaited)) < cardinality(awaited);
+            OR EXISTS (SELECT FROM unnest(awaited) AS child (id) WHERE horsies_has_ended(child.id));
+        IF request ? 'args' THEN  -- the run continues with new arguments and an empty record
+            DELETE FROM horsies_steps AS step WHERE step.task_id = p_ids[place] AND EXISTS (
+                SELECT FROM horsies_tasks AS task
+                WHERE task.id = p_ids[place] AND task.generation = p_generations[place]
+                  AND task.claimed_by_worker_id = p_worker_id AND coalesce(task.status, '') = 'RUNNING'
+                  AND task.cancel_requested_at IS NULL);
+            has_come := true;
+        END IF;
+        -- A run of a fifo lane keeps its place, so that no other task of its key passes it while it waits.
+        keeps_place := (
+            SELECT task.lane IS NOT NULL AND horsies_keeps_place_v1(task.queue_name, task.lane)
+            FROM horsies_tasks AS task WHERE task.id = p_ids[place]);
         run_id := NULL;
         UPDATE horsies_tasks AS task SET
             status = 'PENDING', claimed_by_worker_id = NULL, claimed_at = NULL, started_at = NULL,
-            worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL, next_retry_at = NULL,
+            worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL,
+            next_retry_at = CASE WHEN keeps_place AND request ? 'problem' THEN horsies_never_v1()
+                WHEN keeps_place AND NOT has_come THEN coalesce(wakes_at, horsies_never_v1()) END,
             -- A workflow that has ended ends its running nodes by this time.
             good_until = CASE WHEN task.workflow_id IS NOT NULL AND EXISTS (
                 SELECT FROM horsies_workflows AS flow WHERE flow.id = task.workflow_id
                   AND coalesce(flow.status, '') NOT IN ('PENDING', 'RUNNING', 'PAUSED')) THEN task.good_until END,
+            args = coalesce(request ->> 'args', task.args), kwargs = coalesce(request ->> 'kwargs', task.kwargs),
             held = task.held OR request ? 'problem',
-            lane = CASE WHEN task.lane IS NOT NULL AND NOT request ? 'problem'
+            lane = CASE WHEN task.lane IS NOT NULL AND (keeps_place OR NOT request ? 'problem')
                 THEN horsies_returned_lane_v1(task.lane, task.workflow_id) END,
-            enqueued_at = CASE WHEN has_come OR request ? 'problem' THEN clock_timestamp()
+            enqueued_at = CASE WHEN keeps_place THEN task.enqueued_at WHEN has_come OR request ? 'problem' THEN clock_timestamp()
                 ELSE coalesce(wakes_at, horsies_never_v1()) END,
             updated_at = clock_timestamp()
         WHERE task.id = p_ids[place] AND task.generation = p_generations[place]
           AND task.claimed_by_worker_id = p_worker_id AND coalesce(task.status, '') = 'RUNNING'
           AND task.cancel_requested_at IS NULL
-        RETURNING task.id INTO run_id;
-        CONTINUE WHEN run_id IS NULL;
+        RETURNING task.id, task.good_until IS NOT NULL INTO run_id, is_late;
+        IF run_id IS NULL THEN
+            RETURN QUERY SELECT horsies_clean_up_v1(p_worker_id, p_ids[place : place], p_generations[place : place]);
+            CONTINUE;
+        END IF;
         INSERT INTO horsies_parked (task_id, generation, since, until, signals, children, problem)
         VALUES (run_id, p_generations[place], clock_timestamp(), wakes_at, names, awaited, request ->> 'problem')
         ON CONFLICT (task_id) DO UPDATE SET
             generation = excluded.generation, since = excluded.since, until = excluded.until,
             signals = excluded.signals, children = excluded.children, problem = excluded.problem;
+        IF is_late THEN
+            PERFORM horsies_begin_clean_up_v1(ARRAY[run_id]);
+        END IF;
         RETURN NEXT run_id;
     END LOOP;
 END
+$$;
+
+-- Whether a child, a task or a workflow, has ended; one whose row is deleted has.
+CREATE OR REPLACE FUNCTION horsies_has_ended(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT NOT EXISTS (
+        SELECT FROM horsies_tasks AS task
+        WHERE task.id = p_id AND coalesce(task.status, '') IN ('PENDING', 'CLAIMED', 'RUNNING'))
+    AND NOT EXISTS (
+        SELECT FROM horsies_workflows AS flow
+        WHERE flow.id = p_id AND coalesce(flow.status, '') IN ('PENDING', 'RUNNING', 'PAUSED'))
 $$;
 
 -- The parked runs among these become due, because the child at the same position has ended. A run that is not
@@ -73,11 +103,13 @@ BEGIN
     PERFORM FROM horsies_tasks AS task
     WHERE task.id = ANY(p_runs) AND coalesce(task.status, '') IN ('PENDING', 'CLAIMED', 'RUNNING')
     ORDER BY task.id FOR NO KEY UPDATE;
-    UPDATE horsies_tasks AS task SET enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
+    UPDATE horsies_tasks AS task SET
+        enqueued_at = least(task.enqueued_at, clock_timestamp()), next_retry_at = NULL,
+        updated_at = clock_timestamp()
     FROM horsies_parked AS parked
     WHERE task.id = ANY(p_runs) AND coalesce(task.status, '') = 'PENDING'
       AND parked.task_id = task.id AND parked.generation = task.generation AND parked.children && p_children
-      AND task.enqueued_at > clock_timestamp();
+      AND parked.problem IS NULL AND greatest(task.enqueued_at, task.next_retry_at) > clock_timestamp();
 END
 $$;
 
@@ -95,10 +127,12 @@ BEGIN
     END IF;
     INSERT INTO horsies_task_signals (task_id, name, value) VALUES (p_task_id, p_name, p_value);
     UPDATE horsies_tasks AS task SET
-        enqueued_at = least(task.enqueued_at, clock_timestamp()), updated_at = clock_timestamp()
+        enqueued_at = least(task.enqueued_at, clock_timestamp()), next_retry_at = NULL,
+        updated_at = clock_timestamp()
     FROM horsies_parked AS parked
     WHERE task.id = p_task_id AND coalesce(task.status, '') = 'PENDING'
-      AND parked.task_id = task.id AND parked.generation = task.generation AND p_name = ANY(parked.signals);
+      AND parked.task_id = task.id AND parked.generation = task.generation AND p_name = ANY(parked.signals)
+      AND parked.problem IS NULL;
     RETURN CASE WHEN FOUND THEN 'delivered' ELSE 'stored' END;
 END
 $$;
@@ -150,7 +184,8 @@ BEGIN
         held = task.lane_key IS NOT NULL OR EXISTS (
             SELECT FROM horsies_workflows AS flow WHERE flow.id = task.workflow_id AND flow.status = 'PAUSED'),
         lane = horsies_returned_lane_v1(horsies_lane_v1(task.queue_name, task.lane_key), task.workflow_id),
-        enqueued_at = clock_timestamp(), updated_at = clock_timestamp()
+        enqueued_at = least(task.enqueued_at, clock_timestamp()), next_retry_at = NULL,
+        updated_at = clock_timestamp()
     WHERE task.id = p_task_id;
 END
 $$;
@@ -201,4 +236,141 @@ BEGIN
     PERFORM horsies_continue_task(p_task_id);
     RETURN forgotten::text;
 END
+$$;
+
+-- Cancellation. A run whose function has registered clean-up steps (kind 'on_cancel') is not CANCELLED at once: the
+-- cancel is recorded as a step of kind 'cancel', and the run becomes due. Its next call replays the record up to there,
+-- executes the clean-up steps and ends as CANCELLED. Its request is thereby fulfilled, so cancel_requested_at is
+-- cleared: the clean-up is retried and recovered like every other attempt.
+
+-- Begin the clean-up of those of these runs that have one and have not begun it, and cancel their children. Returns
+-- their ids. The caller holds the locks of their rows.
+CREATE OR REPLACE FUNCTION horsies_begin_clean_up_v1(p_ids uuid[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
+DECLARE
+    runs uuid[];
+BEGIN
+    IF p_ids = '{}' OR NOT EXISTS (SELECT FROM horsies_steps) THEN
+        RETURN;
+    END IF;
+    WITH recorded AS (
+        INSERT INTO horsies_steps (task_id, name, position, kind, result, attempt, started_at, ended_at)
+        SELECT task.id, '!cancel', (SELECT max(step.position) + 1 FROM horsies_steps AS step
+            WHERE step.task_id = task.id), 'cancel', 'null', task.retry_count + 1, clock_timestamp(), clock_timestamp()
+        FROM horsies_tasks AS task
+        WHERE task.id = ANY(p_ids) AND coalesce(task.status, '') IN ('PENDING', 'CLAIMED', 'RUNNING')
+          AND EXISTS (SELECT FROM horsies_steps AS step WHERE step.task_id = task.id AND step.kind = 'on_cancel')
+        ON CONFLICT (task_id, name) DO NOTHING
+        RETURNING task_id)
+    SELECT array_agg(task_id ORDER BY task_id) INTO runs FROM recorded;
+    IF runs IS NULL THEN
+        RETURN;
+    END IF;
+    UPDATE horsies_tasks AS task SET
+        status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL,
+        claimed_at = NULL, started_at = NULL, worker_pid = NULL, worker_hostname = NULL,
+        worker_process_name = NULL, next_retry_at = NULL, good_until = NULL, cancel_requested_at = NULL,
+        updated_at = clock_timestamp()
+    WHERE task.id = ANY(runs);
+    UPDATE horsies_parked AS parked SET problem = NULL
+    WHERE parked.task_id = ANY(runs) AND parked.problem IS NOT NULL;
+    PERFORM horsies_continue_task(run.id) FROM unnest(runs) AS run (id);
+    PERFORM horsies_cancel_children(runs);
+    RETURN QUERY SELECT unnest(runs);
+END
+$$;
+
+-- RUNNING -> PENDING for runs of this worker that an accepted cancel has ended, if they have clean-up steps.
+CREATE OR REPLACE FUNCTION horsies_clean_up_v1(
+    p_worker_id text, p_ids uuid[], p_generations integer[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY SELECT horsies_begin_clean_up_v1(ARRAY(
+        SELECT task.id FROM horsies_tasks AS task
+        WHERE task.id = ANY(p_ids) AND task.generation = p_generations[array_position(p_ids, task.id)]
+          AND task.claimed_by_worker_id IS NOT DISTINCT FROM p_worker_id
+          AND coalesce(task.status, '') = 'RUNNING' AND task.cancel_requested_at IS NOT NULL
+        ORDER BY task.id FOR NO KEY UPDATE));
+END
+$$;
+
+-- Cancel the open children of these runs, apart from those that were started as detached. Their own children follow,
+-- because the trigger on tasks calls this function for every task that ends by a cancel. A child that ends at the same
+-- moment holds its row and waits for that of its run; PostgreSQL then ends one of the two transactions, which is repeated.
+CREATE OR REPLACE FUNCTION horsies_cancel_children(p_runs uuid[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    children uuid[] := ARRAY(
+        SELECT (step.result::jsonb #>> '{}')::uuid FROM horsies_steps AS step
+        WHERE step.task_id = ANY(p_runs) AND step.kind = 'start' AND step.result IS NOT NULL);
+BEGIN
+    IF children <> '{}' THEN
+        PERFORM horsies_cancel_tasks_v1(children, true);
+        PERFORM horsies_cancel_v1(flow.id, horsies_task_error(
+            'WORKFLOW_CANCELLED', 'The run that started workflow ' || flow.id || ' was cancelled.'), true)
+        FROM horsies_workflows AS flow
+        WHERE flow.id = ANY(children) AND coalesce(flow.status, '') IN ('PENDING', 'RUNNING', 'PAUSED');
+    END IF;
+END
+$$;
+
+-- PENDING or CLAIMED -> CANCELLED immediately: user code has not started, or its run is parked. A RUNNING task is asked
+-- to stop if "p_running" is set: its worker is notified and records the outcome. A run that has begun its clean-up is
+-- left to it, unless it is held. Returns the rows it found. The roots of their workflows are locked first, in id
+-- order, so the holder of a task's row never waits for a run.
+CREATE OR REPLACE FUNCTION horsies_cancel_tasks_v1(
+    p_ids uuid[], p_running boolean, OUT id uuid, OUT was_status text, OUT applied boolean)
+RETURNS SETOF record LANGUAGE plpgsql AS $$
+DECLARE
+    cleaning uuid[];
+    waiting uuid[] := '{}';
+    asked uuid[] := '{}';
+BEGIN
+    PERFORM FROM horsies_workflows AS root
+    WHERE root.id = ANY(ARRAY(
+        SELECT run.root_workflow_id
+        FROM horsies_tasks AS node JOIN horsies_workflows AS run ON run.id = node.workflow_id
+        WHERE node.id = ANY(p_ids)))
+    ORDER BY root.id FOR NO KEY UPDATE;
+    PERFORM FROM horsies_tasks AS task WHERE task.id = ANY(p_ids) ORDER BY task.id FOR UPDATE;
+    cleaning := horsies_cleaning(p_ids);
+    FOR id, was_status IN SELECT task.id, task.status FROM horsies_tasks AS task WHERE task.id = ANY(p_ids) LOOP
+        applied := was_status IN ('PENDING', 'CLAIMED') OR (was_status = 'RUNNING' AND p_running);
+        IF applied AND id <> ALL(cleaning) THEN
+            IF was_status = 'RUNNING' THEN
+                asked := asked || id;
+            ELSE
+                waiting := waiting || id;
+            END IF;
+            IF was_status <> 'PENDING' THEN
+                PERFORM pg_notify('horsies_cancel', id::text);
+            END IF;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+    cleaning := ARRAY(SELECT horsies_begin_clean_up_v1(waiting));
+    IF waiting <> '{}' THEN
+        UPDATE horsies_tasks AS task SET
+            status = 'CANCELLED', cancel_requested_at = clock_timestamp(), failed_at = clock_timestamp(),
+            error_code = 'TASK_CANCELLED', claimed = false, claim_expires_at = NULL,
+            updated_at = clock_timestamp()
+        WHERE task.id = ANY(waiting) AND task.id <> ALL(cleaning)
+          AND coalesce(task.status, '') IN ('PENDING', 'CLAIMED');
+        DELETE FROM horsies_parked AS parked
+        WHERE parked.task_id = ANY(waiting) AND parked.task_id <> ALL(cleaning);
+    END IF;
+    IF asked <> '{}' THEN
+        UPDATE horsies_tasks AS task SET
+            cancel_requested_at = clock_timestamp(), claimed = false, claim_expires_at = NULL,
+            updated_at = clock_timestamp()
+        WHERE task.id = ANY(asked) AND coalesce(task.status, '') = 'RUNNING';
+    END IF;
+END
+$$;
+
+-- Those of these runs that have begun their clean-up and are not held.
+CREATE OR REPLACE FUNCTION horsies_cleaning(p_ids uuid[]) RETURNS uuid[] LANGUAGE sql STABLE AS $$
+    SELECT ARRAY(
+        SELECT step.task_id FROM horsies_steps AS step
+        WHERE step.task_id = ANY(p_ids) AND step.name = '!cancel' AND NOT EXISTS (
+            SELECT FROM horsies_parked AS parked JOIN horsies_tasks AS task ON task.id = parked.task_id
+            WHERE parked.task_id = step.task_id AND parked.problem IS NOT NULL
+              AND parked.generation = task.generation AND coalesce(task.status, '') = 'PENDING'))
 $$;

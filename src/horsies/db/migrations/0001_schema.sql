@@ -238,7 +238,8 @@ CREATE TABLE horsies_task_signals (
 CREATE INDEX horsies_task_signals_waiting ON horsies_task_signals (task_id, name, id);
 
 -- What the parked runs of durable functions wait for. A row counts while its task is PENDING with this
--- generation: whichever process starts or ends the run, nothing has to be deleted at once.
+-- generation: whichever process starts or ends the run, nothing has to be deleted at once. The next call of the run
+-- deletes it.
 CREATE TABLE horsies_parked (
     task_id     uuid         PRIMARY KEY,
     generation  integer      NOT NULL,
@@ -250,6 +251,8 @@ CREATE TABLE horsies_parked (
     -- Why the run is held until an operator resumes it; NULL for a wait.
     problem     text
 );
+
+CREATE INDEX horsies_parked_held ON horsies_parked (since) WHERE problem IS NOT NULL;
 
 -- Refused changes and calls -------------------------------------------------------------------------
 -- Tasks and runs whose next change the database refuses. A worker skips such a task or run, tries again after a
@@ -478,6 +481,8 @@ CREATE TABLE horsies_workflows (
     -- The schedule that started the run, and its slot (NULL for a manual run).
     schedule_name       varchar(255),
     scheduled_for       timestamptz,
+    -- The run of a durable function that started this one and may wait for its end.
+    wakes_task_id       uuid,
     sent_at             timestamptz,
     created_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
     started_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),

@@ -26,6 +26,14 @@ class RecordStep(NamedTuple):
     run_us: int = 0
 
 
+class HoldRun(NamedTuple):
+    """The attempt that must still own the run."""
+
+    worker_id: str
+    task_id: str
+    generation: int
+
+
 class RecordedStep(NamedTuple):
     """A step as it is stored; ``left_seconds`` is the time until its ``due_at``."""
 
@@ -51,6 +59,20 @@ class ParkTasks(NamedTuple):
 
 
 class ParkedTask(NamedTuple):
+    task_id: str
+
+
+class CleanUpRuns(NamedTuple):
+    """Attempts that may have ended by an accepted cancel, as columns."""
+
+    worker_id: str | None
+    ids: Sequence[str]
+    generations: Sequence[int]
+
+
+class CleanedRun(NamedTuple):
+    """A run that was cancelled and continues with its clean-up."""
+
     task_id: str
 
 
@@ -110,17 +132,46 @@ class StepRow(NamedTuple):
     ended_at: datetime
 
 
+class ShownStep(NamedTuple):
+    """A step for a page; ``result`` is None if it is hidden, too large or missing."""
+
+    name: str
+    position: int
+    kind: str
+    result_bytes: int | None
+    result: str | None
+    error: str | None
+    due_at: datetime | None
+    attempt: int
+    started_at: datetime
+    ended_at: datetime
+
+
+class HeldRun(NamedTuple):
+    id: str
+    task_name: str
+    problem: str
+    since: datetime
+    total: int
+
+
+hold_run = DURABLE.declare("hold_run", HoldRun, ParkedTask)
 record_step = DURABLE.declare("record_step", RecordStep, StepName)
 park_tasks = DURABLE.declare("park_tasks", ParkTasks, ParkedTask)
+clean_up_runs = DURABLE.declare("clean_up_runs", CleanUpRuns, CleanedRun)
 take_signal = DURABLE.declare("take_signal", TakeSignal, TakenSignal)
 
 
 @DURABLE.statement
-def load_steps(task_id: str) -> RecordedStep: ...
+def load_steps(task_id: str, generation: int) -> RecordedStep: ...
 
 
 @DURABLE.statement
 def read_step(worker_id: str, task_id: str, generation: int, name: str) -> RecordedStep: ...
+
+
+@DURABLE.statement
+def find_events(task_id: str, children: Sequence[str], signals: Sequence[str]) -> StepName: ...
 
 
 @DURABLE.statement
@@ -141,6 +192,14 @@ def read_run(task_id: str) -> RunRow: ...
 
 @DURABLE.statement
 def list_steps(task_id: str) -> StepRow: ...
+
+
+@DURABLE.statement
+def list_newest_steps(task_id: str, payload: bool, max_bytes: int, limit: int) -> ShownStep: ...
+
+
+@DURABLE.statement
+def find_held_runs(limit: int) -> HeldRun: ...
 
 
 @DURABLE.statement

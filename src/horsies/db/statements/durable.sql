@@ -14,8 +14,19 @@ WHERE task.id = %(task_id)s::uuid AND task.generation = %(generation)s::integer
 ON CONFLICT (task_id, name) DO NOTHING
 RETURNING name
 
+-- name: hold_run
+-- Lock the row of a run until its transaction has committed: no other attempt can begin, and no cancel be accepted,
+-- between this statement and the COMMIT. Without a row the run belongs to another attempt.
+SELECT id::text AS task_id FROM horsies_tasks AS task
+WHERE task.id = %(task_id)s::uuid AND task.generation = %(generation)s::integer
+  AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
+FOR SHARE
+
 -- name: load_steps
--- All steps of a run, in the order in which they were recorded.
+-- All steps of a run, in the order in which they were recorded. What the run waited for is over.
+WITH over AS (
+    DELETE FROM horsies_parked AS parked
+    WHERE parked.task_id = %(task_id)s::uuid AND parked.generation < %(generation)s::integer)
 SELECT name, position, kind, result, error,
     extract(epoch FROM due_at - clock_timestamp())::float8 AS left_seconds
 FROM horsies_steps WHERE task_id = %(task_id)s::uuid ORDER BY position, name
@@ -33,10 +44,22 @@ WHERE step.task_id = %(task_id)s::uuid AND step.name = %(name)s AND task.generat
 SELECT parked::text AS task_id FROM horsies_park_v1(
     %(worker_id)s, %(ids)s::uuid[], %(generations)s::integer[], %(requests)s::text[]) AS parked
 
+-- name: clean_up_runs
+-- RUNNING -> PENDING for runs with an accepted cancel that have clean-up steps; see horsies_clean_up_v1.
+SELECT run::text AS task_id FROM horsies_clean_up_v1(
+    %(worker_id)s, %(ids)s::uuid[], %(generations)s::integer[]) AS run
+
 -- name: take_signal
 SELECT kind, result, error FROM horsies_take_signal_v1(
     %(worker_id)s, %(task_id)s::uuid, %(generation)s::integer, %(step)s, %(position)s::integer,
     %(names)s::text[])
+
+-- name: find_events
+-- Which of these children have ended, and which of these signals are stored for the run.
+SELECT child.id::text AS name FROM unnest(%(children)s::uuid[]) AS child (id) WHERE horsies_has_ended(child.id)
+UNION ALL
+SELECT DISTINCT sent.name FROM horsies_task_signals AS sent
+WHERE sent.task_id = %(task_id)s::uuid AND sent.name = ANY(%(signals)s::text[])
 
 -- name: signal_task
 SELECT horsies_signal_task_v1(%(task_id)s::uuid, %(name)s, %(value)s) AS answer
@@ -60,6 +83,21 @@ WHERE task.id = %(task_id)s::uuid
 -- The recorded steps of a run, as people see them.
 SELECT name, position, kind, result, error, due_at, attempt, started_at, ended_at
 FROM horsies_steps WHERE task_id = %(task_id)s::uuid ORDER BY position, name
+
+-- name: list_newest_steps
+-- The newest steps of a run for a page. Without "payload", and above "max_bytes", a result is left out.
+SELECT name, position, kind, octet_length(result) AS result_bytes,
+    CASE WHEN %(payload)s::boolean AND octet_length(result) <= %(max_bytes)s::integer THEN result END AS result,
+    error, due_at, attempt, started_at, ended_at
+FROM horsies_steps WHERE task_id = %(task_id)s::uuid ORDER BY position DESC, name LIMIT %(limit)s
+
+-- name: find_held_runs
+-- Runs that are held because their code does not fit their record, the oldest first, with the total count.
+SELECT task.id::text, task.task_name, parked.problem, parked.since, count(*) OVER () AS total
+FROM horsies_parked AS parked JOIN horsies_tasks AS task
+    ON task.id = parked.task_id AND task.generation = parked.generation
+WHERE parked.problem IS NOT NULL AND coalesce(task.status, '') = 'PENDING'
+ORDER BY parked.since, task.id LIMIT %(limit)s
 
 -- name: read_call
 -- The call of a run, for a replay of its code.

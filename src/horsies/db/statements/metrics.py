@@ -18,6 +18,8 @@ class Gauges(NamedTuple):
     tasks_stored: float | None
     oldest_transaction_seconds: float
     notify_queue_ratio: float
+    parked: int = 0
+    held: int = 0
 
 
 class TableSize(NamedTuple):

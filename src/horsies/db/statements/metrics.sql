@@ -13,7 +13,7 @@ SELECT runs.running, runs.paused, runs.oldest_paused_seconds, late.overdue, late
      FROM pg_stat_activity AS session
      WHERE session.datname = current_database() AND session.pid <> pg_backend_pid()
        AND session.backend_type = 'client backend') AS oldest_transaction_seconds,
-    pg_notification_queue_usage() AS notify_queue_ratio
+    pg_notification_queue_usage() AS notify_queue_ratio, waits.parked, waits.held
 FROM (SELECT count(*) FILTER (WHERE open.status <> 'PAUSED') AS running,
           count(*) FILTER (WHERE open.status = 'PAUSED') AS paused,
           coalesce(extract(epoch FROM now() - min(open.paused_at) FILTER (WHERE open.status = 'PAUSED')), 0
@@ -30,6 +30,12 @@ CROSS JOIN (
             AND schedule.paused_at IS NULL
             AND (schedule.disabled_at IS NULL OR schedule.disabled_at < schedule.updated_at)
           ORDER BY schedule.next_run_at LIMIT %(most)s::integer) AS due) AS late
+CROSS JOIN (
+    SELECT count(*) FILTER (WHERE wait.problem IS NULL) AS parked,
+        count(*) FILTER (WHERE wait.problem IS NOT NULL) AS held
+    FROM (SELECT parked.problem FROM horsies_parked AS parked JOIN horsies_tasks AS task
+              ON task.id = parked.task_id AND task.generation = parked.generation
+          WHERE coalesce(task.status, '') = 'PENDING' LIMIT %(most)s::integer) AS wait) AS waits
 
 -- name: read_table_sizes
 -- The size of each of this schema's tables including indexes, and its dead rows. Reads the catalog and file sizes.

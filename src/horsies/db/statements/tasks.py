@@ -275,7 +275,6 @@ class CancelledTask(NamedTuple):
     id: str
     was_status: str
     applied: bool
-    notified: bool
 
 
 insert_task = TASKS.declare("insert_task", InsertTask, TaskId)

@@ -144,32 +144,5 @@ FROM horsies_task_attempts WHERE task_id = %(id)s::uuid ORDER BY attempt DESC
 SELECT attempt, done, total, note, reported_at FROM horsies_task_progress WHERE task_id = %(id)s::uuid
 
 -- name: cancel_tasks
--- PENDING or CLAIMED -> CANCELLED immediately, because user code has not started. A RUNNING task is asked to stop:
--- its worker is notified and records the outcome. Returns the rows it found. The roots of their workflows are locked
--- first (forced step), in id order, so the holder of a task's row never waits for a run. Parameters: running also
--- asks RUNNING tasks to stop.
-WITH root AS MATERIALIZED (
-    SELECT root.id FROM horsies_workflows AS root
-    WHERE root.id = ANY(ARRAY(
-        SELECT run.root_workflow_id
-        FROM horsies_tasks AS node JOIN horsies_workflows AS run ON run.id = node.workflow_id
-        WHERE node.id = ANY(%(ids)s::uuid[])))
-    ORDER BY root.id FOR NO KEY UPDATE),
-met AS MATERIALIZED (
-    SELECT id, status, claimed_by_worker_id FROM horsies_tasks
-    WHERE id = ANY(%(ids)s::uuid[]) AND (SELECT count(*) FROM root) >= 0 ORDER BY id FOR UPDATE),
-changed AS (
-    UPDATE horsies_tasks AS task SET
-        status = CASE WHEN met.status = 'RUNNING' THEN task.status ELSE 'CANCELLED' END,
-        cancel_requested_at = clock_timestamp(),
-        failed_at = CASE WHEN met.status = 'RUNNING' THEN task.failed_at ELSE clock_timestamp() END,
-        error_code = CASE WHEN met.status = 'RUNNING' THEN task.error_code ELSE 'TASK_CANCELLED' END,
-        claimed = false, claim_expires_at = NULL, updated_at = clock_timestamp()
-    FROM met
-    WHERE task.id = met.id
-      AND (met.status IN ('PENDING', 'CLAIMED') OR (met.status = 'RUNNING' AND %(running)s))
-    RETURNING task.id)
-SELECT met.id::text, met.status AS was_status, changed.id IS NOT NULL AS applied,
-    CASE WHEN met.status <> 'PENDING' AND changed.id IS NOT NULL
-         THEN pg_notify('horsies_cancel', met.id::text) END IS NOT NULL AS notified
-FROM met LEFT JOIN changed ON changed.id = met.id
+-- Cancel waiting tasks, and ask RUNNING ones to stop with "running"; see horsies_cancel_tasks_v1.
+SELECT id::text, was_status, applied FROM horsies_cancel_tasks_v1(%(ids)s::uuid[], %(running)s::boolean)

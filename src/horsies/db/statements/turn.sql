@@ -199,7 +199,8 @@ RETURNING task.id::text, task.generation, task.task_name, task.queue_name, task.
 -- RUNNING -> PENDING for rows that this worker claimed but never handed to a child: the COMMIT of a claim was in
 -- doubt, or no child could take them. Held tasks are identified by their generation: holding an earlier attempt does
 -- not protect a later claim. User code has not started, so no attempt is counted. A task whose cancellation was
--- accepted in the meantime is cancelled, so the roots of their workflows are locked first (forced step).
+-- accepted in the meantime is cancelled, so the roots of their workflows are locked first (forced step); a run of a
+-- durable function begins its clean-up instead, if it has one.
 WITH held AS MATERIALIZED (
     SELECT * FROM unnest(%(held_ids)s::uuid[], %(held_generations)s::integer[]) AS held (id, generation)),
 roots AS MATERIALIZED (
@@ -210,7 +211,14 @@ roots AS MATERIALIZED (
         WHERE mine.claimed_by_worker_id = %(worker_id)s AND mine.status IN ('CLAIMED', 'RUNNING')
           AND NOT EXISTS (
               SELECT FROM held WHERE held.id = mine.id AND held.generation = mine.generation)))
-    ORDER BY root.id FOR NO KEY UPDATE)
+    ORDER BY root.id FOR NO KEY UPDATE),
+cleaning AS MATERIALIZED (
+    SELECT horsies_begin_clean_up_v1(ARRAY(
+        SELECT mine.id FROM horsies_tasks AS mine
+        WHERE mine.claimed_by_worker_id = %(worker_id)s AND mine.status IN ('CLAIMED', 'RUNNING')
+          AND mine.cancel_requested_at IS NOT NULL AND (SELECT count(*) FROM roots) >= 0
+          AND NOT EXISTS (
+              SELECT FROM held WHERE held.id = mine.id AND held.generation = mine.generation))) AS id)
 UPDATE horsies_tasks AS task SET
     status = CASE WHEN task.cancel_requested_at IS NULL THEN 'PENDING' ELSE 'CANCELLED' END,
     failed_at = CASE WHEN task.cancel_requested_at IS NULL THEN task.failed_at ELSE clock_timestamp() END,
@@ -222,7 +230,7 @@ UPDATE horsies_tasks AS task SET
     updated_at = clock_timestamp()
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
   AND NOT EXISTS (SELECT FROM held WHERE held.id = task.id AND held.generation = task.generation)
-  AND (SELECT count(*) FROM roots) >= 0
+  AND (SELECT count(*) FROM roots) >= 0 AND task.id <> ALL(ARRAY(SELECT cleaning.id FROM cleaning))
 RETURNING task.id::text
 
 -- name: expire_tasks

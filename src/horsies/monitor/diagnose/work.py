@@ -28,6 +28,7 @@ from horsies.db.statements.doctor import (
     list_worker_releases,
     read_oldest_ended,
 )
+from horsies.db.statements.durable import HeldRun, find_held_runs
 from horsies.db.statements.explain import (
     DueCount,
     explain_schedules,
@@ -258,6 +259,23 @@ def judge_blocked(blocked: Sequence[BlockedRow]) -> Iterator[Finding]:
     )
 
 
+def _held_runs(facts: Facts) -> Script[Iterable[Finding]]:
+    return judge_held_runs((yield from facts.read(find_held_runs(SHOWN))))
+
+
+def judge_held_runs(held: Sequence[HeldRun]) -> Iterator[Finding]:
+    if held:
+        first = held[0]
+        yield finding(
+            "HELD_BY_RECORD",
+            f"The code of {first.total:,} run(s) of durable functions does not fit their record.",
+            since=first.since,
+            remedy=command("durable", "show", first.id),
+            evidence=[f"{run.task_name} {run.id}: {run.problem}" for run in held],
+            subject=Subject("task", first.id),
+        )
+
+
 def _abandoned(facts: Facts) -> Script[Iterable[Finding]]:
     (counts,) = yield from facts.read(count_abandoned(facts.limits.recovery_seconds))
     return judge_abandoned(counts)
@@ -464,6 +482,14 @@ WORK_CHECKS = (
         "",
         "any",
         _blocked,
+        is_cheap=True,
+    ),
+    Check(
+        "held-runs",
+        "runs of durable functions whose code does not fit their record",
+        "",
+        "any",
+        _held_runs,
         is_cheap=True,
     ),
     Check(

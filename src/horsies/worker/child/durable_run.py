@@ -6,14 +6,21 @@ The first claim of a run has no past, so nothing is read; later ones read all re
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from horsies import tracing
 from horsies.codec.results import encode_task_error
 from horsies.config.app import AppConfig
+from horsies.current_task import current_task
 from horsies.db.statements.durable import load_steps
+from horsies.durable.async_context import AsyncDurable
 from horsies.durable.async_engine import AsyncEngine, patiently_async
+from horsies.durable.context import Durable
 from horsies.durable.engine import Engine, patiently
-from horsies.durable.leaving import Leaving, Parked, RecordRefused
+from horsies.durable.leaving import Leaving, Parked, RecordRefused, RunCancelled
 from horsies.durable.past import Past
 from horsies.durable.run import Fence, Run
 from horsies.error_codes import (
@@ -23,8 +30,11 @@ from horsies.error_codes import (
     resolve_exception_code,
 )
 from horsies.errors import DurableMisuse, StepFailed
+from horsies.parking import ParkRequest
+from horsies.result import Err
 from horsies.task_result import TaskError
 from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.request import encode
 from horsies.worker.child.process_state import log_safely
 from horsies.worker.child.transact import Returned, Transactions
 from horsies.worker.protocol import Assignment, ChildReport, TransactionEnd
@@ -53,10 +63,14 @@ async def begun_async(
 
     async def read() -> Past:
         async with transactions.database.connection_async() as connection:
-            return Past(await load_steps.run_async(connection, (assignment.task_id,)))
+            return Past(await load_steps.run_async(connection, _run_of(assignment)))
 
     past = await patiently_async(read) if assignment.generation > 1 else Past()
     return AsyncEngine(_run(transactions, definition, assignment, past), transactions)
+
+
+def _run_of(assignment: Assignment) -> tuple[str, int]:
+    return assignment.task_id, assignment.generation
 
 
 def _refuse_without_worker(transactions: Transactions) -> None:
@@ -72,7 +86,26 @@ def _run(
         transactions.worker_id, assignment.task_id, assignment.generation, assignment.attempt
     )
     signals = None if traits is None else traits.signals
-    return Run(fence, past, partial(_code_of, definition, config), signals)
+    new_call = partial(_new_call, definition, config)
+    run = Run(fence, past, partial(_code_of, definition, config), signals, new_call)
+    if config.tracing is not None:
+        run.surround = tracing.step_span
+    return run
+
+
+def _new_call(
+    definition: TaskDefinition,
+    config: AppConfig,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[str, str]:
+    """The JSON texts of the arguments with which a run continues; DurableMisuse if they do not fit."""
+    if current_task().workflow_id is not None:
+        raise DurableMisuse("ctx.continue_as is not for nodes: their workflow has their arguments.")
+    encoded = encode(config.payload, definition, args, kwargs)
+    if isinstance(encoded, Err):
+        raise DurableMisuse(f"The run cannot continue: {encoded.value.message}")
+    return encoded.value.args_json, encoded.value.kwargs_json
 
 
 def _code_of(definition: TaskDefinition, config: AppConfig, error: BaseException) -> str:
@@ -89,9 +122,32 @@ def _code_of(definition: TaskDefinition, config: AppConfig, error: BaseException
 def _read_past(transactions: Transactions, assignment: Assignment) -> Past:
     def read() -> Past:
         with transactions.database.connection() as connection:
-            return Past(load_steps.fetch(connection, assignment.task_id))
+            return Past(load_steps.fetch(connection, *_run_of(assignment)))
 
     return patiently(read)
+
+
+def with_clean_up(definition: TaskDefinition) -> TaskDefinition:
+    """The definition of a durable function whose calls do the clean-up of a cancelled run, inside hooks."""
+    function = definition.function
+
+    def call(ctx: Durable, *args: Any, **kwargs: Any) -> Any:
+        engine = ctx._engine
+        if not engine.run.past.is_cancelled:
+            return function(ctx, *args, **kwargs)
+        with suppress(Exception, RunCancelled):
+            function(ctx, *args, **kwargs)
+        return engine.perform(engine.run.cleaning())
+
+    async def call_async(ctx: AsyncDurable, *args: Any, **kwargs: Any) -> Any:
+        engine = ctx._engine
+        if not engine.run.past.is_cancelled:
+            return await function(ctx, *args, **kwargs)
+        with suppress(Exception, RunCancelled):
+            await function(ctx, *args, **kwargs)
+        return await engine.perform(engine.run.cleaning())
+
+    return replace(definition, function=call_async if definition.is_async else call)
 
 
 def left(assignment: Assignment, how: Leaving) -> ChildReport:
@@ -99,6 +155,10 @@ def left(assignment: Assignment, how: Leaving) -> ChildReport:
     report = ChildReport(assignment.task_id, assignment.generation, True, "", None, None)
     if isinstance(how, Parked):
         return report._replace(park=how.request)
+    if isinstance(how, RunCancelled):
+        level = logging.ERROR if "failed" in (how.text or "") else logging.INFO
+        log_safely(logger, level, "%s %s: %s", assignment.task_name, assignment.task_id, how.text)
+        return report._replace(park=ParkRequest(cancelled=how.text or ""))
     if isinstance(how, RecordRefused):
         error = how.error
         log_safely(logger, logging.ERROR, "%s", error.message)

@@ -210,7 +210,10 @@ def execute(
         if task is None:
             return _execute_builtin(app, assignment)
         hooks = [*around, *app.hooks.around] if around else app.hooks.around
-        definition = surround(task.definition, hooks) if hooks else task.definition
+        definition = task.definition
+        if definition.durable is not None:
+            definition = durable_run.with_clean_up(definition)
+        definition = surround(definition, hooks) if hooks else definition
         return _execute(app, definition, assignment, transactions)
     except TaskStopped:
         raise
@@ -230,7 +233,10 @@ async def execute_async(
         if task is None:
             return _execute_builtin(app, assignment)
         hooks = [*around, *app.hooks.around] if around else app.hooks.around
-        definition = surround(task.definition, hooks) if hooks else task.definition
+        definition = task.definition
+        if definition.durable is not None:
+            definition = durable_run.with_clean_up(definition)
+        definition = surround(definition, hooks) if hooks else definition
         if not definition.is_async and (definition.signature.transaction or definition.durable):
             return _execute(app, definition, assignment, transactions)
         call = _decode_call(app, definition, assignment)

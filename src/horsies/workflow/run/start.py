@@ -50,6 +50,8 @@ class StartOptions:
     workflow_key: str | None = None
     sent_at: datetime | None = None
     transaction: object = field(default=None, repr=False)
+    # The run of a durable function that the end of this one wakes.
+    wakes_task_id: str | None = None
 
 
 def start_workflow(
@@ -143,7 +145,7 @@ def _launch(
     if isinstance(prepared, Err):
         return reported(prepared)
     run = prepared.value
-    done = broker.store(lambda: _script(run), run.options.transaction, resend=resend)
+    done = broker.store(lambda: stored_run(run), run.options.transaction, resend=resend)
     return reported(_handle(run, broker, done))
 
 
@@ -153,7 +155,7 @@ async def _launch_async(
     if isinstance(prepared, Err):
         return reported(prepared)
     run = prepared.value
-    done = await broker.store_async(lambda: _script(run), run.options.transaction, resend=resend)
+    done = await broker.store_async(lambda: stored_run(run), run.options.transaction, resend=resend)
     return reported(_handle(run, broker, done))
 
 
@@ -199,6 +201,8 @@ def prepare(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[Run]:
         code = WorkflowStartErrorCode.INTERNAL_FAILED
         message = f"The plan of workflow {graph.name!r} could not be written: {error}"
         return Err(replace(_error(graph, options, code, message), exception=error))
+    if options.wakes_task_id is not None:
+        text = f'{{"wakes_task_id":"{options.wakes_task_id}",{text[1:]}'
     tracing = graph.producer.config.tracing if graph.producer else None
     if tracing is None:
         return Ok(Run(spec, options, workflow_id, text))
@@ -208,7 +212,7 @@ def prepare(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[Run]:
     return Ok(Run(spec, options, workflow_id, with_trace(text, sending.carrier), sending))
 
 
-def _script(run: Run) -> Script[StartedRun]:
+def stored_run(run: Run) -> Script[StartedRun]:
     while True:
         rows: list[StartedRun] = yield start_runs(f"[{run.plan}]")
         (row,) = rows
