@@ -140,3 +140,26 @@ def test_the_search_works_with_the_keyboard_alone(page: Page) -> None:
     link.focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/queues/mail")
+
+
+@pytest.mark.browser
+@pytest.mark.usefixtures("_rows")
+def test_suggestions_are_chosen_by_keys_alone(page: Page) -> None:
+    page.goto("/queues")
+    page.keyboard.press("/")
+    page.keyboard.type("mail")
+    options = page.get_by_role("option")
+    expect(options.first).to_contain_text("mail")
+    box = page.get_by_role("combobox")
+    expect(box).to_have_attribute("aria-expanded", "true")
+    page.keyboard.press("ArrowUp")
+    expect(options.last).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("ArrowDown")
+    expect(box).to_have_attribute("aria-activedescendant", "suggestion-0")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/queues/mail")
+    page.keyboard.press("/")
+    page.keyboard.type("payments")
+    expect(options.first).to_contain_text("9 attempts in a day")
+    page.keyboard.press("Escape")
+    expect(options).to_have_count(0)

@@ -300,6 +300,76 @@
     return true;
   }
 
+  // ---- Suggestions below the search box. The focus stays in the box; arrows choose, Enter opens.
+
+  const SUGGESTED_MAX = 8;
+  let asking = null;
+  let pause = 0;
+
+  function showSuggestions(matches) {
+    const box = one("#search"), list = one("#suggestions");
+    list.replaceChildren(...matches.slice(0, SUGGESTED_MAX).map((match, place) => {
+      const item = document.createElement("li"), details = document.createElement("small");
+      item.id = `suggestion-${place}`;
+      item.setAttribute("role", "option");
+      item.dataset.path = match.path;
+      item.append(match.name);
+      details.append([match.kind, match.detail].filter(Boolean).join(": "));
+      item.append(details);
+      return item;
+    }));
+    list.hidden = !matches.length;
+    box.setAttribute("aria-expanded", String(!list.hidden));
+    box.removeAttribute("aria-activedescendant");
+    one("[data-suggested]").textContent = matches.length ? `${list.children.length} of ${matches.length} matches` : "";
+  }
+
+  async function suggest() {
+    const text = one("#search").value.trim();
+    if (asking) asking.abort();
+    if (text.length < 2) { showSuggestions([]); return; }
+    asking = new AbortController();
+    try {
+      const path = `${document.body.dataset.root || ""}/api/search?q=${encodeURIComponent(text)}`;
+      const answer = await fetch(path, { signal: asking.signal });
+      showSuggestions(answer.ok ? (await answer.json()).matches : []);
+    } catch { /* a newer text is asked for, or the server is gone: the form still works */ }
+  }
+
+  function chooseSuggestion(event) {
+    const items = all("#suggestions li");
+    const chosen = items.findIndex((item) => item.ariaSelected === "true");
+    if (event.key === "Escape") { showSuggestions([]); return; }
+    if (event.key === "Enter" && chosen >= 0) {
+      event.preventDefault();
+      follow(items[chosen].dataset.path);
+    }
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step || !items.length) return;
+    event.preventDefault();
+    const next = (chosen + step + items.length + (chosen < 0 && step < 0 ? 1 : 0)) % items.length;
+    items.forEach((item, place) => item.setAttribute("aria-selected", String(place === next)));
+    event.target.setAttribute("aria-activedescendant", items[next].id);
+  }
+
+  function startSuggestions() {
+    const box = one("#search");
+    if (!box) return;
+    box.setAttribute("role", "combobox");
+    box.setAttribute("aria-autocomplete", "list");
+    box.setAttribute("aria-controls", "suggestions");
+    box.setAttribute("aria-expanded", "false");
+    box.addEventListener("input", () => { clearTimeout(pause); pause = setTimeout(suggest, 200); });
+    box.addEventListener("keydown", chooseSuggestion);
+    box.addEventListener("blur", () => setTimeout(() => showSuggestions([]), 150));
+    one("#suggestions").addEventListener("mousedown", (event) => {
+      const item = event.target.closest("li");
+      if (item) follow(item.dataset.path);
+    });
+  }
+
+  startSuggestions();
+
   // ---- Keys.
 
   const KEYS = {
