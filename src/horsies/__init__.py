@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from horsies.config.postgres import PostgresConfig
     from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
     from horsies.config.tracing import TracingConfig
+    from horsies.db.statements.keys import KeyState
     from horsies.db.statements.monitor import (
         ExpiredTask,
         QueueState,
@@ -346,6 +347,7 @@ __all__ = [
     "DatabasePing",
     "WorkerPong",
     "WorkerStateSnapshot",
+    "KeyState",
     "QueueState",
     "StaleTask",
     "WorkerStats",
@@ -381,6 +383,7 @@ _NAMES_BY_MODULE = {
     "config.postgres": "PostgresConfig",
     "config.schedules": "ScheduleConfig TaskSchedule WorkflowSchedule",
     "config.tracing": "TracingConfig",
+    "db.statements.keys": "KeyState",
     "db.statements.monitor": "ExpiredTask QueueState StaleTask WorkerStateSnapshot WorkerStats",
     "db.statements.schedules": "ScheduleRun ScheduleState",
     "db.statements.tasks": "TaskAttemptInfo TaskProgress",

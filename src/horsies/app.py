@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
-from horsies.config.app import AppConfig
+from horsies.config.app import AppConfig, Rate
 from horsies.config.sources import as_app_config, environment_migrates
 from horsies.db.database import resolve_url
 from horsies.errors import HorsiesError
@@ -170,6 +170,7 @@ class Horsies(Operations):
         on_stop: OnStop = "finish",
         burst: bool = False,
         key: KeySource | None = None,
+        rate: Rate | None = None,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -184,6 +185,7 @@ class Horsies(Operations):
         on_stop: OnStop = "finish",
         burst: bool = False,
         key: KeySource | None = None,
+        rate: Rate | None = None,
         **unknown: object,
     ) -> Any:
         """Register a function as a task; its default name is ``module.function``.
@@ -195,13 +197,12 @@ class Horsies(Operations):
         the codes and exceptions to retry and the waits. ``exception_mapper`` maps exceptions that the
         function raises to codes. ``timeout_ms`` (at least 100) stops an attempt that takes longer.
         ``memory_limit_mb`` ends an attempt whose process uses more resident memory, with MEMORY_LIMIT.
-        ``on_stop`` decides what happens to an attempt that is running when its worker stops:
-        ``"finish"`` lets it finish within the grace period and otherwise fails it with WORKER_STOPPED;
-        ``"requeue"`` does the same but returns the task to its queue instead of failing it, without
-        using up a retry; ``"fail"`` fails it immediately. ``burst`` lets a child hold several very
-        short tasks, as it also may if the policy retries WORKER_CRASHED; see the guarantees. ``key``
-        names whom the task works for, such as a tenant: the name of a parameter whose value is a text,
-        or a function of the arguments that returns one. A queue shares its children out by key.
+        ``on_stop`` decides what happens to an attempt that runs when its worker stops: ``"finish"`` lets
+        it finish within the grace period and otherwise fails it with WORKER_STOPPED; ``"requeue"``
+        returns the task to its queue instead, without using up a retry; ``"fail"`` fails it immediately.
+        ``burst`` lets a child hold several very short tasks; see the guarantees. ``key``, a parameter
+        that carries a text or a function of the arguments, names whom the task works for: a queue shares
+        its children out by key. ``rate`` limits how many calls start per period, in the whole cluster.
 
         Example:
             @app.task
@@ -222,6 +223,7 @@ class Horsies(Operations):
             burst,
             key=key,
             memory_limit_mb=memory_limit_mb,
+            rate=rate,
         )
 
         def decorate(function: Any, name: str | None = None) -> AnyTask:

@@ -241,6 +241,29 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "For now, as many tasks of the queue have started as its `rate` allows.",
             "Wait for the next start, or raise the rate.",
         ),
+        "KEY_PAUSED": _obstacle(
+            "An operator paused the task's key.",
+            "`horsies keys resume QUEUE KEY`.",
+            urgency=Urgency.STOPPED,
+        ),
+        "KEY_HALTED": _obstacle(
+            'A task of the key failed, and `on_failure="halt"` paused the key.',
+            "Repair the cause, send the failed task again if it must run, then `horsies keys resume "
+            "QUEUE KEY`.",
+            urgency=Urgency.STOPPED,
+        ),
+        "KEY_CAP": _obstacle(
+            "As many tasks of the key are in flight as its `max_concurrency` allows.",
+            "Wait for one of them, or `horsies keys set QUEUE KEY --max-concurrency N`.",
+        ),
+        "KEY_RATE": _obstacle(
+            "For now, as many tasks of the key have started as its `rate` allows.",
+            "Wait for the next start, or `horsies keys set QUEUE KEY --rate COUNT/SECONDS`.",
+        ),
+        "KEY_ORDER": _obstacle(
+            'The key has `order="fifo"`, and tasks that were sent before this one have not ended.',
+            "Wait, or explain the first task of the key.",
+        ),
         "CAPS_DISAGREE": _remark(
             "Workers on the queue apply different caps.",
             "Deploy one configuration to all of them.",
@@ -252,8 +275,8 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "Wait, or start more workers or processes.",
         ),
         "BEHIND": _remark(
-            "Other tasks of the queue are ahead: they have a better priority, or have been due for "
-            "longer.",
+            "Other tasks of the queue, or of the task's key, are ahead: they have a better priority, or have "
+            "been due for longer.",
             "Wait, send with a better priority, or start more workers.",
         ),
         "BETTER_QUEUES_FIRST": _remark(

@@ -47,6 +47,7 @@ from horsies.worker.probe import (
     worker_values,
 )
 from horsies.worker.tally import Tally
+from tests.db.test_keys import add_keyed
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.pool import claimed
@@ -115,6 +116,7 @@ def test_the_gauges_of_the_cluster_are_those_of_the_catalogue(
         " SELECT gen_random_uuid(), 'work', 'default', 'sha', now() - n * interval '1 minute'"
         " FROM generate_series(-1, 3) AS n"
     )
+    add_keyed(connection, "acme")
     samples = app.get_broker().perform(
         BrokerErrorCode.MONITORING_QUERY_FAILED, ClusterGauges("public").script()
     )
@@ -122,7 +124,7 @@ def test_the_gauges_of_the_cluster_are_those_of_the_catalogue(
     assert content_type.startswith("text/plain")
     text = body.decode()
     assert_in_catalogue(text, CLUSTER)
-    assert 'horsies_queue_tasks{queue="default",state="due"} 4.0' in text
+    assert 'horsies_queue_tasks{queue="default",state="due"} 5.0' in text
     assert 'horsies_queue_tasks{queue="default",state="delayed"} 1.0' in text
     assert 'horsies_queue_drain_seconds{queue="default"} +Inf' in text
     assert 'horsies_queue_children{queue="default",state="idle"} 4.0' in text

@@ -17,6 +17,8 @@ import typer.main
 import yaml
 
 from horsies.cli.main import command_line
+from tests.db.test_keys import add_keyed
+from tests.db.test_limits_of_keys import limit
 from tests.support.database import Database
 from tests.support.helm import Chart
 from tests.support.rows import add_task, ago
@@ -230,6 +232,12 @@ def test_the_chart_scales_by_unfinished_tasks_and_by_the_oldest_due(connection: 
     count, seconds = answers()
     assert count == 3
     assert 300 <= seconds < 600
+    add_keyed(connection, "acme", queue="reports", enqueued_at=ago(700))
+    count, seconds = answers()
+    assert (count, seconds >= 700) == (4, True)
+    limit(connection, "acme", "reports", paused_at="2026-01-01")
+    count, seconds = answers()
+    assert (count, seconds < 600) == (3, True)
     connection.execute("INSERT INTO horsies_queues VALUES ('mail', now())")
     assert answers()[0] == 2
     everything = CHART.documents(

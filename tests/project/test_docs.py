@@ -176,6 +176,7 @@ WITH_AN_APPLICATION = (
     "coming-from-celery.md",
     *("workflows.md", "workflows-steering.md"),
     *("index.md", "transactions.md", "idempotency.md", "time-limits.md", "queues.md"),
+    "keys.md",
     *("coming-from-dramatiq.md", "coming-from-rq.md", "coming-from-arq.md"),
     *("coming-from-procrastinate.md", "coming-from-horsies-0-5.md"),
 )

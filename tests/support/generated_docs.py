@@ -109,6 +109,7 @@ COMMAND_GUIDES = {
     "health": "metrics.md",
     "history": "operating.md#history-of-changes",
     "init": "new-project.md",
+    "keys": "keys.md#change-one-key-at-run-time",
     "metrics": "metrics.md",
     "migrate": "deployment.md#migrations",
     "queues": "operating.md#pausing-a-queue",

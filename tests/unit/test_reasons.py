@@ -25,6 +25,7 @@ from horsies.db.statements.explain import (
     ScheduleFacts,
     TaskFacts,
 )
+from horsies.db.statements.keys import LaneOfTask
 from horsies.db.statements.measures import FailingTask
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.db.statements.refusals import RefusedCalls
@@ -129,12 +130,21 @@ def refused(queue_name: str = "mail", **columns: Any) -> RefusedCalls:
     return RefusedCalls(queue_name, "charge", **facts | columns)
 
 
+def keyed(**columns: Any) -> dict[str, Any]:
+    """A task with a key, and the state of that key."""
+    free = {"queue_name": "mail", "key": "acme", "due": 5, "in_flight": 0, "before": 0, "keys": 1}
+    state = free | {"weight": 1.0, "is_fifo": False, "halts": False, "is_own": False} | columns
+    return {"held": True, "lane_key": "acme", "lane": 7, "of_key": blank(LaneOfTask, **state)}
+
+
 def waits(place: QueueSituation | None = None, /, **columns: Any) -> TaskSituation:
-    extra = {
+    extra: dict[str, Any] = {
         name: columns.pop(name)
         for name in ("ahead", "holder", "map_places", "per_minute", "transaction")
         if name in columns
     }
+    if (of_key := columns.pop("of_key", None)) is not None:
+        extra["lane"] = of_key
     return TaskSituation(task(**columns), place or queue(), **extra)
 
 
@@ -216,6 +226,25 @@ WAITING = [
     (waits(queue([worker(queue_caps={"mail": 2})], places=[place()])), ["SHOULD_START_NOW"]),
     (waits(queue(meter=Meter(ago(-5), 60.0))), ["QUEUE_RATE"]),
     (waits(queue(meter=Meter(ago(1), 60.0))), ["SHOULD_START_NOW"]),
+    (waits(**keyed()), ["SHOULD_START_NOW"]),
+    (waits(**keyed(in_flight=1, max_concurrency=2)), ["SHOULD_START_NOW"]),
+    (waits(**keyed(in_flight=2, max_concurrency=2)), ["KEY_CAP"]),
+    (waits(**keyed(starts_at=ago(-3))), ["KEY_RATE"]),
+    (waits(**keyed(starts_at=ago(3))), ["SHOULD_START_NOW"]),
+    (waits(**keyed(before=4)), ["BEHIND"]),
+    (waits(**keyed(before=4, is_fifo=True)), ["KEY_ORDER"]),
+    (waits(**keyed(paused_at=ago(9))), ["KEY_PAUSED"]),
+    (waits(**keyed(paused_at=ago(9), pause_reason=f"task {ID} failed: DOWN")), ["KEY_PAUSED"]),
+    (
+        waits(**keyed(paused_at=ago(9), pause_reason=f"task {ID} failed: DOWN", halts=True)),
+        ["KEY_HALTED"],
+    ),
+    (waits(**keyed(paused_at=ago(9), halts=True)), ["KEY_PAUSED"]),
+    # Places that are taken now may be free by then.
+    (
+        waits(**keyed(in_flight=2, max_concurrency=2), enqueued_at=ago(-40)),
+        ["SENT_FOR_LATER"],
+    ),
     (
         waits(queue([worker(cluster_wide_cap=1)], places=[place(queue_name="x", in_queue=0)])),
         ["CLUSTER_CAP"],

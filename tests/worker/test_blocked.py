@@ -51,6 +51,7 @@ from horsies.worker.turn import (
     release_unheld,
     take_turn,
 )
+from tests.db.test_keys import add_keyed
 from tests.support.poison import DEFERRED, IMMEDIATE, SECRET, poisoned
 from tests.support.pool import claimed
 from tests.support.rows import add_task, ago, row_of
@@ -501,6 +502,23 @@ def test_tasks_behind_many_that_cannot_be_claimed_are_claimed(
         assert [task.worker_pid for task in turned.claimed] == [1, 2, None]
         (more,) = take_turn(pipeline, CLAIMER, [], request, blocked).claimed
         assert more.task_name == "work"
+    assert statuses(connection, "poison") == {"PENDING"}
+
+
+def test_tasks_with_keys_beside_one_that_cannot_be_claimed_are_claimed(
+    connection: Connection[Any], pipeline: Pipeline, poison: Poison
+) -> None:
+    add_keyed(connection, "acme", task_name="poison", enqueued_at=ago(90))
+    add_keyed(connection, "acme", task_name="behind")
+    add_keyed(connection, "zeta", task_name="other")
+    add_task(connection, task_name="plain")
+    blocked, names = Blocked(), list[str]()
+    with poison(connection, POISONOUS):
+        for _ in range(3):
+            request = TurnRequest(pids=[1, 2, 3, 4], cursors=[0])
+            turned = take_turn(pipeline, CLAIMER, [], request, blocked)
+            names += [task.task_name for task in turned.claimed]
+    assert sorted(names) == ["behind", "other", "plain"]
     assert statuses(connection, "poison") == {"PENDING"}
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from horsies import Horsies, MapNode, from_node
+from horsies import (
+    Horsies,
+    MapNode,
+    WorkflowStartError,
+    WorkflowStartErrorCode,
+    from_node,
+)
 from horsies.db.statements.turn import CompleteTasks, RetryTasks, complete_tasks, retry_tasks
 from horsies.errors import WorkflowValidationError
+from horsies.ids import new_id
 from horsies.tasks.keys import lane_of
 from tests.db.test_keys import Ring
 from tests.support.applications import Task
@@ -57,6 +65,31 @@ def test_nodes_have_the_keys_of_their_tasks_and_of_the_run(
     (task,) = ring.take()
     finish(connection, task)
     assert rows(connection) == [("square", *keyed("import"))]
+
+
+def test_a_start_gives_its_run_a_key(app: Horsies, tasks: Tasks, connection: Database) -> None:
+    spec = app.workflow(
+        "one", [tasks.number.node(node_id="first")()], definition_key="one", key="import"
+    )
+    spec.start(key="acme").unwrap()
+    spec.start().unwrap()
+    asyncio.run(spec.start_async(key="zeta")).unwrap()
+    failed = WorkflowStartError(
+        *(WorkflowStartErrorCode.ENQUEUE_FAILED, "down", True, "one", new_id()), key="again"
+    )
+    spec.retry_start(failed).unwrap()
+    assert sorted(row[1] for row in rows(connection)) == ["acme", "again", "import", "zeta"]
+
+
+@pytest.mark.parametrize("key", ["", 7, "x" * 256, "\0"])
+def test_a_bad_key_of_a_start_is_refused(
+    app: Horsies, tasks: Tasks, connection: Database, key: Any
+) -> None:
+    spec = app.workflow("bad", [tasks.number.node(node_id="first")()], definition_key="bad")
+    refused = spec.start(key=key).unwrap_err()
+    assert refused.code is WorkflowStartErrorCode.VALIDATION_FAILED
+    assert refused.message.startswith("Workflow 'bad' was not started: key ")
+    assert rows(connection) == []
 
 
 def test_nodes_without_keys_stay_plain(

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from horsies.db.statements.blocked import BlockedRow
+from horsies.db.statements.keys import KeyState
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.db.statements.schedules import ScheduleState
 from horsies.logs import escape_json
@@ -72,6 +73,13 @@ def overview_document(overview: Overview) -> dict[str, Any]:
 
 def queue_document(queue: QueueOverview) -> dict[str, Any]:
     return {"name": queue.name, "paused": queue.paused_at is not None, **asdict(queue)}
+
+
+def key_document(state: KeyState) -> dict[str, Any]:
+    document = state._asdict()
+    fifo = {"order": "fifo" if document.pop("is_fifo") else "parallel"}
+    after = {"on_failure": "halt" if document.pop("halts") else "go_on"}
+    return document | fifo | after | {"paused": state.is_paused}
 
 
 def worker_document(worker: WorkerSummary, pong: WorkerPong | None = None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from horsies.db.statement import Script
 from horsies.db.statements.doctor import Loss, list_losses
+from horsies.db.statements.keys import KeyCounts, count_keys
 from horsies.db.statements.metrics import (
     Gauges,
     TableSize,
@@ -46,6 +47,8 @@ RATE_SPAN = timedelta(minutes=5)
 LOSSES_SECONDS = 3600.0
 # Runs and schedules are counted up to this number.
 COUNT_MOST = 10_000
+# Keys are counted up to this number for each queue.
+KEYS_MOST = 1_000
 
 Kind = Literal["gauge", "counter", "histogram"]
 Source = Literal["cluster", "worker", "producer"]
@@ -91,6 +94,12 @@ CLUSTER = _metrics(
     (
         *("horsies_queue_cap", "gauge", ("queue",)),
         "The smallest max_concurrency of the queue that a worker obeys; absent without a cap.",
+    ),
+    (
+        *("horsies_queue_keys", "gauge", ("queue", "state")),
+        "Keys of the queue: with due tasks, counted up to 1,000, and paused or halted. Absent for a queue "
+        "without keys.",
+        ("due", "paused"),
     ),
     (
         *("horsies_workers", "gauge", ("state",)),
@@ -361,7 +370,8 @@ class ClusterGauges:
             self._sizes = yield read_table_sizes(self.schema)
             self._sized_at = started
         self._count_losses((yield list_losses(LOSSES_SECONDS, COUNT_MOST)))
-        samples = list(cluster_samples(overview, series, gauges, self._sizes))
+        keys: list[KeyCounts] = yield count_keys(KEYS_MOST)
+        samples = list(cluster_samples(overview, series, gauges, self._sizes, keys))
         samples.append(Sample("horsies_workers_lost_total", (), self._lost))
         return self._keep([*samples, *_about(self.clock() - started, up=True)])
 
@@ -393,10 +403,14 @@ def cluster_samples(
     series: Mapping[str, Series],
     gauges: Gauges,
     sizes: Iterable[TableSize],
+    keys: Iterable[KeyCounts] = (),
 ) -> Iterator[Sample]:
     """Turn facts from the database into gauges."""
     for queue in overview.queues:
         yield from _queue_samples(queue, overview.workers, series.get(queue.name))
+    for one in keys:
+        yield Sample("horsies_queue_keys", (one.queue_name, "due"), one.waiting)
+        yield Sample("horsies_queue_keys", (one.queue_name, "paused"), one.paused)
     for state, count in _worker_states(overview.workers).items():
         yield Sample("horsies_workers", (state,), count)
     yield Sample("horsies_workflow_runs", ("running",), gauges.running)

@@ -24,17 +24,19 @@ if TYPE_CHECKING:
     from horsies.db.statements.monitor import QueueState, WorkerStateSnapshot
     from horsies.durable import handle as durable_runs
     from horsies.durable.handle import DurableHandle
-    from horsies.monitor import actions, health, queries
+    from horsies.monitor import actions, health, keys, queries
     from horsies.monitor.actions import QueueOrder, TaskRetried
     from horsies.monitor.diagnose import explain
     from horsies.monitor.diagnose.explain import Explanation
     from horsies.monitor.health import DatabasePing, WorkerPong
+    from horsies.monitor.keys import Keys
     from horsies.monitor.queries import OneOrMore, RunPage, TaskPage
 else:
     durable_runs = Deferred("horsies.durable.handle")
     actions = Deferred("horsies.monitor.actions")
     explain = Deferred("horsies.monitor.diagnose.explain")
     health = Deferred("horsies.monitor.health")
+    keys = Deferred("horsies.monitor.keys")
     queries = Deferred("horsies.monitor.queries")
 
 
@@ -311,27 +313,29 @@ class Operations(ABC):
 
         The reason and the author are recorded; see ``horsies.monitoring.acting_as``.
         """
-        order = self._order(queue_name, paused=True, reason=reason)
+        order = _order(self, queue_name, paused=True, reason=reason)
         return actions.switch_queue(self.get_broker(), order)
 
     async def pause_queue_async(
         self, queue_name: str, *, reason: str | None = None
     ) -> BrokerResult[QueueState]:
         """``pause_queue`` without blocking the event loop."""
-        order = self._order(queue_name, paused=True, reason=reason)
+        order = _order(self, queue_name, paused=True, reason=reason)
         return await actions.switch_queue_async(self.get_broker(), order)
 
     def resume_queue(self, queue_name: str) -> BrokerResult[QueueState]:
         """Let workers claim a queue's tasks again; they start immediately."""
-        return actions.switch_queue(self.get_broker(), self._order(queue_name, paused=False))
+        return actions.switch_queue(self.get_broker(), _order(self, queue_name, paused=False))
 
     async def resume_queue_async(self, queue_name: str) -> BrokerResult[QueueState]:
         """``resume_queue`` without blocking the event loop."""
-        order = self._order(queue_name, paused=False)
+        order = _order(self, queue_name, paused=False)
         return await actions.switch_queue_async(self.get_broker(), order)
 
-    def _order(self, queue_name: str, *, paused: bool, reason: str | None = None) -> QueueOrder:
-        return actions.QueueOrder(queue_name, paused, self.get_valid_queue_names(), reason)
+    @property
+    def keys(self) -> Keys:
+        """The keys of the queues, with ``list``, ``get``, ``set``, ``clear``, ``pause`` and ``resume``."""
+        return keys.Keys(self.get_broker, self.get_valid_queue_names())
 
     def ping_database(self) -> BrokerResult[DatabasePing]:
         """Measure the round trip to the database."""
@@ -394,3 +398,9 @@ class Operations(ABC):
     ) -> BrokerResult[list[WorkerStateSnapshot]]:
         """``get_worker_state_history`` without blocking the event loop."""
         return await health.get_worker_state_history_async(self.get_broker(), worker_id, limit)
+
+
+def _order(
+    app: Operations, queue_name: str, *, paused: bool, reason: str | None = None
+) -> QueueOrder:
+    return actions.QueueOrder(queue_name, paused, app.get_valid_queue_names(), reason)

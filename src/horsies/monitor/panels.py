@@ -17,9 +17,11 @@ from horsies.db.statements.dashboard import (
     tasks_of_worker,
     thinned_worker_history,
 )
+from horsies.db.statements.keys import KeyState, list_keys
 from horsies.db.statements.measures import FailingTask, find_failing_tasks
 from horsies.db.statements.monitor import WorkerSummary, list_workers
 from horsies.monitor.action_log import ActionRow, list_actions_script
+from horsies.monitor.keys import COUNT_MOST
 from horsies.monitor.measures import (
     Series,
     done_by_minute_script,
@@ -35,6 +37,7 @@ from horsies.monitor.overview import (
 
 NEXT_SHOWN = 25
 CHANGES_SHOWN = 10
+KEYS_SHOWN = 25
 TASKS_SHOWN = 200
 HISTORY = timedelta(hours=24)
 _HISTORY_STEP = timedelta(minutes=10)
@@ -55,13 +58,14 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class QueuePanel:
-    """One queue: the workers that serve it, the tasks that start next, and its newest changes."""
+    """One queue: the workers that serve it, the tasks that start next, its newest changes and its keys."""
 
     queue: QueueOverview
     servers: Sequence[WorkerSummary]
     front: Sequence[DueTask]
     changes: Sequence[ActionRow]
     arrivals: float = 0.0
+    keys: Sequence[KeyState] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,8 @@ def queue_script(name: str, configured: Mapping[str, int | None]) -> Script[Queu
     front: list[DueTask] = yield next_in_queue(name, NEXT_SHOWN)
     changes = yield from list_actions_script(f"queue {name}", limit=CHANGES_SHOWN)
     arrivals = yield from arrivals_script()
-    return QueuePanel(queue, servers, front, changes, arrivals.get(name, 0.0))
+    keys: list[KeyState] = yield list_keys(name, KEYS_SHOWN, COUNT_MOST)
+    return QueuePanel(queue, servers, front, changes, arrivals.get(name, 0.0), keys)
 
 
 def worker_script(worker_id: str) -> Script[WorkerPanel | None]:

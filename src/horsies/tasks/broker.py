@@ -92,6 +92,8 @@ class BrokerErrorCode(StrEnum):
     """The application has no queue of this name."""
     QUEUE_SWITCH_FAILED = "QUEUE_SWITCH_FAILED"
     """A queue could not be paused or resumed."""
+    KEY_CHANGE_FAILED = "KEY_CHANGE_FAILED"
+    """A key could not be limited, paused or resumed."""
     UNKNOWN_SCHEDULE = "UNKNOWN_SCHEDULE"
     """There is no schedule of this name."""
     SCHEDULE_EXISTS = "SCHEDULE_EXISTS"

@@ -25,7 +25,7 @@ from typing import (
 from horsies.codec.calls import CallSignature, transaction_class
 from horsies.codec.results import ResultCodec
 from horsies.codec.shape import OLD_TYPED_DICT, bare
-from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
+from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode, Rate
 from horsies.error_codes import validate_error_code_name, validate_exception_mapper
 from horsies.errors import (
     ConfigurationError,
@@ -37,7 +37,7 @@ from horsies.errors import (
 from horsies.modules import shared_name
 from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult, storable_text
-from horsies.tasks.keys import TaskKey
+from horsies.tasks.keys import LANE_KEY_LENGTH_MAX, TaskKey, key_of_task
 
 NAME_LENGTH_MAX = 255
 # The column is a 32-bit integer.
@@ -80,6 +80,7 @@ class TaskDefinition:
     durable: DurableTraits | None = None
     key: TaskKey | None = None
     memory_limit_mb: int | None = None
+    rate: Rate | None = None
 
     @property
     def may_share_process(self) -> bool:
@@ -104,6 +105,7 @@ class DecoratorOptions:
     durable: DurableTraits | None = None
     key: KeySource | None = None
     memory_limit_mb: int | None = None
+    rate: Rate | None = None
 
 
 def define(
@@ -116,6 +118,7 @@ def define(
     _raise_first(_name_problems(name), location)
     queue = choose_queue(config, options.queue_name, location)
     _raise_first(_option_problems(options), location)
+    _raise_first(_rate_problems(name, options), location)
     if options.durable is not None:
         _raise_first(_durable_problems(function, options), location)
     signature = _read_signature(function, location, 0 if options.durable is None else 1)
@@ -138,7 +141,9 @@ def define(
         on_stop=options.on_stop,
         burst=options.burst,
         durable=options.durable,
-        key=_read_key(function, options.key, signature, location),
+        key=_read_key(function, options.key, signature, location)
+        or _key_of_rate(name, options.rate),
+        rate=options.rate,
         memory_limit_mb=options.memory_limit_mb,
     )
 
@@ -196,8 +201,8 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
         yield _Problem(
             f"@app.task has no option {', '.join(map(_with_hint, unknown))}.",
             "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code, "
-            "timeout_ms, memory_limit_mb, on_stop, burst and key; good_until belongs to with_options(...), "
-            "auto_retry_for to the retry_policy",
+            "timeout_ms, memory_limit_mb, on_stop, burst, key and rate; good_until belongs to "
+            "with_options(...), auto_retry_for to the retry_policy",
         )
     if isinstance(function, type):
         yield _Problem(
@@ -235,6 +240,7 @@ _OTHER_WORDS = {
     **dict.fromkeys(("retries", "retry", "max_retries", "max_tries"), "retry_policy"),
     **dict.fromkeys(("queue", "queues"), "queue_name"),
     **dict.fromkeys(("memory", "memory_limit", "memory_mb", "max_memory"), "memory_limit_mb"),
+    **dict.fromkeys(("rate_limit", "throttle"), "rate"),
 }
 
 
@@ -387,6 +393,32 @@ def _transaction_problems(
             f"{where} of the wrong kind: {kind.__name__} in a function with `{definer}`.",
             f"annotate it {right}",
         )
+
+
+def _rate_problems(name: str, options: DecoratorOptions) -> Iterator[_Problem]:
+    if options.rate is None:
+        return
+    if not isinstance(options.rate, Rate):
+        kind = type(options.rate).__name__
+        yield _Problem(
+            f"rate must be a Rate, not {kind}.", "write rate=Rate(count=100, per_seconds=60)"
+        )
+    if options.key is not None:
+        yield _Problem(
+            "rate= and key= exclude each other: a task has one key, and its rate needs it.",
+            "leave out rate=, and give the queue per_key=PerKey(rate=...)",
+        )
+    if len(key_of_task(name)) > LANE_KEY_LENGTH_MAX:
+        longest = LANE_KEY_LENGTH_MAX - len(key_of_task(""))
+        yield _Problem(
+            f"The name of a task with a rate has at most {longest} characters, not {len(name)}.",
+            "give it a shorter name",
+        )
+
+
+def _key_of_rate(name: str, rate: Rate | None) -> TaskKey | None:
+    """The calls of a task with a rate share a key, and the rate is that key's."""
+    return None if rate is None else TaskKey(fixed=key_of_task(name))
 
 
 def _read_key(

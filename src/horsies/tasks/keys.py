@@ -45,6 +45,11 @@ def lane_key_problem(key: object, source: str = "key") -> str | None:
     return None
 
 
+def key_of_task(name: str) -> str:
+    """Return the key of a task that has its own rate: all of its calls share it."""
+    return f"task:{name}"
+
+
 class CallKey(NamedTuple):
     """The key of one call, or why it has none."""
 
@@ -54,12 +59,15 @@ class CallKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskKey:
-    """Where the key of a call comes from: the value of a parameter, or a function of the arguments."""
+    """Where the key of a call comes from: the value of a parameter, a function of the arguments, or, for
+    a task that has a rate, the name of the task (`fixed`).
+    """
 
     parameter: str = ""
     position: float = 0.0
     default: Any = Parameter.empty
     function: Callable[..., Any] | None = None
+    fixed: str | None = None
 
     @classmethod
     def of_parameter(
@@ -74,6 +82,8 @@ class TaskKey:
 
     def of_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallKey:
         """Return the key of a call whose arguments fit the function."""
+        if self.fixed is not None:
+            return CallKey(self.fixed)
         if self.function is not None:
             return self._computed(args, kwargs)
         if self.position < len(args):

@@ -24,6 +24,7 @@ from starlette.types import Scope
 Verb = Literal[
     "pause_queue",
     "purge_queue",
+    "pause_key",
     "cancel_task",
     "retry_task",
     "control_run",

@@ -18,7 +18,9 @@ from horsies.db.statements.schedules import pause_schedule, resume_schedule
 from horsies.ids import stored_form
 from horsies.monitor.action_log import list_actions_script
 from horsies.monitor.actions import QueueOrder, switch_queue_async
+from horsies.monitor.documents import key_document
 from horsies.monitor.health import ping_workers_async
+from horsies.monitor.keys import Keys
 from horsies.result import Result
 from horsies.scheduler.api import Schedules, change_async, switch_script
 from horsies.tasks.handle import TaskHandle
@@ -57,6 +59,25 @@ def _switch_queue(paused: bool) -> Handler:
         notice = f"Queue {name} is {'paused' if state.is_paused else 'not paused'}.{undo(undoing)}"
         document = {"paused": state.is_paused, **state._asdict()}
         return done(view, f"/queues/{name}", notice, document)
+
+    return handler
+
+
+def _switch_key(paused: bool) -> Handler:
+    async def handler(view: View) -> Response:
+        name, key = view.params["name"], (await fields_of(view)).get("key")
+        if not isinstance(key, str):
+            raise BadRequest("key must be the key as text.", code="INVALID_VALUE")
+        broker, reason = view.site.broker, await text_field(view, "reason")
+        keys = Keys(lambda: broker, list(view.site.queue_caps) if view.site.app else None)
+        with acting_as(view.access.user, "web"):
+            if paused:
+                result = await keys.pause_async(name, key, reason=reason)
+            else:
+                result = await keys.resume_async(name, key)
+        state = unwrapped(view, result, f"/queues/{name}")
+        notice = f"Key {state.key} of queue {name} is {'' if state.is_paused else 'not '}paused."
+        return done(view, f"/queues/{name}", notice, key_document(state))
 
     return handler
 
@@ -252,6 +273,8 @@ def _before(view: View) -> int | None:
 ROUTES: tuple[Route, ...] = (
     *both("/queues/{name}/pause", "pause_queue", _switch_queue(True)),
     *both("/queues/{name}/resume", "pause_queue", _switch_queue(False)),
+    *both("/queues/{name}/keys/pause", "pause_key", _switch_key(True)),
+    *both("/queues/{name}/keys/resume", "pause_key", _switch_key(False)),
     *both("/tasks/{id}/cancel", "cancel_task", cancel_task),
     *both("/workflows/{id}/pause", "control_run", pause_run),
     *both("/workflows/{id}/resume", "control_run", resume_run),

@@ -27,6 +27,7 @@ from horsies.monitor.diagnose.explain import report_script
 from horsies.monitor.documents import (
     json_text,
     json_value,
+    key_document,
     overview_document,
     page_document,
     queue_document,
@@ -37,6 +38,8 @@ from horsies.monitor.documents import (
 )
 from horsies.monitor.facts import Facts
 from horsies.monitor.failures import failure_document, failures_document, failures_script
+from horsies.monitor.keys import LIST_LIMIT as KEYS_LIMIT
+from horsies.monitor.keys import LIST_LIMIT_MAX, Keys
 from horsies.monitor.measures import read_measures_script
 from horsies.monitor.overview import TaskReport, overview_script
 from horsies.monitor.paging import LIST_WINDOW
@@ -170,6 +173,14 @@ async def queue(view: View) -> Response:
     if found is None:
         raise NotFound(f"There is no queue {name!r}.", code="QUEUE_NOT_FOUND")
     return answer(queue_document(found))
+
+
+async def keys(view: View) -> Response:
+    """The keys of a queue, as in ``horsies keys list --json``."""
+    broker, limit = view.site.broker, number_of(view, "limit", KEYS_LIMIT, LIST_LIMIT_MAX)
+    known = list(view.site.queue_caps) if view.site.app else None
+    script = Keys(lambda: broker, known).list_script(view.params["name"], limit)
+    return answer({"keys": [key_document(one) for one in _unwrapped(await view.read(script))]})
 
 
 async def measures(view: View) -> Response:
@@ -348,6 +359,7 @@ ROUTES = (
     _route("overview", overview),
     _route("queues", queues),
     _route("queues/{name}", queue),
+    _route("queues/{name}/keys", keys, {"limit"}),
     _route("tasks", tasks, TASK_FILTERS),
     _route("tasks/{id}", task),
     _route("tasks/{id}/attempts", attempts),

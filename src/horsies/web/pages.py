@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from horsies.db.statement import Script, read_rows
 from horsies.db.statements.dashboard import HistoryPoint, WorkerTask
+from horsies.db.statements.keys import KeyState
 from horsies.db.statements.monitor import WorkerSummary, list_workers
 from horsies.monitor.diagnose.attention import (
     SHOWN_MAX,
@@ -21,6 +22,7 @@ from horsies.monitor.diagnose.attention import (
     seconds_to_empty,
 )
 from horsies.monitor.facts import Facts
+from horsies.monitor.keys import limit_words
 from horsies.monitor.measures import Series, Slot
 from horsies.monitor.overview import (
     QueueOverview,
@@ -140,8 +142,17 @@ async def queue(view: View) -> Page:
         "tasks": [] if rates is None else _busiest(rates),
         "charts": charts_of(view, name, rates, {"queue": queue_name}),
         "ranges": RANGES,
+        "limit_words": limit_words,
+        "waited": _waited,
     }
     return Page("queue.html", f"Queue {queue_name}", context)
+
+
+def _waited(key: KeyState) -> float | None:
+    """How long the first due task of a key has waited, in seconds."""
+    if key.first_due_at is None:
+        return None
+    return max(0.0, (datetime.now(UTC) - key.first_due_at).total_seconds())
 
 
 async def workers(view: View) -> Page:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from horsies.config.app import AppConfig, PerKey
+from horsies.config.app import AppConfig, PerKey, Rate
 from horsies.db.statements.turn import ClaimedTask
+from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.keys import key_of_task
 
 # How many tasks a search moves to their lanes at once.
 PROMOTED_MAX = 1_000
@@ -119,16 +121,25 @@ class KeyRings:
 
 
 class LimitsOfKeys:
-    """The limits of the application's queues, until they are stored."""
+    """The limits of the application's queues, and the rates of its tasks, until they are stored."""
 
-    def __init__(self, config: AppConfig) -> None:
+    def __init__(self, config: AppConfig, tasks: Mapping[str, TaskDefinition]) -> None:
         limits = [
             {"queue_name": queue.name, **_columns(queue.per_key)}
             for queue in config.queues()
             if queue.per_key is not None
         ]
         self.queues = [queue.name for queue in config.queues()]
+        self.rates = json.dumps([_rate_of(name, task.rate) for name, task in tasks.items()])
         self.unstored: str | None = json.dumps(limits)
+
+
+def _rate_of(name: str, rate: Rate | None) -> dict[str, str | int | float | None]:
+    return {
+        "key": key_of_task(name),
+        "rate_seconds": None if rate is None else rate.seconds_per_start,
+        "rate_burst": None if rate is None else rate.burst,
+    }
 
 
 def _columns(limits: PerKey) -> dict[str, int | float | bool | None]:

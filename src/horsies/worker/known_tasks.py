@@ -119,6 +119,7 @@ def task_defaults(app: Horsies) -> str:
                 "burst": task.burst,
                 "key_parameter": task.key.parameter or None if task.key else None,
                 "computes_key": task.key is not None and task.key.function is not None,
+                "fixed_key": task.key.fixed if task.key else None,
                 "reject_bytes": _NO_LIMIT if limit is None else limit,
             }
             for name, task in sorted(app.definitions().items())

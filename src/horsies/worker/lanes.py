@@ -14,7 +14,7 @@ from typing import Protocol
 
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import ClaimedTask, LookAtKeys, look_at_keys
-from horsies.db.statements.workers import store_lane_limits
+from horsies.db.statements.workers import store_lane_limits, store_task_rates
 from horsies.tasks.blocked import Blocked
 from horsies.worker.agenda import Agenda
 from horsies.worker.keyed import PROMOTED_MAX, KeyRings
@@ -152,7 +152,13 @@ def look_at_keyed(pipeline: Pipeline, lanes: Sequence[Lane], blocked: Blocked) -
     limits = lanes[0].rings.limits
     if limits is not None and limits.unstored is not None:
         with blocked.job("registering the limits of keys"):
-            pipeline.run([blocked.lock_wait(), store_lane_limits(limits.unstored, limits.queues)])
+            pipeline.run(
+                [
+                    blocked.lock_wait(),
+                    store_lane_limits(limits.unstored, limits.queues),
+                    store_task_rates(limits.rates, limits.queues),
+                ]
+            )
             limits.unstored = None
     queues = sorted({queue for lane in lanes for queue in lane.rings.queues})
     if not queues:

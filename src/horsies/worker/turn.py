@@ -624,7 +624,7 @@ def _claim_apart(
 def _claim_one_by_one(
     pipeline: Pipeline, claimer: Claimer, request: TurnRequest, blocked: Blocked
 ) -> list[ClaimedTask]:
-    """Claim each task in its own transaction, from the position just before it.
+    """Claim each task in its own transaction, from the position just before it, or from its lane.
 
     Another worker may have taken it in the meantime, so the claim itself also excludes tasks that this
     worker cannot run or change.
@@ -644,7 +644,8 @@ def _claim_one_by_one(
         one = TurnRequest(
             pids=pids,
             prefetch=1 - len(pids),
-            positions=_just_before(due),
+            positions=_just_before(due) if due.lane is None else EVERYWHERE,
+            cursors=() if due.lane is None else (due.lane - 1,),
             unknown_names=request.unknown_names,
             refused_ids=[*request.refused_ids, *blocked.excluded()],
             is_async=request.is_async,

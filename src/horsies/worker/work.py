@@ -134,7 +134,7 @@ class Work:
         self._lanes = lanes_of(
             config.queues, poll_seconds, pool.places, dispatcher.windows, app.config.prefetch_buffer
         )
-        limits = LimitsOfKeys(app.config)
+        limits = LimitsOfKeys(app.config, app.definitions())
         for lane in self._lanes:
             lane.rings.limits = limits
         # Whether the last claim came after every notification that this worker's own transactions sent.

@@ -133,29 +133,33 @@ class WorkflowSpec(Generic[T]):
         workflow_id: str | None = None,
         *,
         workflow_key: str | None = None,
+        key: str | None = None,
         transaction: object = None,
     ) -> WorkflowStartResult[WorkflowHandle[T]]:
         """Start a run and return its handle.
 
         ``workflow_id``: your own UUID; a second start with the same id returns the existing run.
         ``workflow_key``: any text; until the run with this key has ended, a second start returns that
-        run. ``transaction``: your open psycopg, SQLAlchemy or Django connection; the run commits or
-        vanishes with it. Never raises for operational reasons.
+        run. ``key``: the key of the run's tasks whose functions declare none, instead of the
+        specification's. ``transaction``: your open psycopg, SQLAlchemy or Django connection; the run
+        commits or vanishes with it. Never raises for operational reasons.
 
         Example:
             handle = spec.start(workflow_key=f"order-{order_id}").unwrap()
         """
-        return start(self, StartOptions(workflow_id, workflow_key, transaction=transaction))
+        options = StartOptions(workflow_id, workflow_key, transaction=transaction, key=key)
+        return start(self, options)
 
     async def start_async(
         self,
         workflow_id: str | None = None,
         *,
         workflow_key: str | None = None,
+        key: str | None = None,
         transaction: object = None,
     ) -> WorkflowStartResult[WorkflowHandle[T]]:
         """``start`` without blocking the event loop."""
-        options = StartOptions(workflow_id, workflow_key, transaction=transaction)
+        options = StartOptions(workflow_id, workflow_key, transaction=transaction, key=key)
         return await start_async(self, options)
 
     def retry_start(self, error: WorkflowStartError) -> WorkflowStartResult[WorkflowHandle[T]]:

@@ -208,7 +208,7 @@ BEGIN
 END
 $$;
 
--- The limits of a lane: those of its key, else those of the queue.
+-- The limits of a lane: those of its key, else the rate of the task whose key it is, else those of the queue.
 CREATE OR REPLACE FUNCTION horsies_lane_limits(p_queue text, p_lane bigint, p_shared horsies_lanes)
 RETURNS horsies_lanes LANGUAGE plpgsql AS $$
 DECLARE
@@ -222,7 +222,10 @@ BEGIN
     END IF;
     own.halts := coalesce(own.halts, p_shared.halts, false);
     own.weight := coalesce(own.weight, p_shared.weight, 1);
-    IF own.rate_seconds IS NULL THEN
+    IF own.rate_seconds IS NULL AND own.task_rate_seconds IS NOT NULL THEN
+        own.rate_seconds := own.task_rate_seconds;
+        own.rate_burst := own.task_rate_burst;
+    ELSIF own.rate_seconds IS NULL THEN
         own.rate_seconds := p_shared.rate_seconds;
         own.rate_burst := p_shared.rate_burst;
     END IF;

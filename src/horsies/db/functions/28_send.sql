@@ -278,7 +278,7 @@ BEGIN
             horsies_moment(sent.call -> 'good_until') AS good_until,
             -- A call with a key of null has none, although its task has one.
             CASE WHEN sent.call ? 'key' THEN sent.call ->> 'key'
-                ELSE sent.call -> 'kwargs' ->> defaults.key_parameter END AS lane_key,
+                ELSE coalesce(sent.call -> 'kwargs' ->> defaults.key_parameter, defaults.fixed_key) END AS lane_key,
             CASE WHEN sent.call ->> 'debounce' IS NOT NULL THEN 'waiting' ELSE nullif(
                 replace(coalesce(sent.call ->> 'unique', 'forever'), 'while_', ''), 'forever') END AS unique_while
         OFFSET 0) AS given

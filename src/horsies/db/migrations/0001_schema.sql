@@ -313,7 +313,9 @@ CREATE TABLE horsies_task_defaults (
     updated_at     timestamptz   NOT NULL DEFAULT clock_timestamp(),
     -- The parameter whose value is the key, and whether Python code computes the key: then a send from SQL gives it.
     key_parameter  text,
-    computes_key   boolean       NOT NULL DEFAULT false
+    computes_key   boolean       NOT NULL DEFAULT false,
+    -- The key that all calls of a task with a rate share.
+    fixed_key      text
 );
 
 -- Workers -----------------------------------------------------------------------------------------
@@ -426,6 +428,9 @@ CREATE TABLE horsies_lanes (
     paused_at        timestamptz,
     pause_reason     text,
     updated_at       timestamptz       NOT NULL DEFAULT clock_timestamp(),
+    -- The rate of the task whose calls share this key, as its decorator says it; the rate of an operator wins.
+    task_rate_seconds  double precision,
+    task_rate_burst    integer,
     PRIMARY KEY (queue_name, lane)
 );
 

@@ -50,13 +50,14 @@ class UnheldTask(NamedTuple):
 
 
 class DueTask(NamedTuple):
-    """A task to claim, with its position in its queue."""
+    """A task to claim, with its position in its queue, and its lane if it has a key."""
 
     id: str
     workflow_id: str | None
     queue_name: str
     priority: int
     enqueued_at: str
+    lane: int | None = None
 
 
 @BLOCKED.statement

@@ -58,20 +58,34 @@ WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', '
 ORDER BY task.id
 
 -- name: find_due
--- The tasks that a claim would take, queue by queue in the given order, by the claim index. With "names", only tasks
--- with these names that have been due for the grace period, as claim_unresolvable takes them.
+-- The tasks that a claim would take, queue by queue in the given order, by the claim index, and the first one of each
+-- key. With "names", only tasks with these names that have been due for the grace period, as claim_unresolvable takes
+-- them.
 SELECT due.id::text, due.workflow_id::text, queue.name AS queue_name, due.priority,
-    due.enqueued_at::text AS enqueued_at
+    due.enqueued_at::text AS enqueued_at, due.lane
 FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS queue (name, place)
-CROSS JOIN LATERAL (
-    SELECT task.id, task.workflow_id, task.priority, task.enqueued_at FROM horsies_tasks AS task
+CROSS JOIN LATERAL ((
+    SELECT task.id, task.workflow_id, task.priority, task.enqueued_at, task.lane FROM horsies_tasks AS task
     WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.name
       AND task.enqueued_at <= clock_timestamp() - %(grace_seconds)s::float8 * interval '1 second'
       AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
       AND task.id <> ALL(%(excluded)s::uuid[]) AND task.task_name <> ALL(%(unknown_names)s::text[])
       AND NOT horsies_is_refused(task.id, %(refused_by)s::text[], clock_timestamp())
       AND (%(names)s::text[] IS NULL OR task.task_name = ANY(%(names)s::text[]))
-    ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s) AS due
+    ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s)
+    UNION ALL
+    SELECT head.* FROM unnest(horsies_next_lanes(
+        queue.name, -9223372036854775808, 9223372036854775807, %(limit)s::integer)) AS ring (lane)
+    CROSS JOIN LATERAL (
+        SELECT task.id, task.workflow_id, task.priority, task.enqueued_at, task.lane FROM horsies_tasks AS task
+        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+          AND task.queue_name = queue.name AND task.lane = ring.lane
+          AND task.enqueued_at <= clock_timestamp() - %(grace_seconds)s::float8 * interval '1 second'
+          AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
+          AND task.id <> ALL(%(excluded)s::uuid[]) AND task.task_name <> ALL(%(unknown_names)s::text[])
+          AND NOT horsies_is_refused(task.id, %(refused_by)s::text[], clock_timestamp())
+          AND (%(names)s::text[] IS NULL OR task.task_name = ANY(%(names)s::text[]))
+        ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1) AS head) AS due
 WHERE NOT EXISTS (
     SELECT FROM horsies_queues AS stored WHERE stored.queue_name = queue.name AND stored.paused_at IS NOT NULL)
 ORDER BY queue.place, due.priority, due.enqueued_at, due.id LIMIT %(limit)s

@@ -29,6 +29,7 @@ class DueTask(NamedTuple):
     priority: int
     due_seconds: float
     retry_count: int
+    key: str | None
 
 
 class WorkerTask(NamedTuple):

@@ -25,7 +25,8 @@ FROM unnest(ARRAY['PENDING', 'RUNNING', 'PAUSED']) AS known (status) CROSS JOIN 
 
 -- name: next_in_queue
 -- A queue's due tasks in the order in which workers claim them: the front of the claim index for each priority, so
--- that delayed tasks are never scanned.
+-- that delayed tasks are never scanned. Keys, and the tasks without one, take turns: "place" is a task's place among
+-- those of its key.
 WITH RECURSIVE levels AS (
     (SELECT priority FROM horsies_tasks
      WHERE status = 'PENDING' AND NOT held AND queue_name = %(queue)s::text ORDER BY priority LIMIT 1)
@@ -35,13 +36,19 @@ WITH RECURSIVE levels AS (
               AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
     FROM levels WHERE levels.priority IS NOT NULL)
 SELECT front.id::text, front.task_name, front.priority,
-    extract(epoch FROM now() - front.enqueued_at)::float8 AS due_seconds, front.retry_count
-FROM (SELECT * FROM levels LIMIT 200) AS levels CROSS JOIN LATERAL (
-    SELECT task.id, task.task_name, task.priority, task.enqueued_at, task.retry_count FROM horsies_tasks AS task
-    WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(queue)s::text
-      AND task.priority = levels.priority AND task.enqueued_at <= now()
-    ORDER BY task.enqueued_at, task.id LIMIT %(limit)s::integer) AS front
-ORDER BY front.priority, front.enqueued_at, front.id LIMIT %(limit)s::integer
+    extract(epoch FROM now() - front.enqueued_at)::float8 AS due_seconds, front.retry_count, front.key
+FROM (
+    SELECT plain.id, plain.task_name, plain.priority, plain.enqueued_at, plain.retry_count, NULL::text AS key,
+        row_number() OVER (ORDER BY plain.priority, plain.enqueued_at, plain.id) AS place
+    FROM (SELECT * FROM levels LIMIT 200) AS levels CROSS JOIN LATERAL (
+        SELECT task.id, task.task_name, task.priority, task.enqueued_at, task.retry_count
+        FROM horsies_tasks AS task
+        WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(queue)s::text
+          AND task.priority = levels.priority AND task.enqueued_at <= now()
+        ORDER BY task.enqueued_at, task.id LIMIT %(limit)s::integer) AS plain
+    UNION ALL
+    SELECT keyed.* FROM horsies_lane_fronts_v1(%(queue)s::text, %(limit)s::integer) AS keyed) AS front
+ORDER BY front.place, front.priority, front.enqueued_at, front.id LIMIT %(limit)s::integer
 
 -- name: tasks_of_worker
 -- One worker's tasks in flight, oldest first, each with its newest heartbeat.

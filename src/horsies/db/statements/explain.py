@@ -69,6 +69,22 @@ class TaskFacts(NamedTuple):
     parked_signals: Sequence[str] | None = None
     parked_children: Sequence[str] | None = None
     parked_problem: str | None = None
+    lane_key: str | None = None
+    # NULL while its run is paused, even if the task has a key.
+    lane: int | None = None
+    next_retry_at: datetime | None = None
+
+    @property
+    def due_at(self) -> datetime:
+        """When it may start. A task that keeps its place among those of its key waits for its retry there."""
+        if self.lane is None or self.next_retry_at is None:
+            return self.enqueued_at
+        return max(self.enqueued_at, self.next_retry_at)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether its run or its record holds it back; tasks with keys are stored as held all the same."""
+        return self.held and self.lane is None
 
 
 class WantedTask(NamedTuple):
@@ -118,9 +134,12 @@ class Place(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """How many due tasks are ahead of another one, up to the count's limit."""
+    """How many due tasks without keys are ahead of another one, up to the count's limit, and how many
+    keys of the queue have due tasks, counted up to 100.
+    """
 
     due: int
+    keys: int = 0
 
 
 class Meter(NamedTuple):

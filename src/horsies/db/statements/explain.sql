@@ -24,7 +24,7 @@ SELECT task.id::text, task.task_name, task.queue_name, task.status, task.priorit
     beat.sent_at AS heartbeat_at, progress.done AS progress_done, progress.total AS progress_total,
     now() AS looked_at, coalesce(task.task_options LIKE '{"async":true%%', false) AS is_async,
     parked.since AS parked_since, parked.signals AS parked_signals, parked.children::text[] AS parked_children,
-    parked.problem AS parked_problem
+    parked.problem AS parked_problem, task.lane_key, task.lane, task.next_retry_at
 FROM horsies_tasks AS task
 LEFT JOIN horsies_workflow_tasks AS node
     ON node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index
@@ -93,7 +93,8 @@ SELECT horsies_starts_at(meter) AS starts_at, meter.seconds AS start_seconds FRO
 WHERE meter.queue_name = %(name)s AND meter.lane = 0
 
 -- name: count_ahead
--- The queue's due tasks that a claim takes first, up to "limit". Like the two statements below, it reads the front of
+-- The queue's due tasks without a key that a claim takes first, up to "limit", and the keys that have their turns in
+-- between. Like the two statements below, it reads the front of
 -- the claim index for each priority, so that delayed tasks are never scanned.
 WITH RECURSIVE levels AS (
     (SELECT priority FROM horsies_tasks
@@ -103,7 +104,7 @@ WITH RECURSIVE levels AS (
             WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s
               AND task.priority > levels.priority ORDER BY task.priority LIMIT 1)
     FROM levels WHERE levels.priority < %(priority)s::integer)
-SELECT count(*) AS due FROM (
+SELECT count(*) AS due, horsies_count_lanes_v1(%(name)s::text, 100) AS keys FROM (
     SELECT FROM (SELECT * FROM levels LIMIT 200) AS levels CROSS JOIN LATERAL (
         SELECT FROM horsies_tasks AS task
         WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = %(name)s

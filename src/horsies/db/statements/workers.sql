@@ -17,22 +17,26 @@ ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = 
 -- order, so that two workers that start together do not deadlock. An identical row is left alone.
 INSERT INTO horsies_task_defaults AS stored (
     task_name, queue_name, queues, retry_policy, max_retries, timeout_ms, is_async, burst, key_parameter,
-    computes_key, reject_bytes)
+    computes_key, fixed_key, reject_bytes)
 SELECT task.task_name, task.queue_name, task.queues, nullif(task.retry_policy, 'null'), task.max_retries,
-    task.timeout_ms, task.is_async, task.burst, task.key_parameter, task.computes_key, task.reject_bytes
+    task.timeout_ms, task.is_async, task.burst, task.key_parameter, task.computes_key, task.fixed_key,
+    task.reject_bytes
 FROM jsonb_to_recordset(%(defaults)s::text::jsonb) AS task (
     task_name text, queue_name text, queues jsonb, retry_policy jsonb, max_retries integer, timeout_ms integer,
-    is_async boolean, burst boolean, key_parameter text, computes_key boolean, reject_bytes bigint)
+    is_async boolean, burst boolean, key_parameter text, computes_key boolean, fixed_key text,
+    reject_bytes bigint)
 ORDER BY task.task_name
 ON CONFLICT (task_name) DO UPDATE SET queue_name = EXCLUDED.queue_name, queues = EXCLUDED.queues,
     retry_policy = EXCLUDED.retry_policy, max_retries = EXCLUDED.max_retries, timeout_ms = EXCLUDED.timeout_ms,
     is_async = EXCLUDED.is_async, burst = EXCLUDED.burst, key_parameter = EXCLUDED.key_parameter,
-    computes_key = EXCLUDED.computes_key, reject_bytes = EXCLUDED.reject_bytes,
+    computes_key = EXCLUDED.computes_key, fixed_key = EXCLUDED.fixed_key, reject_bytes = EXCLUDED.reject_bytes,
     updated_at = clock_timestamp()
 WHERE (stored.queue_name, stored.queues, stored.retry_policy, stored.max_retries, stored.timeout_ms,
-        stored.is_async, stored.burst, stored.key_parameter, stored.computes_key, stored.reject_bytes)
+        stored.is_async, stored.burst, stored.key_parameter, stored.computes_key, stored.fixed_key,
+        stored.reject_bytes)
     IS DISTINCT FROM (EXCLUDED.queue_name, EXCLUDED.queues, EXCLUDED.retry_policy, EXCLUDED.max_retries,
         EXCLUDED.timeout_ms, EXCLUDED.is_async, EXCLUDED.burst, EXCLUDED.key_parameter, EXCLUDED.computes_key,
+        EXCLUDED.fixed_key,
         EXCLUDED.reject_bytes)
 
 -- name: store_lane_limits
@@ -58,6 +62,29 @@ ON CONFLICT (queue_name, lane) DO UPDATE SET
 WHERE (stored.max_concurrency, stored.rate_seconds, stored.rate_burst, stored.weight, stored.is_fifo, stored.halts)
     IS DISTINCT FROM (EXCLUDED.max_concurrency, EXCLUDED.rate_seconds, EXCLUDED.rate_burst, EXCLUDED.weight,
         EXCLUDED.is_fifo, EXCLUDED.halts)
+
+-- name: store_task_rates
+-- The rates of tasks, as the application's decorators say them: each is the rate of the key that all calls of the task
+-- share, in every queue. Rates that other applications have stored stay, and so do the limits that operators gave.
+WITH known AS MATERIALIZED (
+    SELECT queue.name AS queue_name, horsies_lane_v1(queue.name, task.key) AS lane, task.key, task.rate_seconds,
+        task.rate_burst
+    FROM unnest(%(queues)s::text[]) AS queue (name)
+    CROSS JOIN jsonb_to_recordset(%(rates)s::text::jsonb) AS task (
+        key text, rate_seconds float8, rate_burst integer)),
+lifted AS (
+    UPDATE horsies_lanes AS stored SET
+        task_rate_seconds = NULL, task_rate_burst = NULL, updated_at = clock_timestamp()
+    FROM known WHERE stored.queue_name = known.queue_name AND stored.lane = known.lane
+      AND known.rate_seconds IS NULL AND stored.task_rate_seconds IS NOT NULL)
+INSERT INTO horsies_lanes AS stored (queue_name, lane, lane_key, task_rate_seconds, task_rate_burst)
+SELECT known.queue_name, known.lane, known.key, known.rate_seconds, known.rate_burst
+FROM known WHERE known.rate_seconds IS NOT NULL ORDER BY known.queue_name, known.lane
+ON CONFLICT (queue_name, lane) DO UPDATE SET
+    task_rate_seconds = EXCLUDED.task_rate_seconds, task_rate_burst = EXCLUDED.task_rate_burst,
+    updated_at = clock_timestamp()
+WHERE (stored.task_rate_seconds, stored.task_rate_burst)
+    IS DISTINCT FROM (EXCLUDED.task_rate_seconds, EXCLUDED.task_rate_burst)
 
 -- name: take_worker_lock
 -- The session lock that proves this worker alive; the server frees it when this connection is gone.

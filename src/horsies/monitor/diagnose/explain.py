@@ -42,6 +42,7 @@ from horsies.db.statements.explain import (
     read_clock,
     read_meter,
 )
+from horsies.db.statements.keys import LaneOfTask, list_limited_queues, read_lane
 from horsies.db.statements.monitor import (
     RecentAttempts,
     WorkerSummary,
@@ -166,6 +167,12 @@ def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
     if task.is_parked and task.item_index is not None and task.node_index is not None:
         places = yield list_map_places(task.workflow_id or "", task.node_index)
     ahead, per_minute = None, 0.0
+    lane: LaneOfTask | None = None
+    if status is TaskStatus.PENDING and task.lane is not None:
+        (lane,) = yield read_lane(
+            *(task.queue_name, task.lane, task.priority, task.enqueued_at, task.id),
+            most=COUNT_MAX + 1,
+        )
     if status is TaskStatus.PENDING and not task.held and task.enqueued_at <= task.looked_at:
         key = count_ahead(
             task.queue_name, task.priority, task.enqueued_at, task.id, limit=COUNT_MAX + 1
@@ -173,7 +180,7 @@ def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
         (ahead,) = yield key
         if ahead.due:
             per_minute = yield from _rate(task.queue_name)
-    return TaskSituation(task, queue, ahead, per_minute, holder, places, own)
+    return TaskSituation(task, queue, ahead, per_minute, holder, places, own, lane)
 
 
 def _queue_situation(
@@ -204,6 +211,7 @@ def _queue_situation(
         others=others,
         refused=refused,
         meter=one_or_none((yield read_meter(name))),
+        limits_keys=name in [one.name for one in (yield list_limited_queues())],
     )
 
 

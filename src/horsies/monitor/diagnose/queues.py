@@ -68,6 +68,8 @@ class QueueSituation:
     refused: Sequence[RefusedCalls] = ()
     claimed: int = 0
     meter: Meter | None = None
+    # Whether its keys have limits, or some of them are paused: then tasks may wait beside idle children.
+    limits_keys: bool = False
 
     @property
     def subject(self) -> Subject:
@@ -386,7 +388,7 @@ def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
     known = [cap for cap in caps if cap is not None]
     is_full = bool(known) and queue.running >= max(known)
     idle = sum(_idle(worker) for worker in queue.servers)
-    is_held = not queue.due or queue.paused_at is not None or is_full
+    is_held = not queue.due or queue.paused_at is not None or is_full or queue.limits_keys
     if idle and not is_held and queue.oldest_seconds > PATIENCE_SECONDS:
         children = "1 child" if idle == 1 else f"{idle:,} children"
         yield finding(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from horsies.db.statements.doctor import OverlongTask
 from horsies.db.statements.explain import Ahead, Knowledge, MapPlace, OpenTransaction, TaskFacts
+from horsies.db.statements.keys import KeyState, LaneOfTask
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.errors import UNLIMITED_RETRIES
-from horsies.findings import Finding, Subject, at_and_ago, between, command, finding, opening
+from horsies.findings import Finding, Level, Subject, at_and_ago, between, command, finding, opening
 from horsies.monitor.diagnose.queues import (
+    LONG_PAUSE_SECONDS,
     QueueSituation,
     at_least,
     capacity_reasons,
@@ -26,6 +29,8 @@ from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 from horsies.words import counted, first_sentence, lasting
 
+# The reason of a pause by the failure of a task.
+_HALTED = re.compile(r"task [0-9a-f-]{36} failed: ")
 # How long a worker's loss is reported afterwards.
 LOSS_SHOWN_SECONDS = 600.0
 # A running task without a heartbeat for this long is suspicious; its start counts as a heartbeat.
@@ -44,6 +49,8 @@ class TaskSituation:
     map_places: Sequence[MapPlace] = ()
     # The transaction of a running task (tx), in which its child records the outcome.
     transaction: OpenTransaction | None = None
+    # The key of a waiting task.
+    lane: LaneOfTask | None = None
 
     @property
     def takers(self) -> list[WorkerSummary]:
@@ -108,16 +115,17 @@ def _waiting(situation: TaskSituation) -> list[Finding]:
     if task.good_until is not None and task.good_until <= task.looked_at:
         return [_expired(situation), *_locked(situation)]
     found = [*_held(task)]
-    is_delayed = task.enqueued_at > task.looked_at
+    is_delayed = task.due_at > task.looked_at
     if is_delayed:
         found.append(_delayed(situation))
     found += pause_reasons(queue)
+    found += key_pause(situation.lane, task.looked_at) if situation.lane else ()
     found += _worker_reasons(situation)
     capacity = [*capacity_reasons(queue, situation.takers, [task.is_async])]
-    if is_delayed or task.held:  # slots that are in use now may be free by then
+    if is_delayed or task.is_held_back:  # slots that are in use now may be free by then
         found += [one for one in capacity if one.code == "QUEUE_CAP_ZERO"]
     else:
-        found += [*capacity, *_ahead(situation), *order_reasons(queue)]
+        found += [*capacity, *_of_key(situation), *_ahead(situation), *order_reasons(queue)]
     found += _locked(situation)
     is_free = not any(one.blocks or one.code == "BEHIND" for one in (*_blocked(task), *found))
     found += _last_attempt(task)
@@ -157,7 +165,7 @@ def _held(task: TaskFacts) -> Iterator[Finding]:
             since=task.parked_since,
             remedy=command("durable", "resume", task.id),
         )
-    if task.workflow_id is None:
+    if task.workflow_id is None or not task.is_held_back:
         return
     cause = f" because a node failed with {task.run_error_code}" if task.run_error_code else ""
     ago = f" {between(task.run_paused_at, task.looked_at)} ago" if task.run_paused_at else ""
@@ -174,7 +182,7 @@ def _held(task: TaskFacts) -> Iterator[Finding]:
 
 def _delayed(situation: TaskSituation) -> Finding:
     task = situation.task
-    due = f"is due in {between(task.looked_at, task.enqueued_at)}"
+    due = f"is due in {between(task.looked_at, task.due_at)}"
     if task.parked_since is not None:
         return _parked_run(task)
     if task.node_kind == "signal":
@@ -324,12 +332,82 @@ def _ahead(situation: TaskSituation) -> Iterator[Finding]:
     if rate := situation.per_minute:
         at_rate = f"; at {rate:,.0f} per minute that takes {lasting(ahead.due / rate * 60)}"
     are = "task is" if ahead.due == 1 else "tasks are"
+    turns = _turns_of_keys(ahead.keys)
     yield finding(
         "BEHIND",
-        f"{at_least(ahead.due)} {are} ahead of it in queue {situation.queue.name!r}{at_rate}.",
+        f"{at_least(ahead.due)} {are} ahead of it in queue {situation.queue.name!r}{at_rate}{turns}.",
         subjects=[situation.queue.name],
         remedy=command("explain", "queue", situation.queue.name),
     )
+
+
+def _turns_of_keys(keys: int) -> str:
+    """That keys have their turns in between."""
+    if not keys:
+        return ""
+    many = (
+        "more than 100 keys have"
+        if keys >= 100
+        else f"{counted(keys, 'key')} {'has' if keys == 1 else 'have'}"
+    )
+    return f"; {many} their turns in between"
+
+
+def key_pause(lane: KeyState | LaneOfTask, looked_at: datetime) -> Iterator[Finding]:
+    """Yield that a key is paused, by an operator or by the failure of one of its tasks."""
+    if lane.paused_at is None:
+        return
+    is_halted = lane.halts and _HALTED.match(lane.pause_reason or "") is not None
+    code = "KEY_HALTED" if is_halted else "KEY_PAUSED"
+    why = f": {lane.pause_reason}" if lane.pause_reason else ""
+    is_long = (looked_at - lane.paused_at).total_seconds() >= LONG_PAUSE_SECONDS
+    since = (
+        ""
+        if lane.first_due_at is None
+        else f", the first for {between(lane.first_due_at, looked_at)}"
+    )
+    yield finding(
+        code,
+        f"Key {lane.key!r} of queue {lane.queue_name!r} was {'halted' if is_halted else 'paused'} "
+        f"{between(lane.paused_at, looked_at)} ago{why}.",
+        level=Level.RED if is_long else Level.YELLOW,
+        since=lane.paused_at,
+        subjects=[lane.key],
+        remedy=command("keys", "resume", lane.queue_name, lane.key),
+        evidence=[f"{at_least(lane.due)} of its tasks are due{since}"] if lane.due else (),
+        subject=Subject("queue", lane.queue_name),
+    )
+
+
+def _of_key(situation: TaskSituation) -> Iterator[Finding]:
+    """The limits of a waiting task's key, and the tasks of the same key that start first."""
+    lane, task = situation.lane, situation.task
+    if lane is None:
+        return
+    show = command("keys", "show", lane.queue_name, lane.key)
+    cap = lane.max_concurrency
+    if cap is not None and lane.in_flight >= cap:
+        full = f"{lane.in_flight:,} of {cap:,} tasks of key {lane.key!r} are in flight."
+        if lane.is_fifo and cap == 1:
+            full = f"Key {lane.key!r} runs its tasks one after the other, and one is in flight."
+        elif cap == 0:
+            full = f"The max_concurrency of key {lane.key!r} is 0, so none of its tasks starts."
+        yield finding("KEY_CAP", full, subjects=[lane.key], remedy=show)
+    if lane.starts_at is not None and lane.starts_at > task.looked_at:
+        wait = between(task.looked_at, lane.starts_at)
+        sentence = f"The rate of key {lane.key!r} allows its next start in {wait}."
+        yield finding("KEY_RATE", sentence, subjects=[lane.key], remedy=show)
+    if lane.before and lane.is_fifo:
+        sentence = f"{_of_its_key(lane)} before it, and the key runs them one after the other."
+        yield finding("KEY_ORDER", sentence, subjects=[lane.key], remedy=show)
+    elif lane.before:
+        sentence = f"{_of_its_key(lane)} ahead of it{_turns_of_keys(lane.keys - 1)}."
+        yield finding("BEHIND", sentence, subjects=[lane.key], remedy=show)
+
+
+def _of_its_key(lane: LaneOfTask) -> str:
+    are = "task of key {!r} is" if lane.before == 1 else "tasks of key {!r} are"
+    return f"{at_least(lane.before)} {are.format(lane.key)}"
 
 
 def _has_recorded(situation: TaskSituation) -> bool:
@@ -384,9 +462,9 @@ def task_holds(situation: TaskSituation) -> list[str]:
     if task.status != TaskStatus.PENDING.value:
         return []
     holds = []
-    if task.enqueued_at <= task.looked_at:
-        holds.append(f"It has been due for {between(task.enqueued_at, task.looked_at)}.")
-    if not task.held:
+    if task.due_at <= task.looked_at:
+        holds.append(f"It has been due for {between(task.due_at, task.looked_at)}.")
+    if not task.is_held_back:
         holds.append("No workflow run holds it back.")
     if queue.paused_at is None:
         holds.append(f"Queue {queue.name!r} is not paused.")

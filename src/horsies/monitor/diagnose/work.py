@@ -35,6 +35,7 @@ from horsies.db.statements.explain import (
     find_unknown_names,
     read_clock,
 )
+from horsies.db.statements.keys import find_paused_keys, list_limited_queues
 from horsies.db.statements.measures import FailingTask, find_failing_tasks
 from horsies.db.statements.monitor import (
     WorkerSummary,
@@ -61,7 +62,7 @@ from horsies.monitor.diagnose.queues import (
     unserved_reasons,
 )
 from horsies.monitor.diagnose.runs import paused_run, schedule_reasons
-from horsies.monitor.diagnose.tasks import running_reasons, silent_reasons
+from horsies.monitor.diagnose.tasks import key_pause, running_reasons, silent_reasons
 from horsies.monitor.facts import HOUR, Facts, Limits
 from horsies.monitor.overview import WAITING_MOST, WorkerHealth, health_of, live
 from horsies.words import lasting
@@ -195,6 +196,7 @@ def read_queues(facts: Facts) -> Script[list[QueueSituation]]:
     unknown = yield from facts.read(find_unknown_names(sorted(due)))
     refused = yield from facts.read(list_refused(COUNT_MAX))
     (clock,) = yield from facts.read(read_clock())
+    limited = {one.name for one in (yield from facts.read(list_limited_queues()))}
     paused = {one.name: one.paused_at for one in states}
     claimed = {one.queue_name: one.claimed + one.running for one in flights}
     queues = []
@@ -212,6 +214,7 @@ def read_queues(facts: Facts) -> Script[list[QueueSituation]]:
                 workers=workers,
                 refused=refused,
                 claimed=claimed.get(name, 0),
+                limits_keys=name in limited,
             )
         )
     return queues
@@ -229,6 +232,12 @@ def _of_queues(*rules: Callable[[QueueSituation], Iterable[Finding]]) -> Rule:
         return [one for queue in queues for rule in rules for one in rule(queue)]
 
     return find
+
+
+def _paused_keys(facts: Facts) -> Script[Iterable[Finding]]:
+    paused = yield from facts.read(find_paused_keys(SHOWN, COUNT_MAX + 1))
+    (clock,) = yield from facts.read(read_clock())
+    return [one for key in paused for one in key_pause(key, clock.now)]
 
 
 def _blocked(facts: Facts) -> Script[Iterable[Finding]]:
@@ -474,6 +483,14 @@ WORK_CHECKS = (
         "any",
         "for an hour",
         _of_queues(pause_reasons),
+        is_cheap=True,
+    ),
+    Check(
+        "paused-keys",
+        "paused and halted keys with due tasks",
+        "any",
+        "for an hour",
+        _paused_keys,
         is_cheap=True,
     ),
     Check(

@@ -84,13 +84,16 @@ def plan(
     workflow_key: str | None = None,
     sent_at: datetime | None = None,
     parent: Parent | None = None,
+    key: str | None = None,
 ) -> str:
     """Return the JSON text of a run to start, or raise an error if the workflow cannot be started.
 
-    ``workflow_id`` must be a UUID (HRS-032). The workflow must have a definition key (HRS-016), and an
-    application that has its queues must have built it (HRS-014, HRS-015).
+    ``key`` is the run's key instead of the specification's. ``workflow_id`` must be a UUID (HRS-032).
+    The workflow must have a definition key (HRS-016), and an application that has its queues must have
+    built it (HRS-014, HRS-015).
     """
     graph = spec.graph
+    lane_key = graph.key if key is None else key
     run_id = read_workflow_id(workflow_id)
     _refuse_incomplete(graph)
     depth = parent.depth + 1 if parent else 0
@@ -109,7 +112,7 @@ def plan(
             "parent_task_index": parent.task_index if parent else None,
             "depth": depth,
             "root_workflow_id": parent.root_workflow_id if parent else run_id,
-            **({} if graph.key is None else {"lane_key": graph.key}),
+            **({} if lane_key is None else {"lane_key": lane_key}),
         }
     ).decode()
     return f"{own[:-1]},{_shared(graph).text}"

@@ -59,6 +59,8 @@ class WorkflowStartError:
     """The key passed to ``start``."""
     in_transaction: bool = False
     """Whether the start belonged to your own transaction."""
+    key: str | None = None
+    """The key of the tasks, passed to ``start``."""
 
 
 WorkflowStartResult: TypeAlias = Result[T, WorkflowStartError]

@@ -17,6 +17,7 @@ from horsies.errors import HorsiesError
 from horsies.ids import new_id
 from horsies.result import Err, Ok
 from horsies.tasks.broker import BrokerOperationError, BrokerResult, PostgresBroker
+from horsies.tasks.keys import lane_key_problem
 from horsies.tasks.options import KEY_LENGTH_MAX, is_key
 from horsies.tracing import Sending
 from horsies.workflow.build.graph import Graph
@@ -52,6 +53,7 @@ class StartOptions:
     transaction: object = field(default=None, repr=False)
     # The run of a durable function that the end of this one wakes.
     wakes_task_id: str | None = None
+    key: str | None = None
 
 
 def start_workflow(
@@ -110,7 +112,7 @@ def replay_options(spec: HasGraph, error: object) -> WorkflowStartResult[StartOp
     elif error.in_transaction:
         problem = "a failed start inside a transaction is repeated with that transaction"
     else:
-        return Ok(StartOptions(error.workflow_id, error.workflow_key))
+        return Ok(StartOptions(error.workflow_id, error.workflow_key, key=error.key))
     message = f"Workflow {spec.graph.name!r} was not started: {problem}."
     return reported(invalid(spec.graph, StartOptions(), message))
 
@@ -193,8 +195,16 @@ def prepare(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[Run]:
     if options.workflow_key is not None and not is_key(options.workflow_key):
         message = f"workflow_key must be a text of 1 to {KEY_LENGTH_MAX} characters."
         return invalid(graph, options, message)
+    if options.key is not None and (problem := lane_key_problem(options.key)):
+        return invalid(graph, options, f"Workflow {graph.name!r} was not started: {problem}.")
     try:
-        text = plan(spec, workflow_id, workflow_key=options.workflow_key, sent_at=options.sent_at)
+        text = plan(
+            spec,
+            workflow_id,
+            workflow_key=options.workflow_key,
+            sent_at=options.sent_at,
+            key=options.key,
+        )
     except HorsiesError as error:
         return invalid(graph, options, error.message, error)
     except Exception as error:
@@ -279,4 +289,5 @@ def _error(
         workflow_id=str(new_id() if options.workflow_id is None else options.workflow_id),
         workflow_key=options.workflow_key,
         in_transaction=options.transaction is not None,
+        key=options.key,
     )

@@ -1,0 +1,102 @@
+-- Keys of queues, as operators see and change them. A change notifies the workers of the queue, which claim again.
+
+-- name: list_keys
+-- The keys of a queue that were changed manually, have tasks in flight or due tasks, up to "limit"; due tasks are
+-- counted up to "most". Paused keys first, then those with the most due tasks.
+SELECT * FROM horsies_list_lanes_v1(%(queue)s::text, %(limit)s::integer, %(most)s::integer)
+
+-- name: read_key
+-- One key, whether it has tasks or not.
+SELECT * FROM horsies_lane_state_v1(
+    %(queue)s::text, horsies_lane_v1(%(queue)s::text, %(key)s::text), %(key)s::text, %(most)s::integer)
+
+-- name: read_lane
+-- The key of one task, and how many of its due tasks start before this one.
+SELECT state.*, horsies_count_before_v1(
+        %(queue)s::text, %(lane)s::bigint, %(priority)s::integer, %(enqueued_at)s::timestamptz, %(id)s::uuid,
+        %(most)s::integer) AS before, horsies_count_lanes_v1(%(queue)s::text, 100) AS keys
+FROM horsies_lane_state_v1(%(queue)s::text, %(lane)s::bigint, NULL, %(most)s::integer) AS state
+
+-- name: set_key
+-- The limits whose names are given are those of this key from now on; NULL means as configured.
+WITH stored AS (
+    INSERT INTO horsies_lanes AS stored (
+        queue_name, lane, lane_key, max_concurrency, rate_seconds, rate_burst, weight)
+    VALUES (%(queue)s::text, horsies_lane_v1(%(queue)s::text, %(key)s::text), %(key)s::text, %(max_concurrency)s::integer, %(rate_seconds)s::float8,
+        %(rate_burst)s::integer, %(weight)s::float8)
+    ON CONFLICT (queue_name, lane) DO UPDATE SET
+        lane_key = EXCLUDED.lane_key, updated_at = clock_timestamp(),
+        max_concurrency = CASE WHEN 'max_concurrency' = ANY(%(given)s::text[]) THEN EXCLUDED.max_concurrency
+            ELSE stored.max_concurrency END,
+        rate_seconds = CASE WHEN 'rate' = ANY(%(given)s::text[]) THEN EXCLUDED.rate_seconds
+            ELSE stored.rate_seconds END,
+        rate_burst = CASE WHEN 'rate' = ANY(%(given)s::text[]) THEN EXCLUDED.rate_burst ELSE stored.rate_burst END,
+        weight = CASE WHEN 'weight' = ANY(%(given)s::text[]) THEN EXCLUDED.weight ELSE stored.weight END
+    RETURNING stored.queue_name AS name)
+SELECT stored.name::text FROM stored CROSS JOIN LATERAL pg_notify('task_queue_' || stored.name, '@') AS woken
+
+-- name: clear_key
+-- The key has the limits of its queue again; a pause stays.
+WITH gone AS (
+    DELETE FROM horsies_lanes AS stored
+    WHERE stored.queue_name = %(queue)s::text AND stored.lane = horsies_lane_v1(%(queue)s::text, %(key)s::text)
+      AND stored.paused_at IS NULL AND stored.task_rate_seconds IS NULL
+    RETURNING stored.queue_name),
+cleared AS (
+    UPDATE horsies_lanes AS stored SET
+        max_concurrency = NULL, rate_seconds = NULL, rate_burst = NULL, weight = NULL, updated_at = clock_timestamp()
+    WHERE stored.queue_name = %(queue)s::text AND stored.lane = horsies_lane_v1(%(queue)s::text, %(key)s::text)
+      AND (stored.paused_at IS NOT NULL OR stored.task_rate_seconds IS NOT NULL)
+    RETURNING stored.queue_name)
+SELECT changed.queue_name::text AS name
+FROM (SELECT queue_name FROM gone UNION ALL SELECT queue_name FROM cleared) AS changed
+CROSS JOIN LATERAL pg_notify('task_queue_' || changed.queue_name, '@') AS woken
+
+-- name: pause_key
+-- Workers start no task of the key; running tasks continue. Pausing again keeps the time and takes the new reason.
+INSERT INTO horsies_lanes AS stored (queue_name, lane, lane_key, paused_at, pause_reason)
+VALUES (%(queue)s::text, horsies_lane_v1(%(queue)s::text, %(key)s::text), %(key)s::text, clock_timestamp(), %(reason)s::text)
+ON CONFLICT (queue_name, lane) DO UPDATE SET
+    paused_at = coalesce(stored.paused_at, EXCLUDED.paused_at), updated_at = clock_timestamp(),
+    pause_reason = coalesce(EXCLUDED.pause_reason, stored.pause_reason)
+RETURNING stored.queue_name::text AS name
+
+-- name: resume_key
+-- Workers start the tasks of the key again immediately: a notification wakes them, as for a new task.
+WITH gone AS (
+    DELETE FROM horsies_lanes AS stored
+    WHERE stored.queue_name = %(queue)s::text AND stored.lane = horsies_lane_v1(%(queue)s::text, %(key)s::text)
+      AND stored.max_concurrency IS NULL AND stored.rate_seconds IS NULL AND stored.weight IS NULL
+      AND stored.task_rate_seconds IS NULL
+    RETURNING stored.queue_name),
+resumed AS (
+    UPDATE horsies_lanes AS stored SET paused_at = NULL, pause_reason = NULL, updated_at = clock_timestamp()
+    WHERE stored.queue_name = %(queue)s::text AND stored.lane = horsies_lane_v1(%(queue)s::text, %(key)s::text)
+      AND (stored.max_concurrency IS NOT NULL OR stored.rate_seconds IS NOT NULL OR stored.weight IS NOT NULL
+           OR stored.task_rate_seconds IS NOT NULL)
+    RETURNING stored.queue_name)
+SELECT changed.queue_name::text AS name
+FROM (SELECT queue_name FROM gone UNION ALL SELECT queue_name FROM resumed) AS changed
+CROSS JOIN LATERAL pg_notify('task_queue_' || changed.queue_name, '@') AS woken
+
+-- name: find_paused_keys
+-- The paused keys with due tasks, longest paused first, up to "limit"; of the paused keys, the first thousand are read.
+SELECT state.* FROM (
+    SELECT stored.queue_name, stored.lane FROM horsies_lanes AS stored
+    WHERE stored.paused_at IS NOT NULL AND stored.lane <> 0 ORDER BY stored.paused_at LIMIT 1000) AS paused
+CROSS JOIN LATERAL horsies_lane_state_v1(paused.queue_name, paused.lane, NULL, %(most)s::integer) AS state
+WHERE state.due > 0 ORDER BY state.paused_at LIMIT %(limit)s::integer
+
+-- name: list_limited_queues
+-- The queues whose keys have limits: all of them, or single ones, which may also be paused.
+SELECT DISTINCT stored.queue_name::text AS name FROM horsies_lanes AS stored
+
+-- name: count_keys
+-- Per queue with keys: how many keys have due tasks, counted up to "most", and how many are paused.
+SELECT keyed.queue_name, horsies_count_lanes_v1(keyed.queue_name, %(most)s::integer) AS waiting, (
+        SELECT count(*) FROM horsies_lanes AS stored
+        WHERE stored.queue_name = keyed.queue_name AND stored.paused_at IS NOT NULL AND stored.lane <> 0) AS paused
+FROM (
+    SELECT counted.queue_name FROM horsies_count_keyed_v1(NULL, 1) AS counted
+    UNION SELECT stored.queue_name::text FROM horsies_lanes AS stored WHERE stored.paused_at IS NOT NULL) AS keyed
+ORDER BY keyed.queue_name

@@ -1,0 +1,102 @@
+"""Keys on the dashboard: the section of a queue's page, its buttons and their twins below /api."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from horsies import Horsies
+from horsies.web import AllowAll, ViewOnly
+from tests.db.test_keys import add_keyed
+from tests.db.test_limits_of_keys import limit
+from tests.support.database import Database
+from tests.support.rows import actions, add_task, ago
+from tests.web.test_actions import Visitor
+from tests.web.test_panels import cells
+
+HOSTILE = "</td><script>alert(1)</script>"
+
+
+@pytest.fixture
+def anna(app: Horsies, connection: Database) -> Iterator[Visitor]:
+    visitor = Visitor(app, AllowAll("anna"))
+    yield visitor
+    visitor.close()
+
+
+def test_a_queue_without_keys_has_no_section(anna: Visitor, connection: Database) -> None:
+    add_task(connection)
+    assert "<h2>Keys</h2>" not in anna.get("/queues/default").text
+
+
+def test_keys_are_shown_with_tasks_limits_and_buttons(anna: Visitor, connection: Database) -> None:
+    limit(connection, max_concurrency=2)
+    add_keyed(connection, "acme", 3)
+    add_keyed(connection, HOSTILE)
+    page = anna.get("/queues/default").text
+    row = cells(page, "acme")
+    assert (row["due"], row["in flight"], row["limits"]) == ("3", "0 / 2", "at most 2")
+    assert 'action="/queues/default/keys/pause"' in page
+    assert "<script>alert" not in page
+
+
+def test_the_front_of_a_queue_shows_keys_in_turn(anna: Visitor, connection: Database) -> None:
+    add_keyed(connection, "noisy", 3, task_name="loud", enqueued_at=ago(90))
+    add_keyed(connection, "quiet", task_name="soft", enqueued_at=ago(50))
+    add_keyed(connection, "stopped", task_name="never", enqueued_at=ago(900))
+    add_task(connection, task_name="plain", enqueued_at=ago(70))
+    limit(connection, "stopped", paused_at="2026-01-01")
+    page = anna.get("/queues/default").text
+    front = re.search(r'data-region="front">(.*?)</section>', page, re.DOTALL)
+    assert front is not None
+    shown = re.findall(r"loud|soft|plain|never", front[1])
+    assert shown == ["loud", "plain", "soft", "loud", "loud"]
+
+
+def test_a_key_is_paused_and_resumed_with_author_and_reason(
+    anna: Visitor, connection: Database
+) -> None:
+    add_keyed(connection, HOSTILE)
+    paused = anna.post("/queues/default/keys/pause", "pause_key", key=HOSTILE, reason="asked")
+    assert paused.headers["location"] == "/queues/default"
+    assert anna.notice(paused) == f"Key {HOSTILE} of queue default is paused."
+    page = anna.get("/queues/default").text
+    assert 'action="/queues/default/keys/resume"' in page
+    assert "asked" in page
+    (listed,) = anna.get("/api/queues/default/keys").json()["keys"]
+    assert (listed["key"], listed["paused"], listed["pause_reason"]) == (HOSTILE, True, "asked")
+    resumed = anna.api("/queues/default/keys/resume", {"key": HOSTILE})
+    assert (resumed.status_code, resumed.json()["paused"]) == (200, False)
+    subject = f"key {HOSTILE} of queue default"
+    assert [row[:4] for row in actions(connection)] == [
+        ("anna", "pause_key", subject, "done"),
+        ("anna", "resume_key", subject, "done"),
+    ]
+
+
+def test_refusals(anna: Visitor, connection: Database) -> None:
+    assert anna.api("/queues/mial/keys/pause", {"key": "acme"}).status_code == 404
+    assert anna.get("/api/queues/mial/keys").status_code == 404
+    assert anna.get("/api/queues/default/keys?limit=0").status_code == 400
+    for body in ({}, {"key": 7}):
+        answer = anna.api("/queues/default/keys/pause", body)
+        assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_VALUE")
+    empty = anna.api("/queues/default/keys/pause", {"key": ""})
+    assert empty.json()["code"] == "INVALID_QUERY"
+    assert connection.execute("SELECT FROM horsies_lanes").fetchall() == []
+
+
+def test_a_viewer_sees_keys_and_may_not_change_them(app: Horsies, connection: Database) -> None:
+    add_keyed(connection, "acme")
+    viewer = Visitor(app, ViewOnly("anna"))
+    try:
+        page = viewer.get("/queues/default").text
+        assert "acme" in page
+        assert "/keys/pause" not in page
+        assert viewer.post("/queues/default/keys/pause", "pause_key", key="acme").status_code == 403
+        assert viewer.api("/queues/default/keys/pause", {"key": "acme"}).status_code == 403
+    finally:
+        viewer.close()
+    assert connection.execute("SELECT FROM horsies_lanes").fetchall() == []
