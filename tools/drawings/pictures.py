@@ -16,7 +16,7 @@ def how_it_works() -> Canvas:
     canvas.box((32, 62), (190, 150), "", kind="accent", dashed=True)
     canvas.words((127, 86), "one transaction", "muted", colour="accent")
     canvas.box((47, 98), (160, 42), "INSERT order", code=True)
-    canvas.box((47, 154), (160, 42), "confirm.send", code=True)
+    canvas.box((47, 154), (160, 42), "confirm.enqueue", code=True)
     canvas.words((127, 248), "handle.result()", "code")
 
     canvas.frame((350, 20), (200, 250), "PostgreSQL")
