@@ -5,6 +5,7 @@ Older checkouts run it as well; tasks that need newer features are in ``newer_ap
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import Any
@@ -24,7 +25,15 @@ if os.environ.get("HORSIES_BENCH_TRACING") == "off":
 
     remove_checks()
 
-app = Horsies(AppConfig(broker=PostgresConfig.from_env(pool_size=1)))
+# "on" keeps the logs of attempts.
+_settings: dict[str, Any] = {}
+if os.environ.get("HORSIES_BENCH_LOGS") == "on":
+    _settings["log_capture"] = {}
+    # So that children write no lines to standard error.
+    logging.getLogger().addHandler(logging.NullHandler())
+    logging.getLogger().setLevel(logging.INFO)
+
+app = Horsies(AppConfig(broker=PostgresConfig.from_env(pool_size=1), **_settings))
 # The nodes of a chain.
 STEPS = 5
 # A child may hold several tasks that are tried again after a crash.
@@ -34,6 +43,13 @@ AGAIN = RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"])
 @app.task("noop")
 def noop() -> TaskResult[None, TaskError]:
     """Do nothing, successfully."""
+    return TaskResult(ok=None)
+
+
+@app.task("say")
+def say() -> TaskResult[None, TaskError]:
+    """Log one line."""
+    logging.getLogger("bench").warning("task of the %s", "benchmark")
     return TaskResult(ok=None)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from horsies.config.app import (
         AppConfig,
         CustomQueueConfig,
+        LogCapture,
         PayloadConfig,
         PayloadPolicy,
         PerKey,
@@ -223,6 +224,7 @@ __all__ = [
     "CustomQueueConfig",
     "RecoveryConfig",
     "WorkerResilienceConfig",
+    "LogCapture",
     "PayloadConfig",
     "TracingConfig",
     "WorkerConfig",
@@ -377,8 +379,8 @@ __all__ = [
 _NAMES_BY_MODULE = {
     "app": "ChildProcessStartHook Horsies get_current_app",
     "config.app": (
-        "AppConfig CustomQueueConfig PayloadConfig PayloadPolicy PerKey QueueMode Rate RecoveryConfig "
-        "WorkerResilienceConfig"
+        "AppConfig CustomQueueConfig LogCapture PayloadConfig PayloadPolicy PerKey QueueMode Rate "
+        "RecoveryConfig WorkerResilienceConfig"
     ),
     "config.postgres": "PostgresConfig",
     "config.schedules": "ScheduleConfig TaskSchedule WorkflowSchedule",

@@ -19,6 +19,7 @@ import os
 import re
 import sys
 import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -121,6 +122,48 @@ def set_worker_name(name: str | None) -> None:
     _worker_name = name
 
 
+# The headers that stand in every line about a task, and where a worker finds the headers of a task that it
+# holds, by its id.
+_header_names: Sequence[str] = ()
+_find_options: Callable[[str], str | None] | None = None
+
+
+def set_log_headers(
+    names: Sequence[str], find_options: Callable[[str], str | None] | None = None
+) -> None:
+    """Make the lines about a task show these of its headers from now on."""
+    global _header_names, _find_options
+    _header_names, _find_options = tuple(names), find_options
+
+
+def headers_to_log(task_options: str | None) -> dict[str, Any]:
+    """Return the `extra` argument of a line about the task with these stored options."""
+    if not _header_names:
+        return {}
+    try:
+        return {"headers": _chosen(json.loads(task_options or "{}")["headers"])}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+
+
+def _chosen(headers: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(headers[name]) for name in _header_names if name in headers}
+
+
+def _headers_of(record: logging.LogRecord, task: CurrentTask | None) -> Mapping[str, str]:
+    """The headers of the task that a record is about."""
+    if task is not None:
+        return _chosen(task.headers)
+    if isinstance(known := getattr(record, "headers", None), dict):
+        return known
+    event = getattr(record, "event", None)
+    task_id = getattr(record, "task_id", None) or (event or {}).get("task_id")
+    if task_id is None or _find_options is None:
+        return {}
+    found: Mapping[str, str] = headers_to_log(_find_options(task_id)).get("headers", {})
+    return found
+
+
 def attach_handler(level: LogLevel, log_format: LogFormat = LogFormat.TEXT) -> logging.Handler:
     """Log `horsies` to standard error at this level and above; a second call replaces the handler."""
     detach_handler()
@@ -165,7 +208,8 @@ class StderrHandler(logging.StreamHandler[TextIO]):
 
 class TaskFilter(logging.Filter):
     """Adds the task and its queue, run and node to every record written while a task runs, as well as
-    the worker's name and the ids of the current OpenTelemetry span if there is one.
+    the worker's name and the ids of the current OpenTelemetry span if there is one. The headers that
+    the application names are added to every record about a task, those of a worker's own included.
 
     It is a filter and not a record factory, because attributes that exist before `extra` is applied
     would make `logger.info(..., extra={"task_id": ...})` raise.
@@ -174,9 +218,13 @@ class TaskFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Label the record and let it pass."""
         task = running_task()
-        record.task_label = "" if task is None else f" [{task.name} {task.id} #{task.attempt}]"
+        words = [] if task is None else [f"{task.name} {task.id} #{task.attempt}"]
         record.worker_label = "" if _worker_name is None else f"{_worker_name} "
         fields: dict[str, object] = {} if task is None else _task_fields(task)
+        if _header_names and (headers := _headers_of(record, task)):
+            fields["headers"] = dict(headers)
+            words += [f"{name}={value}" for name, value in headers.items()]
+        record.task_label = f" [{' '.join(words)}]" if words else ""
         if _OTEL in sys.modules:
             fields |= _span_fields(sys.modules[_OTEL])
         for name, value in fields.items():
@@ -215,6 +263,10 @@ def _escaped(controls: re.Pattern[str], text: str) -> str:
     return controls.sub(lambda found: repr(found[0])[1:-1], mask_url(text))
 
 
+def _indented(lines: str) -> str:
+    return "\n" + textwrap.indent(_escaped(_CONTROLS_IN_LINES, lines), "    ")
+
+
 class TextFormatter(logging.Formatter):
     """One line per record, coloured by level if requested; tracebacks follow on indented lines."""
 
@@ -229,15 +281,28 @@ class TextFormatter(logging.Formatter):
         record.asctime = self.formatTime(record)
         text = _escaped(_CONTROLS, self.formatMessage(record))
         if record.exc_info:
-            text += self._indented(self.formatException(record.exc_info))
+            text += _indented(self.formatException(record.exc_info))
         if record.stack_info:
-            text += self._indented(self.formatStack(record.stack_info))
+            text += _indented(self.formatStack(record.stack_info))
         color = _COLORS.get(record.levelno) if self._colors else None
         return text if color is None else f"{color}{text}{_RESET}"
 
-    @staticmethod
-    def _indented(lines: str) -> str:
-        return "\n" + textwrap.indent(_escaped(_CONTROLS_IN_LINES, lines), "    ")
+
+class CaptureFormatter(logging.Formatter):
+    """A record as it is kept for its attempt: time, level, logger and message; a traceback follows on
+    indented lines.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text, passwords masked and control characters escaped."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        message = _escaped(_CONTROLS, record.getMessage())
+        text = f"{at.removesuffix('+00:00')}Z {record.levelname} {record.name}: {message}"
+        if record.exc_info:
+            text += _indented(self.formatException(record.exc_info))
+        if record.stack_info:
+            text += _indented(self.formatStack(record.stack_info))
+        return text
 
 
 class JsonFormatter(logging.Formatter):

@@ -27,6 +27,7 @@ from horsies.codec.shape import type_text
 from horsies.config.app import (
     AppConfig,
     CustomQueueConfig,
+    LogCapture,
     PayloadConfig,
     Rate,
     RecoveryConfig,
@@ -83,6 +84,7 @@ MODELS: tuple[type[BaseModel], ...] = (
     RecoveryConfig,
     WorkerResilienceConfig,
     PayloadConfig,
+    LogCapture,
     TracingConfig,
     RetryPolicy,
     ScheduleConfig,
@@ -110,6 +112,7 @@ COMMAND_GUIDES = {
     "history": "operating.md#history-of-changes",
     "init": "new-project.md",
     "keys": "keys.md#change-one-key-at-run-time",
+    "logs": "operating.md#its-log",
     "metrics": "metrics.md",
     "migrate": "deployment.md#migrations",
     "queues": "operating.md#pausing-a-queue",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horsies.captured_log import CapturedLog
 from horsies.failure_fingerprint import Origin
 from horsies.parking import ParkRequest
 from horsies.worker import protocol
@@ -56,6 +57,13 @@ assignments = st.builds(
     timeout_ms=st.none() | st.integers(0, 2**62),
     node=st.none() | parts,
 )
+counts = st.integers(0, 2**31 - 1)
+logs = st.builds(
+    CapturedLog,
+    body=st.text(st.characters(exclude_characters="\0"), max_size=50),
+    dropped=counts,
+    cut_after=counts,
+)
 reports = st.builds(
     ChildReport,
     task_id=texts,
@@ -70,6 +78,7 @@ reports = st.builds(
     origin=st.builds(Origin, st.none() | st.text(max_size=60), st.none() | st.text(max_size=60)),
     transaction=st.sampled_from(protocol.TransactionEnd),
     park=st.none(),
+    log=st.none() | logs,
 )
 
 
@@ -134,8 +143,9 @@ def test_half_characters_in_a_report_are_escaped() -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        *(b"[", b"[1]", b'[[], "soon", null, null, null]', b"[[], NaN, null, null, null]"),
-        *(b"[5, null, null, null, null]", b"[[], null, null]"),
+        *(b"[", b"[1]", b'[[], "soon", null, null, null, null]'),
+        *(b"[[], NaN, null, null, null, null]", b"[5, null, null, null, null, null]"),
+        *(b"[[], null, null, null]", b"[[], null, null, [5], null, null]"),
     ],
 )
 def test_a_rest_that_cannot_be_read_is_refused(part: bytes) -> None:
@@ -143,7 +153,7 @@ def test_a_rest_that_cannot_be_read_is_refused(part: bytes) -> None:
     frame = protocol.encode_report(report)
     with pytest.raises(ProtocolError, match="remaining fields cannot be read"):
         protocol.decode_report(
-            frame.replace(b'[["builtins.OSError"], null, null, null, null]', part)
+            frame.replace(b'[["builtins.OSError"], null, null, null, null, null]', part)
         )
 
 
@@ -282,3 +292,19 @@ def test_the_beginning_of_a_frame_is_counted_until_it_is_whole() -> None:
     assert frames.pending_bytes == 7
     assert frames.feed(frame[7:]) == [frame]
     assert frames.pending_bytes == 0
+
+
+@given(assignments, st.none() | logs)
+@settings(max_examples=examples(50))
+def test_the_log_of_a_stopped_task_arrives_as_it_was_sent(
+    assignment: Assignment, log: CapturedLog | None
+) -> None:
+    frame = protocol.encode_stopped(assignment, log)
+    assert protocol.decode_stopped(frame) == (assignment.task_id, log)
+
+
+@pytest.mark.parametrize("log", ["[", "[1]", '["x", -1, 0]'])
+def test_a_stopped_task_with_an_unreadable_log_is_refused(log: str) -> None:
+    frame = protocol.encode_texts(protocol.FrameKind.TASK_STOPPED, "id", "1", log)
+    with pytest.raises(ProtocolError, match="the log of its task cannot be read"):
+        protocol.decode_stopped(frame)

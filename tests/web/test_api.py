@@ -82,6 +82,22 @@ def test_single_subjects_and_their_parts(ask: Ask, connection: Database) -> None
     }
 
 
+def test_logs_are_masked_and_only_for_those_who_see_arguments(
+    ask: Ask, connection: Database
+) -> None:
+    task = add_task(connection)
+    connection.execute(
+        "INSERT INTO horsies_task_logs (task_id, generation, attempt, body, dropped, cut_after)"
+        " VALUES (%s, 1, 1, 'card=4111 order=17', 0, 1)",
+        [task],
+    )
+    (log,) = ask(f"/api/tasks/{task}/logs", payload=True).json()["logs"]
+    assert log["first"] == ["card=••• order=17"]
+    assert "card=••• order=17" in ask(f"/tasks/{task}", payload=True).text
+    assert ask(f"/api/tasks/{task}/logs").status_code == 404
+    assert "order=17" not in ask(f"/tasks/{task}").text
+
+
 @pytest.mark.parametrize(
     ("path", "status", "code"),
     [

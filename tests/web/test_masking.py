@@ -188,3 +188,21 @@ def test_searches_that_are_refused(search: str, problem: str) -> None:
 
 def test_arguments_that_are_not_json_are_never_found() -> None:
     assert not parse_argument("word", MASKING).matches(MASKING, "[]", "not json: word")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("2026-11-18T06:00:00.123Z INFO shop.auth: user 7 passed", None),
+        ("2026-11-18T06:00:00.123Z INFO shop: token=abc, order=17", "token=•••, order=17"),
+        ('got {"card": "4111", "order": 17}', '"card": •••, "order": 17}'),
+        ("headers Authorization: Bearer abc.def next", "Authorization: ••• next"),
+        ("payload {'card': {'number': 4111}}", "'card': •••"),
+        ("api_key = 'a b c' and more", "api_key = ••• and more"),
+        ("password: x\x1b[2J", "password: •••"),
+        ("connected to postgresql://u:hunter2@db", "postgresql://u:***@db"),
+    ],
+)
+def test_the_values_after_secret_keys_are_masked_in_log_lines(line: str, shown: str | None) -> None:
+    (masked,) = MASKING.log_lines([line])
+    assert masked == line if shown is None else masked.endswith(shown)

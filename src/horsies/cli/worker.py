@@ -22,6 +22,7 @@ import typer
 
 from horsies._version import __version__
 from horsies.app import Horsies
+from horsies.captured_log import KEEP_NOTHING
 from horsies.cli.options import (
     LocatorsArgument,
     LogFormatOption,
@@ -479,6 +480,7 @@ def _banner(app: Horsies, config: WorkerConfig) -> str:
 
 def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSelector) -> ChildPool:
     hook_seconds = DEBUG_SECONDS if config.debug else app.config.hook_timeout_seconds
+    capture = app.config.log_capture
     settings = PoolSettings(
         processes=config.processes,
         start_method=config.start_method,
@@ -491,6 +493,7 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
         memory_limits={} if config.debug else _memory_limits(app),
         async_children=config.async_children,
         async_slots=config.async_slots,
+        log_limits=KEEP_NOTHING if capture is None else capture.limits,
     )
     if config.debug:
         settings = replace(settings, boot_timeout_seconds=DEBUG_SECONDS)
@@ -503,6 +506,7 @@ def _child_pool(app: Horsies, config: WorkerConfig, selector: selectors.BaseSele
         log_format=config.log_format,
         worker_name=config.name,
         shares_terminal=config.debug,
+        captured_level="INFO" if capture is None else capture.level,
     )
     return ChildPool(settings, boot, selector)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 
+from horsies.captured_log import LOG_BYTES_MAX, LOG_LINES_MAX, LogLimits
 from horsies.config.postgres import PostgresConfig
 from horsies.config.tracing import TracingConfig
 from horsies.database_url import channel_prefix, mask_url
@@ -231,6 +232,11 @@ class RecoveryConfig(FrozenModel):
     """Hours finished tasks and workflows are kept, from 1 to 43,800 (five years). None keeps them
     forever. Defaults to 720 (thirty days)."""
 
+    log_retention_hours: int | None = Field(default=168, ge=1, le=43_800)
+    """Hours the logs of attempts (log_capture) are kept, from 1 to 43,800 (five years); they are deleted
+    with their task at the latest. None keeps them as long as their task. Defaults to 168 (a week).
+    """
+
     measure_retention_hours: int | None = Field(default=336, ge=7, le=8_760)
     """Hours the attempt counts behind the dashboard's charts are kept, from 7 to 8,760 (a year). None
     keeps them forever. Defaults to 336 (two weeks).
@@ -371,6 +377,31 @@ class PayloadConfig(FrozenModel):
         return self
 
 
+class LogCapture(FrozenModel):
+    """How much is kept of what a task logs. The first and the last lines of an attempt are kept; if there
+    are more, those in between are dropped and counted.
+
+    Example:
+        AppConfig(broker=PostgresConfig.from_env(), log_capture=LogCapture(max_lines=200))
+    """
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
+    """The lowest level that is kept; the levels of the loggers apply first. Defaults to INFO."""
+
+    max_lines: int = Field(default=1_000, ge=2, le=LOG_LINES_MAX)
+    """The most lines that are kept of one attempt, from 2 to 100,000. Defaults to 1,000."""
+
+    max_bytes: int = Field(default=65_536, ge=1_024, le=LOG_BYTES_MAX)
+    """The most bytes that are kept of one attempt, from 1,024 to 1,048,576. A worker shares this much
+    memory with each child, and with every slot of an async child. Defaults to 65,536.
+    """
+
+    @property
+    def limits(self) -> LogLimits:
+        """The limits of one attempt."""
+        return LogLimits(self.max_bytes, self.max_lines)
+
+
 def _copied_mapper(value: object) -> object:
     # Pydantic would report a bad entry itself; our report has an error code and includes the other problems.
     return dict(value) if isinstance(value, Mapping) else value
@@ -460,6 +491,14 @@ class AppConfig(FrozenModel):
     tracing: TracingConfig | None = None
     """OpenTelemetry spans for sends, starts and attempts. None creates no spans, stores nothing and
     imports nothing. Defaults to None.
+    """
+
+    log_capture: LogCapture | None = None
+    """Keep what tasks log, for `horsies logs` and the dashboard. None keeps nothing. Defaults to None."""
+
+    log_headers: list[str] = Field(default_factory=list)
+    """The headers, such as a request id, that stand in every log line about a task, those of the worker's
+    parent process included. Defaults to [].
     """
 
     resend_on_transient_err: bool = False

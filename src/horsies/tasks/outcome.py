@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
+from horsies.captured_log import CapturedLog
 from horsies.codec.results import encode_task_error
 from horsies.db.statement import Step
 from horsies.db.statements.durable import CleanUpRuns, ParkTasks, clean_up_runs, park_tasks
@@ -20,9 +21,11 @@ from horsies.db.statements.turn import (
     CompleteTasks,
     FailTasks,
     RetryTasks,
+    StoreLogs,
     complete_tasks,
     fail_tasks,
     retry_tasks,
+    store_logs,
 )
 from horsies.db.statements.workers import AbandonedTask
 from horsies.db.statements.workflows import lock_runs
@@ -63,6 +66,7 @@ class Outcome(NamedTuple):
     child may have recorded it, and this outcome counts only if it has not.
     ``park``: the attempt has not ended; its run waits, and continues in any child. ``fingerprint``,
     ``exception_type`` and ``raised_in`` say which failures have the same reason.
+    ``log`` is what the attempt has logged, and ``attempt`` its number, if that is kept.
     """
 
     task_id: str
@@ -85,6 +89,8 @@ class Outcome(NamedTuple):
     fingerprint: str | None = None
     exception_type: str | None = None
     raised_in: str | None = None
+    log: CapturedLog | None = None
+    attempt: int = 0
 
     @classmethod
     def completed(cls, task: ClaimedTask, result: str, run_us: int | None = None) -> Outcome:
@@ -371,6 +377,18 @@ def _decide(
         retry_after=retry_after,
         random=random,
     )
+
+
+def logging_steps(outcomes: Sequence[Outcome]) -> list[Step]:
+    """Return the statement that stores what these attempts have logged, if any has."""
+    rows = [
+        (one.task_id, one.generation, one.attempt, *one.log)
+        for one in outcomes
+        if one.log is not None
+    ]
+    if not rows:
+        return []
+    return [(store_logs, StoreLogs(*map(list, zip(*rows, strict=True))))]
 
 
 def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:

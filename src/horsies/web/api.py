@@ -51,6 +51,7 @@ from horsies.monitor.queries import (
     sent_time,
     tasks_script,
 )
+from horsies.monitor.task_logs import logs_script
 from horsies.result import Err, Result
 from horsies.scheduler.api import list_script, next_script
 from horsies.scheduler.api import runs_script as schedule_runs_script
@@ -269,6 +270,19 @@ async def attempts(view: View) -> Response:
     return answer({"attempts": [asdict(attempt) for attempt in report.attempts]})
 
 
+async def logs(view: View) -> Response:
+    """What the attempts of a task have logged, only for users who may see arguments."""
+    if not view.access.sees_payload:
+        raise NotFound("There is no page for logs: you may not see arguments and results.")
+    task_id = view.params["id"]
+    found = await view.read(logs_script(task_id))
+    if found is None:
+        raise NotFound(f"There is no task {task_id}.", code="TASK_NOT_FOUND")
+    masked = view.site.masking.log_lines
+    shown = [log._replace(first=masked(log.first), last=masked(log.last)) for log in found]
+    return answer({"logs": [log.to_dict() for log in shown]})
+
+
 async def failures(view: View) -> Response:
     """Failed attempts by fingerprint: the task, the error code, the exception class and its place."""
     found = await view.read(failures_script(texts_of(view, "task_name")))
@@ -363,6 +377,7 @@ ROUTES = (
     _route("tasks", tasks, TASK_FILTERS),
     _route("tasks/{id}", task),
     _route("tasks/{id}/attempts", attempts),
+    _route("tasks/{id}/logs", logs),
     _route("failures", failures, {"task_name"}),
     _route("failures/{fingerprint}", failure),
     _route("measures", measures, {"since", "step", "queue", "task_name"}),

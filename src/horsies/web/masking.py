@@ -24,6 +24,13 @@ _TOKEN = re.compile(
     r"|(?P<mark>[][{},:])|(?P<plain>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
     r"|true|false|null|NaN|-?Infinity)"
 )
+# Time, level and logger at the start of a captured line.
+_LOG_PREFIX = re.compile(r"\S+Z [A-Z]+ \S+: ")
+# A key and its value in a text: key=value, key: value, "key": "value", Authorization: Bearer value.
+_PAIR = re.compile(
+    r"""(?P<key>[\w.-]+)(?P<sign>["']?\s*[=:]\s*)"""
+    r"""(?P<value>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[{\[(].*|(?:(?:Bearer|Basic)\s+)?[^\s,;]+)"""
+)
 _KINDS = {'"': "string", "t": "boolean", "f": "boolean", "n": "null", "{": "object", "[": "list"}
 _CLOSING = {"{": "}", "[": "]"}
 # Deeper levels are written without further indentation: a megabyte of brackets must not become a terabyte.
@@ -166,6 +173,10 @@ class Masking:
             case _:
                 return stored
 
+    def log_lines(self, lines: Iterable[str]) -> list[str]:
+        """Return the lines of a log, with the values after secret keys masked: ``token=...``."""
+        return [visible(mask_url(_without_values(self, line))) for line in lines]
+
     def stored_value(self, text: str | None, names: Sequence[str] = ()) -> Any:
         """Parse stored text and mask it; text that is not JSON comes back as it would be shown."""
         if text is None:
@@ -174,6 +185,16 @@ class Masking:
             return self.value(json.loads(text), names)
         except (ValueError, RecursionError):
             return self._other_text(text, None).text
+
+
+def _without_values(masking: Masking, line: str) -> str:
+    """Return a log line in which the values after secret keys are masked; the name of its logger stays."""
+    start = found.end() if (found := _LOG_PREFIX.match(line)) else 0
+
+    def replaced(pair: re.Match[str]) -> str:
+        return f"{pair['key']}{pair['sign']}{MASK}" if masking.hides(pair["key"]) else pair[0]
+
+    return line[:start] + _PAIR.sub(replaced, line[start:])
 
 
 def _key_pattern(word: str) -> str:

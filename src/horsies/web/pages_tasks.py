@@ -41,6 +41,7 @@ from horsies.monitor.overview import TaskReport, declared_transaction, task_scri
 from horsies.monitor.paging import LIST_WINDOW
 from horsies.monitor.paging import Page as Listing
 from horsies.monitor.queries import SEARCH_WINDOW, TaskFilters, TaskPage, sent_time, tasks_script
+from horsies.monitor.task_logs import AttemptLog, logs_script
 from horsies.retry import decide_retry, policy_from_options, rule_text
 from horsies.states import TaskStatus
 from horsies.web.filters import TASK_FILTERS, refuse_unknown, task_filters_of, text_of, texts_of
@@ -217,6 +218,7 @@ class TaskFacts:
     traceparent: str | None = None
     # The newest steps of a durable function's run.
     steps: Sequence[ShownStep] = ()
+    logs: Sequence[AttemptLog] = ()
 
     @property
     def task(self) -> TaskDetail:
@@ -246,8 +248,10 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
     trace = one_or_none((yield newest_trace(task.id)))
     traceparent = trace.traceparent if trace else None
     steps = yield list_newest_steps(task.id, payload, SHOWN_CHARACTERS_MAX, STEPS_SHOWN)
+    logs = (yield from logs_script(task.id)) if payload else None
     beat_at = beat.sent_at if beat else None
-    return TaskFacts(report, beat_at, resent, explanation, traceparent, steps)
+    found = (report, beat_at, resent, explanation, traceparent, steps)
+    return TaskFacts(*found, logs or ())
 
 
 async def task(view: View) -> Page:
@@ -265,6 +269,7 @@ async def task(view: View) -> Page:
         "attempts": [_attempt(found, attempt) for attempt in facts.report.attempts],
         "error": _error(found, view.access.sees_payload),
         "payload": _payload(view, found, masking) if view.access.sees_payload else None,
+        "logs": [(log, "\n".join(masking.log_lines(log.lines))) for log in facts.logs],
         "headers": _headers(options, masking),
         "can_edit": view.site.app is not None
         and view.site.app.get_task(found.task_name) is not None,

@@ -173,6 +173,8 @@ class Dispatcher:
         outcome = outcome_of_report(task, report, round(run_seconds * 1e6))
         if report.transaction:
             outcome = with_transaction(outcome, report)
+        if report.log is not None:
+            outcome = outcome._replace(log=report.log, attempt=task.retry_count + 1)
         if self.traces is not None and report.traceparent is not None:
             self.traces.note(task, report.traceparent)
         if task.burst and self.windows.takes(task):
@@ -224,6 +226,8 @@ class Dispatcher:
     ) -> None:
         if (seconds := event.run_seconds) is not None:
             outcome = outcome._replace(run_us=round(seconds * 1e6))
+        if event.log is not None:
+            outcome = outcome._replace(log=event.log, attempt=task.retry_count + 1)
         if self.traces is not None and event.assignment is not None:
             self.traces.close(event.assignment, outcome, seconds)
         self.ledger.end(task, outcome, seconds, came_at)

@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from horsies.db.statements.turn import ClaimedTask
-from horsies.logs import as_event
+from horsies.logs import as_event, headers_to_log
 from horsies.tasks.outcome import TOO_LATE, Outcome, as_completed
 from horsies.worker.tally import End
 from horsies.worker.turn import TurnResult
@@ -163,6 +163,11 @@ class Ledger:
         tasks = [self._owned[one.task_id].task for one in outcomes]
         return [(task.queue_name, task.lane) for task in tasks if task.lane is not None]
 
+    def options_of(self, task_id: str) -> str | None:
+        """The stored options of a task that this worker owns."""
+        owned = self._owned.get(task_id)
+        return None if owned is None else owned.task.task_options
+
     # Changes of state
 
     def put(self, task: ClaimedTask, state: State, outcome: Outcome | None = None) -> None:
@@ -172,7 +177,7 @@ class Ledger:
         if (earlier := self._owned.get(task.id)) is not None:
             del self._by_state[earlier.state][task.id]
             if earlier.outcome is not None and earlier.task.generation != task.generation:
-                _log_dropped(task.id)
+                _log_dropped(earlier.task)
         owned = self._owned[task.id] = Owned(task, state, outcome)
         if outcome is not None:
             owned.ended_at = time.monotonic()
@@ -220,6 +225,8 @@ class Ledger:
             outcome = owned.outcome
             assert outcome is not None
             size += len(outcome.result)
+            if outcome.log is not None:
+                size += len(outcome.log.body)
             if size > TURN_CHARACTERS_MAX and outcomes:
                 break
             if owned.ended_at <= late_before and outcome.run_us is not None:
@@ -252,7 +259,7 @@ class Ledger:
                 stored = outcome if as_reported else _as_recorded(outcome, turned)
                 ends.append((stored, owned.task, owned.run_seconds))
             else:
-                _log_dropped(task_id)
+                _log_dropped(owned.task)
         if turned.refused and self.is_full:
             logger.error("%d outcomes are refused; claiming no tasks", self.count(REFUSED))
         return ends
@@ -298,11 +305,12 @@ def _as_recorded(outcome: Outcome, turned: TurnResult) -> Outcome:
 
 def _log_parked(outcome: Outcome, task: ClaimedTask, is_recorded: bool) -> None:
     if not is_recorded:
-        _log_dropped(task.id)
+        _log_dropped(task)
     elif outcome.park is not None and outcome.park.problem is not None:
         event = as_event("run_held", task_id=task.id, task_name=task.task_name)
         text = "%s %s is held until it is resumed: %s"
-        logger.error(text, task.task_name, task.id, outcome.park.problem, extra=event)
+        extra = event | headers_to_log(task.task_options)
+        logger.error(text, task.task_name, task.id, outcome.park.problem, extra=extra)
     else:
         event = as_event("run_parked", task_id=task.id, task_name=task.task_name)
         logger.debug("%s %s is parked", task.task_name, task.id, extra=event)
@@ -314,6 +322,6 @@ def _log_cleaning(task: ClaimedTask) -> None:
     logger.info(text, task.task_name, task.id, extra=event)
 
 
-def _log_dropped(task_id: str) -> None:
-    event = as_event("outcome_dropped", task_id=task_id)
-    logger.warning("outcome of task %s dropped: its claim is no longer valid", task_id, extra=event)
+def _log_dropped(task: ClaimedTask) -> None:
+    extra = as_event("outcome_dropped", task_id=task.id) | headers_to_log(task.task_options)
+    logger.warning("outcome of task %s dropped: its claim is no longer valid", task.id, extra=extra)

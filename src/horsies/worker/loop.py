@@ -20,7 +20,7 @@ from horsies.config.app import WorkerResilienceConfig
 from horsies.db.database import Database
 from horsies.db.limits import LOCK_TIMEOUT_MS, Limits
 from horsies.db.pipeline import Pipeline
-from horsies.logs import as_event
+from horsies.logs import as_event, set_log_headers
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.definition import OnStop
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, STOPPED_FOR_REQUEUE
@@ -107,6 +107,7 @@ class Worker:
         ]
         windows = Windows(0 if is_capped else config.window_width, apart)
         ledger = Ledger()
+        set_log_headers(app.config.log_headers, ledger.options_of)
         inputs = NodeInputs(tasks_with_injection(app), app.config.payload.max_input_bytes)
         self._dispatcher = Dispatcher(pool, ledger, inputs, traces, windows)
         self._connection = WorkerConnection(

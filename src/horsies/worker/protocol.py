@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
+from horsies.captured_log import KEEP_NOTHING, CapturedLog, LogLimits
 from horsies.current_task import NOTE_CHARACTERS_MAX
 from horsies.errors import checked_delay
 from horsies.failure_fingerprint import NO_ORIGIN, TEXT_MAX, Origin
@@ -167,6 +168,8 @@ class ChildReport(NamedTuple):
     park: ParkRequest | None = None
     # Where an exception was raised, for the fingerprint of the failure.
     origin: Origin = NO_ORIGIN
+    # What the attempt has logged, if the application keeps that.
+    log: CapturedLog | None = None
 
 
 def with_transaction(outcome: Outcome, report: ChildReport) -> Outcome:
@@ -203,6 +206,8 @@ class ChildBoot:
     guard_mark: int = 0
     shares_terminal: bool = False
     worker_id: str = field(default_factory=new_id)
+    log_limits: LogLimits = KEEP_NOTHING
+    captured_level: str = "INFO"
 
 
 _HEADER = Struct("!IB")
@@ -329,13 +334,16 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
     code, message = report.error_code, report.error_message
     try:
         names, seconds = report.exception_names, report.retry_after
+        log = report.log
         has_rest = (
             bool(names)
             or seconds is not None
             or report.traceparent is not None
             or report.origin is not NO_ORIGIN
+            or log is not None
         )
-        rest = json.dumps([names, seconds, report.traceparent, *report.origin]) if has_rest else ""
+        fields = [names, seconds, report.traceparent, log, *report.origin]
+        rest = json.dumps(fields) if has_rest else ""
         body = f"{task_id}{result}{code or ''}{message or ''}{rest}".encode()
     except UnicodeEncodeError:
         return encode_report(_without_surrogates(report), rss_bytes, run_microseconds)
@@ -405,13 +413,14 @@ def _park_of(text: str) -> ParkRequest:
 
 def _rest_of_report(text: str) -> dict[str, Any]:
     try:
-        names, seconds, traceparent, *origin = json.loads(text)
+        names, seconds, traceparent, log, *origin = json.loads(text)
         kind, place = map(_text_or_none, origin)
         return {
             "exception_names": tuple(map(str, names)),
             "retry_after": None if seconds is None else checked_delay(seconds),
             "traceparent": _text_or_none(traceparent),
             "origin": Origin(kind and kind[:TEXT_MAX], place and place[:TEXT_MAX]),
+            "log": None if log is None else CapturedLog.checked(log),
         }
     except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolError("malformed report: its remaining fields cannot be read") from error
@@ -464,6 +473,21 @@ def decode_texts(frame: bytes, count: int) -> list[str]:
     return texts
 
 
+def encode_stopped(assignment: Assignment, log: CapturedLog | None = None) -> bytes:
+    """The frame of a task that has ended because the worker stopped it, with what it had logged."""
+    texts = (assignment.task_id, str(assignment.generation), "" if log is None else json.dumps(log))
+    return encode_texts(FrameKind.TASK_STOPPED, *texts)
+
+
+def decode_stopped(frame: bytes) -> tuple[str, CapturedLog | None]:
+    """The task that has ended, and its log."""
+    task_id, _, log = decode_texts(frame, 3)
+    try:
+        return task_id, CapturedLog.checked(json.loads(log)) if log else None
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("malformed frame: the log of its task cannot be read") from error
+
+
 def encode_progress(task_id: str, generation: int, done: float, total: float, note: str) -> bytes:
     """A frame with the progress of one of several tasks; `total` may be infinite or not a number."""
     values = (task_id, str(generation), repr(float(done)), repr(float(total)), note)
@@ -493,6 +517,7 @@ def decode_boot(frame: bytes) -> tuple[ChildBoot, int]:
     boot: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields
     }
+    boot["log_limits"] = LogLimits(*boot["log_limits"])
     return ChildBoot(**boot), int(worker_pid)
 
 

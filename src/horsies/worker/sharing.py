@@ -23,7 +23,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from struct import Struct
 
+from horsies.captured_log import CapturedLog, LogLimits
 from horsies.current_task import NOTE_CHARACTERS_MAX, attempt_token
+from horsies.worker.log_area import LogArea, area_bytes
 from horsies.worker.protocol import Assignment, ProgressReport
 
 # 64 bits: a child without max_tasks_per_child can run more than 2**32 tasks within weeks.
@@ -56,20 +58,21 @@ class SharedPage:
     __slots__ = ("_count", "_memory")
 
     def __init__(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, PAGE_BYTES)
+        # With the areas for the logs of attempts, if there are any.
+        self._memory = mmap.mmap(descriptor, 0)
         self._count = 0
         os.close(descriptor)
 
     @classmethod
-    def create(cls) -> tuple[SharedPage, int]:
-        """A new page, and a descriptor for the child."""
-        made = _new_page_file()
+    def create(cls, log_bytes: int = 0) -> tuple[SharedPage, int]:
+        """A new page with this much memory for logs, and a descriptor for the child."""
+        made = _new_page_file(PAGE_BYTES + log_bytes)
         try:
             page = cls(os.dup(made))
         except OSError:
             os.close(made)
             raise
-        page._memory[_MARK_START:] = os.urandom(_MARK_BYTES)
+        page._memory[_MARK_START:PAGE_BYTES] = os.urandom(_MARK_BYTES)
         return page, made
 
     @classmethod
@@ -93,7 +96,7 @@ class SharedPage:
         """The random bytes before each of the child's frames, which distinguish it from bytes written
         by a task.
         """
-        return self._memory[_MARK_START:]
+        return self._memory[_MARK_START:PAGE_BYTES]
 
     @property
     def stop_requested(self) -> bool:
@@ -130,7 +133,7 @@ class SharedPage:
         """The latest report about this attempt; None if there is none, or while one is being written."""
         raw = self.raw_progress
         token, _, done, total, size = _PROGRESS.unpack(raw)
-        note = self._memory[_NOTE_START:][:size]
+        note = self._memory[_NOTE_START:_MARK_START][:size]
         task_id, generation = assignment.task_id, assignment.generation
         if token != attempt_token(task_id, generation) or raw != self.raw_progress:
             return None
@@ -140,18 +143,31 @@ class SharedPage:
             return None
         return ProgressReport(task_id, generation, done, finite_total, text)
 
+    def log_areas(self, limits: LogLimits) -> list[LogArea]:
+        """The places for the logs of the attempts that the child runs at a time."""
+        if not (size := area_bytes(limits)):
+            return []
+        starts = range(PAGE_BYTES, len(self._memory) - size + 1, size)
+        return [LogArea(self._memory, start, limits) for start in starts]
 
-def _new_page_file() -> int:
+    def read_log(self, assignment: Assignment, limits: LogLimits) -> CapturedLog | None:
+        """What an attempt in a child that has ended had logged."""
+        token = attempt_token(assignment.task_id, assignment.generation)
+        logs = (area.read(token) for area in self.log_areas(limits))
+        return next((log for log in logs if log is not None), None)
+
+
+def _new_page_file(size: int) -> int:
     """A descriptor for memory that no task can shorten, because reading beyond its end would kill the
     worker.
     """
     if not _HAS_MEMFD:
         with tempfile.TemporaryFile() as file:
-            os.ftruncate(file.fileno(), PAGE_BYTES)
+            os.ftruncate(file.fileno(), size)
             return os.dup(file.fileno())
     made = os.memfd_create("horsies", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.ftruncate(made, PAGE_BYTES)
+        os.ftruncate(made, size)
         fcntl.fcntl(made, fcntl.F_ADD_SEALS, _PAGE_SEALS)
     except OSError:
         os.close(made)

@@ -20,6 +20,7 @@ from horsies.db.statements.measures import AddMeasures, add_measures
 from horsies.db.statements.turn import ClaimedTask
 from horsies.error_codes import OperationalErrorCode, OutcomeCode
 from horsies.errors import UNLIMITED_RETRIES
+from horsies.logs import headers_to_log
 from horsies.monitor.measures import BOUNDS, BUCKETS, NAMES_MAX
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, Outcome
@@ -262,6 +263,7 @@ def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
         "seconds": seconds,
         "retry_in_seconds": outcome.delay_seconds,
         "retry_reason": outcome.retry_reason,
+        **headers_to_log(task.task_options),
     }
     end = "completed"
     if outcome.status is not TaskStatus.COMPLETED:

@@ -20,7 +20,7 @@ from uuid import UUID
 import psycopg
 
 from horsies.config.app import AppConfig, Rate
-from horsies.db.errors import describe_refusal, is_of_text
+from horsies.db.errors import describe_refusal, is_of_text, is_transient
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, Step
 from horsies.db.statements.blocked import DueTask, find_due, find_unheld
@@ -43,6 +43,7 @@ from horsies.tasks.outcome import (
     RUN_OF,
     Outcome,
     locking_steps,
+    logging_steps,
     recording_steps,
     without_result,
 )
@@ -398,7 +399,21 @@ def _turn_beside_children(
     if needs_turn:
         turned = take_turn(pipeline, claimer, rest, request, blocked)
     done = {one.task_id for one in outcomes if one.is_recorded}
+    if logs := logging_steps([one for one in outcomes if one.is_recorded]):
+        _store_logs(pipeline, logs)
     return turned._replace(recorded=turned.recorded | done)
+
+
+def _store_logs(pipeline: Pipeline, logs: Sequence[Step]) -> None:
+    """Store the logs of attempts that their children have recorded; logs that the database rejects are
+    lost.
+    """
+    try:
+        pipeline.run(logs)
+    except psycopg.Error as error:
+        if is_transient(error):
+            raise
+        logger.error("the logs of tasks cannot be stored: %s", describe_refusal(error))
 
 
 def _turn_beside_parks(
@@ -472,6 +487,7 @@ _NO_IDS: Set[str] = frozenset()
 _RECORDED = frozenset((*ENDINGS, "by_child"))
 # A turn asks these of all its outcomes; without a call in Python for each.
 _IS_RECORDED, _IS_IN_DOUBT = attrgetter("is_recorded"), attrgetter("is_in_doubt")
+_LOG = attrgetter("log")
 _TASK_ID = attrgetter("task_id")
 
 
@@ -486,6 +502,8 @@ def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) 
         (steps["lock"],) = locking_steps(runs)
     if outcomes:
         steps |= recording_steps(claimer.worker_id, outcomes)
+        if any(map(_LOG, outcomes)):
+            (steps["logs"],) = logging_steps(outcomes)
     if any(map(_IS_IN_DOUBT, outcomes)):
         doubtful = [one for one in outcomes if one.is_in_doubt]
         ids, generations = zip(*[(one.task_id, one.generation) for one in doubtful], strict=True)
@@ -573,6 +591,14 @@ def record_alone(
     except psycopg.Error as error:
         if not is_of_one(error):
             raise
+        if is_of_text(error) and outcome.log is not None:
+            reason = describe_refusal(error)
+            text, extra = "the log of task %s cannot be stored: %s", {"task_id": outcome.task_id}
+            logger.error(text, outcome.task_id, reason, extra=extra)
+            without = outcome._replace(log=None)
+            return record_alone(
+                pipeline, claimer, without, blocked, freed, last_seconds, waits=waits
+            )
         instead = None
         if is_of_text(error):
             instead = _record_without_result(pipeline, claimer, outcome, request, seconds)
@@ -580,7 +606,10 @@ def record_alone(
             blocked.note(pipeline, change, error, time.monotonic() - started)
             return None
         turned, reason = instead, describe_refusal(error)
-        logger.error("the result of task %s cannot be stored: %s", outcome.task_id, reason)
+        extra = {"task_id": outcome.task_id}
+        logger.error(
+            "the result of task %s cannot be stored: %s", outcome.task_id, reason, extra=extra
+        )
     blocked.forget(change)
     return turned
 

@@ -10,6 +10,7 @@ Workers and their tasks
     hooks           start and stop hooks that fail if the environment says so
     releases        two releases of one application
     traced          OpenTelemetry spans, written to a file
+    talking         tasks that log
     hungry          tasks with memory limits
     hostile, hostile_tasks   tasks that attack their own process
 

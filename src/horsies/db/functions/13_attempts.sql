@@ -1,4 +1,4 @@
--- Attempts, and the records of durable functions, are deleted with their task, whichever statement deletes it:
+-- Attempts, their logs, and the records of durable functions are deleted with their task, whichever statement deletes it:
 -- retention, or a person at a prompt.
 --
 -- No attempt is left behind. The statement that inserts an attempt has updated its task and so holds the row lock
@@ -12,9 +12,13 @@ BEGIN
         DELETE FROM horsies_steps;
         DELETE FROM horsies_task_signals;
         DELETE FROM horsies_parked;
+        DELETE FROM horsies_task_logs;
     ELSE
         DELETE FROM horsies_task_attempts AS attempt
         WHERE attempt.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+        IF EXISTS (SELECT FROM horsies_task_logs) THEN
+            DELETE FROM horsies_task_logs AS log WHERE log.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+        END IF;
         -- Without durable functions the tables are empty.
         IF EXISTS (SELECT FROM horsies_steps) THEN
             DELETE FROM horsies_steps AS step WHERE step.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));

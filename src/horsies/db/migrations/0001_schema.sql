@@ -203,6 +203,25 @@ CREATE INDEX horsies_task_attempts_fingerprint ON horsies_task_attempts (fingerp
 -- of a B-tree's write cost.
 CREATE INDEX horsies_task_attempts_finished_at ON horsies_task_attempts USING brin (finished_at);
 
+-- What attempts have logged, if the application keeps that (log_capture): one row per claim, because a run of a durable
+-- function may be claimed several times in one attempt. Written in the turn that records the outcome, deleted with
+-- the task, and earlier by its own retention.
+CREATE TABLE horsies_task_logs (
+    id          bigint       GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    task_id     uuid         NOT NULL,
+    generation  integer      NOT NULL,
+    attempt     integer      NOT NULL,
+    -- One record per line; the lines of a traceback follow, indented.
+    body        text         NOT NULL,
+    -- How many lines were left out, and behind which line.
+    dropped     integer      NOT NULL,
+    cut_after   integer      NOT NULL,
+    created_at  timestamptz  NOT NULL DEFAULT clock_timestamp(),
+    UNIQUE (task_id, generation)
+);
+
+CREATE INDEX horsies_task_logs_created_at ON horsies_task_logs USING brin (created_at);
+
 -- Durable functions -------------------------------------------------------------------------------
 -- The recorded steps of durable functions. A row is written once, in the transaction of its step, and never
 -- changes. There is no foreign key, which would be checked for every step: a trigger deletes steps, signals and

@@ -265,6 +265,16 @@ class TaskProgress:
         return f"{_plain(self.done)}{total}" + (f", {self.note}" if self.note else "")
 
 
+class StoredLog(NamedTuple):
+    """What an attempt has logged. The ``dropped`` lines were behind line ``cut_after`` of the body."""
+
+    attempt: int
+    body: str
+    dropped: int
+    cut_after: int
+    created_at: datetime
+
+
 def _plain(number: float) -> str:
     return f"{number:.0f}" if number.is_integer() else f"{number:g}"
 
@@ -297,6 +307,8 @@ def read_service(
 ) -> TaskService: ...
 @TASKS.statement
 def read_task(id: str, include_result: bool, include_failed_reason: bool) -> TaskRow: ...
+@TASKS.statement
+def read_logs(id: str, attempt: int | None) -> StoredLog: ...
 @TASKS.statement
 def read_attempts(id: str) -> TaskAttemptInfo: ...
 @TASKS.statement

@@ -132,6 +132,12 @@ SELECT id::text AS task_id, task_name, status, queue_name, priority, retry_count
     CASE WHEN %(include_failed_reason)s THEN failed_reason END AS failed_reason
 FROM horsies_tasks WHERE id = %(id)s::uuid
 
+-- name: read_logs
+-- What the attempts of one task have logged, oldest first; with an attempt, only that one.
+SELECT attempt, body, dropped, cut_after, created_at FROM horsies_task_logs
+WHERE task_id = %(id)s::uuid AND (%(attempt)s::integer IS NULL OR attempt = %(attempt)s)
+ORDER BY generation
+
 -- name: read_attempts
 -- The finished attempts of one task, newest first, by the unique index on (task_id, attempt).
 SELECT task_id::text, attempt, outcome, will_retry, started_at, finished_at, error_code, error_message,

@@ -284,6 +284,17 @@ class FindCompleted(NamedTuple):
     generations: Sequence[int]
 
 
+class StoreLogs(NamedTuple):
+    """What attempts have logged, as columns."""
+
+    ids: Sequence[str]
+    generations: Sequence[int]
+    attempts: Sequence[int]
+    bodies: Sequence[str]
+    dropped: Sequence[int]
+    cut_after: Sequence[int]
+
+
 class WorkerId(NamedTuple):
     worker_id: str
 
@@ -305,6 +316,7 @@ seconds_until_rated = TURN.declare("seconds_until_rated", LookAhead, SecondsUnti
 look_at_keys = TURN.declare("look_at_keys", LookAtKeys, KeyedQueues)
 find_cancel_requests = TURN.declare("find_cancel_requests", WorkerId, TaskId)
 send_heartbeats = TURN.declare("send_heartbeats", SendHeartbeats, FinishedTask)
+store_logs = TURN.declare("store_logs", StoreLogs, FinishedTask)
 store_progress = TURN.declare("store_progress", StoreProgress, FinishedTask)
 
 TURN.complete()

@@ -112,6 +112,17 @@ FROM finished
 ON CONFLICT (task_id, attempt) DO NOTHING
 RETURNING task_id::text
 
+-- name: store_logs
+-- What attempts have logged, in the transaction that records their outcomes. An attempt that this worker no longer
+-- owns has run all the same, so its lines are kept; a task that was deleted has none.
+INSERT INTO horsies_task_logs (task_id, generation, attempt, body, dropped, cut_after)
+SELECT task.id, log.generation, log.attempt, log.body, log.dropped, log.cut_after
+FROM unnest(%(ids)s::uuid[], %(generations)s::integer[], %(attempts)s::integer[], %(bodies)s::text[],
+    %(dropped)s::integer[], %(cut_after)s::integer[]) AS log (id, generation, attempt, body, dropped, cut_after)
+JOIN horsies_tasks AS task ON task.id = log.id AND task.generation >= log.generation
+ON CONFLICT (task_id, generation) DO NOTHING
+RETURNING task_id::text
+
 -- name: start_tasks
 -- CLAIMED -> RUNNING for tasks claimed ahead of time, each by a child that is now idle, while the lease is valid and
 -- no pause came in between. The other tasks were lost or are released: user code has not started, so no attempt is

@@ -318,6 +318,12 @@ DELETE FROM horsies_workers WHERE worker_id = ANY(ARRAY(
     LIMIT %(limit)s))
 RETURNING worker_id::text AS id
 
+-- name: delete_old_logs
+DELETE FROM horsies_task_logs WHERE id = ANY(ARRAY(
+    SELECT id FROM horsies_task_logs WHERE created_at < now() - %(hours)s * interval '1 hour'
+    ORDER BY id LIMIT %(limit)s))
+RETURNING id::text
+
 -- name: delete_old_tasks
 -- Terminal tasks past their retention, oldest ids first: an id begins with its time, so the scan touches only old
 -- tasks, and the time in the row decides. Tasks with their own retention are skipped, at about 0.3 us each. Attempts

@@ -19,12 +19,14 @@ from contextlib import suppress
 from socket import socket
 from typing import Any, Protocol
 
+from horsies.captured_log import CapturedLog
 from horsies.codec.results import encode_task_error
 from horsies.current_task import CurrentTask, running_task, set_running_task_here
 from horsies.error_codes import OperationalErrorCode
 from horsies.task_result import TaskError, exception_text
 from horsies.tasks.invoke import kept_event_loop
 from horsies.worker import os_process, protocol
+from horsies.worker.child.log_capture import Capture
 from horsies.worker.child.loop_watch import Blockage, LoopWatch, keep_awake
 from horsies.worker.child.process_state import ProcessState, log_safely
 from horsies.worker.protocol import (
@@ -76,7 +78,11 @@ class _Parent(Protocol):
 
 
 def serve_coroutines(
-    parent: _Parent, execute: Execute, process_state: ProcessState, samples_memory: bool
+    parent: _Parent,
+    execute: Execute,
+    process_state: ProcessState,
+    samples_memory: bool,
+    capture: Capture | None = None,
 ) -> None:
     """Run assignments until the parent closes the socket and the last assignment has ended.
 
@@ -84,7 +90,7 @@ def serve_coroutines(
     it, so code that cancels every task, stops the loop or exits does not end other tasks.
     """
     loop = kept_event_loop()
-    server = _Server(loop, parent, execute, process_state, samples_memory)
+    server = _Server(loop, parent, execute, process_state, samples_memory, capture)
     server.begin()
     os.register_at_fork(after_in_child=functools.partial(_leave, loop))
     while not server.is_done:
@@ -121,6 +127,7 @@ class _Running:
         "_page",
         "assignment",
         "context",
+        "current",
         "has_begun",
         "is_over",
         "is_stopped",
@@ -135,6 +142,7 @@ class _Running:
         self.assignment = assignment
         self.number = number
         self.context = contextvars.copy_context()
+        self.current: CurrentTask | None = None
         self.task: asyncio.Task[ChildReport] | None = None
         # False until the coroutine's first step.
         self.has_begun = False
@@ -195,8 +203,10 @@ class _Server:
         execute: Execute,
         process_state: ProcessState,
         samples_memory: bool,
+        capture: Capture | None,
     ) -> None:
         self._loop = loop
+        self._capture = capture
         self._parent = parent
         self._execute = execute
         self._process_state = process_state
@@ -299,7 +309,9 @@ class _Server:
         if not self._has_timer:
             self._has_timer = True
             self._loop.call_later(_ATTEND_SECONDS, self._attend)
-        current = CurrentTask(assignment, time.time(), running)
+        running.current = current = CurrentTask(assignment, time.time(), running)
+        if self._capture is not None:
+            self._capture.begin(current, assignment)
         running.context.run(set_running_task_here, current)
         # Not loop.create_task(): the application's task factory may not accept a context, or may start
         # the task immediately.
@@ -323,12 +335,15 @@ class _Server:
         assignment = running.assignment
         running.is_over = True
         del self._running[assignment.task_id]
+        log = None
+        if self._capture is not None and running.current is not None:
+            log = self._capture.end(running.current)
         if not (running.has_begun or running.is_stopped):
             self._start(assignment, running.number)  # other code cancelled it before its first step
             return
         self._outbox.send_progress(assignment.task_id)
         try:
-            frame = self._end_frame(running, task)
+            frame = self._end_frame(running, task, log)
         except (
             BaseException
         ) as error:  # without a frame, the task would never end as far as the parent knows
@@ -347,18 +362,21 @@ class _Server:
             if self._is_closed:
                 self._loop.stop()
 
-    def _end_frame(self, running: _Running, task: asyncio.Task[ChildReport]) -> bytes:
+    def _end_frame(
+        self, running: _Running, task: asyncio.Task[ChildReport], log: CapturedLog | None
+    ) -> bytes:
         assignment = running.assignment
         report = None if task.cancelled() else task.result()
         if running.is_stopped and (report is None or not report.ok):
             if not running.has_begun:
                 number = running.number
                 return protocol.encode_numbers(FrameKind.TASK_UNSTARTED, number, number)
-            texts = (assignment.task_id, str(assignment.generation))
-            return protocol.encode_texts(FrameKind.TASK_STOPPED, *texts)
+            return protocol.encode_stopped(assignment, log)
         rss_bytes = os_process.own_rss_bytes() if self._samples_memory else 0
         run_microseconds = (time.perf_counter_ns() - running.started_ns) // 1_000
         report = report or _unreported(assignment, "was cancelled by other code of its process")
+        if log is not None:
+            report = report._replace(log=log)
         return protocol.encode_report(report, rss_bytes, run_microseconds)
 
     def _note_blockage(self, blockage: Blockage) -> None:

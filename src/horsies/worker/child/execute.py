@@ -27,6 +27,7 @@ from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_t
 from horsies.errors import UNLIMITED_RETRIES, RetryLater, TaskStopped, checked_delay
 from horsies.failure_fingerprint import origin_of
 from horsies.locate import load_app, sends_suppressed
+from horsies.logs import set_log_headers
 from horsies.result import Err, Ok
 from horsies.retry import decide_retry, exception_names
 from horsies.task_result import TaskError, TaskResult, exception_text
@@ -138,6 +139,7 @@ def load_program(boot: ChildBoot) -> AppProgram:
         app.role = "child"
         set_current_app(app)
         app.import_task_modules(boot.modules or None)
+    set_log_headers(app.config.log_headers)
     return AppProgram(app, boot.worker_id)
 
 

@@ -32,6 +32,7 @@ from horsies.logs import set_worker_name
 from horsies.task_result import TaskError
 from horsies.worker import os_process, protocol
 from horsies.worker.child.async_main import serve_coroutines
+from horsies.worker.child.log_capture import Capture
 from horsies.worker.child.parent_socket import ParentSocket
 from horsies.worker.child.process_state import (
     ProcessState,
@@ -41,7 +42,7 @@ from horsies.worker.child.process_state import (
 )
 from horsies.worker.child.stop_switch import StopSwitch
 from horsies.worker.protocol import Assignment, ChildBoot, ChildReport, FrameKind
-from horsies.worker.sharing import Permits, SharedPage, receive_descriptors
+from horsies.worker.sharing import Permits, receive_descriptors
 
 EXIT_CLEAN = 0
 EXIT_BOOT_FAILED = 172
@@ -181,9 +182,10 @@ def _boot_and_serve(
     _warm_up(loaded, switch, process_state)
     rss_bytes = os_process.own_rss_bytes() if boot.samples_memory else 0
     parent.send(protocol.encode_numbers(FrameKind.READY, parent.owner_pid, rss_bytes))
-    last = _serve(parent, loaded.execute, switch, process_state, boot.samples_memory)
+    capture = Capture.of(boot, parent.page)
+    last = _serve(parent, loaded.execute, switch, process_state, boot.samples_memory, capture)
     if last is not None and last[4] == _KIND_SHARE:
-        serve_coroutines(parent, loaded.execute_async, process_state, boot.samples_memory)
+        serve_coroutines(parent, loaded.execute_async, process_state, boot.samples_memory, capture)
     run_stop_hooks(loaded.stop_hooks(), boot.hook_budget_seconds)
     loaded.close()
     return EXIT_CLEAN
@@ -321,6 +323,7 @@ def _serve(
     switch: StopSwitch,
     process_state: ProcessState,
     samples_memory: bool,
+    capture: Capture | None = None,
 ) -> bytes | None:
     """Run assignments until another kind of frame arrives, which is returned, or until the parent
     closes the socket.
@@ -333,11 +336,16 @@ def _serve(
             continue
         assignment = protocol.decode_assignment(frame)
         started = time.perf_counter_ns()
-        report = _run(execute, assignment, switch, parent.page)
+        task = CurrentTask(assignment, time.time(), parent.page)
+        if capture is not None:
+            capture.begin(task, assignment)
+        report = _run(execute, assignment, switch, task)
+        log = None if capture is None else capture.end(task)
         if report is None:
-            texts = (assignment.task_id, str(assignment.generation))
-            parent.send(protocol.encode_texts(FrameKind.TASK_STOPPED, *texts))
+            parent.send(protocol.encode_stopped(assignment, log))
             return None
+        if log is not None:
+            report = report._replace(log=log)
         rss_bytes = os_process.own_rss_bytes() if samples_memory else 0
         run_microseconds = (time.perf_counter_ns() - started) // 1_000
         parent.send(protocol.encode_report(report, rss_bytes, run_microseconds))
@@ -350,10 +358,10 @@ def _run(
     execute: Callable[[Assignment], ChildReport],
     assignment: Assignment,
     switch: StopSwitch,
-    page: SharedPage | None = None,
+    task: CurrentTask | None = None,
 ) -> ChildReport | None:
     """The report for one assignment, or None if the parent stopped it."""
-    set_running_task(CurrentTask(assignment, time.time(), page))
+    set_running_task(task or CurrentTask(assignment, time.time()))
     try:
         switch.arm()
         report = execute(assignment)

@@ -181,11 +181,13 @@ class Assignments:
         begun = [one for one in held if one.number <= last_begun]
         for one in begun:
             seconds = now - (one.assigned_at or now)
+            log = child.page.read_log(one.assignment, child.kind.log_limits)
             self.events.append(
-                Died(one.assignment, pid, description, seconds)
+                Died(one.assignment, pid, description, seconds, log)
                 if one.stop_reason is None
                 else Stopped(
-                    one.assignment, pid, child.was_killed, one.stop_reason, seconds, description
+                    *(one.assignment, pid, child.was_killed, one.stop_reason),
+                    *(seconds, description, log),
                 )
             )
         self.return_tasks([one for one in held if one.number > last_begun])

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+from horsies.captured_log import KEEP_NOTHING, LogLimits
 from horsies.worker import os_process
+from horsies.worker.log_area import area_bytes
 from horsies.worker.protocol import Assignment, FrameBuffer
 from horsies.worker.sharing import PermitPipe, SharedPage
 
@@ -93,6 +95,12 @@ class ChildKind(NamedTuple):
     limits: RecycleLimits
     is_async: bool = False
     has_windows: bool = False
+    log_limits: LogLimits = KEEP_NOTHING
+
+    @property
+    def log_bytes(self) -> int:
+        """How much memory a child shares with its worker for the logs of its tasks."""
+        return area_bytes(self.log_limits) * self.slots
 
 
 @dataclass(eq=False)

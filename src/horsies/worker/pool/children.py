@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from horsies.captured_log import KEEP_NOTHING, LogLimits
 from horsies.worker import os_process, protocol
 from horsies.worker.child.main import EXIT_HOOK_FAILED
 from horsies.worker.pool.assignments import Assignments
@@ -65,6 +66,8 @@ class PoolSettings:
     # How many additional children run coroutines, and how many each of them runs at a time.
     async_children: int = 0
     async_slots: int = 0
+    # How much is kept of what an attempt logs.
+    log_limits: LogLimits = KEEP_NOTHING
 
     @property
     def exit_grace_seconds(self) -> float:
@@ -74,9 +77,11 @@ class PoolSettings:
         """The kinds of children; an async child runs up to `max_tasks_per_child` tasks per slot."""
         tasks, rss_bytes = self.max_tasks_per_child, (self.max_memory_per_child_mb or 0) * MEGABYTE
         slots = self.async_slots
+        single, shared = RecycleLimits(tasks, rss_bytes), RecycleLimits(tasks * slots, rss_bytes)
+        logs = self.log_limits
         return [
-            ChildKind(self.processes, 1, RecycleLimits(tasks, rss_bytes), False, self.has_windows),
-            ChildKind(self.async_children, slots, RecycleLimits(tasks * slots, rss_bytes), True),
+            ChildKind(self.processes, 1, single, False, self.has_windows, logs),
+            ChildKind(self.async_children, slots, shared, True, log_limits=logs),
         ]
 
 
@@ -164,7 +169,7 @@ class Children:
     def _start_process(
         self, kind: ChildKind
     ) -> tuple[socket.socket, SharedPage, PermitPipe | None, int | None]:
-        page, page_fd = SharedPage.create()
+        page, page_fd = SharedPage.create(kind.log_bytes)
         permits = None
         try:
             permits = PermitPipe() if kind.has_windows else None

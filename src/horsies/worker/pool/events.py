@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from horsies.captured_log import CapturedLog
 from horsies.worker.protocol import Assignment, ChildReport
 
 
@@ -28,6 +29,7 @@ class Died:
     pid: int
     description: str
     run_seconds: float | None = field(default=None, compare=False)
+    log: CapturedLog | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Stopped:
     reason: str
     run_seconds: float | None = field(default=None, compare=False)
     description: str = field(default="", compare=False)
+    log: CapturedLog | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

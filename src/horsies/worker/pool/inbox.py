@@ -6,6 +6,7 @@ import logging
 import selectors
 import time
 
+from horsies.captured_log import CapturedLog
 from horsies.logs import as_event
 from horsies.worker import protocol
 from horsies.worker.pool.assignments import Assignments
@@ -93,7 +94,7 @@ class Inbox:
             case FrameKind.READY:
                 children.note_ready(child, protocol.decode_numbers(frame)[1])
             case FrameKind.TASK_STOPPED:
-                self._take_stopped(child, protocol.decode_texts(frame, 2)[0])
+                self._take_stopped(child, *protocol.decode_stopped(frame))
             case FrameKind.TASK_UNSTARTED:
                 self._assignments.note_unstarted(child, *protocol.decode_numbers(frame))
                 children.release(child)
@@ -110,12 +111,14 @@ class Inbox:
             case kind:
                 raise ProtocolError(f"kind {kind} does not come from a child")
 
-    def _take_stopped(self, child: ChildProcess, task_id: str) -> None:
+    def _take_stopped(self, child: ChildProcess, task_id: str, log: CapturedLog | None) -> None:
         held = child.held.get(task_id)
         if held is None or held.stop_reason is None:
             raise ProtocolError("stopped out of turn")
         seconds = time.monotonic() - held.assigned_at
-        stopped = Stopped(held.assignment, child.known_pid, False, held.stop_reason, seconds)
+        stopped = Stopped(
+            held.assignment, child.known_pid, False, held.stop_reason, seconds, log=log
+        )
         self._assignments.events.append(stopped)
         self._end(held)
 

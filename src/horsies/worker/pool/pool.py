@@ -93,6 +93,7 @@ class ChildPool:
             forks_singly=settings.processes + settings.async_children,
             forks_ahead=_FORKS_AHEAD if recycles else 1,
             guard_mark=self._guard.mark,
+            log_limits=settings.log_limits,
         )
         self._settings = settings
         self._selector = selector
@@ -122,7 +123,7 @@ class ChildPool:
         """
         wanted = self._settings.processes + self._settings.async_children
         try:
-            _check_file_size_limit()
+            _check_file_size_limit(max(kind.log_bytes for kind in self._settings.kinds()))
             self._guard.attend()
             self.launcher.start()
             self._children.refill()
@@ -411,13 +412,14 @@ def _check_baseline(baseline_mb: float, limit_mb: int) -> None:
         )
 
 
-def _check_file_size_limit() -> None:
+def _check_file_size_limit(log_bytes: int) -> None:
     """Check the limit on file sizes: the memory that a worker shares with a child counts as a file, so
     with a low limit no child could start.
     """
+    needed = PAGE_BYTES + log_bytes
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit != resource.RLIM_INFINITY and limit < PAGE_BYTES:
+    if limit != resource.RLIM_INFINITY and limit < needed:
         raise ChildBootError(
             f"The limit on the size of files (RLIMIT_FSIZE, `ulimit -f`) is {limit} bytes, and the memory "
-            f"that a worker shares with each child needs {PAGE_BYTES}; raise the limit."
+            f"that a worker shares with each child needs {needed}; raise the limit."
         )

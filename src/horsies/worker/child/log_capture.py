@@ -1,0 +1,68 @@
+"""Keeps what a running task logs, for its attempt."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from horsies.captured_log import CapturedLog
+from horsies.current_task import CurrentTask, attempt_token, running_task
+from horsies.logs import CaptureFormatter
+from horsies.worker.log_area import LogArea
+from horsies.worker.protocol import Assignment, ChildBoot
+from horsies.worker.sharing import SharedPage
+
+
+class CaptureHandler(logging.Handler):
+    """Writes the records of running tasks to their areas.
+
+    Processes that a task forks share the memory but not the position in it, so they write nothing.
+    """
+
+    def __init__(self, level: str, areas: Mapping[CurrentTask, LogArea]) -> None:
+        super().__init__(level)
+        self.setFormatter(CaptureFormatter())
+        self._areas = areas
+        self._owner_pid = os.getpid()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record; one that cannot be formatted is reported as the standard library does."""
+        task = running_task()
+        area = None if task is None else self._areas.get(task)
+        if area is None or os.getpid() != self._owner_pid:
+            return
+        try:
+            area.write(self.format(record))
+        except Exception:  # formatting runs code of the application
+            self.handleError(record)
+
+
+class Capture:
+    """The areas of one child: one for each task that it may run at a time."""
+
+    __slots__ = ("_areas", "_free")
+
+    def __init__(self, free: list[LogArea], level: str) -> None:
+        self._free = free
+        self._areas: dict[CurrentTask, LogArea] = {}
+        logging.getLogger().addHandler(CaptureHandler(level, self._areas))
+
+    @classmethod
+    def of(cls, boot: ChildBoot, page: SharedPage | None) -> Capture | None:
+        """What a child keeps; None if the application keeps nothing."""
+        areas = [] if page is None else page.log_areas(boot.log_limits)
+        return cls(areas, boot.captured_level) if areas else None
+
+    def begin(self, task: CurrentTask, assignment: Assignment) -> None:
+        """Keep what this task logs from now on."""
+        if self._free:
+            area = self._areas[task] = self._free.pop()
+            area.begin(attempt_token(assignment.task_id, assignment.generation))
+
+    def end(self, task: CurrentTask) -> CapturedLog | None:
+        """What the task has logged; its area is free again."""
+        if (area := self._areas.pop(task, None)) is None:
+            return None
+        self._free.append(area)
+        return area.take()

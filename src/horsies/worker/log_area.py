@@ -1,0 +1,121 @@
+"""The lines that a running attempt has logged, in memory that its child shares with the worker.
+
+A log call costs the child a copy into that memory: no frame, no system call, no waiting for the worker.
+The child sends the lines with its report. If it is killed first, the worker reads them here.
+
+The first half of an area has the first lines. When it is full, the second half is a ring that keeps the
+last ones. The worker validates everything that it reads, because task code can write to the memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+from struct import Struct
+
+from horsies.captured_log import COUNT_MAX, LINE_BYTES_MAX, CapturedLog, LogLimits
+
+# The attempt's token, bytes in the head, bytes ever written to the ring, and lines ever written.
+_HEADER = Struct("=QIQI")
+_CUT = b" [...]\n"
+
+
+def area_bytes(limits: LogLimits) -> int:
+    """The size of one area; 0 if nothing is kept."""
+    return _HEADER.size + 2 * _half(limits) if limits.max_bytes else 0
+
+
+def _half(limits: LogLimits) -> int:
+    return max(limits.max_bytes // 2, 1)
+
+
+class LogArea:
+    """The place of one attempt's lines: the child writes, the worker reads after the child's death."""
+
+    __slots__ = (
+        "_half",
+        "_head",
+        "_head_lines",
+        "_lines",
+        "_memory",
+        "_most",
+        "_ring",
+        "_start",
+        "_token",
+    )
+
+    def __init__(self, memory: mmap.mmap, start: int, limits: LogLimits) -> None:
+        self._memory = memory
+        self._start = start
+        self._half = _half(limits)
+        self._most = max(limits.max_lines // 2, 1)
+        self._token = self._head = self._ring = self._head_lines = self._lines = 0
+
+    def begin(self, token: int) -> None:
+        """Forget the lines of the attempt before; those to come belong to the attempt with this token."""
+        self._token = token
+        self._head = self._ring = self._head_lines = self._lines = 0
+        self._write_header()
+
+    def write(self, line: str) -> None:
+        """Add one record, which may have several lines; a very long one is cut."""
+        data = line.encode(errors="backslashreplace").replace(b"\0", b"?") + b"\n"
+        longest = min(LINE_BYTES_MAX, self._half)
+        if len(data) > longest:
+            data = data[: longest - len(_CUT)].decode(errors="ignore").encode() + _CUT
+        lines = data.count(b"\n")
+        if (
+            not self._ring
+            and self._head + len(data) <= self._half
+            and self._head_lines + lines <= self._most
+        ):
+            self._put(self._head, data)
+            self._head += len(data)
+            self._head_lines += lines
+        else:
+            self._put_in_ring(data)
+        self._lines = min(self._lines + lines, COUNT_MAX)
+        self._write_header()
+
+    def _put(self, place: int, data: bytes) -> None:
+        start = self._start + _HEADER.size + place
+        self._memory[start : start + len(data)] = data
+
+    def _put_in_ring(self, data: bytes) -> None:
+        place = self._ring % self._half
+        room = self._half - place
+        self._put(self._half + place, data[:room])
+        if len(data) > room:
+            self._put(self._half, data[room:])
+        self._ring += len(data)
+
+    def _write_header(self) -> None:
+        header = _HEADER.pack(self._token, self._head, self._ring, self._lines)
+        self._memory[self._start : self._start + _HEADER.size] = header
+
+    def take(self) -> CapturedLog | None:
+        """The attempt's lines, for its report; None if it has logged nothing."""
+        return self.read(self._token) if self._lines else None
+
+    def read(self, token: int) -> CapturedLog | None:
+        """The lines of the attempt with this token; None if the area has none of them."""
+        start = self._start
+        found, head, ring, lines = _HEADER.unpack(self._memory[start : start + _HEADER.size])
+        if found != token or not lines or head > self._half:
+            return None
+        first = start + _HEADER.size
+        kept = self._memory[first : first + head].replace(b"\0", b"?").decode(errors="replace")
+        last = self._last_lines(ring).replace(b"\0", b"?").decode(errors="replace")
+        cut_after = kept.count("\n")
+        dropped = lines - cut_after - last.count("\n")
+        return CapturedLog(kept + last, min(max(0, dropped), COUNT_MAX), cut_after)
+
+    def _last_lines(self, written: int) -> bytes:
+        """The whole lines that the ring still has, oldest first."""
+        first, half = self._start + _HEADER.size + self._half, self._half
+        ring = self._memory[first : first + half]
+        data = ring[:written]
+        if written > half:
+            place = written % half
+            data = (ring[place:] + ring[:place]).partition(b"\n")[2]
+        lines = data.split(b"\n")
+        return b"\n".join(lines[-self._most - 1 :]) if len(lines) > self._most + 1 else data
