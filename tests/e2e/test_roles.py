@@ -47,7 +47,8 @@ OF_PRODUCERS = {
     "horsies_workflow_tasks": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflow_signals": {"SELECT", "INSERT", "DELETE"},
     "horsies_task_signals": {"SELECT", "INSERT"},
-    "horsies_parked": {"SELECT"},
+    "horsies_steps": {"SELECT", "INSERT"},
+    "horsies_parked": {"SELECT", "UPDATE", "DELETE"},
     "horsies_actions": {"INSERT"},
 }
 COMMANDS = (

@@ -105,7 +105,7 @@ def test_characters_that_hide_or_reverse_text_show_on_every_page(
 def test_every_api_read_answers_with_json(app: Horsies, examples: dict[str, str]) -> None:
     async def main() -> dict[str, Any]:
         wrong: dict[str, Any] = {}
-        async with client_of(app) as client:
+        async with client_of(app, payload=True) as client:
             reads = [route for route in GETS if route.path.startswith("/api/")]
             for path in (path_of(route, examples) for route in reads):
                 if path.startswith(("/api/orders", "/api/events")):

@@ -193,7 +193,6 @@ def overview(
 
     Example:
         horsies worker shop.background:app
-        horsies status --database-url postgresql://localhost/shop
     """
     if show_version:
         version()

@@ -26,8 +26,8 @@ class Frame:
 
     @property
     def is_library(self) -> bool:
-        """Whether the code was installed rather than written with the application."""
-        return is_installed(self.file)
+        """Whether the code was installed rather than written with the application, or given as a string."""
+        return self.file != "<string>" and is_installed(self.file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from horsies.worker.agenda import Agenda
 from horsies.worker.keyed import PROMOTED_MAX, KeyRings
 from horsies.worker.pool.places import FreePlaces
 from horsies.worker.pool.window import Windows
+from horsies.worker.tally import End
 from horsies.worker.turn import Bookmarks
 
 # A claim of a thousand tasks would keep the worker from its other children for a tenth of a second.
@@ -117,6 +118,18 @@ class Lane:
             self.agenda.wake()
         if seen.wait_seconds is not None:
             self.agenda.wake_at(now + seen.wait_seconds)
+
+    def note_retries(self, ends: Iterable[End], now: float) -> None:
+        """Look ahead when retries with keys are due: they are moved to their lanes then, and a busy worker
+        looks ahead at its polls only.
+        """
+        delays = [
+            outcome.delay_seconds
+            for outcome, task, _ in ends
+            if task.lane is not None and outcome.delay_seconds is not None
+        ]
+        if delays:
+            self.agenda.note_next_key(now, min(delays))
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
         """Make the next claim begin with those of these tasks that belong to this lane."""

@@ -402,6 +402,8 @@ class Work:
         looked_everywhere = claims > 0 and self._note_claim(
             lane, request, claims, turned.claimed, (started, ended)
         )
+        if lane.rings:
+            lane.note_retries(ends, ended)
         if turned.lanes:
             lane.note_lanes(turned.lanes, turned.claimed, ended)
         # A claim of one kind of tasks does not see the other kind.
