@@ -69,12 +69,12 @@ def over_time(group: FailureGroup, now: datetime) -> list[Slot]:
     """Count a group's failures in equal parts of the time from the oldest that was read until now."""
     oldest = min(group.times)
     seconds = max(now.timestamp() - oldest, 60.0)
-    counts = counted(group.times, oldest, seconds, SLOTS)
+    counts = counts_by_part(group.times, oldest, seconds, SLOTS)
     start, step = datetime.fromtimestamp(oldest, UTC), timedelta(seconds=seconds / SLOTS)
     return [Slot(start + place * step, count) for place, count in enumerate(counts)]
 
 
-def counted(times: Sequence[float], start: float, seconds: float, parts: int) -> list[int]:
+def counts_by_part(times: Sequence[float], start: float, seconds: float, parts: int) -> list[int]:
     """Count times in equal parts of a span."""
     counts = [0] * parts
     for time in times:

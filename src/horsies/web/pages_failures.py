@@ -12,7 +12,7 @@ from horsies.db.statements.lookup import FailureGroup
 from horsies.monitor.failures import (
     FAILURES_MAX,
     Failures,
-    counted,
+    counts_by_part,
     failure_script,
     failures_script,
     over_time,
@@ -63,7 +63,8 @@ def spark_counts(groups: Sequence[FailureGroup], group: FailureGroup) -> list[fl
     first = min(min(one.times) for one in groups)
     last = max(one.last_at for one in groups).timestamp()
     return [
-        float(one) for one in counted(group.times, first, max(last - first, 1e-3), SPARK_COLUMNS)
+        float(one)
+        for one in counts_by_part(group.times, first, max(last - first, 1e-3), SPARK_COLUMNS)
     ]
 
 

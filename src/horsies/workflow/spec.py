@@ -18,7 +18,7 @@ from horsies.tasks.broker import PostgresBroker
 from horsies.tasks.send import Producer
 from horsies.workflow.build.graph import Graph, build_graph, key_problem, no_key
 from horsies.workflow.nodes.nodes import AnyNode, NodeKey, OnError, SuccessPolicy, ValueNode
-from horsies.workflow.run.child import child_of
+from horsies.workflow.run.child import workflow_as_child
 from horsies.workflow.run.handle import WorkflowHandle
 from horsies.workflow.run.info import WorkflowStartError, WorkflowStartResult
 from horsies.workflow.run.start import StartOptions, replay_options, start, start_async
@@ -176,7 +176,7 @@ class WorkflowSpec(Generic[T]):
 
     def as_child(self, run_id: str) -> NewChild[T]:
         """Describe a run of this workflow that ``ctx.start`` of a durable function starts."""
-        return child_of(self, self.output, run_id)
+        return workflow_as_child(self, self.output, run_id)
 
     def __repr__(self) -> str:
         return f"WorkflowSpec({self.name!r}, nodes={len(self.tasks)})"

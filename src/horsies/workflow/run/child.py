@@ -20,7 +20,7 @@ from horsies.workflow.run.results import NO_TYPES, run_result
 from horsies.workflow.run.start import StartOptions, prepare, stored_run
 
 
-def child_of(spec: HasGraph, output: AnyNode | None, run_id: str) -> NewChild[Any]:
+def workflow_as_child(spec: HasGraph, output: AnyNode | None, run_id: str) -> NewChild[Any]:
     """A workflow as the child of a durable function; DurableMisuse without an output."""
     name = spec.graph.name
     if output is None:
