@@ -95,6 +95,8 @@ class OutcomeCode(StrEnum):
     """The task had not started by its ``good_until``."""
     TASK_TIMEOUT = "TASK_TIMEOUT"
     """The task ran longer than its ``timeout_ms``."""
+    STEP_TIMEOUT = "STEP_TIMEOUT"
+    """A step of a durable function ran longer than its ``timeout_ms``."""
     MEMORY_LIMIT = "MEMORY_LIMIT"
     """The task's process used more memory than its ``memory_limit_mb``."""
     WORKFLOW_PAUSED = "WORKFLOW_PAUSED"

@@ -31,6 +31,8 @@ REMEDIES = {
     "SIGNAL_NOT_FOUND": "Use one of the names in the message.",
     "SIGNAL_TIMEOUT": "Start a new run, or retry the node with `horsies workflow retry ID`.",
     "STEP_NOT_FOUND": "Use the name of a recorded step; `horsies durable --help` has the commands that list them.",
+    "STEP_TIMEOUT": "Raise the [`timeout_ms`](durable-functions.md#what-replays) of the step, or list the code in its policy to "
+    "try again.",
     "SUBWORKFLOW_FAILED": "Look at the child run: its id is in the error.",
     "SUBWORKFLOW_LOAD_FAILED": "Add the module of the definition to `discover_tasks`, deploy, then "
     "`horsies workflow retry ID`.",

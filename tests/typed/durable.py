@@ -46,7 +46,7 @@ def order(ctx: Durable, order_id: int, note: str = "") -> str:
     assert_type(ctx.step(charge, order_id, amount=2.0), str)
     assert_type(ctx.step(refund, order_id), bytes)
     assert_type(ctx.tx_step(book, order_id), float)
-    assert_type(ctx.with_options(name="again").step(charge, order_id), str)
+    assert_type(ctx.with_options(name="again", timeout_ms=1_000).step(charge, order_id), str)
     assert_type(ctx.call(charge, 1), StepCall[str])
     assert_type(ctx.gather(ctx.call(charge, 1), ctx.call(refund, 1)), tuple[str, bytes])
     assert_type(ctx.start(render, 1), Child[list[str]])

@@ -113,9 +113,10 @@ class AsyncDurable:
         name: str | None = None,
         retry: RetryPolicy | None = None,
         detached: bool = False,
+        timeout_ms: int | None = None,
     ) -> AsyncDurableSteps:
-        """Give a step a name or a policy, a child its independence; see ``Durable.with_options``."""
-        return AsyncDurableSteps(self, StepOptions(name, retry, detached))
+        """Give a step a name, a limit or a policy, a child its independence; see ``Durable.with_options``."""
+        return AsyncDurableSteps(self, StepOptions(name, retry, detached, timeout_ms))
 
     @overload
     def call(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast
@@ -96,7 +95,7 @@ class AsyncEngine:
         token, started = current_step.set(name), time.perf_counter_ns()
         try:
             with self.run.surround(name):
-                value, error = await _awaited(call.function(*call.args, **call.kwargs)), None
+                value, error = await call.invoke_async(), None
         except DurableMisuse:
             raise
         except Exception as raised:
@@ -134,7 +133,7 @@ class AsyncEngine:
             )
             try:
                 with self.run.surround(name):
-                    value = await _awaited(call.function(given, *call.args, **call.kwargs))
+                    value = await call.invoke_async(given)
             except Exception as error:
                 return fails_with(error, session.is_lost)
             text = call.described.encode(name, value)
@@ -205,10 +204,6 @@ class AsyncEngine:
             return None
         launch.end()
         return step
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 async def patiently_async(action: Callable[[], Awaitable[T]]) -> T:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from horsies.codec.results import ResultCodec
 from horsies.db.statement import Script
 from horsies.db.statements.durable import RecordedStep, RecordStep
 from horsies.durable.steps import Failure, StepFunction, base_name, step_function
-from horsies.errors import StepFailed
+from horsies.durable.time_limit import within, within_async
+from horsies.errors import DurableMisuse, StepFailed
 from horsies.result import Err
 from horsies.retry import RetryPolicy
+from horsies.tasks.definition import TIMEOUT_PROBLEM, is_timeout
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.request import TaskSendResult
 
@@ -28,6 +32,11 @@ class StepOptions:
     name: str | None = None
     retry: RetryPolicy | None = None
     detached: bool = False
+    timeout_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout_ms is not None and not is_timeout(self.timeout_ms):
+            raise DurableMisuse(f"In ctx.with_options, {TIMEOUT_PROBLEM}.")
 
 
 NO_STEP_OPTIONS = StepOptions()
@@ -50,6 +59,23 @@ class Call:
     ) -> Call:
         called, described = step_function(function)
         return cls(called, described, args, kwargs, base_name(options.name, described), options)
+
+    def invoke(self, *given: Any) -> Any:
+        """Call the function, within its limit; ``given`` are arguments before its own."""
+        if (timeout_ms := self.options.timeout_ms) is None:
+            return self.function(*given, *self.args, **self.kwargs)
+        return within(timeout_ms, partial(self.function, *given, *self.args, **self.kwargs))
+
+    async def invoke_async(self, *given: Any) -> Any:
+        """``invoke`` on an event loop, which a function that is no coroutine function blocks."""
+        timeout_ms = self.options.timeout_ms
+        if timeout_ms is None or not self.described.is_async:
+            value = self.invoke(*given)
+        else:
+            value = self.function(*given, *self.args, **self.kwargs)
+        if not inspect.isawaitable(value):
+            return value
+        return await (value if timeout_ms is None else within_async(timeout_ms, value))
 
     def read(self, step: RecordedStep) -> Any:
         """The value of the recorded step, or the StepFailed of its failure."""

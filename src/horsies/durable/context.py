@@ -130,17 +130,20 @@ class Durable:
         name: str | None = None,
         retry: RetryPolicy | None = None,
         detached: bool = False,
+        timeout_ms: int | None = None,
     ) -> DurableSteps:
-        """Give a step a name, or a policy by which it is tried again before it has failed; let a child
-        continue when the run is cancelled (``detached``).
+        """Give a step a name, a time limit, or a policy by which it is tried again before it has failed; let
+        a child continue when the run is cancelled (``detached``).
 
-        Waits of up to 5 seconds between two tries stay in the process; for a longer one the run is parked.
+        After ``timeout_ms`` TaskStopped is raised in the function of the step, and this try fails with
+        STEP_TIMEOUT. Waits of up to 5 seconds between two tries stay in the process; for a longer one the
+        run is parked.
 
         Example:
-            again = RetryPolicy.fixed([1, 60], auto_retry_for=[OSError])
-            ctx.with_options(name="charge", retry=again).step(pay, 7)
+            again = RetryPolicy.fixed([1, 60], auto_retry_for=[OSError, "STEP_TIMEOUT"])
+            ctx.with_options(name="charge", retry=again, timeout_ms=10_000).step(pay, 7)
         """
-        return DurableSteps(self, StepOptions(name, retry, detached))
+        return DurableSteps(self, StepOptions(name, retry, detached, timeout_ms))
 
     @overload
     def call(

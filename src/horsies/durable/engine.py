@@ -113,7 +113,7 @@ class Engine:
         token, started = current_step.set(name), time.perf_counter_ns()
         try:
             with self.run.surround(name):
-                value, error = call.function(*call.args, **call.kwargs), None
+                value, error = call.invoke(), None
         except DurableMisuse:
             raise
         except Exception as raised:
@@ -151,7 +151,7 @@ class Engine:
             given = TaskTransaction(fence.attempt, fence.generation, StepSession(session.lent))
             try:
                 with self.run.surround(name):
-                    value = call.function(given, *call.args, **call.kwargs)
+                    value = call.invoke(given)
             except Exception as error:
                 return fails_with(error, session.is_lost)
             text = call.described.encode(name, value)

@@ -444,6 +444,10 @@ class Run:
 
     def start(self, child: NewChild[T], options: StepOptions) -> Effects[Child[T]]:
         """Start a child exactly once."""
+        if options.timeout_ms is not None:
+            raise DurableMisuse(
+                "ctx.start takes no timeout_ms; the task has its own: task.with_options(timeout_ms=...)."
+            )
         kind = "detached" if options.detached else "start"
         name = self.past.name(f"start:{child.name}")
         if (known := self.past.visit(name, kind)) is None:

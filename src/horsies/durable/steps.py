@@ -14,10 +14,12 @@ from horsies.codec.calls import payload_bytes
 from horsies.codec.form import CodecError, JsonForm
 from horsies.codec.shape import Part, ValueShape, bare
 from horsies.durable.past import checked_name
+from horsies.durable.time_limit import StepTimeout
 from horsies.error_codes import (
     BuiltInTaskCode,
     ContractCode,
     OperationalErrorCode,
+    OutcomeCode,
     error_code_text,
 )
 from horsies.errors import DurableMisuse, StepFailed, TaskFailed
@@ -62,6 +64,8 @@ def failure_of(error: BaseException, code_of: CodeOf) -> Failure:
     """The record of an exception that left a step."""
     if isinstance(error, StepFailed):
         return Failure(error.code, error.message, error.data)
+    if isinstance(error, StepTimeout):
+        return Failure(OutcomeCode.STEP_TIMEOUT.value, str(error))
     if isinstance(error, TaskFailed) and error.code is not None:
         code = str(error_code_text(error.code))
         return Failure(code, storable_text(error.message or code), error.data)

@@ -1,0 +1,134 @@
+"""The ``timeout_ms`` of a step: TaskStopped is raised in its function, as in a task that runs too long.
+
+In the main thread a timer of the process interrupts system calls as well. Python cannot do that in other
+threads, those of ``ctx.gather``: there the exception is raised when the call returns. A function that catches
+it has failed all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+from horsies.errors import TaskStopped
+
+T = TypeVar("T")
+
+
+class StepTimeout(TimeoutError):
+    """The function of a step took longer than its limit."""
+
+    def __init__(self, timeout_ms: int) -> None:
+        super().__init__(f"The step ran longer than its timeout_ms={timeout_ms}.")
+
+
+def within(timeout_ms: int, function: Callable[[], T]) -> T:
+    """Call a function; StepTimeout if it takes longer than its limit."""
+    is_main = threading.current_thread() is threading.main_thread()
+    limit: _Limit = (_TimerOfProcess if is_main else _TimerOfThread)(timeout_ms / 1000)
+    error: BaseException | None = None
+    limit.begin()
+    try:
+        try:
+            value = function()
+        finally:
+            limit.end()
+    except BaseException as raised:
+        limit.end()  # the stop may have come while the first call was at it
+        if not limit.is_over:
+            raise
+        error = raised
+    if limit.is_over:
+        raise StepTimeout(timeout_ms) from error
+    return value
+
+
+async def within_async(timeout_ms: int, awaitable: Awaitable[T]) -> T:
+    """``within`` for a coroutine, which is cancelled."""
+    limit = asyncio.timeout(timeout_ms / 1000)
+    try:
+        async with limit:
+            value = await awaitable
+    except Exception as error:
+        if not limit.expired():
+            raise
+        raise StepTimeout(timeout_ms) from error
+    if limit.expired():
+        raise StepTimeout(timeout_ms)
+    return value
+
+
+class _Limit(Protocol):
+    """Raises TaskStopped in this thread when the time is over; ``end`` may be called twice."""
+
+    is_over: bool
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class _TimerOfProcess:
+    """For the main thread. Timers that were set before continue afterwards."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._is_armed = True
+        self.is_over = False
+
+    def begin(self) -> None:
+        self._handler: Any = signal.signal(signal.SIGALRM, self._stop)
+        self._began_at = time.monotonic()
+        self._other, self._interval = signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def _stop(self, _signal_number: int, _frame: FrameType | None) -> None:
+        if self._is_armed:
+            self._is_armed = False
+            self.is_over = True
+            raise TaskStopped
+
+    def end(self) -> None:
+        self._is_armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, self._handler or signal.SIG_DFL)
+        if self._other:
+            left = self._other - (time.monotonic() - self._began_at)
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), self._interval)
+
+
+class _TimerOfThread:
+    """For other threads: Python raises the exception between two instructions of the thread."""
+
+    def __init__(self, seconds: float) -> None:
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._is_armed = True
+        self.is_over = False
+        self._timer = threading.Timer(seconds, self._stop)
+        self._timer.daemon = True
+
+    def begin(self) -> None:
+        self._timer.start()
+
+    def _stop(self) -> None:
+        with self._lock:
+            if self._is_armed:
+                self.is_over = True
+                self._pend(ctypes.py_object(TaskStopped))
+
+    def end(self) -> None:
+        with self._lock:
+            if self._is_armed and self.is_over:
+                self._pend(None)  # it was not raised yet
+            self._is_armed = False
+        self._timer.cancel()
+        self._timer.join()
+
+    def _pend(self, exception: Any) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), exception)
