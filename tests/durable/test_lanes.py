@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
-from horsies import AnyNode, Durable, Horsies, MapNode, TaskStatus
+from horsies import AnyNode, Durable, Horsies, MapNode, TaskHandle, TaskStatus
 from horsies.testing import clock_of, run_pending
 from tests.db.test_limits_of_keys import limit
 from tests.durable.conftest import Effects, info_of
@@ -68,6 +69,63 @@ def test_a_held_run_keeps_its_place_in_a_fifo_lane(
     run_pending(app)
     assert first.result(timeout_ms=0) == "first ends"
     assert effects == {"first": 1, "first ends": 1, "second": 1}
+
+
+def reasons(app: Horsies, sent: TaskHandle[Any]) -> dict[str, str]:
+    """The reasons why a task waits, apart from that no worker serves its queue."""
+    found = app.explain(sent.task_id).unwrap().reasons
+    return {one.code: one.sentence for one in found if one.code != "QUEUE_UNSERVED"}
+
+
+def test_the_wait_of_a_run_in_a_fifo_lane_is_explained(
+    app: Horsies, connection: Database, effects: Effects
+) -> None:
+    limit(connection, is_fifo=True)
+    names = ["old"]
+
+    @app.durable("talk")
+    def talk(ctx: Durable, name: str) -> str:
+        ctx.with_options(name=names[0]).step(effects.note, name)
+        ctx.sleep(DAY)
+        ctx.wait_signal("go")
+        return ctx.with_options(name="last").step(effects.note, f"{name} ends")
+
+    first = talk.with_options(key="acme").enqueue("first")
+    second = talk.with_options(key="acme").enqueue("second")
+    run_pending(app)
+    found = reasons(app, first)
+    assert list(found) == ["PARKED_RUN"]
+    assert "the end of its wait in 23 h" in found["PARKED_RUN"]
+    assert list(reasons(app, second)) == ["KEY_ORDER"]
+    clock_of(app).advance(2 * DAY)
+    run_pending(app)
+    assert reasons(app, first) == {"PARKED_RUN": "It is parked and waits for signal 'go'."}
+    app.signal(first.task_id, "go", 1).unwrap()
+    names[0] = "new"
+    run_pending(app)
+    found = reasons(app, first)
+    assert list(found) == ["HELD_BY_RECORD"]
+    assert "the code asks for step 'new'" in found["HELD_BY_RECORD"]
+    assert list(reasons(app, second)) == ["KEY_ORDER"]
+
+
+def test_a_held_node_is_not_said_to_be_held_by_its_run(app: Horsies, effects: Effects) -> None:
+    names = ["old"]
+
+    @app.durable("ask")
+    def ask(ctx: Durable) -> str:
+        ctx.with_options(name=names[0]).step(effects.note, "asked")
+        ctx.sleep(DAY)
+        return ctx.with_options(name="last").step(effects.note, "ended")
+
+    node: AnyNode = ask.node()()
+    run = app.workflow("flow", [node], output=node, definition_key="durable.node").start().unwrap()
+    run_pending(app)
+    names[0] = "new"
+    clock_of(app).advance(2 * DAY)
+    run_pending(app)
+    found = app.explain(run.workflow_id, node.node_id).unwrap().reasons
+    assert [one.code for one in found if one.code != "QUEUE_UNSERVED"] == ["HELD_BY_RECORD"]
 
 
 def test_items_of_a_map_that_wait_do_not_take_the_turns_of_others(

@@ -165,6 +165,19 @@ WAITING = [
         waits(held=True, parked_since=ago(9), parked_problem="DURABLE_MISMATCH: no."),
         ["HELD_BY_RECORD"],
     ),
+    (
+        waits(
+            parked_since=ago(9),
+            parked_problem="DURABLE_MISMATCH: no.",
+            next_retry_at=LATER,
+            **keyed(is_fifo=True),
+        ),
+        ["HELD_BY_RECORD"],
+    ),
+    (
+        waits(parked_since=ago(9), is_parked=True, next_retry_at=LATER, **PARKED, **keyed()),
+        ["PARKED_RUN"],
+    ),
     (waits(enqueued_at=LATER, is_parked=True, parked_since=ago(9), **PARKED), ["PARKED_RUN"]),
     (waits(enqueued_at=ago(-60), parked_since=ago(9)), ["PARKED_RUN"]),
     (waits(enqueued_at=LATER, is_parked=True, node_kind="signal"), ["PARKED_SIGNAL"]),

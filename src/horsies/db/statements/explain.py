@@ -84,7 +84,7 @@ class TaskFacts(NamedTuple):
     @property
     def is_held_back(self) -> bool:
         """Whether its run or its record holds it back; tasks with keys are stored as held all the same."""
-        return self.held and self.lane is None
+        return self.held and (self.lane is None or self.parked_problem is not None)
 
 
 class WantedTask(NamedTuple):

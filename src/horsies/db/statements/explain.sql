@@ -7,7 +7,8 @@
 -- means that it becomes due after an event. A blocked task is one whose next change the database refuses.
 SELECT task.id::text, task.task_name, task.queue_name, task.status, task.priority, task.retry_count,
     task.max_retries, task.timeout_ms, task.good_until, task.held, task.enqueued_at,
-    task.enqueued_at = horsies_never_v1() AS is_parked, task.claimed_at, task.claim_expires_at, task.started_at,
+    CASE WHEN task.lane IS NULL THEN task.enqueued_at ELSE greatest(task.enqueued_at, task.next_retry_at) END
+        = horsies_never_v1() AS is_parked, task.claimed_at, task.claim_expires_at, task.started_at,
     coalesce(task.completed_at, task.failed_at, task.updated_at) AS ended_at, task.cancel_requested_at,
     task.error_code, task.claimed_by_worker_id AS worker_id, task.worker_pid, task.workflow_id::text,
     task.workflow_item_index AS item_index, node.node_id, node.kind AS node_kind, node.signal_name,

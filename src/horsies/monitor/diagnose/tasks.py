@@ -115,7 +115,8 @@ def _waiting(situation: TaskSituation) -> list[Finding]:
     if task.good_until is not None and task.good_until <= task.looked_at:
         return [_expired(situation), *_locked(situation)]
     found = [*_held(task)]
-    is_delayed = task.due_at > task.looked_at
+    # A run that its record holds keeps its place among the tasks of its key, with a time that never comes.
+    is_delayed = task.due_at > task.looked_at and task.parked_problem is None
     if is_delayed:
         found.append(_delayed(situation))
     found += pause_reasons(queue)
@@ -165,7 +166,8 @@ def _held(task: TaskFacts) -> Iterator[Finding]:
             since=task.parked_since,
             remedy=command("durable", "resume", task.id),
         )
-    if task.workflow_id is None or not task.is_held_back:
+    is_paused = task.parked_problem is None or task.run_paused_at is not None
+    if task.workflow_id is None or not task.is_held_back or not is_paused:
         return
     cause = f" because a node failed with {task.run_error_code}" if task.run_error_code else ""
     ago = f" {between(task.run_paused_at, task.looked_at)} ago" if task.run_paused_at else ""
@@ -212,7 +214,7 @@ def _parked_run(task: TaskFacts) -> Finding:
         f"the end of task {one}" for one in children
     ]
     if not task.is_parked:
-        events.append(f"the end of its wait in {between(task.looked_at, task.enqueued_at)}")
+        events.append(f"the end of its wait in {between(task.looked_at, task.due_at)}")
     remedy = f"{command('durable', 'signal', task.id, signals[0])} VALUE" if signals else None
     if children:
         remedy = command("explain", children[0])
