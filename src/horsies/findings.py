@@ -469,7 +469,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "NOT_DUE": _obstacle(
             "Its next slot is in the future.",
             "Wait, or run it now, which does not change its next slot: `horsies schedules run "
-            "NAME -m APP`.",
+            "NAME LOCATOR`.",
         ),
         "NO_SCHEDULER": _obstacle(
             "A slot is overdue, and no scheduler is connected to the database.",

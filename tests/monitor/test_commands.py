@@ -531,8 +531,9 @@ def test_a_queue_nobody_knows_ends_in_4(horsies: Run, database: Database, action
 
 
 def test_an_application_says_which_queues_there_are(horsies: Run, project: Path) -> None:
-    assert horsies("queues", "pause", "reports", "-m", project.name).code == 0
+    assert horsies("queues", "pause", "reports", project.name).code == 0
     assert horsies("queues", "pause", "images", "-m", project.name).code == 4
+    assert "reports" in horsies("queues", f"{project.name}:app").out
     listed = read(horsies("status", project.name, "--json"))["queues"]
     assert [(queue["name"], queue["paused"], queue["caps"]) for queue in listed] == [
         ("mail", False, []),

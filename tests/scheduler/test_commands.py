@@ -133,7 +133,7 @@ def test_pausing_and_resuming_from_the_command_line(
 def test_a_schedule_is_run_through_its_application(
     horsies: Run, connection: Database, project: str
 ) -> None:
-    finished = horsies("schedules", "run", "report", "-m", project)
+    finished = horsies("schedules", "run", "report", project)
     (task,) = tasks(connection)
     assert (finished.code, finished.err) == (0, "")
     assert finished.out == f"Schedule report was sent as task {task['id']}.\n"

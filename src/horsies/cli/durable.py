@@ -9,8 +9,9 @@ import typer
 
 from horsies.cli import output
 from horsies.cli.options import (
-    ApplicationOption,
     DatabaseUrlOption,
+    LocatorArgument,
+    ModuleOption,
     RunIdArgument,
     SignalNameArgument,
     SignalValueArgument,
@@ -58,7 +59,8 @@ def _unwrap_or_exit(result: Result[T, TaskActionError]) -> T:
 @durable.command()
 def show(
     run_id: RunIdArgument,
-    module: ApplicationOption = None,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -69,7 +71,7 @@ def show(
     Example:
         horsies durable show 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
-    with open_session("durable show", module, database_url) as session:
+    with open_session("durable show", module or locator, database_url) as session:
         run_id = full_id(session, run_id, "task")
         info = _unwrap_or_exit(_handle(session, run_id).info())
     if as_json:
@@ -83,11 +85,12 @@ def signal(
     run_id: RunIdArgument,
     name: SignalNameArgument,
     value: SignalValueArgument = "null",
-    module: ApplicationOption = None,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a value to a run, which is stored until a step takes it; with -m, types are checked.
+    """Send a value to a run, which is stored until a step takes it; with LOCATOR, types are checked.
 
     Exit codes: 0 delivered or stored, 1 failure or already ended, 4 no such run or signal.
 
@@ -98,7 +101,7 @@ def signal(
         sent = json.loads(value)
     except ValueError:
         exit_with(f"The value {value!r} is not JSON; put text in double quotes.", EXIT_FAILED)
-    with open_session("durable signal", module, database_url) as session:
+    with open_session("durable signal", module or locator, database_url) as session:
         run_id = full_id(session, run_id, "task")
         delivery = _unwrap_or_exit(_handle(session, run_id).signal_json(name, sent))
     if as_json:
@@ -110,7 +113,8 @@ def signal(
 @durable.command()
 def resume(
     run_id: RunIdArgument,
-    module: ApplicationOption = None,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     reason: ReasonOption = None,
 ) -> None:
@@ -121,7 +125,7 @@ def resume(
     Example:
         horsies durable resume 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
     """
-    with open_session("durable resume", module, database_url) as session:
+    with open_session("durable resume", module or locator, database_url) as session:
         run_id = full_id(session, run_id, "task")
         _unwrap_or_exit(_handle(session, run_id).resume(reason=reason))
     typer.echo(f"Run {run_id} is resumed.")
@@ -131,7 +135,8 @@ def resume(
 def reset(
     run_id: RunIdArgument,
     step: Annotated[str, typer.Argument(metavar="STEP", help="The first step to forget.")],
-    module: ApplicationOption = None,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     reason: ReasonOption = None,
 ) -> None:
@@ -142,7 +147,7 @@ def reset(
     Example:
         horsies durable reset 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a charge
     """
-    with open_session("durable reset", module, database_url) as session:
+    with open_session("durable reset", module or locator, database_url) as session:
         run_id = full_id(session, run_id, "task")
         count = _unwrap_or_exit(_handle(session, run_id).reset(step, reason=reason))
     typer.echo(f"Run {run_id} continues at {step}; it has forgotten {count} step(s).")
@@ -151,7 +156,8 @@ def reset(
 @durable.command()
 def export(
     run_id: RunIdArgument,
-    module: ApplicationOption = None,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
 ) -> None:
     """Print the record of a run as JSON, for `horsies.testing.replay`; it holds arguments and results.
@@ -161,7 +167,7 @@ def export(
     Example:
         horsies durable export 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a > run.json
     """
-    with open_session("durable export", module, database_url) as session:
+    with open_session("durable export", module or locator, database_url) as session:
         run_id = full_id(session, run_id, "task")
         record = _unwrap_or_exit(_handle(session, run_id).export())
     output.print_json(record)

@@ -9,7 +9,7 @@ import typer
 
 from horsies.cli import output
 from horsies.cli.layout import Table, Text
-from horsies.cli.options import ApplicationsOption, DatabaseUrlsOption
+from horsies.cli.options import DatabaseUrlsOption, LocatorsArgument, ModuleOption
 from horsies.cli.session import (
     EXIT_FAILED,
     EXIT_NOT_FOUND,
@@ -32,6 +32,8 @@ from horsies.monitor.diagnose.explain import (
 from horsies.monitor.diagnose.explain import explain as read_explanation
 from horsies.tasks.broker import BrokerResult
 
+_KINDS = ("queue", "schedule")
+
 
 def explain(
     subject: Annotated[
@@ -49,7 +51,8 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    modules: ApplicationsOption = None,
+    locators: LocatorsArgument = None,
+    module: ModuleOption = None,
     database_urls: DatabaseUrlsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -65,12 +68,16 @@ def explain(
         horsies explain queue mail
     """
 
+    named = list(locators or ())
+    if name is None and named and (subject in _KINDS or module or database_urls):
+        name = named.pop(0)  # a name may look like a locator
+
     def read(session: Session) -> BrokerResult[Explanation]:
-        wanted = subject if subject in ("queue", "schedule") else full_id(session, subject)
+        wanted = subject if subject in _KINDS else full_id(session, subject)
         script = _script(wanted, name, list(session.queue_caps or ()))
         return read_explanation(session.broker, script)
 
-    with open_sessions("explain", modules, database_urls) as sessions:
+    with open_sessions("explain", [module] if module else named, database_urls) as sessions:
         found = read_each(sessions, read)
     require_one(found)
     explained = report_unread(found)
@@ -97,7 +104,7 @@ def _print_all(
 
 
 def _script(subject: str, name: str | None, configured: list[str]) -> Script[Explanation]:
-    if subject not in ("queue", "schedule"):
+    if subject not in _KINDS:
         return explain_script(subject, name)
     if name is None:
         raise typer.BadParameter(

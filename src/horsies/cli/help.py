@@ -16,6 +16,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 from typer.models import CommandInfo, TyperInfo
 
+from horsies.cli.locator import read_locator_last
 from horsies.cli.parsing import pass_plain_values
 
 # The widest option including its value; a wider one gets its own row.
@@ -32,6 +33,9 @@ Sections = dict[str, list[Row]]
 
 class ScreenCommand(TyperCommand):
     """A command whose help text begins with its examples."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        return read_locator_last(super().make_parser(ctx), self.get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         pass_plain_values(self.get_params(ctx))

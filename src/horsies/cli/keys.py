@@ -9,7 +9,8 @@ from typing import Annotated, Any, assert_never
 import typer
 
 from horsies.cli import output
-from horsies.cli.options import ApplicationOption, DatabaseUrlOption
+from horsies.cli.locator import name_before_locator
+from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.session import JsonOption, ReasonOption, open_session, unwrap_or_exit
 from horsies.config.app import Rate
 from horsies.db.statements.keys import KeyState
@@ -56,7 +57,7 @@ ListLimitOption = Annotated[
 ]
 
 
-def keys(
+def keys(  # noqa: PLR0913, PLR0917
     action: Annotated[
         KeyAction,
         typer.Argument(
@@ -69,7 +70,8 @@ def keys(
     key: Annotated[
         str | None, typer.Argument(metavar="[KEY]", help="The key, for every action except list.")
     ] = None,
-    module: ApplicationOption = None,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     max_concurrency: MaxConcurrencyOption = None,
     rate: RateOption = None,
@@ -92,9 +94,11 @@ def keys(
         horsies keys set api acme --max-concurrency 10 --weight 3
         horsies keys pause api acme --reason 'the customer asked for it'
     """
+    if action is not KeyAction.LIST:
+        key, locator = name_before_locator(key, locator)
     limits = _limits(max_concurrency, rate, burst, weight)
     queue = _checked(action, queue, key, limits)
-    with open_session("keys", module, database_url) as session:
+    with open_session("keys", module or locator, database_url) as session:
         caps = session.queue_caps
         found = Keys(lambda: session.broker, None if caps is None else list(caps))
         if action is KeyAction.LIST:

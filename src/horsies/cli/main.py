@@ -6,11 +6,8 @@ typer itself rejects end in exit status 2.
 
 from __future__ import annotations
 
-import errno
 import gc
-import io
 import os
-import stat
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -21,6 +18,7 @@ import typer
 from horsies._version import __version__
 from horsies.cli.help import ScreenCommand, ScreenGroup, Sections, describe
 from horsies.cli.options import show_causes
+from horsies.cli.streams import usable_streams
 from horsies.errors import HorsiesError
 
 # The commands and their modules. A command line loads only one of them.
@@ -104,17 +102,13 @@ _RUNNING_TASKS = ("dev", "check", "worker", "scheduler", "run", "web")
 
 def main() -> None:
     """Run the command line; the entry point of `horsies` and of `python -m horsies`."""
-    _open_missing_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # stored text may not fit its encoding
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        _load(sys.argv[1:2])(prog_name="horsies")
-    except HorsiesError as error:
-        typer.echo(str(error), err=True)
-        show_causes([error])
-        sys.exit(1)
-    finally:
-        _leave_closed_terminal()
+    with usable_streams():
+        try:
+            _load(sys.argv[1:2])(prog_name="horsies")
+        except HorsiesError as error:
+            typer.echo(str(error), err=True)
+            show_causes([error])
+            sys.exit(1)
 
 
 def _load(named: list[str]) -> typer.Typer:
@@ -140,37 +134,6 @@ def _completes(named: list[str]) -> bool:
     """Return whether a shell asks for completions, or the user for the script that asks for them."""
     asked = named[:1] in (["--install-completion"], ["--show-completion"])
     return asked or "_HORSIES_COMPLETE" in os.environ
-
-
-def _open_missing_streams() -> None:
-    """Open /dev/null in place of standard streams that the caller has closed. Otherwise sockets would
-    get these streams' descriptor numbers, and a task that writes to standard error would write to a
-    socket.
-    """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            null_fd = os.open(os.devnull, os.O_RDWR)
-            if null_fd != number:
-                os.dup2(null_fd, number)
-                os.close(null_fd)
-            os.set_inheritable(number, True)
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
-
-
-def _leave_closed_terminal() -> None:
-    """Replace output streams to a closed terminal with /dev/null.
-
-    Otherwise Python could not write its last lines at exit, and its exit code would be 120.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError as error:
-            number = stream.fileno()
-            if error.errno == errno.EIO and stat.S_ISCHR(os.fstat(number).st_mode):
-                null_fd = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null_fd, number)
-                os.close(null_fd)
 
 
 class Overview(ScreenGroup):

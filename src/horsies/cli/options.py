@@ -68,17 +68,6 @@ ModuleOption = Annotated[
         show_default=False,
     ),
 ]
-# For commands without LOCATOR, whose arguments are names and ids.
-ApplicationOption = Annotated[
-    str | None,
-    typer.Option(
-        "--module",
-        "-m",
-        metavar="LOCATOR",
-        help=f"The application: {_LOCATOR_FORM}.",
-        show_default=False,
-    ),
-]
 DatabaseUrlOption = Annotated[
     str | None,
     typer.Option(
@@ -95,17 +84,6 @@ DatabaseUrlsOption = Annotated[
         metavar="URL",
         help="The database, instead of an application; default: HORSIES_DATABASE_URL or "
         "DATABASE_URL; repeat it for several databases, as in NAME=URL.",
-        show_default=False,
-    ),
-]
-ApplicationsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--module",
-        "-m",
-        metavar="LOCATOR",
-        help=f"The application: {_LOCATOR_FORM}; repeat it for several databases, as in "
-        "NAME=LOCATOR.",
         show_default=False,
     ),
 ]

@@ -10,7 +10,7 @@ import typer
 
 from horsies.cli import output
 from horsies.cli.layout import Text
-from horsies.cli.options import ApplicationOption, DatabaseUrlOption, LocatorArgument, ModuleOption
+from horsies.cli.options import DatabaseUrlOption, LocatorArgument, ModuleOption
 from horsies.cli.orders import (
     BulkCommand,
     DryRunOption,
@@ -64,7 +64,8 @@ def queues(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The queue to pause, resume or purge.")
     ] = None,
-    module: ApplicationOption = None,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     reason: ReasonOption = None,
     dry_run: DryRunOption = False,
@@ -76,7 +77,7 @@ def queues(
 
     Workers on every host stop claiming from a paused queue immediately; running tasks continue. A purge
     cancels all of a queue's waiting tasks, at most 10,000 at a time; it shows their number and asks
-    first. Valid names are the application's queues (-m) or, without an application, queues that are
+    first. Valid names are the application's queues or, without an application, queues that are
     served, have open tasks or were paused before.
 
     Exit codes: 0 done, 1 failure, 4 no such queue.
@@ -93,11 +94,11 @@ def queues(
         )
     if action is not QueueAction.PURGE and (dry_run or yes or order is not None):
         raise typer.BadParameter("--dry-run, --yes and --order belong to horsies queues purge.")
-    with open_session("queues", module, database_url) as session:
+    with open_session("queues", module or locator, database_url) as session:
         if action is None or name is None:
             _list_queues(session, as_json)
         elif action is QueueAction.PURGE:
-            words = ("queues", "purge", name, *(("-m", module) if module else ()))
+            words = ("queues", "purge", name, *filter(None, [module or locator]))
             bulk = BulkCommand(session, OrderVerb.PURGE_QUEUE, words, dry_run, yes, as_json)
             _purge_queue(bulk, name, reason, order)
         else:

@@ -13,9 +13,11 @@ from typing import Annotated, assert_never
 import typer
 
 from horsies.cli import output
+from horsies.cli.locator import name_before_locator
 from horsies.cli.options import (
-    ApplicationOption,
     DatabaseUrlOption,
+    LocatorArgument,
+    ModuleOption,
     refuse_both,
     refuse_broken_app,
 )
@@ -66,7 +68,8 @@ def schedules(
         str | None,
         typer.Argument(metavar="[NAME]", help="The schedule, for every action except list."),
     ] = None,
-    module: ApplicationOption = None,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     count: Annotated[
         int, typer.Option(min=1, max=COUNT_MAX, help="How many slots or runs to show.")
@@ -77,7 +80,7 @@ def schedules(
     """List the schedules; show one schedule's next slots or newest runs; run, pause or resume it.
 
     While a schedule is paused, its slots do not fire on any scheduler. Running a schedule sends its task
-    or starts its workflow now, without changing the timetable; this needs the application (-m).
+    or starts its workflow now, without changing the timetable; this needs LOCATOR.
 
     Exit codes: 0 done, 1 failure, 4 no such schedule.
 
@@ -85,6 +88,8 @@ def schedules(
         horsies schedules
         horsies schedules next nightly-report
     """
+    if action is not ScheduleAction.LIST:
+        name, locator = name_before_locator(name, locator)
     if name is None and action is not ScheduleAction.LIST:
         raise failure_at(
             None,
@@ -92,14 +97,14 @@ def schedules(
             help_text=f"horsies schedules {action.value} NAME",
         )
     if action is ScheduleAction.RUN:
-        refuse_both("--module", module, "--database-url", database_url)
-        if not module:
+        refuse_both("LOCATOR", module or locator, "--database-url", database_url)
+        if not (module or locator):
             raise failure_at(
                 None,
                 "horsies schedules run needs an application.",
-                help_text=f"horsies schedules run {name} -m package.module:app",
+                help_text=f"horsies schedules run {name} package.module:app",
             )
-    with open_session("schedules", module, database_url) as session:
+    with open_session("schedules", module or locator, database_url) as session:
         _act(session, action, name or "", count, as_json, reason)
 
 

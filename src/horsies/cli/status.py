@@ -20,6 +20,7 @@ from horsies.cli.session import (
     report_unread,
     require_one,
 )
+from horsies.cli.streams import has_reader
 from horsies.db.statements.blocked import BlockedRow
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.modules import Deferred
@@ -94,12 +95,16 @@ def _read(session: Session) -> BrokerResult[Overview]:
 
 
 def _watch_status(sessions: Sequence[Session], found: Found, as_json: bool, every: float) -> None:
-    """Print the status until an interrupt; wait for a database that becomes unreachable in between."""
+    """Print the status until an interrupt or until the reader of the output has left; wait for a database
+    that becomes unreachable in between.
+    """
     while True:
         if sys.stdout.isatty() and any(isinstance(done, Ok) for _, done in found):
             sys.stdout.write(CLEAR_SCREEN)
         _print_all(found, as_json)
         sys.stdout.flush()
+        if not has_reader():
+            return
         time.sleep(every)
         found = read_each(sessions, _read)
 

@@ -17,7 +17,6 @@ import typer
 from horsies.cli import output
 from horsies.cli.layout import Text
 from horsies.cli.options import (
-    ApplicationOption,
     DatabaseUrlOption,
     LocatorArgument,
     ModuleOption,
@@ -277,7 +276,8 @@ def signal(
     workflow_id: RunIdArgument,
     name: SignalNameArgument,
     value: SignalValueArgument = "null",
-    module: ApplicationOption = None,
+    locator: LocatorArgument = None,
+    module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -288,7 +288,7 @@ def signal(
     Example:
         horsies workflow signal 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a approval true
     """
-    with open_session("workflow signal", module, database_url) as session:
+    with open_session("workflow signal", module or locator, database_url) as session:
         workflow_id = full_id(session, workflow_id, "run")
         handle = WorkflowHandle[Any](workflow_id, session.broker)
         delivery = _unwrap_or_exit(handle.signal(name, _json(value)))

@@ -224,7 +224,7 @@ def _schedule_state(schedule: ScheduleFacts, paused_by: str | None) -> Iterator[
         yield finding("SCHEDULE_ENDED", f"Schedule {name} has no further slot.", subjects=[name])
     elif due_at > now:
         text = f"The next slot of schedule {name} is in {between(now, due_at)}."
-        remedy = f"{command('schedules', 'run', name)} -m APP"
+        remedy = f"{command('schedules', 'run', name)} LOCATOR"
         yield finding("NOT_DUE", text, subjects=[name], remedy=remedy)
     elif schedule.paused_at is None:
         yield _due(schedule, (now - due_at).total_seconds())

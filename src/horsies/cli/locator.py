@@ -1,0 +1,41 @@
+"""LOCATOR is the last argument of a command, even if optional arguments before it are left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+# module:app, path/file.py:app or path/file.py, optionally as NAME=LOCATOR; no JSON value has this form.
+_FORM = re.compile(r"""[^\s"'{}\[\],]+(?::[A-Za-z_]\w*|\.py)""")
+
+
+def read_locator_last(parser: Any, parameters: Iterable[Any]) -> Any:
+    """Make a command's parser recognize a locator in the place of an optional argument."""
+    parse = parser.parse_args
+
+    def parse_args(args: list[str]) -> Any:
+        values, *others = parse(args)
+        _move_locator(parameters, values)
+        return values, *others
+
+    parser.parse_args = parse_args
+    return parser
+
+
+def _move_locator(parameters: Iterable[Any], values: dict[str, Any]) -> None:
+    names = [one for one in parameters if one.param_type_name == "argument"]
+    locator = names.pop() if names else None
+    given = [one for one in names if isinstance(values.get(one.name), str)]
+    if locator is None or not given or given[-1].required:
+        return
+    found = values.get(locator.name) or ()
+    if locator.name == "locators" and _FORM.fullmatch(values[given[-1].name]):
+        values["locators"] = (values.pop(given[-1].name), *found)
+    elif locator.name == "locator" and not found and _FORM.fullmatch(values[given[-1].name]):
+        values["locator"] = values.pop(given[-1].name)
+
+
+def name_before_locator(name: str | None, locator: str | None) -> tuple[str | None, str | None]:
+    """Return the name and the locator of a command that needs a name; it may look like a locator."""
+    return (locator, None) if name is None else (name, locator)
