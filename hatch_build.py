@@ -9,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class DocumentationHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds docs/**/*.md as horsies/documentation; an editable installation reads docs itself."""
+    """Adds docs/**/*.md and their list as horsies/documentation; an editable installation reads docs."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Name the pages to include."""
@@ -17,5 +17,5 @@ class DocumentationHook(BuildHookInterface):  # type: ignore[type-arg]
         if version != "editable":
             build_data["force_include"] |= {
                 str(page): f"horsies/documentation/{page.relative_to(pages).as_posix()}"
-                for page in pages.rglob("*.md")
+                for page in [*pages.rglob("*.md"), pages / "llms.txt"]
             }

@@ -94,7 +94,7 @@ class TaskDecorator(Protocol):
 
 
 class DurableDecorator(Protocol):
-    """The type of ``@app.durable(...)``: the context is no part of a call."""
+    """The type of ``@app.durable(...)``; callers pass all parameters except the context."""
 
     @overload
     def __call__(  # type: ignore[overload-overlap]

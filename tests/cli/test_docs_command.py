@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 import typer
+from tools.site.pages import OUTSIDE
 
 from horsies.cli import docs as command
 from horsies.cli.docs import docs
+from horsies.findings import CATALOGUE
+from horsies.monitor.diagnose.doctor import CHECKS
+from tests.support import site_map
+from tests.support.generated_docs import CODE_FAMILIES
 
 PAGES = Path(__file__).parents[2] / "docs"
 
@@ -30,11 +35,25 @@ def test_without_a_topic_all_pages_are_listed_with_their_titles(
     docs()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Read a page with: horsies docs TOPIC"
-    topics = [line.split()[0] for line in lines[2:]]
+    listed = [line.split(maxsplit=1) for line in lines if line.startswith("  ")]
     pages = {page.relative_to(PAGES).with_suffix("").as_posix() for page in PAGES.rglob("*.md")}
-    assert set(topics) == pages
-    assert topics[0] == "index"
-    assert all(len(line.split()) > 1 for line in lines[2:])
+    assert {topic for topic, _ in listed} == pages
+    assert ["coming-from-celery", "Coming from Celery"] in listed
+
+
+def test_the_topics_stand_below_the_headings_of_the_site(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    docs()
+    parts = capsys.readouterr().out.split("\n\n")[1:]
+    shown = {
+        part.splitlines()[0]: [line.split()[0] for line in part.splitlines()[1:]] for part in parts
+    }
+    inside = [entry for entry in site_map.entries() if entry.name not in OUTSIDE]
+    expected: dict[str, list[str]] = {}
+    for entry in inside:
+        expected.setdefault(entry.tab, []).append(entry.name.removesuffix(".md"))
+    assert shown == expected
 
 
 def test_a_page_is_printed_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,13 +86,25 @@ def test_a_page_in_a_folder_is_found_by_its_name(
     )
 
 
-@pytest.mark.parametrize("code", ["WORKER_CRASHED", "HRS-203", "BROKER_ERROR"])
-def test_a_code_prints_its_entry(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+def printed(code: str, capsys: pytest.CaptureFixture[str]) -> str:
     docs(code)
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"{code}\n")
-    assert printed.count("**What to do:**") == 1
-    assert "###" not in printed
+    text = capsys.readouterr().out
+    assert text.startswith(f"{code.upper()}\n")
+    assert "###" not in text
+    return text
+
+
+def test_every_code_prints_its_entry(capsys: pytest.CaptureFixture[str]) -> None:
+    codes = [str(code.value) for family in CODE_FAMILIES for code in family]
+    for code in (*codes, "worker_crashed"):
+        assert "**What to do:**" in printed(code, capsys)
+
+
+def test_every_reason_and_every_check_prints_its_row(capsys: pytest.CaptureFixture[str]) -> None:
+    for code in CATALOGUE:
+        assert "`horsies explain`, " in printed(code, capsys)
+    for check in CHECKS:
+        assert "`horsies doctor` checks: " in printed(check.id.upper().replace("-", "_"), capsys)
 
 
 def test_a_terminal_gets_the_pager() -> None:

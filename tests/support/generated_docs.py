@@ -43,6 +43,7 @@ from horsies.monitor.diagnose.doctor import CHECKS
 from horsies.monitor.metrics import CATALOGUE, Metric
 from horsies.retry import RetryPolicy
 from horsies.states import TaskStatus
+from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.handle import TaskActionErrorCode
 from horsies.tasks.request import TaskSendErrorCode
 from horsies.workflow.run.info import HandleErrorCode, WorkflowStartErrorCode
@@ -142,7 +143,8 @@ SHARED_BY = 15
 # The enumerations with codes, in the order in which an entry lists its families.
 CODE_FAMILIES: tuple[type[Enum], ...] = (
     *(OperationalErrorCode, ContractCode, RetrievalCode, OutcomeCode),
-    *(TaskActionErrorCode, TaskSendErrorCode, WorkflowStartErrorCode, HandleErrorCode, ErrorCode),
+    *(TaskActionErrorCode, TaskSendErrorCode, WorkflowStartErrorCode, HandleErrorCode),
+    *(BrokerErrorCode, ErrorCode),
 )
 
 # Limits that the models check themselves, where pydantic's annotations do not show them. The tests

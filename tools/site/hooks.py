@@ -92,6 +92,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     source = OUTSIDE.get(name, f"docs/{name}")
     known = {f"docs/{one}" for one in files.src_uris}
     text = with_blocks(with_callouts(markdown))
+    if config.repo_url:
+        text = text.replace("git clone ADDRESS", f"git clone {config.repo_url}")
     return with_links(text, source, lambda path: _address(path, name, known, config.repo_url))
 
 

@@ -5,7 +5,9 @@ The wheel contains the Markdown pages next to the code (see ``hatch_build.py``);
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +17,8 @@ import typer
 from horsies.cli.options import EXIT_FAILED, EXIT_NOT_FOUND, exit_with
 
 _PACKAGE = Path(__file__).parents[1]
-_NEXT_CODE = "\n### "
+_LIST_OF_PAGES = "llms.txt"  # in the order of the site: a heading per tab, a line per page
+_LISTED = re.compile(r"^(?:## (.+)|- \[.+?\]\((.+?)\.md\):.*)$", re.MULTILINE)
 DIRECTORIES = (_PACKAGE / "documentation", _PACKAGE.parents[1] / "docs")
 
 
@@ -42,10 +45,12 @@ def docs(
     if topic is None:
         _print(_contents(pages))
         return
-    if entry := _entry_of_code(topic, pages):
+    entry = _entry_of_code(topic.upper(), pages)
+    matches = _matches(topic, list(pages))
+    if entry and (topic.isupper() or not matches):  # a page may be named like a code in lower case
         _print(entry)
         return
-    match _matches(topic, list(pages)):
+    match matches:
         case [found]:
             _print(pages[found].read_text("utf-8"))
         case []:
@@ -56,32 +61,49 @@ def docs(
 
 
 def _pages() -> dict[str, Path]:
-    """Return the pages by topic, which is the path below the directory: the start page first, folders
-    last.
-    """
+    """Return the pages by topic, which is the path below the directory, sorted by folder and name."""
     for directory in DIRECTORIES:
         paths = {
             path.relative_to(directory).with_suffix("").as_posix(): path
             for path in directory.rglob("*.md")
         }
         if paths:
-            return dict(sorted(paths.items(), key=lambda one: _rank(one[0])))
+            return dict(sorted(paths.items(), key=lambda one: one[0].rpartition("/")))
     return exit_with("This installation of horsies has no documentation.", EXIT_FAILED)
 
 
-def _rank(topic: str) -> tuple[bool, str, bool, str]:
-    folder, _, name = topic.rpartition("/")
-    return bool(folder), folder, name != "index", name
+def _entry_of_code(code: str, pages: dict[str, Path]) -> str | None:
+    """Return all that the documentation lists under a code: of an error, of a reason, of a check."""
+    found = [
+        *_section(code, _text("codes", pages)),
+        *(
+            f"`horsies explain`, {row[0]}: {row[3]}\n\n**What to do:** {row[4]}"
+            for row in _rows(_text("explain", pages))
+            if row[1:2] == [f"`{code}`"]
+        ),
+        *(
+            f"`horsies doctor` checks: {row[1]}\n\nYellow: {row[2]}. Red: {row[3]}."
+            for row in _rows(_text("doctor", pages))
+            if row[0] == f"`{code.lower().replace('_', '-')}`"
+        ),
+    ]
+    return "\n\n".join([code, *found, ""]) if found else None
 
 
-def _entry_of_code(topic: str, pages: dict[str, Path]) -> str | None:
-    """Return the section of the page of codes, for an upper-case topic that is a code."""
-    if topic != topic.upper() or "codes" not in pages:
-        return None
-    _, found, rest = pages["codes"].read_text("utf-8").partition(f"\n### {topic}\n")
-    return (
-        f"{topic}\n{rest.split(_NEXT_CODE, 1)[0].split('<!--', 1)[0].rstrip()}\n" if found else None
-    )
+def _text(topic: str, pages: dict[str, Path]) -> str:
+    return pages[topic].read_text("utf-8") if topic in pages else ""
+
+
+def _section(code: str, text: str) -> list[str]:
+    found = re.search(rf"^### {re.escape(code)}\n+(.*?)\n+(?=### |<!--|\Z)", text, re.M | re.S)
+    return [found[1]] if found else []
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    """Yield the cells of each table row."""
+    for line in text.splitlines():
+        if line.startswith("| "):
+            yield [cell.strip() for cell in line.strip("|").split(" | ")]
 
 
 def _matches(topic: str, known: list[str]) -> list[str]:
@@ -99,9 +121,21 @@ def _suggestion(topic: str, pages: dict[str, Path]) -> str:
 
 
 def _contents(pages: dict[str, Path]) -> str:
+    """Return the topics below the headings of the site's navigation."""
     width = max(map(len, pages))
-    lines = [f"{topic:{width}}  {_title(path)}" for topic, path in pages.items()]
-    return "\n".join(["Read a page with: horsies docs TOPIC", "", *lines, ""])
+    lines = ["Read a page with: horsies docs TOPIC", "Look up a code with: horsies docs CODE"]
+    rest = dict(pages)
+    for tab, topic in _LISTED.findall(_list_of_pages()):
+        lines += ["", tab] if tab else []
+        if path := rest.pop(topic, None):
+            lines.append(f"  {topic:{width}}  {_title(path)}")
+    lines += ["", *(f"  {topic:{width}}  {_title(path)}" for topic, path in rest.items())]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _list_of_pages() -> str:
+    lists = (directory / _LIST_OF_PAGES for directory in DIRECTORIES)
+    return next((one.read_text("utf-8") for one in lists if one.exists()), "")
 
 
 def _title(page: Path) -> str:

@@ -118,7 +118,7 @@ def resume(
     database_url: DatabaseUrlOption = None,
     reason: ReasonOption = None,
 ) -> None:
-    """Let a run continue that is held because its code does not fit its record.
+    """Continue a run that is held because its code does not fit its record.
 
     Exit codes: 0 resumed, 1 failure or not held, 4 no such run.
 
@@ -140,7 +140,7 @@ def reset(
     database_url: DatabaseUrlOption = None,
     reason: ReasonOption = None,
 ) -> None:
-    """Forget a step and all that were recorded after it, and continue there; effects stay and happen again.
+    """Forget a step and all later ones, and continue there; their effects stay and happen again.
 
     Exit codes: 0 done, 1 failure, running or ended, 4 no such run or step.
 

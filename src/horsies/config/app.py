@@ -111,11 +111,11 @@ class PerKey(FrozenModel):
     Defaults to None."""
 
     rate: Rate | None = None
-    """How many tasks of one key may start in a time. None sets no limit. Defaults to None."""
+    """How many tasks of one key may start per period. None sets no limit. Defaults to None."""
 
     order: Literal["parallel", "fifo"] = "parallel"
     """`fifo` runs the tasks of one key one after the other, in the order of their sends: a task waits until
-    the one before it has ended finally, retries included. Defaults to `parallel`."""
+    the one before it has ended, after all of its retries. Defaults to `parallel`."""
 
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
     """How many tasks of one key start at its turn, on average, from 0.01 to 100. Defaults to 1."""

@@ -115,7 +115,7 @@ class AsyncDurable:
         detached: bool = False,
         timeout_ms: int | None = None,
     ) -> AsyncDurableSteps:
-        """Give a step a name, a limit or a policy, a child its independence; see ``Durable.with_options``."""
+        """Set options of a step or a child; see ``Durable.with_options``."""
         return AsyncDurableSteps(self, StepOptions(name, retry, detached, timeout_ms))
 
     @overload
@@ -147,7 +147,7 @@ class AsyncDurable:
 
     @property
     def step_key(self) -> str:
-        """Inside a step: a text that is the same in every try of this step; see ``Durable``."""
+        """The idempotency key of the running step; see ``Durable.step_key``."""
         step = current_step.get()
         if step is None:
             raise DurableMisuse("ctx.step_key is the key of a running step; read it inside one.")
@@ -248,7 +248,7 @@ class AsyncDurable:
 
     @property
     def is_parking(self) -> bool:
-        """Whether the function is being left to wait."""
+        """Whether the function is unwinding because the run is being parked."""
         return isinstance(self._run.left, Parked)
 
     def _check(self) -> None:

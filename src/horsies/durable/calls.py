@@ -132,7 +132,7 @@ Outcome: TypeAlias = tuple[str | None, Failure | None]
 
 
 class NewChild(NamedTuple, Generic[T_co]):
-    """How a task or a workflow is started and read as a child; tasks have no ``outcome`` of their own."""
+    """How a child is started and its result read; ``outcome`` is set for workflows only."""
 
     name: str
     results: ResultCodec

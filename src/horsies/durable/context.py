@@ -181,7 +181,7 @@ class Durable:
 
     @property
     def step_key(self) -> str:
-        """Inside a step: a text that is the same in every try of this step and differs from all others.
+        """The idempotency key of the running step: the same on every retry, different for every step.
 
         Example:
             gateway.charge(amount, idempotency_key=ctx.step_key)
@@ -323,7 +323,7 @@ class Durable:
 
     @property
     def is_parking(self) -> bool:
-        """Whether the function is being left to wait: ``finally`` blocks run at every park."""
+        """Whether the function is unwinding to be parked: ``finally`` blocks run at every park."""
         return isinstance(self._run.left, Parked)
 
     # Execution

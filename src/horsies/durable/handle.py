@@ -155,7 +155,7 @@ class DurableHandle:
         return self._change("signal_run", self._signal(name, value), f"signal {name}")
 
     def signal_json(self, name: str, value: object) -> Result[SignalDelivery, TaskActionError]:
-        """``signal`` with a JSON value, as a command line has it: a model is given as its object."""
+        """Like ``signal``, for a value that is already JSON, such as one from a command line."""
         return self._change("signal_run", self._signal(name, value, is_json=True), f"signal {name}")
 
     async def signal_async(
@@ -166,7 +166,7 @@ class DurableHandle:
         return await self._change_async("signal_run", script, f"signal {name}")
 
     def resume(self, *, reason: str | None = None) -> Result[None, TaskActionError]:
-        """Let a run continue that was held because its code does not fit its record."""
+        """Continue a run that was held because its code does not fit its record."""
         return self._change("resume_run", self._resume(), reason)
 
     async def resume_async(self, *, reason: str | None = None) -> Result[None, TaskActionError]:
@@ -174,7 +174,7 @@ class DurableHandle:
         return await self._change_async("resume_run", self._resume(), reason)
 
     def reset(self, step: str, *, reason: str | None = None) -> Result[int, TaskActionError]:
-        """Forget this step and all that were recorded after it, and continue there; return their number.
+        """Forget this step and all later ones, and continue there; return how many were forgotten.
 
         Only a parked or held run can be reset. Effects of forgotten steps stay, and happen again.
         """
