@@ -97,7 +97,7 @@ def printed(code: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_every_code_prints_its_entry(capsys: pytest.CaptureFixture[str]) -> None:
     codes = [str(code.value) for family in CODE_FAMILIES for code in family]
     for code in (*codes, "worker_crashed"):
-        assert "**What to do:**" in printed(code, capsys)
+        assert "**Remedy:**" in printed(code, capsys)
 
 
 def test_every_reason_and_every_check_prints_its_row(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ REMEDIES = {
     "UNHANDLED_EXCEPTION": "`horsies show ID --payload` has the traceback. Map the exception to your own code to "
     "tell it from others.",
     "UPSTREAM_SKIPPED": "Look for the failed node before this one.",
-    "VALIDATION_FAILED": "Correct what the message names; nothing was stored.",
+    "VALIDATION_FAILED": "Correct the value that the message names; nothing was stored.",
     "WAIT_TIMEOUT": "The task runs on. `horsies explain ID` says why it has not ended.",
     "WORKER_CRASHED": "`horsies show ID` has the signal or exit code: 9 often means out of memory. List the code in "
     "`auto_retry_for` if the task may run twice.",
@@ -81,7 +81,7 @@ REMEDIES = {
     "QUEUE_SWITCH_FAILED": "Try again if `error.retryable` is true; the message has the database's error.",
     "SCHEDULE_EXISTS": "Choose another name, or pass `replace=True`; see [schedules at run time](scheduling.md#schedules-at-run-time).",
     "SCHEDULE_OPERATION_FAILED": "Try again if `error.retryable` is true; the message has the database's error.",
-    "SCHEMA_INIT_FAILED": "Run [`horsies migrate`](deployment.md) with a role that may create tables; `horsies doctor` names what is missing.",
+    "SCHEMA_INIT_FAILED": "Run [`horsies migrate`](deployment.md) with a role that may create tables; `horsies doctor` names the missing ones.",
     "TASK_INFO_QUERY_FAILED": "Try again if `error.retryable` is true; the task itself is not affected.",
     "UNKNOWN_QUEUE": "Use one of the names in the message; `horsies queues` lists them.",
     "UNKNOWN_SCHEDULE": "Use one of the names in the message; `horsies schedules` lists them.",
@@ -93,4 +93,4 @@ REMEDIES = {
     "NO_TYPE_AVAILABLE": "Nothing: this release never returns the code.",
 }
 # Mistakes that are found when an application starts: their message has the place and the fix.
-AT_THE_START = "Correct what the message names: it has the file, the line and the fix. `horsies check` finds all of them."
+AT_THE_START = "Correct the mistake: the message has the file, the line and the fix. `horsies check` finds all of them."

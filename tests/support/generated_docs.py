@@ -400,7 +400,7 @@ def codes_list() -> str:
             )
     return "\n\n".join(
         "\n".join(
-            [f"### {code}", "", *lines, "", f"**What to do:** {REMEDIES.get(code, AT_THE_START)}"]
+            [f"### {code}", "", *lines, "", f"**Remedy:** {REMEDIES.get(code, AT_THE_START)}"]
         )
         for code, lines in sorted(entries.items())
     )

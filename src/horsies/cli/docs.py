@@ -77,7 +77,7 @@ def _entry_of_code(code: str, pages: dict[str, Path]) -> str | None:
     found = [
         *_section(code, _text("codes", pages)),
         *(
-            f"`horsies explain`, {row[0]}: {row[3]}\n\n**What to do:** {row[4]}"
+            f"`horsies explain`, {row[0]}: {row[3]}\n\n**Remedy:** {row[4]}"
             for row in _rows(_text("explain", pages))
             if row[1:2] == [f"`{code}`"]
         ),

@@ -14,7 +14,7 @@ from typing import Any
 
 @contextmanager
 def usable_streams() -> Iterator[None]:
-    """Let a command write to its streams, whatever happens to the other side."""
+    """Let a command write to its streams, even if their other side is gone."""
     _open_missing_streams()
     for name in ("stdout", "stderr"):
         setattr(sys, name, _outliving_its_reader(getattr(sys, name)))
@@ -35,7 +35,7 @@ def has_reader() -> bool:
 class PipeOutput(io.FileIO):
     """A pipe to a program that may end early, such as ``head``.
 
-    The rest of the output is dropped, and the command goes on: a bulk change is not cut off in the
+    The rest of the output is dropped, and the command continues: a bulk change is not cut off in the
     middle, and the exit code is that of the work.
     """
 
@@ -51,7 +51,7 @@ class PipeOutput(io.FileIO):
 
 
 def _outliving_its_reader(stream: Any) -> Any:
-    """Return a stream that drops what a pipe no longer takes; other streams stay as they are."""
+    """Return a stream that drops its output once a pipe has no reader; other streams stay as they are."""
     try:
         is_pipe = stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
     except (OSError, ValueError):
