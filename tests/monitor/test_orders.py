@@ -233,12 +233,9 @@ def test_an_order_that_matches_nothing_is_done_at_once(
     assert resent(connection) == [0]
 
 
-def test_an_order_is_bounded(
-    broker: PostgresBroker, connection: Database, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orders, "ORDER_MAX", 250)
+def test_an_order_is_bounded(broker: PostgresBroker, connection: Database, quick: None) -> None:
     add_failed(connection, 300)
-    found = preview(broker, OrderVerb.RETRY_TASKS)
+    found = preview(broker, OrderVerb.RETRY_TASKS, limit=250)
     assert (found.matching, found.has_more) == (250, True)
     assert carry_out(broker, found.order).unwrap().progress.done == 250
     assert resent(connection) == [0, 1]

@@ -118,6 +118,7 @@ COMMAND_GUIDES = {
     "migrate": "deployment.md#migrations",
     "queues": "operating.md#pausing-a-queue",
     "retry": "operating.md#sending-a-request-again",
+    "delete": "personal-data.md#deleting",
     "run": "developing.md#running-a-stored-task-again",
     "scheduler": "scheduling.md#running-a-scheduler",
     "schedules": "operating.md#schedules",

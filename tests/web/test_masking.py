@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horsies.monitor.arguments import MASKED, ArgumentProblem, parse_argument
 from horsies.web.masking import (
     MASK,
-    MASKED,
-    ArgumentProblem,
     Masking,
-    parse_argument,
     visible,
 )
 

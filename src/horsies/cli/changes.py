@@ -126,19 +126,19 @@ def cancel(  # noqa: PLR0913, PLR0917
         horsies cancel 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a
         horsies cancel --queue mail --since 2h --dry-run
     """
-    filters = _filters(status, queue, name, error_code, None, since, until)
-    ids, locator = _split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
+    filters = filters_of(status, queue, name, error_code, None, since, until)
+    ids, locator = split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
     with open_session("cancel", module or locator, database_url) as session:
-        ids = _full_ids(session, ids)
+        ids = full_ids(session, ids)
 
         def cancel_one(task_id: str) -> Result[TaskCancelled, TaskActionError]:
             handle = TaskHandle[Any](task_id, session.broker)
             return handle.cancel(include_running=not no_running, reason=reason)
 
-        words = _words("cancel", module or locator)
+        words = command_words("cancel", module or locator)
         bulk = BulkCommand(session, OrderVerb.CANCEL_TASKS, words, dry_run, yes, as_json)
         if order is not None:
-            bulk.resume(_alone(order, filters, ids))
+            bulk.resume(order_alone(order, filters, ids))
         elif filters is None and not dry_run:
             _change_each(ids, cancel_one, _cancelled_sentence, as_json)
         else:
@@ -185,14 +185,14 @@ def retry(  # noqa: PLR0913, PLR0917
         horsies retry --error-code GATEWAY_DOWN --since 2h --dry-run
         horsies retry 01a1dd42fbaa shop.background:app --set amount=12
     """
-    filters = _filters(status, queue, name, error_code, fingerprint, since, until)
-    ids, locator = _split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
+    filters = filters_of(status, queue, name, error_code, fingerprint, since, until)
+    ids, locator = split_locator(task_ids or [], is_bulk=filters is not None or order is not None)
     with open_session("retry", module or locator, database_url) as session:
-        ids = _full_ids(session, ids)
-        words = _words("retry", module or locator)
+        ids = full_ids(session, ids)
+        words = command_words("retry", module or locator)
         bulk = BulkCommand(session, OrderVerb.RETRY_TASKS, words, dry_run, yes, as_json)
         if order is not None:
-            bulk.resume(_alone(order, filters, ids))
+            bulk.resume(order_alone(order, filters, ids))
         elif changes:
             is_alone = len(ids) == 1 and not dry_run
             retry_edited = partial(_retry_edited, session, _changes(changes, is_alone), reason)
@@ -246,13 +246,13 @@ def _retried_sentence(retried: TaskRetried) -> str:
     return f"Task {old} was {was}; sent again as task {retried.task_id}."
 
 
-def _alone(order_id: str, filters: TaskFilters | None, ids: Sequence[str]) -> str:
+def order_alone(order_id: str, filters: TaskFilters | None, ids: Sequence[str]) -> str:
     if filters is not None or ids:
         raise typer.BadParameter("--order stands alone: the order has its own filters.")
     return order_id
 
 
-def _filters(
+def filters_of(
     status: list[TaskStatus] | None,
     queue: list[str] | None,
     name: list[str] | None,
@@ -275,7 +275,7 @@ def _filters(
     )
 
 
-def _words(command: str, locator: str | None) -> tuple[str, ...]:
+def command_words(command: str, locator: str | None) -> tuple[str, ...]:
     return (command, "-m", locator) if locator else (command,)
 
 
@@ -327,7 +327,7 @@ def _change_text(row: ActionRow) -> Text:
     return text
 
 
-def _split_locator(arguments: Sequence[str], *, is_bulk: bool) -> tuple[list[str], str | None]:
+def split_locator(arguments: Sequence[str], *, is_bulk: bool) -> tuple[list[str], str | None]:
     """Separate the ids from the LOCATOR."""
     if not arguments and not is_bulk:
         raise typer.BadParameter("Name the tasks by their ids, or choose them by filters.")
@@ -341,7 +341,7 @@ def _split_locator(arguments: Sequence[str], *, is_bulk: bool) -> tuple[list[str
     return ids, last if has_locator else None
 
 
-def _full_ids(session: Session, given: Sequence[str]) -> list[str]:
+def full_ids(session: Session, given: Sequence[str]) -> list[str]:
     """Complete the ids; if there are several, all must be valid before any is used."""
     found = [full_id(session, one, "task") for one in given]
     for one in found if len(found) > 1 else ():

@@ -43,6 +43,7 @@ _MODULES = {
     "failures": "failures",
     "cancel": "changes",
     "retry": "changes",
+    "delete": "erase",
     "history": "changes",
     "workflows": "workflows",
     "schedules": "schedules",
@@ -55,7 +56,7 @@ _MODULES = {
     "workflow": "workflows",
     "durable": "durable",
 }
-# The line for each command in `horsies --help`, in groups.
+# The line for each command in `horsies --help`, in groups; two commands may share a line.
 _GROUPS = {
     "Develop": {
         "init": "Create a project that runs",
@@ -87,13 +88,13 @@ _GROUPS = {
         "health": "Ping the workers, for probes",
     },
     "Change": {
-        "cancel": "Cancel tasks",
-        "retry": "Send finished tasks again",
+        "cancel, retry": "Cancel tasks; send finished tasks again",
+        "delete": "Delete ended tasks and runs permanently",
         "queues": "List, pause, resume or purge queues",
         "keys": "List the keys of a queue; limit, pause or resume one",
         "schedules": "List, run, pause or resume schedules",
         "workflow": "Show, pause, resume, cancel, retry or signal a run",
-        "durable": "Show, signal, resume, reset or export a run of a durable function",
+        "durable": "Show, signal, resume, reset or export a durable run",
     },
 }
 # Commands that run the application's code, whose models may use pydantic plugins.

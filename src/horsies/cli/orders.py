@@ -11,7 +11,7 @@ import typer
 
 from horsies.cli import output
 from horsies.cli.session import EXIT_FAILED, EXIT_NOT_FOUND, Session, exit_with, unwrap_or_exit
-from horsies.monitor.order_plan import Order, OrderState, OrderVerb, Preview
+from horsies.monitor.order_plan import Order, OrderState, OrderVerb, Preview, merged
 from horsies.monitor.orders import (
     carry_out,
     no_such_order,
@@ -49,13 +49,15 @@ class BulkCommand:
     yes: bool
     as_json: bool
 
-    def run(self, draft: BrokerResult[Order]) -> None:
-        """Show an order's dry run, ask, and carry it out."""
-        if isinstance(draft, Err):
-            raise typer.BadParameter(draft.err_value.message)
-        preview = unwrap_or_exit(
-            self.session.broker.perform(_READING, preview_script(draft.ok_value))
-        )
+    def run(self, *drafts: BrokerResult[Order]) -> None:
+        """Show the dry run of an order, or of several that belong together, ask, and carry them out."""
+        previews: list[Preview] = []
+        for draft in drafts:
+            if isinstance(draft, Err):
+                raise typer.BadParameter(draft.err_value.message)
+            script = preview_script(draft.ok_value)
+            previews.append(unwrap_or_exit(self.session.broker.perform(_READING, script)))
+        preview = merged(previews)
         is_last = self.dry_run or not preview.eligible
         if is_last or not self.as_json:
             self._show_preview(preview)
@@ -63,7 +65,8 @@ class BulkCommand:
             return
         if not self.yes:
             _ask(preview)
-        self._carry_out(preview.order)
+        for one in previews:
+            self._carry_out(one.order)
 
     def resume(self, order_id: str) -> None:
         """Continue an order that was stopped, or whose command lost the database or was killed.
@@ -107,6 +110,8 @@ class BulkCommand:
         typer.echo(preview.summary)
         newest, oldest = output.timestamp(preview.newest_at), output.timestamp(preview.oldest_at)
         typer.echo(f"newest {newest}, oldest {oldest}")
+        if self.verb.erases:
+            typer.echo(f"for example {preview.newest_id}")
         if preview.has_more and preview.oldest_at is not None:
             until = preview.oldest_at.isoformat(timespec="milliseconds")
             typer.echo(

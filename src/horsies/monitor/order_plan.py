@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,6 +21,8 @@ from horsies.states import TaskStatus, WorkflowStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerResult
 
 ORDER_MAX = 10_000
+# For orders that keep no list of ids.
+ENDLESS = 2**31 - 1
 # How many rows a dry run reads per page.
 PAGE = 1_000
 
@@ -32,6 +35,7 @@ class OrderVerb(StrEnum):
     RETRY_TASKS = "retry_tasks"
     CANCEL_TASKS = "cancel_tasks"
     PURGE_QUEUE = "purge_queue"
+    DELETE_TASKS = "delete_tasks"
     RETRY_RUNS = "retry_runs"
     RESUME_RUNS = "resume_runs"
     PAUSE_RUNS = "pause_runs"
@@ -40,6 +44,11 @@ class OrderVerb(StrEnum):
     @property
     def is_of_runs(self) -> bool:
         return self.value.endswith("_runs")
+
+    @property
+    def erases(self) -> bool:
+        """Whether the order removes data permanently."""
+        return self is OrderVerb.DELETE_TASKS
 
 
 _ENDED = (TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.EXPIRED, TaskStatus.COMPLETED)
@@ -60,6 +69,7 @@ SCOPES: Mapping[OrderVerb, Scope] = {
     OrderVerb.RETRY_TASKS: Scope((TaskStatus.FAILED,), _ENDED),
     OrderVerb.CANCEL_TASKS: Scope(_OPEN, _OPEN),
     OrderVerb.PURGE_QUEUE: Scope(_OPEN[:2], _OPEN[:2]),
+    OrderVerb.DELETE_TASKS: Scope(_ENDED, _ENDED),
     OrderVerb.RETRY_RUNS: Scope((WorkflowStatus.FAILED,), (WorkflowStatus.FAILED,)),
     OrderVerb.RESUME_RUNS: Scope((WorkflowStatus.PAUSED,), (WorkflowStatus.PAUSED,)),
     OrderVerb.PAUSE_RUNS: Scope((WorkflowStatus.RUNNING,), (WorkflowStatus.RUNNING,)),
@@ -79,6 +89,7 @@ WORDS: Mapping[OrderVerb, Wording] = {
     OrderVerb.RETRY_TASKS: Wording("Send again", "Send {} again?", "sent again"),
     OrderVerb.CANCEL_TASKS: Wording("Cancel", "Cancel {}?", "cancelled"),
     OrderVerb.PURGE_QUEUE: Wording("Purge", "Cancel {}?", "cancelled"),
+    OrderVerb.DELETE_TASKS: Wording("Delete", "Delete {} permanently?", "deleted"),
     OrderVerb.RETRY_RUNS: Wording("Retry", "Retry {}?", "retried"),
     OrderVerb.RESUME_RUNS: Wording("Resume", "Resume {}?", "resumed"),
     OrderVerb.PAUSE_RUNS: Wording("Pause", "Pause {}?", "paused"),
@@ -107,12 +118,19 @@ class Order:
     newest: str | None = None
     oldest: str | None = None
     matching: int = 0
+    # How the ids of an order were found, without the value that was searched for.
+    found_by: str | None = None
+    # The most rows.
+    limit: int = ORDER_MAX
 
     @property
     def subject(self) -> str:
         """The tasks or runs in words, as in ``tasks FAILED on mail, CARD_REFUSED``."""
         if self.tasks is not None and self.verb is OrderVerb.PURGE_QUEUE:
             return f"queue {', '.join(self.tasks.queues)}"
+        if self.ids and self.verb.erases:
+            found = f" found by {self.found_by}" if self.found_by else ""
+            return f"{len(self.ids):,} tasks and runs{found}"
         if self.ids:
             return f"{len(self.ids):,} selected tasks"
         return " ".join(_filter_words(self.tasks or self.runs or TaskFilters()))
@@ -123,8 +141,9 @@ class Order:
 
     def counted(self, count: int) -> str:
         """The number of tasks or runs with their noun, as in ``12 tasks``."""
-        noun = "run" if self.verb.is_of_runs else "task"
-        return f"{count:,} {noun}{'' if count == 1 else 's'}"
+        noun = "run" if self.verb.is_of_runs else "task or run" if self.found_by else "task"
+        plural = "tasks and runs" if self.found_by else f"{noun}s"
+        return f"{count:,} {noun if count == 1 else plural}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +157,7 @@ class Preview:
     newest_at: datetime | None
     oldest_at: datetime | None
     has_more: bool
+    newest_id: str | None = None
 
     @property
     def summary(self) -> str:
@@ -153,10 +173,28 @@ class Preview:
             "matching": self.matching,
             "eligible": self.eligible,
             "refused": dict(self.refused),
+            "newest_id": self.newest_id,
             "newest_at": self.newest_at,
             "oldest_at": self.oldest_at,
             "has_more": self.has_more,
         }
+
+
+def merged(previews: Sequence[Preview]) -> Preview:
+    """Return the dry run of several orders that belong together, as one."""
+    first, *others = previews
+    if not others:
+        return first
+    refused: Counter[str] = Counter()
+    for one in previews:
+        refused.update(one.refused)
+    return replace(
+        first,
+        matching=sum(one.matching for one in previews),
+        eligible=sum(one.eligible for one in previews),
+        refused=dict(refused),
+        oldest_at=previews[-1].oldest_at,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +287,8 @@ def draft_order(
     include_running: bool = True,
     reason: str | None = None,
     order_id: str | None = None,
+    found_by: str | None = None,
+    limit: int = ORDER_MAX,
 ) -> BrokerResult[Order]:
     """Check an order's status filter, before its dry run has fixed the bounds."""
     scope = SCOPES[verb]
@@ -267,7 +307,15 @@ def draft_order(
         return Err(BrokerOperationError(BrokerErrorCode.INVALID_QUERY, message))
     statuses = filters.statuses or scope.default
     running = include_running and verb is not OrderVerb.PURGE_QUEUE
-    order = Order(order_id or new_id(), verb, None, None, named, running, reason)
+    order = Order(
+        order_id or new_id(),
+        verb,
+        ids=named,
+        include_running=running,
+        reason=reason,
+        found_by=found_by,
+        limit=limit,
+    )
     if isinstance(filters, TaskFilters):
         chosen = [TaskStatus(status) for status in statuses]
         return Ok(replace(order, tasks=replace(filters, statuses=chosen, limit=PAGE, after=None)))

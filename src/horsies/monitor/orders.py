@@ -36,6 +36,7 @@ from horsies.db.statements.actions import (
     stop_order,
     store_order,
 )
+from horsies.db.statements.erasing import meet_erasures
 from horsies.db.statements.queues import ResentTask, resend_tasks
 from horsies.db.statements.tasks import CancelledTask, cancel_tasks
 from horsies.db.statements.workflows import (
@@ -48,9 +49,10 @@ from horsies.db.statements.workflows import (
 )
 from horsies.error_codes import OutcomeCode
 from horsies.ids import fixed_id, stored_form
+from horsies.monitor.erasing import ERASE_BATCH, erase_script, judge_erasures_script
 from horsies.monitor.order_plan import (
+    ENDLESS,
     NO_PROGRESS,
-    ORDER_MAX,
     PAGE,
     SCOPES,
     Order,
@@ -100,28 +102,32 @@ def preview_script(draft: Order) -> Script[Preview]:
     """Count an order's rows and fix its bounds; nothing is changed."""
     (clock,) = yield read_clock()
     order = replace(draft, at=clock.at)
-    seen: list[_Found] = []
-    refused: Counter[str] = Counter()
+    first: _Found | None = None
+    last: _Found | None = None
+    matching, refused = 0, Counter[str]()
     cursor: str | None = None
-    has_more = True
-    for _ in range(_PAGES_MAX):
+    has_more, pages = True, 0
+    while pages < _PAGES_MAX or order.limit == ENDLESS:
         found, cursor = yield from _page_script(order, cursor, PAGE)
-        has_more = cursor is not None or len(seen) + len(found) > ORDER_MAX
-        found = found[: ORDER_MAX - len(seen)]
+        has_more = cursor is not None or matching + len(found) > order.limit
+        found = found[: order.limit - matching]
         refused += yield from _judge_script(order, found)
-        seen += found
-        if cursor is None or len(seen) == ORDER_MAX:
+        pages, matching = pages + 1, matching + len(found)
+        if found:
+            first, last = first or found[0], found[-1]
+        if cursor is None or matching == order.limit:
             break
-    if seen and not order.ids:
-        order = replace(order, newest=_just_above(seen[0]), oldest=seen[-1].cursor)
+    if first and last and not order.ids:
+        order = replace(order, newest=_just_above(first), oldest=last.cursor)
     return Preview(
-        order=replace(order, matching=len(seen)),
-        matching=len(seen),
-        eligible=len(seen) - refused.total(),
+        order=replace(order, matching=matching),
+        matching=matching,
+        eligible=matching - refused.total(),
         refused=dict(refused),
-        newest_at=seen[0].row.created_at if seen else None,
-        oldest_at=seen[-1].row.created_at if seen else None,
+        newest_at=first.row.created_at if first else None,
+        oldest_at=last.row.created_at if last else None,
         has_more=has_more,
+        newest_id=first.row.id if first else None,
     )
 
 
@@ -171,10 +177,9 @@ def _rank(cursor: str) -> tuple[datetime | str, ...]:
 
 def _named_script(order: Order, start: int, limit: int) -> Script[tuple[list[_Found], str | None]]:
     ids = order.ids[start : start + limit]
-    rows: list[Candidate] = yield read_candidates(
-        [one for one in ids if stored_form(one) is not None]
-    )
-    known = {row.id: row for row in rows}
+    valid = [one for one in ids if stored_form(one) is not None]
+    rows = yield (meet_erasures if order.verb.erases else read_candidates)(valid)
+    known = {row.id: Candidate(*row[:4]) for row in rows}
     missing = datetime.min.replace(tzinfo=UTC)
     found = [_Found(known.get(one) or Candidate(one, "", missing, None), one) for one in ids]
     following = start + len(ids)
@@ -190,6 +195,10 @@ def _just_above(found: _Found) -> str:
 
 def _judge_script(order: Order, found: Sequence[_Found]) -> Script[Counter[str]]:
     """Count the rows that the order would reject, by reason."""
+    if order.verb.erases:
+        known = [one.row.id for one in found if one.row.status]
+        missing = Counter({NOT_FOUND: len(found) - len(known)})
+        return +(missing + (yield from judge_erasures_script(order, known)))
     allowed = {status.value for status in SCOPES[order.verb].allowed}
     spares_running = not order.verb.is_of_runs and not order.include_running
     refused: Counter[str] = Counter()
@@ -337,12 +346,15 @@ def _advanced_script(state: OrderState) -> Script[OrderState]:
     order, progress = state.order, state.progress
     found, cursor = list[_Found](), None
     if order.matching:
-        found, cursor = yield from _page_script(order, progress.cursor, BATCH)
+        limit = ERASE_BATCH if order.verb.erases and not order.ids else BATCH
+        found, cursor = yield from _page_script(order, progress.cursor, limit)
     ids = [one.row.id for one in found if one.row.status]
     if order.verb.is_of_runs:
         refused = yield from _control_script(order, ids)
     elif order.verb is OrderVerb.RETRY_TASKS:
         refused = yield from _resend_script(order, ids)
+    elif order.verb.erases:
+        refused = yield from erase_script(order, ids)
     else:
         refused = yield from _cancel_script(order, ids)
     done = progress.done + len(ids) - refused.total()

@@ -58,10 +58,10 @@ CANDIDATES_MAX = 200
 SEARCHED_BYTES_MAX = 65_536
 PARSED_CHARACTERS_MAX = CANDIDATES_MAX * SEARCHED_BYTES_MAX
 
-_FIRST_ID = "00000000-0000-0000-0000-000000000000"
-_LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+FIRST_ID = "00000000-0000-0000-0000-000000000000"
+LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 _FIRST_TIME = datetime(1, 1, 2, tzinfo=UTC)
-_LAST_RUN = RunPosition(_LAST_ID, datetime(9999, 12, 30, tzinfo=UTC))
+_LAST_RUN = RunPosition(LAST_ID, datetime(9999, 12, 30, tzinfo=UTC))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _LAST_MILLISECOND = (datetime(9999, 12, 30, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
@@ -77,12 +77,14 @@ Filters = TypeVar("Filters")
 class Search:
     """A search in arguments. The candidates are stored arguments that contain ``key`` and ``needle``,
     and the ``positional`` tasks, in which that name is a positional parameter; ``matches`` decides.
+    Arguments of more than ``max_bytes`` are not searched.
     """
 
     key: str
     needle: str
     matches: Callable[[FoundTask], bool]
     positional: Sequence[str] = ()
+    max_bytes: int = SEARCHED_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +306,9 @@ async def list_tasks_async(broker: PostgresBroker, filters: TaskFilters) -> Brok
 
 
 def tasks_script(filters: TaskFilters) -> Script[TaskPage]:
-    until = first_id_at(filters.until) if filters.until else _LAST_ID
-    before = min(filters.after or _LAST_ID, until)
-    since = first_id_at(filters.since) if filters.since else _FIRST_ID
+    until = first_id_at(filters.until) if filters.until else LAST_ID
+    before = min(filters.after or LAST_ID, until)
+    since = first_id_at(filters.since) if filters.since else FIRST_ID
     window = paging.LIST_WINDOW
 
     def parameters(statuses: list[str]) -> ListTasks:
@@ -362,7 +364,7 @@ def _search_script(search: Search, listed: ListTasks) -> Script[TaskPage]:
     asked = SearchTasks(
         *listed._replace(limit=CANDIDATES_MAX),
         window=SEARCH_WINDOW,
-        max_bytes=SEARCHED_BYTES_MAX,
+        max_bytes=search.max_bytes,
         key=search.key,
         needle=search.needle,
         positional=search.positional,
@@ -434,7 +436,7 @@ def runs_script(filters: RunFilters) -> Script[RunPage | None]:
     if before is None:
         return None
     if filters.until is not None and filters.until <= before.created_at:
-        before = RunPosition(_FIRST_ID, filters.until)
+        before = RunPosition(FIRST_ID, filters.until)
     return (yield from page_script(_run_steps(filters, before), filters.statuses, filters.limit))
 
 

@@ -27,6 +27,7 @@ Verb = Literal[
     "pause_key",
     "cancel_task",
     "retry_task",
+    "erase_task",
     "control_run",
     "signal_run",
     "control_schedule",

@@ -7,13 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from horsies.db.statements.lookup import FoundTask
+from horsies.monitor.arguments import ArgumentProblem, parse_argument, search_for
 from horsies.monitor.queries import Search, TaskFilters, parse_time, task_filters
 from horsies.result import Err
 from horsies.tasks.broker import BrokerResult
-from horsies.web.masking import Argument, ArgumentProblem, parse_argument
 from horsies.web.reading import BadRequest, Forbidden
-from horsies.web.rendering import Site, View
+from horsies.web.rendering import View
 
 T = TypeVar("T")
 
@@ -129,16 +128,7 @@ def _search_of(view: View) -> Search | None:
         argument = parse_argument(text, view.site.masking)
     except ArgumentProblem as problem:
         raise BadRequest(str(problem), code="INVALID_FILTER") from problem
-    return _search(view.site, argument)
-
-
-def _search(site: Site, argument: Argument) -> Search:
-    def matches(task: FoundTask) -> bool:
-        names = site.parameter_names(task.task_name)
-        return argument.matches(site.masking, task.args, task.kwargs, names)
-
-    known = site.app.list_tasks() if site.app and argument.path else ()
-    positional = [name for name in known if argument.path[-1] in site.parameter_names(name)]
-    key = argument.needles[0]
-    needle = argument.needles[-1] if len(argument.needles) > 1 or not argument.path else ""
-    return Search(key, needle, matches, positional)
+    app = view.site.app
+    names = app.list_tasks() if app else ()
+    parameters = {name: view.site.parameter_names(name) for name in names}
+    return search_for(argument, view.site.masking, parameters)

@@ -1,4 +1,4 @@
-"""Stored JSON text for display, with the values of secret keys masked, and its search.
+"""Stored JSON text for display, with the values of secret keys masked.
 
 The text is indented token by token and never parsed and rewritten: long numbers, repeated keys and
 escapes stay as stored. Text that is not JSON is shown only if no secret key occurs in it.
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from horsies.database_url import mask_url
+from horsies.monitor.arguments import INVISIBLE, MASKED
 
 SHOWN_CHARACTERS_MAX = 65_536
 MASK = "•••"
-MASKED = {"masked": True}
 MASKED_KEYS = r"pass|secret|token|auth|cookie|card|iban|ssn|key$"
 
 _TOKEN = re.compile(
@@ -38,14 +38,10 @@ _LEVELS_MAX = 40
 # Values nested deeper than this are not parsed, because code that walks them could overflow the stack.
 _DEPTH_MAX = 100
 
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
-)
-
 
 def visible(text: object) -> str:
     """Return text in which control and direction characters are visible; line ends and tabs stay."""
-    return _INVISIBLE.sub(_picture, str(text))
+    return INVISIBLE.sub(_picture, str(text))
 
 
 def _picture(found: re.Match[str]) -> str:
@@ -248,110 +244,3 @@ def _unquoted(symbol: str) -> str:
     if symbol[0] != '"':
         raise NotJson
     return str(json.loads(symbol))
-
-
-# Search by argument
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """A search for arguments: all ``needles`` must occur in the stored text; then ``matches`` decides.
-
-    With a ``path``, the first needle is its last key, which is missing from the text of positional
-    arguments.
-    """
-
-    needles: tuple[str, ...]
-    path: tuple[str, ...]
-    wanted: Any
-
-    def matches(
-        self, masking: Masking, args: str | None, kwargs: str | None, names: Sequence[str] = ()
-    ) -> bool:
-        """Whether the arguments have the value; ``names`` are the names of the positional parameters.
-
-        Masked values, and arguments that are not JSON, never match.
-        """
-        try:
-            positional = masking.value(json.loads(args or "[]"), names)
-            named = masking.value(json.loads(kwargs or "{}"))
-        except (ValueError, RecursionError):
-            return False
-        found = [dict(zip(names, positional, strict=False)), positional, named]
-        if self.path:
-            return any(_equal(value, self.wanted) for value in _values_at(found, self.path))
-        return any(self.wanted in text for text in _texts(found[1:]))
-
-
-class ArgumentProblem(ValueError):
-    """A rejected search, as a sentence."""
-
-
-def parse_argument(text: str, masking: Masking) -> Argument:
-    """Parse ``order_id=17``, ``address.city="New York"``, or a text that occurs in some argument."""
-    text = text.strip()
-    if not text or _INVISIBLE.search(text):
-        raise ArgumentProblem(
-            'argument must be a text such as order_id=17, city="New York" or a word.'
-        )
-    if (found := re.fullmatch(r"([\w.-]+)\s*=\s*(.+)", text, re.DOTALL)) is None:
-        return Argument((_escaped(text),), (), text)
-    path, written = tuple(found[1].split(".")), found[2]
-    for key in path:
-        if masking.hides(key):
-            raise ArgumentProblem(f"argument {key!r} is masked and cannot be searched.")
-    wanted, needle = _wanted(written)
-    needles = (f'"{_escaped(path[-1])}"', *([needle] if needle else []))
-    return Argument(needles, path, wanted)
-
-
-def _wanted(written: str) -> tuple[Any, str | None]:
-    """Return the value and the text under which it is stored, if that is known."""
-    try:
-        value = json.loads(written)
-    except (ValueError, RecursionError):
-        value = written
-    match value:
-        case str():
-            return value, _escaped(value)
-        case dict() | list():
-            return value, None
-        case _:
-            return value, written
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _values_at(value: Any, path: Sequence[str], above: tuple[str, ...] = ()) -> Iterator[Any]:
-    """Yield the values whose keys end with the path, at any depth; lists have no keys."""
-    if above and above[-len(path) :] == tuple(path):
-        yield value
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _values_at(part, path, (*above, key))
-    elif isinstance(value, list):
-        for part in value:
-            yield from _values_at(part, path, ())
-
-
-def _texts(value: Any) -> Iterator[str]:
-    match value:
-        case dict():
-            for key, part in value.items():
-                yield key
-                if part is not MASKED:
-                    yield from _texts(part)
-        case list():
-            for part in value:
-                yield from _texts(part)
-        case str():
-            yield value
-        case _:
-            yield json.dumps(value)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    # In Python True == 1, but a search for 1 must not find true.
-    return one is not MASKED and isinstance(one, bool) == isinstance(other, bool) and one == other

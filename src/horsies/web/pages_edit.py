@@ -17,6 +17,7 @@ from horsies.db.statement import one_or_none, read_rows
 from horsies.db.statements.monitor import TaskDetail, read_task_detail
 from horsies.ids import stored_form
 from horsies.monitor.actions import retry_task_async
+from horsies.monitor.arguments import MASKED
 from horsies.monitor.edited_calls import (
     EditProblem,
     changed_names,
@@ -29,7 +30,7 @@ from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.recording import acting_as
 from horsies.web.answers import answer_document, fields_of, is_api, text_field, undo, unwrapped
 from horsies.web.filters import refuse_unknown
-from horsies.web.masking import MASKED, NotJson
+from horsies.web.masking import NotJson
 from horsies.web.reading import BadRequest, Forbidden, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
 

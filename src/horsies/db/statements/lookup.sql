@@ -22,7 +22,7 @@ WHERE (cardinality(%(statuses)s::text[]) = 0 OR status = ANY(%(statuses)s::text[
   AND (cardinality(%(workers)s::text[]) = 0 OR claimed_by_worker_id = ANY(%(workers)s::text[])
        OR worker_hostname = ANY(%(workers)s::text[]))
   AND (NOT %(retried_only)s::boolean OR retry_count > 0)
-  AND octet_length(args) + octet_length(kwargs) <= %(max_bytes)s::integer
+  AND coalesce(octet_length(args), 0) + coalesce(octet_length(kwargs), 0) <= %(max_bytes)s::integer
   AND (strpos(kwargs, %(key)s) > 0 AND strpos(kwargs, %(needle)s) > 0
        OR strpos(args, %(key)s) > 0 AND strpos(args, %(needle)s) > 0
        OR task_name = ANY(%(positional)s::text[]) AND strpos(args, %(needle)s) > 0)

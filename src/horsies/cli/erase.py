@@ -1,0 +1,229 @@
+"""`horsies delete`: remove tasks and runs that have ended, in bulk orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from horsies.cli.changes import (
+    CodeOption,
+    NameOption,
+    QueueOption,
+    SinceOption,
+    StatusOption,
+    TaskIdsArgument,
+    UntilOption,
+    command_words,
+    filters_of,
+    split_locator,
+)
+from horsies.cli.options import DatabaseUrlOption, ModuleOption
+from horsies.cli.orders import BulkCommand, DryRunOption, OrderOption, YesOption
+from horsies.cli.session import (
+    EXIT_NOT_FOUND,
+    JsonOption,
+    ReasonOption,
+    Session,
+    exit_with,
+    full_id,
+    open_session,
+    unwrap_or_exit,
+)
+from horsies.ids import stored_form
+from horsies.monitor.arguments import Argument, ArgumentProblem, NoMask, parse_argument
+from horsies.monitor.order_plan import ENDLESS, ORDER_MAX, SCOPES, Order, OrderVerb, draft_order
+from horsies.monitor.personal_data import PersonalData, Wanted, find_script
+from horsies.monitor.queries import TaskFilters
+from horsies.states import TaskStatus
+from horsies.tasks.broker import BrokerErrorCode, BrokerResult
+
+_READING = BrokerErrorCode.MONITORING_QUERY_FAILED
+_OUT_OF_REACH = (
+    "Not reached: copies that your code made, logs and spans that have left this database, backups, "
+    "replicas' and this server's WAL, and dead row versions until VACUUM; see `horsies docs personal-data`."
+)
+
+KeyOption = Annotated[
+    str | None,
+    typer.Option(help="All tasks and runs with this key, such as that of one customer."),
+]
+ArgumentOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="All tasks with this argument: order_id=17, or a text that occurs in one. The text is "
+        "stored nowhere.",
+    ),
+]
+WithRunsOption = Annotated[
+    bool,
+    typer.Option("--with-runs", help="Take the whole run of a task that belongs to a workflow."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The tasks that a command line chooses: by ids, by filters, by a key or by an argument."""
+
+    ids: list[str]
+    filters: TaskFilters | None
+    key: str | None
+    argument: Argument | None
+    with_runs: bool
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a search finds the ids, rather than filters that the batches of an order repeat."""
+        return self.key is not None or self.argument is not None or self.with_runs
+
+
+def delete(  # noqa: PLR0913, PLR0917
+    task_ids: TaskIdsArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    key: KeyOption = None,
+    argument: ArgumentOption = None,
+    status: StatusOption = None,
+    queue: QueueOption = None,
+    name: NameOption = None,
+    error_code: CodeOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    with_runs: WithRunsOption = False,
+    reason: ReasonOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    order: OrderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete ended tasks permanently, with their attempts, results, logs and steps.
+
+    Name tasks or runs by id, or choose tasks by key, argument or filters. The counts are shown first.
+
+    Exit codes: 0 done, 1 failure or refusal, 4 no such task.
+
+    Example:
+        horsies delete --argument customer_id=17 --dry-run shop.background:app
+        horsies delete --name send_mail --until 30d --yes
+    """
+    filters = filters_of(status, queue, name, error_code, None, since, until)
+    chosen = Choice(task_ids or [], filters, key, parsed_argument(argument), with_runs)
+    _erase(
+        OrderVerb.DELETE_TASKS,
+        chosen,
+        (module, database_url),
+        reason,
+        order,
+        (dry_run, yes, as_json),
+    )
+
+
+def parsed_argument(text: str | None) -> Argument | None:
+    """Parse --argument; reject what is not a search."""
+    try:
+        return None if text is None else parse_argument(text, NoMask())
+    except ArgumentProblem as problem:
+        raise typer.BadParameter(str(problem), param_hint="--argument") from problem
+
+
+def _erase(
+    verb: OrderVerb,
+    chosen: Choice,
+    place: tuple[str | None, str | None],
+    reason: str | None,
+    order: str | None,
+    switches: tuple[bool, bool, bool],
+) -> None:
+    """Carry out the orders for the chosen tasks and runs, or continue one."""
+    _refuse_both(chosen)
+    is_bulk = chosen.filters is not None or chosen.key is not None or chosen.argument is not None
+    ids, locator = split_locator(chosen.ids, is_bulk=is_bulk or order is not None)
+    command, module = verb.value.removesuffix("_tasks"), place[0] or locator
+    with open_session(command, module, place[1]) as session:
+        bulk = BulkCommand(session, verb, command_words(command, module), *switches)
+        chosen = replace(chosen, ids=subject_ids(session, ids))
+        if order is not None:
+            if is_bulk or ids:
+                raise typer.BadParameter("--order stands alone: the order has its own filters.")
+            bulk.resume(order)
+        else:
+            bulk.run(*_drafts(session, verb, chosen, reason))
+    if not switches[2]:
+        typer.echo(_OUT_OF_REACH, err=True)
+
+
+def _refuse_both(chosen: Choice) -> None:
+    if chosen.key is not None and (chosen.argument is not None or _has_task_filters(chosen)):
+        raise typer.BadParameter(
+            "--key stands alone, or with --since and --until.", param_hint="--key"
+        )
+
+
+def _has_task_filters(chosen: Choice) -> bool:
+    filters = chosen.filters or TaskFilters()
+    return replace(filters, since=None, until=None) != TaskFilters()
+
+
+def subject_ids(session: Session, given: list[str]) -> list[str]:
+    """Complete the ids of tasks and runs; all must be valid before any is used."""
+    found = [full_id(session, one) for one in given]
+    for one in found:
+        if stored_form(one) is None:
+            exit_with(
+                f"{one!r} is not the id of a task or run; nothing was changed.", EXIT_NOT_FOUND
+            )
+    return list(dict.fromkeys(found))
+
+
+def _drafts(
+    session: Session, verb: OrderVerb, chosen: Choice, reason: str | None
+) -> list[BrokerResult[Order]]:
+    """Return the order, or several of at most 10,000 ids each."""
+    ids, found_by = chosen.ids, None
+    if not chosen.ids and chosen.is_found:
+        wanted = wanted_by(session, chosen)
+        found = unwrap_or_exit(session.broker.perform(_READING, find_script(wanted)))
+        _report(found, chosen)
+        ids = [*found.tasks, *(found.runs if chosen.with_runs else found.parts)]
+        found_by = wanted.description
+        if not ids:
+            typer.echo("No task matches.")
+            raise typer.Exit
+    if not ids:
+        return [draft_order(verb, chosen.filters or TaskFilters(), reason=reason, limit=ENDLESS)]
+    return [
+        draft_order(
+            verb,
+            TaskFilters(),
+            ids=ids[start : start + ORDER_MAX],
+            reason=reason,
+            found_by=found_by,
+        )
+        for start in range(0, len(ids), ORDER_MAX)
+    ]
+
+
+def wanted_by(session: Session, chosen: Choice) -> Wanted:
+    """Return the search of a command line; filters alone find ended tasks."""
+    known = session.app.definitions() if session.app is not None else {}
+    parameters = {name: one.signature.names.positional for name, one in known.items()}
+    filters = chosen.filters or TaskFilters()
+    if chosen.key is None and chosen.argument is None and not filters.statuses:
+        ended = [TaskStatus(one) for one in SCOPES[OrderVerb.DELETE_TASKS].default]
+        filters = replace(filters, statuses=ended)
+    return Wanted(chosen.key, chosen.argument, filters, parameters)
+
+
+def _report(found: PersonalData, chosen: Choice) -> None:
+    """Name what a search found and the orders leave alone."""
+    if found.runs and not chosen.with_runs:
+        count = f"{len(found.runs):,} run{'' if len(found.runs) == 1 else 's'}"
+        typer.echo(f"{count} of workflows also match: --with-runs takes them whole.", err=True)
+    if found.schedules:
+        names = ", ".join(found.schedules)
+        typer.echo(
+            f"These schedules have the argument and stay: {names}. Remove or replace them first.",
+            err=True,
+        )

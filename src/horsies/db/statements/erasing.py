@@ -1,0 +1,95 @@
+"""Catalogue of the statements that find and erase the tasks and runs about one person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from horsies.db.statement import StatementFile
+
+ERASING = StatementFile("erasing.sql")
+
+
+class Erasable(NamedTuple):
+    """A task or run that an order may erase; ``is_part`` if it belongs to a run."""
+
+    id: str
+    status: str
+    created_at: datetime
+    finished_at: datetime | None
+    is_run: bool
+    is_part: bool
+    is_awaited: bool
+
+
+class ErasedId(NamedTuple):
+    id: str
+
+
+class ErasedPart(NamedTuple):
+    """The root of an erased tree of runs, or a run or task below it."""
+
+    id: str
+    is_root: bool
+
+
+class QueueKey(NamedTuple):
+    queue: str
+    key: str
+
+
+class CallPosition(NamedTuple):
+    run_id: str
+    task_index: int
+
+
+class FoundCall(NamedTuple):
+    """The arguments of a node that contain a text, and the root of its run."""
+
+    run_id: str
+    task_index: int
+    task_name: str
+    root_id: str
+    kwargs: str
+
+
+class RootOf(NamedTuple):
+    id: str
+    root_id: str
+
+
+class Definition(NamedTuple):
+    """A schedule that was added at run time, as JSON."""
+
+    name: str
+    definition: str
+
+
+@ERASING.statement
+def meet_erasures(ids: Sequence[str]) -> Erasable: ...
+@ERASING.statement
+def read_erased_keys(ids: Sequence[str]) -> QueueKey: ...
+@ERASING.statement
+def delete_tasks(ids: Sequence[str]) -> ErasedId: ...
+@ERASING.statement
+def delete_runs(ids: Sequence[str]) -> ErasedPart: ...
+@ERASING.statement
+def forget_tasks(ids: Sequence[str]) -> None: ...
+@ERASING.statement
+def forget_keys(queues: Sequence[str], keys: Sequence[str]) -> QueueKey: ...
+@ERASING.statement
+def find_tasks_by_key(key: str, before: str, since: str, window: int) -> ErasedId: ...
+@ERASING.statement
+def find_runs_by_key(key: str) -> ErasedId: ...
+@ERASING.statement
+def find_calls(run_id: str, task_index: int, key: str, needle: str, window: int) -> FoundCall: ...
+@ERASING.statement
+def end_of_calls(run_id: str, task_index: int, window: int) -> CallPosition: ...
+@ERASING.statement
+def read_roots(ids: Sequence[str]) -> RootOf: ...
+@ERASING.statement
+def find_definitions() -> Definition: ...
+
+
+ERASING.complete()

@@ -1,0 +1,147 @@
+-- Erasing: find the tasks and runs about one person, and delete them. Only tasks and runs that have ended are erased.
+
+-- name: meet_erasures
+-- The tasks and runs that an order names, by primary key. A run counts as ended once its root and every task in its
+-- tree have ended. "is_awaited" means that an open run of a durable function may still take the result.
+SELECT task.id::text AS id, task.status::text AS status, task.created_at,
+    coalesce(task.completed_at, task.failed_at) AS finished_at, false AS is_run,
+    task.workflow_id IS NOT NULL AS is_part, EXISTS (
+        SELECT FROM horsies_tasks AS waiting
+        WHERE waiting.id = task.wakes_task_id AND waiting.status IN ('PENDING', 'CLAIMED', 'RUNNING')) AS is_awaited
+FROM horsies_tasks AS task WHERE task.id = ANY(%(ids)s::uuid[])
+UNION ALL
+SELECT root.id::text, CASE WHEN EXISTS (
+        SELECT FROM horsies_workflows AS run JOIN horsies_tasks AS task ON task.workflow_id = run.id
+        WHERE (run.id = root.id OR (run.root_workflow_id = root.id AND run.parent_workflow_id IS NOT NULL))
+          AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')) THEN 'RUNNING' ELSE root.status::text END,
+    root.created_at, root.completed_at, true, root.parent_workflow_id IS NOT NULL, EXISTS (
+        SELECT FROM horsies_tasks AS waiting
+        WHERE waiting.id = root.wakes_task_id AND waiting.status IN ('PENDING', 'CLAIMED', 'RUNNING'))
+FROM horsies_workflows AS root WHERE root.id = ANY(%(ids)s::uuid[])
+
+-- name: read_erased_keys
+-- The keys of tasks, and of the tasks of runs, that are about to be erased.
+SELECT DISTINCT task.queue_name::text AS queue, task.lane_key AS key FROM horsies_tasks AS task
+WHERE task.lane_key IS NOT NULL AND (task.id = ANY(%(ids)s::uuid[]) OR task.workflow_id = ANY(ARRAY(
+    SELECT run.id FROM horsies_workflows AS run
+    WHERE run.id = ANY(%(ids)s::uuid[])
+       OR (run.root_workflow_id = ANY(%(ids)s::uuid[]) AND run.parent_workflow_id IS NOT NULL))))
+
+-- name: delete_tasks
+-- Ended tasks -> nothing; a trigger deletes their attempts, logs, steps, signals and waits (horsies_delete_attempts).
+-- Tasks of workflows are deleted with their run.
+DELETE FROM horsies_tasks
+WHERE id = ANY(%(ids)s::uuid[]) AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')
+  AND workflow_id IS NULL
+RETURNING id::text
+
+-- name: delete_runs
+-- Ended runs -> nothing, whole trees with their nodes, signals and tasks. The caller has locked the roots, and has seen
+-- under that lock that every task in the trees has ended. Returns the ids of the roots, and of all that was below them.
+WITH ended AS MATERIALIZED (
+    SELECT root.id FROM horsies_workflows AS root
+    WHERE root.id = ANY(%(ids)s::uuid[]) AND root.parent_workflow_id IS NULL
+      AND root.status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
+below AS MATERIALIZED (
+    SELECT run.id FROM horsies_workflows AS run
+    WHERE run.root_workflow_id = ANY(ARRAY(SELECT ended.id FROM ended)) AND run.parent_workflow_id IS NOT NULL),
+tasks AS (
+    DELETE FROM horsies_tasks
+    WHERE workflow_id = ANY(ARRAY(SELECT ended.id FROM ended UNION ALL SELECT below.id FROM below))
+    RETURNING id),
+runs AS (DELETE FROM horsies_workflows WHERE id = ANY(ARRAY(SELECT ended.id FROM ended)) RETURNING id)
+SELECT runs.id::text, true AS is_root FROM runs
+UNION ALL SELECT found.id::text, false
+FROM (SELECT tasks.id FROM tasks UNION ALL SELECT below.id FROM below) AS found
+
+-- name: forget_tasks
+-- What other tables say about erased tasks and runs: refused calls, refused changes, and the reasons of manual
+-- changes.
+WITH refusals AS (DELETE FROM horsies_refusals WHERE task_id = ANY(%(ids)s::uuid[])),
+blocked AS (
+    DELETE FROM horsies_blocked WHERE id = ANY(%(ids)s::uuid[]) OR workflow_id = ANY(%(ids)s::uuid[]))
+UPDATE horsies_actions AS change SET detail = 'erased'
+WHERE change.detail IS NOT NULL AND change.order_id IS NULL AND change.subject::text = ANY(ARRAY(
+    SELECT kind || erased.id::text FROM unnest(%(ids)s::uuid[]) AS erased (id), unnest(ARRAY['task ', 'run ']) AS kind))
+
+-- name: forget_keys
+-- The limits and pauses of keys without an open task, and what the record of changes says about these keys. Three
+-- probes, because open tasks with keys are in three indexes.
+WITH given AS MATERIALIZED (
+    SELECT asked.queue, asked.key, horsies_lane_v1(asked.queue, asked.key) AS lane
+    FROM unnest(%(queues)s::text[], %(keys)s::text[]) AS asked (queue, key)),
+free AS MATERIALIZED (
+    SELECT given.queue, given.key, given.lane FROM given
+    WHERE NOT EXISTS (
+        SELECT FROM horsies_tasks AS task WHERE task.lane IS NOT NULL AND task.status IN ('CLAIMED', 'RUNNING')
+          AND task.queue_name = given.queue AND task.lane = given.lane)
+      AND NOT EXISTS (
+        SELECT FROM horsies_tasks AS task WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
+          AND task.enqueued_at <= task.updated_at AND task.queue_name = given.queue AND task.lane = given.lane)
+      AND NOT EXISTS (
+        SELECT FROM horsies_tasks AS task WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
+          AND greatest(task.enqueued_at, task.next_retry_at) > task.updated_at
+          AND task.queue_name = given.queue AND task.lane = given.lane)),
+lanes AS (
+    DELETE FROM horsies_lanes AS stored USING free
+    WHERE stored.queue_name = free.queue AND stored.lane = free.lane AND stored.task_rate_seconds IS NULL),
+meters AS (
+    DELETE FROM horsies_meters AS stored USING free WHERE stored.queue_name = free.queue AND stored.lane = free.lane),
+changes AS (
+    UPDATE horsies_actions AS change SET
+        subject = left('a key of queue ' || free.queue, 255),
+        detail = CASE WHEN change.detail IS NOT NULL THEN 'erased' END
+    FROM free
+    WHERE change.order_id IS NULL
+      AND change.subject::text = left('key ' || free.key || ' of queue ' || free.queue, 255))
+SELECT given.queue, given.key FROM given
+WHERE NOT EXISTS (SELECT FROM free WHERE free.queue = given.queue AND free.key = given.key)
+
+-- name: find_tasks_by_key
+-- The tasks of one window, newest first, with this key: as their key, idempotency key or unique key.
+SELECT newest.id::text FROM (
+    SELECT id, lane_key, idempotency_key, unique_key FROM horsies_tasks
+    WHERE id < %(before)s::uuid AND id >= %(since)s::uuid
+    ORDER BY id DESC LIMIT %(window)s::integer) AS newest
+WHERE %(key)s::text IN (newest.lane_key, newest.idempotency_key, newest.unique_key)
+ORDER BY newest.id DESC
+
+-- name: find_runs_by_key
+-- The roots of the runs with this key, as the key of the run or of one of its nodes. Reads every run.
+SELECT DISTINCT run.root_workflow_id::text AS id FROM horsies_workflows AS run
+WHERE run.workflow_key = %(key)s::text OR EXISTS (
+    SELECT FROM horsies_workflow_tasks AS node WHERE node.workflow_id = run.id AND node.lane_key = %(key)s::text)
+
+-- name: find_calls
+-- The arguments of nodes, from a node on, that contain both texts; nodes that were skipped have no task. Their key
+-- orders them, so that each page reads the next ones.
+SELECT page.workflow_id::text AS run_id, page.task_index, page.task_name::text AS task_name,
+    page.root_id::text AS root_id, page.task_kwargs AS kwargs
+FROM (
+    SELECT node.workflow_id, node.task_index, node.task_name, node.task_kwargs, (
+        SELECT run.root_workflow_id FROM horsies_workflows AS run WHERE run.id = node.workflow_id) AS root_id
+    FROM horsies_workflow_tasks AS node
+    WHERE (node.workflow_id, node.task_index) > (%(run_id)s::uuid, %(task_index)s::integer)
+    ORDER BY node.workflow_id, node.task_index LIMIT %(window)s::integer) AS page
+WHERE strpos(page.task_kwargs, %(key)s) > 0 AND strpos(page.task_kwargs, %(needle)s) > 0
+ORDER BY page.workflow_id, page.task_index
+
+-- name: end_of_calls
+-- The last node of such a page; no row means that there are no more nodes.
+SELECT page.workflow_id::text AS run_id, page.task_index FROM (
+    SELECT node.workflow_id, node.task_index FROM horsies_workflow_tasks AS node
+    WHERE (node.workflow_id, node.task_index) > (%(run_id)s::uuid, %(task_index)s::integer)
+    ORDER BY node.workflow_id, node.task_index LIMIT %(window)s::integer) AS page
+ORDER BY page.workflow_id DESC, page.task_index DESC LIMIT 1
+
+-- name: read_roots
+-- The runs at the top of the trees that these tasks and runs belong to.
+SELECT asked.id::text AS id, run.root_workflow_id::text AS root_id
+FROM unnest(%(ids)s::uuid[]) AS asked (id)
+LEFT JOIN horsies_tasks AS task ON task.id = asked.id
+JOIN horsies_workflows AS run ON run.id = coalesce(task.workflow_id, asked.id)
+
+-- name: find_definitions
+-- The schedules added at run time, with their arguments: few rows.
+SELECT schedule_name::text AS name, definition FROM horsies_schedule_state
+WHERE definition IS NOT NULL ORDER BY schedule_name

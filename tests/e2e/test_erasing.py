@@ -1,0 +1,106 @@
+"""Tasks are erased in bounded transactions beside a worker that goes on working.
+
+`HORSIES_TEST_ERASED=1000000 pytest -s tests/e2e/test_erasing.py` erases a million and prints what it cost.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from horsies.monitor.erasing import ERASE_BATCH
+from tests.support.database import Database
+from tests.support.traces import PERSON, traces
+from tests.support.workers import Fleet
+
+TASKS = int(os.environ.get("HORSIES_TEST_ERASED", "3000"))
+IS_LONG = TASKS > 100_000
+# Each with an attempt, in the order of their ids.
+FILL = """
+INSERT INTO horsies_tasks (
+    id, task_name, queue_name, status, args, kwargs, result, enqueue_sha, sent_at, completed_at)
+SELECT (lpad(to_hex((extract(epoch FROM now()) * 1000)::bigint - n), 12, '0') || '7000' || '8000'
+        || lpad(to_hex(n), 12, '0'))::uuid,
+    'old', 'default', 'COMPLETED', '[]', '{"customer":"anna-1984","n":' || n || '}',
+    '{"ok":"anna-1984"}', 'sha', now(), now()
+FROM generate_series(1, %s) AS n;
+"""
+ATTEMPTS = """
+INSERT INTO horsies_task_attempts (task_id, attempt, outcome, finished_at, error_message)
+SELECT id, 1, 'COMPLETED', now(), 'anna-1984' FROM horsies_tasks
+"""
+# How many rows each transaction has changed, and for how long it has held them.
+WITNESS = """
+CREATE TABLE public.witness (transaction bigint, tasks bigint, seconds float8);
+CREATE FUNCTION public.witness() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO public.witness SELECT txid_current(), count(*), extract(epoch FROM clock_timestamp() - now())
+    FROM erased WHERE task_name = 'old';
+    RETURN NULL;
+END $$;
+CREATE TRIGGER witness_deleted AFTER DELETE ON horsies_tasks REFERENCING OLD TABLE AS erased
+    FOR EACH STATEMENT EXECUTE FUNCTION public.witness();
+CREATE TRIGGER witness_updated AFTER UPDATE ON horsies_tasks REFERENCING OLD TABLE AS erased
+    FOR EACH STATEMENT EXECUTE FUNCTION public.witness();
+"""
+GONE = """
+DROP TRIGGER witness_deleted ON horsies_tasks;
+DROP TRIGGER witness_updated ON horsies_tasks;
+DROP FUNCTION public.witness();
+DROP TABLE public.witness;
+"""
+
+
+@pytest.fixture
+def witness(connection: Database) -> Iterator[Database]:
+    connection.execute(FILL.encode() % str(TASKS).encode())
+    connection.execute(ATTEMPTS.encode())
+    connection.execute("ANALYZE")
+    connection.execute(WITNESS.encode())
+    yield connection
+    connection.execute(GONE.encode())
+
+
+@pytest.mark.timeout(3_600 if IS_LONG else 60)
+@pytest.mark.parametrize("command", ["delete"])
+def test_many_tasks_are_erased_in_bounded_transactions_beside_a_worker(
+    fleet: Fleet, programs: ModuleType, process_url: str, witness: Database, command: str
+) -> None:
+    fleet.start()
+    words = [command, "--name", "old", "--yes", "--database-url", process_url]
+    began = time.monotonic()
+    erasing = subprocess.Popen(
+        [sys.executable, "-m", "horsies", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    waits: list[float] = []
+    while erasing.poll() is None or not waits:
+        sent = time.monotonic()
+        assert programs.add.send(2, 3).unwrap().get(30_000).ok_value == 5
+        waits.append(time.monotonic() - sent)
+    out, err = erasing.communicate()
+    assert erasing.returncode == 0, err
+    assert f"{TASKS:,} tasks {command.removesuffix('e')}" in out
+    counts = witness.execute(
+        "SELECT max(tasks), count(*), max(seconds) FROM witness WHERE tasks > 0"
+    ).fetchone()
+    assert counts is not None
+    assert counts[0] <= ERASE_BATCH
+    assert counts[1] >= TASKS / ERASE_BATCH
+    assert traces(witness, PERSON) == []
+    waits.sort()
+    seconds = time.monotonic() - began
+    shown = [waits[int(len(waits) * share)] * 1_000 for share in (0.5, 0.99, 0.9999)]
+    print(
+        f"\n{command}: {TASKS:,} tasks in {seconds:.1f} s, {counts[1]:,} transactions, the longest "
+        f"{counts[2] * 1_000:.0f} ms; meanwhile {len(waits):,} tasks ran, median {shown[0]:.0f} ms, "
+        f"99 % {shown[1]:.0f} ms, slowest {shown[2]:.0f} ms"
+    )

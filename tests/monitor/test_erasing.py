@@ -1,0 +1,216 @@
+"""`horsies delete`: what goes, what stays, what is refused, and that no trace is left."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from horsies.monitor import orders
+from tests.support.command_line import Finished, Run
+from tests.support.database import Database
+from tests.support.rows import actions, add_failed, add_run, add_task, row_of
+from tests.support.traces import PERSON, add_person, add_personal_run, tables_with, traces
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "PAUSE_SECONDS", 0)
+
+
+def count(database: Database, table: str = "horsies_tasks") -> int:
+    found = database.execute(f"SELECT count(*) FROM {table}".encode()).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+def done(finished: Finished) -> Finished:
+    assert finished.code == 0, finished.err
+    return finished
+
+
+BY_PERSON = [("--argument", f"customer={PERSON}"), ("--argument", PERSON), ("--key", PERSON)]
+
+
+@pytest.mark.parametrize("by", BY_PERSON, ids=" ".join)
+def test_no_table_mentions_the_person_afterwards(
+    horsies: Run, database: Database, by: tuple[str, str]
+) -> None:
+    add_person(database)
+    add_personal_run(database)
+    assert len(tables_with(database)) == 14
+    other = add_task(database, status="COMPLETED", result='{"ok":1}')
+    ended = done(horsies("delete", *by, "--with-runs", "--yes", "--reason", "asked for it"))
+    assert "2 tasks and runs deleted; order " in ended.out
+    assert "Not reached: copies that your code made" in ended.err
+    assert traces(database) == []
+    assert row_of(database, other)["result"] == '{"ok":1}'
+    *_, (_, verb, subject, outcome, detail) = actions(database)
+    found_by = {"customer": "argument customer", "--key": "a key"}
+    words = next(
+        (word for sign, word in found_by.items() if sign in str(by)), "a text in arguments"
+    )
+    assert (verb, outcome) == ("delete_tasks", "done")
+    assert subject == f"2 tasks and runs found by {words}"
+    assert detail == "2 of 2 changed. asked for it"
+
+
+def test_without_the_switch_runs_stay_and_are_reported(horsies: Run, database: Database) -> None:
+    add_person(database)
+    run_id = add_personal_run(database)
+    shown = done(horsies("delete", "--argument", PERSON, "--dry-run"))
+    assert shown.out.splitlines()[0] == (
+        "3 matching, 1 can be deleted, 2 refused: 2 part of a workflow (--with-runs takes whole runs)."
+    )
+    assert shown.out.splitlines()[2].startswith("for example 0")
+    assert "1 run of workflows also match: --with-runs takes them whole." in shown.err
+    assert len(tables_with(database)) == 14
+    done(horsies("delete", "--argument", PERSON, "--yes"))
+    assert (count(database), count(database, "horsies_workflows")) == (2, 2)
+    done(horsies("delete", run_id, "--yes"))
+    assert traces(database) == []
+
+
+def test_a_node_that_never_ran_and_a_schedule_are_found(horsies: Run, database: Database) -> None:
+    add_personal_run(database)
+    for table in ("horsies_tasks", "horsies_blocked", "horsies_refusals"):
+        database.execute(f"DELETE FROM {table}".encode())
+    database.execute(
+        "INSERT INTO horsies_schedule_state (schedule_name, definition) VALUES ('greet-daily', %s)",
+        [json.dumps({"kwargs": {"customer": PERSON}})],
+    )
+    words = ("delete", "--argument", f"customer={PERSON}", "--with-runs", "--yes")
+    assert "These schedules have the argument and stay: greet-daily." in done(horsies(*words)).err
+    assert tables_with(database) == {"horsies_schedule_state"}
+
+
+def test_arguments_of_any_size_are_found(horsies: Run, database: Database) -> None:
+    large = json.dumps({"pages": "x" * 100_000, "customer": PERSON})
+    add_task(database, status="COMPLETED", kwargs=large)
+    assert done(horsies("delete", "--argument", f"customer={PERSON}", "--yes")).out.splitlines()[-1]
+    assert count(database) == 0
+
+
+def test_open_tasks_and_runs_are_refused_and_keep_their_key(
+    horsies: Run, database: Database
+) -> None:
+    kwargs = json.dumps({"customer": PERSON})
+    waiting = add_task(database, kwargs=kwargs, lane_key=PERSON, lane=7)
+    add_task(database, status="COMPLETED", kwargs=kwargs, lane_key=PERSON)
+    run_id = add_run(database, status="CANCELLED", completed_at="2026-01-01")
+    node = add_task(database, status="RUNNING", workflow_id=run_id, kwargs=kwargs)
+    database.execute(
+        "UPDATE horsies_tasks SET lane = horsies_lane_v1('default', %s) WHERE id = %s",
+        [PERSON, waiting],
+    )
+    database.execute(
+        "INSERT INTO horsies_lanes (queue_name, lane, lane_key, weight) "
+        "VALUES ('default', horsies_lane_v1('default', %s), %s, 2)",
+        [PERSON] * 2,
+    )
+    words = ("delete", "--argument", PERSON, "--with-runs", "--yes")
+    shown = done(horsies(*words)).out.splitlines()
+    assert shown[0] == "3 matching, 1 can be deleted, 2 refused: 2 not ended (cancel first)."
+    assert {row_of(database, one)["kwargs"] for one in (waiting, node)} == {kwargs}
+    assert (count(database), count(database, "horsies_lanes")) == (2, 1)
+    database.execute("UPDATE horsies_tasks SET status = 'CANCELLED'")
+    done(horsies(*words))
+    assert traces(database) == []
+
+
+def test_a_result_that_a_durable_run_may_take_stays(horsies: Run, database: Database) -> None:
+    parent = add_task(database)
+    child = add_task(database, status="COMPLETED", wakes_task_id=parent)
+    shown = done(horsies("delete", child, "--yes")).out
+    assert "1 refused: 1 awaited by an open durable run" in shown
+    database.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
+    done(horsies("delete", child, "--yes"))
+    assert count(database) == 1
+
+
+def test_filters_choose_by_name_and_age_in_bounded_batches(
+    horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "ERASE_BATCH", 100)
+    monkeypatch.setattr(orders, "PAGE", 70)
+    add_failed(database, 450)
+    add_task(database, status="COMPLETED")
+    add_task(database, task_name="charge")
+    ended = done(horsies("delete", "--name", "charge", "--until", "0s", "--yes"))
+    assert ended.out.splitlines()[-1].startswith("450 tasks deleted; order ")
+    assert count(database) == 2
+    ((_, verb, subject, _, detail),) = actions(database)
+    assert verb == "delete_tasks"
+    assert subject.startswith("tasks FAILED/CANCELLED/EXPIRED/COMPLETED named charge until 2")
+    assert detail == "450 of 450 changed."
+
+
+def test_many_found_tasks_become_several_orders(
+    horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horsies.cli.erase.ORDER_MAX", 40)
+    add_failed(database, 100)
+    database.execute("UPDATE horsies_tasks SET kwargs = %s", [json.dumps({"customer": PERSON})])
+    shown = done(horsies("delete", "--argument", PERSON, "--dry-run")).out
+    assert shown.startswith("100 matching, 100 can be deleted.")
+    ended = done(horsies("delete", "--argument", PERSON, "--yes")).out.splitlines()
+    assert [line.partition(" ")[0] for line in ended[3:]] == ["40", "40", "20"]
+    assert count(database) == 0
+    assert traces(database) == []
+
+
+def test_an_interrupted_order_continues_and_deletes_no_newer_task(
+    horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "ERASE_BATCH", 100)
+    add_failed(database, 450)
+
+    interruptions = iter([KeyboardInterrupt])
+
+    def interrupt(seconds: float) -> None:
+        if count(database) < 300 and (interruption := next(interruptions, None)):
+            raise interruption
+
+    monkeypatch.setattr(time, "sleep", interrupt)
+    stopped = horsies("delete", "--name", "charge", "--yes")
+    assert (stopped.code, count(database)) == (1, 250)
+    order_id = stopped.err.split("--order ")[1].split()[0]
+    newer = add_task(database, task_name="charge", status="FAILED")
+    assert "450 tasks deleted" in done(horsies("delete", "--order", order_id)).out
+    assert row_of(database, newer)["status"] == "FAILED"
+    assert count(database) == 1
+
+
+def test_nothing_is_deleted_by_a_dry_run_or_without_an_answer(
+    horsies: Run, database: Database
+) -> None:
+    add_person(database)
+    assert horsies("delete", "--argument", PERSON, "--dry-run").code == 0
+    assert horsies("delete", "--status", "failed").code == 1
+    assert horsies("delete", "--argument", "customer=nobody", "--yes").out == "No task matches.\n"
+    assert horsies("delete", "--key", "nobody", "--yes").out == "No task matches.\n"
+    assert count(database) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--key", "a", "--argument", "b"), "--key stands alone"),
+        (("--key", "a", "--name", "b"), "--key stands alone"),
+        (("--argument", ""), "argument must be a text"),
+        (("--order", "x", "--name", "b"), "--order stands alone"),
+        (("--status", "running"), "applies to the statuses"),
+        ((), "Name the tasks by their ids"),
+        (("not-an-id",), "is not the id of a task or run"),
+    ],
+    ids=str,
+)
+def test_wrong_command_lines_change_nothing(
+    horsies: Run, database: Database, words: tuple[str, ...], sentence: str
+) -> None:
+    add_task(database, status="COMPLETED")
+    refused = horsies("delete", *words, "--yes")
+    assert refused.code != 0
+    assert sentence in " ".join(refused.err.replace("│", " ").split())
+    assert count(database) == 1
