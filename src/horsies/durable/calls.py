@@ -42,8 +42,7 @@ class StepOptions:
 NO_STEP_OPTIONS = StepOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """The function of a step with its arguments, its name without an occurrence, and its options."""
 
     function: Callable[..., Any]

@@ -48,6 +48,7 @@ class Past:
             last = self._steps[CANCEL].position
             before = [step.name for step in self._steps.values() if step.position < last]
             self._unvisited = dict.fromkeys(before)
+        self._has_tries = any(step.kind == "try" for step in self._steps.values())
         self._counts: dict[str, int] = {}
         self._position = max((step.position for step in self._steps.values()), default=0)
         self._bytes = sum(_size(step) for step in self._steps.values())
@@ -67,13 +68,18 @@ class Past:
             if step is None:
                 return None
             self._unvisited.pop(name, None)
-            number = 1  # its failed tries belong to it
-            while (tried := f"{name}{TRY}{number}") in self._unvisited:
-                del self._unvisited[tried]
-                number += 1
+            if self._has_tries:
+                self._visit_tries(name)
         if step.kind != kind:
             raise mismatch(f"a {kind} {name!r}", f"a {step.kind} of that name")
         return step
+
+    def _visit_tries(self, name: str) -> None:
+        """The failed tries of a step belong to it."""
+        number = 1
+        while (tried := f"{name}{TRY}{number}") in self._unvisited:
+            del self._unvisited[tried]
+            number += 1
 
     def admit(self, name: str, beside: Collection[str] = ()) -> None:
         """Allow a step that is not recorded: only after all recorded steps, except for those that run beside

@@ -192,9 +192,14 @@ _form_of = lru_cache(maxsize=256)(_new_form)  # building a form takes millisecon
 
 def base_name(given: str | None, function: StepFunction) -> str:
     """The name of a step without its occurrence: the given one, or that of its function."""
-    if given is None and function.name is None:
+    return checked_name(given) if given is not None else _own_name(function.name)
+
+
+@lru_cache(maxsize=512)
+def _own_name(name: str | None) -> str:
+    if name is None:
         raise DurableMisuse(
             "A lambda or a partial has no name by which its step is found again; give the step one with "
             "ctx.with_options(name=...)."
         )
-    return checked_name(function.name if given is None else given)
+    return checked_name(name)
