@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from horsies.config.postgres import PostgresConfig
     from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
     from horsies.config.tracing import TracingConfig
+    from horsies.config.webhooks import Webhook
     from horsies.db.statements.keys import KeyState
     from horsies.db.statements.monitor import (
         ExpiredTask,
@@ -227,6 +228,7 @@ __all__ = [
     "LogCapture",
     "PayloadConfig",
     "TracingConfig",
+    "Webhook",
     "WorkerConfig",
     "PayloadPolicy",
     "RetryPolicy",
@@ -385,6 +387,7 @@ _NAMES_BY_MODULE = {
     "config.postgres": "PostgresConfig",
     "config.schedules": "ScheduleConfig TaskSchedule WorkflowSchedule",
     "config.tracing": "TracingConfig",
+    "config.webhooks": "Webhook",
     "db.statements.keys": "KeyState",
     "db.statements.monitor": "ExpiredTask QueueState StaleTask WorkerStateSnapshot WorkerStats",
     "db.statements.schedules": "ScheduleRun ScheduleState",

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from horsies.scheduler import entry
     from horsies.scheduler.api import Schedules
     from horsies.tasks import check
+    from horsies.webhooks import task as webhooks
     from horsies.workflow import checks, handles, spec
     from horsies.workflow.checks import Builder, Case, RegisteredBuilder
     from horsies.workflow.handles import WorkflowHandles
@@ -82,6 +83,7 @@ else:  # parts that a producer may never need
     check = Deferred("horsies.tasks.check")
     schedules = Deferred("horsies.scheduler.api")
     entry = Deferred("horsies.scheduler.entry")
+    webhooks = Deferred("horsies.webhooks.task")
     checks = Deferred("horsies.workflow.checks")
     handles = Deferred("horsies.workflow.handles")
     spec = Deferred("horsies.workflow.spec")
@@ -138,6 +140,8 @@ class Horsies(Operations):
         self._suppressed = False
         self._running_imports: list[object] = []
         self._producer = Producer(self.config, self.get_broker, self.are_sends_suppressed)
+        for hook in self.config.webhooks:
+            register(self._tasks, self._producer, webhooks.delivery_of(self.config, hook))
 
     # Defining tasks
 

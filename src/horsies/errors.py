@@ -162,6 +162,8 @@ class ErrorCode(StrEnum):
     """A field of a configuration object, a retry policy or a schedule is unknown, missing or has a wrong
     value.
     """
+    CONFIG_INVALID_WEBHOOK = "HRS-219"
+    """A webhook has no usable address or secret, or contradicts the queues."""
     TASK_NOT_REGISTERED = "HRS-300"
     """A node runs a function that is not a task, or a schedule names a task that does not exist."""
     TASK_DUPLICATE_NAME = "HRS-301"

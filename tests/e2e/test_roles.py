@@ -42,6 +42,7 @@ OF_PRODUCERS = {
     "horsies_task_attempts": {"SELECT"},
     "horsies_task_progress": {"SELECT"},
     "horsies_task_defaults": {"SELECT"},
+    "horsies_webhooks": {"SELECT"},
     "horsies_tasks": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflows": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflow_tasks": {"SELECT", "INSERT", "UPDATE"},

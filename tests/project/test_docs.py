@@ -172,7 +172,7 @@ def _in_a_coroutine(text: str) -> str:
 WITH_AN_APPLICATION = (
     *("sending.md", "results.md", "retries.md", "configuration.md", "scheduling.md"),
     *("monitoring-from-python.md", "inside-a-task.md", "tracing.md", "dashboard-access.md"),
-    *("hooks.md", "child-processes.md"),
+    *("hooks.md", "child-processes.md", "webhooks.md"),
     "coming-from-celery.md",
     *("workflows.md", "workflows-steering.md"),
     *("index.md", "transactions.md", "idempotency.md", "time-limits.md", "queues.md"),

@@ -47,7 +47,7 @@ calculate_next_run ScheduleState ScheduleRun
 MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults
 start_many start_many_async WorkflowInfo SignalDelivery
 TaskFailed TaskSendFailed ResultUnavailable ResultTimeout
-TracingConfig Debounce Rate PerKey KeyState
+TracingConfig Webhook Debounce Rate PerKey KeyState
 Durable DurableSteps AsyncDurable AsyncDurableSteps DurableHandle DurableInfo DurableStep Child StepCall
 StepFailed DurableMisuse
 """

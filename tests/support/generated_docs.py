@@ -36,6 +36,7 @@ from horsies.config.app import (
 from horsies.config.postgres import PostgresConfig
 from horsies.config.schedules import ScheduleConfig, TaskSchedule, WorkflowSchedule
 from horsies.config.tracing import TracingConfig
+from horsies.config.webhooks import Webhook
 from horsies.error_codes import ContractCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.errors import ErrorCode
 from horsies.findings import GROUPS
@@ -87,6 +88,7 @@ MODELS: tuple[type[BaseModel], ...] = (
     PayloadConfig,
     LogCapture,
     TracingConfig,
+    Webhook,
     RetryPolicy,
     ScheduleConfig,
     TaskSchedule,
@@ -166,6 +168,7 @@ LIMITS: dict[tuple[type[BaseModel], str], tuple[int, int | None]] = {
 }
 TYPE_NAMES: dict[tuple[type[BaseModel], str], str] = {
     (AppConfig, "schedule"): "ScheduleConfig or `None`",
+    (AppConfig, "webhooks"): "list of Webhook",
     (AppConfig, "exception_mapper"): "exception class to code",
     (AppConfig, "default_unhandled_error_code"): "upper case name",
     (

@@ -34,8 +34,10 @@ from horsies.validation import (
 
 if TYPE_CHECKING:
     from horsies.config.schedules import ScheduleConfig
-else:  # few processes have schedules, and building the pattern models takes long
+    from horsies.config.webhooks import Webhook
+else:  # few processes have schedules or webhooks, and building the models takes long
     ScheduleConfig = Annotated[Any, PlainValidator(lambda value: _schedules_of(value))]
+    Webhook = Annotated[Any, PlainValidator(lambda value: _webhook_of(value))]
 
 DEFAULT_QUEUE_NAME = "default"
 DEFAULT_PRIORITY = 100
@@ -501,6 +503,10 @@ class AppConfig(FrozenModel):
     parent process included. Defaults to [].
     """
 
+    webhooks: list[Webhook] = Field(default_factory=list)
+    """The addresses that get a request when tasks or runs end; see [webhooks](webhooks.md). Defaults to
+    []."""
+
     resend_on_transient_err: bool = False
     """Retry a send up to three times after a transient database error before it returns the error.
     Defaults to False."""
@@ -551,7 +557,12 @@ class AppConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        checks = [*self._queue_checks(), *self._claim_checks(), *self._exception_checks()]
+        checks = [
+            *self._queue_checks(),
+            *self._claim_checks(),
+            *self._exception_checks(),
+            *self._webhook_checks(),
+        ]
         raise_failed("AppConfig", checks)
         return self
 
@@ -627,6 +638,30 @@ class AppConfig(FrozenModel):
         ):
             yield True, ErrorCode.CONFIG_INVALID_EXCEPTION_MAPPER, problem
 
+    def _webhook_checks(self) -> Iterator[Check]:
+        code, queues = ErrorCode.CONFIG_INVALID_WEBHOOK, [queue.name for queue in self.queues()]
+        for name in repeated_names(hook.name for hook in self.webhooks):
+            yield True, code, f"webhooks has the name {name!r} more than once"
+        is_custom = self.queue_mode is QueueMode.CUSTOM
+        for hook in self.webhooks:
+            where = f"webhooks: the webhook {hook.name!r}"
+            yield (
+                is_custom and hook.queue_name not in queues,
+                code,
+                f"{where} needs a queue_name in CUSTOM mode: one of {', '.join(queues)}",
+            )
+            yield (
+                not is_custom and hook.queue_name is not None,
+                code,
+                f"{where} has a queue_name, which needs queue_mode CUSTOM; leave it out",
+            )
+
+
+def _webhook_of(value: object) -> Webhook:
+    from horsies.config.webhooks import Webhook
+
+    return Webhook.model_validate(value)
+
 
 def _schedules_of(value: object) -> ScheduleConfig:
     from horsies.config.schedules import ScheduleConfig
@@ -642,6 +677,8 @@ def _settings(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
                 yield f"{prefix}{name}", mask_url(str(value))
             case BaseModel():
                 yield from _settings(value, f"{prefix}{name}.")
+            case [BaseModel(), *_] if name == "webhooks":
+                yield f"{prefix}{name}", "; ".join(map(str, value))
             case [BaseModel(), *_]:
                 for position, entry in enumerate(value):
                     yield from _settings(entry, f"{prefix}{name}[{position}].")

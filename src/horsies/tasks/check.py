@@ -55,6 +55,7 @@ _PRODUCER_RIGHTS = frozenset(
     for table, rights in {
         "migrations": ("SELECT",),
         "task_attempts": ("SELECT",),
+        "webhooks": ("SELECT",),
         "tasks": ("SELECT", "INSERT", "UPDATE"),
         "workflows": ("SELECT", "INSERT", "UPDATE"),
         "workflow_tasks": ("SELECT", "INSERT", "UPDATE"),

@@ -116,6 +116,23 @@ def define(
     _raise_first(_function_problems(function, options.unknown), location)
     name = _default_name(function, location) if task_name is None else task_name
     _raise_first(_name_problems(name), location)
+    return _defined(config, function, name, options, location)
+
+
+def define_builtin(
+    config: AppConfig, function: Callable[..., Any], name: str, options: DecoratorOptions
+) -> TaskDefinition:
+    """Return a task of the library itself, which has a reserved name."""
+    return _defined(config, function, name, options, SourceLocation.from_function(function))
+
+
+def _defined(
+    config: AppConfig,
+    function: Any,
+    name: str,
+    options: DecoratorOptions,
+    location: SourceLocation | None,
+) -> TaskDefinition:
     queue = choose_queue(config, options.queue_name, location)
     _raise_first(_option_problems(options), location)
     _raise_first(_rate_problems(name, options), location)

@@ -71,10 +71,15 @@ class Identity:
     process_started: int | None = None
     known_tasks: str | None = None
     task_defaults: str | None = None
+    webhooks: str = "[]"
 
     @classmethod
     def of(
-        cls, worker_id: str, known_tasks: str | None = None, task_defaults: str | None = None
+        cls,
+        worker_id: str,
+        known_tasks: str | None = None,
+        task_defaults: str | None = None,
+        webhooks: str = "[]",
     ) -> Identity:
         pid = os.getpid()
         return cls(
@@ -85,6 +90,7 @@ class Identity:
             os_process.process_started(pid),
             known_tasks,
             task_defaults,
+            webhooks,
         )
 
     def sees_gone(self, other: WatchedWorker) -> bool:

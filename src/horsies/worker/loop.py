@@ -24,6 +24,7 @@ from horsies.logs import as_event, set_log_headers
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.definition import OnStop
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, STOPPED_FOR_REQUEUE
+from horsies.webhooks.task import subscriptions
 from horsies.worker.agenda import NEVER, AwakeClock, Shutdown, Silence, lifetime_clock
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
@@ -90,7 +91,8 @@ class Worker:
     ) -> None:
         known = KnownTasks.of(app)
         self.worker_id = pool.launcher.boot.worker_id
-        identity = Identity.of(self.worker_id, known.as_json(), task_defaults(app))
+        webhooks = subscriptions(app.config) if app.config.webhooks else "[]"
+        identity = Identity.of(self.worker_id, known.as_json(), task_defaults(app), webhooks)
         self._config = config
         self._pool = pool
         watched = WatchLimits.of(app.config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -29,7 +29,7 @@ from horsies.db.statements.turn import (
     send_heartbeats,
     store_progress,
 )
-from horsies.db.statements.workers import register_defaults
+from horsies.db.statements.workers import register_defaults, store_webhooks
 from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import locking_steps
 from horsies.worker.agenda import NEVER, Timer
@@ -53,10 +53,38 @@ PROGRESS_SECONDS = 0.34
 SWEEP_SECONDS = 3600.0
 NEXT_SWEEP_SECONDS = 1.0
 
-_DEFAULTS_REMEDY = (
-    "; until it works, sends from SQL use the defaults that another worker has registered; look at the "
-    "rights of the role on horsies_task_defaults"
+_REMEDY = (
+    "; until it works, {users} use those that another worker has registered; look at the rights of the role "
+    "on {table}"
 )
+
+
+class _Registration(NamedTuple):
+    """Settings of the application that the database needs."""
+
+    what: str
+    step: Step
+    remedy: str
+
+
+def _registrations(config: AppConfig, identity: Identity) -> list[_Registration]:
+    queues = [queue.name for queue in config.queues()]
+    found = [
+        _Registration(
+            "the webhooks",
+            store_webhooks(identity.webhooks, queues),
+            _REMEDY.format(users="ends of tasks", table="horsies_webhooks"),
+        )
+    ]
+    if identity.task_defaults is not None:
+        found.append(
+            _Registration(
+                "the defaults of tasks",
+                register_defaults(identity.task_defaults),
+                _REMEDY.format(users="sends from SQL", table="horsies_task_defaults"),
+            )
+        )
+    return found
 
 
 class Maintenance:
@@ -86,8 +114,8 @@ class Maintenance:
         self._sweep = Timer(SWEEP_SECONDS)
         self._progress = Timer(PROGRESS_SECONDS)
         self.pings: list[str] = []
-        # The defaults of the application's tasks, until they are stored.
-        self._defaults = identity.task_defaults
+        # Settings of the application, until they are stored.
+        self._unregistered = _registrations(app_config, identity)
 
     def check_cancels(self) -> None:
         """Check for cancel requests immediately, because notifications may have been missed."""
@@ -135,7 +163,7 @@ class Maintenance:
         if self._snapshot.is_due(now) or is_receiving != self._snapshot_is_receiving:
             self._snapshot.done(now)
             self._snapshot_is_receiving = is_receiving
-            self._register_defaults(pipeline)
+            self._register(pipeline)
             with self._blocked.job("the snapshot of this worker"):
                 pipeline.run([self._blocked.lock_wait(), self._state()])
         if now >= self._dispatcher.tally.flush_at:
@@ -152,12 +180,12 @@ class Maintenance:
             has_more = sweep(pipeline, recovery, self._blocked.failures)
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
 
-    def _register_defaults(self, pipeline: Pipeline) -> None:
-        """Store the settings from the task decorators once, for sends from SQL."""
-        if self._defaults is not None:
-            with self._blocked.job("registering the defaults of tasks", remedy=_DEFAULTS_REMEDY):
-                pipeline.run([self._blocked.lock_wait(), register_defaults(self._defaults)])
-                self._defaults = None
+    def _register(self, pipeline: Pipeline) -> None:
+        """Store settings of the application once; one that the database refuses is tried again."""
+        for one in list(self._unregistered):
+            with self._blocked.job(f"registering {one.what}", remedy=one.remedy):
+                pipeline.run([self._blocked.lock_wait(), one.step])
+                self._unregistered.remove(one)
 
     def store_last_progress(self, pipeline: Pipeline, ended_ids: Iterable[str]) -> None:
         """Store the last progress reports of tasks whose outcomes are recorded next."""

@@ -115,6 +115,7 @@ CREATE OR REPLACE FUNCTION horsies_notify_changed_tasks() RETURNS trigger LANGUA
 DECLARE
     finished text[];
     released text[];
+    unsuccessful uuid[];
     failed uuid[];
     has_ended_nodes boolean;
     runs uuid[];
@@ -130,14 +131,20 @@ BEGIN
         array_agg(DISTINCT CASE WHEN lane IS NULL THEN '' ELSE '@' END || queue_name) FILTER (
             -- A waiting task that ends may have been the head of its lane.
             WHERE status = 'PENDING' OR (lane IS NOT NULL AND claimed_by_worker_id IS NULL)),
-        array_agg(id) FILTER (WHERE lane IS NOT NULL AND status = 'FAILED'),
+        array_agg(id) FILTER (WHERE status IN ('FAILED', 'CANCELLED', 'EXPIRED')),
         bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
-        bool_or(wakes_task_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
-        array_agg(id) FILTER (
-            WHERE cancel_requested_at IS NOT NULL AND status IN ('CANCELLED', 'FAILED', 'EXPIRED'))
-    INTO finished, released, failed, has_ended_nodes, has_waiting_runs, cancelled FROM changed;
-    IF failed IS NOT NULL THEN
-        PERFORM horsies_halt_lanes(failed);
+        bool_or(wakes_task_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
+    INTO finished, released, unsuccessful, has_ended_nodes, has_waiting_runs FROM changed;
+    IF unsuccessful IS NOT NULL THEN
+        SELECT array_agg(id) FILTER (WHERE lane IS NOT NULL AND status = 'FAILED'),
+            array_agg(id) FILTER (WHERE cancel_requested_at IS NOT NULL)
+        INTO failed, cancelled FROM changed WHERE status IN ('FAILED', 'CANCELLED', 'EXPIRED');
+        IF failed IS NOT NULL THEN
+            PERFORM horsies_halt_lanes(failed);
+        END IF;
+        IF EXISTS (SELECT FROM horsies_webhooks) THEN
+            PERFORM horsies_announce_tasks(unsuccessful);
+        END IF;
     END IF;
     FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
         PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
@@ -183,6 +190,10 @@ BEGIN
         PERFORM pg_notify('workflow_done', NEW.id::text);
         IF NEW.wakes_task_id IS NOT NULL AND NEW.status <> 'PAUSED' THEN
             PERFORM horsies_wake_parents(ARRAY[NEW.wakes_task_id], ARRAY[NEW.id]);
+        END IF;
+        IF NEW.status <> 'PAUSED' AND NEW.parent_workflow_id IS NULL
+            AND EXISTS (SELECT FROM horsies_webhooks WHERE 'run.ended' = ANY(events)) THEN
+            PERFORM horsies_announce_run(NEW);
         END IF;
     END IF;
     RETURN NULL;

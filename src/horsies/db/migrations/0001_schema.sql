@@ -337,6 +337,24 @@ CREATE TABLE horsies_task_defaults (
     fixed_key      text
 );
 
+-- Webhooks ----------------------------------------------------------------------------------------
+-- What each webhook subscribes to, and the task that delivers its events. A worker writes its application's rows when
+-- it starts. Addresses and secrets stay in the configuration of the workers.
+CREATE TABLE horsies_webhooks (
+    name          varchar(40)   PRIMARY KEY,
+    -- 'task.failed', 'task.cancelled', 'task.expired', 'run.ended'.
+    events        text[]        NOT NULL,
+    -- The tasks whose events are delivered; NULL for all.
+    task_names    text[],
+    queue_name    varchar(100)  NOT NULL,
+    priority      integer       NOT NULL,
+    max_retries   integer       NOT NULL,
+    task_options  text          NOT NULL,
+    timeout_ms    integer,
+    retention     interval,
+    updated_at    timestamptz   NOT NULL DEFAULT clock_timestamp()
+);
+
 -- Workers -----------------------------------------------------------------------------------------
 -- One current row per worker. A live worker holds the session advisory lock "lock_key" on its listening connection.
 -- The server frees the lock as soon as the connection is gone, so a free lock and a few seconds without a heartbeat

@@ -1,0 +1,73 @@
+-- Webhooks: the delivery of an event is a task that is inserted in the transaction of the end, whichever statement
+-- records it, because the triggers on tasks and runs call these functions. Without webhooks they are never called. A
+-- delivery's own end is not announced, or a receiver that is down would create deliveries without end.
+--
+-- An event contains names, ids, times and codes. Arguments, results and messages stay in the database.
+
+CREATE OR REPLACE FUNCTION horsies_event_time(p_at timestamptz) RETURNS text LANGUAGE sql STABLE
+RETURN to_char(p_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
+
+-- Nothing -> PENDING for one delivery per element: the webhook's name, the type of the event, and its data. The id of
+-- an event is that of its first delivery; attempts and repetitions of the delivery send the same id.
+CREATE OR REPLACE FUNCTION horsies_send_events(p_webhooks text[], p_types text[], p_data json[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    now_at timestamptz := clock_timestamp();
+BEGIN
+    INSERT INTO horsies_tasks (
+        id, task_name, queue_name, priority, args, kwargs, sent_at, created_at, updated_at, enqueued_at, max_retries,
+        task_options, timeout_ms, retention, enqueue_sha)
+    SELECT event.id, 'horsies.webhook.' || hook.name, hook.queue_name, hook.priority, '[]',
+        json_build_object('event', json_build_object(
+            'id', event.id, 'type', event.type, 'timestamp', horsies_event_time(now_at), 'data', event.data))::text,
+        now_at, now_at, now_at, now_at, hook.max_retries, hook.task_options, hook.timeout_ms, hook.retention,
+        encode(sha256(convert_to(event.id::text, 'UTF8')), 'hex')
+    FROM (SELECT horsies_new_id() AS id, sent.webhook, sent.type, sent.data
+          FROM unnest(p_webhooks, p_types, p_data) AS sent (webhook, type, data) OFFSET 0) AS event
+    JOIN horsies_webhooks AS hook ON hook.name = event.webhook
+    ORDER BY event.id;
+END
+$$;
+
+-- These tasks have just failed, expired or been cancelled.
+CREATE OR REPLACE FUNCTION horsies_announce_tasks(p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    webhooks text[];
+    types text[];
+    data json[];
+BEGIN
+    SELECT array_agg(hook.name), array_agg(task.event), array_agg(json_build_object(
+            'task_id', task.id, 'task_name', task.task_name, 'queue_name', task.queue_name, 'status', task.status,
+            'error_code', task.error_code, 'retries', task.retry_count, 'fingerprint', task.fingerprint,
+            'sent_at', horsies_event_time(task.sent_at), 'started_at', horsies_event_time(task.started_at),
+            'ended_at', horsies_event_time(coalesce(task.failed_at, task.updated_at)),
+            'run_id', task.workflow_id, 'schedule_name', task.schedule_name))
+    INTO webhooks, types, data
+    FROM (SELECT ended.*, 'task.' || lower(ended.status::text) AS event FROM horsies_tasks AS ended
+          WHERE ended.id = ANY(p_ids) AND NOT starts_with(ended.task_name, 'horsies.webhook.')) AS task
+    JOIN horsies_webhooks AS hook
+        ON task.event = ANY(hook.events) AND (hook.task_names IS NULL OR task.task_name = ANY(hook.task_names));
+    IF webhooks IS NOT NULL THEN
+        PERFORM horsies_send_events(webhooks, types, data);
+    END IF;
+END
+$$;
+
+-- This run, which is not part of another one, has just ended.
+CREATE OR REPLACE FUNCTION horsies_announce_run(p_run horsies_workflows) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    webhooks text[] := ARRAY(SELECT hook.name::text FROM horsies_webhooks AS hook WHERE 'run.ended' = ANY(hook.events));
+    data json := json_build_object(
+        'run_id', p_run.id, 'name', p_run.name, 'definition_key', p_run.definition_key, 'status', p_run.status,
+        'error_code', coalesce(p_run.error::json #>> '{error_code,__builtin_task_code__}',
+            p_run.error::json ->> 'error_code'),
+        'nodes', p_run.total_nodes, 'failed_nodes', p_run.failed_nodes,
+        'sent_at', horsies_event_time(p_run.sent_at), 'started_at', horsies_event_time(p_run.started_at),
+        'ended_at', horsies_event_time(coalesce(p_run.completed_at, p_run.updated_at)),
+        'schedule_name', p_run.schedule_name);
+BEGIN
+    PERFORM horsies_send_events(
+        webhooks, array_fill('run.ended'::text, ARRAY[cardinality(webhooks)]),
+        array_fill(data, ARRAY[cardinality(webhooks)]));
+END
+$$;

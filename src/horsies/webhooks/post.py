@@ -1,0 +1,128 @@
+"""One HTTP request to a checked address, without redirects, within a time limit."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from horsies.webhooks.addresses import resolve
+
+# An answer's body is not used; a few bytes are read, so that the receiver sees an ordinary end.
+_READ_BYTES = 4_096
+_WHOLE_SECONDS = re.compile(r"\d{1,9}")
+# What resolving, connecting and reading raise when there is no answer; a name that cannot be resolved may
+# also raise UnicodeError.
+NO_ANSWER = (OSError, http.client.HTTPException, UnicodeError)
+
+
+class Answer(NamedTuple):
+    """The status of a receiver's answer, and the seconds that it wants to pass before the next attempt."""
+
+    status: int
+    retry_after_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a webhook's requests go; its address may be a secret and is not part of any message."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str
+    authority: str
+
+    @classmethod
+    def of(cls, url: str) -> Destination:
+        """Return the parts of a checked address."""
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        authority = parts.netloc.rpartition("@")[2]
+        return cls(parts.scheme, parts.hostname or "", port, target, authority)
+
+
+def post(
+    url: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    timeout_seconds: float,
+    allow_private: bool,
+) -> Answer:
+    """Send the request and return the answer; OSError or HTTPException if there is none."""
+    destination = Destination.of(url)
+    deadline = time.monotonic() + timeout_seconds
+    addresses = resolve(destination.host, destination.port, allow_private=allow_private)
+    stream = _connect(destination, addresses, deadline)
+    try:
+        return _exchange(destination, stream, body, headers, deadline)
+    finally:
+        stream.close()
+
+
+def _connect(destination: Destination, addresses: list[str], deadline: float) -> socket.socket:
+    """Connect to the first address that answers; the name is used for the certificate only."""
+    last: OSError = OSError("the host has no address")
+    for address in addresses:
+        try:
+            stream = socket.create_connection((address, destination.port), _left(deadline))
+        except OSError as error:
+            last = error
+            continue
+        if destination.scheme == "http":
+            return stream
+        try:
+            stream.settimeout(_left(deadline))
+            context = ssl.create_default_context()
+            return context.wrap_socket(stream, server_hostname=destination.host)
+        except BaseException:
+            stream.close()
+            raise
+    raise last
+
+
+def _exchange(
+    destination: Destination,
+    stream: socket.socket,
+    body: bytes,
+    headers: Mapping[str, str],
+    deadline: float,
+) -> Answer:
+    stream.settimeout(_left(deadline))
+    connection = http.client.HTTPConnection(destination.host, destination.port)
+    connection.sock = stream
+    fields = {"host": destination.authority, "connection": "close", **headers}
+    connection.request("POST", destination.target, body, fields)
+    stream.settimeout(_left(deadline))
+    with connection.getresponse() as response:
+        wait = response.headers.get("retry-after", "").strip()
+        response.read(_READ_BYTES)
+        seconds = float(wait) if _WHOLE_SECONDS.fullmatch(wait) else None
+        return Answer(response.status, seconds)
+
+
+def reason(error: BaseException) -> str:
+    """Return why there was no answer. Messages of the HTTP library may quote the path, which may be a secret,
+    so they are left out.
+    """
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not accepted ({error.verify_message})"
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+def _left(deadline: float) -> float:
+    """The seconds until the deadline; TimeoutError when there are none."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left

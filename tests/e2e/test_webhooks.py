@@ -1,0 +1,224 @@
+"""Webhooks end to end: a receiver gets every subscribed end at least once, signed, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.support.database import Database
+from tests.support.receiver import Received, Receiver, receiving
+from tests.support.tables import attempts, task
+from tests.support.wait import wait_until
+from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker, is_guard
+
+# How long processes are killed at random; a longer run is for releases.
+KILL_SECONDS = float(os.environ.get("HORSIES_WEBHOOK_KILL_SECONDS", "5"))
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+def start(fleet: Fleet, receiver: Receiver, connection: Database, **changes: Any) -> RunningWorker:
+    """Start a worker with a webhook, and wait until the webhook is registered."""
+    config = {"webhooks": [receiver.webhook(**changes)], **QUICK_RECOVERY}
+    worker = fleet.start(config=config)
+    wait_until(lambda: connection.execute("SELECT FROM horsies_webhooks").fetchone() is not None)
+    return worker
+
+
+def of_task(receiver: Receiver, task_id: str) -> Received:
+    """The accepted delivery of the end of a task."""
+
+    def found() -> list[Received]:
+        return [one for one in receiver.accepted() if one.event["data"].get("task_id") == task_id]
+
+    return wait_until(found)[0]
+
+
+def delivery(connection: Database, task_id: str) -> str:
+    """The id of the task that delivers the end of another one."""
+
+    def found() -> Any:
+        query = "SELECT id::text FROM horsies_tasks WHERE task_name LIKE %s AND kwargs LIKE %s"
+        return connection.execute(query, ("horsies.webhook.%", f"%{task_id}%")).fetchone()
+
+    return str(wait_until(found)[0])
+
+
+def test_failures_cancellations_and_runs_are_delivered_signed(
+    fleet: Fleet,
+    receiver: Receiver,
+    programs: ModuleType,
+    connection: Database,
+    journal: Journal,
+) -> None:
+    worker = start(fleet, receiver, connection)
+    failed = programs.refuse.send().unwrap()
+    got = of_task(receiver, failed.task_id)
+    assert got.is_signed()
+    assert got.path == "/hook?token=hidden"
+    assert abs(time.time() - int(got.headers["webhook-timestamp"])) < 60
+    assert got.headers["content-type"] == "application/json; charset=utf-8"
+    assert (got.event["type"], got.event["id"]) == ("task.failed", got.id)
+    assert got.event["data"]["error_code"] == "OUT_OF_STOCK"
+    stopped = programs.sleep.send(600).unwrap()
+    wait_until(lambda: journal.lines("start"))
+    stopped.cancel().unwrap()
+    assert of_task(receiver, stopped.task_id).event["type"] == "task.cancelled"
+    node = programs.noop.node(node_id="only")()
+    run = programs.app.workflow("tiny", [node], definition_key="webhooks.tiny").start().unwrap()
+    (ended,) = wait_until(
+        lambda: [one for one in receiver.accepted() if one.event["type"] == "run.ended"]
+    )
+    facts = ended.event["data"]
+    assert (facts["run_id"], facts["status"]) == (run.workflow_id, "COMPLETED")
+    assert all(one.is_signed() for one in receiver.received)
+    log = worker.log()
+    assert worker.stop() == 0
+    assert "hidden" not in log
+
+
+def test_a_receiver_that_fails_is_tried_again_with_the_same_id(
+    fleet: Fleet, receiver: Receiver, programs: ModuleType, connection: Database
+) -> None:
+    receiver.answers = [500, 0, 404, 200]
+    start(fleet, receiver, connection)
+    sent = programs.refuse.send().unwrap()
+    got = of_task(receiver, sent.task_id)
+    assert [one.answered for one in receiver.received] == [500, 0, 404, 200]
+    assert {one.id for one in receiver.received} == {got.id}
+    assert all(one.is_signed() for one in receiver.received)
+    job = delivery(connection, sent.task_id)
+    wait_until(lambda: task(connection, job).status == "COMPLETED")
+    codes = [one.error_code for one in attempts(connection, job)]
+    assert codes == ["WEBHOOK_FAILED", "WEBHOOK_FAILED", "WEBHOOK_FAILED", None]
+    assert not [one for one in receiver.received if "webhook" in one.event["data"]["task_name"]]
+
+
+def test_a_receiver_that_is_slow_or_down_gets_the_event_later(
+    fleet: Fleet, programs: ModuleType, connection: Database
+) -> None:
+    with receiving() as receiver:
+        start(fleet, receiver, connection, timeout_seconds=0.3)
+        receiver.is_awake.clear()
+        sent = programs.refuse.send().unwrap()
+        job = delivery(connection, sent.task_id)
+        wait_until(lambda: attempts(connection, job))
+        assert "timed out" in (attempts(connection, job)[0].error_message or "")
+    known = len(attempts(connection, job))
+    wait_until(lambda: len(attempts(connection, job)) > known + 1)
+    assert "Connection refused" in (attempts(connection, job)[-1].error_message or "")
+    receiver.received.clear()
+    with receiving(receiver):
+        assert of_task(receiver, sent.task_id).is_signed()
+        wait_until(lambda: task(connection, job).status == "COMPLETED")
+
+
+def test_a_receiver_that_is_gone_is_not_tried_again(
+    fleet: Fleet, receiver: Receiver, programs: ModuleType, connection: Database
+) -> None:
+    receiver.answers = [410]
+    start(fleet, receiver, connection)
+    job = delivery(connection, programs.refuse.send().unwrap().task_id)
+    wait_until(lambda: task(connection, job).status == "FAILED")
+    assert [one.error_code for one in attempts(connection, job)] == ["WEBHOOK_GONE"]
+    counted = connection.execute("SELECT count(*) FROM horsies_tasks").fetchone()
+    assert counted == (2,), "the failure of a delivery is not announced"
+
+
+def test_nothing_is_sent_to_a_private_address(
+    fleet: Fleet, receiver: Receiver, programs: ModuleType, connection: Database
+) -> None:
+    # The loopback address as a number, which only the resolver recognises: an address that is visibly
+    # private is refused when the webhook is configured.
+    url = f"https://2130706433:{receiver.port}/hook"
+    start(fleet, receiver, connection, url=url, allow_private=False)
+    job = delivery(connection, programs.refuse.send().unwrap().task_id)
+    wait_until(lambda: task(connection, job).status == "FAILED")
+    (attempt,) = attempts(connection, job)
+    assert attempt.error_code == "WEBHOOK_ADDRESS_PRIVATE"
+    assert "allow_private=True" in (attempt.error_message or "")
+    assert not receiver.received
+
+
+def test_the_end_of_a_lost_workers_task_is_delivered(
+    fleet: Fleet, receiver: Receiver, programs: ModuleType, connection: Database, journal: Journal
+) -> None:
+    victim = start(fleet, receiver, connection)
+    sent = programs.sleep.send(600).unwrap()
+    wait_until(lambda: journal.lines("start"))
+    victim.signal(signal.SIGKILL)
+    victim.wait()
+    start(fleet, receiver, connection)
+    got = of_task(receiver, sent.task_id)
+    assert got.event["data"]["error_code"] == "WORKER_CRASHED"
+    assert got.is_signed()
+
+
+def test_a_child_killed_during_a_delivery_delivers_again(
+    fleet: Fleet, receiver: Receiver, programs: ModuleType, connection: Database
+) -> None:
+    worker = start(fleet, receiver, connection)
+    receiver.is_awake.clear()
+    sent = programs.refuse.send().unwrap()
+    job = delivery(connection, sent.task_id)
+    pid = wait_until(lambda: task(connection, job).worker_pid)
+    wait_until(lambda: task(connection, job).status == "RUNNING")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: attempts(connection, job))
+    receiver.is_awake.set()
+    assert of_task(receiver, sent.task_id).is_signed()
+    wait_until(lambda: task(connection, job).status == "COMPLETED")
+    assert attempts(connection, job)[0].error_code == "WORKER_CRASHED"
+    assert worker.stop() == 0
+
+
+def test_every_end_is_delivered_under_kills_and_a_flaky_receiver(
+    fleet: Fleet, receiver: Receiver, programs: ModuleType, connection: Database
+) -> None:
+    receiver.answers = [random.choice([200, 200, 500, 0]) for _ in range(2_000)] + [200]
+    workers = [start(fleet, receiver, connection) for _ in range(2)]
+    ends = time.monotonic() + KILL_SECONDS
+    sent: list[str] = []
+    while time.monotonic() < ends:
+        handles = programs.refuse.send_many([programs.refuse.bind()] * 5).unwrap()
+        sent += [handle.task_id for handle in handles]
+        victim = random.choice(workers)
+        if random.random() < 0.2:
+            victim.signal(signal.SIGKILL)
+            victim.wait()
+            workers.remove(victim)
+            workers.append(start(fleet, receiver, connection))
+        else:
+            children = [pid for pid in victim.family() if not is_guard(pid)]
+            with suppress(ProcessLookupError, IndexError):
+                os.kill(random.choice(children), signal.SIGKILL)
+        time.sleep(0.1)
+    query = "SELECT id::text FROM horsies_tasks WHERE task_name = 'refuse' AND status = 'FAILED'"
+
+    def failed() -> set[str]:
+        return {found for (found,) in connection.execute(query)}
+
+    wait_until(lambda: failed() == set(sent), 60)
+
+    def missing() -> set[str]:
+        return set(sent) - {one.event["data"].get("task_id") for one in receiver.accepted()}
+
+    wait_until(lambda: not missing(), 60, missing)
+    assert all(one.is_signed() for one in list(receiver.received))
+    by_task: dict[str, set[str]] = {}
+    for one in list(receiver.received):
+        by_task.setdefault(one.event["data"]["task_id"], set()).add(one.id)
+    assert all(len(ids) == 1 for ids in by_task.values()), "one event per end"
+    print(f"{len(sent)} ends, {len(receiver.received)} requests, {len(fleet.workers)} workers")
