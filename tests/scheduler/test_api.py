@@ -137,7 +137,7 @@ def test_names_of_configurations_are_not_given_away(
     app = make_app(schedule())
     refused = call(app, app.schedules, "add", schedule(), replace=True)
     assert code_of(refused) is BrokerErrorCode.SCHEDULE_EXISTS
-    assert "which replace=True does not change" in refused.unwrap_err().message
+    assert "change its timing with app.schedules.edit" in refused.unwrap_err().message
     enter(connection, app)
     elsewhere = make_app()
     refused = call(elsewhere, elsewhere.schedules, "add", schedule(), replace=True)

@@ -8,13 +8,14 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from datetime import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
 
-from horsies import Horsies
+from horsies import DailySchedule, Horsies, TaskSchedule
 from horsies.ids import new_id
 from horsies.monitor import orders
 from horsies.web import AllowAll, ViewOnly, create_app
@@ -705,3 +706,36 @@ def test_arguments_are_edited_only_where_they_are_known_and_seen(
     wrong = shopkeeper.api(f"/tasks/{task}/retry", {"arguments": {"order": "x"}})
     assert (wrong.status_code, "Nothing was sent." in wrong.text) == (400, True)
     assert resent(connection) == [0]
+
+
+def test_the_form_of_a_timing_shows_the_slots_keeps_what_was_typed_and_saves(
+    app: Horsies, anna: Visitor, connection: Database
+) -> None:
+    @app.task("report")
+    def report() -> None: ...
+
+    daily = TaskSchedule(name="nightly", task_name="report", pattern=DailySchedule(time=time(3)))
+    app.schedules.add(daily).unwrap()
+    path, right = "/schedules/nightly/edit", "control_schedule"
+    zone: dict[str, Any] = {"timezone": "Asia/Tokyo"}
+    shown = anna.post(path, right, pattern="every 2 hours", dry_run="1", **zone)
+    assert shown.status_code == 200
+    listed = [part.split("</ol>")[0] for part in shown.text.split('class="slot-list">')[1:]]
+    assert [part.count("<li>") for part in listed] == [10, 10]
+    assert 'value="every 2 hours"' in shown.text
+    typo = anna.post(path, right, pattern="<every> hour", **zone)
+    assert typo.status_code == 422
+    assert 'value="&lt;every&gt; hour"' in typo.text
+    assert "it has none of these forms" in typo.text
+    bad_zone = anna.post(path, right, pattern="every hour at :15", timezone="Mars/Olympus")
+    assert bad_zone.status_code == 422
+    assert not app.schedules.list().unwrap()[0].is_edited
+    saved = anna.post(path, right, pattern="0 4 * * *", **zone)
+    assert anna.notice(saved) == (
+        "Schedule nightly fires 0 4 * * *, Asia/Tokyo. To undo it: horsies schedules reset nightly"
+    )
+    reset = anna.post("/schedules/nightly/reset", right)
+    undoing = "horsies schedules edit nightly --pattern '0 4 * * *' --timezone Asia/Tokyo"
+    assert undoing in (anna.notice(reset) or "")
+    again = anna.post("/schedules/nightly/reset", right)
+    assert anna.notice(again) == "Schedule nightly has this timing already."

@@ -218,7 +218,7 @@ def test_a_role_with_select_alone_opens_every_page(
     async def main() -> dict[str, Any]:
         wrong: dict[str, Any] = {}
         async with client_of(viewer_app) as client:
-            for path in (path_of(route, examples) for route in PAGES):
+            for path in (path_of(route, examples) for route in PAGES if route.verb is None):
                 answer = await client.get(path)
                 if answer.status_code != 200:
                     wrong[path] = (answer.status_code, answer.text[-900:])

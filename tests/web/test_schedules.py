@@ -7,6 +7,7 @@ import re
 from datetime import time
 from urllib.parse import quote, unquote
 
+import httpx
 import psycopg
 import pytest
 from markupsafe import escape
@@ -160,3 +161,55 @@ def test_a_name_with_any_characters_has_its_pages(ask: Ask, scheduled: Horsies, 
     intent = {"X-Horsies-Intent": "action"}
     paused = ask(f"/api{path}/pause", method="POST", headers=intent, actions=True)
     assert paused.json() == {"name": name, "paused": True}
+
+
+PRESS = {"X-Horsies-Intent": "action"}
+
+
+def edit(ask: Ask, name: str, **body: object) -> httpx.Response:
+    path = f"/api/schedules/{name}/edit"
+    return ask(path, method="POST", headers=PRESS, actions=True, json=body)
+
+
+def test_a_timing_is_previewed_edited_and_reset(
+    ask: Ask, scheduled: Horsies, connection: Database
+) -> None:
+    form = ask("/schedules/nightly/edit", actions=True).text
+    assert 'value="every day at 03:00"' in form
+    assert 'value="Europe/Berlin"' in form
+    shown = edit(ask, "nightly", pattern="every day at 04:00", dry_run=True).json()
+    assert (shown["changed"], len(shown["slots"])) == (False, 10)
+    assert "(edited)" not in ask("/schedules/nightly").text
+    stored = edit(ask, "nightly", pattern="every day at 04:00", reason="too early").json()
+    assert stored["changed"] is True
+    assert stored["timing"]["pattern"] == {"time": "04:00:00", "type": "daily"}
+    assert stored["original_timing"]["pattern"]["time"] == "03:00:00"
+    page = ask("/schedules/nightly", actions=True).text
+    assert "(edited)" in page
+    assert "every day at 03:00, Europe/Berlin; a restart or a deployment keeps the edit" in page
+    assert "from every day at 03:00, Europe/Berlin to every day at 04:00" in page
+    assert 'action="/schedules/nightly/reset"' in page
+    reset = ask("/api/schedules/nightly/reset", method="POST", headers=PRESS, actions=True)
+    assert reset.json()["original_timing"] is None
+    assert "(edited)" not in ask("/schedules/nightly").text
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({}, "An edit needs a pattern or a timezone."),
+        ({"pattern": "now and then"}, "it has none of these forms"),
+        ({"timezone": "Mars/Olympus"}, "unknown time zone"),
+        ({"pattern": 17}, "pattern must be text."),
+    ],
+)
+def test_an_edit_that_cannot_be_is_refused(
+    ask: Ask, scheduled: Horsies, body: dict[str, object], sentence: str
+) -> None:
+    before = ask("/api/schedules/sync").json()
+    refused = edit(ask, "sync", **body)
+    assert refused.status_code == 400
+    assert sentence in refused.json()["title"]
+    assert ask("/api/schedules/sync").json() == before
+    assert edit(ask, "nobody", pattern="every hour").status_code == 404
+    assert ask("/schedules/nobody/edit", actions=True).status_code == 404

@@ -115,4 +115,5 @@ def task_document(report: TaskReport, payload: bool) -> dict[str, Any]:
 
 def schedule_document(state: ScheduleState) -> dict[str, Any]:
     document = {"name": state.name, "paused": state.is_paused, **state._asdict()}
-    return document | {"timing": stored_json(state.timing)}
+    timings = {name: stored_json(document[name]) for name in ("timing", "original_timing")}
+    return document | timings

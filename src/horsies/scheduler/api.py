@@ -6,10 +6,11 @@ and refusals are returned as Err.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from horsies.config.schedules import AnySchedule
 from horsies.db.statement import Script, Statement, Step
@@ -29,7 +30,15 @@ from horsies.db.statements.schedules import (
     start_schedule,
 )
 from horsies.errors import HorsiesError, ValidationReport, raise_collected
-from horsies.result import Err, Ok
+from horsies.result import Err, Ok, Result
+from horsies.scheduler.edit import (
+    Edit,
+    NewTiming,
+    edit_script,
+    new_timing,
+    original_timing,
+    preview_script,
+)
 from horsies.scheduler.entry import (
     Application,
     Definitions,
@@ -45,6 +54,7 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.recording import Action, Switched, perform_action, perform_action_async
 from horsies.tasks.send import Producer
+from horsies.timetable.patterns import SchedulePattern
 from horsies.words import listed
 from horsies.workflow.definition import BuildsSpecs
 from horsies.workflow.run.handle import WorkflowHandle
@@ -65,6 +75,13 @@ _SUPPRESSED = BrokerOperationError(
 )
 
 
+class EditedSchedule(NamedTuple):
+    """A schedule's state, and the edit of its timing; None if there was nothing to reset."""
+
+    state: ScheduleState
+    edit: Edit | None
+
+
 @dataclass(frozen=True, slots=True)
 class Schedules:
     """The schedules in the database; each method has an ``..._async`` version for use in event loops.
@@ -83,9 +100,10 @@ class Schedules:
     def add(self, schedule: AnySchedule, *, replace: bool = False) -> BrokerResult[ScheduleState]:
         """Store a schedule in addition to the configured ones; running schedulers pick it up immediately.
 
-        Adding an identical schedule again changes nothing. A different one with the same name is
-        Err(SCHEDULE_EXISTS) unless ``replace`` is set; a configured schedule is never replaced. The first
-        slot is the next one after now. Raises HorsiesError for a schedule that cannot be served.
+        Adding an identical schedule again changes nothing, and an edit of its timing stays. A different one
+        with the same name is Err(SCHEDULE_EXISTS) unless ``replace`` is set. A configured schedule is never
+        replaced; ``edit`` changes its timing. The first slot is the next one after now. Raises HorsiesError
+        for a schedule that cannot be served.
         """
         script = self._add_script(schedule, replace)
         return self._change("add_schedule", schedule.name, script)
@@ -102,6 +120,45 @@ class Schedules:
 
     async def remove_async(self, name: str) -> BrokerResult[None]:
         return await self._change_async("remove_schedule", name, _remove_script(name))
+
+    def edit(
+        self,
+        name: str,
+        *,
+        pattern: SchedulePattern | str | None = None,
+        timezone: str | None = None,
+        reason: str | None = None,
+    ) -> BrokerResult[ScheduleState]:
+        """Change when a schedule fires, a configured one too, until ``reset``.
+
+        The edit outlives restarts and deployments; task and arguments stay those of the configuration. A
+        slot that is due now is still sent. A pattern may be a text, such as "every day at 03:00" or a cron
+        expression. Raises HorsiesError for a text that is no pattern.
+        """
+        script = edited_script(name, new_timing(pattern, timezone))
+        return self._change("edit_schedule", name, script, reason).map(_edited_state)
+
+    async def edit_async(
+        self,
+        name: str,
+        *,
+        pattern: SchedulePattern | str | None = None,
+        timezone: str | None = None,
+        reason: str | None = None,
+    ) -> BrokerResult[ScheduleState]:
+        script = edited_script(name, new_timing(pattern, timezone))
+        return (await self._change_async("edit_schedule", name, script, reason)).map(_edited_state)
+
+    def reset(self, name: str, *, reason: str | None = None) -> BrokerResult[ScheduleState]:
+        """End an edit: the schedule fires again as its configuration, or the program that added it, says."""
+        script = edited_script(name, original_timing)
+        return self._change("reset_schedule", name, script, reason).map(_edited_state)
+
+    async def reset_async(
+        self, name: str, *, reason: str | None = None
+    ) -> BrokerResult[ScheduleState]:
+        script = edited_script(name, original_timing)
+        return (await self._change_async("reset_schedule", name, script, reason)).map(_edited_state)
 
     def list(self) -> BrokerResult[States]:
         """Return every stored schedule, by name; a scheduler stores the configured ones when it starts."""
@@ -270,6 +327,45 @@ def switch_script(name: str, switch: Switch) -> Script[BrokerResult[Switched[Sch
     return after.map(lambda state: Switched(state, state.is_paused != was_paused))
 
 
+def edited_script(name: str, new: NewTiming) -> Script[BrokerResult[Switched[EditedSchedule]]]:
+    """Store another timing and read the schedule's new state; a reset of an unedited one changes nothing."""
+    found: Result[Edit | None, str] = yield from edit_script(name, new)
+    if isinstance(found, Err):
+        return Err(BrokerOperationError(_WORKING, found.err_value))
+    if isinstance(state := (yield from _state_script(name)), Err):
+        return state
+    edit = found.ok_value
+    is_changed = edit is not None and edit.is_changed
+    words = edit.words if edit is not None and is_changed else None
+    return Ok(Switched(EditedSchedule(state.ok_value, edit), is_changed, words))
+
+
+def previewed_script(name: str, new: NewTiming) -> Script[BrokerResult[EditedSchedule]]:
+    """Compute an edit and read the schedule's state, without a change."""
+    found: Result[Edit | None, str] = yield from preview_script(name, new)
+    if isinstance(found, Err):
+        return Err(BrokerOperationError(_WORKING, found.err_value))
+    state = yield from _state_script(name)
+    return state.map(lambda stored: EditedSchedule(stored, found.ok_value))
+
+
+def edit_document(found: EditedSchedule, *, is_stored: bool) -> dict[str, Any]:
+    """Return an edit, or its preview, as a JSON object."""
+    state, edit = found
+    timing = state.timing if edit is None else edit.new_timing
+    return {
+        "name": state.name,
+        "changed": is_stored and edit is not None and edit.is_changed,
+        "timing": json.loads(timing or "null"),
+        "original_timing": json.loads(state.original_timing or "null"),
+        "slots": [] if edit is None else edit.new_slots,
+    }
+
+
+def _edited_state(switched: Switched[EditedSchedule]) -> ScheduleState:
+    return switched.state.state
+
+
 def _state(switched: Switched[ScheduleState]) -> ScheduleState:
     return switched.state
 
@@ -305,7 +401,7 @@ def _remove_script(name: str) -> Script[BrokerResult[None]]:
         return Ok(None)
     if isinstance(state := (yield from _state_script(name)), Err):
         return state
-    message = f"Schedule {name!r} belongs to a configuration; remove it there."
+    message = f"Schedule {name!r} belongs to a configuration; remove it there, or pause it."
     return Err(BrokerOperationError(BrokerErrorCode.UNKNOWN_SCHEDULE, message))
 
 
@@ -314,8 +410,9 @@ def _add_script(
 ) -> Script[BrokerResult[ScheduleState]]:
     name = entry.schedule.name
     added: list[ScheduleName] = []
+    records: list[ScheduleRecord] = []
     if not is_configured:
-        records: list[ScheduleRecord] = yield read_schedule_records([name])
+        records = yield read_schedule_records([name])
         now = records[0].looked_at.astimezone(UTC)
         row = add_schedule(
             name=name,
@@ -330,13 +427,13 @@ def _add_script(
         added = yield row
     if added:
         return (yield from _state_script(name))
-    if is_configured or replace:
+    if is_configured or records[0].definition is None:
         message = (
-            f"Schedule {name!r} belongs to a configuration, which replace=True does not change; "
-            "change it there, or pause it and add one under another name."
+            f"Schedule {name!r} belongs to a configuration; change it there, or change its timing with "
+            f"app.schedules.edit or `horsies schedules edit`."
         )
-        return Err(BrokerOperationError(BrokerErrorCode.SCHEDULE_EXISTS, message))
-    message = f"There is another schedule {name!r} already; choose a new name, or replace=True."
+    else:
+        message = f"There is another schedule {name!r} already; choose a new name, or replace=True."
     return Err(BrokerOperationError(BrokerErrorCode.SCHEDULE_EXISTS, message))
 
 

@@ -34,6 +34,12 @@ class DueState:
     now: datetime
     is_unfinished: bool = False
     resumed_at: datetime | None = None
+    edited_at: datetime | None = None
+
+    @property
+    def belongs_to_old_timing(self) -> bool:
+        """Whether the slot was due when a person changed the timing."""
+        return self.edited_at is not None and self.due_at <= self.edited_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,8 @@ def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -
     if state.is_unfinished and schedule.overlap != "allow":
         return None if schedule.overlap == "queue" else _skip_all(timing, state)
     cutoff, reason = _cutoff(schedule, state)
+    if state.belongs_to_old_timing:
+        return _leave_old_timing(timing, state, cutoff, reason)
     first = timing.since(state.due_at, cutoff)
     if first is None or first > state.now:
         return Decision((), first, Dropped(reason, state.due_at, cutoff))
@@ -77,7 +85,20 @@ def decide(schedule: Schedule, timing: Timing, state: DueState, runs_max: int) -
     return Decision(fire, timing.after(fire[-1]), dropped)
 
 
+def _leave_old_timing(
+    timing: Timing, state: DueState, cutoff: datetime, reason: SkipReason
+) -> Decision:
+    """Fire the slot that was due at the edit, unless it is too old; the new timing counts from the edit."""
+    assert state.edited_at is not None
+    following = timing.first_after(state.edited_at)
+    if state.due_at < cutoff:
+        return Decision((), following, Dropped(reason, state.due_at, cutoff))
+    return Decision((state.due_at,), following)
+
+
 def _skip_all(timing: Timing, state: DueState) -> Decision:
+    if state.belongs_to_old_timing:
+        return _leave_old_timing(timing, state, state.due_at + _MICROSECOND, SkipReason.OVERLAP)
     latest = timing.latest(state.due_at, state.now)
     dropped = Dropped(SkipReason.OVERLAP, state.due_at, latest + _MICROSECOND)
     return Decision((), timing.after(latest), dropped)

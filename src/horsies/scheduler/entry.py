@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, assert_never
@@ -50,7 +50,10 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A schedule that can be served: its timing, the timing's text and hash, and its target."""
+    """A schedule that can be served: its timing, the timing's text and hash, and its target.
+
+    The timing is that of the schedule, unless a person has edited the stored one.
+    """
 
     schedule: AnySchedule
     timing: Timing
@@ -68,6 +71,10 @@ class Entry:
             raise schedule_error(schedule, str(error)) from error
         text = timing_json(schedule)
         return cls(schedule, timing, text, config_hash(text), target)
+
+    def with_timing(self, text: str) -> Entry:
+        """Return the entry with another stored timing; ValueError if this release cannot read it."""
+        return replace(self, timing=Timing.read(text), timing_text=text, hash=config_hash(text))
 
     @property
     def task_name(self) -> str | None:

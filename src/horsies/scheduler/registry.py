@@ -30,11 +30,18 @@ from horsies.errors import ErrorCode, HorsiesError
 from horsies.logs import as_event
 from horsies.modules import failure_at
 from horsies.scheduler.entry import Application, Definitions, Entry, read_definition
+from horsies.scheduler.timing import Timing
 from horsies.workflow.definition import BuildsSpecs, definition_keys
 
 logger = logging.getLogger("horsies.scheduler")
 
 DUE_MAX = 5_000
+_NEW_TIMING = {
+    False: "schedule %r has a new timing",
+    True: "schedule %r has a new timing in the configuration, but keeps the one that was edited at run "
+    "time; `horsies schedules reset` takes the configuration's",
+}
+_UNREADABLE = "schedule %r stays due: this release cannot read its edited timing; reset it"
 
 
 @dataclass(slots=True)
@@ -82,7 +89,19 @@ class Registry:
         return "\n".join(self.entries), "\n".join(hashes), list(self.application.tasks), workflows
 
     def entry_of(self, due: DueSchedule) -> Entry | None:
-        """Return the entry of a due schedule; None if it is stored but cannot be read."""
+        """Return the entry of a due schedule, with its stored timing if a person edited that; None if
+        what is stored cannot be read.
+        """
+        entry = self._unedited(due)
+        if entry is None or due.edited_timing is None:
+            return entry
+        try:
+            return entry.with_timing(due.edited_timing)
+        except ValueError:
+            logger.error(_UNREADABLE, due.name)
+            return None
+
+    def _unedited(self, due: DueSchedule) -> Entry | None:
         if due.definition is None:
             return self.entries[due.name]
         if due.definition not in self._stored:
@@ -151,31 +170,47 @@ def _rows_to_store(
         # A schedule that is taken over continues after the slot that no scheduler served.
         start = record.next_run_at if takes_over and record.next_run_at else record.looked_at
         try:
-            next_run_at = entry.timing.first_after(start.astimezone(UTC))
+            next_run_at = _timing_in_force(entry, record).first_after(start.astimezone(UTC))
         except Exception:
             logger.exception("schedule %r: the next slot cannot be computed", record.name)
             continue
         # A schedule that has ended does not change; do not rewrite it every minute.
-        if next_run_at is not None or not record.is_stored or record.hash != entry.hash:
+        if next_run_at is not None or not record.is_stored or _has_new_timing(entry, record):
             yield entry, next_run_at
+
+
+def _timing_in_force(entry: Entry, record: ScheduleRecord) -> Timing:
+    """Return the stored timing if a person edited it; ValueError if this release cannot read it."""
+    if record.original_timing is None:
+        return entry.timing
+    return Timing.read(record.timing or "")
+
+
+def _has_new_timing(entry: Entry, record: ScheduleRecord) -> bool:
+    """Whether the configuration's timing differs from the stored one, or from the one before an edit."""
+    if record.original_timing is not None:
+        return record.original_timing != entry.timing_text
+    return record.hash != entry.hash
 
 
 def _is_deserted(entry: Entry, record: ScheduleRecord) -> bool:
     """Whether the timing belongs to another release and none of that release's schedulers serves it.
 
-    A schedule that waits for an unfinished task or run counts as served.
+    A schedule that waits for an unfinished task or run counts as served. One that a person has edited
+    belongs to every release.
     """
     is_waiting = entry.schedule.overlap == "queue" and record.is_unfinished
-    return record.hash != entry.hash and record.is_unserved and not is_waiting
+    is_foreign = record.original_timing is None and record.hash != entry.hash
+    return is_foreign and record.is_unserved and not is_waiting
 
 
 def _needs_storing(registry: Registry, record: ScheduleRecord, at_start: bool) -> bool:
     entry = registry.entries[record.name]
     if not record.is_stored:
         return True
-    if record.hash != entry.hash:
+    if _has_new_timing(entry, record):
         if at_start:
-            logger.warning("schedule %r has a new timing", record.name)
+            logger.warning(_NEW_TIMING[record.original_timing is not None], record.name)
         return at_start
     stored = (record.task_name, record.definition_key, record.owner, record.definition)
     has_changed = stored != (entry.task_name, entry.definition_key, registry.owner, None)

@@ -171,8 +171,9 @@ def _decide_one(entry: Entry | None, due: DueSchedule, runs_max: int) -> Decided
 def _in_utc(due: DueSchedule) -> DueState:
     """Convert from the session's time zone, where arithmetic would follow DST changes."""
     resumed_at = None if due.resumed_at is None else due.resumed_at.astimezone(UTC)
+    edited_at = None if due.edited_at is None else due.edited_at.astimezone(UTC)
     due_at, now = due.due_at.astimezone(UTC), due.looked_at.astimezone(UTC)
-    return DueState(due_at, now, due.is_unfinished, resumed_at)
+    return DueState(due_at, now, due.is_unfinished, resumed_at, edited_at)
 
 
 def _refused(decision: Decision, slot: datetime) -> Decision:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 from horsies.config.schedules import Schedule
 from horsies.timetable.next_run import GapRule, Timetable, load_zone, next_run, timetable_of
 from horsies.timetable.patterns import SchedulePattern
+from horsies.timetable.texts import pattern_text
 from horsies.validation import FROZEN_MODEL
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -39,10 +41,45 @@ def timing_json(schedule: Schedule) -> str:
     """Return a schedule's timing as JSON text: pattern, zone, and the fields that differ from their
     defaults.
     """
-    fields = TimingFields(**{name: getattr(schedule, name) for name in TimingFields.model_fields})
+    return fields_json(
+        TimingFields(**{name: getattr(schedule, name) for name in TimingFields.model_fields})
+    )
+
+
+def fields_json(fields: TimingFields) -> str:
     changed = fields.model_dump(mode="json", exclude_defaults=True)
     whole = changed | fields.model_dump(mode="json", include={"pattern", "timezone"})
     return json.dumps(whole, sort_keys=True, separators=(",", ":"))
+
+
+def changed_timing(text: str, pattern: SchedulePattern | None, timezone: str | None) -> str:
+    """Return a stored timing with another pattern or zone, as JSON text.
+
+    Raises ValueError for an unknown zone, or a stored text that this release cannot read.
+    """
+    fields = read_fields(text)
+    zone = timezone or fields.timezone
+    load_zone(zone)
+    changes = {"pattern": pattern or fields.pattern, "timezone": zone}
+    return fields_json(fields.model_copy(update=changes))
+
+
+def read_fields(text: str | None) -> TimingFields:
+    """Parse a stored timing; ValueError if this release cannot."""
+    try:
+        return TimingFields.model_validate_json(text or "")
+    except ValueError:
+        raise ValueError("its stored timing cannot be read by this release") from None
+
+
+def timing_words(text: str | None) -> str:
+    """Return a stored timing as a person types it, with its zone unless it is an interval."""
+    try:
+        fields = read_fields(text)
+    except ValueError:
+        return "a timing that this release cannot read"
+    words = pattern_text(fields.pattern)
+    return words if fields.pattern.type == "interval" else f"{words}, {fields.timezone}"
 
 
 def config_hash(timing: str) -> str:
@@ -73,7 +110,7 @@ class Timing:
     @classmethod
     def read(cls, text: str) -> Timing:
         """Parse a stored timing; ValueError if this release cannot."""
-        return cls.of(TimingFields.model_validate_json(text))
+        return _read(text)
 
     def first_after(self, start: datetime) -> datetime | None:
         """Return the first slot of a schedule that starts at this time."""
@@ -134,3 +171,9 @@ class Timing:
     def _bounded(self, slot: datetime | None) -> datetime | None:
         is_over = slot is not None and self.end_at is not None and slot > self.end_at
         return None if is_over else slot
+
+
+# A scheduler reads the timing of an edited schedule at each of its slots.
+@lru_cache(maxsize=10_000)
+def _read(text: str) -> Timing:
+    return Timing.of(read_fields(text))

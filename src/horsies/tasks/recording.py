@@ -62,10 +62,11 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Switched(Generic[T]):
-    """The state after a pause or resume, and whether the call changed it."""
+    """The state after a change, whether the call changed it, and words about the change for its record."""
 
     state: T
     is_changed: bool
+    detail: str | None = None
 
 
 _actor: ContextVar[Actor | None] = ContextVar("horsies_actor", default=None)
@@ -178,6 +179,8 @@ class _Recorded:
 def _outcome(answer: Result[T, E], reason: str | None) -> tuple[str, str | None]:
     """Return the outcome to record, and the reason or the sentence that explains the refusal."""
     match answer:
+        case Ok(Switched(is_changed=True, detail=str(words))):
+            return "done", f"{words}: {reason}" if reason else words
         case Ok(False) | Ok(Switched(is_changed=False)):
             return "unchanged", reason
         case Ok(_):

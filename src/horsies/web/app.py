@@ -37,6 +37,7 @@ from horsies.web import (
     pages_failures,
     pages_names,
     pages_runs,
+    pages_schedule_edit,
     pages_schedules,
     pages_search,
     pages_tasks,
@@ -104,6 +105,7 @@ ROUTES: tuple[Route, ...] = (
     *pages_runs.ROUTES,
     # A schedule's name may contain slashes, so the longer paths come first.
     *pages_explain.ROUTES,
+    *pages_schedule_edit.ROUTES,
     *pages_schedules.ROUTES,
     *pages_doctor.ROUTES,
     *pages_search.ROUTES,

@@ -21,7 +21,7 @@ from horsies.db.statements.schedules import (
 from horsies.monitor.action_log import list_actions_script
 from horsies.monitor.defaults import OVERDUE_SECONDS
 from horsies.scheduler.decide import SkipReason
-from horsies.scheduler.timing import Timing, TimingFields
+from horsies.scheduler.timing import Timing, TimingFields, timing_words
 from horsies.timetable.next_run import load_zone
 from horsies.timetable.words import in_words
 from horsies.web.reading import NotFound
@@ -208,12 +208,17 @@ async def schedule_page(view: View) -> Page:
         "state": schedule.state,
         "slots": schedule.next_slots(SLOTS_SHOWN),
         "can_run": view.site.app is not None,
-        "path_of": f"/schedules/{quote(name, safe='')}",
+        "path_of": schedule_path(name),
+        "original": timing_words(schedule.state.original_timing),
         "local": lambda at: f"{at.astimezone(load_zone(schedule.zone)):%H:%M %Z}",
         "reasons": REASONS,
         "changes": await view.read(list_actions_script(f"schedule {name}", limit=CHANGES_SHOWN)),
     }
     return Page("schedule.html", name, context)
+
+
+def schedule_path(name: str) -> str:
+    return f"/schedules/{quote(name, safe='')}"
 
 
 ROUTES: tuple[Route, ...] = (

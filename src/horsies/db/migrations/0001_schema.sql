@@ -662,6 +662,10 @@ CREATE TABLE horsies_schedule_state (
     timing          text,
     -- The whole schedule as JSON, including arguments, if it was added at run time and exists only here.
     definition      text,
+    -- While a person's edit is in force: the timing of the configuration or program, to which a reset returns.
+    original_timing text,
+    -- When a person last changed the timing. A slot that was due by then belongs to the timing before.
+    edited_at       timestamptz,
     paused_at       timestamptz,
     resumed_at      timestamptz,
     -- When a scheduler found that the schedule is switched off, so that it is not served while a slot is overdue. Any

@@ -18,6 +18,8 @@ class DueSchedule(NamedTuple):
     due_at: datetime
     hash: str
     definition: str | None
+    edited_timing: str | None
+    edited_at: datetime | None
     resumed_at: datetime | None
     looked_at: datetime
     is_unfinished: bool
@@ -78,6 +80,7 @@ class ScheduleRecord(NamedTuple):
     """A schedule's stored row, or nulls if it has none, and the database's clock.
 
     ``definition`` is the JSON of a schedule added at run time; for a configured schedule it is null.
+    ``original_timing`` is the timing before a person edited it; without an edit it is null.
     """
 
     name: str
@@ -88,6 +91,9 @@ class ScheduleRecord(NamedTuple):
     definition_key: str | None
     owner: str | None
     definition: str | None
+    timing: str | None
+    original_timing: str | None
+    is_paused: bool
     looked_at: datetime
     was_disabled: bool
     is_unserved: bool
@@ -127,6 +133,8 @@ class ScheduleState(NamedTuple):
     """The scheduler that stored it, or None if a program added it."""
     timing: str | None
     """Its pattern, time zone and bounds, as stored JSON."""
+    original_timing: str | None
+    """The timing that the configuration or program gave it, if a person has edited it since."""
     next_run_at: datetime | None
     """Its next slot, or None once it has ended."""
     last_run_at: datetime | None
@@ -148,6 +156,11 @@ class ScheduleState(NamedTuple):
     def is_paused(self) -> bool:
         """Whether the schedule is paused."""
         return self.paused_at is not None
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether a person's edit of the timing is in force."""
+        return self.original_timing is not None
 
 
 class ScheduleRun(NamedTuple):
@@ -232,6 +245,18 @@ def add_schedule(
     definition_key: str | None,
     definition: str,
     replace: bool,
+) -> ScheduleName: ...
+@SCHEDULES.statement
+def edit_schedule(
+    name: str,
+    hash_before: str | None,
+    due_before: datetime | None,
+    timing: str,
+    hash: str,
+    edited_at: datetime,
+    next_run_at: datetime | None,
+    skipped_at: datetime | None,
+    skip_reason: str | None,
 ) -> ScheduleName: ...
 @SCHEDULES.statement
 def remove_schedule(name: str) -> ScheduleName: ...

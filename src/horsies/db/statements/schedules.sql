@@ -2,7 +2,8 @@
 --
 -- A scheduler serves the schedules in its configuration under the timing it knows ("names" and "hashes", one per
 -- line, because the driver needs far longer to write an array), and those stored here whose task ("task_names") or
--- workflow ("definition_keys") it knows. Any number of schedulers may serve the same ones.
+-- workflow ("definition_keys") it knows. A configured schedule that a person has edited is served by its stored timing,
+-- whatever the configuration says. Any number of schedulers may serve the same ones.
 
 -- name: find_due_schedules
 -- Due schedules, oldest first; nothing is locked yet. A schedule whose last task or run is unfinished comes last, so
@@ -10,6 +11,7 @@
 -- of all tasks. Parameters: the schedules that a scheduler serves, one per line, and how many due ones to read at
 -- once.
 SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_hash AS hash, state.definition,
+    CASE WHEN state.original_timing IS NOT NULL THEN state.timing END AS edited_timing, state.edited_at,
     state.resumed_at, now() AS looked_at,
     coalesce((
         SELECT true FROM horsies_tasks AS task
@@ -20,7 +22,8 @@ SELECT state.schedule_name AS name, state.next_run_at AS due_at, state.config_ha
         LIMIT 1), false) AS is_unfinished
 FROM horsies_schedule_state AS state
 LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
-    ON known.name = state.schedule_name AND known.hash = state.config_hash
+    ON known.name = state.schedule_name
+        AND (known.hash = state.config_hash OR state.original_timing IS NOT NULL)
 WHERE state.next_run_at <= now() AND state.paused_at IS NULL
   AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND (
       state.task_name = ANY(%(task_names)s::text[])
@@ -90,7 +93,8 @@ RETURNING state.schedule_name AS name
 SELECT extract(epoch FROM min(state.next_run_at) - clock_timestamp())::float8 AS seconds
 FROM horsies_schedule_state AS state
 LEFT JOIN unnest(string_to_array(%(names)s, E'\n'), string_to_array(%(hashes)s, E'\n')) AS known (name, hash)
-    ON known.name = state.schedule_name AND known.hash = state.config_hash
+    ON known.name = state.schedule_name
+        AND (known.hash = state.config_hash OR state.original_timing IS NOT NULL)
 WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND state.paused_at IS NULL
   AND (known.name IS NOT NULL OR (state.definition IS NOT NULL AND (
       state.task_name = ANY(%(task_names)s::text[])
@@ -101,8 +105,9 @@ WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND 
 -- overdue, and no scheduler has written the row since; a scheduler that catches up writes it on every tick.
 -- "was_disabled": the schedule was switched off, and nothing has changed since.
 SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash,
-    state.next_run_at, state.task_name, state.definition_key, state.owner, state.definition,
-    now() AS looked_at, coalesce(state.disabled_at >= state.updated_at, false) AS was_disabled,
+    state.next_run_at, state.task_name, state.definition_key, state.owner, state.definition, state.timing,
+    state.original_timing, state.paused_at IS NOT NULL AS is_paused,
+    clock_timestamp() AS looked_at, coalesce(state.disabled_at >= state.updated_at, false) AS was_disabled,
     coalesce(
         state.next_run_at < now() - %(late_seconds)s::float8 * interval '1 second' AND state.paused_at IS NULL
         AND state.updated_at < now() - %(late_seconds)s::float8 * interval '1 second', false) AS is_unserved,
@@ -118,8 +123,9 @@ LEFT JOIN horsies_schedule_state AS state ON state.schedule_name = wanted.name
 
 -- name: store_schedules
 -- Store the configuration's schedules. New ones are inserted. A stored schedule gets a new next slot if its timing
--- has changed, if it had no next slot, or if it was switched off; its counters and its pause are kept. Rows are
--- written in name order, to avoid deadlocks.
+-- has changed, if it had no next slot, or if it was switched off; its counters and its pause are kept. The timing of a
+-- schedule that a person has edited is kept too; the configuration's becomes the one to return to. Rows are written in
+-- name order, to avoid deadlocks.
 INSERT INTO horsies_schedule_state AS state (
     schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner)
 SELECT fresh.* FROM unnest(
@@ -128,11 +134,15 @@ SELECT fresh.* FROM unnest(
 ) AS fresh (name, next_run_at, hash, timing, task_name, definition_key, owner)
 ORDER BY fresh.name
 ON CONFLICT (schedule_name) DO UPDATE SET
-    next_run_at = CASE WHEN state.config_hash = EXCLUDED.config_hash
+    next_run_at = CASE WHEN (state.config_hash = EXCLUDED.config_hash OR state.original_timing IS NOT NULL)
             AND NOT coalesce(state.disabled_at >= state.updated_at, false)
         THEN coalesce(state.next_run_at, EXCLUDED.next_run_at) ELSE EXCLUDED.next_run_at END,
-    config_hash = EXCLUDED.config_hash, timing = EXCLUDED.timing, task_name = EXCLUDED.task_name,
-    definition_key = EXCLUDED.definition_key, owner = EXCLUDED.owner, definition = NULL, updated_at = now()
+    config_hash = CASE WHEN state.original_timing IS NULL THEN EXCLUDED.config_hash ELSE state.config_hash END,
+    timing = CASE WHEN state.original_timing IS NULL THEN EXCLUDED.timing ELSE state.timing END,
+    original_timing = CASE WHEN state.original_timing IS NOT NULL AND state.timing <> EXCLUDED.timing
+        THEN EXCLUDED.timing END,
+    task_name = EXCLUDED.task_name, definition_key = EXCLUDED.definition_key, owner = EXCLUDED.owner,
+    definition = NULL, updated_at = now()
 RETURNING state.schedule_name AS name
 
 -- name: note_disabled_schedules
@@ -156,8 +166,9 @@ ORDER BY schedule_name
 
 -- name: add_schedule
 -- A schedule that exists only here. An existing schedule with the same name is replaced if it was also added at run
--- time and "replace" is set, or if it is identical; its next slot is kept if the timing is unchanged. Otherwise no
--- row is returned. Parameters: a schedule added at run time, stored in the database only.
+-- time and "replace" is set; its next slot is kept if the timing is unchanged. An identical one is kept as it is, with
+-- a person's edit of its timing. Otherwise no row is returned. Parameters: a schedule added at run time, stored in the
+-- database only.
 WITH added AS (
     INSERT INTO horsies_schedule_state AS state (
         schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner, definition)
@@ -165,14 +176,38 @@ WITH added AS (
         %(name)s, %(next_run_at)s, %(hash)s, %(timing)s, %(task_name)s, %(definition_key)s, 'program',
         %(definition)s)
     ON CONFLICT (schedule_name) DO UPDATE SET
-        next_run_at = CASE WHEN state.config_hash = EXCLUDED.config_hash
-            THEN coalesce(state.next_run_at, EXCLUDED.next_run_at) ELSE EXCLUDED.next_run_at END,
-        config_hash = EXCLUDED.config_hash, timing = EXCLUDED.timing, task_name = EXCLUDED.task_name,
-        definition_key = EXCLUDED.definition_key, definition = EXCLUDED.definition, updated_at = now()
+        next_run_at = CASE
+            WHEN state.definition = EXCLUDED.definition AND state.original_timing IS NOT NULL THEN state.next_run_at
+            WHEN state.config_hash = EXCLUDED.config_hash THEN coalesce(state.next_run_at, EXCLUDED.next_run_at)
+            ELSE EXCLUDED.next_run_at END,
+        config_hash = CASE WHEN state.definition = EXCLUDED.definition AND state.original_timing IS NOT NULL
+            THEN state.config_hash ELSE EXCLUDED.config_hash END,
+        timing = CASE WHEN state.definition = EXCLUDED.definition AND state.original_timing IS NOT NULL
+            THEN state.timing ELSE EXCLUDED.timing END,
+        original_timing = CASE WHEN state.definition = EXCLUDED.definition THEN state.original_timing END,
+        task_name = EXCLUDED.task_name, definition_key = EXCLUDED.definition_key,
+        definition = EXCLUDED.definition, updated_at = now()
     WHERE state.definition IS NOT NULL AND (%(replace)s OR state.definition = EXCLUDED.definition)
     RETURNING state.schedule_name)
 SELECT added.schedule_name AS name
 FROM added CROSS JOIN LATERAL pg_notify('horsies_schedules', added.schedule_name) AS woken
+
+-- name: edit_schedule
+-- Another timing, set by a person, unless the schedule has changed since it was read. The first edit keeps the timing
+-- of the configuration or program; an edit that returns to it ends the edit. Parameters: the digest of the timing that
+-- was read and its next slot, the new timing and its digest, the time of the edit, the next slot after it, and the end
+-- and the reason of slots that are dropped.
+WITH edited AS (
+    UPDATE horsies_schedule_state SET
+        original_timing = nullif(coalesce(original_timing, timing), %(timing)s::text), timing = %(timing)s,
+        config_hash = %(hash)s, next_run_at = %(next_run_at)s, edited_at = %(edited_at)s,
+        skipped_at = coalesce(%(skipped_at)s::timestamptz, skipped_at),
+        skip_reason = coalesce(%(skip_reason)s::text, skip_reason), updated_at = now()
+    WHERE schedule_name = %(name)s AND config_hash IS NOT DISTINCT FROM %(hash_before)s
+      AND next_run_at IS NOT DISTINCT FROM %(due_before)s
+    RETURNING schedule_name)
+SELECT edited.schedule_name AS name
+FROM edited CROSS JOIN LATERAL pg_notify('horsies_schedules', edited.schedule_name) AS woken
 
 -- name: remove_schedule
 -- Delete a schedule that was added at run time; its tasks and runs are kept.
@@ -239,8 +274,8 @@ SELECT %(id)s::text AS id FROM started WHERE started.created > 0
 -- Stored schedules (all, a page, or one), each with the status of its newest task or run. Parameters: the name of one
 -- schedule, or NULL for all, or for a page that starts after the name `after`.
 SELECT state.schedule_name AS name, state.task_name, state.definition_key,
-    state.definition IS NOT NULL AS is_dynamic, state.owner, state.timing, state.next_run_at,
-    state.last_run_at, state.last_task_id::text, coalesce(task.status::text, run.status::text) AS last_status,
+    state.definition IS NOT NULL AS is_dynamic, state.owner, state.timing, state.original_timing,
+    state.next_run_at, state.last_run_at, state.last_task_id::text, coalesce(task.status::text, run.status::text) AS last_status,
     state.run_count, state.paused_at, state.skipped_at, state.skip_reason
 FROM horsies_schedule_state AS state
 LEFT JOIN horsies_tasks AS task ON task.id = state.last_task_id
