@@ -22,6 +22,7 @@ from horsies import (
     TaskStatus,
     from_node,
 )
+from horsies.db.statements.workers import delete_old_tasks
 from horsies.testing import clock_of, run_pending
 from tests.durable.conftest import Effects, info_of
 from tests.support.database import Database
@@ -387,6 +388,35 @@ def test_records_are_deleted_with_their_task(app: Horsies, connection: Database)
     connection.execute("DELETE FROM horsies_tasks")
     counts = [connection.execute(f"SELECT count(*) FROM {one}").fetchone() for one in tables]
     assert counts == [(0,)] * 3
+
+
+def test_retention_deletes_the_record_of_an_ended_run_and_none_of_a_parked_one(
+    app: Horsies, connection: Database
+) -> None:
+    @app.task("part")
+    def part() -> int:
+        return 1
+
+    @app.durable("parent")
+    def parent(ctx: Durable, waits: bool) -> int:
+        child = ctx.start(part)
+        if waits:
+            ctx.wait_signal("go")
+        return ctx.result(child)
+
+    parked, ended = parent.enqueue(True), parent.enqueue(False)
+    run_pending(app)
+    assert ended.result(timeout_ms=0) == 1
+    while delete_old_tasks.fetch(connection, 0, 7):
+        pass
+    left = connection.execute("SELECT id::text FROM horsies_tasks").fetchall()
+    assert left == [(parked.task_id,)], "its child has ended and is deleted as well"
+    owners = connection.execute("SELECT DISTINCT task_id::text FROM horsies_steps").fetchall()
+    assert owners == [(parked.task_id,)]
+    app.signal(parked.task_id, "go", 1).unwrap()
+    run_pending(app)
+    error = parked.get(timeout_ms=0).err_value
+    assert error.error_code == "TASK_NOT_FOUND", "the result of a deleted child"
 
 
 def test_a_parked_run_is_cancelled_at_once(app: Horsies) -> None:

@@ -12,15 +12,18 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from horsies.db.statements.durable import ParkTasks, park_tasks, signal_task
 from horsies.db.statements.turn import CompleteTasks, complete_tasks
 from horsies.parking import ParkRequest
+from tests.db.test_limits_of_keys import limit
 from tests.support.database import Database
 from tests.support.rows import add_task
 
 ROUNDS = 10_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 150
-NEVER = "SELECT enqueued_at > clock_timestamp() FROM horsies_tasks WHERE id = %s"
+# A run of a fifo key keeps its place, and waits in next_retry_at.
+NEVER = "SELECT greatest(enqueued_at, next_retry_at) > clock_timestamp() FROM horsies_tasks WHERE id = %s"
 
 
 @contextmanager
@@ -65,16 +68,22 @@ def race(first: Callable[[], object], second: Callable[[], object], dice: random
 
 
 @pytest.mark.timeout(1800 if ROUNDS > 1000 else 60)
+@pytest.mark.parametrize("is_fifo", [False, True])
 @pytest.mark.parametrize("event", ["signal", "child"])
 def test_an_event_at_any_point_of_a_park_makes_the_run_due(
-    connection: Database, process_url: str, event: str
+    connection: Database, process_url: str, event: str, is_fifo: bool
 ) -> None:
+    keyed: dict[str, Any] = {}
+    if is_fifo:
+        limit(connection, is_fifo=True)
+        lane = sql.SQL("horsies_lane_v1('default', 'acme')")
+        keyed = {"held": True, "lane_key": "acme", "lane": lane}
     seed = random.SystemRandom().randint(0, 1 << 32)
     print(f"seed {seed}")
     dice = random.Random(seed)
     with session(process_url) as other:
         for _ in range(ROUNDS // 2):
-            run = running(connection)
+            run = running(connection, **keyed)
             child = running(connection, wakes_task_id=run)
             request = ParkRequest(seconds=3600, signals=("go",), children=(child,))
             parks = lambda run=run, request=request: park(connection, run, request)  # noqa: E731

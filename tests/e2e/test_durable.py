@@ -9,6 +9,7 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -21,6 +22,8 @@ from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker
 
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 RUNS, KILLS, WORKER_KILLS = (300, 600, 20) if IS_LONG else (12, 25, 1)
+# The async functions among them run side by side in a child of their own.
+ASYNC = ("--async-children", "1", "--async-slots", "4")
 APPLICATION = "tests.support.apps.durable:app"
 # A row of a step is written once: an update would change the past of a run.
 WITNESS = """
@@ -49,8 +52,10 @@ def witnessed(connection: Database) -> Iterator[Database]:
     connection.execute("DROP FUNCTION e2e_unchanged CASCADE; DROP TABLE durable_effects")
 
 
-def start(fleet: Fleet, processes: int = 2) -> RunningWorker:
-    return fleet.start(application=APPLICATION, processes=processes, config=QUICK_RECOVERY)
+def start(fleet: Fleet, *options: str, processes: int = 2) -> RunningWorker:
+    return fleet.start(
+        *options, application=APPLICATION, processes=processes, config=QUICK_RECOVERY
+    )
 
 
 def journal_of(fleet: Fleet) -> dict[str, Counter[tuple[str, str]]]:
@@ -94,9 +99,10 @@ def test_runs_end_with_what_their_steps_recorded_under_kills_of_children_and_wor
     seed = random.SystemRandom().randint(0, 1 << 32)
     print(f"seed {seed}")
     dice = random.Random(seed)
-    worker = start(fleet)
+    worker = start(fleet, *ASYNC)
+    tours = (durable.tour, durable.async_tour)
     sent: list[TaskHandle[list[str]]] = [
-        durable.tour.enqueue(dice.choice((0.0, 0.002, 0.01))) for _ in range(RUNS)
+        tours[number % 2].enqueue(dice.choice((0.0, 0.002, 0.01))) for number in range(RUNS)
     ]
     kills, worker_kills = 0, 0
 
@@ -113,7 +119,7 @@ def test_runs_end_with_what_their_steps_recorded_under_kills_of_children_and_wor
         if worker_kills < WORKER_KILLS and kills > (worker_kills + 1) * KILLS / (WORKER_KILLS + 1):
             worker.signal(signal.SIGKILL)
             worker.wait()
-            worker = start(fleet)
+            worker = start(fleet, *ASYNC)
             worker_kills += 1
         witnessed.execute("SELECT pg_sleep(%s)", (dice.uniform(0.0, 0.03),))
     print(f"{kills} kills of children, {worker_kills} of workers, {RUNS} runs")
@@ -129,6 +135,32 @@ def test_runs_end_with_what_their_steps_recorded_under_kills_of_children_and_wor
     ).fetchall()
     assert {row[1:] for row in rows} == {(2, 2)}, "the effects of a tx_step happen once"
     assert len(rows) == RUNS
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_dies_before_or_after_any_of_its_effects_continues_there(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    start(fleet)
+    whole: TaskHandle[list[str]] = durable.swept.enqueue(-1)
+    durable.app.signal(whole.task_id, "go", "went").unwrap()
+    assert whole.result(timeout_ms=30_000)[1:] == ["42", "went", "2"]
+    points = len(Path(f"{fleet.journal.path}.{whole.task_id}.points").read_text())
+    sent: list[TaskHandle[list[str]]] = [durable.swept.enqueue(point) for point in range(points)]
+    for one in sent:
+        durable.app.signal(one.task_id, "go", "went").unwrap()
+    for point, one in enumerate(sent):
+        token, *others = one.result(timeout_ms=60_000)
+        assert others == ["42", "went", "2"], point
+        assert journal_of(fleet)[one.task_id]["effect", token] == 1, point
+        assert os.path.exists(f"{fleet.journal.path}.{one.task_id}.died"), point
+        ends = [row.outcome for row in attempts(witnessed, one.task_id)]
+        assert sorted(ends) == ["COMPLETED", "WORKER_FAILURE"], point
+    rows = witnessed.execute("SELECT count(*) FROM durable_effects GROUP BY task_id").fetchall()
+    assert rows == [(1,)] * (points + 1), "the effects of a tx_step happen once"
+    children = witnessed.execute("SELECT count(*) FROM horsies_tasks WHERE task_name = 'double'")
+    assert children.fetchone() == (points + 1,), "each child is sent once"
+    print(f"{points} points before and after effects")
 
 
 # The points at which a run dies once, and how often the effect outside of the database then happens.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -9,9 +10,18 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from horsies import Durable, Horsies, RetryPolicy, TaskTransaction, current_task
+from horsies import (
+    AsyncDurable,
+    AsyncTaskTransaction,
+    Durable,
+    Horsies,
+    RetryPolicy,
+    TaskTransaction,
+    current_task,
+)
 from horsies.db.task_transaction import TaskSession
 from horsies.durable.engine import Engine
+from horsies.worker import turn
 from tests.support.apps.programs import read_config
 from tests.support.workers import JOURNAL_VARIABLE
 
@@ -84,6 +94,57 @@ def rest(ctx: Durable, label: str) -> str:
     return token
 
 
+def write_after_release(tx: TaskTransaction, label: str) -> int:
+    note("wait", "-")
+    tx.connection.execute("INSERT INTO durable_effects VALUES (%s, 1)", (current_task().id,))
+    while not os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}"):
+        time.sleep(0.005)
+    return 1
+
+
+@app.durable("rest_in_transaction", retry_policy=AGAIN)
+def rest_in_transaction(ctx: Durable, label: str) -> int:
+    """A transaction that lasts until the test releases the label."""
+    return ctx.tx_step(write_after_release, label)
+
+
+@app.durable("ask", retry_policy=AGAIN)
+def ask(ctx: Durable) -> str:
+    return ctx.wait_signal("go", str)
+
+
+async def act_async(number: int, pause: float) -> str:
+    """``act`` in a coroutine."""
+    token = os.urandom(4).hex()
+    await asyncio.sleep(pause)
+    note(f"act-{number}", token)
+    await asyncio.sleep(pause)
+    return token
+
+
+async def write_async(tx: AsyncTaskTransaction, number: int, pause: float) -> int:
+    own = await tx.connection()
+    await own.execute("INSERT INTO durable_effects VALUES (%s, %s)", (current_task().id, number))
+    await asyncio.sleep(pause)
+    return number
+
+
+@app.durable("async_tour", retry_policy=AGAIN)
+async def async_tour(ctx: AsyncDurable, pause: float) -> list[str]:
+    """``tour`` in an async child, beside other runs."""
+    tokens = [await ctx.with_options(name="first", timeout_ms=60_000).step(act_async, 0, pause)]
+    await ctx.tx_step(write_async, 1, pause)
+    await ctx.sleep(1.05)
+    child = await ctx.start(double, 21)
+    tokens += await ctx.gather(*[ctx.call(act_async, number, pause) for number in (1, 2)])
+    twice = await ctx.result(child)
+    tokens.append(str(twice))
+    tokens.append(await ctx.wait_signal("go", str))
+    await ctx.tx_step(write_async, 2, pause)
+    tokens.append(await ctx.with_options(name="last").step(act_async, 3, pause))
+    return tokens
+
+
 def undo(number: int) -> None:
     note(f"undo-{number}", "-")
 
@@ -128,6 +189,37 @@ def dies_around(method: Callable[..., Any], before: str, after: str) -> Callable
     return call
 
 
+# The number of the effect before or after which the run of this process dies; -1 for none.
+wanted_number: int | None = None
+
+
+def dies_at_effects(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What an engine does for a run, which dies before or after one of these effects. They are counted in a
+    file, over all calls of the run.
+    """
+
+    def pass_point() -> None:
+        path = f"{os.environ[JOURNAL_VARIABLE]}.{current_task().id}.points"
+        points = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(points, b".")
+        number = (
+            os.lseek(points, 0, os.SEEK_CUR) - 1
+        )  # steps side by side pass points at the same time
+        os.close(points)
+        die_once(str(number), str(wanted_number))
+
+    def call(*args: Any) -> Any:
+        if wanted_number is None:
+            return method(*args)
+        pass_point()
+        done = method(*args)
+        pass_point()
+        return done
+
+    return call
+
+
+Engine._done = dies_at_effects(Engine._done)  # type: ignore[method-assign]
 Engine._execute = dies_around(Engine._execute, "before the INSERT", "after the INSERT")  # type: ignore[method-assign]
 TaskSession.commit = dies_around(TaskSession.commit, "before COMMIT", "after COMMIT")  # type: ignore[method-assign]
 
@@ -143,6 +235,28 @@ def effect(wanted: str) -> str:
 def effect_in_database(tx: TaskTransaction, wanted: str) -> None:
     write(tx, 1, 0.0)
     die_once("in the transaction", wanted)
+
+
+@app.durable("swept", retry_policy=AGAIN, signals={"go": str})
+def swept(ctx: Durable, number: int) -> list[str]:
+    """Every kind of step; die once, before or after the effect of this number."""
+    global wanted_number
+    wanted_number = number
+    try:
+        token = ctx.step(effect, "")
+        ctx.tx_step(write, 1, 0.0)
+        ctx.on_cancel(undo, 1)
+        ctx.now()
+        ctx.patched("change")
+        ctx.sleep(1.05)
+        child = ctx.start(double, 21)
+        ctx.wait_any(child)
+        twice = ctx.result(child)
+        answer = ctx.wait_signal("go", str, timeout=3600)
+        both = ctx.gather(ctx.call(abs, -1), ctx.call(abs, 1))
+        return [token, str(twice), answer, str(sum(both))]
+    finally:
+        wanted_number = None
 
 
 @app.durable("boundary", retry_policy=AGAIN)
@@ -167,3 +281,53 @@ def boundary(ctx: Durable, wanted: str) -> str:
         return token
     finally:
         wanted_point = ""
+
+
+@app.durable("nap", retry_policy=AGAIN)
+def nap(ctx: Durable) -> str:
+    """One step of each kind before a wait and none behind it."""
+    token = ctx.step(effect, "")
+    ctx.tx_step(write, 1, 0.0)
+    ctx.sleep(1.05)
+    return token
+
+
+# The point at which a worker that has this in its environment dies.
+WORKER_DIES = "HORSIES_TEST_WORKER_DIES"
+parked_at: float | None = None
+
+
+def dies_in_turns(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The transaction of a worker's turn, and its death before or after it."""
+
+    def die(point: str) -> None:
+        if point == os.environ[WORKER_DIES]:
+            marker = f"{os.environ[JOURNAL_VARIABLE]}.{point.replace(' ', '-')}.died"
+            os.close(os.open(marker, os.O_CREAT))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def call(pipeline: Any, steps: Any, *args: Any) -> Any:
+        global parked_at
+        names = {statement.name for statement, _ in steps.values()}
+        is_woken = parked_at is not None and time.monotonic() > parked_at + 1.0
+        if "park_tasks" in names:
+            die("before the park")
+        if "complete_tasks" in names:
+            die("before the outcome")
+        if "claim_tasks" in names and is_woken:
+            die("before the claim of a woken run")
+        done = run(pipeline, steps, *args)
+        if "park_tasks" in names:
+            parked_at = time.monotonic()
+            die("after the park")
+        if "complete_tasks" in names:
+            die("after the outcome")
+        if any(one.generation > 1 for one in done.claimed):
+            die("after the claim of a woken run")
+        return done
+
+    return call
+
+
+if WORKER_DIES in os.environ:
+    turn._run = dies_in_turns(turn._run)
