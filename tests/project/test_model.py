@@ -18,6 +18,7 @@ SAMPLE = (
     *("NO_BREAK_RESET", "NO_SIGN_GUARD", "NO_GENERATION_IN_OUTCOME", "NO_RELEASE"),
     *("NO_SHARED_COMMIT", "NO_ROW_LOCK", "NO_GENERATION_IN_RECORD", "NO_STATUS_IN_VERDICT"),
     *("NO_LOCK_BY_EVENT", "NO_SECOND_LOOK", "NO_GENERATION_IN_TAKE"),
+    *("NO_CANCEL_IN_PARK", "NO_CLEAN_UP", "NO_HEAD_BEFORE_LOCK"),
 )
 
 
@@ -35,7 +36,7 @@ def test_every_state_has_the_properties(check: Check, tmp_path: Path) -> None:
 
 
 @needs_spin
-@pytest.mark.parametrize(("model", "states"), [("transaction", 5_000), ("parking", 2_000)])
+@pytest.mark.parametrize(("model", "states"), [("transaction", 5_000), ("parking", 100_000)])
 def test_transactions_and_parked_runs_have_the_properties(
     model: str, states: int, tmp_path: Path
 ) -> None:

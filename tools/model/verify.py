@@ -106,6 +106,13 @@ MUTANTS = (
     without("NO_LOCK_BY_EVENT", "lost_wake_up", "parking"),
     without("NO_SECOND_LOOK", "lost_wake_up", "parking"),
     without("NO_GENERATION_IN_TAKE", "foreign_take", "parking"),
+    without("NO_CANCEL_IN_PARK", "lost_cancel", "parking"),
+    without("NO_LOCK_BY_CANCEL", "lost_cancel", "parking"),
+    without("NO_RECORD_OF_CANCEL", "lost_cancel", "parking"),
+    without("NO_CLEAN_UP", "no_clean_up", "parking"),
+    without("NO_PLACE_KEPT", "overtaken", "parking"),
+    without("NO_HEAD_BEFORE_LOCK", "overtaken", "parking"),
+    without("NO_COUNT_FIRST", "overtaken", "parking"),
 )
 
 # A model that never declares a worker lost would satisfy most properties, so these situations must
