@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from horsies import Durable, Horsies, TaskStatus
+from horsies import Durable, Horsies, TaskStatus, TaskTransaction
 from horsies.testing import clock_of, run_pending
 from tests.support.doc_pages import page, rows, section
 
@@ -94,8 +95,38 @@ def other_annotation(ctx: Durable) -> int:
     return len(ctx.with_options(name="two").step(text))
 
 
+def in_transaction(tx: TaskTransaction) -> int:
+    return 2
+
+
+def now_a_transaction(ctx: Durable) -> int:
+    total = ctx.step(one) + ctx.with_options(name="two").tx_step(in_transaction)
+    ctx.sleep(DAY)
+    return total + ctx.step(three)
+
+
+def side_by_side(ctx: Durable) -> int:
+    total = sum(ctx.gather(ctx.call(two), ctx.call(one)))
+    ctx.sleep(DAY)
+    return total + ctx.step(three)
+
+
+def other_wait(ctx: Durable) -> int:
+    total = ctx.step(one) + ctx.step(two)
+    ctx.sleep(100 * DAY)
+    return total + ctx.step(three)
+
+
+def with_a_default(ctx: Durable, more: int = 10) -> int:
+    return before(ctx) + more
+
+
+def without_a_default(ctx: Durable, more: int) -> int:
+    return before(ctx) + more
+
+
 HELD = "is held"
-CHANGES: dict[str, tuple[Callable[[Durable], int], Any]] = {
+CHANGES: dict[str, tuple[Callable[..., int], Any]] = {
     "a step added after the wait": (added_after, 7),
     "a step added before the wait": (added_before, HELD),
     "a step added before the wait, behind `ctx.patched`": (added_before_guarded, 6),
@@ -103,10 +134,18 @@ CHANGES: dict[str, tuple[Callable[[Durable], int], Any]] = {
     "a recorded step removed, and no new step follows": (removed_at_the_end, 1),
     "a recorded step renamed": (renamed, HELD),
     "recorded steps in another order": (reordered, 6),
+    "recorded steps that now run in `ctx.gather`": (side_by_side, 6),
+    "a recorded step that is now a `tx_step`": (now_a_transaction, HELD),
     "a step with other arguments": (other_arguments, 6),
     "a step whose recorded value does not fit its new annotation": (
         other_annotation,
         "RESULT_DESERIALIZATION_ERROR",
+    ),
+    "a longer or shorter wait": (other_wait, 6),
+    "a parameter of the function added, with a default": (with_a_default, 16),
+    "a parameter of the function added, without a default": (
+        without_a_default,
+        "WORKER_SERIALIZATION_ERROR",
     ),
 }
 
@@ -120,33 +159,36 @@ def test_the_documentation_lists_these_changes() -> None:
         assert end in held if isinstance(end, str) else "continues" in held or "ends" in held
 
 
+@contextmanager
+def release(app: Horsies, function: Callable[..., int]) -> Iterator[Horsies]:
+    """A release of the application, on the same database."""
+    made = Horsies(app.config)
+    made.durable("changing")(function)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_run_meets_changed_code_as_documented(
     app: Horsies, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    code: list[Callable[[Durable], int]] = [before]
-
-    @app.durable("changing")
-    def changing(ctx: Durable) -> int:
-        return code[0](ctx)
-
-    sent = changing.enqueue()
-    run_pending(app)
-    code[0], end = CHANGES[change]
-    clock_of(app).advance(2 * DAY)
-    with caplog.at_level(logging.WARNING, "horsies.child"):
-        run_pending(app)
-    if end == HELD:
-        info = app.durable_handle(sent.task_id).info().unwrap()
-        assert "DURABLE_MISMATCH" in (info.problem or "")
-        assert info.status is TaskStatus.PENDING
-        code[0] = before
-        app.durable_handle(sent.task_id).resume().unwrap()
-        run_pending(app)
-        assert sent.result(timeout_ms=0) == 6
-    elif isinstance(end, str):
-        assert sent.get(timeout_ms=0).err_value.error_code == end
-    else:
-        assert sent.result(timeout_ms=0) == end
+    changed, end = CHANGES[change]
+    with release(app, before) as former, release(app, changed) as latter:
+        sent = former.send_by_name("changing").unwrap()
+        run_pending(former)
+        clock_of(former).advance(2 * DAY)
+        with caplog.at_level(logging.WARNING, "horsies.child"):
+            run_pending(latter)
+        if end == HELD:
+            info = latter.durable_handle(sent.task_id).info().unwrap()
+            assert "DURABLE_MISMATCH" in (info.problem or "")
+            assert info.status is TaskStatus.PENDING
+            former.durable_handle(sent.task_id).resume().unwrap()
+            run_pending(former)
+            assert sent.get(timeout_ms=0).ok_value == 6
+        elif isinstance(end, str):
+            assert sent.get(timeout_ms=0).err_value.error_code == end
+        else:
+            assert sent.get(timeout_ms=0).ok_value == end
     is_warned = "without asking for its recorded step 'two'" in caplog.text
     assert is_warned == (change == "a recorded step removed, and no new step follows")
