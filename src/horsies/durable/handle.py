@@ -165,6 +165,13 @@ class DurableHandle:
         script = self._signal(name, value)
         return await self._change_async("signal_run", script, f"signal {name}")
 
+    async def signal_json_async(
+        self, name: str, value: object
+    ) -> Result[SignalDelivery, TaskActionError]:
+        """``signal_json`` without blocking the event loop."""
+        script = self._signal(name, value, is_json=True)
+        return await self._change_async("signal_run", script, f"signal {name}")
+
     def resume(self, *, reason: str | None = None) -> Result[None, TaskActionError]:
         """Continue a run that was held because its code does not fit its record."""
         return self._change("resume_run", self._resume(), reason)

@@ -6,7 +6,6 @@ refusal uses the same sentence as the command line.
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import asdict
 from typing import Any
@@ -33,6 +32,7 @@ from horsies.web.answers import (
     fields_of,
     is_api,
     is_on,
+    json_field,
     text_field,
     undo,
     unwrapped,
@@ -156,13 +156,7 @@ async def signal_run(view: View) -> Response:
     handle, name = _handle(view), await text_field(view, "name")
     if name is None:
         raise BadRequest("A signal needs a name.", code="INVALID_VALUE")
-    value = (await fields_of(view)).get("value")
-    if not is_api(view):
-        try:
-            value = json.loads(value or "null")
-        except (ValueError, RecursionError):
-            sentence = 'The value is not JSON; text needs quotes of its own: "yes".'
-            return view.redirect(f"/workflows/{handle.workflow_id}", sentence)
+    value = await json_field(view, "value", f"/workflows/{handle.workflow_id}")
     with acting_as(view.access.user, "web"):
         result = await handle.signal_async(name, value)
     delivery = unwrapped(view, result, f"/workflows/{handle.workflow_id}")

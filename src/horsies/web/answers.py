@@ -7,6 +7,7 @@ is a problem.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -59,6 +60,18 @@ async def text_field(view: View, name: str) -> str | None:
             code="INVALID_VALUE",
         )
     return value.strip()[:REASON_MAX]
+
+
+async def json_field(view: View, name: str, page: str) -> Any:
+    """Return a JSON value from the request: a member of its body, or the text of a form's field."""
+    value = (await fields_of(view)).get(name)
+    if is_api(view):
+        return value
+    try:
+        return json.loads(value or "null")
+    except (ValueError, RecursionError):
+        sentence = 'The value is not JSON; text needs quotes of its own: "yes".'
+        raise RefusedForm(view.redirect(page, sentence)) from None
 
 
 async def is_on(view: View, name: str, default: bool) -> bool:

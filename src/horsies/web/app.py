@@ -28,6 +28,7 @@ from horsies.tasks.recording import Action, Actor, log_action
 from horsies.web import (
     actions,
     api,
+    durable_actions,
     metrics,
     orders,
     pages,
@@ -110,6 +111,7 @@ ROUTES: tuple[Route, ...] = (
     *pages_doctor.ROUTES,
     *pages_search.ROUTES,
     *actions.ROUTES,
+    *durable_actions.ROUTES,
     *orders.ROUTES,
     *api.ROUTES,
     *metrics.ROUTES,

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from horsies.database_url import mask_url
 from horsies.db.statement import Script, one_or_none, read_rows
 from horsies.db.statements.dashboard import estimate_rows
-from horsies.db.statements.durable import ShownStep, list_newest_steps
+from horsies.db.statements.durable import RunRow, ShownStep, list_newest_steps, read_run
 from horsies.db.statements.lookup import (
     ResentTask,
     find_subject,
@@ -219,6 +219,8 @@ class TaskFacts:
     # The newest steps of a durable function's run.
     steps: Sequence[ShownStep] = ()
     logs: Sequence[AttemptLog] = ()
+    # The run of a durable function that has not ended.
+    run: RunRow | None = None
 
     @property
     def task(self) -> TaskDetail:
@@ -249,9 +251,16 @@ def _facts_script(task_id: str, payload: bool) -> Script[TaskFacts | None]:
     traceparent = trace.traceparent if trace else None
     steps = yield list_newest_steps(task.id, payload, SHOWN_CHARACTERS_MAX, STEPS_SHOWN)
     logs = (yield from logs_script(task.id)) if payload else None
+    run = None
+    if explanation is not None and (steps or _is_parked(explanation)):
+        run = one_or_none((yield read_run(task.id)))
     beat_at = beat.sent_at if beat else None
     found = (report, beat_at, resent, explanation, traceparent, steps)
-    return TaskFacts(*found, logs or ())
+    return TaskFacts(*found, logs or (), run)
+
+
+def _is_parked(explanation: Explanation) -> bool:
+    return any(one.code in ("PARKED_RUN", "HELD_BY_RECORD") for one in explanation.reasons)
 
 
 async def task(view: View) -> Page:
@@ -275,6 +284,7 @@ async def task(view: View) -> Page:
         and view.site.app.get_task(found.task_name) is not None,
         "steps": [_step(view, step) for step in facts.steps],
         "steps_shown": STEPS_SHOWN,
+        "run": None if facts.run is None else _run_view(view, facts.run, facts.steps),
         "policy": _policy(found),
         "retries": _retries(found),
         "transaction": _transaction(view, found),
@@ -283,6 +293,26 @@ async def task(view: View) -> Page:
     }
     title = visible(f"{found.task_name} on {found.queue_name}")
     return Page("task.html", title, context, live_seconds=1.0 if facts.is_open else None)
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """What may be done with the run of a durable function: the signals to send, if their names are known, and
+    the steps to which it can be reset.
+    """
+
+    signals: Sequence[str]
+    is_held: bool
+    steps: Sequence[str]
+
+
+def _run_view(view: View, run: RunRow, steps: Sequence[ShownStep]) -> RunView:
+    definition = view.site.app and view.site.app.definitions().get(run.task_name)
+    declared = definition.durable.signals if definition and definition.durable else None
+    is_waiting = run.status == TaskStatus.PENDING.value
+    # Rows whose name has "!" belong to another step.
+    own = [step.name for step in steps if "!" not in step.name] if is_waiting else []
+    return RunView(list(run.signals or declared or ()), run.problem is not None, own)
 
 
 @dataclass(frozen=True, slots=True)
