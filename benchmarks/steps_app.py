@@ -1,0 +1,18 @@
+"""The application whose steps are measured beside those of DBOS."""
+
+from __future__ import annotations
+
+from horsies import Durable, Horsies
+
+app = Horsies()
+
+
+def one(number: int) -> int:
+    """Do nothing, recorded."""
+    return number
+
+
+@app.durable("steps")
+def steps(ctx: Durable, count: int) -> int:
+    """Record so many steps."""
+    return sum(ctx.step(one, number) for number in range(count))
