@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from types import ModuleType
 
+import psycopg
 import pytest
 
 from tests.support.database import Database
@@ -54,6 +55,25 @@ def test_tasks_with_keys_wake_an_idle_worker(
     wait_until(lambda: count(connection, "COMPLETED") == 2)
     keyed.twice.send("a").unwrap()
     wait_until(lambda: count(connection, "COMPLETED") == 3)
+
+
+@pytest.mark.parametrize("level", list(psycopg.IsolationLevel)[1:], ids=lambda level: level.name)
+def test_a_late_commit_is_noticed_after_its_key_has_run_empty(
+    fleet: Fleet,
+    keyed: ModuleType,
+    connection: Database,
+    process_url: str,
+    level: psycopg.IsolationLevel,
+) -> None:
+    """The worker has passed the place of the task that commits last; it hardly polls."""
+    fleet.start(application=APPLICATION, processes=2)
+    with psycopg.connect(process_url) as other:
+        other.isolation_level = level
+        keyed.work.with_options(transaction=other).send("a").unwrap()
+        keyed.work.send_many(keyed.work.bind("a") for _ in range(20)).unwrap()
+        wait_until(lambda: count(connection, "COMPLETED") == 20)
+        other.commit()
+        wait_until(lambda: count(connection, "COMPLETED") == 21)
 
 
 def test_a_burst_worker_runs_what_has_keys(

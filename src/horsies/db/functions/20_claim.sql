@@ -295,10 +295,12 @@ BEGIN
                             wanted := least(wanted, greatest(idle - taken, cardinality(run_ids)));
                         END IF;
                         cursor := NULL;
-                        RETURN QUERY SELECT '', NULL::integer, NULL::text, queue, NULL::text, NULL::text, NULL::integer,
-                            NULL::integer, NULL::text, NULL::integer, NULL::integer, NULL::text, NULL::integer,
-                            NULL::integer, NULL::text, NULL::integer, NULL::timestamptz,
-                            concat(keyed.is_drained, ' ', keyed.wait_seconds), false, keyed.cursor;
+                        id := '';
+                        queue_name := queue;
+                        details := concat(keyed.is_drained, ' ', keyed.wait_seconds);
+                        burst := false;
+                        lane := keyed.cursor;
+                        RETURN NEXT;
                     END IF;
                     CONTINUE WHEN run_ids = '{}';
                 ELSIF NOT is_marked THEN

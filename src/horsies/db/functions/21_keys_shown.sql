@@ -66,8 +66,8 @@ BEGIN
              WHERE task.lane IS NOT NULL AND task.status IN ('CLAIMED', 'RUNNING') AND task.queue_name = p_queue
              ORDER BY task.lane LIMIT 10000)
             UNION ALL
-            SELECT lane, 3 FROM unnest(horsies_next_lanes(
-                p_queue, -9223372036854775808, 9223372036854775807, p_limit + 1)) AS lane WHERE lane <> 0) AS found
+            SELECT lane, 3 FROM unnest((horsies_walk_lanes(
+                p_queue, -9223372036854775808, -9223372036854775808, p_limit)).lanes) AS lane WHERE lane <> 0) AS found
         GROUP BY found.lane ORDER BY min(found.place), found.lane LIMIT p_limit) AS shown
     CROSS JOIN LATERAL horsies_lane_state_v1(p_queue, shown.lane, NULL, p_most) AS state
     ORDER BY state.paused_at IS NULL, state.due DESC, state.in_flight DESC, state.key;
@@ -79,9 +79,9 @@ CREATE OR REPLACE FUNCTION horsies_count_lanes_v1(p_queue text, p_most integer) 
 BEGIN
     RETURN (
         SELECT count(*) FROM (
-            SELECT FROM unnest(horsies_next_lanes(
-                p_queue, -9223372036854775808, 9223372036854775807, p_most + 1)) AS lane
-            WHERE lane <> 0 LIMIT p_most) AS found);
+            SELECT FROM unnest((horsies_walk_lanes(
+                p_queue, -9223372036854775808, -9223372036854775808, p_most)).lanes) AS lane
+            WHERE lane <> 0) AS found);
 END
 $$;
 
@@ -91,7 +91,7 @@ CREATE OR REPLACE FUNCTION horsies_lane_fronts_v1(p_queue text, p_limit integer)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     lanes bigint[] := array_remove(
-        horsies_next_lanes(p_queue, -9223372036854775808, 9223372036854775807, p_limit + 1), 0);
+        (horsies_walk_lanes(p_queue, -9223372036854775808, -9223372036854775808, p_limit)).lanes, 0);
 BEGIN
     RETURN QUERY
     SELECT front.id, front.task_name, front.priority, front.enqueued_at, front.retry_count, front.lane_key,

@@ -74,8 +74,8 @@ CROSS JOIN LATERAL ((
       AND (%(names)s::text[] IS NULL OR task.task_name = ANY(%(names)s::text[]))
     ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s)
     UNION ALL
-    SELECT head.* FROM unnest(horsies_next_lanes(
-        queue.name, -9223372036854775808, 9223372036854775807, %(limit)s::integer)) AS ring (lane)
+    SELECT head.* FROM unnest((horsies_walk_lanes(
+        queue.name, -9223372036854775808, -9223372036854775808, %(limit)s::integer)).lanes) AS ring (lane)
     CROSS JOIN LATERAL (
         SELECT task.id, task.workflow_id, task.priority, task.enqueued_at, task.lane FROM horsies_tasks AS task
         WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
