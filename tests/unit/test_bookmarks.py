@@ -9,7 +9,7 @@ import pytest
 
 from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.agenda import REST_FACTOR
-from horsies.worker.lanes import Lane, Places
+from horsies.worker.kinds import Places, TaskKind
 from horsies.worker.turn import COSTLY_SECONDS, EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Positions
 
 MOMENT = "2026-01-02 03:04:05.678901+00"
@@ -97,16 +97,16 @@ def test_the_next_claim_begins_with_tasks_that_went_back() -> None:
         (None, "00000000-0000-0000-0000-00000000000f"),
     ],
 )
-def test_tasks_that_went_back_move_the_bookmarks_of_their_lane_alone(
+def test_tasks_that_went_back_move_the_bookmarks_of_their_kind_alone(
     is_async: bool | None, position: str
 ) -> None:
     first, second, third = (f"00000000-0000-0000-0000-0000000000{n}0" for n in (1, 2, 3))
-    lane = Lane(["first"], 5.0, cast(Places, None), is_async)
-    note(lane.bookmarks, EVERYWHERE, [claimed(third)], at=100.0)
+    kind = TaskKind(["first"], 5.0, cast(Places, None), is_async)
+    note(kind.bookmarks, EVERYWHERE, [claimed(third)], at=100.0)
     coroutine = claimed(first)._replace(task_options='{"async":true,"retry_policy":null}')
     plain = claimed(second)._replace(task_options='{"retry_policy":null}')
-    lane.step_back([coroutine, plain, claimed(second)])
-    assert lane.bookmarks.positions(100.0).ids == [position]
+    kind.step_back([coroutine, plain, claimed(second)])
+    assert kind.bookmarks.positions(100.0).ids == [position]
 
 
 def test_a_notification_is_not_forgotten_by_a_claim_that_looks_behind_bookmarks(

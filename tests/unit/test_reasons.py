@@ -25,7 +25,7 @@ from horsies.db.statements.explain import (
     ScheduleFacts,
     TaskFacts,
 )
-from horsies.db.statements.keys import LaneOfTask
+from horsies.db.statements.keys import KeyState
 from horsies.db.statements.measures import FailingTask
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.db.statements.refusals import RefusedCalls
@@ -131,10 +131,12 @@ def refused(queue_name: str = "mail", **columns: Any) -> RefusedCalls:
 
 
 def keyed(**columns: Any) -> dict[str, Any]:
-    """A task with a key, and the state of that key."""
-    free = {"queue_name": "mail", "key": "acme", "due": 5, "in_flight": 0, "before": 0, "keys": 1}
-    state = free | {"weight": 1.0, "is_fifo": False, "halts": False, "is_own": False} | columns
-    return {"held": True, "lane_key": "acme", "lane": 7, "of_key": blank(LaneOfTask, **state)}
+    """A task with a key, the state of that key, and the tasks of it that start first."""
+    ahead = Ahead(columns.pop("before", 0), keys=1)
+    free = {"queue_name": "mail", "key": "acme", "due": 5, "in_flight": 0, "weight": 1.0}
+    state = free | {"is_fifo": False, "halts": False, "is_own": False} | columns
+    of_key = blank(KeyState, **state)
+    return {"held": True, "lane_key": "acme", "lane": 7, "of_key": of_key, "ahead": ahead}
 
 
 def waits(place: QueueSituation | None = None, /, **columns: Any) -> TaskSituation:

@@ -305,7 +305,7 @@ def test_claimed_nodes_are_kept_though_the_spans_of_recorded_tasks_cannot_be_sto
     monkeypatch.setattr(worker._dispatcher, "traces", traces)
     work = worker._work
     with pytest.raises(OperationalError):
-        work._turn(Mock(), [], TurnRequest(pids=pool.pids()), work._lanes[0])
+        work._turn(Mock(), [], TurnRequest(pids=pool.pids()), work._kinds[0])
     assert held_ids(worker._dispatcher.ledger) == ["a"]
 
 

@@ -37,8 +37,8 @@ from horsies.worker.agenda import Shutdown, burst_step
 from horsies.worker.config import WorkerConfig
 from horsies.worker.dispatcher import NO_PARTS, Dispatcher, Parts
 from horsies.worker.keyed import LimitsOfKeys
+from horsies.worker.kinds import TaskKind, kinds_of, look_at_keyed, shared_room
 from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
-from horsies.worker.lanes import Lane, lanes_of, look_at_keyed, shared_room
 from horsies.worker.ledger import ENDED, REFUSED, RUNNING, UNCALLED, WAITING
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
@@ -131,12 +131,12 @@ class Work:
         )
         self._refusals = Refusals(identity.worker_id, self._unknown, blocked)
         poll_seconds = app.config.resilience.notify_poll_interval_ms / 1000
-        self._lanes = lanes_of(
+        self._kinds = kinds_of(
             config.queues, poll_seconds, pool.places, dispatcher.windows, app.config.prefetch_buffer
         )
         limits = LimitsOfKeys(app.config, app.definitions())
-        for lane in self._lanes:
-            lane.rings.limits = limits
+        for kind in self._kinds:
+            kind.rings.limits = limits
         # Whether the last claim came after every notification that this worker's own transactions sent.
         self.claimed_last = False
         # With --burst: how many attempts had ended before the last check of every queue.
@@ -153,9 +153,9 @@ class Work:
         self._maintenance.heartbeat.wake_ups.note_wake(
             woken.intersection(self._config.queues), time.monotonic()
         )
-        for lane in self._lanes:
-            lane.note_news()
-            lane.rings.note_keyed(keyed)
+        for kind in self._kinds:
+            kind.note_news()
+            kind.rings.note_keyed(keyed)
 
     def has_run_all(self) -> bool:
         """With --burst: whether every due task has run; before this becomes True, every queue is
@@ -166,8 +166,8 @@ class Work:
         if step == "look_again":
             self._looked_after = ended
             self.note_news()
-            for lane in self._lanes:
-                lane.agenda.look_everywhere()
+            for kind in self._kinds:
+                kind.agenda.look_everywhere()
         return step == "stop"
 
     def _is_calm(self) -> bool:
@@ -175,18 +175,18 @@ class Work:
         ledger = self._dispatcher.ledger
         if ledger.count() > ledger.count(REFUSED) or self.has_turn():
             return False
-        return all(lane.agenda.is_calm for lane in self._lanes)
+        return all(kind.agenda.is_calm for kind in self._kinds)
 
     def tick(self, now: float) -> None:
         early_seconds = 0.0
         if self._dispatcher.ledger.is_empty:
             early_seconds = self._maintenance.heartbeat.poll_early_seconds(now)
-        for lane in self._lanes:
-            lane.agenda.tick(now, early_seconds)
+        for kind in self._kinds:
+            kind.agenda.tick(now, early_seconds)
 
     def next_at(self) -> float:
         """When the next round is due if nothing happens."""
-        claim_at = min([lane.agenda.next_at() for lane in self._lanes])
+        claim_at = min([kind.agenda.next_at() for kind in self._kinds])
         others_at = min(self._maintenance.next_at(), self._unknown.next_at())
         return min(claim_at, others_at, self._maintenance.heartbeat.wake_ups.pass_at)
 
@@ -201,8 +201,8 @@ class Work:
         prefetched = len(by_state[WAITING])
         if prefetched and self._pool.places.idle_count:
             return True
-        for lane in self._lanes:
-            if lane.wants_tasks(prefetched):
+        for kind in self._kinds:
+            if kind.wants_tasks(prefetched):
                 return self._room() > 0
         return False
 
@@ -239,7 +239,7 @@ class Work:
         if by_state[REFUSED]:
             self._retry_refused(pipeline)
         now = time.monotonic()
-        if not by_state[ENDED] and any(lane.agenda.wants_look_ahead(now) for lane in self._lanes):
+        if not by_state[ENDED] and any(kind.agenda.wants_look_ahead(now) for kind in self._kinds):
             self._look_ahead(pipeline)
         if now >= self._maintenance.next_at():
             self.claimed_last = False
@@ -256,8 +256,8 @@ class Work:
         self.claimed_last = False
         release_unheld(pipeline, self._claimer.worker_id, ledger.tasks(), self._blocked)
         returned = ledger.note_released()
-        for lane in self._lanes:
-            lane.step_back(returned)
+        for kind in self._kinds:
+            kind.step_back(returned)
 
     def _serve_unknown(self, pipeline: Pipeline) -> None:
         """Leave tasks that this worker cannot run to other workers, or fail them if no other worker can."""
@@ -286,16 +286,16 @@ class Work:
                 unknown.check_again()
 
     def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
-        """Record outcomes and claim; if several lanes want tasks, each has its own turn."""
+        """Record outcomes and claim; each kind of tasks has its own turn."""
         freed = self._dispatcher.ledger.freed_by_queue(outcomes) if self._claimer.is_capped else {}
         wanted = [] if self._shutdown.is_requested else self._requests(_ends_nodes(outcomes))
         if not wanted and outcomes:
-            wanted = [(self._lanes[0], TurnRequest())]
-        lanes = self._dispatcher.ledger.freed_lanes(outcomes) if self._lanes[0].rings else ()
-        for number, (lane, request) in enumerate(wanted):
+            wanted = [(self._kinds[0], TurnRequest())]
+        lanes = self._dispatcher.ledger.freed_lanes(outcomes) if self._kinds[0].rings else ()
+        for number, (kind, request) in enumerate(wanted):
             if number == 0 and (freed or lanes):
                 request = request._replace(freed=freed, freed_lanes=lanes)
-            self._turn(pipeline, outcomes if number == 0 else (), request, lane)
+            self._turn(pipeline, outcomes if number == 0 else (), request, kind)
 
     def _serve_wake_ups(self, pipeline: Pipeline) -> None:
         """Note whether this worker waits for tasks, and pass on wake-ups that it did not serve."""
@@ -303,10 +303,10 @@ class Work:
         may_take_any = not self._shutdown.is_requested and not self._unknown.has_exclusions
         wake_ups.waits = (
             may_take_any
-            and all(lane.places.are_free() for lane in self._lanes)
+            and all(kind.places.are_free() for kind in self._kinds)
             and self._room() > 0
         )
-        if wake_ups.owed and may_take_any and all(lane.agenda.is_drained for lane in self._lanes):
+        if wake_ups.owed and may_take_any and all(kind.agenda.is_drained for kind in self._kinds):
             wake_ups.note_served()
         if now >= wake_ups.pass_at:
             step = pass_wake_up(self._claimer.worker_id, sorted(wake_ups.owed))
@@ -315,62 +315,62 @@ class Work:
                 ((passed,),) = pipeline.run([step])
                 wake_ups.note_passed(passed.woken, now)
 
-    def _requests(self, ends_nodes: bool) -> list[tuple[Lane, TurnRequest]]:
-        """The lanes that have tasks to start or claim; the end of a node may create tasks."""
+    def _requests(self, ends_nodes: bool) -> list[tuple[TaskKind, TurnRequest]]:
+        """The kinds of which there are tasks to start or claim; the end of a node may create tasks."""
         room = self._room()
-        found: list[tuple[Lane, TurnRequest]] = []
-        # Without a limit, each lane has its own places.
-        has_to_share = len(self._lanes) > 1 and self._config.max_claim_per_worker and room
+        found: list[tuple[TaskKind, TurnRequest]] = []
+        # Without a limit, each kind has its own places.
+        has_to_share = len(self._kinds) > 1 and self._config.max_claim_per_worker and room
         shares = self._shares(ends_nodes, room) if has_to_share else {}
-        for lane in self._lanes:
-            share = shares.get(lane, room)
-            request = self._request(lane, share, may_claim=ends_nodes or lane.agenda.may_have_work)
+        for kind in self._kinds:
+            share = shares.get(kind, room)
+            request = self._request(kind, share, may_claim=ends_nodes or kind.agenda.may_have_work)
             claims = request.claims
             if claims or request.starting:
-                found.append((lane, request))
+                found.append((kind, request))
                 room -= claims
         return found
 
-    def _shares(self, ends_nodes: bool, room: int) -> dict[Lane, int]:
-        """How many tasks each lane may claim if several want to, because the limit is too low for all."""
-        lanes = [lane for lane in self._lanes if ends_nodes or lane.agenda.may_have_work]
-        if len(lanes) < 2:
+    def _shares(self, ends_nodes: bool, room: int) -> dict[TaskKind, int]:
+        """How many tasks each kind may claim if several want to, because the limit is too low for all."""
+        kinds = [kind for kind in self._kinds if ends_nodes or kind.agenda.may_have_work]
+        if len(kinds) < 2:
             return {}
         ledger = self._dispatcher.ledger
         held = [*ledger.tasks(WAITING), *ledger.tasks(RUNNING), *ledger.tasks(UNCALLED)]
         prefetched = ledger.count(WAITING)
-        space = [lane.space(room, prefetched if lane.prefetch_max else 0) for lane in lanes]
-        shares = shared_room(room, space, [sum(map(lane.takes, held)) for lane in lanes])
-        self._lanes.reverse()  # next time, another lane is the first of equal ones
-        return dict(zip(lanes, shares, strict=True))
+        space = [kind.space(room, prefetched if kind.prefetch_max else 0) for kind in kinds]
+        shares = shared_room(room, space, [sum(map(kind.takes, held)) for kind in kinds])
+        self._kinds.reverse()  # next time, another kind is the first of equal ones
+        return dict(zip(kinds, shares, strict=True))
 
-    def _request(self, lane: Lane, room: int, *, may_claim: bool) -> TurnRequest:
-        """A lane's tasks to start and to claim: for free children first, then ahead of time."""
+    def _request(self, kind: TaskKind, room: int, *, may_claim: bool) -> TurnRequest:
+        """A kind's tasks to start and to claim: for free children first, then ahead of time."""
         ledger, windows = self._dispatcher.ledger, self._dispatcher.windows
-        pids, ahead = lane.places.take(room)
-        waiting = ledger.tasks(WAITING) if lane.prefetch_max else []
+        pids, ahead = kind.places.take(room)
+        waiting = ledger.tasks(WAITING) if kind.prefetch_max else []
         starting = list(zip(waiting, pids, strict=False))
         if not may_claim:
             return TurnRequest(starting)
         pids = pids[len(starting) :][:room]
-        prefetch = min(lane.prefetch_max - len(waiting) + len(starting), room - len(pids))
+        prefetch = min(kind.prefetch_max - len(waiting) + len(starting), room - len(pids))
         ahead = ahead[: room - len(pids)]
         exclusions = self._unknown.exclusions()
         return TurnRequest(
             starting=starting,
             pids=pids,
             prefetch=max(0, prefetch),
-            positions=lane.bookmarks.positions(time.monotonic()),
+            positions=kind.bookmarks.positions(time.monotonic()),
             unknown_names=exclusions.names,
             refused_by=exclusions.refused_by,
             ahead=ahead,
             short_names=windows.short_names() if ahead else (),
-            is_async=lane.is_async,
-            cursors=lane.rings.cursors(),
+            is_async=kind.is_async,
+            cursors=kind.rings.cursors(),
         )
 
     def _turn(
-        self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest, lane: Lane
+        self, pipeline: Pipeline, outcomes: Sequence[Outcome], request: TurnRequest, kind: TaskKind
     ) -> None:
         dispatcher = self._dispatcher
         ledger = dispatcher.ledger
@@ -400,12 +400,12 @@ class Work:
         ended = time.monotonic()
         dispatcher.tally.note_turn(ended - started, len(outcomes) + len(turned.claimed))
         looked_everywhere = claims > 0 and self._note_claim(
-            lane, request, claims, turned.claimed, (started, ended)
+            kind, request, claims, turned.claimed, (started, ended)
         )
-        if lane.rings:
-            lane.note_retries(ends, ended)
+        if kind.rings:
+            kind.note_retries(ends, ended)
         if turned.lanes:
-            lane.note_lanes(turned.lanes, turned.claimed, ended)
+            kind.note_lanes(turned.lanes, turned.claimed, ended)
         # A claim of one kind of tasks does not see the other kind.
         self.claimed_last = looked_everywhere and request.is_async is None
         if nodes:
@@ -432,7 +432,7 @@ class Work:
 
     def _note_claim(
         self,
-        lane: Lane,
+        kind: TaskKind,
         request: TurnRequest,
         claims: int,
         claimed: Sequence[ClaimedTask],
@@ -448,14 +448,14 @@ class Work:
         if windows.is_on and not request.is_async:
             names = [task.task_name for task in claimed if task.burst]
             windows.note_claim(min(claims, batch), names, is_drained=was_short)
-        lane.agenda.note_claim(possible, len(claimed))
+        kind.agenda.note_claim(possible, len(claimed))
         if was_short and not request.positions.looks_everywhere:
-            lane.agenda.wake_at(lane.bookmarks.rested_at)
+            kind.agenda.wake_at(kind.bookmarks.rested_at)
         # A look-ahead finds the next start under a rate, but only ten times a second.
         pause_seconds = self._claimer.seconds_between_starts(claimed)
         if was_short and pause_seconds is not None:
-            lane.agenda.wake_at(span[1] + pause_seconds)
-        return lane.bookmarks.note_claim(request.positions, claimed, was_short=was_short, span=span)
+            kind.agenda.wake_at(span[1] + pause_seconds)
+        return kind.bookmarks.note_claim(request.positions, claimed, was_short=was_short, span=span)
 
     def _hand_out_nodes(
         self, pipeline: Pipeline, nodes: Sequence[ClaimedTask], tasks: Sequence[ClaimedTask]
@@ -524,7 +524,7 @@ class Work:
                 pipeline.run([wait_for_tasks(self._claimer.worker_id)])
                 self._maintenance.heartbeat.wake_ups.is_stored = True
         excluded = self._blocked.excluded() if self._blocked.delays else NOTHING
-        looks = [lane.agenda.last_look for lane in self._lanes]
+        looks = [kind.agenda.last_look for kind in self._kinds]
         steps: list[Step] = [
             (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH, excluded)),
             (release_lapsed, ReleaseLapsed(EXPIRY_BATCH, excluded)),
@@ -541,13 +541,13 @@ class Work:
             self.claimed_last = False
             logger.info("%d task(s) expired, %d lapsed claim(s) freed", expired, lapsed)
         ended = time.monotonic()
-        for lane in self._lanes:
-            lane.agenda.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
+        for kind in self._kinds:
+            kind.agenda.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)
             if due.start_seconds is not None:
-                lane.agenda.wake_at(ended + due.start_seconds)
+                kind.agenda.wake_at(ended + due.start_seconds)
         if due.keyed:
             self.note_news(keyed=due.keyed)
-        look_at_keyed(pipeline, self._lanes, self._blocked)
+        look_at_keyed(pipeline, self._kinds, self._blocked)
         if answers:
             # A recovery may follow, and this worker may claim the tasks it frees.
             self.claimed_last = False

@@ -134,8 +134,8 @@ class Place(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """How many due tasks without keys are ahead of another one, up to the count's limit, and how many
-    keys of the queue have due tasks, counted up to 100.
+    """How many due tasks of the same key, or without one, are ahead of a task, up to the count's limit, and
+    how many keys of the queue have due tasks, counted up to 100.
     """
 
     due: int
@@ -265,6 +265,10 @@ def list_places(name: str) -> Place: ...
 def read_meter(name: str) -> Meter: ...
 @EXPLAIN.statement
 def count_ahead(name: str, priority: int, enqueued_at: datetime, id: str, limit: int) -> Ahead: ...
+@EXPLAIN.statement
+def count_ahead_in_lane(
+    name: str, lane: int, priority: int, enqueued_at: datetime, id: str, limit: int
+) -> Ahead: ...
 @EXPLAIN.statement
 def count_due(names: Sequence[str], limit: int) -> DueCount: ...
 @EXPLAIN.statement

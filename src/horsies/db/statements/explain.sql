@@ -115,6 +115,12 @@ SELECT count(*) AS due, horsies_count_lanes_v1(%(name)s::text, 100) AS keys FROM
         ORDER BY task.enqueued_at, task.id LIMIT %(limit)s::integer) AS front
     LIMIT %(limit)s::integer) AS counted
 
+-- name: count_ahead_in_lane
+-- The due tasks of a lane that start before this one, up to "limit", and the keys that have their turns in between.
+SELECT horsies_count_before_v1(
+        %(name)s::text, %(lane)s::bigint, %(priority)s::integer, %(enqueued_at)s::timestamptz, %(id)s::uuid,
+        %(limit)s::integer) AS due, horsies_count_lanes_v1(%(name)s::text, 100) AS keys
+
 -- name: count_due
 -- The waiting tasks of each of these queues, due and delayed ones counted up to "limit" each, the first of them, and
 -- whether the queue is paused.

@@ -52,30 +52,6 @@ class KeyState(NamedTuple):
         return self.paused_at is not None
 
 
-class LaneOfTask(NamedTuple):
-    """The key of a task, as ``KeyState``, its due tasks that start before that task, and how many keys
-    of the queue have due tasks, counted up to 100.
-    """
-
-    queue_name: str
-    key: str
-    due: int
-    first_due_at: datetime | None
-    in_flight: int
-    max_concurrency: int | None
-    rate_seconds: float | None
-    rate_burst: int | None
-    weight: float
-    is_fifo: bool
-    halts: bool
-    is_own: bool
-    paused_at: datetime | None
-    pause_reason: str | None
-    starts_at: datetime | None
-    before: int
-    keys: int
-
-
 class KeyCounts(NamedTuple):
     """How many keys of a queue have due tasks, and how many are paused."""
 
@@ -89,9 +65,7 @@ def list_keys(queue: str, limit: int, most: int) -> KeyState: ...
 @KEYS.statement
 def read_key(queue: str, key: str, most: int) -> KeyState: ...
 @KEYS.statement
-def read_lane(
-    queue: str, lane: int, priority: int, enqueued_at: datetime, id: str, most: int
-) -> LaneOfTask: ...
+def read_lane(queue: str, lane: int, most: int) -> KeyState: ...
 @KEYS.statement
 def set_key(
     queue: str,

@@ -11,11 +11,8 @@ SELECT * FROM horsies_lane_state_v1(
     %(queue)s::text, horsies_lane_v1(%(queue)s::text, %(key)s::text), %(key)s::text, %(most)s::integer)
 
 -- name: read_lane
--- The key of one task, and how many of its due tasks start before this one.
-SELECT state.*, horsies_count_before_v1(
-        %(queue)s::text, %(lane)s::bigint, %(priority)s::integer, %(enqueued_at)s::timestamptz, %(id)s::uuid,
-        %(most)s::integer) AS before, horsies_count_lanes_v1(%(queue)s::text, 100) AS keys
-FROM horsies_lane_state_v1(%(queue)s::text, %(lane)s::bigint, NULL, %(most)s::integer) AS state
+-- The key of a task.
+SELECT * FROM horsies_lane_state_v1(%(queue)s::text, %(lane)s::bigint, NULL, %(most)s::integer)
 
 -- name: set_key
 -- The limits whose names are given are those of this key from now on; NULL means as configured.

@@ -25,6 +25,7 @@ from horsies.db.statements.explain import (
     UnknownName,
     WantedTask,
     count_ahead,
+    count_ahead_in_lane,
     count_due,
     explain_run,
     explain_schedules,
@@ -42,7 +43,7 @@ from horsies.db.statements.explain import (
     read_clock,
     read_meter,
 )
-from horsies.db.statements.keys import LaneOfTask, list_limited_queues, read_lane
+from horsies.db.statements.keys import KeyState, list_limited_queues, read_lane
 from horsies.db.statements.monitor import (
     RecentAttempts,
     WorkerSummary,
@@ -167,12 +168,11 @@ def _task_situation(task: TaskFacts) -> Script[TaskSituation]:
     if task.is_parked and task.item_index is not None and task.node_index is not None:
         places = yield list_map_places(task.workflow_id or "", task.node_index)
     ahead, per_minute = None, 0.0
-    lane: LaneOfTask | None = None
+    lane: KeyState | None = None
     if status is TaskStatus.PENDING and task.lane is not None:
-        (lane,) = yield read_lane(
-            *(task.queue_name, task.lane, task.priority, task.enqueued_at, task.id),
-            most=COUNT_MAX + 1,
-        )
+        (lane,) = yield read_lane(task.queue_name, task.lane, most=COUNT_MAX + 1)
+        place = (task.lane, task.priority, task.enqueued_at, task.id)
+        (ahead,) = yield count_ahead_in_lane(task.queue_name, *place, limit=COUNT_MAX + 1)
     if status is TaskStatus.PENDING and not task.held and task.enqueued_at <= task.looked_at:
         key = count_ahead(
             task.queue_name, task.priority, task.enqueued_at, task.id, limit=COUNT_MAX + 1

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from horsies.db.statements.doctor import OverlongTask
 from horsies.db.statements.explain import Ahead, Knowledge, MapPlace, OpenTransaction, TaskFacts
-from horsies.db.statements.keys import KeyState, LaneOfTask
+from horsies.db.statements.keys import KeyState
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.errors import UNLIMITED_RETRIES
 from horsies.findings import Finding, Level, Subject, at_and_ago, between, command, finding, opening
@@ -50,7 +50,7 @@ class TaskSituation:
     # The transaction of a running task (tx), in which its child records the outcome.
     transaction: OpenTransaction | None = None
     # The key of a waiting task.
-    lane: LaneOfTask | None = None
+    lane: KeyState | None = None
 
     @property
     def takers(self) -> list[WorkerSummary]:
@@ -328,7 +328,7 @@ def _setting(queue: QueueSituation, worker: WorkerSummary, name: str) -> object:
 
 def _ahead(situation: TaskSituation) -> Iterator[Finding]:
     ahead = situation.ahead
-    if ahead is None or not ahead.due:
+    if ahead is None or not ahead.due or situation.lane is not None:
         return
     at_rate = ""
     if rate := situation.per_minute:
@@ -355,7 +355,7 @@ def _turns_of_keys(keys: int) -> str:
     return f"; {many} their turns in between"
 
 
-def key_pause(lane: KeyState | LaneOfTask, looked_at: datetime) -> Iterator[Finding]:
+def key_pause(lane: KeyState, looked_at: datetime) -> Iterator[Finding]:
     """Yield that a key is paused, by an operator or by the failure of one of its tasks."""
     if lane.paused_at is None:
         return
@@ -399,17 +399,17 @@ def _of_key(situation: TaskSituation) -> Iterator[Finding]:
         wait = between(task.looked_at, lane.starts_at)
         sentence = f"The rate of key {lane.key!r} allows its next start in {wait}."
         yield finding("KEY_RATE", sentence, subjects=[lane.key], remedy=show)
-    if lane.before and lane.is_fifo:
-        sentence = f"{_of_its_key(lane)} before it, and the key runs them one after the other."
+    ahead = situation.ahead
+    if ahead is None or not ahead.due:
+        return
+    are = f"task of key {lane.key!r} is" if ahead.due == 1 else f"tasks of key {lane.key!r} are"
+    many = f"{at_least(ahead.due)} {are}"
+    if lane.is_fifo:
+        sentence = f"{many} before it, and the key runs them one after the other."
         yield finding("KEY_ORDER", sentence, subjects=[lane.key], remedy=show)
-    elif lane.before:
-        sentence = f"{_of_its_key(lane)} ahead of it{_turns_of_keys(lane.keys - 1)}."
+    else:
+        sentence = f"{many} ahead of it{_turns_of_keys(ahead.keys - 1)}."
         yield finding("BEHIND", sentence, subjects=[lane.key], remedy=show)
-
-
-def _of_its_key(lane: LaneOfTask) -> str:
-    are = "task of key {!r} is" if lane.before == 1 else "tasks of key {!r} are"
-    return f"{at_least(lane.before)} {are.format(lane.key)}"
 
 
 def _has_recorded(situation: TaskSituation) -> bool:

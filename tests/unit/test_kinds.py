@@ -1,4 +1,4 @@
-"""When a lane wants tasks, and for which children."""
+"""When a worker wants tasks of one kind, and for which children."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from horsies.worker.lanes import (
+from horsies.worker.kinds import (
     ASYNC_CLAIMS_MAX,
     AsyncPlaces,
     ChildPlaces,
-    Lane,
-    lanes_of,
+    TaskKind,
+    kinds_of,
     shared_room,
 )
 from horsies.worker.pool.window import Windows
@@ -35,12 +35,12 @@ def async_pool(places: int) -> Any:
     ("idle", "prefetched", "may_have_work", "wants"),
     [(1, 2, True, True), (0, 1, True, True), (0, 2, True, False), (1, 0, False, False)],
 )
-def test_a_lane_wants_tasks_for_free_children_and_to_fill_its_prefetch_buffer(
+def test_a_worker_wants_tasks_for_free_children_and_to_fill_its_prefetch_buffer(
     idle: int, prefetched: int, may_have_work: bool, wants: bool
 ) -> None:
-    lane = Lane(["default"], 5.0, ChildPlaces(pool(idle=idle), Windows()), prefetch_max=2)
-    lane.agenda.may_have_work = may_have_work
-    assert lane.wants_tasks(prefetched) is wants
+    kind = TaskKind(["default"], 5.0, ChildPlaces(pool(idle=idle), Windows()), prefetch_max=2)
+    kind.agenda.may_have_work = may_have_work
+    assert kind.wants_tasks(prefetched) is wants
 
 
 @pytest.mark.parametrize(("depth", "is_free"), [(1, False), (2, True)])
@@ -65,10 +65,10 @@ def test_async_children_take_as_many_tasks_as_they_have_places_up_to_a_limit(
     assert places.take(room) == ([7] * count, ())
 
 
-def test_a_worker_has_one_lane_for_all_tasks_or_one_for_each_kind() -> None:
-    (both,) = lanes_of(["default"], 5.0, pool(), Windows(), 3)
+def test_a_worker_claims_all_tasks_together_or_each_kind_separately() -> None:
+    (both,) = kinds_of(["default"], 5.0, pool(), Windows(), 3)
     assert (both.is_async, both.prefetch_max) == (None, 3)
-    plain, coroutines = lanes_of(["default"], 5.0, pool(has_async=True), Windows(), 3)
+    plain, coroutines = kinds_of(["default"], 5.0, pool(has_async=True), Windows(), 3)
     assert (plain.is_async, plain.prefetch_max) == (False, 3)
     assert (coroutines.is_async, coroutines.prefetch_max) == (True, 0)
     assert coroutines.agenda is not plain.agenda
@@ -87,7 +87,7 @@ def test_a_worker_has_one_lane_for_all_tasks_or_one_for_each_kind() -> None:
         (0, (2, 3), (0, 0), [0, 0]),
     ],
 )
-def test_lanes_share_a_limit_by_how_many_tasks_each_holds(
+def test_kinds_share_a_limit_by_how_many_tasks_of_each_are_held(
     room: int, space: tuple[int, int], held: tuple[int, int], shares: list[int]
 ) -> None:
     assert shared_room(room, space, held) == shares
@@ -95,5 +95,5 @@ def test_lanes_share_a_limit_by_how_many_tasks_each_holds(
 
 @pytest.mark.parametrize(("prefetched", "space"), [(0, 5), (2, 3), (3, 2)])
 def test_prefetched_tasks_take_space(prefetched: int, space: int) -> None:
-    lane = Lane(["default"], 5.0, ChildPlaces(pool(idle=2), Windows()), prefetch_max=3)
-    assert lane.space(10, prefetched) == space
+    kind = TaskKind(["default"], 5.0, ChildPlaces(pool(idle=2), Windows()), prefetch_max=3)
+    assert kind.space(10, prefetched) == space

@@ -1,6 +1,6 @@
-"""Lanes: the kinds of tasks that a worker claims separately, each with its agenda, bookmarks and slots.
+"""The kinds of tasks that a worker claims separately, each with its agenda, bookmarks and slots.
 
-A worker has one lane. A worker with async children has a second lane for the tasks of ``async def``
+A worker has one kind. A worker with async children has a second one, the tasks of ``async def``
 functions: they come from the same queues through their own index, and an empty claim of one kind
 says nothing about the other kind.
 """
@@ -69,7 +69,7 @@ class AsyncPlaces:
         return self.free.next_async(min(room, self.free.async_count, ASYNC_CLAIMS_MAX)), ()
 
 
-class Lane:
+class TaskKind:
     """The claims for one kind of tasks: when they are due, where they search first, and for which
     children.
 
@@ -132,7 +132,7 @@ class Lane:
             self.agenda.note_next_key(now, min(delays))
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
-        """Make the next claim begin with those of these tasks that belong to this lane."""
+        """Make the next claim begin with those of these tasks that are of this kind."""
         self.bookmarks.step_back([task for task in returned if self.takes(task)])
 
     def takes(self, task: ClaimedTask) -> bool:
@@ -141,28 +141,28 @@ class Lane:
         return (task.task_options or "").startswith(ASYNC_MARK) is self.is_async
 
 
-def lanes_of(
+def kinds_of(
     queues: Sequence[str],
     poll_seconds: float,
     free: FreePlaces,
     windows: Windows,
     prefetch_max: int,
-) -> list[Lane]:
-    """The ordinary children's lane, and the async children's if there are any."""
+) -> list[TaskKind]:
+    """The tasks of the ordinary children, and those of the async children if there are any."""
     places = ChildPlaces(free, windows)
     if not free.has_async:
-        return [Lane(queues, poll_seconds, places, None, prefetch_max)]
+        return [TaskKind(queues, poll_seconds, places, None, prefetch_max)]
     return [
-        Lane(queues, poll_seconds, places, False, prefetch_max),
-        Lane(queues, poll_seconds, AsyncPlaces(free), True),
+        TaskKind(queues, poll_seconds, places, False, prefetch_max),
+        TaskKind(queues, poll_seconds, AsyncPlaces(free), True),
     ]
 
 
-def look_at_keyed(pipeline: Pipeline, lanes: Sequence[Lane], blocked: Blocked) -> None:
+def look_at_keyed(pipeline: Pipeline, kinds: Sequence[TaskKind], blocked: Blocked) -> None:
     """Let tasks with keys become due, and find out when the next one will. No key is served before its
     limits are stored.
     """
-    limits = lanes[0].rings.limits
+    limits = kinds[0].rings.limits
     if limits is not None and limits.unstored is not None:
         with blocked.job("registering the limits of keys"):
             pipeline.run(
@@ -173,30 +173,30 @@ def look_at_keyed(pipeline: Pipeline, lanes: Sequence[Lane], blocked: Blocked) -
                 ]
             )
             limits.unstored = None
-    queues = sorted({queue for lane in lanes for queue in lane.rings.queues})
+    queues = sorted({queue for kind in kinds for queue in kind.rings.queues})
     if not queues:
         return
     with blocked.job("the search for tasks with keys"):
         ((found,),) = pipeline.run([(look_at_keys, LookAtKeys(queues, PROMOTED_MAX))])
         now = time.monotonic()
-        for lane in lanes:
-            lane.rings.note_search(queues, found.queues)
+        for kind in kinds:
+            kind.rings.note_search(queues, found.queues)
             if found.promoted:
-                lane.rings.note_news()
-                lane.agenda.wake()
+                kind.rings.note_news()
+                kind.agenda.wake()
             if found.seconds is not None:
-                lane.agenda.note_next_key(now, found.seconds)
+                kind.agenda.note_next_key(now, found.seconds)
 
 
 def shared_room(room: int, space: Sequence[int], held: Sequence[int]) -> list[int]:
-    """Divide the tasks that a worker may still claim among lanes, given how many each lane holds and
-    has space for: each task goes to the lane that has the fewest, or to the first of equal ones.
+    """Divide the tasks that a worker may still claim among their kinds, given how many of each it holds
+    and has space for: each task goes to the kind that has the fewest, or to the first of equal ones.
 
     So long-running tasks of one kind leave half of the limit to the other kind, if it has work when
     they start.
     """
     shares = [0] * len(space)
     for _ in range(min(room, sum(space))):
-        lanes = [lane for lane, most in enumerate(space) if shares[lane] < most]
-        shares[min(lanes, key=lambda lane: held[lane] + shares[lane])] += 1
+        kinds = [kind for kind, most in enumerate(space) if shares[kind] < most]
+        shares[min(kinds, key=lambda kind: held[kind] + shares[kind])] += 1
     return shares
