@@ -88,6 +88,41 @@ def test_refusals(anna: Visitor, connection: Database) -> None:
     assert connection.execute("SELECT FROM horsies_lanes").fetchall() == []
 
 
+def test_a_key_gets_its_own_limits_and_loses_them(anna: Visitor, connection: Database) -> None:
+    limits = {"max_concurrency": 3, "rate": {"count": 10, "per_seconds": 2, "burst": 4}}
+    changed = anna.api("/queues/default/keys/set", {"key": "acme", "reason": "plan", **limits})
+    assert changed.status_code == 200
+    stored = "SELECT lane_key, max_concurrency, rate_seconds, rate_burst FROM horsies_lanes"
+    assert connection.execute(stored).fetchall() == [("acme", 3, 0.2, 4)]
+    anna.api("/queues/default/keys/set", {"key": "acme", "rate": None, "weight": 2})
+    shown = anna.get("/api/queues/default/keys").json()["keys"][0]
+    assert (shown["max_concurrency"], shown["rate_seconds"], shown["weight"]) == (3, None, 2)
+    assert anna.api("/queues/default/keys/clear", {"key": "acme"}).status_code == 200
+    assert connection.execute(stored).fetchall() == []
+    assert [row[:2] for row in actions(connection)] == [
+        *[("anna", "set_key")] * 2,
+        ("anna", "clear_key"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"max_concurrency": -1},
+        {"rate": {"count": 0, "per_seconds": 1}},
+        {"rate": "10/s"},
+        {"queue": "other", "weight": 1},
+    ],
+)
+def test_limits_that_a_key_cannot_have_are_refused(
+    anna: Visitor, connection: Database, limits: dict[str, object]
+) -> None:
+    answer = anna.api("/queues/default/keys/set", {"key": "acme", **limits})
+    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_VALUE")
+    assert connection.execute("SELECT FROM horsies_lanes").fetchall() == []
+
+
 def test_a_viewer_sees_keys_and_may_not_change_them(app: Horsies, connection: Database) -> None:
     add_keyed(connection, "acme")
     viewer = Visitor(app, ViewOnly("anna"))

@@ -25,6 +25,7 @@ Verb = Literal[
     "pause_queue",
     "purge_queue",
     "pause_key",
+    "limit_key",
     "cancel_task",
     "retry_task",
     "erase_task",
