@@ -32,7 +32,7 @@ STATUSES = {*TaskStatus, *WorkflowStatus, *WorkflowTaskStatus, *TaskAttemptOutco
 ERROR_CODES = {*OperationalErrorCode, *ContractCode, *RetrievalCode, *OutcomeCode}
 # The answers of a control function that are not statuses.
 ANSWERS = {
-    *("NO_FAILED_NODE", "PARENT_ENDED", "KEY_TAKEN", "UNKNOWN_SIGNAL"),
+    *("NO_FAILED_NODE", "PARENT_ENDED", "KEY_TAKEN", "REDACTED", "UNKNOWN_SIGNAL"),
     *("NOT_HELD", "STEP_NOT_FOUND"),
 }
 WORDS_OF_POSTGRESQL = {"UTC", "USAGE", "CREATE", "SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"}

@@ -1,4 +1,4 @@
-"""`horsies delete`: what goes, what stays, what is refused, and that no trace is left."""
+"""`horsies delete` and `horsies redact`: what goes, what stays, what is refused, and no trace left."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import time
 
 import pytest
 
+from horsies import Horsies
 from horsies.monitor import orders
+from horsies.monitor.order_plan import OrderVerb, draft_order, order_text
+from horsies.monitor.queries import RunFilters
 from tests.support.command_line import Finished, Run
 from tests.support.database import Database
-from tests.support.rows import actions, add_failed, add_run, add_task, row_of
+from tests.support.rows import actions, add_failed, add_run, add_task, attempts_of, row_of
 from tests.support.traces import PERSON, add_person, add_personal_run, tables_with, traces
 
 
@@ -33,16 +36,24 @@ def done(finished: Finished) -> Finished:
 BY_PERSON = [("--argument", f"customer={PERSON}"), ("--argument", PERSON), ("--key", PERSON)]
 
 
+@pytest.mark.parametrize("command", ["delete", "redact"])
 @pytest.mark.parametrize("by", BY_PERSON, ids=" ".join)
 def test_no_table_mentions_the_person_afterwards(
-    horsies: Run, database: Database, by: tuple[str, str]
+    horsies: Run, database: Database, by: tuple[str, str], command: str
 ) -> None:
     add_person(database)
     add_personal_run(database)
+    pausing = draft_order(OrderVerb.PAUSE_RUNS, RunFilters(workflow_keys=[PERSON])).unwrap()
+    database.execute(
+        "INSERT INTO horsies_actions (actor, source, verb, subject, outcome, order_id, order_plan, "
+        "order_progress) VALUES ('bert', 'cli', 'pause_runs', 'runs', 'done', %s, %s, '{}')",
+        [pausing.id, order_text(pausing)],
+    )
     assert len(tables_with(database)) == 14
     other = add_task(database, status="COMPLETED", result='{"ok":1}')
-    ended = done(horsies("delete", *by, "--with-runs", "--yes", "--reason", "asked for it"))
-    assert "2 tasks and runs deleted; order " in ended.out
+    ended = done(horsies(command, *by, "--with-runs", "--yes", "--reason", "asked for it"))
+    verb_done = "deleted" if command == "delete" else "redacted"
+    assert f"2 tasks and runs {verb_done}; order " in ended.out
     assert "Not reached: copies that your code made" in ended.err
     assert traces(database) == []
     assert row_of(database, other)["result"] == '{"ok":1}'
@@ -51,7 +62,7 @@ def test_no_table_mentions_the_person_afterwards(
     words = next(
         (word for sign, word in found_by.items() if sign in str(by)), "a text in arguments"
     )
-    assert (verb, outcome) == ("delete_tasks", "done")
+    assert (verb, outcome) == (f"{command}_tasks", "done")
     assert subject == f"2 tasks and runs found by {words}"
     assert detail == "2 of 2 changed. asked for it"
 
@@ -214,3 +225,75 @@ def test_wrong_command_lines_change_nothing(
     assert refused.code != 0
     assert sentence in " ".join(refused.err.replace("│", " ").split())
     assert count(database) == 1
+
+
+def test_a_redacted_task_keeps_that_it_ran_and_cannot_be_sent_again(
+    horsies: Run, database: Database, app: Horsies
+) -> None:
+    task_id = add_person(database)
+    database.execute(
+        "UPDATE horsies_tasks SET error_code = 'CARD_REFUSED', cancel_requested_at = now(), "
+        "wakes_task_id = gen_random_uuid()"
+    )
+    before = row_of(database, task_id)
+    done(horsies("redact", task_id, "--yes"))
+    row = row_of(database, task_id)
+    kept = (
+        "status",
+        "task_name",
+        "queue_name",
+        "error_code",
+        "created_at",
+        "updated_at",
+        "retry_count",
+    )
+    assert {name: row[name] for name in kept} == {name: before[name] for name in kept}
+    assert (row["args"], row["kwargs"], row["task_options"]) == (None, None, None)
+    (attempt,) = attempts_of(database, task_id)
+    assert (attempt["outcome"], attempt["error_message"]) == ("FAILED", None)
+    error = app.handle(task_id).get(1_000).err_value
+    assert (error.error_code, error.message) == ("CARD_REFUSED", "The task was redacted.")
+    assert "\nredacted " in done(horsies("show", task_id, "--payload")).out
+    refused = horsies("retry", task_id)
+    assert (refused.code, "is redacted: its arguments are gone" in refused.err) == (1, True)
+    words = ("retry", "--status", "failed", "--yes", "--json")
+    assert json.loads(horsies(*words).out)["refused"] == {"redacted": 1}
+    again = done(horsies("redact", task_id, "--yes")).out
+    assert again.startswith("1 matching, 0 can be redacted, 1 refused: 1 redacted.")
+    assert count(database) == 1
+    done(horsies("delete", task_id, "--yes"))
+    assert count(database) == 0
+
+
+def test_a_redaction_notifies_nobody_and_changes_no_status(
+    horsies: Run, database: Database
+) -> None:
+    run_id = add_personal_run(database)
+    add_person(database)
+    for channel in ("task_done", "workflow_done", "task_queue_default", "horsies_workflow_status"):
+        database.execute(f"LISTEN {channel}".encode())
+    database.execute(
+        "INSERT INTO horsies_webhooks (name, events, queue_name, priority, max_retries, task_options) "
+        "VALUES ('ops', '{task.failed,run.ended}', 'default', 1, 0, '{}')"
+    )
+    tasks = count(database)
+    statuses = "SELECT id, status, completed_at, open_nodes FROM horsies_workflows ORDER BY id"
+    before = database.execute(statuses).fetchall()
+    done(horsies("redact", "--argument", PERSON, "--with-runs", "--yes"))
+    assert database.execute(statuses).fetchall() == before
+    assert (list(database.notifies(timeout=0)), count(database)) == ([], tasks)
+    refused = horsies("workflow", "retry", run_id)
+    assert (refused.code, "is redacted: its arguments are gone" in refused.err) == (1, True)
+    assert tables_with(database) == set()
+    assert done(horsies("workflow", "show", run_id)).out
+
+
+def test_tasks_chosen_by_filters_are_redacted_in_bounded_batches(
+    horsies: Run, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "ERASE_BATCH", 100)
+    add_failed(database, 250)
+    database.execute("UPDATE horsies_tasks SET kwargs = %s", [json.dumps({"customer": PERSON})])
+    ended = done(horsies("redact", "--name", "charge", "--yes"))
+    assert ended.out.splitlines()[-1].startswith("250 tasks redacted; order ")
+    assert (count(database), traces(database)) == (250, [])

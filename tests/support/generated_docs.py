@@ -121,6 +121,7 @@ COMMAND_GUIDES = {
     "queues": "operating.md#pausing-a-queue",
     "retry": "operating.md#sending-a-request-again",
     "delete": "personal-data.md#deleting",
+    "redact": "personal-data.md#redacting",
     "run": "developing.md#running-a-stored-task-again",
     "scheduler": "scheduling.md#running-a-scheduler",
     "schedules": "operating.md#schedules",

@@ -1,4 +1,4 @@
-"""`horsies delete`: remove tasks and runs that have ended, in bulk orders."""
+"""`horsies delete` and `horsies redact`: erase tasks and runs that have ended, in bulk orders."""
 
 from __future__ import annotations
 
@@ -118,6 +118,42 @@ def delete(  # noqa: PLR0913, PLR0917
         order,
         (dry_run, yes, as_json),
     )
+
+
+def redact(  # noqa: PLR0913, PLR0917
+    task_ids: TaskIdsArgument = None,
+    module: ModuleOption = None,
+    database_url: DatabaseUrlOption = None,
+    key: KeyOption = None,
+    argument: ArgumentOption = None,
+    status: StatusOption = None,
+    queue: QueueOption = None,
+    name: NameOption = None,
+    error_code: CodeOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    with_runs: WithRunsOption = False,
+    reason: ReasonOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    order: OrderOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what ended tasks may say about people, and keep that they ran.
+
+    Arguments, results, messages, headers, keys, logs and steps go; names, times, statuses and error
+    codes stay. A redacted task cannot be sent again. The tasks are chosen as for `horsies delete`.
+
+    Exit codes: 0 done, 1 failure or refusal, 4 no such task.
+
+    Example:
+        horsies redact --argument customer_id=17 --dry-run shop.background:app
+        horsies redact 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a --yes
+    """
+    filters = filters_of(status, queue, name, error_code, None, since, until)
+    chosen = Choice(task_ids or [], filters, key, parsed_argument(argument), with_runs)
+    switches = (dry_run, yes, as_json)
+    _erase(OrderVerb.REDACT_TASKS, chosen, (module, database_url), reason, order, switches)
 
 
 def parsed_argument(text: str | None) -> Argument | None:

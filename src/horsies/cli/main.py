@@ -44,6 +44,7 @@ _MODULES = {
     "cancel": "changes",
     "retry": "changes",
     "delete": "erase",
+    "redact": "erase",
     "history": "changes",
     "workflows": "workflows",
     "schedules": "schedules",
@@ -89,7 +90,7 @@ _GROUPS = {
     },
     "Change": {
         "cancel, retry": "Cancel tasks; send finished tasks again",
-        "delete": "Delete ended tasks and runs permanently",
+        "delete, redact": "Delete ended tasks; remove personal data from them",
         "queues": "List, pause, resume or purge queues",
         "keys": "List the keys of a queue; limit, pause or resume one",
         "schedules": "List, run, pause or resume schedules",

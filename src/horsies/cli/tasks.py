@@ -177,6 +177,7 @@ def _facts(report: TaskReport, payload: bool) -> Iterable[tuple[str, str | None]
     yield _enqueued_fact(task)
     for name in ("claimed_at", "started_at", "completed_at", "failed_at"):
         yield name.removesuffix("_at"), output.timestamp(getattr(task, name))
+    yield "redacted", output.timestamp(task.redacted_at)
     yield "next retry", output.timestamp(task.next_retry_at)
     yield "cancel asked", output.timestamp(task.cancel_requested_at)
     yield "good until", output.timestamp(task.good_until)

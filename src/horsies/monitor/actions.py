@@ -168,6 +168,10 @@ def _resend_script(
         if call is not None:
             yield edit_resent(resent.new_id, call.args_json, call.kwargs_json)
         return Ok(TaskRetried(resent.new_id, task_id, status))
+    if resent.is_redacted:
+        message = f"Task {task_id} is redacted: its arguments are gone, so it cannot be sent again."
+        code = TaskActionErrorCode.TASK_NOT_RETRYABLE
+        return Err(TaskActionError(code, message, task_id, status))
     if resent.in_workflow:
         message = f"Task {task_id} belongs to a workflow; retry the node of the workflow instead."
         code = TaskActionErrorCode.TASK_IS_WORKFLOW_TASK

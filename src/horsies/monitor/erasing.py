@@ -1,4 +1,4 @@
-"""Erasing: which of the tasks and runs that an order names may be erased, and one batch of it.
+"""Erasing, by deletion or redaction: which tasks and runs an order may erase, and one batch of it.
 
 Only tasks and runs that have ended are erased. A task of a workflow goes with its whole run, because
 its arguments and its result may be in any other node. Other tables lose what they say about the erased
@@ -9,23 +9,29 @@ open task has the key.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from horsies.db.statement import Script
+from horsies.db.statement import Script, Step
 from horsies.db.statements.erasing import (
     Erasable,
     ErasedId,
     ErasedPart,
     QueueKey,
+    RunKey,
     delete_runs,
     delete_tasks,
     forget_keys,
+    forget_run_keys,
     forget_tasks,
     meet_erasures,
     read_erased_keys,
+    read_run_keys,
+    redact_runs,
+    redact_tasks,
 )
 from horsies.db.statements.workflows import lock_runs
-from horsies.monitor.order_plan import SCOPES, Order
+from horsies.monitor.order_plan import SCOPES, Order, OrderVerb
 
 # How many tasks one batch erases if filters choose them.
 ERASE_BATCH = 1_000
@@ -33,6 +39,7 @@ ERASE_BATCH = 1_000
 NOT_ENDED = "not ended (cancel first)"
 PART_OF_RUN = "part of a workflow (--with-runs takes whole runs)"
 AWAITED = "awaited by an open durable run"
+REDACTED = "redacted"
 CHANGED = "changed meanwhile"
 
 
@@ -42,7 +49,9 @@ def erasure_refusal(order: Order, row: Erasable) -> str | None:
         return NOT_ENDED
     if row.is_part:
         return PART_OF_RUN
-    return AWAITED if row.is_awaited else None
+    if row.is_awaited:
+        return AWAITED
+    return REDACTED if row.is_redacted and order.verb is OrderVerb.REDACT_TASKS else None
 
 
 def judge_erasures_script(order: Order, ids: Sequence[str]) -> Script[Counter[str]]:
@@ -75,9 +84,27 @@ def _erase_fitting_script(order: Order, fitting: Sequence[Erasable]) -> Script[i
     keys: list[QueueKey] = []
     if order.found_by is not None:
         keys = yield read_erased_keys([*tasks, *runs])
-    erased: list[ErasedId] = (yield delete_tasks(tasks)) if tasks else []
-    parts: list[ErasedPart] = (yield delete_runs(runs)) if runs else []
-    yield forget_tasks([*(one.id for one in erased), *(part.id for part in parts)])
+    statements = _STATEMENTS[order.verb]
+    rows: list[ErasedId] = (yield statements.tasks(tasks)) if tasks else []
+    parts: list[ErasedPart] = []
+    if runs:
+        run_keys: list[RunKey] = yield read_run_keys(runs)
+        parts = yield statements.runs(runs)
+        yield forget_run_keys([one.key for one in run_keys])
+    yield forget_tasks([*(row.id for row in rows), *(part.id for part in parts)])
     if keys:
         yield forget_keys([one.queue for one in keys], [one.key for one in keys])
-    return len(erased) + sum(part.is_root for part in parts)
+    return len(rows) + sum(part.is_root for part in parts)
+
+
+class _Statements(NamedTuple):
+    """The statements that erase tasks and runs for one verb."""
+
+    tasks: Callable[[Sequence[str]], Step]
+    runs: Callable[[Sequence[str]], Step]
+
+
+_STATEMENTS: Mapping[OrderVerb, _Statements] = {
+    OrderVerb.DELETE_TASKS: _Statements(delete_tasks, delete_runs),
+    OrderVerb.REDACT_TASKS: _Statements(redact_tasks, redact_runs),
+}

@@ -36,6 +36,7 @@ class OrderVerb(StrEnum):
     CANCEL_TASKS = "cancel_tasks"
     PURGE_QUEUE = "purge_queue"
     DELETE_TASKS = "delete_tasks"
+    REDACT_TASKS = "redact_tasks"
     RETRY_RUNS = "retry_runs"
     RESUME_RUNS = "resume_runs"
     PAUSE_RUNS = "pause_runs"
@@ -48,7 +49,7 @@ class OrderVerb(StrEnum):
     @property
     def erases(self) -> bool:
         """Whether the order removes data permanently."""
-        return self is OrderVerb.DELETE_TASKS
+        return self in (OrderVerb.DELETE_TASKS, OrderVerb.REDACT_TASKS)
 
 
 _ENDED = (TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.EXPIRED, TaskStatus.COMPLETED)
@@ -70,6 +71,7 @@ SCOPES: Mapping[OrderVerb, Scope] = {
     OrderVerb.CANCEL_TASKS: Scope(_OPEN, _OPEN),
     OrderVerb.PURGE_QUEUE: Scope(_OPEN[:2], _OPEN[:2]),
     OrderVerb.DELETE_TASKS: Scope(_ENDED, _ENDED),
+    OrderVerb.REDACT_TASKS: Scope(_ENDED, _ENDED),
     OrderVerb.RETRY_RUNS: Scope((WorkflowStatus.FAILED,), (WorkflowStatus.FAILED,)),
     OrderVerb.RESUME_RUNS: Scope((WorkflowStatus.PAUSED,), (WorkflowStatus.PAUSED,)),
     OrderVerb.PAUSE_RUNS: Scope((WorkflowStatus.RUNNING,), (WorkflowStatus.RUNNING,)),
@@ -90,6 +92,7 @@ WORDS: Mapping[OrderVerb, Wording] = {
     OrderVerb.CANCEL_TASKS: Wording("Cancel", "Cancel {}?", "cancelled"),
     OrderVerb.PURGE_QUEUE: Wording("Purge", "Cancel {}?", "cancelled"),
     OrderVerb.DELETE_TASKS: Wording("Delete", "Delete {} permanently?", "deleted"),
+    OrderVerb.REDACT_TASKS: Wording("Redact", "Redact {} permanently?", "redacted"),
     OrderVerb.RETRY_RUNS: Wording("Retry", "Retry {}?", "retried"),
     OrderVerb.RESUME_RUNS: Wording("Resume", "Resume {}?", "resumed"),
     OrderVerb.PAUSE_RUNS: Wording("Pause", "Pause {}?", "paused"),

@@ -49,7 +49,12 @@ from horsies.db.statements.workflows import (
 )
 from horsies.error_codes import OutcomeCode
 from horsies.ids import fixed_id, stored_form
-from horsies.monitor.erasing import ERASE_BATCH, erase_script, judge_erasures_script
+from horsies.monitor.erasing import (
+    ERASE_BATCH,
+    REDACTED,
+    erase_script,
+    judge_erasures_script,
+)
 from horsies.monitor.order_plan import (
     ENDLESS,
     NO_PROGRESS,
@@ -214,6 +219,7 @@ def _judge_script(order: Order, found: Sequence[_Found]) -> Script[Counter[str]]
         (judged,) = yield judge_resends(fitting)
         assert isinstance(judged, Refusals)
         refused[IN_WORKFLOW] += judged.in_workflow
+        refused[REDACTED] += judged.is_redacted
         refused[SENT_AGAIN] += judged.was_resent if order.once else 0
     return +refused
 
@@ -372,12 +378,16 @@ def resent_id(order: Order, task_id: str) -> str:
 def _resend_script(order: Order, ids: list[str]) -> Script[Counter[str]]:
     new_ids = [resent_id(order, one) for one in ids]
     rows: list[ResentTask] = yield resend_tasks(ids, new_ids, order.once)
-    reasons = (
-        IN_WORKFLOW if row.in_workflow else SENT_AGAIN if row.was_resent else CHANGED
-        for row in rows
-        if row.new_id is None
-    )
+    reasons = (_resend_refusal(row) for row in rows if row.new_id is None)
     return Counter(reasons) + Counter({NOT_FOUND: len(ids) - len(rows)})
+
+
+def _resend_refusal(row: ResentTask) -> str:
+    if row.in_workflow:
+        return IN_WORKFLOW
+    if row.is_redacted:
+        return REDACTED
+    return SENT_AGAIN if row.was_resent else CHANGED
 
 
 def _cancel_script(order: Order, ids: list[str]) -> Script[Counter[str]]:

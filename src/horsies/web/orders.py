@@ -83,6 +83,7 @@ _RIGHTS: Mapping[OrderVerb, Verb] = {
     OrderVerb.CANCEL_TASKS: "cancel_task",
     OrderVerb.PURGE_QUEUE: "purge_queue",
     OrderVerb.DELETE_TASKS: "erase_task",
+    OrderVerb.REDACT_TASKS: "erase_task",
     **dict.fromkeys([verb for verb in OrderVerb if verb.is_of_runs], "control_run"),
 }
 _NAMES = {"retry_task": OrderVerb.RETRY_TASKS, "cancel_task": OrderVerb.CANCEL_TASKS}

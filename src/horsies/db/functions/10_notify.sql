@@ -108,9 +108,9 @@ BEGIN
 END
 $$;
 
--- A terminal row never changes again, so a terminal row in "changed" has just become terminal. If it belongs to a
--- workflow, the trigger advances the run, whichever statement ended the task. A PENDING row was released or will be
--- retried: its queue is notified, because its due time has changed.
+-- Only a redaction changes a terminal row, so any other terminal row in "changed" has just become terminal. If it
+-- belongs to a workflow, the trigger advances the run, whichever statement ended the task. A PENDING row was released
+-- or will be retried: its queue is notified, because its due time has changed.
 CREATE OR REPLACE FUNCTION horsies_notify_changed_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     finished text[];
@@ -134,7 +134,8 @@ BEGIN
         array_agg(id) FILTER (WHERE status IN ('FAILED', 'CANCELLED', 'EXPIRED')),
         bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
         bool_or(wakes_task_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
-    INTO finished, released, unsuccessful, has_ended_nodes, has_waiting_runs FROM changed;
+    INTO finished, released, unsuccessful, has_ended_nodes, has_waiting_runs FROM changed
+    WHERE redacted_at IS NULL;
     IF unsuccessful IS NOT NULL THEN
         SELECT array_agg(id) FILTER (WHERE lane IS NOT NULL AND status = 'FAILED'),
             array_agg(id) FILTER (WHERE cancel_requested_at IS NOT NULL)

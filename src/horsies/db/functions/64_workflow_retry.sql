@@ -4,7 +4,7 @@
 -- FAILED or PAUSED -> RUNNING with failed nodes tried again, all of them or only the named ones. Nodes skipped
 -- because of them wait again; completed nodes stay. A failed sub-workflow is itself retried from its failures; one
 -- that its own failure has paused stays paused. Returns 'retried', the status that prevents a retry,
--- 'NO_FAILED_NODE', 'PARENT_ENDED' or 'KEY_TAKEN'; NULL if there is no such run.
+-- 'NO_FAILED_NODE', 'PARENT_ENDED', 'KEY_TAKEN' or 'REDACTED'; NULL if there is no such run.
 CREATE OR REPLACE FUNCTION horsies_retry_v1(p_run_id uuid, p_node_ids text[]) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -16,6 +16,9 @@ BEGIN
     SELECT * INTO run FROM horsies_workflows WHERE id = p_run_id;
     IF NOT FOUND OR run.status NOT IN ('FAILED', 'PAUSED', 'RUNNING') THEN
         RETURN run.status;
+    END IF;
+    IF run.redacted_at IS NOT NULL THEN
+        RETURN 'REDACTED';
     END IF;
     IF run.status = 'FAILED' AND run.parent_workflow_id IS NOT NULL AND EXISTS (
         SELECT FROM horsies_workflow_tasks

@@ -79,7 +79,9 @@ CREATE TABLE horsies_tasks (
     schedule_name         varchar(255),
     scheduled_for         timestamptz,
     -- The run of a durable function that started this task and may wait for its end; NULL for all other tasks.
-    wakes_task_id         uuid
+    wakes_task_id         uuid,
+    -- When the arguments, the result and all else that may name a person were removed from this ended task.
+    redacted_at           timestamptz
 ) WITH (
     fillfactor = 80,
     -- Every task leaves two dead row versions. Vacuum runs early and without pauses, because otherwise the claim
@@ -530,7 +532,9 @@ CREATE TABLE horsies_workflows (
     started_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
     paused_at           timestamptz,
     completed_at        timestamptz,
-    updated_at          timestamptz   NOT NULL DEFAULT clock_timestamp()
+    updated_at          timestamptz   NOT NULL DEFAULT clock_timestamp(),
+    -- As in horsies_tasks, for the whole tree.
+    redacted_at         timestamptz
 ) WITH (fillfactor = 70);
 
 CREATE UNIQUE INDEX horsies_workflows_key ON horsies_workflows (workflow_key)

@@ -46,6 +46,7 @@ class Candidate(NamedTuple):
 
 class Refusals(NamedTuple):
     in_workflow: int
+    is_redacted: int
     was_resent: int
 
 

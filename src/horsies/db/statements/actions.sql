@@ -37,7 +37,8 @@ SELECT clock_timestamp() AS at
 -- name: judge_resends
 -- The tasks that an order would refuse to send again, by primary key and the index on origins.
 SELECT count(*) FILTER (WHERE workflow_id IS NOT NULL) AS in_workflow,
-    count(*) FILTER (WHERE workflow_id IS NULL AND EXISTS (
+    count(*) FILTER (WHERE workflow_id IS NULL AND redacted_at IS NOT NULL) AS is_redacted,
+    count(*) FILTER (WHERE workflow_id IS NULL AND redacted_at IS NULL AND EXISTS (
         SELECT FROM horsies_tasks AS again WHERE again.retried_from_task_id = task.id)) AS was_resent
 FROM horsies_tasks AS task WHERE task.id = ANY(%(ids)s::uuid[])
 

@@ -21,6 +21,7 @@ class Erasable(NamedTuple):
     is_run: bool
     is_part: bool
     is_awaited: bool
+    is_redacted: bool
 
 
 class ErasedId(NamedTuple):
@@ -36,6 +37,10 @@ class ErasedPart(NamedTuple):
 
 class QueueKey(NamedTuple):
     queue: str
+    key: str
+
+
+class RunKey(NamedTuple):
     key: str
 
 
@@ -75,9 +80,17 @@ def delete_tasks(ids: Sequence[str]) -> ErasedId: ...
 @ERASING.statement
 def delete_runs(ids: Sequence[str]) -> ErasedPart: ...
 @ERASING.statement
+def redact_tasks(ids: Sequence[str]) -> ErasedId: ...
+@ERASING.statement
+def redact_runs(ids: Sequence[str]) -> ErasedPart: ...
+@ERASING.statement
 def forget_tasks(ids: Sequence[str]) -> None: ...
 @ERASING.statement
 def forget_keys(queues: Sequence[str], keys: Sequence[str]) -> QueueKey: ...
+@ERASING.statement
+def read_run_keys(ids: Sequence[str]) -> RunKey: ...
+@ERASING.statement
+def forget_run_keys(keys: Sequence[str]) -> None: ...
 @ERASING.statement
 def find_tasks_by_key(key: str, before: str, since: str, window: int) -> ErasedId: ...
 @ERASING.statement

@@ -1,4 +1,4 @@
--- Erasing: find the tasks and runs about one person, and delete them. Only tasks and runs that have ended are erased.
+-- Erasing: find the tasks and runs about one person, and delete or redact them. Only tasks and runs that have ended are erased.
 
 -- name: meet_erasures
 -- The tasks and runs that an order names, by primary key. A run counts as ended once its root and every task in its
@@ -7,7 +7,8 @@ SELECT task.id::text AS id, task.status::text AS status, task.created_at,
     coalesce(task.completed_at, task.failed_at) AS finished_at, false AS is_run,
     task.workflow_id IS NOT NULL AS is_part, EXISTS (
         SELECT FROM horsies_tasks AS waiting
-        WHERE waiting.id = task.wakes_task_id AND waiting.status IN ('PENDING', 'CLAIMED', 'RUNNING')) AS is_awaited
+        WHERE waiting.id = task.wakes_task_id AND waiting.status IN ('PENDING', 'CLAIMED', 'RUNNING')) AS is_awaited,
+    task.redacted_at IS NOT NULL AS is_redacted
 FROM horsies_tasks AS task WHERE task.id = ANY(%(ids)s::uuid[])
 UNION ALL
 SELECT root.id::text, CASE WHEN EXISTS (
@@ -16,7 +17,8 @@ SELECT root.id::text, CASE WHEN EXISTS (
           AND task.status IN ('PENDING', 'CLAIMED', 'RUNNING')) THEN 'RUNNING' ELSE root.status::text END,
     root.created_at, root.completed_at, true, root.parent_workflow_id IS NOT NULL, EXISTS (
         SELECT FROM horsies_tasks AS waiting
-        WHERE waiting.id = root.wakes_task_id AND waiting.status IN ('PENDING', 'CLAIMED', 'RUNNING'))
+        WHERE waiting.id = root.wakes_task_id AND waiting.status IN ('PENDING', 'CLAIMED', 'RUNNING')),
+    root.redacted_at IS NOT NULL
 FROM horsies_workflows AS root WHERE root.id = ANY(%(ids)s::uuid[])
 
 -- name: read_erased_keys
@@ -53,6 +55,14 @@ runs AS (DELETE FROM horsies_workflows WHERE id = ANY(ARRAY(SELECT ended.id FROM
 SELECT runs.id::text, true AS is_root FROM runs
 UNION ALL SELECT found.id::text, false
 FROM (SELECT tasks.id FROM tasks UNION ALL SELECT below.id FROM below) AS found
+
+-- name: redact_tasks
+-- Ended tasks keep that they ran, and lose what may name a person: see horsies_redact_tasks_v1.
+SELECT redacted.id::text FROM horsies_redact_tasks_v1(%(ids)s::uuid[]) AS redacted (id)
+
+-- name: redact_runs
+-- The same for ended runs, whole trees: see horsies_redact_runs_v1. The caller has locked the roots.
+SELECT redacted.id::text, redacted.is_root FROM horsies_redact_runs_v1(%(ids)s::uuid[]) AS redacted
 
 -- name: forget_tasks
 -- What other tables say about erased tasks and runs: refused calls, refused changes, and the reasons of manual
@@ -96,6 +106,18 @@ changes AS (
       AND change.subject::text = left('key ' || free.key || ' of queue ' || free.queue, 255))
 SELECT given.queue, given.key FROM given
 WHERE NOT EXISTS (SELECT FROM free WHERE free.queue = given.queue AND free.key = given.key)
+
+-- name: read_run_keys
+-- The keys of runs, and of the runs below them, that are about to be erased.
+SELECT DISTINCT run.workflow_key AS key FROM horsies_workflows AS run
+WHERE run.workflow_key IS NOT NULL AND (run.id = ANY(%(ids)s::uuid[])
+    OR (run.root_workflow_id = ANY(%(ids)s::uuid[]) AND run.parent_workflow_id IS NOT NULL))
+
+-- name: forget_run_keys
+-- The filters of earlier bulk orders name runs by their keys, as JSON texts. Reads every order on record.
+UPDATE horsies_actions AS change SET order_plan = replace(change.order_plan, erased.json, '"erased"')
+FROM (SELECT to_json(key)::text AS json FROM unnest(%(keys)s::text[]) AS key) AS erased
+WHERE change.order_id IS NOT NULL AND strpos(change.order_plan, erased.json) > 0
 
 -- name: find_tasks_by_key
 -- The tasks of one window, newest first, with this key: as their key, idempotency key or unique key.

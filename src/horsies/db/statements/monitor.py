@@ -211,6 +211,7 @@ class TaskDetail(NamedTuple):
     kwargs: str | None
     result: str | None
     age_seconds: float
+    redacted_at: datetime | None = None
 
 
 class Rights(NamedTuple):

@@ -259,7 +259,7 @@ SELECT id::text, task_name, queue_name, status, priority, retry_count, max_retri
     CASE WHEN %(payload)s::boolean THEN args END AS args,
     CASE WHEN %(payload)s::boolean THEN kwargs END AS kwargs,
     CASE WHEN %(payload)s::boolean THEN result END AS result,
-    extract(epoch FROM now() - created_at)::float8 AS age_seconds
+    extract(epoch FROM now() - created_at)::float8 AS age_seconds, redacted_at
 FROM horsies_tasks WHERE id = %(id)s::uuid
 
 -- name: read_rights

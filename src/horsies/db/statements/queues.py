@@ -17,6 +17,7 @@ class ResentTask(NamedTuple):
     was_status: str
     in_workflow: bool
     was_resent: bool
+    is_redacted: bool
     new_id: str | None
 
 

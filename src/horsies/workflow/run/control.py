@@ -242,6 +242,8 @@ def _retry_result(workflow_id: str, answer: str | None) -> HandleResult[None]:
                 f"Workflow {workflow_id} is part of another, which has continued without it; retry "
                 "that one."
             )
+        case "REDACTED":
+            message = f"Workflow {workflow_id} is redacted: its arguments are gone."
         case "KEY_TAKEN":
             message = f"Another run has the key of workflow {workflow_id}; wait for its end."
         case status:

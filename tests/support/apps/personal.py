@@ -1,0 +1,62 @@
+"""Tasks and runs that leave a person's data wherever a task may leave something."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from horsies import Durable, Horsies, RetryPolicy, TaskFailed, current_task
+from horsies.workflow.nodes.nodes import SignalNode, TaskNode
+from horsies.workflow.spec import WorkflowSpec
+from tests.support.apps.programs import read_config
+
+app = Horsies(read_config())
+logger = logging.getLogger("personal")
+
+
+@app.task("greet", key="customer")
+def greet(customer: str) -> str:
+    logger.info("greeting %s", customer)
+    current_task().progress(1, 2, note=f"half of {customer}")
+    return f"hello {customer}"
+
+
+@app.task(
+    "refuse",
+    retry_policy=RetryPolicy.fixed([0.01], auto_retry_for=["NOT_NOW"], jitter=False),
+)
+def refuse(customer: str) -> str:
+    logger.warning("refusing %s", customer)
+    raise TaskFailed("NOT_NOW", f"not {customer}", data={"customer": customer})
+
+
+@app.task("crash")
+def crash(customer: str) -> str:
+    raise ValueError(customer)
+
+
+@app.task("length")
+def length(text: str) -> int:
+    return len(text)
+
+
+@app.durable("visit")
+def visit(ctx: Durable, customer: str) -> str:
+    ctx.step(greet_person, customer)
+    child = ctx.start(greet, customer)
+    word = ctx.wait_signal("word", str)
+    return f"{ctx.result(child)} {word}"
+
+
+def greet_person(customer: str) -> str:
+    return f"hello {customer}"
+
+
+@app.workflow_builder(cases=[{"customer": "bert"}])
+def journey(customer: str) -> WorkflowSpec[Any]:
+    """A run with a signal, a failure and a node that never runs."""
+    first = TaskNode(greet, kwargs={"customer": customer})
+    word = SignalNode("word", value_type=str, node_id="word")
+    broken = TaskNode(refuse, kwargs={"customer": customer}, waits_for=[first])
+    never = TaskNode(length, kwargs={"text": customer}, waits_for=[broken])
+    return app.workflow("journey", [first, word, broken, never], definition_key="journey.v1")
