@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 
 import pytest
 
@@ -297,3 +298,43 @@ def test_tasks_chosen_by_filters_are_redacted_in_bounded_batches(
     ended = done(horsies("redact", "--name", "charge", "--yes"))
     assert ended.out.splitlines()[-1].startswith("250 tasks redacted; order ")
     assert (count(database), traces(database)) == (250, [])
+
+
+@pytest.mark.parametrize("by", BY_PERSON, ids=" ".join)
+def test_an_export_has_everything_that_mentions_the_person(
+    horsies: Run, database: Database, by: tuple[str, str]
+) -> None:
+    task_id, run_id = add_person(database), add_personal_run(database)
+    other = add_task(database, status="COMPLETED", kwargs='{"customer": "bert"}')
+    database.execute(
+        "INSERT INTO horsies_schedule_state (schedule_name, definition) VALUES ('daily', %s)",
+        [json.dumps({"kwargs": {"customer": PERSON}})],
+    )
+    before = traces(database)
+    documents = [json.loads(line) for line in done(horsies("export", *by)).out.splitlines()]
+    kinds = Counter(one["kind"] for one in documents)
+    is_key = by[0] == "--key"
+    other_kind = "key" if is_key else "schedule"
+    assert kinds == {"task": 3, "run": 2, "change": 1 + is_key, other_kind: 1}
+    assert other not in json.dumps(documents)
+    exported = next(one for one in documents if one.get("id") == task_id)
+    assert exported["kwargs"] == {"customer": PERSON}
+    parts = ("attempts", "logs", "steps", "signals")
+    assert all(PERSON in json.dumps(exported[part][0]) for part in parts)
+    assert PERSON in exported["progress"]["note"]
+    run = next(one for one in documents if one.get("id") == run_id)
+    assert all(PERSON in json.dumps(run[part]) for part in ("nodes", "signals"))
+    assert traces(database) == before
+
+
+def test_an_export_by_id_brings_the_run_of_a_task(horsies: Run, database: Database) -> None:
+    run_id = add_personal_run(database)
+    found = database.execute(
+        "SELECT id::text FROM horsies_tasks WHERE workflow_id = %s", [run_id]
+    ).fetchone()
+    assert found is not None
+    by_task, by_run = (done(horsies("export", one)).out for one in (found[0], run_id))
+    assert by_task == by_run
+    assert len(by_run.splitlines()) == 4
+    assert done(horsies("export", "--key", "nobody")).out == ""
+    assert horsies("export", "--key", "a", "--argument", "b").code == 2

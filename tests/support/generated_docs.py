@@ -110,6 +110,7 @@ COMMAND_GUIDES = {
     "durable show": "durable-functions.md",
     "durable signal": "durable-functions.md",
     "explain": "explain.md",
+    "export": "personal-data.md#exporting",
     "failures": "operating.md#failures-by-reason",
     "health": "metrics.md",
     "history": "operating.md#history-of-changes",

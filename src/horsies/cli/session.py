@@ -49,7 +49,17 @@ T = TypeVar("T")
 READING = Limits(lock_ms=1_500, statement_ms=8_000, silence_seconds=10.0)
 CHANGING = Limits(lock_ms=5_000, statement_ms=60_000, silence_seconds=70.0)
 _CHANGES = frozenset(
-    {"cancel", "retry", "delete", "redact", "queues", "keys", "schedules", "workflow audit"}
+    {
+        "cancel",
+        "retry",
+        "delete",
+        "redact",
+        "export",
+        "queues",
+        "keys",
+        "schedules",
+        "workflow audit",
+    }
     | {f"workflow {verb}" for verb in ("pause", "resume", "cancel", "retry", "signal")}
 )
 _NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)

@@ -62,7 +62,7 @@ class PersonalData:
     tasks: list[str]
     parts: list[str]
     runs: list[str]
-    schedules: list[str]
+    schedules: list[str] = field(default_factory=list)
 
 
 def find_script(wanted: Wanted) -> Script[PersonalData]:
@@ -74,15 +74,21 @@ def find_script(wanted: Wanted) -> Script[PersonalData]:
     else:
         found = yield from _listed_script(wanted)
         runs = yield from _calls_script(wanted)
+    data: PersonalData = yield from sorted_script(found)
+    schedules = yield from _schedules_script(wanted)
+    return replace(data, runs=list(dict.fromkeys([*data.runs, *runs])), schedules=schedules)
+
+
+def sorted_script(ids: Sequence[str]) -> Script[PersonalData]:
+    """Divide ids into those of tasks, of parts of runs, and the roots of these runs."""
     roots: dict[str, str] = {}
-    for ids in _chunks(found):
-        rows: list[RootOf] = yield read_roots(ids)
+    for chunk in _chunks(ids):
+        rows: list[RootOf] = yield read_roots(chunk)
         roots |= {row.id: row.root_id for row in rows}
     return PersonalData(
-        tasks=[one for one in found if one not in roots],
-        parts=[one for one in found if one in roots],
-        runs=list(dict.fromkeys([*roots.values(), *runs])),
-        schedules=(yield from _schedules_script(wanted)),
+        tasks=[one for one in ids if one not in roots],
+        parts=[one for one in ids if one in roots],
+        runs=list(dict.fromkeys(roots.values())),
     )
 
 

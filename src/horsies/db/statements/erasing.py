@@ -71,6 +71,12 @@ class Definition(NamedTuple):
     definition: str
 
 
+class Document(NamedTuple):
+    """A row with the rows that belong to it, as JSON text."""
+
+    document: str
+
+
 @ERASING.statement
 def meet_erasures(ids: Sequence[str]) -> Erasable: ...
 @ERASING.statement
@@ -103,6 +109,16 @@ def end_of_calls(run_id: str, task_index: int, window: int) -> CallPosition: ...
 def read_roots(ids: Sequence[str]) -> RootOf: ...
 @ERASING.statement
 def find_definitions() -> Definition: ...
+@ERASING.statement
+def export_tasks(ids: Sequence[str]) -> Document: ...
+@ERASING.statement
+def export_runs(ids: Sequence[str]) -> Document: ...
+@ERASING.statement
+def list_run_tasks(ids: Sequence[str]) -> ErasedId: ...
+@ERASING.statement
+def export_changes(subjects: Sequence[str]) -> Document: ...
+@ERASING.statement
+def export_keys(key: str) -> Document: ...
 
 
 ERASING.complete()

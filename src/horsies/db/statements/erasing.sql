@@ -1,4 +1,4 @@
--- Erasing: find the tasks and runs about one person, and delete or redact them. Only tasks and runs that have ended are erased.
+-- Erasing: find the tasks and runs about one person, export them, and delete or redact them. Only tasks and runs that have ended are erased.
 
 -- name: meet_erasures
 -- The tasks and runs that an order names, by primary key. A run counts as ended once its root and every task in its
@@ -167,3 +167,47 @@ JOIN horsies_workflows AS run ON run.id = coalesce(task.workflow_id, asked.id)
 -- The schedules added at run time, with their arguments: few rows.
 SELECT schedule_name::text AS name, definition FROM horsies_schedule_state
 WHERE definition IS NOT NULL ORDER BY schedule_name
+
+-- name: export_tasks
+-- Every column of tasks, with the rows of other tables about them, as JSON.
+SELECT (to_jsonb(task) || jsonb_build_object(
+    'attempts', (SELECT jsonb_agg(to_jsonb(tried) ORDER BY tried.attempt)
+        FROM horsies_task_attempts AS tried WHERE tried.task_id = task.id),
+    'progress', (SELECT to_jsonb(report) FROM horsies_task_progress AS report WHERE report.task_id = task.id),
+    'logs', (SELECT jsonb_agg(to_jsonb(log) ORDER BY log.generation)
+        FROM horsies_task_logs AS log WHERE log.task_id = task.id),
+    'steps', (SELECT jsonb_agg(to_jsonb(step) ORDER BY step.position)
+        FROM horsies_steps AS step WHERE step.task_id = task.id),
+    'signals', (SELECT jsonb_agg(to_jsonb(sent) ORDER BY sent.id)
+        FROM horsies_task_signals AS sent WHERE sent.task_id = task.id)))::text AS document
+FROM horsies_tasks AS task WHERE task.id = ANY(%(ids)s::uuid[]) ORDER BY task.id
+
+-- name: export_runs
+-- Every column of runs and of all runs below them, with their nodes and signals, as JSON.
+SELECT (to_jsonb(run) || jsonb_build_object(
+    'nodes', (SELECT jsonb_agg(to_jsonb(node) ORDER BY node.task_index)
+        FROM horsies_workflow_tasks AS node WHERE node.workflow_id = run.id),
+    'signals', (SELECT jsonb_agg(to_jsonb(sent) ORDER BY sent.id)
+        FROM horsies_workflow_signals AS sent WHERE sent.workflow_id = run.id)))::text AS document
+FROM horsies_workflows AS run
+WHERE run.id = ANY(%(ids)s::uuid[])
+   OR (run.root_workflow_id = ANY(%(ids)s::uuid[]) AND run.parent_workflow_id IS NOT NULL)
+ORDER BY run.root_workflow_id, run.depth, run.id
+
+-- name: list_run_tasks
+-- The tasks of runs, and of all runs below them.
+SELECT task.id::text FROM horsies_tasks AS task WHERE task.workflow_id = ANY(ARRAY(
+    SELECT run.id FROM horsies_workflows AS run
+    WHERE run.id = ANY(%(ids)s::uuid[])
+       OR (run.root_workflow_id = ANY(%(ids)s::uuid[]) AND run.parent_workflow_id IS NOT NULL)))
+ORDER BY task.id
+
+-- name: export_changes
+-- The manual changes to tasks, runs and keys, by the index on subjects, as JSON.
+SELECT to_jsonb(change)::text AS document FROM horsies_actions AS change
+WHERE change.subject::text = ANY(%(subjects)s::text[]) ORDER BY change.id
+
+-- name: export_keys
+-- The limits and pauses of one key in every queue, as JSON: few rows.
+SELECT to_jsonb(stored)::text AS document FROM horsies_lanes AS stored
+WHERE stored.lane_key = %(key)s::text ORDER BY stored.queue_name
