@@ -384,6 +384,7 @@ def _report_lines(error: HorsiesError, paint: Paint) -> list[str]:
     lines += [_remark(gutter, "note", note, _BOLD, paint) for note in error.notes]
     if error.help_text is not None:
         lines.append(_remark(gutter, "help", error.help_text, _CYAN, paint))
+    lines.append(_remark(gutter, "docs", f"horsies docs {error.code.value}", _CYAN, paint))
     return lines
 
 

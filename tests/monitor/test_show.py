@@ -36,6 +36,16 @@ def test_a_traceback_is_printed_line_by_line(horsies: Run, database: Database) -
 
 
 @pytest.mark.parametrize(
+    ("code", "named"), [("WORKER_CRASHED", ["horsies docs WORKER_CRASHED"]), ("CARD_REFUSED", [])]
+)
+def test_a_built_in_code_names_the_command_that_prints_its_remedy(
+    horsies: Run, database: Database, code: str, named: list[str]
+) -> None:
+    shown = horsies("show", add_task(database, status="FAILED", error_code=code)).out
+    assert re.findall(r"^see +(.+)$", shown, re.MULTILINE) == named
+
+
+@pytest.mark.parametrize(
     "result", ['{"ok":{"exception":{"traceback":"x"}}}', '{"err":{"exception":null}}', "[1]", "no"]
 )
 def test_other_results_are_printed_as_they_are_stored(

@@ -76,12 +76,17 @@ def this_line() -> int:
 
 def test_a_missing_source_file_still_gives_a_report() -> None:
     error = an_error(location=SourceLocation("/nowhere/gone.py", 7))
-    assert str(error) == "error[HRS-102]: something is wrong\n  --> /nowhere/gone.py:7"
+    assert str(error).splitlines()[:-1] == [
+        "error[HRS-102]: something is wrong",
+        "  --> /nowhere/gone.py:7",
+    ]
 
 
 def test_a_line_past_the_end_of_the_file_still_gives_a_report(tmp_path: Path) -> None:
     file = a_file_with(tmp_path, "x = 1\n")
-    assert str(an_error(location=SourceLocation(file, 99))).endswith(f"  --> {file}:99")
+    assert str(an_error(location=SourceLocation(file, 99))).splitlines()[1:-1] == [
+        f"  --> {file}:99"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +124,7 @@ def test_a_report_has_the_parts_of_a_compiler_report(tmp_path: Path) -> None:
         "   = help: do",
         "",
         "           this",
+        "   = docs: horsies docs HRS-102",
     ]
 
 
@@ -132,7 +138,7 @@ def test_tabs_and_long_line_numbers_keep_the_underline_in_place(tmp_path: Path) 
 
 def test_an_empty_note_is_harmless() -> None:
     error = an_error(location=SourceLocation("gone.py", 1), notes=[""], help_text="")
-    assert str(error).splitlines()[2:] == ["   = note: ", "   = help: "]
+    assert str(error).splitlines()[2:4] == ["   = note: ", "   = help: "]
 
 
 def test_without_a_location_the_calling_line_is_named() -> None:
