@@ -22,3 +22,22 @@ document.addEventListener("click", (event) => {
   const text = block.querySelector("code").innerText;
   if (/^\$ /m.test(text)) button.setAttribute("data-clipboard-text", commandsOf(text));
 }, true);
+
+// The search takes every word as the beginning of others, so that "a" finds "arq". Fillers are left out of a
+// question, unless it has no other word.
+const FILLERS = new Set(
+  ("a an and are as at be by can do does for from has have how i if in is it my no not of on or should that the " +
+    "there this to was what when where which who why will with you your").split(" ")
+);
+const QUERY = 2;  // the kind of message with which the theme asks its worker
+
+function withoutFillers(text) {
+  const words = text.split(/\s+/).filter((word) => !FILLERS.has(word.toLowerCase()));
+  return words.length ? words.join(" ") : text;
+}
+
+const post = Worker.prototype.postMessage;
+Worker.prototype.postMessage = function (message, ...others) {
+  const isQuery = message && message.type === QUERY && typeof message.data === "string";
+  return post.call(this, isQuery ? {...message, data: withoutFillers(message.data)} : message, ...others);
+};

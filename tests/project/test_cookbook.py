@@ -134,11 +134,11 @@ CHECKS: dict[str, Callable[[Any, Path], object]] = {
     ),
     "Pass large files by reference": by_reference,
     "Charge a card once": lambda r, _: charged_once(r),
-    "Wait for a person": lambda r, _: approved(r),
+    "Wait for a person: a human in the loop": lambda r, _: approved(r),
     "Many calls of a language model": lambda r, _: expect(
         r.complete.enqueue("hello").result(WAIT_MS), "[hello]"
     ),
-    "Handle what failed": lambda r, _: failed(r),
+    "Handle failed tasks, without a dead-letter queue": lambda r, _: failed(r),
     "Keep tenants apart": lambda r, _: expect(r.for_tenant("blue"), "blue"),
     "Run a program with a time limit": lambda r, _: slow_program(r),
     "Work through a million rows": lambda r, _: expect(r.archive_all(10_500), 10_500),

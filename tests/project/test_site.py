@@ -13,6 +13,7 @@ from tools.drawings.pictures import PICTURES
 from tools.drawings.recording import moving
 from tools.drawings.sequence import CannotDraw, drawn
 from tools.site.pages import first_sentence, with_callouts
+from tools.site.search_words import WORDS
 
 from tests.support import doc_pages, site_map
 from tests.support.transitions import TASK_TRANSITIONS
@@ -52,6 +53,12 @@ def test_a_list_begins_after_a_blank_line() -> None:
 
 def _without_blocks(path: Path) -> str:
     return re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_words_of_readers_lead_to_pages_that_exist_and_do_not_repeat_titles() -> None:
+    titles = {entry.name: f"{entry.title} {entry.name}".lower() for entry in site_map.entries()}
+    assert set(WORDS) <= set(titles)
+    assert [word for name, words in WORDS.items() for word in words if word in titles[name]] == []
 
 
 def test_the_tools_of_the_site_are_pinned() -> None:

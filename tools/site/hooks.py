@@ -29,6 +29,7 @@ from tools.site.pages import (  # noqa: E402
     with_callouts,
     with_links,
 )
+from tools.site.search_words import WORDS  # noqa: E402
 
 # How much the pages of a tab count in a search, and pages that differ from their tab.
 BOOSTS = {"Start": 2.0, "Guides": 2.0, "Cookbook": 1.4, "Operate": 1.6, "Concepts": 1.0}
@@ -89,6 +90,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     usual = BOOSTS_OF_FOLDERS.get(name.partition("/")[0], BOOSTS.get(tab, BOOST_OF_OTHERS))
     boost = BOOSTS_OF_PAGES.get(name, usual)
     page.meta.setdefault("search", {"boost": boost})
+    page.meta.setdefault("tags", WORDS.get(name, []))
     source = OUTSIDE.get(name, f"docs/{name}")
     known = {f"docs/{one}" for one in files.src_uris}
     text = with_blocks(with_callouts(markdown))

@@ -1,0 +1,28 @@
+"""Words of readers that a page does not use itself: the search of the site finds the page by them.
+
+Each word counts for the whole page, more than a title does. So only words that lead nowhere else belong
+here: "human" stands for "human in the loop", because "loop" belongs to event loops.
+"""
+
+from __future__ import annotations
+
+WORDS = {
+    "async-tasks.md": ["gevent", "eventlet", "coroutine", "coroutines"],
+    "cookbook.md": ["dead", "letter", "dlq", "poison", "llm", "openai", "s3", "blob", "upload"],
+    "deployment.md": ["docker", "container"],
+    "how-it-works.md": ["broker", "architecture", "dies"],
+    "idempotency.md": ["double", "click", "clicks", "duplicate", "deduplicate", "deduplication"],
+    "logs.md": ["logging"],
+    "queues.md": ["throttle", "throttling", "semaphore", "mutex"],
+    "recovery.md": ["crash", "retention", "cleanup"],
+    "retries.md": ["backoff", "jitter"],
+    "scheduling.md": ["recurring", "periodic", "hourly", "daylight", "dst", "beat", "night"],
+    "sending.md": ["eta", "countdown", "batch", "defer"],
+    "stopping.md": ["sigterm", "graceful"],
+    "testing.md": ["mock", "fake", "stub"],
+    "time-limits.md": ["revoke", "abort"],
+    "troubleshooting.md": ["stuck", "hangs", "waits"],
+    "workflow-tutorial.md": ["human"],
+    "workflows-steering.md": ["human"],
+    "workflows.md": ["dag", "chord", "chain", "pipeline", "element"],
+}
