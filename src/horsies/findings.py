@@ -347,7 +347,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
     "task, claimed or running": {
         "SILENT": _obstacle(
-            "Its worker has sent no sign of life for a while but is still connected: frozen, or cut "
+            "Its worker has sent no heartbeat for a while but is still connected: frozen, or cut "
             "off.",
             "Check the worker's host.",
             level=Level.YELLOW,

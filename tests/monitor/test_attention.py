@@ -123,7 +123,7 @@ LINES = [
     ),
     (
         worker_reasons(worker(seen_seconds_ago=25.0, tasks_claimed=1, name="pay-1")),
-        "Worker pay-1 has sent no sign of life for 25 s, but is still connected.",
+        "Worker pay-1 has sent no heartbeat for 25 s, but is still connected.",
         ("/workers/w%2F1", None),
     ),
     (

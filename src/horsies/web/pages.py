@@ -304,7 +304,7 @@ def _worker_row(worker: WorkerSummary) -> WorkerRow:
     elif health is WorkerHealth.LOST and held:
         note = f"{held:,} of its tasks will be taken over"
     elif health is WorkerHealth.SILENT:
-        note = "connected, but without a sign of life"
+        note = "connected, but without a heartbeat"
     return WorkerRow(worker, worker.label, status, note)
 
 

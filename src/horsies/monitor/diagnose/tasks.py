@@ -538,7 +538,7 @@ def silent_reasons(owner: WorkerSummary | None) -> Iterator[Finding]:
     if owner is not None and health_of(owner) is WorkerHealth.SILENT:
         yield finding(
             "SILENT",
-            f"Worker {owner.label} has sent no sign of life for "
+            f"Worker {owner.label} has sent no heartbeat for "
             f"{lasting(owner.seen_seconds_ago)}, but is still connected.",
             since=owner.seen_at,
             subjects=[owner.label],

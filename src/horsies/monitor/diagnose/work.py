@@ -431,7 +431,7 @@ def judge_retention(
 WORK_CHECKS = (
     Check(
         "workers",
-        "signs of life of the workers",
+        "heartbeats of the workers",
         "silent, or without notifications",
         "gone without a shutdown",
         _workers,
