@@ -26,7 +26,7 @@ document.addEventListener("click", (event) => {
 // The search takes every word as the beginning of others, so that "a" finds "arq". Fillers are left out of a
 // question, unless it has no other word.
 const FILLERS = new Set(
-  ("a an and are as at be by can do does for from has have how i if in is it my no not of on or should that the " +
+  ("a an and are as at be by can do for from has have how i if in is it my no not of on or per should that the " +
     "there this to was what when where which who why will with you your").split(" ")
 );
 const QUERY = 2;  // the kind of message with which the theme asks its worker
