@@ -169,12 +169,13 @@ def test_the_end_of_a_lost_workers_task_is_delivered(
 def test_a_child_killed_during_a_delivery_delivers_again(
     fleet: Fleet, receiver: Receiver, programs: ModuleType, connection: Database
 ) -> None:
-    worker = start(fleet, receiver, connection)
+    worker = start(fleet, receiver, connection, timeout_seconds=60)
     receiver.is_awake.clear()
     sent = programs.refuse.send().unwrap()
     job = delivery(connection, sent.task_id)
     pid = wait_until(lambda: task(connection, job).worker_pid)
-    wait_until(lambda: task(connection, job).status == "RUNNING")
+    # A child that is killed before it has begun a task costs no attempt.
+    wait_until(lambda: receiver.arrived)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: attempts(connection, job))
     receiver.is_awake.set()

@@ -59,6 +59,8 @@ class Receiver:
     # While it is not set, the receiver keeps its senders waiting.
     is_awake: threading.Event = field(default_factory=threading.Event)
     port: int = 0
+    # How many requests have come, those that still wait for their answer included.
+    arrived: int = 0
 
     @property
     def url(self) -> str:
@@ -94,6 +96,8 @@ def receiving(given: Receiver | None = None) -> Iterator[Receiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
+            with lock:
+                receiver.arrived += 1
             receiver.is_awake.wait(30)
             with lock:
                 status = receiver.next_answer()
