@@ -24,6 +24,7 @@ from horsies.current_task import CurrentTask, current_task
 
 if TYPE_CHECKING:
     from horsies.app import ChildProcessStartHook, Horsies, get_current_app
+    from horsies.codec.fernet import FernetCodec
     from horsies.config.app import (
         AppConfig,
         CustomQueueConfig,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from horsies.durable.calls import Child, StepCall
     from horsies.durable.context import Durable, DurableSteps
     from horsies.durable.handle import DurableHandle, DurableInfo, DurableStep
+    from horsies.encryption import PayloadCodec
     from horsies.error_codes import (
         BUILTIN_CODE_REGISTRY,
         BuiltInTaskCode,
@@ -226,6 +228,8 @@ __all__ = [
     "RecoveryConfig",
     "WorkerResilienceConfig",
     "LogCapture",
+    "FernetCodec",
+    "PayloadCodec",
     "PayloadConfig",
     "TracingConfig",
     "Webhook",
@@ -380,6 +384,8 @@ __all__ = [
 # schedules nor the monitor. The names match the block above, which type checkers read.
 _NAMES_BY_MODULE = {
     "app": "ChildProcessStartHook Horsies get_current_app",
+    "encryption": "PayloadCodec",
+    "codec.fernet": "FernetCodec",
     "config.app": (
         "AppConfig CustomQueueConfig LogCapture PayloadConfig PayloadPolicy PerKey QueueMode Rate "
         "RecoveryConfig WorkerResilienceConfig"

@@ -38,6 +38,10 @@ class OperationalErrorCode(StrEnum):
     """The result is larger than ``payload.max_result_bytes``, which is off by default, a node takes more than
     ``payload.max_input_bytes`` from other nodes, or a map has more than ``payload.max_map_items`` items.
     """
+    PAYLOAD_UNREADABLE = "PAYLOAD_UNREADABLE"
+    """The payload is encrypted with a key that this process does not have: a worker holds the task until a
+    worker with the key takes it, and a program cannot read the result.
+    """
     RESULT_DESERIALIZATION_ERROR = "RESULT_DESERIALIZATION_ERROR"
     """The stored result is damaged."""
     WORKFLOW_ENQUEUE_FAILED = "WORKFLOW_ENQUEUE_FAILED"

@@ -218,6 +218,13 @@ GROUPS: dict[str, dict[str, Entry]] = {
             level=Level.RED,
             urgency=Urgency.STOPPED,
         ),
+        "PAYLOAD_UNREADABLE": _obstacle(
+            "The payload is encrypted with a key that no live worker of the queue has; the task is held "
+            "until one has it.",
+            "Add the key to the codec of the workers, or start a worker that has it.",
+            level=Level.RED,
+            urgency=Urgency.STOPPED,
+        ),
         "PARAMETERS_DIFFER": _remark(
             "Workers on the queue have different parameters for the task. Each leaves calls that do "
             "not fit to the others.",

@@ -213,6 +213,7 @@ WAITING = [
         ["PARAMETERS_DIFFER", "SHOULD_START_NOW"],
     ),
     (waits(queue(known=[knowing(refusal="no")])), ["CALL_DOES_NOT_FIT"]),
+    (waits(queue(known=[knowing(refusal="no", missing_key="k1")])), ["PAYLOAD_UNREADABLE"]),
     (
         waits(
             queue(

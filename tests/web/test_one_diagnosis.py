@@ -59,6 +59,15 @@ def refuse(connection: Database) -> None:
     )
 
 
+def lack_key(connection: Database) -> None:
+    serve(connection, {"pay": "f"})
+    connection.execute(
+        "INSERT INTO horsies_refusals (task_id, fingerprint, message, until) "
+        "VALUES (%s, 'key:k1', 'The payload is encrypted.', now())",
+        (send(connection),),
+    )
+
+
 def cap_at_zero(connection: Database) -> None:
     send(connection)
     serve(connection, {"pay": "f"}, cap=0)
@@ -105,6 +114,7 @@ REDS: dict[str, Make] = {
     "QUEUE_UNSERVED": send,
     "TASK_UNKNOWN": ask_unknown,
     "CALL_DOES_NOT_FIT": refuse,
+    "PAYLOAD_UNREADABLE": lack_key,
     "QUEUE_CAP_ZERO": cap_at_zero,
     "CAPS_DISAGREE": disagree,
     "BLOCKED": block,

@@ -249,7 +249,10 @@ def wanted_by(session: Session, chosen: Choice) -> Wanted:
     if chosen.key is None and chosen.argument is None and not filters.statuses:
         ended = [TaskStatus(one) for one in SCOPES[OrderVerb.DELETE_TASKS].default]
         filters = replace(filters, statuses=ended)
-    return Wanted(chosen.key, chosen.argument, filters, parameters)
+    argument = chosen.argument
+    if argument is not None and session.broker.config.codec is not None:
+        argument = argument.among_encrypted()
+    return Wanted(chosen.key, argument, filters, parameters)
 
 
 def _report(found: PersonalData, chosen: Choice) -> None:

@@ -39,6 +39,8 @@ class DefaultPostgresConfig:
     tcp_keepalives_interval = 10
     tcp_keepalives_count = 3
     tcp_user_timeout_ms = 30_000
+    codec = None
+    encrypt_errors = True
 
     def __init__(self, database_url: str, schema_name: str) -> None:
         is_renamed = database_url.startswith("postgres://")

@@ -7,6 +7,7 @@ mistakes and never shows a password.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from horsies.database_url import (
     search_path_in_url,
     url_problem,
 )
+from horsies.encryption import PayloadCodec
 from horsies.errors import ConfigurationError, ErrorCode
 from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed
 
@@ -32,6 +34,7 @@ _KEEPALIVE_MAXIMUMS = {
     "tcp_keepalives_count": 127,
 }
 _USER_TIMEOUT_MS_MAX = 2**31 - 1
+_KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
 
 def _schema_rule(given: str) -> str:
@@ -45,6 +48,17 @@ def _first_schema(search_path: str) -> str:
     """The schema that a search_path most likely means, for use in a message; "..." if there is none."""
     first = search_path.split(",")[0].strip().strip('"')
     return first if SCHEMA_NAME.fullmatch(first) else "..."
+
+
+def _checked_codec(value: object) -> object:
+    if value is None:
+        return None
+    if isinstance(value, type) or not isinstance(value, PayloadCodec):
+        raise ValueError("must have key_id, key_ids, encode and decode, as FernetCodec has")
+    ids = [value.key_id, *value.key_ids]
+    if not all(isinstance(one, str) and _KEY_ID.fullmatch(one) for one in ids):
+        raise ValueError("has a key id that is not 1 to 32 letters, digits, '-', '_' or '.'")
+    return value
 
 
 class PostgresConfig(FrozenModel):
@@ -146,6 +160,17 @@ class PostgresConfig(FrozenModel):
     Defaults to 30,000.
     """
 
+    codec: PayloadCodec | None = Field(default=None, repr=False)
+    """Encrypts what this database stores of arguments, results, errors, steps, signals, notes and kept
+    log lines; a `FernetCodec`, or your own `PayloadCodec`. None stores them as plain JSON. Defaults to
+    None.
+    """
+
+    encrypt_errors: bool = True
+    """With a codec, also encrypt the messages and tracebacks of tasks' errors, which often quote
+    arguments; the data of errors is always encrypted and error codes never are. Defaults to True.
+    """
+
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
         """Take the address from HORSIES_DATABASE_URL or else DATABASE_URL, and the schema from
@@ -174,6 +199,11 @@ class PostgresConfig(FrozenModel):
             'Horsies("embedded://") for a private development server.',
             code=ErrorCode.BROKER_INVALID_URL,
         )
+
+    @field_validator("codec", mode="plain")
+    @classmethod
+    def _usable_codec(cls, value: object) -> object:
+        return _checked_codec(value)
 
     @field_validator("database_url", "session_database_url", mode="before")
     @classmethod

@@ -238,29 +238,31 @@ def _fetch(
     connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
 ) -> list[Any]:
     result = connection.exec_driver_sql(*_driver_sql(connection, statement, params, within))
-    return statement.rows(result.fetchall() if statement.has_rows else ())
+    rows = statement.rows(result.fetchall() if statement.has_rows else ())
+    return statement.read(rows, within.payloads)
 
 
 async def _fetch_async(
     connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
 ) -> list[Any]:
     result = await connection.exec_driver_sql(*_driver_sql(connection, statement, params, within))
-    return statement.rows(result.fetchall() if statement.has_rows else ())
+    rows = statement.rows(result.fetchall() if statement.has_rows else ())
+    return statement.read(rows, within.payloads)
 
 
 async def _fetch_asyncpg(
     connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
 ) -> list[Any]:
-    return statement.rows(
-        await connection.fetch(statement.numbered(within.schema).decode(), *params)
-    )
+    stored = statement.stored(params, within.payloads)
+    found = await connection.fetch(statement.numbered(within.schema).decode(), *stored)
+    return statement.read(statement.rows(found), within.payloads)
 
 
 def _driver_sql(
     connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
 ) -> tuple[str, Any]:
     """Return the text and the parameters in the style of the connection's driver."""
-    dialect = connection.dialect
+    dialect, params = connection.dialect, statement.stored(params, within.payloads)
     if dialect.name != "postgresql":
         raise UnusableTransactionError(
             f"This connection belongs to {dialect.name}; tasks are stored in PostgreSQL."

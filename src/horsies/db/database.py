@@ -45,6 +45,7 @@ from horsies.database_url import (
 from horsies.db import embedded
 from horsies.db.limits import Limits, answering
 from horsies.db.schema import SAFE_SEARCH_PATH
+from horsies.encryption import Payloads
 
 if TYPE_CHECKING:  # it would load pydantic
     from horsies.config.postgres import PostgresConfig
@@ -104,12 +105,19 @@ def time_limits(statement_ms: int, server_version: int) -> dict[str, str]:
 @dataclass(frozen=True, slots=True)
 class Installation:
     """The schema that a connection works in, and whether it goes through a pooler in transaction
-    mode; if so, each of its transactions begins with the statement ``settings``.
+    mode; if so, each of its transactions begins with the statement ``settings``. ``payloads`` encrypts
+    the payload in its tables, if the application has a codec.
     """
 
     schema: str = DEFAULT_SCHEMA
     is_pooled: bool = False
     settings: bytes = TRANSACTION_SETTINGS
+    payloads: Payloads | None = None
+
+    @classmethod
+    def of(cls, config: PostgresConfig) -> Installation:
+        """The installation that a configuration names, without a pooler."""
+        return cls(config.schema_name, payloads=Payloads.of(config))
 
 
 class IsoTimestamptzLoader(TimestamptzLoader):
@@ -488,7 +496,9 @@ class Database:
         settings = TRANSACTION_SETTINGS
         if is_pooled:
             settings += set_local(self._settings(connection))
-        connection.installation = Installation(self.config.schema_name, is_pooled, settings)
+        connection.installation = Installation(
+            self.config.schema_name, is_pooled, settings, Payloads.of(self.config)
+        )
         if isinstance(connection, LimitedConnection | AsyncLimitedConnection):
             assert self.limits is not None
             seconds = self.limits.silence_seconds

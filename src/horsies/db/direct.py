@@ -35,8 +35,9 @@ def execute(
     connection: OwnConnection, statement: Statement[Any, Any], params: tuple[Any, ...]
 ) -> int:
     """Execute the statement in its own transaction and return how many rows it returned."""
-    pgconn, values = connection.pgconn, statement.texts(params)
-    name, query = statement.prepared_name, statement.numbered(connection.installation.schema)
+    pgconn, installation = connection.pgconn, connection.installation
+    values = statement.texts(statement.stored(params, installation.payloads))
+    name, query = statement.prepared_name, statement.numbered(installation.schema)
     if name not in connection.prepared:
         pgconn.send_prepare(name, query)
         _checked(_wait(connection))
@@ -54,8 +55,9 @@ async def execute_async(
     connection: AsyncOwnConnection, statement: Statement[Any, Any], params: tuple[Any, ...]
 ) -> int:
     """Like ``execute``, but without blocking the event loop."""
-    pgconn, values = connection.pgconn, statement.texts(params)
-    name, query = statement.prepared_name, statement.numbered(connection.installation.schema)
+    pgconn, installation = connection.pgconn, connection.installation
+    values = statement.texts(statement.stored(params, installation.payloads))
+    name, query = statement.prepared_name, statement.numbered(installation.schema)
     if name not in connection.prepared:
         pgconn.send_prepare(name, query)
         _checked(await _wait_async(connection))
@@ -76,14 +78,14 @@ def stream(connection: OwnConnection, steps: Iterable[Step]) -> None:
     The rows they return are discarded. The statements are not prepared, because a prepared statement
     that the session has forgotten would fail the transaction.
     """
-    pgconn, schema, is_sent = connection.pgconn, connection.installation.schema, False
+    pgconn, installation, is_sent = connection.pgconn, connection.installation, False
     try:
         for statement, params in steps:
-            values = statement.texts(params)
+            values = statement.texts(statement.stored(params, installation.payloads))
             if is_sent:
                 is_sent = False
                 _checked(_wait(connection))
-            pgconn.send_query_params(statement.numbered(schema), values)
+            pgconn.send_query_params(statement.numbered(installation.schema), values)
             is_sent = True
             connection.wait(_flush(pgconn))
     except Exception:
@@ -96,14 +98,14 @@ def stream(connection: OwnConnection, steps: Iterable[Step]) -> None:
 
 async def stream_async(connection: AsyncOwnConnection, steps: Iterable[Step]) -> None:
     """Like ``stream``, but the event loop is blocked only while one statement is being built."""
-    pgconn, schema, is_sent = connection.pgconn, connection.installation.schema, False
+    pgconn, installation, is_sent = connection.pgconn, connection.installation, False
     try:
         for statement, params in steps:
-            values = statement.texts(params)
+            values = statement.texts(statement.stored(params, installation.payloads))
             if is_sent:
                 is_sent = False
                 _checked(await _wait_async(connection))
-            pgconn.send_query_params(statement.numbered(schema), values)
+            pgconn.send_query_params(statement.numbered(installation.schema), values)
             is_sent = True
             await connection.wait(_flush(pgconn))
     except Exception:

@@ -212,7 +212,8 @@ class Pipeline:
         result.
         """
         before, after = self._frame
-        texts = [statement.texts(params) for statement, params in steps]
+        payloads = self._installation.payloads
+        texts = [statement.texts(statement.stored(params, payloads)) for statement, params in steps]
         _refuse_oversized(steps, texts)
         if self._prepared is not None:
             self._prepared.is_growing = False
@@ -357,7 +358,8 @@ class Pipeline:
             return []
         transformer = self._transformer
         transformer.set_pgresult(result)
-        return transformer.load_rows(0, result.ntuples, statement.make_row)
+        rows = transformer.load_rows(0, result.ntuples, statement.make_row)
+        return statement.read(rows, self._installation.payloads)
 
     def _raise_first_failure(self, results: Sequence[PGresult]) -> None:
         for result in results:

@@ -25,7 +25,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
 from importlib.resources import files
@@ -38,6 +38,7 @@ from psycopg.rows import args_row
 from horsies.database_url import DEFAULT_SCHEMA
 from horsies.db.database import Installation, installation_of
 from horsies.db.schema import in_schema
+from horsies.encryption import Payloads, masked, masked_text
 
 # A statement's parameters. Its rows are named tuples; rows that are part of the public API may be
 # dataclasses.
@@ -70,6 +71,9 @@ class Statement(Generic[P, Row]):
         defaults: tuple[Any, ...] = getattr(signature, "__defaults__", None) or ()
         self._defaults = dict(zip(self.parameters[::-1], defaults[::-1], strict=False))
         self.has_rows = bool(field_names(row_type))
+        # The places of parameters and columns that are annotated as payload.
+        self._sent_payload = _payload_places(signature, self.parameters)
+        self._read_payload = _payload_columns(row_type)
         # Parameters that `bound` has written into the text, as literals.
         self._constants: dict[str, str] = {}
         self._queries: dict[str, bytes] = {}
@@ -121,6 +125,40 @@ class Statement(Generic[P, Row]):
             known = self._numbered[schema] = _numbered(self.query(schema).decode(), self.parameters)
         return known
 
+    def stored(self, params: tuple[Any, ...], payloads: Payloads | None) -> tuple[Any, ...]:
+        """Return the parameters with the payload among them encrypted, if there is a codec."""
+        if payloads is None or not self._sent_payload:
+            return params
+        values = list(params)
+        for place, is_lines in self._sent_payload.items():
+            encrypt = payloads.encrypt_lines if is_lines else payloads.encrypt
+            values[place] = _each_text(encrypt, values[place])
+        return tuple(values)
+
+    def read(self, rows: list[Row], payloads: Payloads | None) -> list[Row]:
+        """Return the rows with the payload in them decrypted, as far as the codec has the keys; texts that
+        are shown to people are masked otherwise.
+        """
+        if not self._read_payload or (payloads is None and not any(self._read_payload.values())):
+            return rows
+        return [self._read_row(row, payloads) for row in rows]
+
+    def _read_row(self, row: Row, payloads: Payloads | None) -> Row:
+        values: dict[str, Any] = {}
+        for name, mask in self._read_payload.items():
+            value = getattr(row, name)
+            if payloads is not None:
+                value = _each_text(payloads.decrypt, value)
+            if mask is not None:
+                value = _each_text(mask, value)
+            values[name] = value
+        changed: Row = (
+            replace(row, **values)  # type: ignore[type-var]
+            if is_dataclass(row)
+            else row._replace(**values)  # type: ignore[attr-defined]
+        )
+        return changed
+
     def mapping(self, params: tuple[Any, ...]) -> dict[str, Any]:
         """Return the parameters under the names that the SQL text uses."""
         return dict(zip(self.parameters, params, strict=True))
@@ -155,7 +193,11 @@ class Statement(Generic[P, Row]):
         statement runs in a transaction with the settings that a session cannot keep.
         """
         installation = within or installation_of(connection)
-        query, values = self.query(installation.schema), self.mapping(params)
+        payloads = installation.payloads
+        query, values = (
+            self.query(installation.schema),
+            self.mapping(self.stored(params, payloads)),
+        )
         with (
             _pooled_transaction(connection, installation)
             if installation.is_pooled
@@ -163,7 +205,7 @@ class Statement(Generic[P, Row]):
             Cursor(connection, row_factory=self._row_factory) as cursor,
         ):
             cursor.execute(query, values)
-            return cursor.fetchall() if self.has_rows else []
+            return self.read(cursor.fetchall(), payloads) if self.has_rows else []
 
     async def run_async(
         self,
@@ -173,7 +215,11 @@ class Statement(Generic[P, Row]):
     ) -> list[Row]:
         """Like ``run``, but on an asynchronous connection."""
         installation = within or installation_of(connection)
-        query, values = self.query(installation.schema), self.mapping(params)
+        payloads = installation.payloads
+        query, values = (
+            self.query(installation.schema),
+            self.mapping(self.stored(params, payloads)),
+        )
         async with (
             _pooled_transaction_async(connection, installation)
             if installation.is_pooled
@@ -181,7 +227,7 @@ class Statement(Generic[P, Row]):
             AsyncCursor(connection, row_factory=self._row_factory) as cursor,
         ):
             await cursor.execute(query, values)
-            return await cursor.fetchall() if self.has_rows else []
+            return self.read(await cursor.fetchall(), payloads) if self.has_rows else []
 
 
 @contextmanager
@@ -247,6 +293,38 @@ def parameter_names(signature: Callable[..., object]) -> tuple[str, ...]:
         return field_names(signature)
     code: CodeType = signature.__code__
     return code.co_varnames[: code.co_argcount]
+
+
+def _payload_places(declared: Callable[..., object], names: tuple[str, ...]) -> dict[int, bool]:
+    """The places of these parameters or columns that hold payload, and whether it is that of several rows."""
+    annotations = getattr(declared, "__annotations__", {})
+    texts = {name: str(annotations.get(name, "")) for name in names}
+    return {
+        place: "PayloadLines" in texts[name]
+        for place, name in enumerate(names)
+        if "Payload" in texts[name]
+    }
+
+
+def _payload_columns(row_type: type[Any]) -> dict[str, Callable[[str], str] | None]:
+    """The columns that hold payload, with the masks of those that are shown to people."""
+    annotations = {name: str(one) for name, one in row_type.__annotations__.items()}
+    # The annotations of public rows name no such types.
+    annotations |= dict.fromkeys(getattr(row_type, "_shown_texts", ()), "ShownText")
+    columns: dict[str, Callable[[str], str] | None] = {}
+    for name, one in annotations.items():
+        if "ShownText" in one:
+            columns[name] = masked_text
+        elif "Payload" in one:
+            columns[name] = masked if "ShownPayload" in one else None
+    return columns
+
+
+def _each_text(change: Callable[[str], str], value: Any) -> Any:
+    """Change a text, or each text of an array; None stays."""
+    if isinstance(value, str):
+        return change(value)
+    return value if value is None else [_each_text(change, one) for one in value]
 
 
 def field_names(value_type: type[Any]) -> tuple[str, ...]:

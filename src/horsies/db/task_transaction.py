@@ -344,7 +344,8 @@ class AsyncTaskSession:
         async with connection.pipeline():
             for statement, params in _with_checks(steps, self._mark):
                 query = statement.query(connection.installation.schema)
-                await connection.execute(query, statement.mapping(params))
+                stored = statement.stored(params, connection.installation.payloads)
+                await connection.execute(query, statement.mapping(stored))
             ended = await connection.execute("COMMIT", prepare=False)
         if ended.statusmessage != "COMMIT":
             raise psycopg.OperationalError("the server answered COMMIT with a rollback")
@@ -475,7 +476,7 @@ def _limits(database: Database, most: int) -> PoolLimits:
 
 def _connect(database: Database) -> SessionConnection:
     connection = SessionConnection.connect(database.urls()[0], **_parameters(database))
-    connection.installation = Installation(database.config.schema_name)
+    connection.installation = Installation.of(database.config)
     connection.is_pooled = database.config.pgbouncer_transaction_mode
     connection.own = Pipeline(connection, prepared=not connection.is_pooled, inside=True)
     _keep_statements(connection)
@@ -502,7 +503,7 @@ class _OwnStatements(PrepareManager):
 
 async def _connect_async(database: Database) -> AsyncSessionConnection:
     connection = await AsyncSessionConnection.connect(database.urls()[0], **_parameters(database))
-    connection.installation = Installation(database.config.schema_name)
+    connection.installation = Installation.of(database.config)
     connection.is_pooled = database.config.pgbouncer_transaction_mode
     return connection
 

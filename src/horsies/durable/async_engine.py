@@ -32,6 +32,7 @@ from horsies.durable.engine import (
 from horsies.durable.leaving import Leaving
 from horsies.durable.run import Answer, Effects, Invoke, Pause, Run, Start, Transact, current_step
 from horsies.durable.steps import Failure
+from horsies.encryption import Plain
 from horsies.errors import DurableMisuse, TransactionMisuse
 from horsies.retry import Backoff
 from horsies.tasks.transaction import AsyncTaskTransaction
@@ -192,7 +193,7 @@ class AsyncEngine:
                 child_id = await drive_async(
                     lambda one, params: one.run_async(connection, params), launch.script()
                 )
-                step = self.run.made(effect.name, effect.kind, f'"{child_id}"')
+                step = self.run.made(effect.name, effect.kind, Plain(f'"{child_id}"'))
                 held = await hold_run.run_async(connection, self.run.fence.held)
                 if held and await record_step.run_async(connection, step):
                     return step

@@ -35,6 +35,7 @@ from horsies.durable.run import (
     current_step,
 )
 from horsies.durable.steps import Failure
+from horsies.encryption import Plain
 from horsies.error_codes import OperationalErrorCode
 from horsies.errors import DurableMisuse, TransactionMisuse
 from horsies.parking import ParkRequest
@@ -204,7 +205,7 @@ class Engine:
         def once() -> RecordStep:
             with self._database.connection() as connection, connection.transaction():
                 child_id = drive(lambda one, params: one.run(connection, params), launch.script())
-                step = self.run.made(effect.name, effect.kind, f'"{child_id}"')
+                step = self.run.made(effect.name, effect.kind, Plain(f'"{child_id}"'))
                 if hold_run.run(connection, self.run.fence.held) and record_step.run(
                     connection, step
                 ):

@@ -33,6 +33,14 @@ class RunCancelled(Leaving):
         self.text = text
 
 
+class Unreadable(Leaving):
+    """A recorded value is encrypted with a key that this application does not have."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(key_id)
+        self.key_id = key_id
+
+
 class RecordRefused(Leaving):
     """The database refuses the record of a step, which is not the fault of the step."""
 

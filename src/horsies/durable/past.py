@@ -10,7 +10,8 @@ import threading
 from collections.abc import Collection, Iterable
 
 from horsies.db.statements.durable import RecordedStep
-from horsies.durable.leaving import Parked, RunCancelled
+from horsies.durable.leaving import Parked, RunCancelled, Unreadable
+from horsies.encryption import missing_key
 from horsies.errors import DurableMisuse
 from horsies.parking import ParkRequest
 
@@ -41,7 +42,7 @@ class Past:
     """The recorded steps of a run, those that this call has not reached yet, and the names it has dealt."""
 
     def __init__(self, steps: Iterable[RecordedStep] = ()) -> None:
-        self._steps = {step.name: step for step in steps}
+        self._steps = {step.name: _readable(step) for step in steps}
         self.is_cancelled = CANCEL in self._steps
         self._unvisited = dict.fromkeys(self._steps)
         if self.is_cancelled:
@@ -132,9 +133,16 @@ class Past:
     def add(self, step: RecordedStep) -> None:
         """Note a step that is recorded now, by this call or by an earlier attempt that was faster."""
         with self._lock:
-            self._steps[step.name] = step
+            self._steps[step.name] = _readable(step)
             self._unvisited.pop(step.name, None)
             self._bytes += _size(step)
+
+
+def _readable(step: RecordedStep) -> RecordedStep:
+    key_id = missing_key(step.result or "", step.error or "")
+    if key_id is not None:
+        raise Unreadable(key_id)
+    return step
 
 
 def _size(step: RecordedStep) -> int:

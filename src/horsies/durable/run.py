@@ -40,9 +40,10 @@ from horsies.durable.calls import (
     StepOptions,
     Unstorable,
 )
-from horsies.durable.leaving import Leaving, Parked, RunCancelled, RunLost
+from horsies.durable.leaving import Leaving, Parked, RunCancelled, RunLost, Unreadable
 from horsies.durable.past import DONE, LIMIT, TRY, Past, checked_name, mismatch
 from horsies.durable.steps import CodeOf, Failure, decoded, failure_of, form_of
+from horsies.encryption import missing_key
 from horsies.error_codes import OutcomeCode, RetrievalCode, error_code_text
 from horsies.errors import DurableMisuse, RetryLater, StepFailed
 from horsies.parking import ParkRequest
@@ -497,6 +498,8 @@ def _outcome_of(child_id: str, row: OutcomeRow | None) -> Outcome:
     if row is None:
         text = f"Task {child_id} does not exist; its row was deleted before its result was read."
         return None, Failure(RetrievalCode.TASK_NOT_FOUND.value, text)
+    if (key_id := missing_key(row.result or "")) is not None:
+        raise Unreadable(key_id)
     if row.status == TaskStatus.COMPLETED:
         split = split_result(row.result or "")
         return (split[1] if split is not None else "null"), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from horsies.db.statements.lookup import FoundTask
@@ -49,6 +49,10 @@ class Argument:
     needles: tuple[str, ...]
     path: tuple[str, ...]
     wanted: Any
+
+    def among_encrypted(self) -> Argument:
+        """Return the search for a database that cannot look into the texts: every task is a candidate."""
+        return replace(self, needles=("",))
 
     def matches(
         self, masking: Mask, args: str | None, kwargs: str | None, names: Sequence[str] = ()

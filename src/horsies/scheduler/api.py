@@ -423,6 +423,7 @@ def _add_script(
             definition_key=entry.definition_key,
             definition=definition,
             replace=replace,
+            is_same=records[0].definition == definition,
         )
         added = yield row
     if added:

@@ -17,7 +17,8 @@ from typing import Any, assert_never
 from horsies.codec.calls import CallSignature
 from horsies.config.app import AppConfig
 from horsies.config.schedules import AnySchedule, Schedule, TaskSchedule, WorkflowSchedule
-from horsies.errors import ErrorCode, HorsiesError
+from horsies.encryption import missing_key
+from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.modules import failure_at
 from horsies.result import Err
 from horsies.scheduler.targets import Target, TaskTarget, WorkflowTarget
@@ -184,6 +185,12 @@ def read_definition(application: Application, text: str) -> Entry:
     """Return the entry of a stored schedule; HorsiesError or ValueError if it no longer fits the
     application.
     """
+    if (key_id := missing_key(text)) is not None:
+        raise ConfigurationError(
+            f"it is encrypted with key {key_id}, which this process does not have; add the key to the codec "
+            "of its PostgresConfig",
+            code=ErrorCode.CONFIG_INVALID_SCHEDULE,
+        )
     stored: dict[str, Any] = json.loads(text)
     schedule: AnySchedule
     signature: CallSignature | None

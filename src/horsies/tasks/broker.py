@@ -162,7 +162,7 @@ class PostgresBroker:
         # transaction with settings around each statement, and ``echo`` logs each statement.
         self.is_direct = not (config.pgbouncer_transaction_mode or config.echo)
         # The schema found in a caller's transaction.
-        self._within = Installation(config.schema_name)
+        self._within = Installation.of(config)
         self._waiters: Waiters | None = None
         # Replaced in a forked process, because one of the parent's threads may have held the lock
         # during the fork.

@@ -27,6 +27,7 @@ from horsies.db.statements.tasks import (
     read_progress,
     read_task,
 )
+from horsies.encryption import masked, missing_key
 from horsies.error_codes import (
     BuiltInTaskCode,
     ContractCode,
@@ -231,6 +232,15 @@ def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, T
 
 def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResult[Any, TaskError]:
     """Decode a stored result; an unreadable one becomes an error result."""
+    if (key_id := missing_key(text)) is not None:
+        if text.startswith('{"err":'):
+            return decode_untyped(masked(text)).unwrap()  # its code is readable
+        return error_result(
+            OperationalErrorCode.PAYLOAD_UNREADABLE,
+            f"The result of {owner} is encrypted with key {key_id}, which this program does not have; add "
+            "the key to the codec of its PostgresConfig.",
+            {"key_id": key_id},
+        )
     match results.decode(text) if results else decode_untyped(text):
         case Ok(result):
             return result
@@ -256,6 +266,7 @@ def error_result(
 _UNFINISHED = (RetrievalCode.WAIT_TIMEOUT, RetrievalCode.RESULT_NOT_READY)
 _UNREADABLE = (
     OperationalErrorCode.BROKER_ERROR,
+    OperationalErrorCode.PAYLOAD_UNREADABLE,
     OperationalErrorCode.RESULT_DESERIALIZATION_ERROR,
     ContractCode.PYDANTIC_HYDRATION_ERROR,
 )

@@ -129,6 +129,8 @@ def _search_of(view: View) -> Search | None:
     except ArgumentProblem as problem:
         raise BadRequest(str(problem), code="INVALID_FILTER") from problem
     app = view.site.app
+    if app is not None and app.config.broker.codec is not None:
+        argument = argument.among_encrypted()
     names = app.list_tasks() if app else ()
     parameters = {name: view.site.parameter_names(name) for name in names}
     return search_for(argument, view.site.masking, parameters)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import psycopg
@@ -22,7 +23,6 @@ from horsies.db.database import (
     TRANSACTION_SETTINGS,
     AsyncOwnConnection,
     Database,
-    Installation,
     PoolTimeout,
     installation_of,
 )
@@ -207,7 +207,7 @@ class Reader:
 
 async def _read(connection: AsyncConnection[Any], script: Script[T], *, logged: bool) -> T:
     installation = installation_of(connection)
-    unpooled = Installation(installation.schema)
+    unpooled = replace(installation, is_pooled=False)
 
     async def execute(statement: Statement[Any, Any], params: Any) -> list[Any]:
         with _answering(connection):

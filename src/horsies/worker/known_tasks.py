@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic_core import core_schema, from_json
 
 from horsies.app import Horsies
 from horsies.codec.calls import CallSignature
@@ -31,8 +31,15 @@ from horsies.codec.results import encode_task_error
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.blocked import find_due
-from horsies.db.statements.refusals import RefusedTask, Taker, find_takers, refuse_tasks
+from horsies.db.statements.refusals import (
+    KEY_REFUSAL,
+    RefusedTask,
+    Taker,
+    find_takers,
+    refuse_tasks,
+)
 from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, claim_unresolvable
+from horsies.encryption import Payloads
 from horsies.error_codes import OperationalErrorCode
 from horsies.logs import as_event
 from horsies.task_result import TaskError
@@ -61,7 +68,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Wanted(NamedTuple):
-    """What a task needs: a kind ("tasks" or "workflows"), a name, and this worker's version of it."""
+    """What a task needs: a kind ("tasks", "workflows" or "keys"), a name, and this worker's version of it."""
 
     kind: str
     name: str
@@ -70,10 +77,12 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnownTasks:
-    """An application's tasks and sub-workflows, each with the fingerprint of its parameters."""
+    """An application's tasks and sub-workflows, each with the fingerprint of its parameters, and its keys."""
 
     tasks: Mapping[str, str] = field(default_factory=dict)
     workflows: Mapping[str, str] = field(default_factory=dict)
+    # The ids of the keys with which it reads encrypted payload.
+    keys: Sequence[str] = ()
 
     @classmethod
     def of(cls, app: Horsies) -> KnownTasks:
@@ -83,10 +92,13 @@ class KnownTasks:
             for key in definition_keys()
             if (definition := definition_by_key(key)) is not None
         }
-        return cls(tasks | dict.fromkeys(BUILTIN_TASKS, fingerprint(None)), workflows)
+        payloads = Payloads.of(app.config.broker)
+        keys = () if payloads is None else sorted(payloads.key_ids)
+        return cls(tasks | dict.fromkeys(BUILTIN_TASKS, fingerprint(None)), workflows, keys)
 
     def as_json(self) -> str:
-        return json.dumps({"tasks": self.tasks, "workflows": self.workflows})
+        known = {"tasks": self.tasks, "workflows": self.workflows}
+        return json.dumps(known | ({"keys": self.keys} if self.keys else {}))
 
     def wanted_by(self, task: ClaimedTask) -> Wanted:
         """The sub-workflow that an expansion needs, or the task; without a fingerprint if it is unknown."""
@@ -240,7 +252,7 @@ class UnknownTasks:
     def refusal(self, worker_id: str, uncalled: Uncalled) -> tuple[Step, Step]:
         """The steps that store the refusal of these tasks and find workers that may run them."""
         tasks = list({task.id: (task, outcome) for task, outcome in uncalled}.values())
-        wanted = [self.known.wanted_by(task) for task, _ in tasks]
+        wanted = [self._wanted(task, outcome) for task, outcome in tasks]
         ids = [task.id for task, _ in tasks]
         refuse = refuse_tasks(
             worker_id,
@@ -254,6 +266,13 @@ class UnknownTasks:
         queues = [task.queue_name for task, _ in tasks]
         return refuse, find_takers(self._grace_seconds, ids, kinds, names, queues)
 
+    def _wanted(self, task: ClaimedTask, outcome: Outcome) -> Wanted:
+        """What this worker lacks: the key of the payload, or else parameters that the call fits."""
+        key_id = _missing_key(outcome)
+        if key_id is None:
+            return self.known.wanted_by(task)
+        return Wanted("keys", key_id, f"{KEY_REFUSAL}{key_id}")
+
     def left(
         self,
         uncalled: Uncalled,
@@ -264,15 +283,16 @@ class UnknownTasks:
         """Return the tasks to leave to other workers; the others fail. A task is left while some worker
         may take it, and for the grace period after that. A prefetched task is always left, because only
         a started task can fail. So is a task without an answer, because its refusal could not be
-        stored.
+        stored. A task whose key is missing never fails.
         """
         asked = {one.id for one in takers}
         left = {one.id for one in takers if one.is_known or one.is_recent}
         left |= {task.id for task, _ in uncalled if task.worker_pid is None or task.id not in asked}
+        left |= {task.id for task, outcome in uncalled if _missing_key(outcome) is not None}
         for task, outcome in uncalled:
             if task.id in left:
                 message = outcome.error_message or ""
-                self._warn(self.known.wanted_by(task), task.queue_name, message)
+                self._warn(self._wanted(task, outcome), task.queue_name, message)
         for one in refused:
             if one.id in left:
                 until, look_at = self._refused.get(one.fingerprint, (0.0, NEVER))
@@ -334,7 +354,11 @@ class UnknownTasks:
         self._warned.add(wanted)
         what = "workflow with the definition key" if wanted.kind == "workflows" else "task"
         one = f"{what} {wanted.name!r} on queue {queue_name!r}"
-        if wanted.fingerprint:
+        if wanted.kind == "keys":
+            text = (
+                f"this worker holds tasks on queue {queue_name!r} (PAYLOAD_UNREADABLE): {message}"
+            )
+        elif wanted.fingerprint:
             text = (
                 f"this worker cannot call {one} as it was sent and leaves it to other workers: "
                 f"{first_sentence(message)}; deploy the same release to every worker of the queue"
@@ -386,6 +410,13 @@ def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Out
         error_code=code.value,
         error_message=message,
     )
+
+
+def _missing_key(outcome: Outcome) -> str | None:
+    """The key without which a child could not read the payload of its task."""
+    if outcome.error_code != OperationalErrorCode.PAYLOAD_UNREADABLE:
+        return None
+    return str(from_json(outcome.result)["err"]["data"]["key_id"])
 
 
 def _storable(text: str) -> str:

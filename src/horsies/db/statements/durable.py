@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
+from horsies.encryption import Payload, ShownPayload
 
 DURABLE = StatementFile("durable.sql")
 
@@ -20,8 +21,8 @@ class RecordStep(NamedTuple):
     name: str
     position: int
     kind: str
-    result: str | None = None
-    error: str | None = None
+    result: Payload | None = None
+    error: Payload | None = None
     due_seconds: float | None = None
     run_us: int = 0
 
@@ -40,8 +41,8 @@ class RecordedStep(NamedTuple):
     name: str
     position: int
     kind: str
-    result: str | None
-    error: str | None
+    result: Payload | None
+    error: Payload | None
     left_seconds: float | None = None
 
 
@@ -89,8 +90,8 @@ class TakenSignal(NamedTuple):
     """The recorded step of a signal; without a kind, the run belongs to another attempt."""
 
     kind: str | None
-    result: str | None
-    error: str | None
+    result: Payload | None
+    error: Payload | None
 
 
 class RunAnswer(NamedTuple):
@@ -116,16 +117,16 @@ class RunRow(NamedTuple):
 class CallRow(NamedTuple):
     task_name: str
     status: str
-    args: str
-    kwargs: str
+    args: Payload
+    kwargs: Payload
 
 
 class StepRow(NamedTuple):
     name: str
     position: int
     kind: str
-    result: str | None
-    error: str | None
+    result: ShownPayload | None
+    error: ShownPayload | None
     due_at: datetime | None
     attempt: int
     started_at: datetime
@@ -139,8 +140,8 @@ class ShownStep(NamedTuple):
     position: int
     kind: str
     result_bytes: int | None
-    result: str | None
-    error: str | None
+    result: ShownPayload | None
+    error: ShownPayload | None
     due_at: datetime | None
     attempt: int
     started_at: datetime
@@ -175,7 +176,7 @@ def find_events(task_id: str, children: Sequence[str], signals: Sequence[str]) -
 
 
 @DURABLE.statement
-def signal_task(task_id: str, name: str, value: str) -> RunAnswer: ...
+def signal_task(task_id: str, name: str, value: Payload) -> RunAnswer: ...
 
 
 @DURABLE.statement

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
+from horsies.encryption import Payload, ShownPayload
 
 ERASING = StatementFile("erasing.sql")
 
@@ -56,7 +57,7 @@ class FoundCall(NamedTuple):
     task_index: int
     task_name: str
     root_id: str
-    kwargs: str
+    kwargs: ShownPayload
 
 
 class RootOf(NamedTuple):
@@ -68,7 +69,7 @@ class Definition(NamedTuple):
     """A schedule that was added at run time, as JSON."""
 
     name: str
-    definition: str
+    definition: Payload
 
 
 class Document(NamedTuple):

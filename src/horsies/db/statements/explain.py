@@ -105,6 +105,7 @@ class Knowledge(NamedTuple):
     fingerprint: str | None
     refusal: str | None = None
     refused_since: datetime | None = None
+    missing_key: str | None = None
 
 
 class RecoverySettings(NamedTuple):

@@ -49,16 +49,22 @@ WHERE task.id = %(id)s::uuid
 
 -- name: list_knowledge
 -- For every open worker: whether it registered this task or sub-workflow, with which parameters, and why its
--- parameters rejected this call. A worker that registered no names may know any task.
+-- parameters rejected this call; or the key that it lacks, without which another worker could not read the payload. A
+-- worker that registered no names may know any task.
 SELECT worker.worker_id, worker.known_tasks IS NULL OR known.fingerprint IS NOT NULL AS knows_task,
-    known.fingerprint, refusal.message AS refusal, refusal.since AS refused_since
+    known.fingerprint, refusal.message AS refusal, refusal.since AS refused_since,
+    CASE WHEN starts_with(refusal.fingerprint, 'key:') THEN substr(refusal.fingerprint, 5) END AS missing_key
 FROM horsies_workers AS worker
 CROSS JOIN LATERAL (
     SELECT CASE WHEN %(definition_key)s::text IS NULL
         THEN worker.known_tasks -> 'tasks' ->> %(task_name)s::text
         ELSE worker.known_tasks -> 'workflows' ->> %(definition_key)s::text END AS fingerprint) AS known
-LEFT JOIN horsies_refusals AS refusal
-    ON refusal.task_id = %(task_id)s::uuid AND refusal.fingerprint = known.fingerprint
+LEFT JOIN LATERAL (
+    SELECT noted.* FROM horsies_refusals AS noted
+    WHERE noted.task_id = %(task_id)s::uuid AND (noted.fingerprint = known.fingerprint
+        OR starts_with(noted.fingerprint, 'key:')
+            AND NOT coalesce(worker.known_tasks -> 'keys' ? substr(noted.fingerprint, 5), false))
+    ORDER BY noted.since DESC LIMIT 1) AS refusal ON true
 WHERE worker.stopped_at IS NULL
 ORDER BY worker.seen_at DESC LIMIT 1000
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from horsies.db.statement import StatementFile
 from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.turn import ClaimedTask
+from horsies.encryption import ShownPayload, ShownText
 
 LOOKUP = StatementFile("lookup.sql")
 
@@ -39,8 +40,8 @@ class SearchTasks(NamedTuple):
 class FoundTask(TaskSummary):
     """A task that a search found, with its arguments as stored."""
 
-    args: str | None
-    kwargs: str | None
+    args: ShownPayload | None
+    kwargs: ShownPayload | None
 
 
 class AttemptPlace(NamedTuple):
@@ -59,7 +60,7 @@ class FailureGroup(NamedTuple):
     final: int
     first_at: datetime
     last_at: datetime
-    message: str | None
+    message: ShownText | None
     newest_task_id: str
     # At most five host names; None if no worker is on record.
     hosts: list[str] | None

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from horsies.db.statement import StatementFile
+from horsies.encryption import ShownPayload
 from horsies.modules import Deferred
 from horsies.states import TaskStatus
 
@@ -207,9 +208,9 @@ class TaskDetail(NamedTuple):
     schedule_name: str | None
     scheduled_for: datetime | None
     task_options: str | None
-    args: str | None
-    kwargs: str | None
-    result: str | None
+    args: ShownPayload | None
+    kwargs: ShownPayload | None
+    result: ShownPayload | None
     age_seconds: float
     redacted_at: datetime | None = None
 

@@ -11,6 +11,8 @@ from horsies.db.statements.tasks import TaskId
 
 REFUSALS = StatementFile("refusals.sql")
 REFUSALS_TABLE = "horsies_refusals"
+# Before the id of a key, in place of a fingerprint: the payload is encrypted with a key that a worker lacks.
+KEY_REFUSAL = "key:"
 
 
 class RefusedTask(NamedTuple):
@@ -33,7 +35,8 @@ class RefusedCalls(NamedTuple):
     """Due tasks of one name that no worker on their queue can call, and the newest message from one of
     them.
 
-    ``is_known`` says whether one of the queue's workers has the task or sub-workflow.
+    ``is_known`` says whether one of the queue's workers has the task or sub-workflow; ``missing_key`` is
+    the key of its payload, if none of them has it.
     """
 
     queue_name: str
@@ -42,6 +45,7 @@ class RefusedCalls(NamedTuple):
     tasks: int
     since: datetime
     message: str
+    missing_key: str | None = None
 
 
 @REFUSALS.statement

@@ -3,16 +3,19 @@
 
 -- name: refuse_tasks
 -- Record claimed tasks that this worker cannot call, by the fingerprint of its parameters. All workers with that
--- fingerprint exclude them from their claims: first for the grace period, and then for a while after each check.
+-- fingerprint exclude them from their claims: first for the grace period, and then for a while after each check. If a
+-- key is missing, the fingerprint is 'key:' and its id, and workers without that key exclude the task for an hour.
 -- Parameters: tasks that this worker cannot call, as columns, with the fingerprints of its own parameters.
 INSERT INTO horsies_refusals AS known (task_id, fingerprint, worker_id, message, until)
 SELECT asked.id, asked.fingerprint, %(worker_id)s, asked.message,
-    clock_timestamp() + %(grace_seconds)s::float8 * interval '1 second'
+    clock_timestamp() + CASE WHEN starts_with(asked.fingerprint, 'key:') THEN interval '1 hour'
+        ELSE %(grace_seconds)s::float8 * interval '1 second' END
 FROM unnest(%(ids)s::uuid[], %(fingerprints)s::text[], %(messages)s::text[]) AS asked (id, fingerprint, message)
 ON CONFLICT (task_id, fingerprint) DO UPDATE SET
     worker_id = EXCLUDED.worker_id, message = EXCLUDED.message,
-    until = greatest(known.since + %(grace_seconds)s::float8 * interval '1 second',
-        clock_timestamp() + %(pause_seconds)s::float8 * interval '1 second')
+    until = CASE WHEN starts_with(known.fingerprint, 'key:') THEN EXCLUDED.until
+        ELSE greatest(known.since + %(grace_seconds)s::float8 * interval '1 second',
+            clock_timestamp() + %(pause_seconds)s::float8 * interval '1 second') END
 RETURNING known.task_id::text AS id, known.fingerprint,
     extract(epoch FROM known.until - clock_timestamp())::float8 AS seconds
 
@@ -40,7 +43,8 @@ GROUP BY asked.id
 
 -- name: list_refused
 -- Due tasks that every open worker on their queue has refused, by queue and by the task or sub-workflow they need.
--- "is_known" means that one of the queue's workers has it, with parameters that the call does not fit. Queues without
+-- "is_known" means that one of the queue's workers has it, with parameters that the call does not fit; with
+-- "missing_key", none of those workers has the key with which the payload was encrypted. Queues without
 -- a worker are left out. At most "limit" refusals are read, plus one task by key for each. Parameters: how many
 -- refusals to read.
 WITH refused AS MATERIALIZED (
@@ -48,10 +52,11 @@ WITH refused AS MATERIALIZED (
     ORDER BY task_id, fingerprint LIMIT %(limit)s::integer),
 calls AS (
     SELECT task_id, array_agg(fingerprint::text) AS fingerprints, min(since) AS since,
-        (array_agg(message ORDER BY since DESC))[1] AS message
+        (array_agg(message ORDER BY since DESC))[1] AS message,
+        max(substr(fingerprint, 5)) FILTER (WHERE starts_with(fingerprint, 'key:')) AS missing_key
     FROM refused GROUP BY task_id),
 waiting AS (
-    SELECT task.queue_name, task.kind, task.name, calls.fingerprints, count(*) AS tasks,
+    SELECT task.queue_name, task.kind, task.name, calls.fingerprints, calls.missing_key, count(*) AS tasks,
         min(calls.since) AS since, min(calls.message) AS message
     FROM calls CROSS JOIN LATERAL (
         SELECT found.queue_name::text, CASE node.kind WHEN 'workflow' THEN 'workflows' ELSE 'tasks' END AS kind,
@@ -62,19 +67,22 @@ waiting AS (
         WHERE found.id = calls.task_id AND found.status = 'PENDING' AND NOT (found.held AND found.lane IS NULL)
           AND found.enqueued_at <= now()
         LIMIT 1) AS task
-    GROUP BY task.queue_name, task.kind, task.name, calls.fingerprints)
+    GROUP BY task.queue_name, task.kind, task.name, calls.fingerprints, calls.missing_key)
 SELECT waiting.queue_name, waiting.name, bool_or(servers.is_known) AS is_known,
-    sum(waiting.tasks)::bigint AS tasks, min(waiting.since) AS since, min(waiting.message) AS message
+    sum(waiting.tasks)::bigint AS tasks, min(waiting.since) AS since, min(waiting.message) AS message,
+    waiting.missing_key
 FROM waiting CROSS JOIN LATERAL (
     SELECT bool_or(known.fingerprint IS NOT NULL) AS is_known,
-        bool_or(worker.known_tasks IS NULL OR known.fingerprint <> ALL(waiting.fingerprints)) AS is_runnable
+        bool_or((worker.known_tasks IS NULL OR known.fingerprint <> ALL(waiting.fingerprints))
+            AND (waiting.missing_key IS NULL
+                OR coalesce(worker.known_tasks -> 'keys' ? waiting.missing_key, false))) AS is_runnable
     FROM horsies_workers AS worker
     CROSS JOIN LATERAL (
         SELECT worker.known_tasks -> waiting.kind ->> waiting.name AS fingerprint) AS known
     WHERE worker.stopped_at IS NULL AND waiting.queue_name = ANY(worker.queues)
     HAVING count(*) > 0) AS servers
 WHERE servers.is_runnable IS NOT TRUE
-GROUP BY waiting.queue_name, waiting.name ORDER BY waiting.queue_name, waiting.name
+GROUP BY waiting.queue_name, waiting.name, waiting.missing_key ORDER BY waiting.queue_name, waiting.name
 
 -- name: forget_refusals
 -- Delete the refusals of tasks that fail now: if such a task is retried, its grace period starts again.

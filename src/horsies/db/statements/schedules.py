@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.db.statements.tasks import TaskId
+from horsies.encryption import Payload
 
 SCHEDULES = StatementFile("schedules.sql")
 SCHEDULES_CHANNEL = "horsies_schedules"
@@ -17,7 +18,7 @@ class DueSchedule(NamedTuple):
     name: str
     due_at: datetime
     hash: str
-    definition: str | None
+    definition: Payload | None
     edited_timing: str | None
     edited_at: datetime | None
     resumed_at: datetime | None
@@ -45,7 +46,7 @@ class FireSlots(NamedTuple):
     task_names: Sequence[str]
     queue_names: Sequence[str]
     priorities: Sequence[int]
-    kwargs: Sequence[str]
+    kwargs: Sequence[Payload]
     delay_seconds: Sequence[float]
     good_until: Sequence[datetime | None]
     max_retries: Sequence[int]
@@ -90,7 +91,7 @@ class ScheduleRecord(NamedTuple):
     task_name: str | None
     definition_key: str | None
     owner: str | None
-    definition: str | None
+    definition: Payload | None
     timing: str | None
     original_timing: str | None
     is_paused: bool
@@ -243,8 +244,9 @@ def add_schedule(
     timing: str,
     task_name: str | None,
     definition_key: str | None,
-    definition: str,
+    definition: Payload,
     replace: bool,
+    is_same: bool,
 ) -> ScheduleName: ...
 @SCHEDULES.statement
 def edit_schedule(
@@ -270,7 +272,7 @@ def run_schedule(
     task_name: str,
     queue_name: str,
     priority: int,
-    kwargs: str,
+    kwargs: Payload,
     sent_at: datetime,
     good_until: datetime | None,
     max_retries: int,

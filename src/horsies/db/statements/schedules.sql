@@ -167,8 +167,8 @@ ORDER BY schedule_name
 -- name: add_schedule
 -- A schedule that exists only here. An existing schedule with the same name is replaced if it was also added at run
 -- time and "replace" is set; its next slot is kept if the timing is unchanged. An identical one is kept as it is, with
--- a person's edit of its timing. Otherwise no row is returned. Parameters: a schedule added at run time, stored in the
--- database only.
+-- a person's edit of its timing; "is_same" says so if it is encrypted, because its text then differs each time.
+-- Otherwise no row is returned. Parameters: a schedule added at run time, stored in the database only.
 WITH added AS (
     INSERT INTO horsies_schedule_state AS state (
         schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner, definition)
@@ -177,17 +177,22 @@ WITH added AS (
         %(definition)s)
     ON CONFLICT (schedule_name) DO UPDATE SET
         next_run_at = CASE
-            WHEN state.definition = EXCLUDED.definition AND state.original_timing IS NOT NULL THEN state.next_run_at
+            WHEN (%(is_same)s OR state.definition = EXCLUDED.definition) AND state.original_timing IS NOT NULL
+                THEN state.next_run_at
             WHEN state.config_hash = EXCLUDED.config_hash THEN coalesce(state.next_run_at, EXCLUDED.next_run_at)
             ELSE EXCLUDED.next_run_at END,
-        config_hash = CASE WHEN state.definition = EXCLUDED.definition AND state.original_timing IS NOT NULL
+        config_hash = CASE
+            WHEN (%(is_same)s OR state.definition = EXCLUDED.definition) AND state.original_timing IS NOT NULL
             THEN state.config_hash ELSE EXCLUDED.config_hash END,
-        timing = CASE WHEN state.definition = EXCLUDED.definition AND state.original_timing IS NOT NULL
+        timing = CASE
+            WHEN (%(is_same)s OR state.definition = EXCLUDED.definition) AND state.original_timing IS NOT NULL
             THEN state.timing ELSE EXCLUDED.timing END,
-        original_timing = CASE WHEN state.definition = EXCLUDED.definition THEN state.original_timing END,
+        original_timing = CASE WHEN %(is_same)s OR state.definition = EXCLUDED.definition
+            THEN state.original_timing END,
         task_name = EXCLUDED.task_name, definition_key = EXCLUDED.definition_key,
         definition = EXCLUDED.definition, updated_at = now()
-    WHERE state.definition IS NOT NULL AND (%(replace)s OR state.definition = EXCLUDED.definition)
+    WHERE state.definition IS NOT NULL
+      AND (%(replace)s OR %(is_same)s OR state.definition = EXCLUDED.definition)
     RETURNING state.schedule_name)
 SELECT added.schedule_name AS name
 FROM added CROSS JOIN LATERAL pg_notify('horsies_schedules', added.schedule_name) AS woken

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
+from horsies.encryption import ShownText
 
 SEARCH = StatementFile("search.sql")
 
@@ -36,7 +37,7 @@ class FoundError(NamedTuple):
     name: str
     error_code: str | None
     total: int
-    message: str | None
+    message: ShownText | None
     task_id: str
     fingerprint: str | None
     exception_type: str | None

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
+from horsies.encryption import Payload, PayloadLines, ShownText
 from horsies.modules import Deferred
 from horsies.states import SILENT_AFTER_SECONDS, TaskAttemptOutcome, TaskStatus
 
@@ -29,8 +30,8 @@ class InsertTask(NamedTuple):
     task_name: str
     queue_name: str
     priority: int
-    args: str
-    kwargs: str
+    args: Payload
+    kwargs: Payload
     sent_at: datetime
     enqueue_at: datetime | None
     delay_seconds: float
@@ -57,8 +58,8 @@ class DebounceTask(NamedTuple):
     task_name: str
     queue_name: str
     priority: int
-    args: str
-    kwargs: str
+    args: Payload
+    kwargs: Payload
     sent_at: datetime
     delay_seconds: float
     at_most_seconds: float
@@ -101,8 +102,8 @@ class InsertTasks(NamedTuple):
     timeout_ms: int | None
     retention_seconds: float | None
     ids: str
-    args: str
-    kwargs: str
+    args: PayloadLines
+    kwargs: PayloadLines
     enqueue_shas: str
     # The keys as JSON, and their lanes; both are empty if no task has a key.
     lane_keys: str = ""
@@ -133,7 +134,7 @@ class OutcomeRow(NamedTuple):
     id: str
     task_name: str
     status: str
-    result: str | None
+    result: Payload | None
     failed_reason: str | None
     error_code: str | None
 
@@ -193,13 +194,15 @@ class TaskColumns:
 class TaskRow(TaskColumns):
     """A row from ``read_task``, its result still encoded."""
 
-    result: str | None
+    result: Payload | None
     failed_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAttemptInfo:
     """One finished execution of a task."""
+
+    _shown_texts = ("error_message",)
 
     task_id: str
     """The id of the task."""
@@ -245,6 +248,8 @@ class TaskAttemptInfo:
 class TaskProgress:
     """The latest progress that the task reported in its current attempt."""
 
+    _shown_texts = ("note",)
+
     attempt: int
     """The attempt that reported it."""
     done: float
@@ -269,7 +274,7 @@ class StoredLog(NamedTuple):
     """What an attempt has logged. The ``dropped`` lines were behind line ``cut_after`` of the body."""
 
     attempt: int
-    body: str
+    body: ShownText
     dropped: int
     cut_after: int
     created_at: datetime

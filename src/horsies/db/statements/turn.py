@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.db.statements.tasks import TaskId
+from horsies.encryption import Payload
 
 TURN = StatementFile("turn.sql")
 
@@ -274,7 +275,7 @@ class StoreProgress(NamedTuple):
     generations: Sequence[int]
     done: Sequence[float]
     totals: Sequence[float | None]
-    notes: Sequence[str | None]
+    notes: Sequence[Payload | None]
 
 
 class FindCompleted(NamedTuple):
@@ -290,7 +291,7 @@ class StoreLogs(NamedTuple):
     ids: Sequence[str]
     generations: Sequence[int]
     attempts: Sequence[int]
-    bodies: Sequence[str]
+    bodies: Sequence[Payload]
     dropped: Sequence[int]
     cut_after: Sequence[int]
 

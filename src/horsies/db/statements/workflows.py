@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.db.statements.turn import NOTHING
+from horsies.encryption import Payload, ShownPayload
 from horsies.states import WorkflowStatus
 from horsies.task_result import json_object
 
@@ -53,9 +54,9 @@ class RunOutcome(NamedTuple):
     name: str
     definition_key: str
     status: str
-    error: str | None
+    error: ShownPayload | None
     result_bytes: int | None
-    result: str | None
+    result: Payload | None
     output_node_id: str | None
 
 
@@ -103,7 +104,7 @@ class ItemRow(NamedTuple):
     failed_reason: str | None
     error_code: str | None
     result_bytes: int | None
-    result: str | None
+    result: Payload | None
 
 
 class NodeOutcome(NamedTuple):
@@ -116,7 +117,7 @@ class NodeOutcome(NamedTuple):
     task_name: str | None
     kind: str | None
     result_bytes: int | None
-    result: str | None
+    result: Payload | None
 
 
 class ResultPart(NamedTuple):
@@ -134,7 +135,7 @@ class ResultPart(NamedTuple):
     sub_definition_key: str | None
     sub_workflow_summary: str | None
     result_bytes: int
-    result: str | None
+    result: Payload | None
 
 
 class RunPlace(NamedTuple):
@@ -154,7 +155,7 @@ class RunRow(NamedTuple):
     definition_key: str
     workflow_key: str | None
     on_error: str
-    error: str | None
+    error: ShownPayload | None
     matched_case: int | None
     parent_workflow_id: str | None
     parent_task_index: int | None
@@ -305,7 +306,7 @@ def cancel_run(id: str, reason: str, interrupt: bool) -> ControlAnswer: ...
 @WORKFLOWS.statement
 def retry_run(id: str, node_ids: Sequence[str] | None) -> ControlAnswer: ...
 @WORKFLOWS.statement
-def signal_run(id: str, name: str, value: str) -> ControlAnswer: ...
+def signal_run(id: str, name: str, value: Payload) -> ControlAnswer: ...
 @WORKFLOWS.statement
 def list_signal_names(id: str) -> SignalName: ...
 @WORKFLOWS.statement

@@ -370,6 +370,10 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
             subject=queue.subject,
         )
     for one in [one for one in queue.own_refused if one.is_known][:_NAMES_MAX]:
+        if one.missing_key is not None:
+            held = f"{workers} cannot read {counted(one.tasks, 'due task')} {one.name!r}"
+            yield unreadable_reason(queue, one.missing_key, held, one.since)
+            continue
         yield finding(
             "CALL_DOES_NOT_FIT",
             f"{workers} cannot run {counted(one.tasks, 'due task')} {one.name!r}: "
@@ -380,6 +384,21 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
             "cancel it and send it again with the parameters that the workers have",
             subject=queue.subject,
         )
+
+
+def unreadable_reason(
+    queue: QueueSituation, key_id: str, opening: str, since: datetime | None
+) -> Finding:
+    """The payload of tasks needs a key that none of the queue's workers has."""
+    return finding(
+        "PAYLOAD_UNREADABLE",
+        f"{opening}: the payload is encrypted with key {key_id}, which none of them has. It is held until a "
+        "worker with the key takes it.",
+        since=since,
+        subjects=[key_id],
+        remedy=f"add key {key_id} to the codec of the workers of queue {queue.name} and restart them",
+        subject=queue.subject,
+    )
 
 
 def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from horsies.monitor.diagnose.queues import (
     order_reasons,
     pause_reasons,
     session_label,
+    unreadable_reason,
     unserved_reasons,
 )
 from horsies.monitor.overview import WorkerHealth, health_of, live
@@ -293,10 +294,14 @@ def _unknown(situation: TaskSituation) -> Finding:
 def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Finding:
     """Yield that no worker's parameters accept the call; a refusal's message names the wrong parameter."""
     queue = situation.queue
+    workers = counted(len(knowing), "live worker")
     refusals = [one for worker in knowing if (one := _refusal(queue, worker)) is not None]
     since = min((one.refused_since for one in refusals if one.refused_since), default=None)
+    keys = [one.missing_key for one in refusals if one.missing_key is not None]
+    if keys:
+        held = f"{workers} of queue {queue.name!r} cannot read it"
+        return unreadable_reason(queue, keys[0], held, since)
     fault = first_sentence(refusals[0].refusal or "")
-    workers = counted(len(knowing), "live worker")
     grace = _grace_seconds(queue)
     fails = "" if grace is None else f" after {lasting(grace)}"
     return finding(

@@ -20,9 +20,10 @@ from horsies.durable.async_context import AsyncDurable
 from horsies.durable.async_engine import AsyncEngine, patiently_async
 from horsies.durable.context import Durable
 from horsies.durable.engine import Engine, patiently
-from horsies.durable.leaving import Leaving, Parked, RecordRefused, RunCancelled
+from horsies.durable.leaving import Leaving, Parked, RecordRefused, RunCancelled, Unreadable
 from horsies.durable.past import Past
 from horsies.durable.run import Fence, Run
+from horsies.encryption import Payloads
 from horsies.error_codes import (
     OperationalErrorCode,
     error_code_text,
@@ -35,6 +36,7 @@ from horsies.result import Err
 from horsies.task_result import TaskError
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.request import encode
+from horsies.worker.child.payload import unreadable
 from horsies.worker.child.process_state import log_safely
 from horsies.worker.child.transact import Returned, Transactions
 from horsies.worker.protocol import Assignment, ChildReport, TransactionEnd
@@ -105,7 +107,12 @@ def _new_call(
     encoded = encode(config.payload, definition, args, kwargs)
     if isinstance(encoded, Err):
         raise DurableMisuse(f"The run cannot continue: {encoded.value.message}")
-    return encoded.value.args_json, encoded.value.kwargs_json
+    args_json, kwargs_json, _ = encoded.value
+    if (
+        payloads := Payloads.of(config.broker)
+    ) is not None:  # the database takes them out of the request
+        return payloads.encrypt(args_json), payloads.encrypt(kwargs_json)
+    return args_json, kwargs_json
 
 
 def _code_of(definition: TaskDefinition, config: AppConfig, error: BaseException) -> str:
@@ -159,6 +166,8 @@ def left(assignment: Assignment, how: Leaving) -> ChildReport:
         level = logging.ERROR if "failed" in (how.text or "") else logging.INFO
         log_safely(logger, level, "%s %s: %s", assignment.task_name, assignment.task_id, how.text)
         return report._replace(park=ParkRequest(cancelled=how.text or ""))
+    if isinstance(how, Unreadable):
+        return unreadable(assignment, how.key_id)
     if isinstance(how, RecordRefused):
         error = how.error
         log_safely(logger, logging.ERROR, "%s", error.message)

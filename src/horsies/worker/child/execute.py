@@ -23,6 +23,7 @@ from horsies.current_task import CurrentTask, current_task
 from horsies.durable.async_context import AsyncDurable
 from horsies.durable.context import Durable
 from horsies.durable.leaving import Leaving
+from horsies.encryption import masked
 from horsies.error_codes import ContractCode, OperationalErrorCode, error_code_text
 from horsies.errors import UNLIMITED_RETRIES, RetryLater, TaskStopped, checked_delay
 from horsies.failure_fingerprint import origin_of
@@ -34,7 +35,7 @@ from horsies.task_result import TaskError, TaskResult, exception_text
 from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
 from horsies.tasks.hooks import AroundTask, as_plain_calls, surround
 from horsies.tasks.invoke import await_function, call_function, mismatch_error, run_coroutine
-from horsies.worker.child import durable_run
+from horsies.worker.child import durable_run, payload
 from horsies.worker.child.builtin_tasks import is_builtin, run_builtin
 from horsies.worker.child.node_arguments import build_call
 from horsies.worker.child.process_state import clear_timers, log_safely
@@ -174,7 +175,7 @@ def _end_span(span: tracing.Processing, report: ChildReport) -> ChildReport:
     try:
         code = None if report.ok else report.error_code or "ERROR"
         will_retry = code is not None and _will_retry(task, report)
-        span.end(code, report.error_message, will_retry=will_retry)
+        span.end(code, masked(report.error_message or ""), will_retry=will_retry)
     except Exception as error:
         log_safely(logger, logging.ERROR, _NO_SPAN, task.name, "ended", error=error)
         return report
@@ -207,6 +208,19 @@ def execute(
 
     The ``around`` hooks enclose the application's hooks.
     """
+    readable = payload.decrypted(app, assignment)
+    if isinstance(readable, ChildReport):
+        return readable
+    report = _executed(app, readable, around, transactions)
+    return payload.encrypted(app, readable, report)
+
+
+def _executed(
+    app: Horsies,
+    assignment: Assignment,
+    around: Sequence[AroundTask],
+    transactions: Transactions | None,
+) -> ChildReport:
     try:
         task = app.get_task(assignment.task_name)
         if task is None:
@@ -230,6 +244,19 @@ async def execute_async(
     transactions: Transactions | None = None,
 ) -> ChildReport:
     """Like ``execute``, but on the running event loop; a task that the worker stops raises CancelledError."""
+    readable = payload.decrypted(app, assignment)
+    if isinstance(readable, ChildReport):
+        return readable
+    report = await _executed_async(app, readable, around, transactions)
+    return payload.encrypted(app, readable, report)
+
+
+async def _executed_async(
+    app: Horsies,
+    assignment: Assignment,
+    around: Sequence[AroundTask],
+    transactions: Transactions | None,
+) -> ChildReport:
     try:
         task = app.get_task(assignment.task_name)
         if task is None:

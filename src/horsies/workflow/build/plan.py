@@ -18,6 +18,7 @@ from pydantic_core import to_json
 
 from horsies.codec.canonical import canonical
 from horsies.current_task import inherited_headers
+from horsies.encryption import Payloads
 from horsies.error_codes import OperationalErrorCode
 from horsies.errors import ErrorCode, ValidationReport, WorkflowValidationError, raise_collected
 from horsies.ids import stored_form
@@ -58,6 +59,11 @@ _FINGERPRINT_FIELDS = (
     *("delay_ms", "not_before", "signal_name", "signal_timeout_ms"),
     *("map_over", "map_parameter", "max_parallel", "allow_failed_items", "sub_definition_key"),
 )
+
+
+# Marks the stored inputs of a node whose result a map may run over; see ``_encrypted``.
+_MAPPED = '"mapped":true'
+_NO_INPUTS = '{"args":{},"context":{}'
 
 
 class HasGraph(Protocol):
@@ -176,6 +182,8 @@ def _shared(graph: Graph) -> _Shared:
 def _write_shared(graph: Graph) -> _Shared:
     nodes = list(_node_plans(graph))
     digest = _digest(graph, nodes)
+    if graph.producer is not None and (payloads := Payloads.of(graph.producer.config.broker)):
+        nodes = _encrypted(graph, nodes, payloads)
     # Four times as fast as the json module, which would take 20 ms for a thousand nodes.
     text = to_json(
         {
@@ -186,6 +194,44 @@ def _write_shared(graph: Graph) -> _Shared:
         }
     ).decode()
     return _Shared(digest, text[1:])
+
+
+def _encrypted(
+    graph: Graph, nodes: list[dict[str, Any]], payloads: Payloads
+) -> list[dict[str, Any]]:
+    """Return the nodes with encrypted arguments. The database makes a task of each element of a list, so a
+    node that may have such a list as its result is marked: its elements are encrypted one by one.
+    """
+    mapped = {node.get("map_over") for node in nodes} | {graph.output_index}
+    return [
+        node
+        | {"task_kwargs": _encrypted_kwargs(node, payloads)}
+        | ({"inputs": _marked(node)} if node["kind"] == "task" and index in mapped else {})
+        for index, node in enumerate(nodes)
+    ]
+
+
+def _encrypted_kwargs(node: dict[str, Any], payloads: Payloads) -> str:
+    text: str = node["task_kwargs"]
+    if node["kind"] != "workflow":
+        return payloads.encrypt(text)
+    # A worker reads the key to see whether it has the definition.
+    head = _expansion_head(node["sub_definition_key"])
+    return f"{head}{payloads.encrypt(text[len(head) : -1])}}}"
+
+
+def _expansion_head(definition_key: str | None) -> str:
+    return f'{{"definition_key":{json.dumps(definition_key)},"kwargs":'
+
+
+def _marked(node: dict[str, Any]) -> str:
+    inputs: str | None = node.get("inputs")
+    return f"{_NO_INPUTS if inputs is None else inputs[:-1]},{_MAPPED}}}"
+
+
+def is_mapped(inputs: str | None) -> bool:
+    """Whether the database may make a task of each element of this node's result."""
+    return inputs is not None and _MAPPED in inputs
 
 
 def _without_nulls(node: dict[str, Any]) -> dict[str, Any]:
@@ -321,7 +367,7 @@ def _kind_values(graph: Graph, index: int, node: AnyNode, options: _TaskOptions)
         case SubWorkflowNode():
             key = node.workflow_def.own_key()
             # The arguments are already JSON text and must stay exactly as written.
-            kwargs = f'{{"definition_key":{json.dumps(key)},"kwargs":{graph.kwargs_json[index]}}}'
+            kwargs = f"{_expansion_head(key)}{graph.kwargs_json[index]}}}"
             return {
                 "kind": "workflow",
                 **_internal_values(graph, EXPAND_TASK),

@@ -1,0 +1,276 @@
+"""Encryption of payload: the texts that a database stores of arguments, results, steps, signals and logs.
+
+A text is encrypted as a whole and stays JSON, because functions in the database put texts together without
+reading them: the value of a signal becomes an argument, the results of items become a list. Decryption
+therefore replaces encrypted values wherever they are in a text. Without the key a value stays as it is, so
+nothing is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+# Annotate a statement's parameters and columns that hold payload; see ``Statement``. Payload of several rows
+# has one in each line. Columns that are only shown to people, JSON and other texts, are masked if they cannot
+# be decrypted.
+Payload: TypeAlias = str
+PayloadLines: TypeAlias = str
+ShownPayload: TypeAlias = str
+ShownText: TypeAlias = str
+
+ENCRYPTED: Final = "encrypted"
+_MARK = "__horsies_encrypted__"
+_MEMBER = f'"{_MARK}":"'
+_HEAD = "{" + _MEMBER
+# What stands before the mark in an error, whose code is readable.
+_ERROR = re.compile(
+    r'\{"error_code":(?P<code>"(?:[^"\\]|\\.)*"|\{[^{}]*\}|null),"message":"[^"]*","data":null,'
+    r'"exception":null,\Z'
+)
+_ERROR_HEAD = '{"error_code":'
+_PLAIN = frozenset({"[]", "{}", "null", ""})
+_PLAIN_CHARACTERS_MAX = 4
+_KEY_ID_CHARACTERS_MAX = 32
+_DECODER = json.JSONDecoder()
+_SPACE = " \t\r\n"
+_OK, _ERR = '{"ok":', '{"err":'
+
+
+@runtime_checkable
+class PayloadCodec(Protocol):
+    """Encrypts and decrypts payload. ``FernetCodec`` is built in; write your own for keys in a key service.
+
+    Its methods are called in producers, workers and their children, from several threads.
+
+    Example:
+        class Reversed:
+            key_id, key_ids = "r1", ("r1",)
+
+            def encode(self, data: bytes) -> str:
+                return data[::-1].hex()
+
+            def decode(self, key_id: str, text: str) -> bytes:
+                return bytes.fromhex(text)[::-1]
+    """
+
+    @property
+    def key_id(self) -> str:
+        """The id of the key that ``encode`` uses: 1 to 32 letters, digits, ``-``, ``_`` or ``.``."""
+
+    @property
+    def key_ids(self) -> Collection[str]:
+        """The ids of all keys that ``decode`` has. A worker holds tasks that need another one."""
+
+    def encode(self, data: bytes) -> str:
+        """Return the encrypted text, in printable ASCII without quotes and backslashes."""
+
+    def decode(self, key_id: str, text: str) -> bytes:
+        """Return what ``encode`` was given; ValueError if the text was changed."""
+
+
+class HasCodec(Protocol):
+    """A configuration that may have a codec."""
+
+    @property
+    def codec(self) -> PayloadCodec | None:
+        """The codec, or None."""
+
+    @property
+    def encrypt_errors(self) -> bool:
+        """Whether it also encrypts the messages of errors."""
+
+
+class Plain(str):
+    """A text that stays readable where payload is stored, because the database reads it."""
+
+    __slots__ = ()
+
+
+class Payloads:
+    """The texts of one installation, as they are stored and as they are read."""
+
+    __slots__ = ("_codec", "_encrypts_errors", "key_ids")
+
+    def __init__(self, codec: PayloadCodec, *, encrypt_errors: bool = True) -> None:
+        self._codec = codec
+        self._encrypts_errors = encrypt_errors
+        self.key_ids: Final = frozenset(codec.key_ids)
+
+    @classmethod
+    def of(cls, config: HasCodec) -> Payloads | None:
+        """The texts as a configuration encrypts them; None without a codec."""
+        if config.codec is None:
+            return None
+        return cls(config.codec, encrypt_errors=config.encrypt_errors)
+
+    def encrypt(self, text: str) -> str:
+        """Return the text to store; empty arguments, null and encrypted texts stay as they are."""
+        # The hash of a long text would take as long as its authentication.
+        is_plain = len(text) <= _PLAIN_CHARACTERS_MAX and text in _PLAIN
+        if is_plain or type(text) is Plain or text.startswith(_HEAD):
+            return text
+        return f'{_HEAD}{self._token(text)}"}}'
+
+    def encrypt_lines(self, text: str) -> str:
+        """Return the texts of several rows, one in each line."""
+        return "\n".join([self.encrypt(line) for line in text.split("\n")])
+
+    def encrypt_result(self, text: str, *, by_element: bool = False) -> str:
+        """Return a result to store: its value is encrypted, or its error apart from the code.
+
+        ``by_element`` encrypts the elements of a list one by one, for a map that makes a task of each.
+        """
+        if text.startswith(_OK):
+            value = text[len(_OK) : -1]
+            if by_element and (elements := _elements(value)) is not None:
+                return f"{_OK}[{','.join([self.encrypt(one) for one in elements])}]}}"
+            return f"{_OK}{self.encrypt(value)}}}"
+        if text.startswith(_ERR):
+            return f"{_ERR}{self._encrypted_error(text[len(_ERR) : -1])}}}"
+        return text
+
+    def encrypt_message(self, text: str | None) -> str | None:
+        """Return the message of an error to store."""
+        return self.encrypt(text) if text is not None and self._encrypts_errors else text
+
+    def decrypt(self, text: str) -> str:
+        """Return a stored text with all its values decrypted; values of unknown keys stay encrypted."""
+        return _replaced(text, self._decrypted) if _MARK in text else text
+
+    def _token(self, text: str) -> str:
+        encrypted = self._codec.encode(text.encode("utf-8", "surrogatepass"))
+        return f"{self._codec.key_id}:{encrypted}"
+
+    def _encrypted_error(self, text: str) -> str:
+        if next(_encrypted_values(text), None) is not None:
+            return text
+        try:
+            error = json.loads(text)
+        except RecursionError:  # nested too deeply for this reader
+            return self.encrypt(text)
+        if not isinstance(error, dict) or "error_code" not in error:
+            return self.encrypt(text)  # of the application's own type
+        if self._encrypts_errors:
+            return (
+                f'{{"error_code":{_written(error["error_code"])},"message":"{ENCRYPTED}","data":null,"exception":null,'
+                f'"{_MARK}":"{self._token(text)}"}}'
+            )
+        if error.get("data") is None:
+            return text
+        return _written(error | {"data": json.loads(self.encrypt(_written(error["data"])))})
+
+    def _decrypted(self, found: _Found) -> str | None:
+        if found.key_id not in self.key_ids:
+            return None
+        try:
+            data = self._codec.decode(found.key_id, found.text)
+        except ValueError:
+            return None
+        return data.decode("utf-8", "surrogatepass")
+
+
+def missing_key(*texts: str) -> str | None:
+    """Return the id of a key that is needed to read these texts; None if they are readable."""
+    for text in texts:
+        if _MARK in text and (found := next(_encrypted_values(text), None)) is not None:
+            return found.key_id
+    return None
+
+
+def masked(text: str) -> str:
+    """Return a text for a reader: values that are still encrypted are shown as the word "encrypted"."""
+    return _replaced(text, _mask) if _MARK in text else text
+
+
+def masked_text(text: str) -> str:
+    """``masked`` for a text that is not JSON and may have been cut off."""
+    return ENCRYPTED if text.startswith(_HEAD) else text
+
+
+def _mask(found: _Found) -> str:
+    if found.is_open:
+        return f'{{"{ENCRYPTED}":true}}'
+    if found.code is None:
+        return f'"{ENCRYPTED}"'
+    return f'{{"error_code":{found.code},"message":"{ENCRYPTED}","data":null,"exception":null}}'
+
+
+class _Found(NamedTuple):
+    """An encrypted value in a text: a whole one, the start of an object to which a map has added its element
+    (``is_open``), or an error with a readable code.
+    """
+
+    start: int
+    end: int
+    key_id: str
+    text: str
+    is_open: bool
+    code: str | None
+
+
+def _encrypted_values(text: str) -> Iterator[_Found]:
+    """Yield the encrypted values in a text. By searches for fixed words: a text may have megabytes, and a
+    regular expression would read it character by character.
+    """
+    done = 0
+    while (place := text.find(_MEMBER, done)) > 0:
+        first = place + len(_MEMBER)
+        last = text.find('"', first)
+        following = text[last + 1 : last + 2]
+        colon = text.find(":", first, first + _KEY_ID_CHARACTERS_MAX + 1)
+        start, code = place - 1, None
+        if text[start] == ",":
+            start = max(text.rfind(_ERROR_HEAD, done, place), done)
+            error = _ERROR.match(text[start:place])
+            code = None if error is None else error["code"]
+        if last < 0 or not first < colon < last or (code is None and text[start] != "{"):
+            done = first
+            continue
+        done = last + 2
+        token = text[colon + 1 : last]
+        yield _Found(start, done, text[first:colon], token, following == ",", code)
+
+
+def _replaced(text: str, change: Callable[[_Found], str | None]) -> str:
+    """Return a text with other values in place of the encrypted ones; None keeps one."""
+    parts: list[str] = []
+    done = 0
+    for found in _encrypted_values(text):
+        value = change(found)
+        if value is not None:
+            parts += (text[done : found.start], value[:-1] + "," if found.is_open else value)
+            done = found.end
+    return "".join([*parts, text[done:]]) if parts else text
+
+
+def _written(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _elements(text: str) -> list[str] | None:
+    """Return the JSON texts of a list's elements, exactly as they are written; None for another value."""
+    if not text.startswith("["):
+        return None
+    try:
+        return list(_each_element(text))
+    except RecursionError:  # nested too deeply for this reader
+        return None
+
+
+def _each_element(text: str) -> Iterator[str]:
+    start = _skipped(text, 1)
+    while text[start] != "]":
+        _, end = _DECODER.raw_decode(text, start)
+        yield text[start:end]
+        start = _skipped(text, end)
+        if text[start] == ",":
+            start = _skipped(text, start + 1)
+
+
+def _skipped(text: str, start: int) -> int:
+    while text[start] in _SPACE:
+        start += 1
+    return start

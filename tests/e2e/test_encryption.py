@@ -1,0 +1,229 @@
+"""Payload is encrypted in every table; a worker without the key holds the task until one with it comes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from horsies import FernetCodec, Horsies, IntervalSchedule, OperationalErrorCode, TaskSchedule
+from tests.support.database import Database
+from tests.support.tables import task
+from tests.support.wait import wait_until
+from tests.support.workers import Fleet, RunningWorker
+
+APPLICATION = "tests.support.apps.confidential:app"
+LOGS = {"log_capture": {"max_lines": 100, "max_bytes": 8_192}}
+TASKS = 3_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 150
+OLD, NEW = FernetCodec.new_key(), FernetCodec.new_key()
+Maker = Callable[..., Horsies]
+
+
+@pytest.fixture(scope="module")
+def confidential(programs: ModuleType) -> Iterator[ModuleType]:
+    module = importlib.import_module("tests.support.apps.confidential")
+    yield module
+    module.app.close()
+
+
+@pytest.fixture
+def make(confidential: ModuleType) -> Iterator[Maker]:
+    """Makes applications with some keys, and closes them."""
+    made: list[Horsies] = []
+
+    def maker(*keys: str, **changes: Any) -> Horsies:
+        made.append(confidential.make(keys, **changes))
+        return made[-1]
+
+    yield maker
+    for one in made:
+        one.close()
+
+
+def start(fleet: Fleet, *keys: str, **more: Any) -> RunningWorker:
+    environment = {"HORSIES_TEST_KEYS": ",".join(keys)}
+    return fleet.start(application=APPLICATION, environment=environment, **more)
+
+
+def task_of(app: Horsies, name: str) -> Any:
+    found = app.get_task(name)
+    assert found is not None
+    return found
+
+
+def dump(connection: psycopg.Connection[Any]) -> dict[str, str]:
+    """The text of every table of the schema, by COPY."""
+    names = connection.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+    ).fetchall()
+    texts = {}
+    for (name,) in names:
+        query = sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(name))
+        with connection.cursor().copy(query) as copied:
+            texts[name] = b"".join(bytes(part) for part in copied).decode()
+    return texts
+
+
+def leaks(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
+    """The lines of every table that contain the secret."""
+    found = {
+        name: [line for line in text.splitlines() if "S3CRET" in line]
+        for name, text in dump(connection).items()
+    }
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def test_a_dump_contains_no_argument_result_error_step_signal_note_or_log_line(
+    fleet: Fleet, make: Maker, confidential: ModuleType, connection: Database
+) -> None:
+    app = make(OLD)
+    secret = confidential.SECRET
+    start(fleet, OLD, config=LOGS)
+    handles = [
+        task_of(app, name).send(f"{secret}-{name}").unwrap()
+        for name in ("greet", "greet_async", "book", "stumble", "fail", "refuse")
+    ]
+    many = task_of(app, "greet")
+    handles += many.send_many(
+        [many.bind(f"{secret}-{one}", greeting=secret) for one in "ab"]
+    ).unwrap()
+    run = confidential.graph(app, secret).start().unwrap()
+    run.signal("word", [f"{secret}-x", f"{secret}-y"]).unwrap()
+    durable = task_of(app, "tour").send(secret, 2).unwrap()
+    app.durable_handle(durable.task_id).signal("word", f"{secret}-1").unwrap()
+    app.durable_handle(durable.task_id).signal("word", f"{secret}-2").unwrap()
+    app.durable_handle(durable.task_id).signal("later", f"{secret}-3").unwrap()
+    schedule = TaskSchedule(
+        name="daily", task_name="greet", kwargs={"name": secret}, pattern=IntervalSchedule(days=1)
+    )
+    app.schedules.add(schedule).unwrap()
+    app.schedules.add(schedule).unwrap()  # the same again
+    handles.append(app.schedules.run("daily").unwrap())
+    results = [handle.get(30_000) for handle in handles]
+    assert [one.ok_value for one in results if one.is_ok()] == [
+        f"Hello {secret}-greet",
+        f"Hello {secret}-greet_async",
+        f"booked {secret}-book",
+        f"{secret} {secret}-a",
+        f"{secret} {secret}-b",
+        f"Hello {secret}",
+    ]
+    errors = [one.err_value for one in results if one.is_err()]
+    assert [(str(one.error_code), one.message) for one in errors] == [
+        ("BUSY", f"no line for {secret}-stumble"),
+        ("UNHANDLED_EXCEPTION", errors[1].message),
+        ("REFUSED", f"{secret}-refuse"),
+    ]
+    assert f"bad name {secret}-fail" in str(errors[1].message)
+    assert errors[0].data == {"name": f"{secret}-stumble"}
+    assert run.get(30_000).ok_value == "+".join(f"Hi {secret} {secret}-{n}" for n in range(3))
+    assert run.result_for("join-1").ok_value == f"Hello {secret}-0+Hello {secret}-1"
+    assert run.result_for("join-2").ok_value == f"Hello {secret}-x+Hello {secret}-y"
+    assert durable.get(30_000).ok_value == f"described {secret}steHello {secret}{secret}-2"
+    info = app.get_task_info(handles[3].task_id, include_attempts=True).unwrap()
+    assert info is not None
+    assert info.attempts is not None
+    messages = [one.error_message for one in info.attempts]
+    assert messages == [f"no line for {secret}-stumble"] * 2
+    assert leaks(connection) == {}
+    assert connection.execute("SELECT count(*) FROM horsies_task_logs").fetchone() != (0,)
+
+
+def test_a_worker_without_the_key_holds_the_task_and_says_so_until_one_with_it_comes(
+    fleet: Fleet, make: Maker, connection: Database
+) -> None:
+    app = make(NEW)
+    without = start(fleet, OLD)
+    held = task_of(app, "greet").send("ada").unwrap()
+    plain = task_of(make(), "greet").send("bob").unwrap()  # without a codec
+    assert make(OLD).get_result(plain.task_id, 30_000).ok_value == "Hello bob"
+    unread = plain.get(30_000).err_value
+    assert unread.error_code == OperationalErrorCode.PAYLOAD_UNREADABLE
+    wait_until(lambda: "PAYLOAD_UNREADABLE" in without.log())
+    key_id = FernetCodec([NEW]).key_id
+    assert f"encrypted with key {key_id}" in without.log()
+    wait_until(lambda: task(connection, held.task_id).status == "PENDING")
+    (reason,) = [one for one in app.explain(held.task_id).unwrap().reasons if one.blocks]
+    assert (reason.code, reason.subjects) == ("PAYLOAD_UNREADABLE", (key_id,))
+    first = task(connection, held.task_id)
+    again = task_of(app, "greet").send("eve").unwrap()
+    wait_until(
+        lambda: connection.execute("SELECT count(*) FROM horsies_refusals").fetchone() == (2,)
+    )
+    assert task(connection, held.task_id).generation == first.generation  # it is not claimed again
+    start(fleet, NEW, OLD)
+    assert [one.get(30_000).ok_value for one in (held, again)] == ["Hello ada", "Hello eve"]
+    assert task(connection, held.task_id).retry_count == 0
+
+
+def test_a_run_whose_steps_need_another_key_is_held_and_continues_without_repeating_them(
+    fleet: Fleet, make: Maker, connection: Database
+) -> None:
+    app = make(NEW, OLD)
+    first = start(fleet, NEW, OLD)
+    run = task_of(make(OLD), "pair").send("ada").unwrap()
+    wait_until(lambda: connection.execute("SELECT count(*) FROM horsies_parked").fetchone() == (1,))
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0
+    without = start(fleet, OLD)  # it can read the arguments, but not the steps
+    app.durable_handle(run.task_id).signal("word", "now").unwrap()
+    wait_until(lambda: "PAYLOAD_UNREADABLE" in without.log())
+    wait_until(lambda: task(connection, run.task_id).status == "PENDING")
+    start(fleet, NEW, OLD)
+    assert make(NEW, OLD).get_result(run.task_id, 30_000).ok_value == "described ada now"
+    steps = app.durable_handle(run.task_id).info().unwrap().steps
+    assert Counter(step.name for step in steps)["described"] == 1
+
+
+def test_keys_are_rotated_under_kills_while_workers_run(
+    fleet: Fleet, make: Maker, connection: Database
+) -> None:
+    """Producers and workers change their keys one after the other, and children are killed all the time."""
+    sent: dict[str, str] = {}
+    workers = [start(fleet, OLD), start(fleet, OLD)]
+    for number, keys in enumerate([(OLD,), (OLD, NEW), (NEW, OLD), (NEW,)]):
+        producer = task_of(make(*keys), "greet_slowly")
+        calls = [producer.bind(f"n{number}-{one}") for one in range(TASKS // 4)]
+        sent |= {
+            handle.task_id: call.args[0]
+            for handle, call in zip(producer.send_many(calls).unwrap(), calls, strict=True)
+        }
+        if number:
+            workers[number % 2].signal(signal.SIGKILL if number == 2 else signal.SIGTERM)
+            workers[number % 2] = start(fleet, *keys)
+        kill_a_child(workers[number % 2])
+    workers.append(start(fleet, NEW, OLD))
+    wait_until(lambda: finished(connection) == len(sent), 120.0)
+    reader = make(NEW, OLD)
+    for task_id, name in sent.items():
+        assert reader.get_result(task_id, 5_000).ok_value == f"Hello {name}"
+    attempts = Counter(
+        str(row[0])
+        for row in connection.execute(
+            "SELECT task_id FROM horsies_task_attempts WHERE outcome = 'COMPLETED'"
+        )
+    )
+    assert set(attempts.values()) == {1}
+    done = Counter(line.label for line in fleet.journal.lines("greet"))
+    assert set(done) == set(sent.values())
+
+
+def kill_a_child(worker: RunningWorker) -> None:
+    wait_until(lambda: worker.family())
+    children = [pid for pid in worker.family() if pid not in worker.guards()]
+    os.kill(children[-1], signal.SIGKILL)
+
+
+def finished(connection: Database) -> int:
+    ((count,),) = connection.execute(
+        "SELECT count(*) FROM horsies_tasks WHERE status = 'COMPLETED'"
+    ).fetchall()
+    return int(count)

@@ -1,0 +1,169 @@
+"""Encrypted texts: what is stored, what is read with a key, and what is shown without it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horsies import ConfigurationError, FernetCodec, PayloadCodec, PostgresConfig
+from horsies.encryption import Payloads, Plain, masked, masked_text, missing_key
+
+OLD, NEW = FernetCodec.new_key(), FernetCodec.new_key()
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+class Reversed:
+    """A codec that hides nothing, so that tests see what it was given."""
+
+    key_id, key_ids = "r1", ("r1",)
+
+    def encode(self, data: bytes) -> str:
+        return data[::-1].hex()
+
+    def decode(self, key_id: str, text: str) -> bytes:
+        return bytes.fromhex(text)[::-1]
+
+
+PAYLOADS = Payloads(Reversed())
+READABLE = Payloads(Reversed(), encrypt_errors=False)
+OTHER = Payloads(FernetCodec(NEW))
+FAILED = '{"err":{"error_code":"BUSY","message":"no line for ada","data":{"name":"ada"},"exception":null}}'
+
+
+@given(JSON)
+def test_a_text_comes_back_unchanged(value: Any) -> None:
+    text = json.dumps(value)
+    stored = PAYLOADS.encrypt(text)
+    assert PAYLOADS.decrypt(stored) == text
+    json.loads(stored)
+
+
+@given(st.lists(JSON), st.booleans())
+def test_a_list_comes_back_unchanged_also_if_its_elements_are_encrypted_one_by_one(
+    value: list[Any], by_element: bool
+) -> None:
+    text = f'{{"ok":{json.dumps(value)}}}'
+    stored = PAYLOADS.encrypt_result(text, by_element=by_element)
+    assert json.loads(PAYLOADS.decrypt(stored)) == json.loads(text)
+    if by_element:
+        assert len(json.loads(stored)["ok"]) == len(value)
+
+
+@given(st.text(), st.text(), JSON)
+def test_an_error_comes_back_unchanged_and_only_its_code_is_readable(
+    code: str, message: str, data: Any
+) -> None:
+    error = {"error_code": code, "message": message, "data": data, "exception": None}
+    text = f'{{"err":{json.dumps(error)}}}'
+    stored = PAYLOADS.encrypt_result(text)
+    assert PAYLOADS.decrypt(stored) == text
+    shown = {"error_code": code, "message": "encrypted", "data": None, "exception": None}
+    assert json.loads(masked(stored)) == {"err": shown}
+    assert json.loads(READABLE.decrypt(READABLE.encrypt_result(text))) == {"err": error}
+
+
+def test_the_message_of_an_error_stays_readable_if_the_configuration_says_so() -> None:
+    stored = READABLE.encrypt_result(FAILED)
+    assert "no line for ada" in stored
+    assert missing_key(OTHER.decrypt(stored)) == "r1"
+    assert json.loads(stored)["err"]["data"].keys() == {"__horsies_encrypted__"}
+    assert READABLE.encrypt_message("no line") == "no line"
+
+
+def test_an_error_of_the_applications_own_type_is_encrypted_as_a_whole() -> None:
+    stored = PAYLOADS.encrypt_result('{"err":{"reason":"ada"}}')
+    assert masked(stored) == '{"err":"encrypted"}'
+    assert PAYLOADS.decrypt(stored) == '{"err":{"reason":"ada"}}'
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "null", "", Plain('"id"')])
+def test_an_empty_text_and_one_that_the_database_reads_stay_as_they_are(text: str) -> None:
+    assert PAYLOADS.encrypt(text) == text
+
+
+def test_an_encrypted_text_is_not_encrypted_again() -> None:
+    for text in (PAYLOADS.encrypt("[1]"), OTHER.encrypt("[1]")):
+        assert PAYLOADS.encrypt(text) == text
+    for text in (PAYLOADS.encrypt_result(FAILED), PAYLOADS.encrypt_result('{"ok":1}')):
+        assert PAYLOADS.encrypt_result(text) == text
+
+
+def test_the_element_that_a_map_adds_to_encrypted_arguments_stays_beside_them() -> None:
+    head, element = PAYLOADS.encrypt('{"greeting":"Hi"}'), PAYLOADS.encrypt('"ada"')
+    stored = f'{head[:-1]},"name":{element}}}'
+    assert PAYLOADS.decrypt(stored) == '{"greeting":"Hi","name":"ada"}'
+    assert masked(stored) == '{"encrypted":true,"name":"encrypted"}'
+
+
+def test_without_the_key_a_text_stays_as_it_is_and_names_the_key() -> None:
+    stored = OTHER.encrypt('["ada"]')
+    old = Payloads(FernetCodec([OLD]))
+    assert old.decrypt(stored) == stored
+    assert missing_key("[]", old.decrypt(stored)) == FernetCodec(NEW).key_id
+    assert missing_key("[1]", "{}") is None
+    assert masked(stored) == '"encrypted"'
+    assert masked_text(stored[:60]) == "encrypted"
+    assert masked_text("a message") == "a message"
+
+
+def test_a_changed_text_is_not_read() -> None:
+    stored = OTHER.encrypt('["ada"]')
+    changed = stored.replace(stored[60], "A" if stored[60] != "A" else "B")
+    assert OTHER.decrypt(changed) == changed
+
+
+def test_a_value_that_is_nested_too_deeply_to_be_taken_apart_is_encrypted_as_a_whole() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    for text in (f'{{"ok":{deep}}}', f'{{"err":{deep}}}'):
+        stored = PAYLOADS.encrypt_result(text, by_element=True)
+        assert "[[" not in stored
+        assert PAYLOADS.decrypt(stored) == text
+
+
+def test_all_keys_decrypt_and_the_first_one_encrypts() -> None:
+    before, after = FernetCodec([OLD, NEW]), FernetCodec([NEW, OLD])
+    assert before.key_id != after.key_id
+    assert set(before.key_ids) == set(after.key_ids)
+    assert Payloads(after).decrypt(Payloads(before).encrypt("[1]")) == "[1]"
+    assert Payloads(before).decrypt(Payloads(after).encrypt("[1]")) == "[1]"
+
+
+def test_a_codec_never_shows_its_keys() -> None:
+    codec = FernetCodec([NEW, OLD])
+    config = PostgresConfig(database_url="postgresql://db/shop", codec=codec)
+    for text in (repr(codec), str(codec), repr(config)):
+        assert NEW not in text
+        assert OLD not in text
+    assert isinstance(codec, PayloadCodec)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [([], "at least one key"), (["hunter2"], "key 1 of FernetCodec is not a Fernet key")],
+)
+def test_a_wrong_key_is_refused_and_not_quoted(keys: list[str], words: str) -> None:
+    with pytest.raises(ValueError, match=words) as refused:
+        FernetCodec(keys)
+    assert "hunter2" not in str(refused.value)
+    assert refused.value.__context__ is None
+
+
+class Nameless(Reversed):
+    key_id, key_ids = "a key", ("a key",)
+
+
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [(object(), "key_id, key_ids, encode and decode"), (Nameless(), "1 to 32 letters")],
+)
+def test_a_wrong_codec_is_refused(codec: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        PostgresConfig(database_url="postgresql://db/shop", codec=codec)
