@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from horsies import Horsies
 from horsies.db.statement import Script
+from horsies.monitor import metrics
 from horsies.monitor.measures import BOUNDS, NAMES_MAX, Series, Slot
 from horsies.monitor.metrics import (
     CATALOGUE,
@@ -51,7 +52,7 @@ from tests.db.test_keys import add_keyed
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.pool import claimed
-from tests.support.rows import add_worker, ago
+from tests.support.rows import add_task, add_worker, ago
 from tests.support.wait import wait_until
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -194,6 +195,33 @@ def test_a_lost_worker_is_counted_once_and_the_counter_never_falls(
 def series(done: int, retried: int) -> Series:
     slot = Slot(NOON - timedelta(minutes=5), done=done, retried=retried)
     return Series(timedelta(minutes=1), NOON, [slot], slot)
+
+
+def test_queues_beyond_the_limit_share_a_label(
+    app: Horsies, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "QUEUES_MAX", 2)
+    for name in ("a", "b", "c", "other"):
+        add_task(connection, queue_name=name, enqueued_at=ago(5))
+    connection.execute("INSERT INTO horsies_queues VALUES ('c', now())")
+    add_worker(connection, queues=["a", "c", "other"], processes=3)
+    gauges = ClusterGauges("public")
+    done = app.get_broker().perform(BrokerErrorCode.MONITORING_QUERY_FAILED, gauges.script())
+    found = families(exposition(done.unwrap())[0].decode())
+    tasks = {
+        sample.labels["queue"]: sample.value
+        for sample in found["horsies_queue_tasks"].samples
+        if sample.labels["state"] == "due"
+    }
+    assert tasks == {"a": 1, "b": 1, "other": 2}
+    children = {
+        sample.labels["queue"]: sample.value
+        for sample in found["horsies_queue_children"].samples
+        if sample.labels["state"] == "idle"
+    }
+    assert children == {"a": 3, "b": 0, "other": 3}
+    paused = {one.labels["queue"]: one.value for one in found["horsies_queue_paused"].samples}
+    assert paused["other"] == 1
 
 
 def test_the_time_to_drain_a_queue_follows_from_the_rate_of_ended_tasks() -> None:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
-from horsies.web import ViewOnly
+from horsies.web import ViewOnly, pages
 from tests.support.database import Database
 from tests.support.rows import (
     add_attempt,
@@ -324,3 +324,35 @@ def test_an_open_table_stays_open_while_numbers_change(page: Page, connection: D
     due = page.locator('tr[data-key="mail"] td[data-label="due"]')
     expect(due).to_have_text("2", timeout=60_000)
     expect(page.get_by_role("cell", name="70", exact=True)).to_be_visible()
+
+
+def test_of_very_many_queues_the_overview_shows_those_in_need_and_the_list_has_pages(
+    ask: Ask, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "QUEUES_SHOWN", 3)
+    monkeypatch.setattr(pages, "QUEUES_PER_PAGE", 4)
+    names = [f"queue-{number}" for number in range(9)]
+    add_worker(connection, queues=names[:8])
+    add_task(connection, queue_name="queue-8", enqueued_at=ago(5))
+    for _ in range(2):
+        add_task(connection, queue_name="queue-5", enqueued_at=ago(5))
+    connection.execute("INSERT INTO horsies_queues VALUES ('queue-2', now())")
+    shown = re.findall(r'<tr data-key="([^"]+)"', ask("/").text)
+    assert shown == ["queue-2", "queue-5", "queue-8"]
+    assert "6 more queues" in ask("/").text
+    seen: list[str] = []
+    path: str | None = "/queues"
+    while path:
+        page = ask(path).text
+        seen += re.findall(r'<tr data-key="([^"]+)"', page)
+        following = re.search(r'rel="next" href="([^"]*)"', page)
+        path = following[1] if following else None
+    assert seen == names
+
+
+def test_a_worker_of_thousands_of_queues_names_the_first(ask: Ask, connection: Database) -> None:
+    worker = add_worker(connection, queues=[f"queue-{number:04}" for number in range(3_000)])
+    for path in ("/workers", f"/workers/{worker}"):
+        page = ask(path).text
+        assert "and 2,980 more" in page
+        assert len(page) < 40_000

@@ -176,6 +176,41 @@ def test_a_page_stays_within_its_budget(small: Filled, big: Filled, name: str) -
     assert slowest <= budget.milliseconds
 
 
+# Pages of an installation with 3,000 queues and 10,000 task names: bytes and milliseconds.
+MANY = {
+    "/": (300_000, 1_000),
+    "/queues": (300_000, 1_000),
+    "/queues?after=tenant-2": (300_000, 1_000),
+    "/queues/tenant-17": (100_000, 1_000),
+    "/failures": (300_000, 1_000),
+    "/names/shop.task_17": (100_000, 1_000),
+    "/workers": (300_000, 1_000),
+    "/search?q=tenant-29": (100_000, 1_000),
+    "/doctor": (300_000, 3_000),
+    "/metrics": (600_000, 1_000),
+    "/api/overview": (3_000_000, 1_000),
+}
+
+
+@pytest.fixture(scope="module")
+def many(server_url: str) -> Iterator[Filled]:
+    """A dashboard on 3,000 queues and 10,000 task names."""
+    fill = (Path(__file__).parent / "many_names_rows.sql").read_text("utf-8")
+    with filled(server_url, fill) as dashboard:
+        yield dashboard
+
+
+@pytest.mark.parametrize("path", MANY)
+def test_thousands_of_queues_and_names_keep_a_page_small_and_quick(many: Filled, path: str) -> None:
+    size, most = MANY[path]
+    many.milliseconds(path)
+    times = sorted(many.milliseconds(path) for _ in range(5))
+    found = len(many.server.get(path).content)
+    print(f"\n{path:28} {found:9,} bytes ({size:,})  median {times[2]:6.0f} ms ({most})")
+    assert found <= size
+    assert times[2] <= most
+
+
 def test_no_viewer_no_statement_for_a_minute(small: Filled) -> None:
     small.milliseconds("/")
     wait_until(lambda: _sessions_at_work(small) == 0)

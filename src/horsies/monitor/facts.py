@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from horsies.database_url import DEFAULT_SCHEMA
 from horsies.db.statement import Row, Script, Statement
 from horsies.monitor.defaults import OVERDUE_SECONDS
+
+T = TypeVar("T")
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 MEGABYTE = 1024 * 1024
@@ -61,4 +63,11 @@ class Facts:
         key = (statement.name, repr(params))
         if key not in self._known:
             self._known[key] = yield step
+        return self._known[key]
+
+    def share(self, name: str, make: Callable[[], Script[list[T]]]) -> Script[list[T]]:
+        """What a script makes of rows, made once per run; the name identifies it."""
+        key = (name, "")
+        if key not in self._known:
+            self._known[key] = yield from make()
         return self._known[key]

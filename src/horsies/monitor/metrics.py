@@ -7,7 +7,7 @@ text or register counters import it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -30,7 +30,7 @@ from horsies.monitor.overview import (
     health_of,
     misses_notifications,
     overview_script,
-    servers_of,
+    servers_by_queue,
 )
 from horsies.tasks.send import Producer, Sent
 
@@ -223,8 +223,9 @@ PRODUCER = _metrics(
 CATALOGUE = (*CLUSTER, *WORKER, *PRODUCER)
 _BY_NAME = {metric.name: metric for metric in CATALOGUE}
 
-# The label for all tasks beyond a process's first 200 names.
-OTHER_TASK = "other"
+# The label for all tasks beyond a process's first 200 names, and for all queues beyond the first 500.
+OTHER = "other"
+QUEUES_MAX = 500
 
 
 class Sample(NamedTuple):
@@ -406,11 +407,13 @@ def cluster_samples(
     keys: Iterable[KeyCounts] = (),
 ) -> Iterator[Sample]:
     """Turn facts from the database into gauges."""
-    for queue in overview.queues:
-        yield from _queue_samples(queue, overview.workers, series.get(queue.name))
-    for one in keys:
-        yield Sample("horsies_queue_keys", (one.queue_name, "due"), one.waiting)
-        yield Sample("horsies_queue_keys", (one.queue_name, "paused"), one.paused)
+    own, others = split_queues(overview.queues)
+    serving = servers_by_queue(overview.workers)
+    for queue in own:
+        servers = serving.get(queue.name, ())
+        yield from _queue_samples(queue, servers, drain_seconds(queue.due, series.get(queue.name)))
+    yield from _samples_of_others(others, serving, series)
+    yield from _key_samples({queue.name for queue in own}, keys)
     for state, count in _worker_states(overview.workers).items():
         yield Sample("horsies_workers", (state,), count)
     yield Sample("horsies_workflow_runs", ("running",), gauges.running)
@@ -428,16 +431,62 @@ def cluster_samples(
         yield Sample("horsies_table_dead_rows", (size.name,), size.dead_rows)
 
 
+def split_queues(
+    queues: Sequence[QueueOverview],
+) -> tuple[list[QueueOverview], list[QueueOverview]]:
+    """Return the queues that have their own series, the first by name, and those that share one."""
+    if len(queues) <= QUEUES_MAX:
+        return list(queues), []
+    named = [one for one in queues if one.name != OTHER][:QUEUES_MAX]
+    names = {one.name for one in named}
+    return named, [one for one in queues if one.name not in names]
+
+
+def _samples_of_others(
+    queues: Sequence[QueueOverview],
+    serving: Mapping[str, Sequence[WorkerSummary]],
+    series: Mapping[str, Series],
+) -> Iterator[Sample]:
+    """Sum the queues beyond the first ones; the oldest task and the longest drain stand for all."""
+    if not queues:
+        return
+    oldest = max((one.oldest_waiting_seconds or 0.0 for one in queues), default=0.0)
+    shared = QueueOverview(
+        OTHER,
+        due=sum(one.due for one in queues),
+        delayed=sum(one.delayed for one in queues),
+        claimed=sum(one.claimed for one in queues),
+        running=sum(one.running for one in queues),
+        oldest_waiting_seconds=oldest,
+        paused_at=next((one.paused_at for one in queues if one.paused_at), None),
+    )
+    drain = max(drain_seconds(one.due, series.get(one.name)) for one in queues)
+    servers = {worker.worker_id: worker for one in queues for worker in serving.get(one.name, ())}
+    yield from _queue_samples(shared, list(servers.values()), drain)
+
+
+def _key_samples(own: Collection[str], keys: Iterable[KeyCounts]) -> Iterator[Sample]:
+    shared = [0, 0]
+    for one in keys:
+        if one.queue_name in own:
+            yield Sample("horsies_queue_keys", (one.queue_name, "due"), one.waiting)
+            yield Sample("horsies_queue_keys", (one.queue_name, "paused"), one.paused)
+        else:
+            shared = [shared[0] + one.waiting, shared[1] + one.paused]
+    if any(shared):
+        yield Sample("horsies_queue_keys", (OTHER, "due"), shared[0])
+        yield Sample("horsies_queue_keys", (OTHER, "paused"), shared[1])
+
+
 def _queue_samples(
-    queue: QueueOverview, workers: Iterable[WorkerSummary], series: Series | None
+    queue: QueueOverview, serving: Collection[WorkerSummary], drain: float
 ) -> Iterator[Sample]:
     name = queue.name
     for state in ("due", "delayed", "claimed", "running"):
         yield Sample("horsies_queue_tasks", (name, state), getattr(queue, state))
     oldest = queue.oldest_waiting_seconds
     yield Sample("horsies_queue_oldest_due_seconds", (name,), oldest or 0.0)
-    yield Sample("horsies_queue_drain_seconds", (name,), drain_seconds(queue.due, series))
-    serving = servers_of(name, workers)
+    yield Sample("horsies_queue_drain_seconds", (name,), drain)
     busy = sum(one.tasks_running for one in serving)
     idle = sum(max(0, one.processes - one.tasks_running) for one in serving)
     yield Sample("horsies_queue_children", (name, "busy"), busy)
@@ -494,7 +543,7 @@ def count_sends(app: _Sends, registry: CollectorRegistry | None = None) -> None:
     def observe(sent: Sent) -> None:
         if sent.task_name not in names and len(names) < NAMES_MAX:
             names.add(sent.task_name)
-        name = sent.task_name if sent.task_name in names else OTHER_TASK
+        name = sent.task_name if sent.task_name in names else OTHER
         sends.labels(sent.queue_name, name, sent.result).inc(sent.tasks)
         seconds.labels(sent.queue_name, name).observe(sent.seconds)
 

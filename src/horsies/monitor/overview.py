@@ -150,8 +150,11 @@ def overview_script(
     workers = yield from read(list_workers(include_stopped=False))
     names = {name for worker in workers for name in worker.queues}
     merged = merge_queues(names | set(configured), waiting, in_flight, recent, states)
-    running = live(workers)
-    queues = [_with_servers(queue, running, configured.get(queue.name)) for queue in merged]
+    serving = servers_by_queue(workers)
+    queues = [
+        _with_servers(queue, serving.get(queue.name, ()), configured.get(queue.name))
+        for queue in merged
+    ]
     blocked = yield from read(list_blocked(BLOCKED_SHOWN))
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
@@ -200,9 +203,8 @@ def merge_queues(
 
 
 def _with_servers(
-    queue: QueueOverview, running: Sequence[WorkerSummary], configured_cap: int | None
+    queue: QueueOverview, servers: Sequence[WorkerSummary], configured_cap: int | None
 ) -> QueueOverview:
-    servers = [one for one in running if queue.name in one.queues]
     caps = {(one.queue_caps or {}).get(queue.name) for one in servers}
     if not servers and configured_cap is not None:
         caps = {configured_cap}
@@ -240,6 +242,15 @@ def live(workers: Iterable[WorkerSummary]) -> list[WorkerSummary]:
 def servers_of(queue_name: str, workers: Iterable[WorkerSummary]) -> list[WorkerSummary]:
     """Return the live workers that serve a queue."""
     return [worker for worker in live(workers) if queue_name in worker.queues]
+
+
+def servers_by_queue(workers: Iterable[WorkerSummary]) -> dict[str, list[WorkerSummary]]:
+    """Return the live workers of every queue that one serves, in one pass over thousands of queues."""
+    serving: dict[str, list[WorkerSummary]] = {}
+    for worker in live(workers):
+        for name in dict.fromkeys(worker.queues):
+            serving.setdefault(name, []).append(worker)
+    return serving
 
 
 def counted_places(workers: Sequence[WorkerSummary]) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
+from heapq import nlargest
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
 
@@ -56,6 +57,10 @@ RANGES = {
 }
 _RATE_SERIES = ("done", "retried", "failed", "stopped")
 PERCENTILES = ("p50", "p95", "p99")
+# Rows of queues on the overview and on a page of all queues; a row is about 1 KB with its line.
+QUEUES_SHOWN = 50
+QUEUES_PER_PAGE = 100
+LINKS_MAX = 20
 
 
 class QueueRow(NamedTuple):
@@ -106,10 +111,12 @@ async def overview(view: View) -> Page:
     figures = await view.read(figures_script(view.site.queue_caps, facts))
     rates = await within_time(view, rates_script(since, step))
     lines = await attention(view, facts)
+    queues = figures.overview.queues
     context = {
         "lines": lines[:SHOWN_MAX],
         "more": max(len(lines) - SHOWN_MAX, 0),
-        "queues": _queue_rows(figures, rates),
+        "queues": _queue_rows(most_in_need(queues), figures, rates),
+        "more_queues": max(len(queues) - QUEUES_SHOWN, 0),
         "charts": charts_of(view, name, rates, {}),
         "ranges": RANGES,
         **totals_of(figures, rates),
@@ -118,9 +125,33 @@ async def overview(view: View) -> Page:
 
 
 async def queues(view: View) -> Page:
+    """List the queues by name, a page at a time."""
+    after = view.query.get("after", "")
     figures = await view.read(figures_script(view.site.queue_caps))
     rates = await within_time(view, rates_script(*RANGES["1h"]))
-    return Page("queues.html", "Queues", {"queues": _queue_rows(figures, rates)})
+    found = [one for one in figures.overview.queues if one.name > after]
+    shown = found[:QUEUES_PER_PAGE]
+    following = shown[-1].name if len(found) > len(shown) else None
+    context: dict[str, Any] = {
+        "queues": _queue_rows(shown, figures, rates),
+        "after": after,
+        "total": len(figures.overview.queues),
+        "next_url": None if following is None else view.url(f"/queues?after={quote(following)}"),
+    }
+    return Page("queues.html", "Queues", context)
+
+
+def most_in_need(queues: Sequence[QueueOverview]) -> list[QueueOverview]:
+    """Return the queues for the overview, by name: all, or of very many those that matter most now."""
+    if len(queues) <= QUEUES_SHOWN:
+        return list(queues)
+    return sorted(nlargest(QUEUES_SHOWN, queues, key=_need), key=lambda one: one.name)
+
+
+def _need(queue: QueueOverview) -> tuple[bool, bool, float, float]:
+    is_unserved = bool(queue.due) and not queue.workers
+    rate = queue.done_per_minute + queue.failed_per_minute
+    return is_unserved, queue.paused_at is not None, queue.due + queue.running, rate
 
 
 async def queue(view: View) -> Page:
@@ -174,6 +205,7 @@ async def worker(view: View) -> Page:
         raise NotFound(sentence)
     context = {
         "row": _worker_row(panel.worker),
+        "queue_links": _queue_links(view, tuple(panel.worker.queues)),
         "panel": panel,
         "children": _children(panel),
         "others": _tasks_without_child(panel),
@@ -218,8 +250,9 @@ def totals_of(figures: Figures, rates: Rates | None) -> dict[str, Any]:
     }
 
 
-def _queue_rows(figures: Figures, rates: Rates | None) -> list[QueueRow]:
-    queues = figures.overview.queues
+def _queue_rows(
+    queues: Iterable[QueueOverview], figures: Figures, rates: Rates | None
+) -> list[QueueRow]:
     return [_queue_row(one, figures.arrivals.get(one.name, 0.0), rates) for one in queues]
 
 
@@ -308,9 +341,12 @@ def _worker_row(worker: WorkerSummary) -> WorkerRow:
     return WorkerRow(worker, worker.label, status, note)
 
 
-def _queue_links(view: View, names: Iterable[str]) -> Markup:
+def _queue_links(view: View, names: Sequence[str]) -> Markup:
+    """Return links to a worker's queues; of thousands, to the first ones."""
     link = Markup('<a href="{}"><bdi>{}</bdi></a>')
-    return Markup(", ").join(link.format(view.url(f"/queues/{name}"), name) for name in names)
+    shown = (link.format(view.url(f"/queues/{name}"), name) for name in names[:LINKS_MAX])
+    more = f" and {len(names) - LINKS_MAX:,} more" if len(names) > LINKS_MAX else ""
+    return Markup(", ").join(shown) + more
 
 
 def _children(panel: WorkerPanel) -> list[ChildRow]:

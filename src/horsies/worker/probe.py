@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from horsies._version import __version__
 from horsies.logs import as_event
 from horsies.monitor.measures import BOUNDS
-from horsies.monitor.metrics import OTHER_TASK, Histogram, Sample, Value, exposition
+from horsies.monitor.metrics import OTHER, Histogram, Sample, Value, exposition
 from horsies.worker import os_process
 from horsies.worker.agenda import lifetime_clock
 from horsies.worker.tally import ENDS, TURN_BOUNDS, Counts, Key, Tally
@@ -129,7 +129,7 @@ def worker_values(vitals: Vitals, tally: Tally) -> Iterator[Value]:
 def _attempt_values(totals: Mapping[Key, Counts]) -> Iterator[Value]:
     labelled: dict[Key, Counts] = {}
     for (queue, name), counts in totals.items():
-        label = queue, name or OTHER_TASK  # a task may have this name
+        label = queue, name or OTHER  # a task may have this name
         labelled[label] = counts.plus(labelled[label]) if label in labelled else counts
     for (queue, task), counts in labelled.items():
         for end, count in zip(ENDS, counts.ends, strict=True):

@@ -3,7 +3,7 @@
 
 -- name: count_waiting
 -- PENDING by queue, from the claim index and from those of tasks with keys. For every queue and priority, one index probe finds the first task, which
--- has been due longest in its priority, however many are waiting; pairs beyond the first 2,000 are left out. Due and
+-- has been due longest in its priority, however many are waiting; pairs beyond the first 5,000 are left out. Due and
 -- delayed tasks are counted up to one more than "most" per queue: a queue of a million costs as much as one of ten
 -- thousand. The ORDER BY clauses keep a plan made on an empty table from reading the whole table.
 WITH RECURSIVE heads AS (
@@ -18,7 +18,7 @@ WITH RECURSIVE heads AS (
 queues AS MATERIALIZED (
     SELECT queue_name, array_agg(priority) AS priorities,
         min(enqueued_at) FILTER (WHERE enqueued_at <= now()) AS oldest_due_at
-    FROM (SELECT * FROM heads LIMIT 2000) AS seen GROUP BY queue_name)
+    FROM (SELECT * FROM heads LIMIT 5000) AS seen GROUP BY queue_name)
 SELECT counted.queue_name, sum(counted.due)::bigint AS due, sum(counted.delayed)::bigint AS delayed,
     extract(epoch FROM now() - min(counted.oldest_due_at))::float8 AS oldest_waiting_seconds
 FROM (SELECT queue.queue_name::text, (

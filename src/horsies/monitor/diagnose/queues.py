@@ -24,8 +24,8 @@ from horsies.findings import Finding, Level, Subject, between, command, finding,
 from horsies.monitor.overview import (
     WorkerHealth,
     health_of,
-    live,
     misses_notifications,
+    servers_by_queue,
     servers_of,
 )
 from horsies.words import counted, first_sentence, lasting, listed
@@ -70,6 +70,9 @@ class QueueSituation:
     meter: Meter | None = None
     # Whether its keys have limits, or some of them are paused: then tasks may wait beside idle children.
     limits_keys: bool = False
+    # Its live workers and the names of all served queues, where many queues are judged at once.
+    known_servers: Sequence[WorkerSummary] | None = None
+    known_names: Sequence[str] | None = None
 
     @property
     def subject(self) -> Subject:
@@ -93,7 +96,18 @@ class QueueSituation:
 
     @property
     def servers(self) -> list[WorkerSummary]:
+        if self.known_servers is not None:
+            return list(self.known_servers)
         return servers_of(self.name, self.workers)
+
+    @property
+    def served_names(self) -> Sequence[str]:
+        """The names of the queues that live workers serve."""
+        return (
+            self.known_names
+            if self.known_names is not None
+            else sorted(servers_by_queue(self.workers))
+        )
 
     @property
     def own_refused(self) -> list[RefusedCalls]:
@@ -137,9 +151,9 @@ def pause_reasons(queue: QueueSituation) -> Iterator[Finding]:
 def unserved_reasons(queue: QueueSituation) -> Iterator[Finding]:
     if queue.servers:
         return
-    served = sorted({name for worker in live(queue.workers) for name in worker.queues})
+    served = queue.served_names
     parts = [opening("QUEUE_UNSERVED", queue=queue.name)]
-    parts.append(f"; served are: {', '.join(served)}" if served else "; no worker is running")
+    parts.append(f"; served are: {listed(served)}" if served else "; no worker is running")
     last = queue.last_server
     if last is not None:
         ended = "was lost" if last.was_lost else "shut down"

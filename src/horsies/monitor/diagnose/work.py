@@ -64,7 +64,13 @@ from horsies.monitor.diagnose.queues import (
 from horsies.monitor.diagnose.runs import paused_run, schedule_reasons
 from horsies.monitor.diagnose.tasks import key_pause, running_reasons, silent_reasons
 from horsies.monitor.facts import HOUR, Facts, Limits
-from horsies.monitor.overview import WAITING_MOST, WorkerHealth, health_of, live
+from horsies.monitor.overview import (
+    WAITING_MOST,
+    WorkerHealth,
+    health_of,
+    live,
+    servers_by_queue,
+)
 from horsies.words import lasting
 
 # How many of the newest attempts are searched for crashes.
@@ -77,6 +83,8 @@ FAILURES_TIMES = 5.0
 RETRIES_MIN = 50
 # The most lost workers of an hour that are counted.
 LOSSES_MOST = 1_000
+# The most paused queues whose author is looked up, one statement each.
+PAUSERS_MAX = 50
 
 
 def _read_workers(facts: Facts) -> Script[list[WorkerSummary]]:
@@ -146,12 +154,8 @@ def _caps(facts: Facts) -> Script[Iterable[Finding]]:
         for one in capacity_reasons(queue, queue.servers)
         if one.code == "QUEUE_CAP_ZERO"
     ]
-    names = sorted({name for worker in workers for name in worker.queues})
-    differing = [
-        one
-        for name in names
-        for one in differing_caps([worker for worker in workers if name in worker.queues], name)
-    ]
+    serving = servers_by_queue(workers)
+    differing = [one for name in sorted(serving) for one in differing_caps(serving[name], name)]
     return [*zero, *differing_caps(workers), *differing]
 
 
@@ -173,19 +177,27 @@ def judge_versions(
         evidence = [f"{one.label}: {release.version or 'older'}" for one, release in known]
         sentence = "Workers run different releases of horsies."
         yield yellow(sentence, "finish the rollout", evidence)
-    for queue in sorted({name for worker in workers for name in worker.queues}):
-        names: list[set[str]] = [
-            set(release.task_names)
-            for worker, release in known
-            if queue in worker.queues and release.task_names is not None
-        ]
-        if names and (some := names[0].union(*names) - names[0].intersection(*names)):
+    knowledge = {
+        worker.worker_id: frozenset(release.task_names)
+        for worker, release in known
+        if release.task_names is not None
+    }
+    serving = servers_by_queue(workers)
+    for queue in sorted(serving):
+        ids = [worker.worker_id for worker in serving[queue]]
+        # Thousands of queues have the same workers, whose tasks are mostly equal.
+        names = list({knowledge[one] for one in ids if one in knowledge})
+        if len(names) > 1 and (some := names[0].union(*names) - names[0].intersection(*names)):
             sentence = f"Not every worker of queue {queue} has the same tasks."
             yield yellow(sentence, "finish the rollout", sorted(some)[:10])
 
 
 def read_queues(facts: Facts) -> Script[list[QueueSituation]]:
     """Every queue with due tasks: its workers, its pause, and the tasks that none of its workers can run."""
+    return (yield from facts.share("queues with due tasks", lambda: _read_queues(facts)))
+
+
+def _read_queues(facts: Facts) -> Script[list[QueueSituation]]:
     waiting = yield from facts.read(count_waiting(WAITING_MOST))
     due = {one.queue_name: one for one in waiting if one.due}
     if not due:
@@ -199,6 +211,12 @@ def read_queues(facts: Facts) -> Script[list[QueueSituation]]:
     limited = {one.name for one in (yield from facts.read(list_limited_queues()))}
     paused = {one.name: one.paused_at for one in states}
     claimed = {one.queue_name: one.claimed + one.running for one in flights}
+    serving = servers_by_queue(workers)
+    served = sorted(serving)
+    authors = yield from _pausers([name for name in sorted(due) if paused.get(name)])
+    strangers: dict[str, list[str]] = {}
+    for one in unknown:
+        strangers.setdefault(one.queue_name, []).append(one.name)
     queues = []
     for name, count in sorted(due.items()):
         first_at = clock.now - timedelta(seconds=count.oldest_waiting_seconds or 0.0)
@@ -208,20 +226,26 @@ def read_queues(facts: Facts) -> Script[list[QueueSituation]]:
                 name=name,
                 looked_at=clock.now,
                 paused_at=paused_at,
-                paused_by=(yield from _pauser(name)) if paused_at else None,
+                paused_by=authors.get(name),
                 waiting=DueCount(name, count.due, count.delayed, first_at, True, paused_at),
-                unknown_names=[one.name for one in unknown if one.queue_name == name],
+                unknown_names=strangers.get(name, ()),
                 workers=workers,
                 refused=refused,
                 claimed=claimed.get(name, 0),
                 limits_keys=name in limited,
+                known_servers=serving.get(name, ()),
+                known_names=served,
             )
         )
     return queues
 
 
-def _pauser(name: str) -> Script[str | None]:
-    return (yield from author_script(f"queue {name}", "pause_queue"))
+def _pausers(names: Sequence[str]) -> Script[dict[str, str | None]]:
+    """Return who paused these queues; of very many, the first."""
+    authors = {}
+    for name in names[:PAUSERS_MAX]:
+        authors[name] = yield from author_script(f"queue {name}", "pause_queue")
+    return authors
 
 
 def _of_queues(*rules: Callable[[QueueSituation], Iterable[Finding]]) -> Rule:
