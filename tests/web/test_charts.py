@@ -168,3 +168,22 @@ def test_names_are_escaped(draw: object) -> None:
 def test_a_long_range_is_labelled_by_days() -> None:
     rows = [Column(START + timedelta(days=day), (1.0, 0.0)) for day in range(14)]
     assert ">11-16 13:00</time><time" in column_chart(chart(rows))
+
+
+def test_a_burst_is_cut_and_named_so_that_the_others_stay_readable() -> None:
+    rows = [column(minute, 40.0, 0.0) for minute in range(59)] + [column(59, 12_000.0, 0.0)]
+    text = column_chart(chart(rows))
+    assert "<span>60</span><span>30</span><span>0</span>" in text
+    assert "columns above 60 are cut; the highest is 12,000 at 13:59" in text
+    assert 'class="line-cut"' in text
+    assert "<title>13:59 UTC: 12,000 done</title>" in text
+    even = column_chart(chart([column(minute, 40.0 + minute, 0.0) for minute in range(60)]))
+    assert "are cut" not in even
+    assert "are cut" not in column_chart(chart([column(0, 1.0, 0.0), column(1, 500.0, 0.0)]))
+
+
+def test_every_chart_says_its_numbers_under_the_pointer() -> None:
+    lines = line_chart(chart([column(0, 0.05, 0.5), column(1, None, None)], ("p50", "p95")))
+    assert "<g><title>13:00 UTC: 50ms p50, 500ms p95</title><rect" in lines
+    assert lines.count("<g>") == 1
+    assert ">Done in mail: 3 now, highest 7</title>" in sparkline("k", "Done in mail", [7, 3])

@@ -28,6 +28,9 @@ COLUMNS_MAX = 180
 _DECADES_MAX = 7
 _TOPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10, 20)
 _GAP = 0.14
+# A burst is so many times higher than the usual columns; fewer columns have no usual height.
+_BURST_FACTOR = 5
+_BURST_COLUMNS = 5
 # Sums of larger numbers could overflow.
 _VALUE_MAX = 1e15
 
@@ -53,26 +56,55 @@ class Chart:
     title: str
     series: Sequence[str]
     columns: Sequence[Column]
+    # A sentence beside the title.
+    note: str = ""
 
 
 def column_chart(chart: Chart) -> Markup:
     """Draw counts as stacked columns, the first series at the bottom; at most the last 180 slots."""
     chart = _drawable(chart)
     totals = [sum(value or 0.0 for value in column.values) for column in chart.columns]
-    top = nice_top(max(totals, default=0.0))
+    highest = max(totals, default=0.0)
+    top = nice_top(robust_top(totals))
     paths: list[list[str]] = [[] for _ in chart.series]
     for place, column in enumerate(chart.columns):
         below = 0.0
         for path, value in zip(paths, column.values, strict=True):
             if value:
-                path.append(_block(chart, place, below / top, (below + value) / top))
+                path.append(_block(chart, place, min(below / top, 1.0), (below + value) / top))
                 below += value
     shapes = [
         f'<path class="fill-{escape(kind)}" d="{"".join(path)}"/>'
         for kind, path in zip(chart.series, paths, strict=True)
     ]
+    if top < highest:
+        cut = [place for place, total in enumerate(totals) if total > top]
+        at = chart.columns[totals.index(highest)].at.astimezone(UTC)
+        note = (
+            f"columns above {number(top)} are cut; the highest is {number(highest)} at {at:%H:%M}"
+        )
+        shapes.append(_stroke("cut", "".join(_notch(chart, place) for place in cut)))
+        chart = replace(chart, note=note)
     labels = (number(top), number(top / 2), "0")
     return _figure(chart, [_grid(2), *shapes], _count_words(chart), labels, number)
+
+
+def robust_top(totals: Sequence[float]) -> float:
+    """Return the height that a chart must show: the highest column, unless a burst would flatten all others.
+
+    A column more than five times as high as nine tenths of the others is cut.
+    """
+    known = sorted(total for total in totals if total)
+    if len(known) < _BURST_COLUMNS:
+        return max(known, default=0.0)
+    usual = known[int(len(known) * 0.9) - 1]
+    return known[-1] if known[-1] <= _BURST_FACTOR * usual else usual * 1.5
+
+
+def _notch(chart: Chart, place: int) -> str:
+    """Return the white line that marks a cut column, a little below its top."""
+    step = WIDTH / len(chart.columns)
+    return f"M{place * step:.1f} 12L{(place + 1 - _GAP) * step:.1f} 6"
 
 
 def line_chart(chart: Chart) -> Markup:
@@ -99,6 +131,8 @@ def sparkline(key: str, title: str, values: Sequence[float | None]) -> Markup:
     shape = _stroke("spark", _line(heights, SPARK_WIDTH))
     words = f"{number(numbers[-1])} now, highest {number(max(numbers))}"
     size = f"{SPARK_WIDTH} {SPARK_HEIGHT}"
+    # The title is what a pointer shows.
+    title = f"{title}: {words}"
     return Markup(_svg("spark", size, key, title, words, shape))  # noqa: S704 - escaped
 
 
@@ -187,9 +221,10 @@ def _figure(
     legend = "".join(
         f' <span class="legend key-{kind}">{kind}</span>' for kind in map(escape, chart.series)
     )
+    note = f' <span class="muted">{escape(chart.note)}</span>' if chart.note else ""
     y_labels = "".join(f"<span>{escape(label)}</span>" for label in labels)
     return Markup(  # noqa: S704 - every text in it is escaped
-        f'<figure class="chart"><figcaption>{escape(chart.title)}{legend}</figcaption>'
+        f'<figure class="chart"><figcaption>{escape(chart.title)}{legend}{note}</figcaption>'
         f'<div class="plot"><div class="axis-y" aria-hidden="true">{y_labels}</div>'
         f'<div class="area">{drawing}{_links(chart, cell)}</div>'
         f'<div class="axis-x" aria-hidden="true">{_time_labels(chart.columns)}</div></div>'
@@ -198,19 +233,25 @@ def _figure(
 
 
 def _links(chart: Chart, cell: Cell) -> str:
+    """Return a layer over the columns: their numbers under the pointer, and the way to their tasks."""
     step = WIDTH / max(len(chart.columns), 1)
     form = _time_form(chart.columns)
     columns = "".join(
-        f'<a href="{escape(column.href)}" tabindex="-1">'
-        f"<title>{escape(_column_words(chart, column, form, cell))}</title>"
-        f'<rect x="{place * step:.1f}" width="{step:.1f}"/></a>'
+        _column(column, _column_words(chart, column, form, cell), place * step, step)
         for place, column in enumerate(chart.columns)
-        if column.href is not None
+        if column.href is not None or any(column.values)
     )
     return columns and (
         f'<svg class="links" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" '
         f'aria-hidden="true">{columns}</svg>'
     )
+
+
+def _column(column: Column, words: str, left: float, width: float) -> str:
+    shape = f'<title>{escape(words)}</title><rect x="{left:.1f}" width="{width:.1f}"/>'
+    if column.href is None:
+        return f"<g>{shape}</g>"
+    return f'<a href="{escape(column.href)}" tabindex="-1">{shape}</a>'
 
 
 def _table(chart: Chart, cell: Cell) -> str:

@@ -31,6 +31,8 @@ from horsies.workflow.run.results import read_error
 RUNS_PER_PAGE = 50
 NODES_PER_PAGE = 100
 CHANGES_SHOWN = 10
+# A graph with more boxes than a screen holds opens fitted.
+FIT_ABOVE = 60
 TABS = ("graph", "timeline", "nodes")
 PERIODS = ("1h", "1d", "7d")
 OPEN = tuple(status.value for status in WorkflowStatus if not status.is_terminal)
@@ -141,9 +143,20 @@ def _tab_context(view: View, shown: RunView, tab: str, selected: TreeNode | None
         "unfold_url": link_to(view, boxes="all" if len(shown.graph) > FOLD_ABOVE else None),
         "can_unfold": len(shown.graph) <= UNFOLD_MAX,
         "can_fold": 12 < len(shown.graph) <= UNFOLD_MAX,
-        "is_fit": view.query.get("zoom") == "fit",
-        "fit_url": link_to(view, zoom="fit"),
-        "full_url": link_to(view, zoom=None),
+        **_zoom_context(view, shown, len(shown.groups) if is_folded else len(shown.nodes)),
+    }
+
+
+def _zoom_context(view: View, shown: RunView, boxes: int) -> dict[str, Any]:
+    """Return the size of the drawing: a large one opens fitted, and the query may ask for the other."""
+    is_large = boxes > FIT_ABOVE
+    is_fit = view.query.get("zoom", "fit" if is_large else "full") == "fit"
+    failed = next((node for node in shown.nodes if node.status == "FAILED"), None)
+    return {
+        "is_fit": is_fit,
+        "fit_url": link_to(view, zoom=None if is_large else "fit"),
+        "full_url": link_to(view, zoom="full" if is_large else None),
+        "failed_url": None if failed is None else link_to(view, node=failed.task_index, items=None),
     }
 
 

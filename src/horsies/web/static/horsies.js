@@ -3,6 +3,7 @@
 (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const one = (selector, root = document) => root.querySelector(selector);
+  const set = (element, values) => { for (const name in values) element.setAttribute(name, values[name]); };
 
   // The only place that turns text into elements: the regions that the server renders and escapes.
   const policy = window.trustedTypes
@@ -18,7 +19,7 @@
   // ---- Patching: change the elements that differ, keep focus, selection, open details and scrolling.
 
   const FIELDS = new Set(["INPUT", "SELECT", "TEXTAREA"]);
-  const KEPT = { DETAILS: ["open"], DIALOG: ["open"] };
+  const KEPT = { DETAILS: ["open"], DIALOG: ["open"], BUTTON: ["hidden", "aria-pressed"], svg: ["width", "height", "data-zoom"] };
 
   function patchNode(old, fresh) {
     if (old.nodeType !== Node.ELEMENT_NODE) {
@@ -300,6 +301,69 @@
     return true;
   }
 
+  // Zoom sets the size of the drawing; its frame scrolls.
+  const frame = one(".graph-frame");
+  const drawn = () => one("svg.graph");
+  let isFollowing = false;
+
+  const centre = (node) => node.scrollIntoView({ block: "center", inline: "center" });
+
+  function zoom(factor) {
+    const svg = drawn();
+    const { width, height } = svg.viewBox.baseVal;
+    const now = svg.getScreenCTM().a;
+    const fit = Math.min(frame.clientWidth / width, (innerHeight * 0.75) / height, 1);
+    const scale = factor ? Math.min(Math.max(now * factor, 0.05), 3) : fit;
+    const middle = (scroll, size) => ((scroll + size / 2) / now) * scale - size / 2;
+    const place = [middle(frame.scrollLeft, frame.clientWidth), middle(frame.scrollTop, frame.clientHeight)];
+    set(svg, { width: Math.floor(width * scale), height: Math.floor(height * scale), "data-zoom": "" });
+    frame.scrollTo(...place);
+  }
+
+  function jumpToFailed() {
+    const found = all("g.node.status-failed");
+    if (!found.length) return;
+    const next = found[(found.indexOf(nodeOf(document.activeElement)) + 1) % found.length];
+    if (drawn().getScreenCTM().a < 0.6) zoom(0.8 / drawn().getScreenCTM().a);
+    one("a", next).focus({ preventScroll: true });
+    centre(next);
+  }
+
+  function trackRunning() {
+    const running = isFollowing && one("g.node.status-running");
+    if (running) centre(running);
+  }
+
+  const GRAPH = {
+    in: () => zoom(1.25),
+    out: () => zoom(0.8),
+    fit: () => zoom(0),
+    failed: jumpToFailed,
+    follow: () => {
+      isFollowing = !isFollowing;
+      one("[data-graph=follow]").ariaPressed = String(isFollowing);
+      trackRunning();
+    },
+  };
+
+  function startGraph() {
+    if (!drawn()) return;
+    Object.assign(KEYS, { "+": GRAPH.in, "-": GRAPH.out, 0: GRAPH.fit, f: GRAPH.failed, r: GRAPH.follow });
+    document.addEventListener("click", (event) => {
+      const button = event.target.closest("[data-graph]");
+      if (button) GRAPH[button.dataset.graph]();
+    });
+    main.addEventListener("horsies:sample", trackRunning);
+    frame.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey) return;
+      event.preventDefault();
+      zoom(event.deltaY < 0 ? 1.1 : 0.9);
+    }, { passive: false });
+    frame.addEventListener("pointermove", (event) => {
+      if (event.buttons === 1 && !nodeOf(event.target)) frame.scrollBy(-event.movementX, -event.movementY);
+    });
+  }
+
   // ---- Suggestions below the search box. The focus stays in the box; arrows choose, Enter opens.
 
   const SUGGESTED_MAX = 8;
@@ -355,10 +419,7 @@
   function startSuggestions() {
     const box = one("#search");
     if (!box) return;
-    box.setAttribute("role", "combobox");
-    box.setAttribute("aria-autocomplete", "list");
-    box.setAttribute("aria-controls", "suggestions");
-    box.setAttribute("aria-expanded", "false");
+    set(box, { role: "combobox", "aria-autocomplete": "list", "aria-controls": "suggestions", "aria-expanded": false });
     box.addEventListener("input", () => { clearTimeout(pause); pause = setTimeout(suggest, 200); });
     box.addEventListener("keydown", chooseSuggestion);
     box.addEventListener("blur", () => setTimeout(() => showSuggestions([]), 150));
@@ -430,7 +491,8 @@
   });
 
   document.addEventListener("keydown", onKey);
-  for (const element of all("[data-zone], [data-copy]")) element.hidden = false;
+  startGraph();
+  for (const element of all("[data-zone], [data-copy], [data-graph]")) element.hidden = false;
   if (zoneButton) zoneButton.addEventListener("click", toggleZone);
   const selected = one("g.node.selected");
   if (selected) selected.scrollIntoView({ block: "nearest", inline: "center" });
