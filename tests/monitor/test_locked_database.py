@@ -50,11 +50,15 @@ READS = (
     *(["status"], ["workers"], ["queues"], ["tasks"], ["show", "TASK"], ["explain", "TASK"]),
     *(["explain", "RUN"], ["explain", "queue", "mail"], ["explain", "schedule", "nightly"]),
     *(["workflows"], ["workflow", "show", "RUN"], ["schedules"], ["history"], ["doctor"]),
+    *(["keys", "list", "mail"], ["failures"], ["logs", "TASK"], ["durable", "show", "TASK"]),
+    *(["schedules", "next", "nightly"], ["schedules", "runs", "nightly"], ["workflow", "audit"]),
     ["health", "--timeout", "0.1"],
 )
 CHANGES = (
     *(["cancel", "TASK"], ["retry", "TASK"], ["queues", "pause", "mail"]),
     *(["schedules", "pause", "nightly"], ["workflow", "pause", "RUN"]),
+    *(["keys", "pause", "mail", "tenant"], ["durable", "signal", "TASK", "go"]),
+    ["schedules", "edit", "nightly", "--pattern", "every 2 hours"],
 )
 FROZEN_SAMPLE = [["status"], ["explain", "queue", "mail"], ["doctor"], ["cancel", "TASK"]]
 
@@ -63,8 +67,8 @@ FROZEN_SAMPLE = [["status"], ["explain", "queue", "mail"], ["doctor"], ["cancel"
 def ids(connection: Database) -> dict[str, str]:
     add_worker(connection, queues=["mail"])
     connection.execute(
-        "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at) "
-        "VALUES ('nightly', now(), now())"
+        "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at, timing) "
+        'VALUES (\'nightly\', now(), now(), \'{"pattern": {"type": "interval", "hours": 1}}\')'
     )
     return {"TASK": add_task(connection, queue_name="mail"), "RUN": add_run(connection)}
 

@@ -6,13 +6,14 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 import httpx
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 from psycopg import sql
 from starlette.routing import compile_path
 
@@ -286,11 +287,13 @@ AXE_RUN = """axe.run({resultTypes: ["violations"], elementRef: false,
     runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}).then(found => found.violations
     .filter(one => ["serious", "critical"].includes(one.impact))
     .map(one => `${one.id}: ${one.nodes[0].html.slice(0, 120)}`))"""
+# A phone, a small window beside another, and a screen.
+WIDTHS = (390, 1024, 1440)
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("part", [0, 1])
-def test_every_page_is_accessible_in_both_themes_and_widths(
+def test_every_page_is_accessible_in_both_themes_and_all_widths(
     part: int, browser: Browser, dashboard: WebServer, examples: dict[str, str]
 ) -> None:
     wrong = {}
@@ -299,7 +302,7 @@ def test_every_page_is_accessible_in_both_themes_and_widths(
         for path in (path_of(route, examples) for route in PAGES[part::2]):
             page.goto(path)
             page.evaluate(AXE_SCRIPT)
-            for theme, width in (("light", 1280), ("dark", 360), ("light", 360), ("dark", 1280)):
+            for theme, width in product(("light", "dark"), WIDTHS):
                 page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
                 page.set_viewport_size({"width": width, "height": 900})
                 overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
@@ -307,3 +310,44 @@ def test_every_page_is_accessible_in_both_themes_and_widths(
                 if found or overflow > 0:
                     wrong[f"{path} {theme} {width}"] = (found, overflow)
     assert wrong == {}
+
+
+# What has the focus, in words.
+FOCUS = """() => { const at = document.activeElement; return at === document.body ? "" :
+    `${at.getAttribute("name") || ""} ${at.textContent.trim()}`; }"""
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_timing_is_edited_with_the_keyboard_alone(
+    page: Page, connection: Database, app: Horsies, width: int
+) -> None:
+    fill(app, connection)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto("/schedules/hourly")
+    _tab_to(page, "Edit timing")
+    _enter(page)
+    _tab_to(page, "pattern")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("every 2 hours")
+    _enter(page)  # shows the slots: the first button of the form
+    expect(page.get_by_role("heading", name="After: every 2 hours")).to_be_visible()
+    _tab_to(page, "Save the edit")
+    _enter(page)
+    expect(page.get_by_text("(edited)")).to_be_visible()
+    _tab_to(page, "Reset to")
+    _enter(page)
+    expect(page.get_by_text("(edited)")).to_have_count(0)
+
+
+def _enter(page: Page) -> None:
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+
+
+def _tab_to(page: Page, words: str) -> None:
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if words in page.evaluate(FOCUS):
+            return
+    raise AssertionError(f"the keyboard does not reach {words!r}")

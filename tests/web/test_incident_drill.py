@@ -17,6 +17,8 @@ import pytest
 from playwright.sync_api import Page, expect
 from psycopg.types.json import Jsonb
 
+from horsies.app import Horsies
+from horsies.workflow.nodes.nodes import SignalNode
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
@@ -181,6 +183,19 @@ def test_a_break_is_on_the_overview_or_answered_by_one_command(
     if broken.line is not None:
         assert broken.line in codes
     assert broken.says in " ".join((answer.out + answer.err).split())
+
+
+def test_a_run_that_waits_for_a_signal_is_answered_by_one_command(
+    app: Horsies, horsies: Run, connection: Database
+) -> None:
+    approval = SignalNode("approve", node_id="approval")
+    run_id = app.workflow("w", [approval], definition_key="w.v1").start().unwrap().workflow_id
+    began = time.monotonic()
+    answer = horsies("explain", run_id)
+    print(
+        f"\n| run waits for a signal | not shown | horsies explain {time.monotonic() - began:.1f} s |"
+    )
+    assert f"horsies workflow signal {run_id} approve" in " ".join(answer.out.split())
 
 
 def test_the_reason_of_a_pause_is_on_the_line(ask: Ask, connection: Database) -> None:
