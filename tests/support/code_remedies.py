@@ -42,7 +42,7 @@ REMEDIES = {
     "TASK_EXCEPTION": "Return the type that the function declares; `horsies show ID` has the message.",
     "TASK_EXPIRED": "More workers, or a later `good_until`.",
     "TASK_IS_WORKFLOW_TASK": "Retry its run: `horsies workflow retry ID`.",
-    "TASK_NOT_CANCELLABLE": "Nothing: it has ended. Pass `include_running=True` for one that runs.",
+    "TASK_NOT_CANCELLABLE": "If the task runs, pass `include_running=True`; if it has ended, there is nothing to cancel.",
     "TASK_NOT_FOUND": "Compare the database and the schema of sender and reader; retention may have deleted it.",
     "TASK_NOT_DURABLE": "Name a task whose function is durable.",
     "TASK_NOT_HELD": "Nothing: the task is not held back.",
@@ -60,7 +60,7 @@ REMEDIES = {
     "WORKER_CRASHED": "`horsies show ID` has the signal or exit code: 9 often means out of memory. List the code in "
     "`auto_retry_for` if the task may run twice.",
     "WORKER_RESOLUTION_ERROR": "Add the module to `discover_tasks`, deploy the worker, then `horsies retry ID`.",
-    "WORKER_SERIALIZATION_ERROR": "Deploy workers of the release that sent the call, then `horsies retry ID`.",
+    "WORKER_SERIALIZATION_ERROR": "Read the message: deploy workers of the release that sent the call, or return a value that fits the annotation; then `horsies retry ID`.",
     "WORKER_STOPPED": 'A longer `--shutdown-grace`, or [`on_stop="requeue"`](stopping.md#interrupted-tasks).',
     "WORKFLOW_CANCELLED": "Nothing; the reason is in the message.",
     "WORKFLOW_CTX_MISSING_ID": "Ask for a node of this workflow, and list it in `workflow_ctx_from`.",
@@ -94,4 +94,4 @@ REMEDIES = {
     "NO_TYPE_AVAILABLE": "Nothing: this release never returns the code.",
 }
 # Mistakes that are found when an application starts: their message has the place and the fix.
-AT_THE_START = "Correct the mistake: the message has the file, the line and the fix. `horsies check` finds all of them."
+AT_THE_START = "Correct the mistake: the message has the file, the line and the fix. `horsies check` finds such mistakes before you deploy."
