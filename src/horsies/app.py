@@ -140,8 +140,9 @@ class Horsies(Operations):
         self._suppressed = False
         self._running_imports: list[object] = []
         self._producer = Producer(self.config, self.get_broker, self.are_sends_suppressed)
-        for hook in self.config.webhooks:
-            register(self._tasks, self._producer, webhooks.delivery_of(self.config, hook))
+        if self.config.webhooks:
+            for task in webhooks.builtin_tasks(self.config, self.get_broker):
+                register(self._tasks, self._producer, task)
 
     # Defining tasks
 

@@ -470,6 +470,13 @@ GROUPS: dict[str, dict[str, Entry]] = {
             level=Level.YELLOW,
             urgency=Urgency.FAILING,
         ),
+        "WEBHOOK_FAILING": _remark(
+            "The receiver of a webhook does not accept its deliveries: attempts of the last ten minutes are "
+            "repeated, or have failed finally.",
+            "`horsies tasks --name horsies.webhook.NAME`; `horsies show ID` has the answer of the receiver.",
+            level=Level.YELLOW,
+            urgency=Urgency.FAILING,
+        ),
     },
     "schedule": {
         "PAUSED": _obstacle("An operator paused the schedule.", "`horsies schedules resume NAME`."),

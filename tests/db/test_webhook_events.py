@@ -34,7 +34,7 @@ from horsies.db.statements.turn import (
     release_unstarted,
     retry_tasks,
 )
-from horsies.db.statements.workers import store_webhooks
+from horsies.db.statements.webhooks import ask_for_findings, record_findings, store_webhooks
 from horsies.db.statements.workflows import expire_run
 from horsies.ids import new_id
 from horsies.webhooks.task import subscriptions
@@ -415,3 +415,60 @@ def test_the_worker_that_starts_last_decides_and_an_equal_row_stays(
     subscribe(connection, app, on=["run.ended"], max_retries=3)
     stored = connection.execute("SELECT events, max_retries FROM horsies_webhooks").fetchall()
     assert stored == [(["run.ended"], 3)]
+
+
+# Findings
+
+
+def noticed(code: str, subject: str = "queue mail", check_id: str = "unserved") -> dict[str, Any]:
+    return {
+        "check_id": check_id,
+        "code": code,
+        "subject": subject,
+        "level": "red",
+        "sentence": f"{subject} is in trouble.",
+        "remedy": None,
+    }
+
+
+def changes(connection: Database) -> list[tuple[str, str, str]]:
+    found = [event for _, event in deliveries(connection)]
+    return [(one["type"], one["data"]["code"], one["data"]["subject"]) for one in found]
+
+
+def test_a_finding_is_announced_when_it_opens_and_when_it_closes(
+    connection: Database, app: Horsies
+) -> None:
+    subscribe(connection, app, on=["finding.opened", "finding.closed"])
+
+    def record(*found: dict[str, Any], checks: tuple[str, ...] = ("unserved", "blocked")) -> int:
+        return record_findings.fetch(connection, json.dumps(found), list(checks))[0].announced
+
+    first, second = noticed("A"), noticed("B", check_id="blocked")
+    assert record(first, first, second) == 2
+    assert record(first, second) == 0, "it is still open"
+    assert record(first, checks=("unserved",)) == 0, "its check could not be read"
+    assert record(first) == 1
+    assert record() == 1
+    assert record(first) == 1, "it has come back"
+    assert changes(connection) == [
+        ("finding.opened", "A", "queue mail"),
+        ("finding.opened", "B", "queue mail"),
+        ("finding.closed", "B", "queue mail"),
+        ("finding.closed", "A", "queue mail"),
+        ("finding.opened", "A", "queue mail"),
+    ]
+
+
+def test_the_check_is_sent_once_a_minute_for_all_workers(connection: Database) -> None:
+    with connection.transaction():
+        for _ in range(3):
+            ask_for_findings.run(connection, ("horsies.findings", "default", 100, "{}", 30_000))
+        stored = connection.execute("SELECT task_name, status, retention FROM horsies_tasks")
+        assert [(name, status) for name, status, _ in stored] == [("horsies.findings", "PENDING")]
+
+
+def test_the_end_of_a_check_is_not_announced(connection: Database, app: Horsies) -> None:
+    subscribe(connection, app)
+    fail(connection, [row(connection, task_name="horsies.findings")])
+    assert not deliveries(connection)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.receiver import Received, Receiver, receiving
+from tests.support.rows import add_task, insert_raw
 from tests.support.tables import attempts, task
 from tests.support.wait import wait_until
 from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker, is_guard
@@ -183,6 +184,27 @@ def test_a_child_killed_during_a_delivery_delivers_again(
     wait_until(lambda: task(connection, job).status == "COMPLETED")
     assert attempts(connection, job)[0].error_code == "WORKER_CRASHED"
     assert worker.stop() == 0
+
+
+def test_findings_are_delivered_when_they_open_and_when_they_close(
+    fleet: Fleet, receiver: Receiver, connection: Database
+) -> None:
+    lost = add_task(connection, queue_name="elsewhere")
+    start(fleet, receiver, connection, on=["finding.opened", "finding.closed"])
+
+    def of(kind: str) -> list[Received]:
+        return [one for one in receiver.accepted() if one.event["type"] == kind]
+
+    opened = wait_until(lambda: of("finding.opened"))[0]
+    assert opened.is_signed()
+    facts = opened.event["data"]
+    assert (facts["code"], facts["subject"]) == ("QUEUE_UNSERVED", "queue elsewhere")
+    connection.execute("DELETE FROM horsies_tasks WHERE id = %s", (lost,))
+    # The check of the next minute, now.
+    insert_raw(connection, "horsies.findings", "[]")
+    closed = wait_until(lambda: of("finding.closed"))[0]
+    assert closed.event["data"]["code"] == "QUEUE_UNSERVED"
+    assert len(of("finding.opened")) == 1
 
 
 def test_every_end_is_delivered_under_kills_and_a_flaky_receiver(

@@ -42,6 +42,7 @@ from horsies.monitor.diagnose.work import (
     judge_failing,
     judge_losses,
     judge_retrying,
+    judge_webhooks,
     worker_reasons,
 )
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
@@ -735,6 +736,10 @@ def test_workers_and_failing_tasks_have_findings() -> None:
     assert codes(list(judge_failing([FailingTask("pay", 12, 1.0)]))) == ["TASK_FAILING"]
     storm = FailingTask("pay", 0, 0.0, retries=60, usual_retries=2.0)
     assert codes(list(judge_retrying([storm, storm._replace(retries=49)]))) == ["TASK_RETRYING"]
+    (found,) = judge_webhooks([storm._replace(name="horsies.webhook.alerts", failures=2), storm])
+    assert found.code == "WEBHOOK_FAILING"
+    assert "webhook alerts refused" in found.sentence
+    assert "2 deliveries have failed finally" in found.sentence
     loss = Loss("w", "alpha", ago(60), ago(0), ["mail"])
     (found,) = judge_losses([loss])
     assert found.code == "WORKERS_LOST"

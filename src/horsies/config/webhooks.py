@@ -19,7 +19,10 @@ from pydantic import Field, model_validator
 from horsies.errors import ErrorCode
 from horsies.validation import Check, FrozenModel, raise_failed, repeated_names
 
-WebhookEvent: TypeAlias = Literal["task.failed", "task.cancelled", "task.expired", "run.ended"]
+WebhookEvent: TypeAlias = Literal[
+    "task.failed", "task.cancelled", "task.expired", "run.ended", "finding.opened", "finding.closed"
+]
+FINDING_EVENTS = frozenset({"finding.opened", "finding.closed"})
 
 # The start of a secret that is written in base64, as in the Standard Webhooks specification.
 BASE64_MARK = "whsec_"
@@ -57,8 +60,8 @@ class Webhook(FrozenModel):
     the database, and never shown in repr or logs. Required."""
 
     on: list[WebhookEvent] = Field(min_length=1)
-    """The events to deliver, at least one: `task.failed`, `task.cancelled`, `task.expired`, `run.ended`.
-    Required."""
+    """The events to deliver, at least one: `task.failed`, `task.cancelled`, `task.expired`, `run.ended`,
+    `finding.opened`, `finding.closed`. Required."""
 
     secret: str | list[str] | None = Field(default=None, repr=False)
     """The key of the signature, at least 24 bytes. A text that begins with `whsec_` is base64. With a list,

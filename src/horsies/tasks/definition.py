@@ -45,6 +45,9 @@ TIMEOUTS_MS = range(100, 2**31)
 TIMEOUT_PROBLEM = "timeout_ms must be a whole number of milliseconds from 100 to 2,147,483,647"
 MEMORY_LIMITS_MB = range(1, 2**24)
 RESERVED_PREFIX = "horsies."
+# The tasks that deliver the events of webhooks, each followed by the webhook's name.
+WEBHOOK_PREFIX = f"{RESERVED_PREFIX}webhook."
+FINDINGS_TASK = f"{RESERVED_PREFIX}findings"
 
 OnStop: TypeAlias = Literal["finish", "requeue", "fail"]
 # The name of a parameter, or a function of the arguments of a call.

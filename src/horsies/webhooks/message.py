@@ -19,6 +19,7 @@ _VERBS = {
     "task.cancelled": "was cancelled",
     "task.expired": "expired before it started",
 }
+_FINDINGS = {"finding.opened": "Found", "finding.closed": "No longer found"}
 
 
 def body_of(event: Mapping[str, Any], form: Literal["json", "slack"]) -> bytes:
@@ -56,6 +57,8 @@ def sentence(event: Mapping[str, Any]) -> str:
     elif kind == "run.ended":
         subject, how = f"Run of {facts.get('name')}", f"ended: {facts.get('status')}"
         place = f"run {facts.get('run_id')}"
+    elif kind in _FINDINGS:
+        return _escaped(f"{_FINDINGS[kind]}: {facts.get('sentence')} ({facts.get('code')})")
     else:
         return _escaped(f"Horsies sends the event {kind}.")
     code = f" with {facts['error_code']}" if facts.get("error_code") else ""

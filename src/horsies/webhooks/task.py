@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from horsies.config.app import AppConfig
+from horsies.db.statement import Step
+from horsies.db.statements.webhooks import ask_for_findings
 from horsies.errors import RetryLater, TaskFailed
 from horsies.modules import Deferred
 from horsies.retry import RetryPolicy
 from horsies.tasks.definition import (
-    RESERVED_PREFIX,
+    FINDINGS_TASK,
+    WEBHOOK_PREFIX,
     DecoratorOptions,
     TaskDefinition,
     define_builtin,
@@ -26,20 +30,36 @@ from horsies.tasks.request import max_retries
 
 if TYPE_CHECKING:
     from horsies.config.webhooks import Webhook
-    from horsies.webhooks import addresses, message, post
+    from horsies.tasks.broker import PostgresBroker
+    from horsies.webhooks import addresses, findings, message, post
     from horsies.webhooks.post import Answer
 else:  # only a child that delivers needs them
     addresses = Deferred("horsies.webhooks.addresses")
+    findings = Deferred("horsies.webhooks.findings")
     message = Deferred("horsies.webhooks.message")
     post = Deferred("horsies.webhooks.post")
 
-TASK_PREFIX = f"{RESERVED_PREFIX}webhook."
 FAILED, GONE, PRIVATE = "WEBHOOK_FAILED", "WEBHOOK_GONE", "WEBHOOK_ADDRESS_PRIVATE"
 
 _LONGEST_WAIT_SECONDS = 3_600.0
 # A receiver that sends its answer byte by byte is stopped by the time limit of the task.
 _GRACE_SECONDS = 5.0
 _RETRIED = (FAILED, "TASK_TIMEOUT", "WORKER_CRASHED", "WORKER_STOPPED")
+
+
+def builtin_tasks(
+    config: AppConfig, get_broker: Callable[[], PostgresBroker]
+) -> Iterator[TaskDefinition]:
+    """The tasks that an application with webhooks has beside those of its user."""
+    for hook in config.webhooks:
+        yield delivery_of(config, hook)
+    if wants_findings(config) and (task := findings.findings_task(config, get_broker)):
+        yield task
+
+
+def wants_findings(config: AppConfig) -> bool:
+    """Whether a webhook subscribes to findings."""
+    return any(event.startswith("finding.") for hook in config.webhooks for event in hook.on)
 
 
 def delivery_of(config: AppConfig, hook: Webhook) -> TaskDefinition:
@@ -63,7 +83,7 @@ def delivery_of(config: AppConfig, hook: Webhook) -> TaskDefinition:
         {},
         on_stop="requeue",
     )
-    return define_builtin(config, deliver, f"{TASK_PREFIX}{hook.name}", options)
+    return define_builtin(config, deliver, f"{WEBHOOK_PREFIX}{hook.name}", options)
 
 
 def deliver_event(hook: Webhook, event: dict[str, Any]) -> int:
@@ -108,6 +128,15 @@ def judge(name: str, answer: Answer) -> int:
     if wait is not None and status in (429, 503):
         raise RetryLater(min(wait, _LONGEST_WAIT_SECONDS), text)
     raise TaskFailed(FAILED, text)
+
+
+def asking(definitions: Mapping[str, TaskDefinition]) -> Step | None:
+    """The statement that sends the check for findings, at most once a minute; None without such a task."""
+    task = definitions.get(FINDINGS_TASK)
+    if task is None or task.timeout_ms is None:
+        return None
+    options = encode_options(task, None)
+    return ask_for_findings(task.name, task.queue_name, task.priority, options, task.timeout_ms)
 
 
 def subscriptions(config: AppConfig) -> str:

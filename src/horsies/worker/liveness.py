@@ -72,6 +72,8 @@ class Identity:
     known_tasks: str | None = None
     task_defaults: str | None = None
     webhooks: str = "[]"
+    # The statement that asks for the findings that webhooks are told about.
+    findings: Step | None = None
 
     @classmethod
     def of(
@@ -80,6 +82,7 @@ class Identity:
         known_tasks: str | None = None,
         task_defaults: str | None = None,
         webhooks: str = "[]",
+        findings: Step | None = None,
     ) -> Identity:
         pid = os.getpid()
         return cls(
@@ -91,6 +94,7 @@ class Identity:
             known_tasks,
             task_defaults,
             webhooks,
+            findings,
         )
 
     def sees_gone(self, other: WatchedWorker) -> bool:

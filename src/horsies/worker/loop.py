@@ -24,7 +24,7 @@ from horsies.logs import as_event, set_log_headers
 from horsies.tasks.blocked import Blocked
 from horsies.tasks.definition import OnStop
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, STOPPED_FOR_REQUEUE
-from horsies.webhooks.task import subscriptions
+from horsies.webhooks.task import asking, subscriptions
 from horsies.worker.agenda import NEVER, AwakeClock, Shutdown, Silence, lifetime_clock
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
@@ -74,6 +74,17 @@ def turn_limits(resilience: WorkerResilienceConfig, watched: WatchLimits) -> Lim
     )
 
 
+def _identity(app: Horsies, worker_id: str, known: KnownTasks) -> Identity:
+    """The worker, with the settings of its application that the database needs."""
+    return Identity.of(
+        worker_id,
+        known.as_json(),
+        task_defaults(app),
+        subscriptions(app.config),
+        asking(app.definitions()),
+    )
+
+
 def _owns_nothing(ledger: Ledger) -> bool:
     """Whether a worker owns no task, neither in memory nor in the database."""
     return ledger.is_empty and not ledger.needs_release
@@ -91,8 +102,7 @@ class Worker:
     ) -> None:
         known = KnownTasks.of(app)
         self.worker_id = pool.launcher.boot.worker_id
-        webhooks = subscriptions(app.config) if app.config.webhooks else "[]"
-        identity = Identity.of(self.worker_id, known.as_json(), task_defaults(app), webhooks)
+        identity = _identity(app, self.worker_id, known)
         self._config = config
         self._pool = pool
         watched = WatchLimits.of(app.config)

@@ -29,7 +29,8 @@ from horsies.db.statements.turn import (
     send_heartbeats,
     store_progress,
 )
-from horsies.db.statements.workers import register_defaults, store_webhooks
+from horsies.db.statements.webhooks import store_webhooks
+from horsies.db.statements.workers import register_defaults
 from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import locking_steps
 from horsies.worker.agenda import NEVER, Timer
@@ -64,7 +65,9 @@ class _Registration(NamedTuple):
 
     what: str
     step: Step
-    remedy: str
+    remedy: str = ""
+    # Whether it is done again with every snapshot.
+    is_regular: bool = False
 
 
 def _registrations(config: AppConfig, identity: Identity) -> list[_Registration]:
@@ -84,6 +87,8 @@ def _registrations(config: AppConfig, identity: Identity) -> list[_Registration]
                 _REMEDY.format(users="sends from SQL", table="horsies_task_defaults"),
             )
         )
+    if identity.findings is not None:
+        found.append(_Registration("the check for findings", identity.findings, is_regular=True))
     return found
 
 
@@ -181,11 +186,14 @@ class Maintenance:
             self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
 
     def _register(self, pipeline: Pipeline) -> None:
-        """Store settings of the application once; one that the database refuses is tried again."""
+        """Store settings of the application once, or until the database accepts them, and send what is
+        regular.
+        """
         for one in list(self._unregistered):
             with self._blocked.job(f"registering {one.what}", remedy=one.remedy):
                 pipeline.run([self._blocked.lock_wait(), one.step])
-                self._unregistered.remove(one)
+                if not one.is_regular:
+                    self._unregistered.remove(one)
 
     def store_last_progress(self, pipeline: Pipeline, ended_ids: Iterable[str]) -> None:
         """Store the last progress reports of tasks whose outcomes are recorded next."""

@@ -2,6 +2,8 @@
 -- records it, because the triggers on tasks and runs call these functions. Without webhooks they are never called. A
 -- delivery's own end is not announced, or a receiver that is down would create deliveries without end.
 --
+-- Findings are compared with those of the check before, which one built-in task runs for all workers.
+--
 -- An event contains names, ids, times and codes. Arguments, results and messages stay in the database.
 
 CREATE OR REPLACE FUNCTION horsies_event_time(p_at timestamptz) RETURNS text LANGUAGE sql STABLE
@@ -44,7 +46,8 @@ BEGIN
             'run_id', task.workflow_id, 'schedule_name', task.schedule_name))
     INTO webhooks, types, data
     FROM (SELECT ended.*, 'task.' || lower(ended.status::text) AS event FROM horsies_tasks AS ended
-          WHERE ended.id = ANY(p_ids) AND NOT starts_with(ended.task_name, 'horsies.webhook.')) AS task
+          WHERE ended.id = ANY(p_ids) AND NOT starts_with(ended.task_name, 'horsies.webhook.')
+            AND ended.task_name <> 'horsies.findings') AS task
     JOIN horsies_webhooks AS hook
         ON task.event = ANY(hook.events) AND (hook.task_names IS NULL OR task.task_name = ANY(hook.task_names));
     IF webhooks IS NOT NULL THEN
@@ -69,5 +72,44 @@ BEGIN
     PERFORM horsies_send_events(
         webhooks, array_fill('run.ended'::text, ARRAY[cardinality(webhooks)]),
         array_fill(data, ARRAY[cardinality(webhooks)]));
+END
+$$;
+
+-- Nothing -> open for the findings in "p_found" that are new; open -> nothing for those that these checks no longer
+-- have. A check that could not read its facts is not in "p_checks", and its findings stay. Returns how many events were
+-- stored.
+CREATE OR REPLACE FUNCTION horsies_record_findings_v1(p_found jsonb, p_checks text[]) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    webhooks text[];
+    types text[];
+    data json[];
+BEGIN
+    WITH found AS MATERIALIZED (
+        SELECT DISTINCT ON (one.code, one.subject) one.* FROM jsonb_to_recordset(p_found) AS one (
+            code text, subject text, check_id text, level text, sentence text, remedy text)),
+    opened AS (
+        INSERT INTO horsies_findings (code, subject, check_id, level, sentence, remedy)
+        SELECT found.code, found.subject, found.check_id, found.level, found.sentence, found.remedy FROM found
+        ORDER BY found.code, found.subject
+        ON CONFLICT (code, subject) DO NOTHING RETURNING horsies_findings.*),
+    closed AS (
+        DELETE FROM horsies_findings AS stored
+        WHERE stored.check_id = ANY(p_checks) AND NOT EXISTS (
+            SELECT FROM found WHERE found.code = stored.code AND found.subject = stored.subject)
+        RETURNING stored.*),
+    changed AS (
+        SELECT 'finding.opened' AS event, opened.*, NULL::timestamptz AS closed_at FROM opened
+        UNION ALL SELECT 'finding.closed', closed.*, clock_timestamp() FROM closed)
+    SELECT array_agg(hook.name), array_agg(changed.event), array_agg(json_build_object(
+            'code', changed.code, 'subject', changed.subject, 'level', changed.level, 'sentence', changed.sentence,
+            'remedy', changed.remedy, 'opened_at', horsies_event_time(changed.opened_at),
+            'closed_at', horsies_event_time(changed.closed_at)))
+    INTO webhooks, types, data
+    FROM changed JOIN horsies_webhooks AS hook ON changed.event = ANY(hook.events);
+    IF webhooks IS NOT NULL THEN
+        PERFORM horsies_send_events(webhooks, types, data);
+    END IF;
+    RETURN coalesce(cardinality(webhooks), 0);
 END
 $$;

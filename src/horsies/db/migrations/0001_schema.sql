@@ -344,7 +344,7 @@ CREATE TABLE horsies_task_defaults (
 -- it starts. Addresses and secrets stay in the configuration of the workers.
 CREATE TABLE horsies_webhooks (
     name          varchar(40)   PRIMARY KEY,
-    -- 'task.failed', 'task.cancelled', 'task.expired', 'run.ended'.
+    -- 'task.failed', 'task.cancelled', 'task.expired', 'run.ended', 'finding.opened', 'finding.closed'.
     events        text[]        NOT NULL,
     -- The tasks whose events are delivered; NULL for all.
     task_names    text[],
@@ -355,6 +355,19 @@ CREATE TABLE horsies_webhooks (
     timeout_ms    integer,
     retention     interval,
     updated_at    timestamptz   NOT NULL DEFAULT clock_timestamp()
+);
+
+-- The findings that webhooks have been told about and that are still open; empty unless one subscribes to findings.
+CREATE TABLE horsies_findings (
+    code       varchar(64)  NOT NULL,
+    subject    text         NOT NULL,
+    check_id   varchar(64)  NOT NULL,
+    level      varchar(16)  NOT NULL,
+    -- As it was when the finding was opened.
+    sentence   text         NOT NULL,
+    remedy     text,
+    opened_at  timestamptz  NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (code, subject)
 );
 
 -- Workers -----------------------------------------------------------------------------------------

@@ -39,35 +39,6 @@ WHERE (stored.queue_name, stored.queues, stored.retry_policy, stored.max_retries
         EXCLUDED.fixed_key,
         EXCLUDED.reject_bytes)
 
--- name: store_webhooks
--- What the webhooks of the application subscribe to. A webhook that the application no longer has is deleted with the
--- first start after its last worker has stopped. An equal row is left alone. Parameters: the webhooks as JSON, and the
--- queues of the application.
-WITH configured AS MATERIALIZED (
-    SELECT * FROM jsonb_to_recordset(%(webhooks)s::text::jsonb) AS hook (
-        name text, events text[], task_names text[], queue_name text, priority integer, max_retries integer,
-        task_options text, timeout_ms integer, retention_seconds float8)),
-removed AS (
-    DELETE FROM horsies_webhooks AS stored
-    WHERE stored.queue_name = ANY(%(queues)s::text[]) AND stored.name NOT IN (SELECT configured.name FROM configured)
-      AND NOT EXISTS (
-          SELECT FROM horsies_workers AS worker
-          WHERE worker.stopped_at IS NULL AND worker.known_tasks -> 'tasks' ? ('horsies.webhook.' || stored.name)))
-INSERT INTO horsies_webhooks AS stored (
-    name, events, task_names, queue_name, priority, max_retries, task_options, timeout_ms, retention)
-SELECT configured.name, configured.events, configured.task_names, configured.queue_name, configured.priority,
-    configured.max_retries, configured.task_options, configured.timeout_ms,
-    configured.retention_seconds * interval '1 second'
-FROM configured ORDER BY configured.name
-ON CONFLICT (name) DO UPDATE SET
-    events = EXCLUDED.events, task_names = EXCLUDED.task_names, queue_name = EXCLUDED.queue_name,
-    priority = EXCLUDED.priority, max_retries = EXCLUDED.max_retries, task_options = EXCLUDED.task_options,
-    timeout_ms = EXCLUDED.timeout_ms, retention = EXCLUDED.retention, updated_at = clock_timestamp()
-WHERE (stored.events, stored.task_names, stored.queue_name, stored.priority, stored.max_retries, stored.task_options,
-        stored.timeout_ms, stored.retention)
-    IS DISTINCT FROM (EXCLUDED.events, EXCLUDED.task_names, EXCLUDED.queue_name, EXCLUDED.priority,
-        EXCLUDED.max_retries, EXCLUDED.task_options, EXCLUDED.timeout_ms, EXCLUDED.retention)
-
 -- name: store_lane_limits
 -- The limits of all keys of a queue, as the application configures them: the worker that started last decides. An equal
 -- row is left alone. Limits that operators gave to single keys stay.

@@ -71,6 +71,7 @@ from horsies.monitor.overview import (
     live,
     servers_by_queue,
 )
+from horsies.tasks.definition import WEBHOOK_PREFIX
 from horsies.words import lasting
 
 # How many of the newest attempts are searched for crashes.
@@ -380,6 +381,27 @@ def judge_retrying(tasks: Iterable[FailingTask]) -> Iterator[Finding]:
             )
 
 
+def _webhooks(facts: Facts) -> Script[Iterable[Finding]]:
+    return judge_webhooks((yield from facts.read(find_failing_tasks())))
+
+
+def judge_webhooks(tasks: Iterable[FailingTask]) -> Iterator[Finding]:
+    """Yield that deliveries fail: even one is unusual, because it is a message that nobody got."""
+    for task in tasks:
+        name = (task.name or "").removeprefix(WEBHOOK_PREFIX)
+        if name == (task.name or ""):
+            continue
+        failed = f"; {task.failures:,} deliveries have failed finally" if task.failures else ""
+        yield finding(
+            "WEBHOOK_FAILING",
+            f"The receiver of webhook {name} refused {task.failures + task.retries:,} attempts in 10 "
+            f"minutes{failed}.",
+            subjects=[name],
+            remedy=command("tasks", "--name", f"{WEBHOOK_PREFIX}{name}"),
+            subject=Subject("task name", f"{WEBHOOK_PREFIX}{name}"),
+        )
+
+
 def _long_running(facts: Facts) -> Script[Iterable[Finding]]:
     tasks = yield from facts.read(find_overlong_tasks(facts.limits.long_running_seconds, SHOWN))
     return (one for task in tasks for one in overlong_reasons(task))
@@ -569,6 +591,14 @@ WORK_CHECKS = (
         "50, and five times as many as usual",
         "",
         _retrying,
+        is_cheap=True,
+    ),
+    Check(
+        "webhooks",
+        "deliveries of webhooks of the last ten minutes",
+        "an attempt was refused",
+        "",
+        _webhooks,
         is_cheap=True,
     ),
     Check(

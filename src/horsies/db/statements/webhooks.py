@@ -1,0 +1,38 @@
+"""Statements on webhooks and on the findings that they are told about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from horsies.db.statement import StatementFile
+
+WEBHOOKS = StatementFile("webhooks.sql")
+
+
+class Announced(NamedTuple):
+    """How many events were stored."""
+
+    announced: int
+
+
+@WEBHOOKS.statement
+def store_webhooks(webhooks: str, queues: Sequence[str]) -> None: ...
+
+
+@WEBHOOKS.statement
+def ask_for_findings(
+    task_name: str, queue_name: str, priority: int, task_options: str, timeout_ms: int
+) -> None: ...
+
+
+@WEBHOOKS.statement
+def record_findings(
+    # JSON objects: check_id, code, subject, level, sentence, remedy.
+    found: str,
+    # The checks that have read their facts: only their findings can close.
+    checks: Sequence[str],
+) -> Announced: ...
+
+
+WEBHOOKS.complete()

@@ -1,0 +1,81 @@
+"""The built-in task that compares the findings of the checks with those that webhooks have been told about.
+
+One worker sends it once a minute for all, if a webhook subscribes to findings. It runs the cheap checks of
+`horsies doctor` in a child, because they may take seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horsies.config.app import AppConfig
+from horsies.config.webhooks import FINDING_EVENTS
+from horsies.db.statement import Script
+from horsies.db.statements.webhooks import record_findings
+from horsies.errors import TaskFailed
+from horsies.findings import Level
+from horsies.monitor.diagnose.doctor import CHEAP_IDS, CheckReport, run_doctor
+from horsies.result import Err
+from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
+from horsies.tasks.definition import (
+    FINDINGS_TASK,
+    DecoratorOptions,
+    TaskDefinition,
+    define_builtin,
+)
+
+UNREADABLE = "FINDINGS_UNREADABLE"
+_TIMEOUT_MS = 30_000
+
+
+def findings_task(
+    config: AppConfig, get_broker: Callable[[], PostgresBroker]
+) -> TaskDefinition | None:
+    """Return the task, on the queue of the first webhook that subscribes to findings; None without one."""
+    hook = next((one for one in config.webhooks if FINDING_EVENTS & set(one.on)), None)
+    if hook is None:
+        return None
+
+    def look() -> int:
+        return look_for_findings(get_broker())
+
+    options = DecoratorOptions(hook.queue_name, None, None, None, _TIMEOUT_MS, {}, on_stop="fail")
+    return define_builtin(config, look, FINDINGS_TASK, options)
+
+
+def look_for_findings(broker: PostgresBroker) -> int:
+    """Run the checks, store the differences, and return how many events they have."""
+    reports = run_doctor(broker, CHEAP_IDS)
+    if isinstance(reports, Err):
+        raise TaskFailed(UNREADABLE, reports.value.message)
+    code = BrokerErrorCode.MONITORING_QUERY_FAILED
+    stored = broker.perform(code, _recording(reports.value))
+    if isinstance(stored, Err):
+        raise TaskFailed(UNREADABLE, stored.value.message)
+    return stored.value
+
+
+def _recording(reports: Sequence[CheckReport]) -> Script[int]:
+    found, checks = urgent(reports)
+    rows = yield record_findings(json.dumps(found), checks)
+    return int(rows[0].announced)
+
+
+def urgent(reports: Sequence[CheckReport]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the findings that the overview lists, and the checks that have read their facts."""
+    found = [
+        {
+            "check_id": report.id,
+            "code": one.code,
+            "subject": str(one.subject),
+            "level": one.level.value,
+            "sentence": one.sentence,
+            "remedy": one.remedy,
+        }
+        for report in reports
+        for one in report.findings
+        if one.urgency is not None and one.level is not Level.UNKNOWN
+    ]
+    return found, [report.id for report in reports if report.level is not Level.UNKNOWN]
