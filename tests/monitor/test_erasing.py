@@ -14,7 +14,15 @@ from horsies.monitor.order_plan import OrderVerb, draft_order, order_text
 from horsies.monitor.queries import RunFilters
 from tests.support.command_line import Finished, Run
 from tests.support.database import Database
-from tests.support.rows import actions, add_failed, add_run, add_task, attempts_of, row_of
+from tests.support.rows import (
+    actions,
+    add_failed,
+    add_run,
+    add_task,
+    ago,
+    attempts_of,
+    row_of,
+)
 from tests.support.traces import PERSON, add_person, add_personal_run, tables_with, traces
 
 
@@ -82,6 +90,28 @@ def test_without_the_switch_runs_stay_and_are_reported(horsies: Run, database: D
     assert (count(database), count(database, "horsies_workflows")) == (2, 2)
     done(horsies("delete", run_id, "--yes"))
     assert traces(database) == []
+
+
+@pytest.mark.parametrize("command", ["delete", "redact"])
+@pytest.mark.parametrize(("bound", "found"), [("--until", 0), ("--since", 1)])
+def test_runs_with_the_key_are_bounded_by_the_times(
+    horsies: Run, database: Database, command: str, bound: str, found: int
+) -> None:
+    runs = [
+        add_run(
+            database,
+            status="COMPLETED",
+            workflow_key=PERSON,
+            created_at=ago(age_seconds),
+            completed_at=ago(age_seconds),
+        )
+        for age_seconds in (40 * 86_400, 60)
+    ]
+    done(horsies(command, "--key", PERSON, bound, "30d", "--with-runs", "--yes"))
+    rest = database.execute(
+        "SELECT id::text FROM horsies_workflows WHERE redacted_at IS NULL"
+    ).fetchall()
+    assert rest == [(runs[1 - found],)]
 
 
 def test_a_node_that_never_ran_and_a_schedule_are_found(horsies: Run, database: Database) -> None:

@@ -69,7 +69,8 @@ def find_script(wanted: Wanted) -> Script[PersonalData]:
     """Find everything about a key or an argument."""
     if wanted.key is not None:
         found = yield from _keyed_script(wanted.key, wanted.filters)
-        others = yield find_runs_by_key(wanted.key)
+        filters = wanted.filters
+        others = yield find_runs_by_key(wanted.key, filters.since, filters.until)
         runs = [one.id for one in others]
     else:
         found = yield from _listed_script(wanted)

@@ -129,10 +129,13 @@ WHERE %(key)s::text IN (newest.lane_key, newest.idempotency_key, newest.unique_k
 ORDER BY newest.id DESC
 
 -- name: find_runs_by_key
--- The roots of the runs with this key, as the key of the run or of one of its nodes. Reads every run.
+-- The roots of the runs with this key that were started between two times, as the key of the run or of one of its
+-- nodes. NULL is no bound. Reads every run.
 SELECT DISTINCT run.root_workflow_id::text AS id FROM horsies_workflows AS run
-WHERE run.workflow_key = %(key)s::text OR EXISTS (
-    SELECT FROM horsies_workflow_tasks AS node WHERE node.workflow_id = run.id AND node.lane_key = %(key)s::text)
+WHERE (run.workflow_key = %(key)s::text OR EXISTS (
+    SELECT FROM horsies_workflow_tasks AS node WHERE node.workflow_id = run.id AND node.lane_key = %(key)s::text))
+  AND (%(since)s::timestamptz IS NULL OR run.created_at >= %(since)s::timestamptz)
+  AND (%(until)s::timestamptz IS NULL OR run.created_at < %(until)s::timestamptz)
 
 -- name: find_calls
 -- The arguments of nodes, from a node on, that contain both texts; nodes that were skipped have no task. Their key
