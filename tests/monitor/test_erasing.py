@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from horsies import Horsies
 from horsies.monitor import orders
-from horsies.monitor.order_plan import OrderVerb, draft_order, order_text
+from horsies.monitor.order_plan import (
+    Order,
+    OrderVerb,
+    draft_order,
+    order_text,
+    read_order_text,
+)
 from horsies.monitor.queries import RunFilters
 from tests.support.command_line import Finished, Run
 from tests.support.database import Database
@@ -112,6 +119,44 @@ def test_runs_with_the_key_are_bounded_by_the_times(
         "SELECT id::text FROM horsies_workflows WHERE redacted_at IS NULL"
     ).fetchall()
     assert rest == [(runs[1 - found],)]
+
+
+def store_plan(database: Database, filters: RunFilters) -> Order:
+    order = draft_order(OrderVerb.CANCEL_RUNS, filters).unwrap()
+    database.execute(
+        "INSERT INTO horsies_actions (actor, source, verb, subject, outcome, order_id, order_plan, "
+        "order_progress) VALUES ('bert', 'cli', 'cancel_runs', 'runs', 'stopped', %s, %s, '{}')",
+        [order.id, order_text(order)],
+    )
+    return order
+
+
+def stored_plan(database: Database, order: Order) -> Order:
+    found = database.execute(
+        "SELECT order_plan FROM horsies_actions WHERE order_id = %s", [order.id]
+    ).fetchone()
+    assert found is not None
+    return read_order_text(found[0])
+
+
+def test_orders_lose_the_keys_of_erased_runs_and_nothing_else(
+    horsies: Run, database: Database
+) -> None:
+    erased = ["nightly", "runs", "workflow_keys", "id"]
+    keys = [*erased, "other"]
+    filters = RunFilters(names=["nightly"], workflow_keys=keys)
+    order, other = (
+        store_plan(database, one) for one in (filters, replace(filters, workflow_keys=["other"]))
+    )
+    ids = [
+        add_run(database, status="COMPLETED", workflow_key=key, completed_at=ago(1))
+        for key in erased
+    ]
+    done(horsies("delete", *ids, "--yes"))
+    assert order.runs is not None
+    wanted = replace(order.runs, workflow_keys=["erased"] * 4 + ["other"])
+    assert stored_plan(database, order) == replace(order, runs=wanted)
+    assert stored_plan(database, other) == other
 
 
 def test_a_node_that_never_ran_and_a_schedule_are_found(horsies: Run, database: Database) -> None:

@@ -114,10 +114,14 @@ WHERE run.workflow_key IS NOT NULL AND (run.id = ANY(%(ids)s::uuid[])
     OR (run.root_workflow_id = ANY(%(ids)s::uuid[]) AND run.parent_workflow_id IS NOT NULL))
 
 -- name: forget_run_keys
--- The filters of earlier bulk orders name runs by their keys, as JSON texts. Reads every order on record.
-UPDATE horsies_actions AS change SET order_plan = replace(change.order_plan, erased.json, '"erased"')
-FROM (SELECT to_json(key)::text AS json FROM unnest(%(keys)s::text[]) AS key) AS erased
-WHERE change.order_id IS NOT NULL AND strpos(change.order_plan, erased.json) > 0
+-- The filters of earlier bulk orders name runs by their keys. Only this list of the plan changes: an equal text elsewhere
+-- is a name, or a member of the plan. Reads every order of runs on record.
+UPDATE horsies_actions AS change SET order_plan = jsonb_set(change.order_plan::jsonb, '{runs,workflow_keys}', (
+    SELECT jsonb_agg(CASE WHEN named.key = ANY(%(keys)s::text[]) THEN 'erased' ELSE named.key END ORDER BY named.position)
+    FROM jsonb_array_elements_text(change.order_plan::jsonb #> '{runs,workflow_keys}') WITH ORDINALITY
+        AS named (key, position)))::text
+WHERE change.order_id IS NOT NULL AND right(change.verb, 5) = '_runs'
+  AND change.order_plan::jsonb #> '{runs,workflow_keys}' ?| %(keys)s::text[]
 
 -- name: find_tasks_by_key
 -- The tasks of one window, newest first, with this key: as their key, idempotency key or unique key.
