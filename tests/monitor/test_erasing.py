@@ -159,6 +159,21 @@ def test_orders_lose_the_keys_of_erased_runs_and_nothing_else(
     assert stored_plan(database, other) == other
 
 
+@pytest.mark.parametrize("command", ["delete", "redact"])
+def test_the_id_of_a_task_takes_its_whole_run_with_the_switch(
+    horsies: Run, database: Database, command: str
+) -> None:
+    add_personal_run(database)
+    parts = [row[0] for row in database.execute("SELECT id::text FROM horsies_tasks").fetchall()]
+    single = add_task(database, status="COMPLETED")
+    refused = done(horsies(command, *parts, "--yes"))
+    assert "2 refused: 2 part of a workflow (--with-runs takes whole runs)" in refused.out
+    done(horsies(command, *parts, single, "--with-runs", "--yes"))
+    assert traces(database) == []
+    left = "SELECT count(*) FROM horsies_tasks WHERE redacted_at IS NULL"
+    assert database.execute(left).fetchone() == (0,)
+
+
 def test_a_node_that_never_ran_and_a_schedule_are_found(horsies: Run, database: Database) -> None:
     add_personal_run(database)
     for table in ("horsies_tasks", "horsies_blocked", "horsies_refusals"):

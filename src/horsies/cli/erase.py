@@ -34,7 +34,7 @@ from horsies.cli.session import (
 from horsies.ids import stored_form
 from horsies.monitor.arguments import Argument, ArgumentProblem, NoMask, parse_argument
 from horsies.monitor.order_plan import ENDLESS, ORDER_MAX, SCOPES, Order, OrderVerb, draft_order
-from horsies.monitor.personal_data import PersonalData, Wanted, find_script
+from horsies.monitor.personal_data import PersonalData, Wanted, find_script, sorted_script
 from horsies.monitor.queries import TaskFilters
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult
@@ -218,7 +218,10 @@ def _drafts(
 ) -> list[BrokerResult[Order]]:
     """Return the order, or several of at most 10,000 ids each."""
     ids, found_by = chosen.ids, None
-    if not chosen.ids and chosen.is_found:
+    if chosen.ids and chosen.with_runs:
+        named = unwrap_or_exit(session.broker.perform(_READING, sorted_script(chosen.ids)))
+        ids = [*named.tasks, *named.runs]
+    elif chosen.is_found:
         wanted = wanted_by(session, chosen)
         found = unwrap_or_exit(session.broker.perform(_READING, find_script(wanted)))
         _report(found, chosen)
