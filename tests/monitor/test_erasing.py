@@ -295,6 +295,47 @@ def test_nothing_is_deleted_by_a_dry_run_or_without_an_answer(
     assert count(database) == 1
 
 
+@pytest.mark.parametrize("command", ["delete", "redact"])
+def test_a_key_without_tasks_is_forgotten(horsies: Run, database: Database, command: str) -> None:
+    add_person(database)
+    database.execute("DELETE FROM horsies_tasks")
+    database.execute("DELETE FROM horsies_actions WHERE verb = 'cancel_task'")
+    for table in ("horsies_blocked", "horsies_refusals"):
+        database.execute(f"DELETE FROM {table}".encode())
+    others = [f"key {PERSON}-2 of queue default", f"key {PERSON} of queue b of queue default"]
+    for subject in others:
+        database.execute(
+            "INSERT INTO horsies_actions (actor, source, verb, subject, outcome) "
+            "VALUES ('bert', 'cli', 'pause_key', %s, 'done')",
+            [subject],
+        )
+    assert tables_with(database) == {"horsies_lanes", "horsies_actions"}
+    by_key = (command, "--key", PERSON)
+    shown = done(horsies(*by_key, "--dry-run")).out
+    assert shown == "No task matches.\nThe key has limits, a pause or a history in 1 queue.\n"
+    assert done(horsies(*by_key, "--until", "30d", "--yes")).out == "No task matches.\n"
+    refused = horsies(*by_key)
+    assert (refused.code, "add --yes" in refused.err) == (1, True)
+    assert count(database, "horsies_lanes") == 1
+    forgotten = done(horsies(*by_key, "--yes", "--reason", "asked for it")).out
+    assert forgotten.endswith("The key is forgotten.\n")
+    assert count(database, "horsies_lanes") == 0
+    subjects = [subject for _, _, subject, _, _ in actions(database)]
+    assert subjects == ["a key of queue default", *others, "a key"]
+    assert actions(database)[-1][1:] == (f"{command}_tasks", "a key", "done", "asked for it")
+
+
+def test_a_key_of_a_run_that_stays_keeps_its_limits(horsies: Run, database: Database) -> None:
+    add_run(database, workflow_key=PERSON)
+    database.execute(
+        "INSERT INTO horsies_lanes (queue_name, lane, lane_key, weight) "
+        "VALUES ('default', horsies_lane_v1('default', %s), %s, 2)",
+        [PERSON] * 2,
+    )
+    assert done(horsies("delete", "--key", PERSON, "--yes")).out == "No task matches.\n"
+    assert count(database, "horsies_lanes") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

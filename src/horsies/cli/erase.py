@@ -20,7 +20,7 @@ from horsies.cli.changes import (
     split_locator,
 )
 from horsies.cli.options import DatabaseUrlOption, ModuleOption
-from horsies.cli.orders import BulkCommand, DryRunOption, OrderOption, YesOption
+from horsies.cli.orders import BulkCommand, DryRunOption, OrderOption, YesOption, ask
 from horsies.cli.session import (
     EXIT_NOT_FOUND,
     JsonOption,
@@ -33,11 +33,13 @@ from horsies.cli.session import (
 )
 from horsies.ids import stored_form
 from horsies.monitor.arguments import Argument, ArgumentProblem, NoMask, parse_argument
+from horsies.monitor.erasing import forget_key_script, key_queues_script
 from horsies.monitor.order_plan import ENDLESS, ORDER_MAX, SCOPES, Order, OrderVerb, draft_order
 from horsies.monitor.personal_data import PersonalData, Wanted, find_script, sorted_script
 from horsies.monitor.queries import TaskFilters
 from horsies.states import TaskStatus
 from horsies.tasks.broker import BrokerErrorCode, BrokerResult
+from horsies.tasks.recording import Action, perform_action
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 _OUT_OF_REACH = (
@@ -185,7 +187,7 @@ def _erase(
                 raise typer.BadParameter("--order stands alone: the order has its own filters.")
             bulk.resume(order)
         else:
-            bulk.run(*_drafts(session, verb, chosen, reason))
+            bulk.run(*_drafts(bulk, chosen, reason))
     if not switches[2]:
         typer.echo(_OUT_OF_REACH, err=True)
 
@@ -213,10 +215,9 @@ def subject_ids(session: Session, given: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _drafts(
-    session: Session, verb: OrderVerb, chosen: Choice, reason: str | None
-) -> list[BrokerResult[Order]]:
+def _drafts(bulk: BulkCommand, chosen: Choice, reason: str | None) -> list[BrokerResult[Order]]:
     """Return the order, or several of at most 10,000 ids each."""
+    session, verb = bulk.session, bulk.verb
     ids, found_by = chosen.ids, None
     if chosen.ids and chosen.with_runs:
         named = unwrap_or_exit(session.broker.perform(_READING, sorted_script(chosen.ids)))
@@ -229,6 +230,8 @@ def _drafts(
         found_by = wanted.description
         if not ids:
             typer.echo("No task matches.")
+            if chosen.key is not None and chosen.filters is None and not found.runs:
+                _forget_key(bulk, chosen.key, reason)
             raise typer.Exit
     if not ids:
         return [draft_order(verb, chosen.filters or TaskFilters(), reason=reason, limit=ENDLESS)]
@@ -242,6 +245,24 @@ def _drafts(
         )
         for start in range(0, len(ids), ORDER_MAX)
     ]
+
+
+def _forget_key(bulk: BulkCommand, key: str, reason: str | None) -> None:
+    """Forget a key whose tasks are gone: its limits, its pause and what the history says about it."""
+    broker = bulk.session.broker
+    queues = unwrap_or_exit(broker.perform(_READING, key_queues_script(key)))
+    if not queues:
+        return
+    count = f"{len(queues):,} queue{'' if len(queues) == 1 else 's'}"
+    typer.echo(f"The key has limits, a pause or a history in {count}.")
+    if bulk.dry_run:
+        return
+    if not bulk.yes:
+        ask("Forget them permanently?")
+    action = Action(bulk.verb.value, "a key", reason)
+    done = perform_action(broker, BrokerErrorCode.KEY_CHANGE_FAILED, action, forget_key_script(key))
+    is_forgotten = unwrap_or_exit(unwrap_or_exit(done))
+    typer.echo("The key is forgotten." if is_forgotten else "An open task has the key: it stays.")
 
 
 def wanted_by(session: Session, chosen: Choice) -> Wanted:

@@ -64,7 +64,8 @@ class BulkCommand:
         if is_last:
             return
         if not self.yes:
-            _ask(preview)
+            order = preview.order
+            ask(order.words.question.format(order.counted(preview.eligible)))
         for one in previews:
             self._carry_out(one.order)
 
@@ -128,9 +129,8 @@ class BulkCommand:
         typer.echo(f"{line}; order {state.order.id} is {state.outcome}.")
 
 
-def _ask(preview: Preview) -> None:
-    order = preview.order
-    question = order.words.question.format(order.counted(preview.eligible))
+def ask(question: str) -> None:
+    """End the command unless the user says yes."""
     if not sys.stdin.isatty():
         exit_with(f"{question} Standard input is not a terminal: add --yes.", EXIT_FAILED)
     if not typer.confirm(question, err=True):

@@ -21,6 +21,7 @@ from horsies.db.statements.erasing import (
     RunKey,
     delete_runs,
     delete_tasks,
+    find_key_queues,
     forget_keys,
     forget_run_keys,
     forget_tasks,
@@ -32,6 +33,8 @@ from horsies.db.statements.erasing import (
 )
 from horsies.db.statements.workflows import lock_runs
 from horsies.monitor.order_plan import SCOPES, Order, OrderVerb
+from horsies.result import Ok
+from horsies.tasks.broker import BrokerResult
 
 # How many tasks one batch erases if filters choose them.
 ERASE_BATCH = 1_000
@@ -95,6 +98,19 @@ def _erase_fitting_script(order: Order, fitting: Sequence[Erasable]) -> Script[i
     if keys:
         yield forget_keys([one.queue for one in keys], [one.key for one in keys])
     return len(rows) + sum(part.is_root for part in parts)
+
+
+def key_queues_script(key: str) -> Script[list[str]]:
+    """Find the queues that have limits, a pause or a history of a key."""
+    found: list[QueueKey] = yield find_key_queues(key)
+    return [one.queue for one in found]
+
+
+def forget_key_script(key: str) -> Script[BrokerResult[bool]]:
+    """Forget a key in every queue where no open task has it; return whether all queues forgot it."""
+    queues = yield from key_queues_script(key)
+    kept: list[QueueKey] = yield forget_keys(queues, [key] * len(queues))
+    return Ok(not kept)
 
 
 class _Statements(NamedTuple):

@@ -107,6 +107,19 @@ changes AS (
 SELECT given.queue, given.key FROM given
 WHERE NOT EXISTS (SELECT FROM free WHERE free.queue = given.queue AND free.key = given.key)
 
+-- name: find_key_queues
+-- The queues that have limits or a pause of this key, or changes to it on record. The name of a queue contains no spaces:
+-- such a subject is about another key. Reads every change on record.
+SELECT stored.queue_name::text AS queue, stored.lane_key AS key FROM horsies_lanes AS stored
+WHERE stored.lane_key = %(key)s::text AND stored.task_rate_seconds IS NULL
+UNION
+SELECT named.queue, %(key)s::text FROM (
+    SELECT substr(change.subject, length(start.words) + 1) AS queue
+    FROM horsies_actions AS change, (
+        SELECT left('key ' || %(key)s::text || ' of queue ', 255) AS words) AS start
+    WHERE change.order_id IS NULL AND starts_with(change.subject, start.words)) AS named
+WHERE strpos(named.queue, ' ') = 0
+
 -- name: read_run_keys
 -- The keys of runs, and of the runs below them, that are about to be erased.
 SELECT DISTINCT run.workflow_key AS key FROM horsies_workflows AS run
