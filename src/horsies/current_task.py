@@ -18,6 +18,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from horsies.encryption import unmarked
 from horsies.errors import UNLIMITED_RETRIES, NoCurrentTaskError
 
 NOTE_CHARACTERS_MAX = 200
@@ -207,7 +208,8 @@ class CurrentTask:
         if page is None or running_task() is not self:
             return
         try:
-            text = b"" if note is None else note[:NOTE_CHARACTERS_MAX].encode(errors="replace")
+            shown = "" if note is None else unmarked(note[:NOTE_CHARACTERS_MAX])
+            text = shown.encode(errors="replace")
             if done - done or (total is not None and total - total):  # infinite, or not a number
                 raise ValueError(f"progress() takes finite numbers, not {done!r} of {total!r}.")
             token = attempt_token(self._attempt.task_id, self._attempt.generation)

@@ -4,6 +4,9 @@ A text is encrypted as a whole and stays JSON, because functions in the database
 reading them: the value of a signal becomes an argument, the results of items become a list. Decryption
 therefore replaces encrypted values wherever they are in a text. Without the key a value stays as it is, so
 nothing is lost.
+
+Encrypted values are found by a mark. What users send and return never contains it, because ``unmarked``
+escapes it where their values are written; so all that has the mark is encrypted.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ ENCRYPTED: Final = "encrypted"
 _MARK = "__horsies_encrypted__"
 _MEMBER = f'"{_MARK}":"'
 _HEAD = "{" + _MEMBER
+# The same member as JSON reads it, but not the mark.
+_ESCAPED_MEMBER = _MEMBER.replace("_", "\\u005f", 1)
 # What stands before the mark in an error, whose code is readable.
 _ERROR = re.compile(
     r'\{"error_code":(?P<code>"(?:[^"\\]|\\.)*"|\{[^{}]*\}|null),"message":"[^"]*","data":null,'
@@ -134,7 +139,7 @@ class Payloads:
 
     def encrypt_message(self, text: str | None) -> str | None:
         """Return the message of an error to store."""
-        return self.encrypt(text) if text is not None and self._encrypts_errors else text
+        return self.encrypt(unmarked(text)) if text and self._encrypts_errors else text
 
     def decrypt(self, text: str) -> str:
         """Return a stored text with all its values decrypted; values of unknown keys stay encrypted."""
@@ -160,7 +165,10 @@ class Payloads:
             )
         if error.get("data") is None:
             return text
-        return _written(error | {"data": json.loads(self.encrypt(_written(error["data"])))})
+        parts = {name: unmarked(_written(value)) for name, value in error.items()}
+        parts["data"] = self.encrypt(parts["data"])
+        members = [f"{_written(name)}:{part}" for name, part in parts.items()]
+        return f"{{{','.join(members)}}}"
 
     def _decrypted(self, found: _Found) -> str | None:
         if found.key_id not in self.key_ids:
@@ -170,6 +178,11 @@ class Payloads:
         except ValueError:
             return None
         return data.decode("utf-8", "surrogatepass")
+
+
+def unmarked(text: str) -> str:
+    """Return the JSON text of a user's value with the mark escaped; JSON reads the same value."""
+    return text.replace(_MEMBER, _ESCAPED_MEMBER)
 
 
 def missing_key(*texts: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 from collections import Counter
@@ -14,7 +15,14 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from horsies import FernetCodec, Horsies, IntervalSchedule, OperationalErrorCode, TaskSchedule
+from horsies import (
+    FernetCodec,
+    Horsies,
+    IntervalSchedule,
+    OperationalErrorCode,
+    TaskNode,
+    TaskSchedule,
+)
 from tests.support.database import Database
 from tests.support.tables import task
 from tests.support.wait import wait_until
@@ -181,6 +189,33 @@ def test_a_run_whose_steps_need_another_key_is_held_and_continues_without_repeat
     assert make(NEW, OLD).get_result(run.task_id, 30_000).ok_value == "described ada now"
     steps = app.durable_handle(run.task_id).info().unwrap().steps
     assert Counter(step.name for step in steps)["described"] == 1
+
+
+@pytest.mark.parametrize("keys", [(OLD,), ()], ids=["codec", "no codec"])
+def test_a_value_that_looks_like_an_encrypted_one_is_plain_data(
+    fleet: Fleet, make: Maker, connection: Database, keys: tuple[str, ...]
+) -> None:
+    app, value = make(*keys), {"__horsies_encrypted__": "a:b"}
+    start(fleet, *keys)
+    sent = task_of(app, "echo").send(value).unwrap()
+    assert sent.get(30_000).ok_value == value
+    call = [json.dumps({"value": value})]
+    row = connection.execute("SELECT horsies_send_v1('echo', %s::jsonb)", call).fetchone()
+    assert row is not None
+    assert app.get_result(str(row[0]), 30_000).ok_value == value
+    run = task_of(app, "echo_signal").send(value).unwrap()
+    wait_until(lambda: connection.execute("SELECT count(*) FROM horsies_parked").fetchone() == (1,))
+    app.durable_handle(run.task_id).signal("word", value).unwrap()
+    assert run.get(30_000).ok_value == [value, value]
+    node: Any = TaskNode(task_of(app, "echo"), kwargs={"value": value})
+    after: Any = TaskNode(task_of(app, "echo"), args_from={"value": node}, waits_for=[node])
+    graph = app.workflow("echoes", [node, after], definition_key="e2e.confidential.echoes")
+    (end,) = graph.start().unwrap().get(30_000).ok_value.values()
+    assert end.ok_value == value
+    stored = connection.execute(
+        "SELECT count(*) FROM horsies_tasks WHERE result LIKE '%%\"a:b\"%%'"
+    ).fetchone()
+    assert (stored == (0,)) is bool(keys)
 
 
 def test_keys_are_rotated_under_kills_while_workers_run(

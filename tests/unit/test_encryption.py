@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horsies import ConfigurationError, FernetCodec, PayloadCodec, PostgresConfig
+from horsies import (
+    ConfigurationError,
+    FernetCodec,
+    PayloadCodec,
+    PostgresConfig,
+    TaskError,
+    TaskResult,
+)
+from horsies.codec.results import ResultCodec, encode_task_error
 from horsies.encryption import Payloads, Plain, masked, masked_text, missing_key
 
 OLD, NEW = FernetCodec.new_key(), FernetCodec.new_key()
@@ -35,6 +43,7 @@ class Reversed:
 PAYLOADS = Payloads(Reversed())
 READABLE = Payloads(Reversed(), encrypt_errors=False)
 OTHER = Payloads(FernetCodec(NEW))
+MARKED = {"__horsies_encrypted__": "a:b"}
 FAILED = '{"err":{"error_code":"BUSY","message":"no line for ada","data":{"name":"ada"},"exception":null}}'
 
 
@@ -94,6 +103,28 @@ def test_an_encrypted_text_is_not_encrypted_again() -> None:
         assert PAYLOADS.encrypt(text) == text
     for text in (PAYLOADS.encrypt_result(FAILED), PAYLOADS.encrypt_result('{"ok":1}')):
         assert PAYLOADS.encrypt_result(text) == text
+
+
+@pytest.mark.parametrize("value", [MARKED, {"in": [MARKED]}, {**MARKED, "b": 1}, {'"': MARKED}])
+def test_a_value_that_looks_like_an_encrypted_one_is_encrypted_and_read_like_any_other(
+    value: Any,
+) -> None:
+    text = ResultCodec.of(Any, TaskError).encode(TaskResult(ok=value)).unwrap()
+    assert json.loads(text) == {"ok": value}
+    assert missing_key(text) is None
+    for by_element in (False, True):
+        stored = PAYLOADS.encrypt_result(text, by_element=by_element)
+        assert "a:b" not in stored
+        assert missing_key(stored) == "r1"
+        assert missing_key(PAYLOADS.decrypt(stored)) is None
+    error = TaskError(error_code="BUSY", message=json.dumps(MARKED), data=value, exception=MARKED)
+    for payloads in (PAYLOADS, READABLE):
+        read = payloads.decrypt(payloads.encrypt_result(encode_task_error(error)))
+        assert json.loads(read)["err"]["data"] == value
+        assert missing_key(read) is None
+    message = PAYLOADS.encrypt_message('{"__horsies_encrypted__":"a:b"}')
+    assert message is not None
+    assert "a:b" not in message
 
 
 def test_the_element_that_a_map_adds_to_encrypted_arguments_stays_beside_them() -> None:

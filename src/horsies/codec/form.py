@@ -30,6 +30,7 @@ from horsies.codec.faults import (
     succeeds,
 )
 from horsies.codec.shape import Shape, ValueShape, adapter_of, complete_adapter_of, may_hold
+from horsies.encryption import unmarked
 from horsies.result import Err, Ok, Result
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class JsonForm:
         except Exception as error:
             return self._misfit(error, value)
         try:
-            text = self._dump(checked).decode()
+            text = unmarked(self._dump(checked).decode())
         except Exception as error:
             return self._conversion(value, checked) or self._undumpable(error, checked)
         if self._open or _is_suspect(text) or (self._converts and not equal(value, checked)):

@@ -23,6 +23,7 @@ from horsies.db.statements.durable import (
 )
 from horsies.durable.past import checked_name
 from horsies.durable.steps import form_of
+from horsies.encryption import unmarked
 from horsies.errors import DurableMisuse
 from horsies.ids import stored_form
 from horsies.result import Err, Ok, Result
@@ -116,7 +117,7 @@ def _written(form: JsonForm, value: object) -> tuple[str, str | None]:
 
 def _read_json(form: JsonForm, value: object) -> tuple[str, str | None]:
     """The text of a JSON value, and why the declared type does not fit it."""
-    text = to_json(value).decode()
+    text = unmarked(to_json(value).decode())
     read = form.decode(text)
     return text, read.value.message if isinstance(read, Err) else None
 

@@ -15,6 +15,7 @@ from horsies.codec.form import CodecError, JsonForm
 from horsies.codec.shape import Part, ValueShape, bare
 from horsies.durable.past import checked_name
 from horsies.durable.time_limit import StepTimeout
+from horsies.encryption import unmarked
 from horsies.error_codes import (
     BuiltInTaskCode,
     ContractCode,
@@ -45,7 +46,7 @@ class Failure(NamedTuple):
         if payload_bytes(text) > RESULT_BYTES_MAX or "\\u0000" in text:
             message = storable_text(self.message)[:_MESSAGE_CHARACTERS_MAX]
             text = to_json(Failure(self.code, message)._asdict()).decode()
-        return text
+        return unmarked(text)
 
     @classmethod
     def from_json(cls, text: str) -> Failure:

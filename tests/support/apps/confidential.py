@@ -64,6 +64,10 @@ def _add_tasks(app: Horsies) -> None:
     async def greet_async(name: str) -> str:
         return f"Hello {name}"
 
+    @app.task("echo")
+    def echo(value: dict[str, str]) -> dict[str, str]:
+        return value
+
     @app.task("book", retry_policy=AGAIN)
     def book(name: str, tx: TaskTransaction) -> str:
         tx.connection.execute("SELECT 1")
@@ -98,6 +102,10 @@ def described(name: str) -> str:
     return f"described {name}"
 
 
+def same(value: dict[str, str]) -> dict[str, str]:
+    return value
+
+
 def failing(name: str) -> str:
     raise ValueError(f"bad step {name}")
 
@@ -118,6 +126,10 @@ def _add_durable(app: Horsies) -> None:
         if rounds > 1:
             ctx.continue_as(name, rounds - 1)
         return text
+
+    @app.durable("echo_signal", retry_policy=AGAIN)
+    def echo_signal(ctx: Durable, value: dict[str, str]) -> list[dict[str, str]]:
+        return [ctx.step(same, value), ctx.wait_signal("word", dict[str, str])]
 
     @app.durable("pair", retry_policy=AGAIN)
     def pair(ctx: Durable, name: str) -> str:

@@ -253,7 +253,9 @@ CREATE OR REPLACE FUNCTION horsies_call_rows(p_calls jsonb, p_ids uuid[], p_now 
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
-    SELECT p_ids[sent.place], sent.call ->> 'task', line.queue_name, line.priority, line.kwargs,
+    SELECT p_ids[sent.place], sent.call ->> 'task', line.queue_name, line.priority,
+        -- As in encryption.py: a value of the caller never has the mark of encrypted ones.
+        replace(line.kwargs, '"__horsies_encrypted__":"', '"\u005f_horsies_encrypted__":"'),
         greatest(horsies_moment(sent.call -> 'at'),
             p_now + coalesce(horsies_duration(sent.call -> 'delay', interval '0'), interval '0')),
         line.good_until, coalesce(defaults.max_retries, 0), line.options,

@@ -24,6 +24,7 @@ from horsies.db.statements.workflows import (
     RunOutcome,
     RunRow,
 )
+from horsies.encryption import missing_key, unmarked
 from horsies.error_codes import BuiltInTaskCode, OperationalErrorCode, OutcomeCode, RetrievalCode
 from horsies.result import Ok
 from horsies.states import TaskStatus, WorkflowStatus, WorkflowTaskStatus
@@ -156,7 +157,10 @@ def _completed(
 def _ends_of(text: str | None) -> dict[str, str]:
     """Return the results of all end nodes of a graph, which are stored together."""
     stored = from_json(text or "")["ok"]
-    return {node_id: to_json(result).decode() for node_id, result in stored.items()}
+    ends = {node_id: to_json(result).decode() for node_id, result in stored.items()}
+    if missing_key(text or "") is not None:
+        return ends
+    return {node_id: unmarked(result) for node_id, result in ends.items()}
 
 
 def too_large(owner: str, size: int) -> TaskResult[Any, TaskError]:
