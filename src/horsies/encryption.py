@@ -175,9 +175,9 @@ class Payloads:
             return None
         try:
             data = self._codec.decode(found.key_id, found.text)
-        except ValueError:
+            return data.decode("utf-8", "surrogatepass")
+        except Exception:  # the text was changed, or the codec of the application fails
             return None
-        return data.decode("utf-8", "surrogatepass")
 
 
 def unmarked(text: str) -> str:

@@ -219,9 +219,10 @@ GROUPS: dict[str, dict[str, Entry]] = {
             urgency=Urgency.STOPPED,
         ),
         "PAYLOAD_UNREADABLE": _obstacle(
-            "The payload is encrypted with a key that no live worker of the queue has; the task is held "
-            "until one has it.",
-            "Add the key to the codec of the workers, or start a worker that has it.",
+            "The payload is encrypted with a key that no live worker of the queue has, or the key does not "
+            "decrypt it; the task is held until a worker can read it.",
+            "Add the key to the codec of the workers, or start a worker that has it. Cancel a task whose "
+            "payload was damaged.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
         ),

@@ -23,6 +23,7 @@ from horsies import (
     TaskNode,
     TaskSchedule,
 )
+from horsies.db.statements.refusals import DAMAGED, list_refused
 from tests.support.database import Database
 from tests.support.tables import task
 from tests.support.wait import wait_until
@@ -216,6 +217,25 @@ def test_a_value_that_looks_like_an_encrypted_one_is_plain_data(
         "SELECT count(*) FROM horsies_tasks WHERE result LIKE '%%\"a:b\"%%'"
     ).fetchone()
     assert (stored == (0,)) is bool(keys)
+
+
+def test_a_damaged_payload_is_held_and_explained(
+    fleet: Fleet, make: Maker, connection: Database
+) -> None:
+    app, key_id = make(OLD), FernetCodec([OLD]).key_id
+    held = task_of(app, "greet").send("ada").unwrap()
+    connection.execute(
+        "UPDATE horsies_tasks SET args = regexp_replace(args, '.{6}\"}$', 'AAAAA=\"}')"
+    )
+    worker = start(fleet, OLD)
+    wait_until(lambda: "the text was changed" in worker.log())
+    wait_until(lambda: task(connection, held.task_id).status == "PENDING")
+    (reason,) = [one for one in app.explain(held.task_id).unwrap().reasons if one.blocks]
+    assert (reason.code, reason.subjects) == ("PAYLOAD_UNREADABLE", (key_id,))
+    assert "does not decrypt the payload" in reason.sentence
+    assert task_of(app, "greet").send("eve").unwrap().get(30_000).ok_value == "Hello eve"
+    (refused,) = list_refused.fetch(connection, 100)
+    assert (refused.name, refused.missing_key) == ("greet", f"{key_id}{DAMAGED}")
 
 
 def test_keys_are_rotated_under_kills_while_workers_run(

@@ -127,6 +127,18 @@ def test_a_value_that_looks_like_an_encrypted_one_is_encrypted_and_read_like_any
     assert "a:b" not in message
 
 
+class Unreachable(Reversed):
+    """Its keys cannot be read now."""
+
+    def decode(self, key_id: str, text: str) -> bytes:
+        raise ConnectionError("no key service")
+
+
+def test_a_text_that_the_codec_fails_to_decrypt_stays_encrypted() -> None:
+    stored = PAYLOADS.encrypt("[1]")
+    assert Payloads(Unreachable()).decrypt(stored) == stored
+
+
 def test_the_element_that_a_map_adds_to_encrypted_arguments_stays_beside_them() -> None:
     head, element = PAYLOADS.encrypt('{"greeting":"Hi"}'), PAYLOADS.encrypt('"ada"')
     stored = f'{head[:-1]},"name":{element}}}'

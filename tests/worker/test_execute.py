@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
 from horsies.config.app import PayloadConfig
 from horsies.error_codes import error_code_text
 from horsies.errors import RetryLater
-from horsies.worker.child.execute import AppProgram, execute
+from horsies.worker.child.execute import AppProgram, execute, execute_async
 from horsies.worker.pool.events import Reported, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.protocol import Assignment, ChildReport
@@ -101,6 +102,46 @@ def test_a_task_with_an_error_type_of_its_own_reports_what_went_wrong(kind: str,
     assert (report.ok, report.error_code) == (False, code)
     direct = sell(kind)
     assert error_code_text(direct.err_value.error_code) == code
+
+
+class BrokenCodec:
+    """A codec whose key service cannot be reached."""
+
+    key_id, key_ids = "r1", ("r1",)
+
+    def encode(self, data: bytes) -> str:
+        raise ConnectionError(f"no key service for {data!r}")
+
+    def decode(self, key_id: str, text: str) -> bytes:
+        raise ConnectionError("no key service")
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["child", "async child"])
+@pytest.mark.parametrize(
+    ("args", "code", "was_called"),
+    [
+        ('["ada"]', "WORKER_SERIALIZATION_ERROR", True),
+        ('{"__horsies_encrypted__":"r1:00"}', "PAYLOAD_UNREADABLE", False),
+    ],
+    ids=["encode", "decode"],
+)
+def test_a_codec_that_raises_fails_or_holds_the_task_and_the_child_goes_on(
+    args: str, code: str, was_called: bool, is_async: bool
+) -> None:
+    broker = PostgresConfig(database_url=NOWHERE, codec=BrokenCodec())
+    shop, called = Horsies(AppConfig(broker=broker)), []
+
+    @shop.task("greet")
+    def greet(name: str) -> str:
+        called.append(name)
+        return f"Hello {name}"
+
+    given = Assignment("task-1", 3, "greet", 1, args, "{}", None)
+    report = asyncio.run(execute_async(shop, given)) if is_async else execute(shop, given)
+    assert (report.ok, report.error_code, report.was_called) == (False, code, was_called)
+    assert called == (["ada"] if was_called else [])
+    assert "ada" not in report.result_json
+    assert "codec" in str(report.error_message)
 
 
 def test_an_async_task_runs_like_any_other() -> None:

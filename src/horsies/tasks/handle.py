@@ -237,8 +237,8 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
             return decode_untyped(masked(text)).unwrap()  # its code is readable
         return error_result(
             OperationalErrorCode.PAYLOAD_UNREADABLE,
-            f"The result of {owner} is encrypted with key {key_id}, which this program does not have; add "
-            "the key to the codec of its PostgresConfig.",
+            f"The result of {owner} is encrypted with key {key_id}, which this program does not have or "
+            "which does not decrypt it; give the codec of its PostgresConfig the key that encrypted it.",
             {"key_id": key_id},
         )
     match results.decode(text) if results else decode_untyped(text):

@@ -32,6 +32,7 @@ from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Step
 from horsies.db.statements.blocked import find_due
 from horsies.db.statements.refusals import (
+    DAMAGED,
     KEY_REFUSAL,
     RefusedTask,
     Taker,
@@ -413,10 +414,11 @@ def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Out
 
 
 def _missing_key(outcome: Outcome) -> str | None:
-    """The key without which a child could not read the payload of its task."""
+    """The key without which a child could not read the payload of its task, or which did not decrypt it."""
     if outcome.error_code != OperationalErrorCode.PAYLOAD_UNREADABLE:
         return None
-    return str(from_json(outcome.result)["err"]["data"]["key_id"])
+    data = from_json(outcome.result)["err"]["data"]
+    return f"{data['key_id']}{DAMAGED if data.get('is_damaged') else ''}"
 
 
 def _storable(text: str) -> str:

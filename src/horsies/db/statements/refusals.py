@@ -13,6 +13,9 @@ REFUSALS = StatementFile("refusals.sql")
 REFUSALS_TABLE = "horsies_refusals"
 # Before the id of a key, in place of a fingerprint: the payload is encrypted with a key that a worker lacks.
 KEY_REFUSAL = "key:"
+# After the id, if the key does not decrypt the payload. No worker lists such a key, so none counts as able to
+# run it.
+DAMAGED = ":damaged"
 
 
 class RefusedTask(NamedTuple):
@@ -36,7 +39,7 @@ class RefusedCalls(NamedTuple):
     them.
 
     ``is_known`` says whether one of the queue's workers has the task or sub-workflow; ``missing_key`` is
-    the key of its payload, if none of them has it.
+    the key of its payload, if none of them has it, or with ``DAMAGED`` if it does not decrypt it.
     """
 
     queue_name: str

@@ -4,7 +4,8 @@
 -- name: refuse_tasks
 -- Record claimed tasks that this worker cannot call, by the fingerprint of its parameters. All workers with that
 -- fingerprint exclude them from their claims: first for the grace period, and then for a while after each check. If a
--- key is missing, the fingerprint is 'key:' and its id, and workers without that key exclude the task for an hour.
+-- key is missing, the fingerprint is 'key:' and its id, and workers without that key exclude the task for an hour; so
+-- do workers whose key does not decrypt the payload, with ':damaged' after the id.
 -- Parameters: tasks that this worker cannot call, as columns, with the fingerprints of its own parameters.
 INSERT INTO horsies_refusals AS known (task_id, fingerprint, worker_id, message, until)
 SELECT asked.id, asked.fingerprint, %(worker_id)s, asked.message,

@@ -19,7 +19,7 @@ from horsies.db.statements.explain import (
     Place,
 )
 from horsies.db.statements.monitor import WorkerSummary
-from horsies.db.statements.refusals import RefusedCalls
+from horsies.db.statements.refusals import DAMAGED, RefusedCalls
 from horsies.findings import Finding, Level, Subject, between, command, finding, opening
 from horsies.monitor.overview import (
     WorkerHealth,
@@ -401,16 +401,32 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
 
 
 def unreadable_reason(
-    queue: QueueSituation, key_id: str, opening: str, since: datetime | None
+    queue: QueueSituation, missing_key: str, opening: str, since: datetime | None
 ) -> Finding:
-    """The payload of tasks needs a key that none of the queue's workers has."""
+    """No worker of the queue has the key of the tasks' payload, or the key does not decrypt it."""
+    key_id = missing_key.removesuffix(DAMAGED)
+    if key_id != missing_key:
+        text = (
+            f"key {key_id} does not decrypt the payload: the text was changed, or it was encrypted with "
+            "another key of this id. It is held until you cancel it."
+        )
+        remedy = (
+            "restore the text or the key and restart the workers; or cancel it and send it again"
+        )
+    else:
+        text = (
+            f"the payload is encrypted with key {key_id}, which none of them has. It is held until a "
+            "worker with the key takes it."
+        )
+        remedy = (
+            f"add key {key_id} to the codec of the workers of queue {queue.name} and restart them"
+        )
     return finding(
         "PAYLOAD_UNREADABLE",
-        f"{opening}: the payload is encrypted with key {key_id}, which none of them has. It is held until a "
-        "worker with the key takes it.",
+        f"{opening}: {text}",
         since=since,
         subjects=[key_id],
-        remedy=f"add key {key_id} to the codec of the workers of queue {queue.name} and restart them",
+        remedy=remedy,
         subject=queue.subject,
     )
 

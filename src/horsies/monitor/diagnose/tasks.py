@@ -300,7 +300,7 @@ def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Findin
     keys = [one.missing_key for one in refusals if one.missing_key is not None]
     if keys:
         held = f"{workers} of queue {queue.name!r} cannot read it"
-        return unreadable_reason(queue, keys[0], held, since)
+        return unreadable_reason(queue, max(keys), held, since)
     fault = first_sentence(refusals[0].refusal or "")
     grace = _grace_seconds(queue)
     fails = "" if grace is None else f" after {lasting(grace)}"

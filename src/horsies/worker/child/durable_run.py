@@ -157,7 +157,7 @@ def with_clean_up(definition: TaskDefinition) -> TaskDefinition:
     return replace(definition, function=call_async if definition.is_async else call)
 
 
-def left(assignment: Assignment, how: Leaving) -> ChildReport:
+def left(config: AppConfig, assignment: Assignment, how: Leaving) -> ChildReport:
     """The report of a call that left its function without an outcome."""
     report = ChildReport(assignment.task_id, assignment.generation, True, "", None, None)
     if isinstance(how, Parked):
@@ -167,7 +167,7 @@ def left(assignment: Assignment, how: Leaving) -> ChildReport:
         log_safely(logger, level, "%s %s: %s", assignment.task_name, assignment.task_id, how.text)
         return report._replace(park=ParkRequest(cancelled=how.text or ""))
     if isinstance(how, Unreadable):
-        return unreadable(assignment, how.key_id)
+        return unreadable(config, assignment, how.key_id)
     if isinstance(how, RecordRefused):
         error = how.error
         log_safely(logger, logging.ERROR, "%s", error.message)

@@ -353,14 +353,14 @@ def _execute_durable(
     try:
         engine = durable_run.begun(transactions, definition, assignment)
     except Leaving as how:
-        return durable_run.left(assignment, how)
+        return durable_run.left(app.config, assignment, how)
     run = engine.run
     given = BoundCall((Durable(engine), *call.args), call.kwargs)
     returned = _call(app, definition, given)
     run.is_over = True
     # Even if the code of the run has caught the exception by which it was left.
     if run.left is not None:
-        return durable_run.left(assignment, run.left)
+        return durable_run.left(app.config, assignment, run.left)
     return _encode(app, definition, assignment, durable_run.judged(assignment, run, returned))
 
 
@@ -375,12 +375,12 @@ async def _await_durable(
     try:
         engine = await durable_run.begun_async(transactions, definition, assignment)
     except Leaving as how:
-        return durable_run.left(assignment, how)
+        return durable_run.left(app.config, assignment, how)
     run, args = engine.run, (AsyncDurable(engine), *call.args)
     returned = await await_function(app.config, definition, args, call.kwargs)
     run.is_over = True
     if run.left is not None:
-        return durable_run.left(assignment, run.left)
+        return durable_run.left(app.config, assignment, run.left)
     _raise_stop(returned)
     return _encode(app, definition, assignment, durable_run.judged(assignment, run, returned))
 

@@ -6,14 +6,19 @@ key reports it without calling the function, and the worker holds the task.
 
 from __future__ import annotations
 
+import logging
+
 from horsies.app import Horsies
 from horsies.codec.results import encode_task_error
 from horsies.config.app import AppConfig
 from horsies.encryption import Payloads, missing_key
 from horsies.error_codes import OperationalErrorCode
 from horsies.task_result import TaskError
+from horsies.worker.child.process_state import log_safely
 from horsies.worker.protocol import Assignment, ChildReport
 from horsies.workflow.build.plan import EXPAND_TASK, SIGNAL_TASK, is_mapped
+
+logger = logging.getLogger("horsies.child")
 
 
 def decrypted(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
@@ -31,17 +36,27 @@ def decrypted(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
     key_id = missing_key(assignment.args_json, assignment.kwargs_json)
     if key_id is None and node is not None and node.sources:
         key_id = missing_key(*[one.result for one in node.sources])
-    return assignment if key_id is None else unreadable(assignment, key_id)
+    return assignment if key_id is None else unreadable(app.config, assignment, key_id)
 
 
-def unreadable(assignment: Assignment, key_id: str) -> ChildReport:
-    """The report of a task whose payload needs a key that this application does not have."""
-    code = OperationalErrorCode.PAYLOAD_UNREADABLE
-    message = (
-        f"The payload of task {assignment.task_name!r} is encrypted with key {key_id}, which this worker "
-        "does not have; add the key to the codec of the worker's PostgresConfig."
-    )
-    error = TaskError(error_code=code, message=message, data={"key_id": key_id})
+def unreadable(config: AppConfig, assignment: Assignment, key_id: str) -> ChildReport:
+    """The report of a task whose payload cannot be read: this application does not have its key, or the key
+    does not decrypt it.
+    """
+    code, payloads = OperationalErrorCode.PAYLOAD_UNREADABLE, Payloads.of(config.broker)
+    message = f"The payload of task {assignment.task_name!r} is encrypted with key {key_id}, which "
+    data: dict[str, str | bool] = {"key_id": key_id}
+    if payloads is not None and key_id in payloads.key_ids:
+        data["is_damaged"] = True
+        message += (
+            "this worker has, but the codec cannot decrypt it: the text was changed, or it was encrypted "
+            "with another key of this id."
+        )
+    else:
+        message += (
+            "this worker does not have; add the key to the codec of the worker's PostgresConfig."
+        )
+    error = TaskError(error_code=code, message=message, data=data)
     return ChildReport(
         assignment.task_id,
         assignment.generation,
@@ -63,9 +78,29 @@ def encrypted(app: Horsies, assignment: Assignment, report: ChildReport) -> Chil
     is_plan = report.ok and assignment.task_name == EXPAND_TASK
     if payloads is None or is_plan or not report.was_called or not report.result_json:
         return report
+    try:
+        return report._replace(
+            result_json=_encrypted_result(payloads, assignment, report.result_json),
+            error_message=payloads.encrypt_message(report.error_message),
+        )
+    except Exception as raised:  # by the codec of the application
+        return _unstorable(assignment, report, raised)
+
+
+def _unstorable(assignment: Assignment, report: ChildReport, raised: Exception) -> ChildReport:
+    """The report of a task whose outcome the codec cannot encrypt. It quotes nothing confidential."""
+    code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
+    message = (
+        f"The result of task {assignment.task_name!r} cannot be stored: the codec of the worker's "
+        f"PostgresConfig raised {type(raised).__name__} when it encrypted it."
+    )
+    log_safely(logger, logging.ERROR, "%s", message, error=raised)
+    error = TaskError(error_code=code, message=message)
     return report._replace(
-        result_json=_encrypted_result(payloads, assignment, report.result_json),
-        error_message=payloads.encrypt_message(report.error_message),
+        ok=False,
+        result_json=encode_task_error(error),
+        error_code=code.value,
+        error_message=message,
     )
 
 
