@@ -190,6 +190,19 @@ def test_two_claims_at_once_share_a_lane(connection: Database, process_url: str)
         assert Ring(connection).claim(4) == ["a", "a"]
 
 
+def test_a_lane_that_gave_its_place_to_the_plain_ones_is_met_again_in_the_same_claim(
+    connection: Database, process_url: str
+) -> None:
+    for lane in (-50, 70, -200):
+        add_task(connection, lane_key=str(lane), lane=lane, held=True)
+    add_task(connection)
+    ring = Ring(connection)
+    ring.cursor = -100
+    with psycopg.connect(process_url) as other, other.transaction():
+        other.execute("SELECT FROM horsies_tasks WHERE lane = 70 FOR UPDATE")
+        assert set(ring.claim(3)) == {"-50", "-200", None}
+
+
 def test_windows_take_short_tasks_of_any_lane(connection: Database) -> None:
     for key in "ab":
         add_keyed(connection, key, 4, burst=True, task_name="short")

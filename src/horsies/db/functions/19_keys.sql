@@ -495,6 +495,8 @@ BEGIN
                 cursor := lanes[cardinality(lanes) - 1];
                 lanes := trim_array(lanes, 1);
                 walk.heads := trim_array(walk.heads, 1);
+                -- The walk may have passed the end of the ring only for the lane that was left out.
+                is_past := is_past AND cursor <= p_cursor;
             END IF;
             lanes := array_remove(lanes, 0);
             walk.heads := array_remove(walk.heads, NULL);
