@@ -140,7 +140,8 @@ def test_a_webhook_is_a_task_with_retries() -> None:
         "100.64.0.1", "100.100.100.200", "168.63.129.16", "192.0.2.1", "198.18.0.1", "224.0.0.1", "240.0.0.1",
         "255.255.255.255", "::", "::1", "fe80::1", "fe80::1%eth0", "fd00:ec2::254", "fc00::1", "ff02::1",
         "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b::a9fe:a9fe",
-        "2002:7f00:1::", "2001:db8::1",
+        "2002:7f00:1::", "2002:a00:1::1", "2001:db8::1", "2001:0:808:808::f5ff:fffe", "fec0::1", "feff::1",
+        "64:ff9b:1::10.0.0.1", "64:ff9b:1:a00:0:100:101:101", "::ffff:0:10.0.0.1", "5f00::1", "100::1",
     ],
 )  # fmt: skip
 def test_private_addresses_are_recognised(address: str) -> None:
@@ -148,8 +149,9 @@ def test_private_addresses_are_recognised(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["1.1.1.1", "93.184.215.14", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::1.1.1.1"]
-)
+    "address",
+    ["1.1.1.1", "93.184.215.14", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::1.1.1.1", "2002:101:101::1"],
+)  # fmt: skip
 def test_public_addresses_are_recognised(address: str) -> None:
     assert is_public(address)
 

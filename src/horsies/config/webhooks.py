@@ -35,7 +35,9 @@ _TASK_EVENTS = tuple(one for one in get_args(WebhookEvent) if one.startswith("ta
 # Addresses outside the private ranges that answer inside a cloud only: the agent of Azure's hosts.
 _CLOUD_ADDRESSES = frozenset({ip_address("168.63.129.16")})
 # IPv6 addresses that contain the IPv4 address they lead to, in their last 32 bits.
-_TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"), IPv6Network("::/96"))
+_TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("::ffff:0:0:0/96"), IPv6Network("::/96"))
+# The only part of IPv6 whose addresses are reachable from everywhere.
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
 
 
 class Webhook(FrozenModel):
@@ -197,8 +199,10 @@ def _is_local(parts: SplitResult) -> bool:
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is neither loopback, link-local, private, multicast nor reserved."""
+    """Whether an address is neither loopback, link-local, site-local, private, multicast nor reserved."""
     address = _target(ip_address(text.partition("%")[0]))
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
+        return False
     return address.is_global and not address.is_multicast and address not in _CLOUD_ADDRESSES
 
 
