@@ -115,6 +115,33 @@ def test_a_signal_that_no_run_can_take_is_refused(app: Horsies) -> None:
     assert refused(sent.task_id, "approve", Approval(by="ada")) is codes.TASK_ENDED
 
 
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), {"amount": float("inf")}, "a\0b", {"a\0b": 1}, "\ud800", {"\ud800": 1}, nested(300)],
+    ids=["NaN", "1e999", "NUL", "NUL in a key", "surrogate", "surrogate in a key", "nested"],
+)  # fmt: skip
+@pytest.mark.parametrize("declared", [None, {"approve": Any}], ids=["undeclared", "any"])
+def test_a_json_value_that_cannot_be_stored_is_refused(
+    app: Horsies, connection: Database, declared: dict[str, Any] | None, value: object
+) -> None:
+    @app.durable("release", signals=declared)
+    def release(ctx: Durable) -> object:
+        return ctx.wait_signal("approve")
+
+    sent = release.enqueue()
+    refused = app.durable_handle(sent.task_id).signal_json("approve", value).unwrap_err()
+    assert refused.code is TaskActionErrorCode.VALIDATION_FAILED
+    assert refused.message.startswith("The signal 'approve' was not sent: ")
+    assert connection.execute("SELECT count(*) FROM horsies_task_signals").fetchone() == (0,)
+
+
 def test_a_run_is_woken_by_the_end_of_its_child(app: Horsies, effects: Effects) -> None:
     @app.task("render")
     def render(number: int) -> list[int]:

@@ -99,7 +99,7 @@ def signal(
     """
     try:
         sent = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         exit_with(f"The value {value!r} is not JSON; put text in double quotes.", EXIT_FAILED)
     with open_session("durable signal", module or locator, database_url) as session:
         run_id = full_id(session, run_id, "task")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from horsies.codec.form import CodecError, JsonForm
 from horsies.db.statement import Script, one_or_none
@@ -23,7 +23,6 @@ from horsies.db.statements.durable import (
 )
 from horsies.durable.past import checked_name
 from horsies.durable.steps import form_of
-from horsies.encryption import unmarked
 from horsies.errors import DurableMisuse
 from horsies.ids import stored_form
 from horsies.result import Err, Ok, Result
@@ -116,8 +115,10 @@ def _written(form: JsonForm, value: object) -> tuple[str, str | None]:
 
 
 def _read_json(form: JsonForm, value: object) -> tuple[str, str | None]:
-    """The text of a JSON value, and why the declared type does not fit it."""
-    text = unmarked(to_json(value).decode())
+    """The text of a JSON value, and why it cannot be stored or does not fit the declared type."""
+    text, problem = _written(form_of(Any, "a JSON value"), value)
+    if problem is not None:
+        return "", problem
     read = form.decode(text)
     return text, read.value.message if isinstance(read, Err) else None
 
