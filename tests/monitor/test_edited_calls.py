@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from horsies import Horsies
+from horsies import AppConfig, Horsies, Webhook
 from horsies.db.statements.monitor import TaskDetail
 from horsies.monitor.actions import retry_task
 from horsies.monitor.edited_calls import (
@@ -37,7 +37,8 @@ def charge(app: Horsies) -> TaskDefinition:
 
 
 def detail(args: str = "[17, 9.5]", kwargs: str = '{"note": "x"}') -> TaskDetail:
-    return TaskDetail(**STORED | {"id": "the-id", "args": args, "kwargs": kwargs})
+    columns = {"id": "the-id", "task_name": "charge", "args": args, "kwargs": kwargs}
+    return TaskDetail(**STORED | columns)
 
 
 def test_arguments_by_position_get_their_names(charge: TaskDefinition) -> None:
@@ -87,6 +88,15 @@ def test_a_key_cannot_be_edited(app: Horsies) -> None:
     assert json.loads(call.kwargs_json) == {"tenant": "a", "number": 2}
     with pytest.raises(EditProblem, match="key of a task cannot be edited"):
         edited_call(app.config.payload, serve.definition, stored, {"tenant": "b", "number": 1})
+
+
+def test_the_arguments_of_built_in_tasks_cannot_be_edited(app: Horsies) -> None:
+    hook = Webhook(name="alerts", url="https://example.com/", secret="s" * 32, on=["task.failed"])
+    hooked = Horsies(AppConfig(broker=app.config.broker, webhooks=[hook]))
+    (delivery,) = hooked.definitions().values()
+    stored = detail("[]", '{"event": {"id": "1"}}')
+    with pytest.raises(EditProblem, match=r"'horsies\.webhook\.alerts' belongs to horsies itself"):
+        edited_call(hooked.config.payload, delivery, stored, {"event": {"id": "2"}})
 
 
 def test_the_new_task_runs_with_the_edited_arguments(

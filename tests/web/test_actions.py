@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from horsies import DailySchedule, Horsies, TaskSchedule
+from horsies import AppConfig, DailySchedule, Horsies, TaskSchedule, Webhook
 from horsies.ids import new_id
 from horsies.monitor import orders
 from horsies.web import AllowAll, ViewOnly, create_app
@@ -706,6 +706,31 @@ def test_arguments_are_edited_only_where_they_are_known_and_seen(
     wrong = shopkeeper.api(f"/tasks/{task}/retry", {"arguments": {"order": "x"}})
     assert (wrong.status_code, "Nothing was sent." in wrong.text) == (400, True)
     assert resent(connection) == [0]
+
+
+def test_the_event_of_a_delivery_is_sent_again_only_as_it_is(
+    app: Horsies, connection: Database
+) -> None:
+    hook = Webhook(name="alerts", url="https://example.com/", secret="s" * 32, on=["task.failed"])
+    hooked = Horsies(AppConfig(broker=app.config.broker, webhooks=[hook]))
+    visitor = Visitor(hooked, AllowAll("anna"), payload=True)
+    try:
+        kwargs = '{"event": {"id": "1"}}'
+        name = "horsies.webhook.alerts"
+        task = add_task(connection, task_name=name, status="FAILED", kwargs=kwargs)
+        forged = {"event": {"id": "2"}}
+        for refused in (
+            visitor.get(f"/tasks/{task}/edit"),
+            visitor.post(f"/tasks/{task}/retry", "retry_task", arguments=json.dumps(forged)),
+            visitor.api(f"/tasks/{task}/retry", {"arguments": forged}),
+        ):
+            assert (refused.status_code, "belongs to horsies itself" in refused.text) == (409, True)
+        assert f"/tasks/{task}/edit" not in visitor.get(f"/tasks/{task}").text
+        assert resent(connection) == [0]
+        again = visitor.api(f"/tasks/{task}/retry").json()
+        assert row_of(connection, again["task_id"])["kwargs"] == kwargs
+    finally:
+        visitor.close()
 
 
 def test_the_form_of_a_timing_shows_the_slots_keeps_what_was_typed_and_saves(

@@ -15,7 +15,7 @@ from horsies.codec.calls import CallSignature, EncodedCall
 from horsies.config.app import PayloadConfig
 from horsies.db.statements.monitor import TaskDetail
 from horsies.result import Err
-from horsies.tasks.definition import TaskDefinition
+from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
 from horsies.tasks.request import encode
 
 
@@ -24,7 +24,8 @@ class EditProblem(ValueError):
 
 
 def named_arguments(signature: CallSignature, task: TaskDetail) -> dict[str, Any]:
-    """Return a stored call's arguments by name."""
+    """Return a stored call's arguments by name, to be edited."""
+    _refuse_reserved(task.task_name)
     try:
         args, kwargs = json.loads(task.args or "[]"), json.loads(task.kwargs or "{}")
     except (ValueError, RecursionError):
@@ -49,6 +50,7 @@ def edited_call(
 
     The key of a task decides on its place among others, so an argument that carries it cannot be edited.
     """
+    _refuse_reserved(definition.name)
     signature = definition.signature
     bound = signature.decode_call("[]", json.dumps(arguments))
     if isinstance(bound, Err):
@@ -65,6 +67,19 @@ def edited_call(
         if not is_same:
             raise EditProblem("The key of a task cannot be edited; send a new task instead.")
     return encoded.value
+
+
+def is_reserved(task_name: str) -> bool:
+    """Return whether a task belongs to horsies itself: a worker signs the event that is its argument."""
+    return task_name.startswith(RESERVED_PREFIX)
+
+
+def _refuse_reserved(task_name: str) -> None:
+    if is_reserved(task_name):
+        raise EditProblem(
+            f"Task {task_name!r} belongs to horsies itself, so its arguments cannot be edited; "
+            "retry it as it is."
+        )
 
 
 def _sentence(message: str) -> str:

@@ -37,6 +37,7 @@ from horsies.errors import UNLIMITED_RETRIES
 from horsies.ids import stored_form
 from horsies.monitor.diagnose.explain import Explanation, explain_task_script
 from horsies.monitor.documents import stored_json
+from horsies.monitor.edited_calls import is_reserved
 from horsies.monitor.overview import TaskReport, declared_transaction, task_script
 from horsies.monitor.paging import LIST_WINDOW
 from horsies.monitor.paging import Page as Listing
@@ -281,7 +282,8 @@ async def task(view: View) -> Page:
         "logs": [(log, "\n".join(masking.log_lines(log.lines))) for log in facts.logs],
         "headers": _headers(options, masking),
         "can_edit": view.site.app is not None
-        and view.site.app.get_task(found.task_name) is not None,
+        and view.site.app.get_task(found.task_name) is not None
+        and not is_reserved(found.task_name),
         "steps": [_step(view, step) for step in facts.steps],
         "steps_shown": STEPS_SHOWN,
         "run": None if facts.run is None else _run_view(view, facts.run, facts.steps),
