@@ -220,6 +220,23 @@ def test_timers_of_the_process_continue_after_a_limited_step() -> None:
         signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
+def test_a_limit_that_is_over_before_the_step_begins_restores_the_handler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ring(_which: int, _seconds: float) -> None:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGALRM)
+
+    before = signal.getsignal(signal.SIGALRM)
+    monkeypatch.setattr(signal, "setitimer", ring)
+    try:
+        with pytest.raises(StepTimeout, match="timeout_ms=100"):
+            within(LIMIT_MS, lambda: pytest.fail("the limit is over"))
+        assert signal.getsignal(signal.SIGALRM) is before
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_limit_in_a_thread_leaves_nothing_behind() -> None:
     found: list[object] = []
 

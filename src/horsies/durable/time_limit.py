@@ -33,9 +33,9 @@ def within(timeout_ms: int, function: Callable[[], T]) -> T:
     is_main = threading.current_thread() is threading.main_thread()
     limit: _Limit = (_TimerOfProcess if is_main else _TimerOfThread)(timeout_ms / 1000)
     error: BaseException | None = None
-    limit.begin()
     try:
         try:
+            limit.begin()
             value = function()
         finally:
             limit.end()
@@ -65,7 +65,10 @@ async def within_async(timeout_ms: int, awaitable: Awaitable[T]) -> T:
 
 
 class _Limit(Protocol):
-    """Raises TaskStopped in this thread when the time is over; ``end`` may be called twice."""
+    """Raises TaskStopped in this thread when the time is over, as soon as ``begin`` is at it.
+
+    ``end`` may be called twice, and after a ``begin`` that was stopped.
+    """
 
     is_over: bool
 
@@ -81,11 +84,13 @@ class _TimerOfProcess:
         self._seconds = seconds
         self._is_armed = True
         self.is_over = False
+        self._handler: Any = signal.getsignal(signal.SIGALRM)
+        self._began_at = time.monotonic()
+        self._other, self._interval = signal.getitimer(signal.ITIMER_REAL)
 
     def begin(self) -> None:
-        self._handler: Any = signal.signal(signal.SIGALRM, self._stop)
-        self._began_at = time.monotonic()
-        self._other, self._interval = signal.setitimer(signal.ITIMER_REAL, self._seconds)
+        signal.signal(signal.SIGALRM, self._stop)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
     def _stop(self, _signal_number: int, _frame: FrameType | None) -> None:
         if self._is_armed:
@@ -128,7 +133,8 @@ class _TimerOfThread:
                 self._pend(None)  # it was not raised yet
             self._is_armed = False
         self._timer.cancel()
-        self._timer.join()
+        if self._timer.is_alive():
+            self._timer.join()
 
     def _pend(self, exception: Any) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), exception)
