@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from horsies.app import Horsies
@@ -17,7 +19,7 @@ from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.handle import TaskHandle
 from horsies.timetable.patterns import CronSchedule, DailySchedule, IntervalSchedule
 from tests.support.applications import Call
-from tests.support.database import Database
+from tests.support.database import Database, lock_waiters
 from tests.support.scheduling import (
     LONG_AGO,
     MakeApp,
@@ -32,6 +34,7 @@ from tests.support.scheduling import (
     tasks,
     tick,
 )
+from tests.support.wait import wait_until
 
 
 def code_of(done: Any) -> BrokerErrorCode:
@@ -129,6 +132,26 @@ def test_another_schedule_of_that_name_needs_replace(
     moved = schedule("digest", pattern=IntervalSchedule(hours=2))
     anew = call(app, app.schedules, "add", moved, replace=True).unwrap()
     assert anew.next_run_at > database_now(connection)
+
+
+def test_another_schedule_that_was_stored_meanwhile_is_not_overwritten(
+    connection: Database, make_app: MakeApp, process_url: str
+) -> None:
+    app = make_app()
+    first = schedule("digest")
+    app.schedules.add(first).unwrap()
+    app.schedules.add(schedule("other", kwargs={"text": "b"})).unwrap()
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(process_url) as rival:
+        rival.execute(
+            "UPDATE horsies_schedule_state SET definition = other.definition "
+            "FROM horsies_schedule_state AS other "
+            "WHERE horsies_schedule_state.schedule_name = 'digest' AND other.schedule_name = 'other'"
+        )
+        adding = pool.submit(app.schedules.add, first)
+        wait_until(lambda: lock_waiters(connection))
+        rival.commit()
+        assert code_of(adding.result()) is BrokerErrorCode.SCHEDULE_EXISTS
+    assert state(connection, "digest")["definition"] == state(connection, "other")["definition"]
 
 
 def test_names_of_configurations_are_not_given_away(

@@ -423,7 +423,7 @@ def _add_script(
             definition_key=entry.definition_key,
             definition=definition,
             replace=replace,
-            is_same=records[0].definition == definition,
+            same_as=records[0].stored_definition if records[0].definition == definition else None,
         )
         added = yield row
     if added:

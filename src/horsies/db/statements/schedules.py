@@ -81,6 +81,7 @@ class ScheduleRecord(NamedTuple):
     """A schedule's stored row, or nulls if it has none, and the database's clock.
 
     ``definition`` is the JSON of a schedule added at run time; for a configured schedule it is null.
+    ``stored_definition`` is the same as it is stored, encrypted or not.
     ``original_timing`` is the timing before a person edited it; without an edit it is null.
     """
 
@@ -92,6 +93,7 @@ class ScheduleRecord(NamedTuple):
     definition_key: str | None
     owner: str | None
     definition: Payload | None
+    stored_definition: str | None
     timing: str | None
     original_timing: str | None
     is_paused: bool
@@ -246,7 +248,7 @@ def add_schedule(
     definition_key: str | None,
     definition: Payload,
     replace: bool,
-    is_same: bool,
+    same_as: str | None,
 ) -> ScheduleName: ...
 @SCHEDULES.statement
 def edit_schedule(

@@ -105,8 +105,9 @@ WHERE state.next_run_at > coalesce(%(looked_at)s::timestamptz, '-infinity') AND 
 -- overdue, and no scheduler has written the row since; a scheduler that catches up writes it on every tick.
 -- "was_disabled": the schedule was switched off, and nothing has changed since.
 SELECT wanted.name, state.schedule_name IS NOT NULL AS is_stored, state.config_hash AS hash,
-    state.next_run_at, state.task_name, state.definition_key, state.owner, state.definition, state.timing,
-    state.original_timing, state.paused_at IS NOT NULL AS is_paused,
+    state.next_run_at, state.task_name, state.definition_key, state.owner, state.definition,
+    state.definition AS stored_definition, state.timing, state.original_timing,
+    state.paused_at IS NOT NULL AS is_paused,
     clock_timestamp() AS looked_at, coalesce(state.disabled_at >= state.updated_at, false) AS was_disabled,
     coalesce(
         state.next_run_at < now() - %(late_seconds)s::float8 * interval '1 second' AND state.paused_at IS NULL
@@ -167,8 +168,8 @@ ORDER BY schedule_name
 -- name: add_schedule
 -- A schedule that exists only here. An existing schedule with the same name is replaced if it was also added at run
 -- time and "replace" is set; its next slot is kept if the timing is unchanged. An identical one is kept as it is, with
--- a person's edit of its timing; "is_same" says so if it is encrypted, because its text then differs each time.
--- Otherwise no row is returned. Parameters: a schedule added at run time, stored in the database only.
+-- a person's edit of its timing; "same_as" is the stored text that was found identical, because an encrypted text
+-- differs each time. Otherwise no row is returned. Parameters: a schedule added at run time, stored in the database only.
 WITH added AS (
     INSERT INTO horsies_schedule_state AS state (
         schedule_name, next_run_at, config_hash, timing, task_name, definition_key, owner, definition)
@@ -177,22 +178,22 @@ WITH added AS (
         %(definition)s)
     ON CONFLICT (schedule_name) DO UPDATE SET
         next_run_at = CASE
-            WHEN (%(is_same)s OR state.definition = EXCLUDED.definition) AND state.original_timing IS NOT NULL
+            WHEN state.definition IN (EXCLUDED.definition, %(same_as)s) AND state.original_timing IS NOT NULL
                 THEN state.next_run_at
             WHEN state.config_hash = EXCLUDED.config_hash THEN coalesce(state.next_run_at, EXCLUDED.next_run_at)
             ELSE EXCLUDED.next_run_at END,
         config_hash = CASE
-            WHEN (%(is_same)s OR state.definition = EXCLUDED.definition) AND state.original_timing IS NOT NULL
+            WHEN state.definition IN (EXCLUDED.definition, %(same_as)s) AND state.original_timing IS NOT NULL
             THEN state.config_hash ELSE EXCLUDED.config_hash END,
         timing = CASE
-            WHEN (%(is_same)s OR state.definition = EXCLUDED.definition) AND state.original_timing IS NOT NULL
+            WHEN state.definition IN (EXCLUDED.definition, %(same_as)s) AND state.original_timing IS NOT NULL
             THEN state.timing ELSE EXCLUDED.timing END,
-        original_timing = CASE WHEN %(is_same)s OR state.definition = EXCLUDED.definition
+        original_timing = CASE WHEN state.definition IN (EXCLUDED.definition, %(same_as)s)
             THEN state.original_timing END,
         task_name = EXCLUDED.task_name, definition_key = EXCLUDED.definition_key,
         definition = EXCLUDED.definition, updated_at = now()
     WHERE state.definition IS NOT NULL
-      AND (%(replace)s OR %(is_same)s OR state.definition = EXCLUDED.definition)
+      AND (%(replace)s OR state.definition IN (EXCLUDED.definition, %(same_as)s))
     RETURNING state.schedule_name)
 SELECT added.schedule_name AS name
 FROM added CROSS JOIN LATERAL pg_notify('horsies_schedules', added.schedule_name) AS woken
