@@ -221,7 +221,8 @@ def _already_imported(path: str, natural_name: str) -> ModuleType | None:
     skipped = ("__main__", "__mp_main__") if is_child else ()
     for name in [natural_name, *sys.modules]:
         module = None if name in skipped else sys.modules.get(name)
-        if isinstance(module, ModuleType):
+        # Its type decides: the libraries of cffi only claim to be modules.
+        if issubclass(type(module), ModuleType):
             # Attribute access would trigger the import of a lazily loaded module.
             file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
             if isinstance(file, str) and _is_same_file(file, path):

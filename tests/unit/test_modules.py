@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -154,6 +155,27 @@ def test_a_file_imported_under_another_name_is_reused(tmp_path: Path) -> None:
     other.__file__ = str(tmp_path / "known.py")
     sys.modules["known_elsewhere"] = other
     assert import_entry(str(tmp_path / "known.py")) is other
+
+
+class ClaimsToBeAModule:
+    """Like a library of cffi, which is in ``sys.modules`` and no module."""
+
+    @property
+    def __class__(self) -> type[ModuleType]:
+        return ModuleType
+
+    @__class__.setter
+    def __class__(self, value: type) -> None: ...
+
+
+def test_what_only_claims_to_be_a_module_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"jobs.py": "WHO = 'me'"})
+    impostor: Any = ClaimsToBeAModule()
+    assert isinstance(impostor, ModuleType)
+    monkeypatch.setitem(sys.modules, "impostor", impostor)
+    assert import_entry(str(tmp_path / "jobs.py")).WHO == "me"
 
 
 def test_a_script_that_discovers_itself_is_not_run_twice_except_in_a_child(tmp_path: Path) -> None:
