@@ -157,22 +157,12 @@ def test_a_file_imported_under_another_name_is_reused(tmp_path: Path) -> None:
     assert import_entry(str(tmp_path / "known.py")) is other
 
 
-class ClaimsToBeAModule:
-    """Like a library of cffi, which is in ``sys.modules`` and no module."""
-
-    @property
-    def __class__(self) -> type[ModuleType]:
-        return ModuleType
-
-    @__class__.setter
-    def __class__(self, value: type) -> None: ...
-
-
 def test_what_only_claims_to_be_a_module_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, {"jobs.py": "WHO = 'me'"})
-    impostor: Any = ClaimsToBeAModule()
+    # A library of cffi is one: in sys.modules, and no module.
+    impostor: Any = type("Library", (), {"__class__": ModuleType})()
     assert isinstance(impostor, ModuleType)
     monkeypatch.setitem(sys.modules, "impostor", impostor)
     assert import_entry(str(tmp_path / "jobs.py")).WHO == "me"
