@@ -638,6 +638,7 @@ def test_a_migration_waits_in_short_turns_for_a_lock_that_is_freed(
 
 def _waits_for_a_table(connection: Connection[Any]) -> bool:
     found = connection.execute(
-        "SELECT FROM pg_locks WHERE NOT granted AND relation = 'horsies_tasks'::regclass"
+        "SELECT FROM pg_locks WHERE NOT granted AND relation = 'horsies_tasks'::regclass "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
     return found.fetchone() is not None

@@ -153,7 +153,8 @@ def test_a_cap_holds_however_strict_the_default_isolation_is(
 
 def _waits_for_a_cap(connection: Connection[Any]) -> bool:
     found = connection.execute(
-        "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = 1751348595"
+        "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND classid = 1751348595 "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     )
     return found.fetchone() is not None
 

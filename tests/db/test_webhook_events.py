@@ -432,7 +432,9 @@ def noticed(code: str, subject: str = "queue mail", check_id: str = "unserved") 
 
 
 def changes(connection: Database) -> list[tuple[str, str, str]]:
+    """The announced changes in the order of their checks; within one check, by type and code."""
     found = [event for _, event in deliveries(connection)]
+    found.sort(key=lambda one: (one["timestamp"], one["type"], one["data"]["code"]))
     return [(one["type"], one["data"]["code"], one["data"]["subject"]) for one in found]
 
 

@@ -281,7 +281,7 @@ def held_at(
 def waits_for_row(connection: Database) -> bool:
     row = connection.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s "
-        "AND wait_event IN ('transactionid', 'tuple')",
+        "AND wait_event IN ('transactionid', 'tuple') AND datname = current_database()",
         (TX_ROLE,),
     ).fetchone()
     return row is not None and row[0] > 0

@@ -31,6 +31,7 @@ UPDATE horsies_tasks SET status = 'RUNNING', claimed_by_worker_id = 'another', g
 """
 CLAIM_WAITS = """
 SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%horsies_claim_v1(%'
+    AND datname = current_database()
 """
 # The tests recover by SQL and the other worker is an invention, which a real reaper would see through.
 NO_REAPER = {

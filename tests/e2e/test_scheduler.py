@@ -143,7 +143,8 @@ def closed_gate(connection: Database, url: str) -> Iterator[psycopg.Connection[A
 
 def blocked_backends(connection: Database) -> list[int]:
     rows = connection.execute(
-        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted",
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = %s AND NOT granted "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
         (GATE_KEY,),
     )
     return [row[0] for row in rows]

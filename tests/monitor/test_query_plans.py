@@ -140,7 +140,7 @@ SELECT numbered(n), numbered(n), 'orders', CASE WHEN n <= 50 THEN 'PAUSED' WHEN 
     ELSE 'COMPLETED' END, 'pause', 'orders', 'f', 1, 1, CASE WHEN n % 2 = 0 THEN '{}' END, now()
 FROM generate_series(1, 10000) AS n;
 INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at)
-SELECT 'schedule-' || n, now() - interval '54 minutes' + n * interval '12 minutes', now() - interval '1 day'
+SELECT 'schedule-' || n, now() - interval '108 hours' + n * interval '1 day', now() - interval '5 days'
 FROM generate_series(1, 300) AS n;
 INSERT INTO horsies_measures
 SELECT date_bin('10 minutes', now(), 'epoch') - slot * interval '10 minutes', 10, 'mail', 'task' || name,

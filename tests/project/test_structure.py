@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from pathlib import Path
 
 import pytest
 from tools.prose import habits_of
@@ -51,3 +53,17 @@ def test_wordings_that_sound_translated_are_found(sentence: str, is_habit: bool)
 @pytest.mark.slow
 def test_the_page_about_the_way_of_a_task_names_files_that_a_task_enters() -> None:
     assert main_line() <= files_on_the_way()
+
+
+def test_the_tests_look_only_at_the_sessions_of_their_database() -> None:
+    # Several test processes share a server: the session of a neighbour must not satisfy a test's wait.
+    unscoped = [
+        f"{path}:{node.lineno}"
+        for path in Path("tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.search(r"FROM (pg_stat_activity|pg_locks)\b", node.value)
+        and not re.search(r"\bdatname\b|\bpid = ", node.value)
+    ]
+    assert unscoped == []

@@ -83,7 +83,8 @@ class Receiver:
         }
 
     def next_answer(self) -> int:
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        answers = self.answers  # a test may replace the list meanwhile
+        return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def status(connection: Connection[Any], run_id: str) -> str:
     return str(row[0])
 
 
-def wait_for(connection: Connection[Any], run_id: str, wanted: str, seconds: float = 30.0) -> None:
+def wait_for(connection: Connection[Any], run_id: str, wanted: str, seconds: float = 60.0) -> None:
     """Wait until the run has that status."""
     wait_until(
         lambda: status(connection, run_id) == wanted,

@@ -60,7 +60,7 @@ def start_scheduler(
     return scheduler
 
 
-def wait_until_serving(scheduler: RunningWorker, seconds: float = 30.0) -> None:
+def wait_until_serving(scheduler: RunningWorker, seconds: float = 60.0) -> None:
     """Wait until it serves its schedules."""
     scheduler.wait_until_ready("scheduler_ready", seconds)
 

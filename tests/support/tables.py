@@ -67,7 +67,7 @@ def count(connection: Database, *statuses: str) -> int:
 
 
 def wait_for_status(
-    connection: Database, task_id: str, status: str, seconds: float = 30.0
+    connection: Database, task_id: str, status: str, seconds: float = 60.0
 ) -> TaskRow:
     """The task, once it has that status."""
     wait_until(
@@ -86,7 +86,7 @@ def leases(connection: Database) -> list[datetime]:
     return [expires_at for (expires_at,) in found]
 
 
-def wait_until_empty(connection: Database, seconds: float = 30.0) -> None:
+def wait_until_empty(connection: Database, seconds: float = 60.0) -> None:
     """Wait until no task is waiting or running."""
     open_statuses = ("PENDING", "CLAIMED", "RUNNING")
     wait_until(

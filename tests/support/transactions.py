@@ -54,7 +54,8 @@ def open_gate(connection: Database) -> None:
 def waits_at_gate(connection: Database) -> list[int]:
     """The sessions of tasks that wait at the gate."""
     rows = connection.execute(
-        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s AND wait_event = 'advisory'",
+        "SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s "
+        "AND wait_event = 'advisory' AND datname = current_database()",
         (TX_ROLE,),
     )
     return [pid for (pid,) in rows]

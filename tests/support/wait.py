@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def wait_until(
-    probe: Callable[[], T], seconds: float = 30.0, what: Callable[[], object] | str = "it"
+    probe: Callable[[], T], seconds: float = 60.0, what: Callable[[], object] | str = "it"
 ) -> T:
     """Return the value of `probe` once it is true; fail the test when it is not true in time."""
     deadline = time.monotonic() + seconds

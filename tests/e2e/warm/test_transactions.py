@@ -168,7 +168,8 @@ def test_a_time_limit_inside_a_statement_rolls_back(
 
 def _asleep(connection: Database) -> int:
     row = connection.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' "
+        "AND datname = current_database()"
     ).fetchone()
     assert row is not None
     return int(row[0])
