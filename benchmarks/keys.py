@@ -1,5 +1,5 @@
 """The cost of keys: drains with none, few and very many keys, one task of a key beside a million of
-another, and a key at its cap that many workers want.
+another, a key with many tasks beside an open transaction, and a key at its cap that many workers want.
 
 HORSIES_BENCH_TASKS drains fewer tasks, HORSIES_BENCH_BACKLOG makes the million smaller, and
 HORSIES_BENCH_ROUNDS takes fewer rounds, for a quick look.
@@ -24,7 +24,9 @@ from horsies.db.pipeline import Pipeline
 from horsies.tasks.keys import lane_of
 from horsies.tasks.outcome import Outcome
 from horsies.testing.database import created_database
-from horsies.worker.turn import Claimer, TurnRequest, take_turn
+from horsies.worker.busy_lanes import NO_MARKS
+from horsies.worker.keyed import KeyRings
+from horsies.worker.turn import EVERYWHERE, Bookmarks, Claimer, TurnRequest, take_turn
 
 CHILDREN = 4
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "5"))
@@ -52,7 +54,13 @@ BACKLOG = int(os.environ.get("HORSIES_BENCH_BACKLOG", "1000000"))
 # More than all rounds claim.
 SMALL_BACKLOG = 5_000
 CLAIMS = 200
+BATCH = 8
 CLAIM_TARGET = 1.3
+
+# The tasks of one key, drained beside an open transaction, and how many of them are a part of the drain.
+OPEN_TASKS = 2 * TASKS
+OPEN_PART = max(1, OPEN_TASKS // 10)
+OPEN_TARGET, OPEN_GROWTH_TARGET = 0.8, 1.5
 
 WORKERS = 8
 HOT_TASKS = max(60, TASKS // 20)
@@ -68,11 +76,12 @@ FROM generate_series(1, %s)
 
 
 def keys(url: str) -> bool:
-    """Run the three parts; each prints its own table."""
+    """Run the parts; each prints its own table."""
     checks = [
         _drains(url, "no-op tasks", DRAINS),
         _drains(url, "very short tasks in windows", WINDOWS),
         _claims(url),
+        _open_transaction(url),
         _hot(url),
     ]
     return all(checks)
@@ -165,6 +174,68 @@ def _claim_beside(url: str) -> dict[str, float]:
             outcomes = [Outcome.completed(task, RESULT) for task in turned.claimed]
         take_turn(pipeline, claimer, outcomes, TurnRequest())
     return {"claim_ms": statistics.median(taken) * 1e3, "late": late}
+
+
+def _open_transaction(url: str) -> bool:
+    """Drain one key through a worker's turns, without and beside an open transaction."""
+    found = alternate(
+        {"none": partial(_drain_key, url, False), "open": partial(_drain_key, url, True)}, ROUNDS
+    )
+    parts = ratios(found["open"], found["none"], "rate")
+    growth = [run["last"] / run["first"] for run in found["open"]]
+    heading(
+        f"keys: {OPEN_TASKS:,} tasks of one key, turns of {BATCH} without children, tasks/s, "
+        f"median (min-max) of {ROUNDS}"
+    )
+    for name, runs in found.items():
+        print(f"  transaction: {name:8}{spread([run['rate'] for run in runs]):>26}")
+    print(f"  ratio {spread(parts, 2)}, target {OPEN_TARGET}")
+    print(f"  the last tenth to the first {spread(growth, 2)}, target {OPEN_GROWTH_TARGET}")
+    return (
+        statistics.median(parts) >= OPEN_TARGET and statistics.median(growth) <= OPEN_GROWTH_TARGET
+    )
+
+
+def _drain_key(url: str, is_open: bool) -> dict[str, float]:
+    begin_round()
+    with created_database(url) as database, psycopg.connect(database) as other:
+        _load(database, OPEN_TASKS)
+        if is_open:
+            other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            other.execute("SELECT count(*) FROM horsies_worker_states")
+        with connect(database) as connection:
+            parts = _part_seconds(Pipeline(connection))
+    return {"rate": OPEN_TASKS / sum(parts), "first": parts[0], "last": parts[-1]}
+
+
+def _part_seconds(pipeline: Pipeline) -> list[float]:
+    """Take turns as a worker does until all tasks of a key have ended; the seconds of each part."""
+    claimer = Claimer(WORKER, "host", ("default",), (None,))
+    bookmarks, rings = Bookmarks(claimer.queues), KeyRings(claimer.queues)
+    rings.note_keyed(claimer.queues)
+    outcomes: list[Outcome] = []
+    parts, done, started = list[float](), 0, time.perf_counter()
+    while done < OPEN_TASKS:
+        now, marks = time.monotonic(), rings.marks()
+        positions = bookmarks.positions(now, has_lane_marks=bool(marks.lanes))
+        wanted = TurnRequest(
+            pids=list(range(BATCH)),
+            positions=positions,
+            cursors=rings.cursors(),
+            lane_marks=NO_MARKS if positions is EVERYWHERE else marks,
+        )
+        turned = take_turn(pipeline, claimer, outcomes, wanted)
+        span = (now, time.monotonic())
+        was_short = len(turned.claimed) < BATCH
+        bookmarks.note_claim(positions, turned.claimed, was_short=was_short, span=span)
+        rings.note_claim(turned.lanes, claimer.queues, span[1])
+        rings.note_taken(turned.claimed)
+        done += len(outcomes)
+        outcomes = [Outcome.completed(task, RESULT) for task in turned.claimed]
+        if done // OPEN_PART > len(parts):
+            parts.append(time.perf_counter() - started)
+            started = time.perf_counter()
+    return parts
 
 
 def _hot(url: str) -> bool:

@@ -303,6 +303,22 @@ def test_a_retry_keeps_its_place_in_a_fifo_lane(connection: Database) -> None:
     assert [one.task_name for one in ring.take(8)] == ["second"]
 
 
+def test_a_retry_waits_for_its_time_when_its_lane_is_no_longer_fifo(connection: Database) -> None:
+    limit(connection, is_fifo=True)
+    for name in ("first", "second", "third"):
+        add_keyed(connection, "a", task_name=name)
+    ring = Ring(connection)
+    (task,) = ring.take(1)
+    retry(connection, task, 3600)
+    connection.execute("UPDATE horsies_lanes SET is_fifo = false")
+    assert [one.task_name for one in ring.take(1)] == ["second"]
+    assert [one.task_name for one in ring.take(8)] == ["third"]
+    connection.execute("UPDATE horsies_tasks SET next_retry_at = now() WHERE status = 'PENDING'")
+    (found,) = look_at_keys.run(connection, LookAtKeys(["default"], 10))
+    assert found.promoted == 1
+    assert [one.task_name for one in ring.take(8)] == ["first"]
+
+
 def test_a_locked_head_does_not_let_the_second_pass(connection: Database, process_url: str) -> None:
     limit(connection, is_fifo=True)
     add_keyed(connection, "a", 2)

@@ -16,6 +16,7 @@ from horsies.config.app import AppConfig, PerKey, Rate
 from horsies.db.statements.turn import ClaimedTask
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.keys import key_of_task
+from horsies.worker.busy_lanes import NO_MARKS, BusyLanes, LaneMarks
 
 # How many tasks a search moves to their lanes at once.
 PROMOTED_MAX = 1_000
@@ -58,6 +59,7 @@ class KeyRings:
         self._cursors: dict[str, int] = {}
         # The walks that have found nothing so far.
         self._walks: dict[str, Walk] = {}
+        self._busy: dict[str, BusyLanes] = {}
         # No key is served before these are stored.
         self.limits: LimitsOfKeys | None = None
 
@@ -86,6 +88,28 @@ class KeyRings:
         if not self._cursors or (self.limits is not None and self.limits.unstored is not None):
             return ()
         return [self._cursors.get(queue) for queue in self._queues]
+
+    def marks(self) -> LaneMarks:
+        """Where the next claim searches first, in the busy lanes that it meets first in each queue."""
+        found = [
+            mark
+            for queue, busy in self._busy.items()
+            if (cursor := self._cursors.get(queue)) is not None
+            for mark in busy.behind(cursor)
+        ]
+        return LaneMarks(*map(list, zip(*sorted(found), strict=True))) if found else NO_MARKS
+
+    def note_taken(self, claimed: Iterable[ClaimedTask]) -> None:
+        """These tasks were claimed, those of a lane in order if their priorities are equal."""
+        for task in claimed:
+            if task.lane is not None:
+                self._busy.setdefault(task.queue_name, BusyLanes()).note(task.lane, task)
+
+    def step_back(self, returned: Iterable[ClaimedTask]) -> None:
+        """Search the lanes of these tasks from their fronts, because they went back to them."""
+        for task in returned:
+            if task.lane is not None and task.queue_name in self._busy:
+                self._busy[task.queue_name].forget(task.lane)
 
     def note_news(self) -> None:
         """Any lane may have tasks, even one that was passed just now."""

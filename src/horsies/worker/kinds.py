@@ -114,6 +114,7 @@ class TaskKind:
     ) -> None:
         """Note how the claim by keys of each queue ended: claim again if lanes have more, or will soon."""
         seen = self.rings.note_claim(answers, {task.queue_name for task in claimed}, now)
+        self.rings.note_taken(claimed)
         if seen.has_more:
             self.agenda.wake()
         if seen.wait_seconds is not None:
@@ -133,7 +134,9 @@ class TaskKind:
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
         """Make the next claim begin with those of these tasks that are of this kind."""
-        self.bookmarks.step_back([task for task in returned if self.takes(task)])
+        mine = [task for task in returned if self.takes(task)]
+        self.bookmarks.step_back(mine)
+        self.rings.step_back(mine)
 
     def takes(self, task: ClaimedTask) -> bool:
         if self.is_async is None:

@@ -48,6 +48,7 @@ from horsies.tasks.outcome import (
     without_result,
 )
 from horsies.worker.agenda import REST_FACTOR
+from horsies.worker.busy_lanes import NO_MARKS, LaneMarks
 from horsies.worker.config import WorkerConfig
 
 logger = logging.getLogger("horsies.turn")
@@ -115,11 +116,16 @@ class Bookmarks:
                 before = task.priority, task.enqueued_at, _id_before(task.id)
                 self._last[task.queue_name] = before
 
-    def positions(self, now: float) -> Positions:
+    def positions(self, now: float, *, has_lane_marks: bool = False) -> Positions:
+        """Where the next claim searches first. Marks of lanes count as bookmarks: they are for a claim that
+        does not search everywhere.
+        """
         is_rested = now >= self.rested_at
         is_time = self._has_news or now >= self._everywhere_at
-        if not self._last or (is_rested and is_time):
+        if not (self._last or has_lane_marks) or (is_rested and is_time):
             return EVERYWHERE
+        if not self._last:
+            return Positions(looks_everywhere=is_rested)
         last = [self._last.get(queue, _NO_TASK) for queue in self._queues]
         # Lists, because the encoder caches tuples and these values change with every claim.
         priorities, times, ids = map(list, zip(*last, strict=True))
@@ -165,7 +171,7 @@ class TurnRequest(NamedTuple):
     ``is_async`` restricts the claim to tasks of ``async def`` functions, or to the others; None takes
     both. ``cursors`` are the places on the rings of lanes where the claim by keys continues, per queue;
     empty if no queue has keys. ``freed_lanes`` are the queues and lanes of the tasks with keys whose
-    outcomes are recorded.
+    outcomes are recorded. ``lane_marks`` is where the claim searches first in busy lanes.
     """
 
     starting: Sequence[tuple[ClaimedTask, int]] = ()
@@ -181,6 +187,7 @@ class TurnRequest(NamedTuple):
     refused_by: Sequence[str] = ()
     cursors: Sequence[int | None] = ()
     freed_lanes: Sequence[tuple[str, int]] = ()
+    lane_marks: LaneMarks = NO_MARKS
 
     @property
     def claims(self) -> int:
@@ -294,7 +301,7 @@ class Claimer:
 
     def claim_step(self, request: TurnRequest) -> Step:
         """The statement that claims. Most claims are for idle children and leave nothing out: they send 6
-        of the 26 parameters.
+        of the 30 parameters.
         """
         if (
             request.prefetch
@@ -342,6 +349,10 @@ class Claimer:
             cursors=request.cursors,
             freed_queues=[queue for queue, _ in request.freed_lanes],
             freed_lanes=[lane for _, lane in request.freed_lanes],
+            marked_lanes=request.lane_marks.lanes,
+            lane_priorities=request.lane_marks.priorities,
+            lane_moments=request.lane_marks.enqueued_at,
+            lane_ids=request.lane_marks.ids,
         )
 
 

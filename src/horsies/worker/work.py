@@ -34,6 +34,7 @@ from horsies.tasks.recovery import (
     release_one_by_one,
 )
 from horsies.worker.agenda import Shutdown, burst_step
+from horsies.worker.busy_lanes import NO_MARKS
 from horsies.worker.config import WorkerConfig
 from horsies.worker.dispatcher import NO_PARTS, Dispatcher, Parts
 from horsies.worker.keyed import LimitsOfKeys
@@ -45,6 +46,7 @@ from horsies.worker.maintenance import Maintenance
 from horsies.worker.refusals import Refusals
 from horsies.worker.tally import log_ends
 from horsies.worker.turn import (
+    EVERYWHERE,
     Claimer,
     TurnRequest,
     record_alone,
@@ -356,17 +358,20 @@ class Work:
         prefetch = min(kind.prefetch_max - len(waiting) + len(starting), room - len(pids))
         ahead = ahead[: room - len(pids)]
         exclusions = self._unknown.exclusions()
+        marks = kind.rings.marks()
+        positions = kind.bookmarks.positions(time.monotonic(), has_lane_marks=bool(marks.lanes))
         return TurnRequest(
             starting=starting,
             pids=pids,
             prefetch=max(0, prefetch),
-            positions=kind.bookmarks.positions(time.monotonic()),
+            positions=positions,
             unknown_names=exclusions.names,
             refused_by=exclusions.refused_by,
             ahead=ahead,
             short_names=windows.short_names() if ahead else (),
             is_async=kind.is_async,
             cursors=kind.rings.cursors(),
+            lane_marks=NO_MARKS if positions is EVERYWHERE else marks,
         )
 
     def _turn(

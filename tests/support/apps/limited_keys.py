@@ -35,6 +35,7 @@ app = Horsies(
             CustomQueueConfig(
                 name="rated", per_key=PerKey(rate=Rate(count=PER_SECOND, burst=BURST))
             ),
+            CustomQueueConfig(name="newest"),
         ],
         recovery=RecoveryConfig.model_validate(QUICK_RECOVERY["recovery"]),
         resilience=WorkerResilienceConfig(notify_poll_interval_ms=1_000),
@@ -78,3 +79,8 @@ def ordered(key: str, number: int) -> None:
 @app.task("rated", queue_name="rated", key="key", retry_policy=ALWAYS)
 def rated(key: str, number: int) -> None:
     _work("rated", key, number)
+
+
+@app.task("newest", queue_name="newest", key="key", retry_policy=ALWAYS)
+def newest(key: str, number: int) -> None:
+    _work("newest", key, number)

@@ -6,6 +6,10 @@
 -- round again while children are free. A lane is found by one seek behind the lane before it, so a million
 -- tasks of one key do not delay the next one. Lane 0 stands for all tasks of the queue without a key.
 --
+-- Claimed tasks leave dead entries at the front of their lane, and an open transaction keeps them there. So the worker
+-- says where it was last in the lanes that it has taken many tasks from ("p_marks", see 20_claim.sql), and a claim
+-- starts behind these tasks. A fifo lane is always searched from its front, because nothing may pass its head.
+--
 -- Limits are counted, never kept: a claim counts the tasks of a limited lane that are in flight, under an
 -- advisory lock of that lane, in the transaction that adds to them. Nobody waits for such a lock: a turn that
 -- cannot have it passes over the lane and looks again soon. Locks: caps, meters of queues, then lanes (tried only),
@@ -21,12 +25,46 @@ BEGIN
 END
 $$;
 
+-- The first lane with due tasks in a part of the ring, and the first of these tasks; marked lanes are searched behind
+-- their marks. Only horsies_walk_lanes calls it.
+CREATE OR REPLACE FUNCTION horsies_next_marked_lane(
+    p_queue text, p_after bigint, p_until bigint, p_marks horsies_lane_marks, OUT next_lane bigint, OUT head uuid)
+LANGUAGE plpgsql AS $$
+DECLARE
+    before bigint := p_after;
+BEGIN
+    FOR place IN 1 .. cardinality(p_marks.lanes) LOOP
+        CONTINUE WHEN p_marks.lanes[place] <= before;
+        EXIT WHEN p_marks.lanes[place] > p_until;
+        SELECT task.lane, task.id INTO next_lane, head FROM horsies_tasks AS task
+        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+          AND task.queue_name = p_queue AND task.lane > before AND task.lane < p_marks.lanes[place]
+        ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1;
+        IF next_lane IS NULL THEN
+            before := p_marks.lanes[place];
+            SELECT task.lane, task.id INTO next_lane, head FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+              AND task.queue_name = p_queue AND task.lane = before AND (task.priority, task.enqueued_at, task.id)
+                  > (p_marks.priorities[place], p_marks.moments[place], p_marks.ids[place])
+            ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1;
+        END IF;
+        IF next_lane IS NOT NULL THEN
+            RETURN;
+        END IF;
+    END LOOP;
+    SELECT task.lane, task.id INTO next_lane, head FROM horsies_tasks AS task
+    WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+      AND task.queue_name = p_queue AND task.lane > before AND task.lane <= p_until
+    ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1;
+END
+$$;
+
 -- The next lanes with due tasks behind a place of the ring, in order, up to the place where the walk began, and the
 -- first task of each. Lane 0 is always among them, without a task, and is not one of the "p_count". "is_past" says
 -- whether the walk has gone past the end of the ring and on from its beginning.
 CREATE OR REPLACE FUNCTION horsies_walk_lanes(
     p_queue text, p_begin bigint, p_after bigint, p_count integer, p_is_past boolean DEFAULT false,
-    OUT lanes bigint[], OUT heads uuid[], OUT is_past boolean)
+    p_marks horsies_lane_marks DEFAULT NULL, OUT lanes bigint[], OUT heads uuid[], OUT is_past boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     before bigint := p_after;
@@ -39,10 +77,15 @@ BEGIN
     heads := '{}';
     is_past := p_is_past;
     WHILE count < p_count LOOP
-        SELECT task.lane, task.id INTO next_lane, head FROM horsies_tasks AS task
-        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-          AND task.queue_name = p_queue AND task.lane > before AND task.lane <= until
-        ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1;
+        IF p_marks IS NULL THEN
+            SELECT task.lane, task.id INTO next_lane, head FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+              AND task.queue_name = p_queue AND task.lane > before AND task.lane <= until
+            ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1;
+        ELSE
+            SELECT marked.next_lane, marked.head INTO next_lane, head
+            FROM horsies_next_marked_lane(p_queue, before, until, p_marks) AS marked;
+        END IF;
         IF before < 0 AND until >= 0 AND coalesce(next_lane > 0, true) THEN
             lanes := lanes || 0::bigint;
             heads := heads || NULL::uuid;
@@ -170,12 +213,13 @@ END
 $$;
 
 -- Lock and return the first due tasks of these lanes, up to a number of each, in order: the first of each lane, the
--- second of each, and so on. "p_only_short" takes only tasks that may wait in a child behind others. Tasks that were
+-- second of each, and so on. A retry that kept its place when the lane was fifo waits for its time, until a search
+-- moves it (horsies_look_at_keys_v1). "p_only_short" takes only tasks that may wait in a child behind others. Tasks that were
 -- locked and not taken leave their lane for this claim.
 CREATE OR REPLACE FUNCTION horsies_lane_heads(
     p_queue text, p_lanes bigint[], p_quotas integer[], p_taken uuid[], p_look_at timestamptz, p_only_short boolean,
     p_short_names text[], p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[],
-    OUT ids uuid[], OUT counts integer[])
+    p_marks horsies_lane_marks, OUT ids uuid[], OUT counts integer[])
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     head record;
@@ -187,14 +231,20 @@ BEGIN
         SELECT found.id, asked.place, found.is_short FROM unnest(p_lanes, p_quotas) WITH ORDINALITY
             AS asked (lane, quota, place)
         CROSS JOIN LATERAL (
+            SELECT coalesce(p_marks.priorities[mark.place], -1) AS priority,
+                coalesce(p_marks.moments[mark.place], '-infinity') AS moment,
+                coalesce(p_marks.ids[mark.place], '00000000-0000-0000-0000-000000000000') AS id
+            FROM (SELECT array_position(p_marks.lanes, asked.lane) OFFSET 0) AS mark (place) OFFSET 0) AS mark
+        CROSS JOIN LATERAL (
             SELECT task.id, task.priority, task.enqueued_at, task.burst AND task.task_name = ANY(p_short_names) AS is_short
             FROM horsies_tasks AS task
             WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
               AND task.queue_name = p_queue AND task.lane = asked.lane
+              AND (task.priority, task.enqueued_at, task.id) > (mark.priority, mark.moment, mark.id)
               AND (task.good_until IS NULL OR task.good_until > p_look_at)
               AND (p_is_async IS NULL OR coalesce(task.task_options LIKE '{"async":true%', false) = p_is_async)
               AND task.task_name <> ALL(p_unknown_names) AND task.id <> ALL(p_refused_ids)
-              AND task.id <> ALL(p_taken)
+              AND task.id <> ALL(p_taken) AND (task.next_retry_at <= task.updated_at) IS NOT FALSE
               AND (p_refused_by = '{}' OR NOT horsies_is_refused(task.id, p_refused_by, p_look_at))
             ORDER BY task.priority, task.enqueued_at, task.id LIMIT asked.quota FOR UPDATE SKIP LOCKED) AS found
         ORDER BY row_number() OVER (
@@ -273,7 +323,7 @@ BEGIN
         room := 0;
     ELSIF cap IS NULL AND seconds IS NULL THEN
         RETURN;
-    ELSIF horsies_lane_in_flight(p_queue, p_lane, p_limits.is_fifo) >= cap THEN
+    ELSIF (CASE WHEN cap IS NOT NULL THEN horsies_lane_in_flight(p_queue, p_lane, p_limits.is_fifo) >= cap END) THEN
         room := 0;
     ELSIF NOT pg_try_advisory_xact_lock(1751348597, hashint8(p_lane)) THEN
         room := 0;
@@ -304,10 +354,11 @@ $$;
 -- So many tasks of a lane with a rate were claimed, under its lock. Answers with the seconds until the rate allows the
 -- next start, NULL if it allows one now or if none of the lane's due tasks but these ("p_taken") is left.
 CREATE OR REPLACE FUNCTION horsies_note_lane_starts(
-    p_queue text, p_lane bigint, p_limits horsies_lanes, p_count integer, p_taken uuid[])
+    p_queue text, p_lane bigint, p_limits horsies_lanes, p_count integer, p_taken uuid[], p_marks horsies_lane_marks)
 RETURNS double precision LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     wait_seconds double precision;
+    mark integer := array_position(p_marks.lanes, p_lane);
 BEGIN
     INSERT INTO horsies_meters AS meter (queue_name, lane, next_at, seconds, burst)
     VALUES (p_queue, p_lane, clock_timestamp() + p_count * p_limits.rate_seconds * interval '1 second',
@@ -320,6 +371,9 @@ BEGIN
         SELECT true FROM horsies_tasks AS task
         WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
           AND task.queue_name = p_queue AND task.lane = p_lane AND task.id <> ALL(p_taken)
+          AND (task.priority, task.enqueued_at, task.id) > (
+              coalesce(p_marks.priorities[mark], -1), coalesce(p_marks.moments[mark], '-infinity'),
+              coalesce(p_marks.ids[mark], '00000000-0000-0000-0000-000000000000'))
         ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1) THEN
         RETURN wait_seconds;
     END IF;
@@ -373,6 +427,7 @@ BEGIN
         SELECT task.id FROM horsies_tasks AS task
         WHERE task.id = ANY(p_heads) AND coalesce(task.status, '') = 'PENDING' AND task.queue_name = p_queue
           AND task.lane IS NOT NULL AND task.enqueued_at <= task.updated_at
+          AND (task.next_retry_at <= task.updated_at) IS NOT FALSE
           AND (task.good_until IS NULL OR task.good_until > p_look_at)
           AND (NOT p_only_short OR (task.burst AND task.task_name = ANY(p_short_names)))
           AND (p_is_async IS NULL OR coalesce(task.task_options LIKE '{"async":true%', false) = p_is_async)
@@ -388,7 +443,7 @@ $$;
 -- after which a limited lane may have.
 CREATE OR REPLACE FUNCTION horsies_due_by_lane(
     p_queue text, p_cursor bigint, p_wanted integer, p_look_at timestamptz, p_only_short boolean, p_short_names text[],
-    p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[],
+    p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[], p_marks horsies_lane_marks,
     OUT ids uuid[], OUT cursor bigint, OUT is_drained boolean, OUT has_plain boolean,
     OUT wait_seconds double precision)
 LANGUAGE plpgsql AS $$
@@ -436,7 +491,7 @@ BEGIN
         is_drained := false;
         asked := least(places, looks);
         EXIT WHEN asked <= 0;
-        walk := horsies_walk_lanes(p_queue, p_cursor, cursor, asked, is_past);
+        walk := horsies_walk_lanes(p_queue, p_cursor, cursor, asked, is_past, p_marks);
         is_past := walk.is_past;
         lanes := walk.lanes;
         looks := looks - cardinality(lanes);
@@ -465,7 +520,7 @@ BEGIN
                 ELSE
                     heads := horsies_lane_heads(
                         p_queue, ARRAY[cursor], ARRAY[least(turns, places, visit.room)], ids, p_look_at, p_only_short,
-                        p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by);
+                        p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by, p_marks);
                 END IF;
                 ids := ids || heads.ids;
                 places := places - cardinality(heads.ids);
@@ -475,8 +530,8 @@ BEGIN
                     rooms := rooms || visit.room - cardinality(heads.ids);
                 END IF;
                 IF limits.rate_seconds IS NOT NULL THEN
-                    wait_seconds := least(
-                        wait_seconds, horsies_note_lane_starts(p_queue, cursor, limits, cardinality(heads.ids), ids));
+                    wait_seconds := least(wait_seconds, horsies_note_lane_starts(
+                        p_queue, cursor, limits, cardinality(heads.ids), ids, p_marks));
                     rated := rated || cursor;
                 END IF;
                 IF places <= 0 AND turns > cardinality(heads.ids) THEN
@@ -512,7 +567,7 @@ BEGIN
                 WHERE walk.heads[place] <> ALL(locked) ORDER BY place);
             heads := horsies_lane_heads(
                 p_queue, missed, array_fill(1, ARRAY[cardinality(missed)]), ids, p_look_at, p_only_short,
-                p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by);
+                p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by, p_marks);
             ids := ids || heads.ids;
             places := places - cardinality(heads.ids);
             lanes := ARRAY(
@@ -531,7 +586,7 @@ BEGIN
             FROM generate_subscripts(generous, 1) AS place ORDER BY place);
         heads := horsies_lane_heads(
             p_queue, generous, quotas, ids, p_look_at, p_only_short, p_short_names, p_is_async, p_unknown_names,
-            p_refused_ids, p_refused_by);
+            p_refused_ids, p_refused_by, p_marks);
         EXIT WHEN heads.ids = '{}';
         ids := ids || heads.ids;
         places := places - cardinality(heads.ids);
@@ -539,7 +594,7 @@ BEGIN
             IF heads.counts[place] > 0 AND generous[place] = ANY(rated) THEN
                 limits := horsies_lane_limits(p_queue, generous[place], shared);
                 wait_seconds := least(wait_seconds, horsies_note_lane_starts(
-                    p_queue, generous[place], limits, heads.counts[place], ids));
+                    p_queue, generous[place], limits, heads.counts[place], ids, p_marks));
             END IF;
         END LOOP;
         cursor := generous[coalesce((SELECT max(place) FROM generate_subscripts(quotas, 1) AS place
@@ -555,8 +610,10 @@ END
 $$;
 
 -- A transaction has ended tasks of these lanes. Workers that a limit of one of them may have turned away are notified,
--- unless the claim of the same transaction has taken the place again.
-CREATE OR REPLACE FUNCTION horsies_offer_lanes(p_queues text[], p_lanes bigint[], p_worker_id text) RETURNS void
+-- unless the claim of the same transaction has taken the place again with one of its tasks ("p_taken"). A claim with
+-- marks looks behind them only: its worker will search in front of them.
+CREATE OR REPLACE FUNCTION horsies_offer_lanes(
+    p_queues text[], p_lanes bigint[], p_taken uuid[], p_marks horsies_lane_marks) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     -- Most queues have no limits: they are spared the query below, a tenth of a turn.
@@ -564,16 +621,20 @@ BEGIN
         RETURN;
     END IF;
     PERFORM pg_notify('task_queue_' || freed.queue, '@') FROM (
-        SELECT DISTINCT freed.queue FROM unnest(p_queues, p_lanes) AS freed (queue, lane)
+        SELECT DISTINCT freed.queue FROM (
+            SELECT ended.queue, ended.lane, array_position(p_marks.lanes, ended.lane) AS mark
+            FROM unnest(p_queues, p_lanes) AS ended (queue, lane) OFFSET 0) AS freed
         WHERE EXISTS (SELECT FROM horsies_lanes AS stored WHERE stored.queue_name = freed.queue)
           AND (SELECT true FROM horsies_tasks AS task
                WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
                  AND task.queue_name = freed.queue AND task.lane = freed.lane
-               ORDER BY task.priority LIMIT 1)
+                 AND (task.priority, task.enqueued_at, task.id) > (
+                     coalesce(p_marks.priorities[freed.mark], -1), coalesce(p_marks.moments[freed.mark], '-infinity'),
+                     coalesce(p_marks.ids[freed.mark], '00000000-0000-0000-0000-000000000000'))
+               ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)
           AND (SELECT true FROM horsies_tasks AS task
-               WHERE task.lane IS NOT NULL AND task.status IN ('CLAIMED', 'RUNNING') AND task.queue_name = freed.queue
-                 AND task.lane = freed.lane AND task.claimed_by_worker_id = p_worker_id
-                 AND task.claimed_at >= now() ORDER BY task.lane LIMIT 1) IS NULL) AS freed;
+               WHERE task.id = ANY(p_taken) AND task.queue_name = freed.queue AND task.lane = freed.lane
+               LIMIT 1) IS NULL) AS freed;
 END
 $$;
 

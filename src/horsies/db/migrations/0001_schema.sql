@@ -486,6 +486,10 @@ CREATE TABLE horsies_lanes (
     PRIMARY KEY (queue_name, lane)
 );
 
+-- Lanes in order, and for each of them the task behind which a claim looks first.
+CREATE TYPE horsies_lane_marks AS (
+    lanes bigint[], priorities integer[], moments timestamptz[], ids uuid[]);
+
 -- The rates of queues (lane 0) and keys. A row exists once a worker has claimed under that rate.
 CREATE TABLE horsies_meters (
     queue_name  varchar(100)      NOT NULL,

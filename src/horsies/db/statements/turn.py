@@ -55,6 +55,11 @@ class ClaimTasks(NamedTuple):
     # The lanes of the tasks with keys that this transaction has ended, and their queues.
     freed_queues: Sequence[str] = NOTHING
     freed_lanes: Sequence[int] = NOTHING
+    # Lanes in order, and for each of them the task after which to search first.
+    marked_lanes: Sequence[int] = NOTHING
+    lane_priorities: Sequence[int] = NOTHING
+    lane_moments: Sequence[str] = NOTHING
+    lane_ids: Sequence[str] = NOTHING
 
 
 class ClaimUnresolvable(NamedTuple):

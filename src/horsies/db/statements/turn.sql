@@ -151,7 +151,8 @@ FROM horsies_claim_v1(
     %(marked_ids)s::uuid[], %(looks_everywhere)s, %(unknown_names)s::text[], %(refused_ids)s::uuid[],
     %(idle)s, %(short_names)s::text[], %(is_async)s::boolean, %(refused_by)s::text[],
     %(rate_seconds)s::float8[], %(rate_bursts)s::integer[], %(cursors)s::bigint[],
-    %(freed_queues)s::text[], %(freed_lanes)s::bigint[])
+    %(freed_queues)s::text[], %(freed_lanes)s::bigint[], %(marked_lanes)s::bigint[], %(lane_priorities)s::integer[],
+    %(lane_moments)s::text[]::timestamptz[], %(lane_ids)s::uuid[])
 
 -- name: claim_unresolvable
 -- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the grace
