@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from hashlib import sha256
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 # Annotate a statement's parameters and columns that hold payload; see ``Statement``. Payload of several rows
@@ -42,13 +43,18 @@ _KEY_ID_CHARACTERS_MAX = 32
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 _OK, _ERR = '{"ok":', '{"err":'
+# Before a keyed digest, which then has as many characters as one of SHA-256.
+_KEYED, _DIGEST_CHARACTERS = "k", 64
 
 
 @runtime_checkable
 class PayloadCodec(Protocol):
     """Encrypts and decrypts payload. ``FernetCodec`` is built in; write your own for keys in a key service.
 
-    Its methods are called in producers, workers and their children, from several threads.
+    Its methods are called in producers, workers and their children, from several threads. A codec may also
+    have ``digest(key_id, data)``, which returns at least 16 bytes that are always the same for this key and
+    data and reveal neither. Repeated requests are then recognised by it; otherwise by SHA-256, with which
+    anyone who reads the tables can test guesses at small arguments.
 
     Example:
         class Reversed:
@@ -74,6 +80,32 @@ class PayloadCodec(Protocol):
 
     def decode(self, key_id: str, text: str) -> bytes:
         """Return what ``encode`` was given; ValueError if the text was changed."""
+
+
+@runtime_checkable
+class _MakesDigests(Protocol):
+    """A codec whose digests need a key."""
+
+    @property
+    def key_id(self) -> str: ...
+
+    @property
+    def key_ids(self) -> Collection[str]: ...
+
+    def digest(self, key_id: str, data: bytes) -> bytes: ...
+
+
+class CodecFailed(Exception):
+    """The codec of the application raised an exception, which is the cause. The message has nothing of it,
+    because it may quote the payload.
+    """
+
+    def __init__(self, method: str, cause: Exception) -> None:
+        super().__init__(
+            f"The payload cannot be encrypted: {method} of the codec in PostgresConfig raised "
+            f"{type(cause).__name__}; nothing was stored."
+        )
+        self.__cause__ = cause
 
 
 class HasCodec(Protocol):
@@ -146,7 +178,10 @@ class Payloads:
         return _replaced(text, self._decrypted) if _MARK in text else text
 
     def _token(self, text: str) -> str:
-        encrypted = self._codec.encode(text.encode("utf-8", "surrogatepass"))
+        try:
+            encrypted = self._codec.encode(text.encode("utf-8", "surrogatepass"))
+        except Exception as error:  # the application's code may raise anything
+            raise CodecFailed("encode()", error) from error
         return f"{self._codec.key_id}:{encrypted}"
 
     def _encrypted_error(self, text: str) -> str:
@@ -178,6 +213,49 @@ class Payloads:
             return data.decode("utf-8", "surrogatepass")
         except Exception:  # the text was changed, or the codec of the application fails
             return None
+
+
+class Digests:
+    """The digests by which repeated requests are recognised: of SHA-256, or keyed if the codec makes such."""
+
+    __slots__ = ("_codec",)
+
+    def __init__(self, codec: PayloadCodec | None = None) -> None:
+        self._codec = codec if isinstance(codec, _MakesDigests) else None
+
+    def of(self, data: bytes) -> str:
+        """Return the digest to store with a request."""
+        codec = self._codec
+        return sha256(data).hexdigest() if codec is None else _keyed(codec, codec.key_id, data)
+
+    def of_each(self, requests: Iterable[bytes]) -> list[str]:
+        """Return the digests to store with several requests."""
+        if self._codec is None:
+            return [sha256(data).hexdigest() for data in requests]
+        return [self.of(data) for data in requests]
+
+    def known(self, data: bytes) -> tuple[str, ...]:
+        """Return the digest to store with a request, and then those that an equal request may have been
+        stored with: under another key, before the application had a codec, or by a send from SQL.
+        """
+        codec = self._codec
+        if codec is None:
+            return (self.of(data),)
+        others = [one for one in codec.key_ids if one != codec.key_id]
+        keyed = [_keyed(codec, one, data) for one in (codec.key_id, *others)]
+        return (*keyed, sha256(data).hexdigest())
+
+
+def _keyed(codec: _MakesDigests, key_id: str, data: bytes) -> str:
+    try:
+        return f"{_KEYED}{codec.digest(key_id, data).hex()}"[:_DIGEST_CHARACTERS]
+    except Exception as error:  # the application's code may raise anything
+        raise CodecFailed("digest()", error) from error
+
+
+def is_keyed(digest: str | None) -> bool:
+    """Whether a stored digest can only be compared with the key that made it."""
+    return digest is not None and digest.startswith(_KEYED)
 
 
 def unmarked(text: str) -> str:

@@ -214,7 +214,7 @@ def test_a_key_whose_holder_vanished_in_between_is_inserted_after_all(add: Task)
 def test_a_replay_that_finds_its_own_row_needs_no_other_look(add: Task) -> None:
     row = keyed_row(add)
     holder = IdempotentTask(row.id, row.idempotency_sha)
-    asked, answer = answers(insert_script(row), [], [holder])
+    asked, answer = answers(insert_script(row, (str(row.idempotency_sha),)), [], [holder])
     assert (asked, answer) == ([insert_task, find_idempotent_task], row.id)
 
 

@@ -143,7 +143,7 @@ def test_every_option_is_part_of_the_fingerprint_and_of_a_retried_send(
     assert request.row.enqueue_sha != usual.row.enqueue_sha
     assert request.row != usual.row._replace(enqueue_sha=request.row.enqueue_sha)
     error = failed(request)
-    assert replay(definition, error, scheduled=False).unwrap().row == request.row
+    assert replay(queued.config, definition, error, scheduled=False).unwrap().row == request.row
 
 
 def failed(request: Any) -> Any:

@@ -20,13 +20,8 @@ from horsies.cli.erase import (
 from horsies.cli.options import DatabaseUrlOption, ModuleOption
 from horsies.cli.session import Session, open_session, unwrap_or_exit
 from horsies.db.statement import Script
-from horsies.monitor.exporting import (
-    others_export_script,
-    portions,
-    run_tasks_script,
-    runs_export_script,
-    tasks_export_script,
-)
+from horsies.encryption import Payloads
+from horsies.monitor.exporting import Export, portions, run_tasks_script
 from horsies.monitor.personal_data import PersonalData, find_script, sorted_script
 from horsies.tasks.broker import BrokerErrorCode
 
@@ -65,13 +60,21 @@ def _read(session: Session, script: Script[Any]) -> Any:
 
 
 def _print_all(session: Session, found: PersonalData, key: str | None) -> None:
-    _print(_read(session, others_export_script(found, key)))
+    rows = Export(Payloads.of(session.broker.config))
+    _print(_read(session, rows.others(found, key)))
     for ids in portions(found.tasks):
-        _print(_read(session, tasks_export_script(ids)))
+        _print(_read(session, rows.tasks(ids)))
     for run_id in found.runs:
-        _print(_read(session, runs_export_script([run_id])))
+        _print(_read(session, rows.runs([run_id])))
         for ids in portions(_read(session, run_tasks_script([run_id]))):
-            _print(_read(session, tasks_export_script(ids)))
+            _print(_read(session, rows.tasks(ids)))
+    if rows.missing_keys:
+        names = ", ".join(sorted(rows.missing_keys))
+        remedy = "add it to the codec" if session.app else "name the application that has it"
+        typer.echo(
+            f"Some texts are encrypted with a key that is missing here ({names}): {remedy}.",
+            err=True,
+        )
 
 
 def _print(documents: Iterable[dict[str, Any]]) -> None:

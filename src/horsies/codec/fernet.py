@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+from base64 import urlsafe_b64decode
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ if TYPE_CHECKING:
     from cryptography.fernet import Fernet
 
 _KEY_ID_CHARACTERS = 8
+_DIGEST_PURPOSE = b"digests of requests"
 
 
 class FernetCodec:
@@ -25,7 +28,7 @@ class FernetCodec:
         app = Horsies(AppConfig(broker=PostgresConfig.from_env(codec=codec)))
     """
 
-    __slots__ = ("_first", "_keys", "key_id")
+    __slots__ = ("_digest_keys", "_first", "_keys", "key_id")
 
     def __init__(self, keys: Sequence[str]) -> None:
         keys = [keys] if isinstance(keys, str) else list(keys)
@@ -38,6 +41,7 @@ class FernetCodec:
         }
         self.key_id: str = next(iter(self._keys))
         self._first = self._keys[self.key_id]
+        self._digest_keys = {_key_id(key): _digest_key(key) for key in keys}
 
     @property
     def key_ids(self) -> Collection[str]:
@@ -60,12 +64,20 @@ class FernetCodec:
         except Exception as error:
             raise ValueError(f"the payload was not encrypted with key {key_id}") from error
 
+    def digest(self, key_id: str, data: bytes) -> bytes:
+        """Return HMAC-SHA256 with a key that is derived from the one of this id."""
+        return hmac.digest(self._digest_keys[key_id], data, "sha256")
+
     def __repr__(self) -> str:
         return f"FernetCodec(<{len(self._keys)} keys, the first is {self.key_id}>)"
 
 
 def _key_id(key: str) -> str:
     return sha256(key.strip().encode()).hexdigest()[:_KEY_ID_CHARACTERS]
+
+
+def _digest_key(key: str) -> bytes:
+    return hmac.digest(urlsafe_b64decode(key.strip()), _DIGEST_PURPOSE, "sha256")
 
 
 def _fernet(key: str, place: int) -> Fernet:

@@ -20,6 +20,7 @@ from horsies.db.statements.erasing import (
     find_definitions,
     list_run_tasks,
 )
+from horsies.encryption import Payloads, missing_key
 from horsies.monitor.documents import stored_json
 from horsies.monitor.personal_data import PersonalData
 
@@ -53,51 +54,64 @@ def run_tasks_script(runs: Sequence[str]) -> Script[list[str]]:
     return [row.id for row in rows]
 
 
-def tasks_export_script(ids: Sequence[str]) -> Script[list[dict[str, Any]]]:
-    """Export tasks, each with its attempts, logs, steps, signals and manual changes."""
-    return _export_script("task", export_tasks, ids)
+class Export:
+    """Reads rows as documents, and decrypts them with the keys of an application.
 
+    Texts of other keys stay as they are stored; ``missing_keys`` has the ids of these keys.
+    """
 
-def runs_export_script(ids: Sequence[str]) -> Script[list[dict[str, Any]]]:
-    """Export runs with the runs below them, each with its nodes and signals."""
-    return _export_script("run", export_runs, ids)
+    def __init__(self, payloads: Payloads | None) -> None:
+        self._payloads = payloads
+        self.missing_keys: set[str] = set()
 
+    def tasks(self, ids: Sequence[str]) -> Script[list[dict[str, Any]]]:
+        """Export tasks, each with its attempts, logs, steps, signals and manual changes."""
+        return self._subjects("task", export_tasks, ids)
 
-def others_export_script(found: PersonalData, key: str | None) -> Script[list[dict[str, Any]]]:
-    """Export the schedules that were found, and the limits of a key."""
-    definitions: list[Definition] = yield find_definitions()
-    chosen = [row._asdict() for row in definitions if row.name in found.schedules]
-    documents = [{"kind": "schedule", **_values(one)} for one in chosen]
-    if key is not None:
-        limits: list[Document] = yield export_keys(key)
-        queues = [json.loads(row.document)["queue_name"] for row in limits]
-        changes = yield export_changes([f"key {key} of queue {queue}" for queue in queues])
-        documents += [*_documents("key", limits), *_documents("change", changes)]
-    return documents
+    def runs(self, ids: Sequence[str]) -> Script[list[dict[str, Any]]]:
+        """Export runs with the runs below them, each with its nodes and signals."""
+        return self._subjects("run", export_runs, ids)
 
+    def others(self, found: PersonalData, key: str | None) -> Script[list[dict[str, Any]]]:
+        """Export the schedules that were found, and the limits of a key."""
+        definitions: list[Definition] = yield find_definitions()
+        chosen = [row._asdict() for row in definitions if row.name in found.schedules]
+        documents = [{"kind": "schedule", **self._values(one)} for one in chosen]
+        if key is not None:
+            limits: list[Document] = yield export_keys(key)
+            queues = [json.loads(row.document)["queue_name"] for row in limits]
+            changes = yield export_changes([f"key {key} of queue {queue}" for queue in queues])
+            documents += [*self._documents("key", limits), *self._documents("change", changes)]
+        return documents
 
-def _export_script(
-    kind: str, statement: Callable[[Sequence[str]], Step], ids: Sequence[str]
-) -> Script[list[dict[str, Any]]]:
-    rows: list[Document] = yield statement(ids)
-    documents = list(_documents(kind, rows))
-    changes = yield export_changes([f"{kind} {one['id']}" for one in documents])
-    return [*documents, *_documents("change", changes)]
+    def _subjects(
+        self, kind: str, statement: Callable[[Sequence[str]], Step], ids: Sequence[str]
+    ) -> Script[list[dict[str, Any]]]:
+        rows: list[Document] = yield statement(ids)
+        documents = list(self._documents(kind, rows))
+        changes = yield export_changes([f"{kind} {one['id']}" for one in documents])
+        return [*documents, *self._documents("change", changes)]
 
+    def _documents(self, kind: str, rows: Iterable[Document]) -> Iterator[dict[str, Any]]:
+        for row in rows:
+            yield {"kind": kind, **self._values(json.loads(row.document))}
 
-def _documents(kind: str, rows: Iterable[Document]) -> Iterator[dict[str, Any]]:
-    for row in rows:
-        yield {"kind": kind, **_values(json.loads(row.document))}
+    def _values(self, value: Any) -> Any:
+        """Return a document in which JSON texts are values."""
+        if isinstance(value, list):
+            return [self._values(one) for one in value]
+        if isinstance(value, dict):
+            return {name: self._value_of(name, one) for name, one in value.items()}
+        return self._read(value) if isinstance(value, str) else value
 
+    def _value_of(self, name: str, value: Any) -> Any:
+        if name in _JSON and isinstance(value, str):
+            return stored_json(self._read(value))
+        return self._values(value)
 
-def _values(value: Any) -> Any:
-    """Return a document in which JSON texts are values."""
-    if isinstance(value, list):
-        return [_values(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _value_of(name, one) for name, one in value.items()}
-    return value
-
-
-def _value_of(name: str, value: Any) -> Any:
-    return stored_json(value) if name in _JSON and isinstance(value, str) else _values(value)
+    def _read(self, text: str) -> str:
+        if self._payloads is not None:
+            text = self._payloads.decrypt(text)
+        if (key_id := missing_key(text)) is not None:
+            self.missing_keys.add(key_id)
+        return text

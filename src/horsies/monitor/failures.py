@@ -25,6 +25,7 @@ ATTEMPTS_MAX = 20_000
 FAILURES_MAX = 2_000
 # The equal parts of time in which one group's failures are counted.
 SLOTS = 48
+_MESSAGE_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,19 @@ def failures_script(names: Sequence[str] = ()) -> Script[Failures]:
     first: AttemptPlace | None = one_or_none((yield end_of_attempts(ATTEMPTS_MAX)))
     from_id = 0 if first is None else first.id
     groups: list[FailureGroup] = yield group_failures(from_id, FAILURES_MAX, list(names))
-    return Failures(groups, None if first is None else first.finished_at)
+    shown = [_cut(group) for group in groups]
+    return Failures(shown, None if first is None else first.finished_at)
 
 
 def failure_script(fingerprint: str) -> Script[FailureGroup | None]:
     """Read one group from its newest 2,000 attempts; None if no attempt on record belongs to it."""
     group: FailureGroup | None = one_or_none((yield read_failure(fingerprint, FAILURES_MAX)))
-    return group
+    return None if group is None else _cut(group)
+
+
+def _cut(group: FailureGroup) -> FailureGroup:
+    """A group with the start of its message: an encrypted one must be read as a whole."""
+    return group._replace(message=group.message and group.message[:_MESSAGE_CHARACTERS])
 
 
 class Slot(NamedTuple):

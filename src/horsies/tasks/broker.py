@@ -33,6 +33,7 @@ from horsies.db.statement import (
     run_script,
     run_script_async,
 )
+from horsies.encryption import CodecFailed
 from horsies.errors import ConfigurationError, ErrorCode, HorsiesError
 from horsies.modules import Deferred
 from horsies.result import Err, Ok, Result
@@ -487,6 +488,8 @@ def failure(
     """Turn an exception into a value that contains no password."""
     if isinstance(error, PayloadMismatchError):
         return BrokerOperationError(BrokerErrorCode.PAYLOAD_MISMATCH, str(error))
+    if isinstance(error, CodecFailed):
+        return BrokerOperationError(code, str(error), exception=error.__cause__)
     if transaction is not None:
         if isinstance(error, caller_transaction.UnusableTransactionError):
             return BrokerOperationError(code, str(error))

@@ -20,6 +20,7 @@ from horsies.codec.canonical import canonical
 from horsies.config.app import AppConfig, PayloadConfig
 from horsies.database_url import mask_url
 from horsies.db.statements.tasks import InsertTask
+from horsies.encryption import CodecFailed, Digests
 from horsies.ids import new_id
 from horsies.result import Err, Ok, Result
 from horsies.task_result import exception_text
@@ -143,6 +144,8 @@ class Request(NamedTuple):
     delay: timedelta | None
     enqueue_delay_seconds: float | None
     debounce: Debounce | None = None
+    # All digests that an equal request with this idempotency key may have been stored with.
+    known_shas: tuple[str, ...] = ()
 
     @property
     def payload(self) -> TaskSendPayload:
@@ -208,11 +211,17 @@ def prepare(
     delay = None if isinstance(delay_seconds, Unset) else delay_seconds
     task_id, sent_at = stamp or Stamp(new_id(), datetime.now(UTC))
     shared = shared or shared_values(config, definition, options, delay)
-    row = _row(task_id, definition.name, options, shared, sent_at, encoded.value, delay)
+    try:
+        shas = _idempotency_shas(
+            options.idempotency_key, definition.name, shared, encoded.value, shared.digests
+        )
+        row = _row(task_id, definition.name, options, shared, sent_at, encoded.value, delay, shas)
+    except CodecFailed as failed:
+        return Err(not_encrypted(failed))
     if key is not None:
         lane = lane_of(row.queue_name, key)
         row = row._replace(lane_key=lane.key, lane=lane.number)
-    return Ok(Request(row, options.delay, delay, options.debounce))
+    return Ok(Request(row, options.delay, delay, options.debounce, shas))
 
 
 _NO_KEY = CallKey()
@@ -261,6 +270,7 @@ def _row(
     sent_at: datetime,
     call: EncodedCall,
     delay_seconds: float | None,
+    shas: tuple[str, ...],
 ) -> InsertTask:
     key, debounce = options.idempotency_key, options.debounce
     unique: Uniqueness = options.unique if debounce is None else "while_waiting"
@@ -282,7 +292,7 @@ def _row(
         shared.retention_seconds,
         shared.fingerprint(sent_at, call),
         key if is_forever else None,
-        None if key is None else _idempotency_sha(task_name, shared, call),
+        shas[0] if shas else None,
         None if is_forever else key,
         None if is_forever else unique.removeprefix("while_"),
     )
@@ -334,11 +344,12 @@ def encode(
     return encoded
 
 
-def _replayed(task_id: str, payload: TaskSendPayload) -> Request:
+def _replayed(task_id: str, payload: TaskSendPayload, digests: Digests) -> Request:
     key, debounce = payload.idempotency_key, payload.debounce
     delay = payload.delay if debounce is None else debounce.quiet
     is_forever = payload.unique == "forever"
     call = EncodedCall(payload.args_json, payload.kwargs_json)
+    shas = _idempotency_shas(key, payload.task_name, payload, call, digests)
     row = InsertTask(
         **{name: getattr(payload, name) for name in _SHARED_COLUMNS},
         id=task_id,
@@ -346,13 +357,13 @@ def _replayed(task_id: str, payload: TaskSendPayload) -> Request:
         kwargs=payload.kwargs_json,
         delay_seconds=delay.total_seconds() if delay else payload.enqueue_delay_seconds or 0.0,
         idempotency_key=key if is_forever else None,
-        idempotency_sha=None if key is None else _idempotency_sha(payload.task_name, payload, call),
+        idempotency_sha=shas[0] if shas else None,
         unique_key=None if is_forever else key,
         unique_while=None if is_forever else payload.unique.removeprefix("while_"),
         lane_key=payload.key,
         lane=None if payload.key is None else lane_of(payload.queue_name, payload.key).number,
     )
-    return Request(row, payload.delay, payload.enqueue_delay_seconds, debounce)
+    return Request(row, payload.delay, payload.enqueue_delay_seconds, debounce, shas)
 
 
 class SharedValues(NamedTuple):
@@ -366,16 +377,17 @@ class SharedValues(NamedTuple):
     timeout_ms: int | None
     retention_seconds: float | None
     digest: str
+    digests: Digests
 
     def fingerprint(self, sent_at: datetime, call: EncodedCall) -> str:
         """Return the digest of one row: the shared values, its time and its arguments."""
         text = f"{self.digest}{sent_at.isoformat()}\0{call.args_json}\0{call.kwargs_json}"
-        return hashlib.sha256(text.encode()).hexdigest()
+        return self.digests.of(text.encode())
 
     def fingerprints(self, sent_at: datetime, calls: Iterable[EncodedCall]) -> list[str]:
         """Return the digests of rows that are sent at the same time."""
-        head, sha256 = f"{self.digest}{sent_at.isoformat()}\0", hashlib.sha256
-        return [sha256(f"{head}{args}\0{kwargs}".encode()).hexdigest() for args, kwargs, _ in calls]
+        head = f"{self.digest}{sent_at.isoformat()}\0"
+        return self.digests.of_each(f"{head}{args}\0{kwargs}".encode() for args, kwargs, _ in calls)
 
 
 def shared_values(
@@ -409,6 +421,7 @@ def shared_values(
         definition.timeout_ms,
         retention,
         hashlib.sha256("\0".join(parts).encode()).hexdigest(),
+        Digests(config.broker.codec),
     )
 
 
@@ -420,12 +433,19 @@ def max_retries(definition: TaskDefinition) -> int:
     return definition.retry_policy.max_retries if definition.retry_policy else 0
 
 
-def _idempotency_sha(
-    task_name: str, line: SharedValues | TaskSendPayload, call: EncodedCall
-) -> str:
-    """Fingerprint the request without its times and headers: a repeated request may come later, from
-    another caller, and with its dicts in a different order.
+def _idempotency_shas(
+    key: str | None,
+    task_name: str,
+    line: SharedValues | TaskSendPayload,
+    call: EncodedCall,
+    digests: Digests,
+) -> tuple[str, ...]:
+    """Return the digests of the request without its times and headers: a repeated request may come later,
+    from another caller, and with its dicts in a different order. The first one is stored; without a key
+    there are none.
     """
+    if key is None:
+        return ()
     parts = (
         task_name,
         line.queue_name,
@@ -433,7 +453,7 @@ def _idempotency_sha(
         canonical(call.args_json),
         canonical(call.kwargs_json),
     )
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return digests.known("\0".join(parts).encode())
 
 
 def size_problem(limits: PayloadConfig, task_name: str, call: EncodedCall) -> str | None:
@@ -463,8 +483,12 @@ def refused(definition: TaskDefinition, problem: str) -> TaskSendError:
     return TaskSendError(TaskSendErrorCode.VALIDATION_FAILED, message)
 
 
+def not_encrypted(failed: CodecFailed) -> TaskSendError:
+    return TaskSendError(TaskSendErrorCode.ENQUEUE_FAILED, str(failed), exception=failed.__cause__)
+
+
 def replay(
-    definition: TaskDefinition, error: TaskSendError, *, scheduled: bool | None
+    config: AppConfig, definition: TaskDefinition, error: TaskSendError, *, scheduled: bool | None
 ) -> TaskSendResult[Request]:
     """Rebuild the request of a failed send with the same id and fingerprint.
 
@@ -487,5 +511,8 @@ def replay(
     elif scheduled is False and payload.enqueue_delay_seconds is not None:
         problem = "the failed send was delayed; use retry_schedule"
     else:
-        return Ok(_replayed(error.task_id, payload))
+        try:
+            return Ok(_replayed(error.task_id, payload, Digests(config.broker.codec)))
+        except CodecFailed as failed:
+            return Err(not_encrypted(failed))
     return Err(refused(definition, problem))

@@ -28,6 +28,7 @@ from horsies.db.statements.tasks import (
     find_unique_task,
     insert_task,
 )
+from horsies.encryption import is_keyed
 from horsies.errors import HorsiesError
 from horsies.result import Err, Ok
 from horsies.tasks.broker import (
@@ -131,7 +132,9 @@ class PreparedSend(NamedTuple):
 
     def script(self) -> Script[str]:
         row, debounce = self.request.row, self.request.debounce
-        return insert_script(row) if debounce is None else _debounce_script(row, debounce)
+        if debounce is not None:
+            return _debounce_script(row, debounce)
+        return insert_script(row, self.request.known_shas)
 
     def end(self, stored: BrokerResult[str]) -> TaskSendResult[TaskHandle[Any]]:
         """Return the handle or the error, and end the send's span."""
@@ -290,7 +293,8 @@ class Sender:
         """Replay a failed send with the same id and fingerprint: the task is stored at most once."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
-        return self._single(replay(self.definition, error, scheduled=scheduled))
+        config = self.producer.config
+        return self._single(replay(config, self.definition, error, scheduled=scheduled))
 
     def traced(
         self, tracing: TracingConfig, row: Row, size: int, attributes: Mapping[str, str | int]
@@ -324,7 +328,7 @@ class Sender:
                 return Ok(PreparedSend(broker, request, results, resend, transaction, sending))
 
 
-def insert_script(row: InsertTask) -> Script[str]:
+def insert_script(row: InsertTask, known_shas: tuple[str, ...] = ()) -> Script[str]:
     """Insert the row; on a conflict, compare fingerprints with the stored task."""
     while True:
         inserted = yield insert_task, row
@@ -337,7 +341,7 @@ def insert_script(row: InsertTask) -> Script[str]:
         if row.idempotency_sha is not None:
             holders = yield _find_holder(row)
             if holders:
-                return _same_request(holders[0].id, holders[0].idempotency_sha, row.idempotency_sha)
+                return _same_request(holders[0].id, holders[0].idempotency_sha, *known_shas)
         found = yield find_sent_tasks([row.id])
         if found:
             return _same_request(row.id, found[0].enqueue_sha, row.enqueue_sha)
@@ -366,9 +370,14 @@ def _find_holder(row: InsertTask) -> Step:
     return find_idempotent_task(row.task_name, row.idempotency_key)
 
 
-def _same_request(task_id: str, stored_sha: str | None, sha: str | None) -> str:
-    if stored_sha != sha:
+def _same_request(task_id: str, stored_sha: str | None, *known_shas: str) -> str:
+    if stored_sha in known_shas:
+        return task_id
+    if is_keyed(stored_sha):
         raise PayloadMismatchError(
-            f"Task {task_id} already exists with a different request; use a new idempotency key for it."
+            f"Task {task_id} already exists with a different request, or was sent with a key of the codec "
+            "that this process does not have; use a new idempotency key, or add the key to its PostgresConfig."
         )
-    return task_id
+    raise PayloadMismatchError(
+        f"Task {task_id} already exists with a different request; use a new idempotency key for it."
+    )

@@ -317,7 +317,11 @@ BEGIN
               THEN task.status::text IN (text 'PENDING', text 'CLAIMED', text 'RUNNING')
               ELSE task.status::text = text 'PENDING' AND task.generation = 0 AND task.retry_count = 0 END;
     END IF;
-    IF holder.id IS NOT NULL AND holder.idempotency_sha IS DISTINCT FROM p_sha THEN
+    IF holder.idempotency_sha LIKE 'k%' THEN
+        RAISE EXCEPTION 'Task % already exists and was sent by an application with a codec, whose requests the database '
+            'cannot compare; use a new idempotency key, or send it from the application.', holder.id
+            USING ERRCODE = 'unique_violation';
+    ELSIF holder.id IS NOT NULL AND holder.idempotency_sha IS DISTINCT FROM p_sha THEN
         RAISE EXCEPTION 'Task % already exists with a different request; use a new idempotency key for it.',
             holder.id USING ERRCODE = 'unique_violation';
     END IF;

@@ -37,11 +37,12 @@ SELECT id, finished_at FROM horsies_task_attempts ORDER BY id DESC OFFSET %(samp
 -- The newest failed attempts by task, error code and fingerprint. Names are scalar subqueries, because a join might be
 -- planned as a hash over the whole history. A failure is final unless the task is retried. An attempt that an operator
 -- cancelled is not a failure. "first_at" and the releases come from the first and the newest attempt of all those on
--- record, by the index on fingerprints. The times are for a sparkline. Parameters: failed attempts from from_id on, at
+-- record, by the index on fingerprints. An encrypted message is cut later, when it is readable. The times are for a
+-- sparkline. Parameters: failed attempts from from_id on, at
 -- most limit; an empty list matches every task.
 WITH newest AS MATERIALIZED (
-    SELECT id, task_id, will_retry, coalesce(error_code, '') AS error_code, left(error_message, 200) AS message,
-        worker_hostname, worker_id, finished_at, fingerprint, exception_type, raised_in
+    SELECT id, task_id, will_retry, coalesce(error_code, '') AS error_code, worker_hostname,
+        worker_id, finished_at, fingerprint, exception_type, raised_in
     FROM horsies_task_attempts WHERE outcome <> 'COMPLETED'
         AND error_code IS DISTINCT FROM 'TASK_CANCELLED' AND id >= %(from_id)s::bigint
     ORDER BY id DESC LIMIT %(limit)s::integer),
@@ -54,7 +55,7 @@ grouped AS MATERIALIZED (
         count(*) FILTER (WHERE NOT will_retry) AS final, min(finished_at) AS first_at, max(finished_at) AS last_at,
         (array_agg(exception_type ORDER BY id DESC))[1] AS exception_type,
         (array_agg(raised_in ORDER BY id DESC))[1] AS raised_in,
-        (array_agg(message ORDER BY id DESC))[1] AS message,
+        max(id) AS newest_id,
         (array_agg(task_id::text ORDER BY id DESC))[1] AS newest_task_id,
         (array_agg(worker_id ORDER BY id DESC))[1] AS newest_worker_id,
         (array_agg(DISTINCT worker_hostname::text) FILTER (WHERE worker_hostname IS NOT NULL))[1:5] AS hosts,
@@ -65,7 +66,10 @@ grouped AS MATERIALIZED (
     GROUP BY task_name, named.error_code, fingerprint
     ORDER BY total DESC, task_name, named.error_code, fingerprint LIMIT 50)
 SELECT grouped.task_name, grouped.error_code, grouped.total, grouped.final,
-    coalesce(earliest.finished_at, grouped.first_at) AS first_at, grouped.last_at, grouped.message,
+    coalesce(earliest.finished_at, grouped.first_at) AS first_at, grouped.last_at,
+    (SELECT left(attempt.error_message, CASE WHEN starts_with(attempt.error_message, '{"__horsies_encrypted__"')
+        THEN 20000 ELSE 200 END)
+        FROM horsies_task_attempts AS attempt WHERE attempt.id = grouped.newest_id) AS message,
     grouped.newest_task_id, grouped.hosts, grouped.times, grouped.fingerprint, grouped.exception_type,
     grouped.raised_in,
     (SELECT worker.release FROM horsies_workers AS worker WHERE worker.worker_id = earliest.worker_id)
@@ -81,8 +85,7 @@ ORDER BY grouped.total DESC, grouped.task_name, grouped.error_code, grouped.fing
 -- One group of failures: its newest attempts, at most limit, by the index on fingerprints, and the first one on record.
 -- The columns match group_failures; no row means that no attempt on record has this fingerprint.
 WITH newest AS MATERIALIZED (
-    SELECT id, task_id, will_retry, error_code, left(error_message, 200) AS message, worker_hostname, worker_id,
-        finished_at, exception_type, raised_in
+    SELECT id, task_id, will_retry, error_code, worker_hostname, worker_id, finished_at, exception_type, raised_in
     FROM horsies_task_attempts WHERE fingerprint = %(fingerprint)s::text
     ORDER BY id DESC LIMIT %(limit)s::integer),
 last AS MATERIALIZED (SELECT * FROM newest ORDER BY id DESC LIMIT 1),
@@ -93,7 +96,10 @@ SELECT coalesce((SELECT task.task_name::text FROM horsies_tasks AS task WHERE ta
         AS task_name,
     last.error_code, (SELECT count(*) FROM newest) AS total,
     (SELECT count(*) FROM newest WHERE NOT will_retry) AS final, earliest.finished_at AS first_at,
-    last.finished_at AS last_at, last.message, last.task_id::text AS newest_task_id,
+    last.finished_at AS last_at,
+    (SELECT left(attempt.error_message, CASE WHEN starts_with(attempt.error_message, '{"__horsies_encrypted__"')
+        THEN 20000 ELSE 200 END)
+        FROM horsies_task_attempts AS attempt WHERE attempt.id = last.id) AS message, last.task_id::text AS newest_task_id,
     (SELECT (array_agg(DISTINCT worker_hostname::text))[1:5] FROM newest WHERE worker_hostname IS NOT NULL) AS hosts,
     ARRAY(SELECT extract(epoch FROM finished_at)::float8 FROM newest) AS times,
     %(fingerprint)s::text AS fingerprint, last.exception_type, last.raised_in,

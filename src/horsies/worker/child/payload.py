@@ -92,7 +92,7 @@ def _unstorable(assignment: Assignment, report: ChildReport, raised: Exception) 
     code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
     message = (
         f"The result of task {assignment.task_name!r} cannot be stored: the codec of the worker's "
-        f"PostgresConfig raised {type(raised).__name__} when it encrypted it."
+        f"PostgresConfig raised {type(raised.__cause__ or raised).__name__} when it encrypted it."
     )
     log_safely(logger, logging.ERROR, "%s", message, error=raised)
     error = TaskError(error_code=code, message=message)

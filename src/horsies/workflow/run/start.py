@@ -13,15 +13,22 @@ from typing import Any, Protocol, TypeVar
 
 from horsies.db.statement import Script
 from horsies.db.statements.workflows import StartedRun, start_runs
+from horsies.encryption import CodecFailed
 from horsies.errors import HorsiesError
 from horsies.ids import new_id
 from horsies.result import Err, Ok
-from horsies.tasks.broker import BrokerOperationError, BrokerResult, PostgresBroker
+from horsies.tasks.broker import (
+    BrokerErrorCode,
+    BrokerOperationError,
+    BrokerResult,
+    PostgresBroker,
+    failure,
+)
 from horsies.tasks.keys import lane_key_problem
 from horsies.tasks.options import KEY_LENGTH_MAX, is_key
 from horsies.tracing import Sending
 from horsies.workflow.build.graph import Graph
-from horsies.workflow.build.plan import HasGraph, fingerprint, plan, with_trace
+from horsies.workflow.build.plan import HasGraph, fingerprints, plan, with_trace
 from horsies.workflow.nodes.nodes import YieldsValue
 from horsies.workflow.run.control import operation_failed
 from horsies.workflow.run.handle import WorkflowHandle
@@ -207,6 +214,8 @@ def prepare(spec: HasGraph, options: StartOptions) -> WorkflowStartResult[Run]:
         )
     except HorsiesError as error:
         return invalid(graph, options, error.message, error)
+    except CodecFailed as error:
+        return Err(not_stored(graph, options, failure(BrokerErrorCode.ENQUEUE_FAILED, error)))
     except Exception as error:
         code = WorkflowStartErrorCode.INTERNAL_FAILED
         message = f"The plan of workflow {graph.name!r} could not be written: {error}"
@@ -250,7 +259,7 @@ def _conflict(run: Run, row: StartedRun) -> WorkflowStartError | None:
     if row.name != graph.name:
         code = WorkflowStartErrorCode.VALIDATION_FAILED
         message = f"Workflow {row.id} is a run of {row.name!r}, not of {graph.name!r}."
-    elif row.fingerprint != fingerprint(run.spec):
+    elif row.fingerprint not in fingerprints(run.spec):
         code = WorkflowStartErrorCode.PAYLOAD_MISMATCH
         message = (
             f"Workflow {row.id} was started with other nodes or arguments; start it under a new "
