@@ -33,7 +33,32 @@ if os.environ.get("HORSIES_BENCH_LOGS") == "on":
     logging.getLogger().addHandler(logging.NullHandler())
     logging.getLogger().setLevel(logging.INFO)
 
-app = Horsies(AppConfig(broker=PostgresConfig.from_env(pool_size=1), **_settings))
+# A setting that the tasks below do not use.
+_setting, _broker = os.environ.get("HORSIES_BENCH_SETTING"), {}
+if _setting == "logs":
+    _settings["log_capture"] = {}
+elif _setting == "codec":
+    from horsies import FernetCodec
+
+    _broker["codec"] = FernetCodec(FernetCodec.new_key())
+elif _setting == "webhook":
+    _settings["webhooks"] = [
+        {
+            "name": "bench",
+            "url": "https://example.com/",
+            "secret": "x" * 24,
+            "on": ["task.failed", "task.cancelled", "task.expired", "run.ended"],
+        }
+    ]
+
+app = Horsies(AppConfig(broker=PostgresConfig.from_env(pool_size=1, **_broker), **_settings))
+if _setting == "memory limit":
+
+    @app.task("limited", memory_limit_mb=500)
+    def limited() -> None:
+        """Is never sent."""
+
+
 # The nodes of a chain.
 STEPS = 5
 # A child may hold several tasks that are tried again after a crash.

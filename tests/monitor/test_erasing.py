@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from psycopg import sql
 
 from horsies import Horsies
 from horsies.monitor import orders
@@ -65,7 +66,7 @@ def test_no_table_mentions_the_person_afterwards(
         "order_progress) VALUES ('bert', 'cli', 'pause_runs', 'runs', 'done', %s, %s, '{}')",
         [pausing.id, order_text(pausing)],
     )
-    assert len(tables_with(database)) == 14
+    assert len(tables_with(database)) == 15
     other = add_task(database, status="COMPLETED", result='{"ok":1}')
     ended = done(horsies(command, *by, "--with-runs", "--yes", "--reason", "asked for it"))
     verb_done = "deleted" if command == "delete" else "redacted"
@@ -92,7 +93,7 @@ def test_without_the_switch_runs_stay_and_are_reported(horsies: Run, database: D
     )
     assert shown.out.splitlines()[2].startswith("for example 0")
     assert "1 run of workflows also match: --with-runs takes them whole." in shown.err
-    assert len(tables_with(database)) == 14
+    assert len(tables_with(database)) == 15
     done(horsies("delete", "--argument", PERSON, "--yes"))
     assert (count(database), count(database, "horsies_workflows")) == (2, 2)
     done(horsies("delete", run_id, "--yes"))
@@ -300,7 +301,7 @@ def test_a_key_without_tasks_is_forgotten(horsies: Run, database: Database, comm
     add_person(database)
     database.execute("DELETE FROM horsies_tasks")
     database.execute("DELETE FROM horsies_actions WHERE verb = 'cancel_task'")
-    for table in ("horsies_blocked", "horsies_refusals"):
+    for table in ("horsies_blocked", "horsies_refusals", "horsies_findings WHERE code = 'BLOCKED'"):
         database.execute(f"DELETE FROM {table}".encode())
     others = [f"key {PERSON}-2 of queue default", f"key {PERSON} of queue b of queue default"]
     for subject in others:
@@ -309,7 +310,7 @@ def test_a_key_without_tasks_is_forgotten(horsies: Run, database: Database, comm
             "VALUES ('bert', 'cli', 'pause_key', %s, 'done')",
             [subject],
         )
-    assert tables_with(database) == {"horsies_lanes", "horsies_actions"}
+    assert tables_with(database) == {"horsies_lanes", "horsies_actions", "horsies_findings"}
     by_key = (command, "--key", PERSON)
     shown = done(horsies(*by_key, "--dry-run")).out
     assert shown == "No task matches.\nThe key has limits, a pause or a history in 1 queue.\n"
@@ -319,10 +320,39 @@ def test_a_key_without_tasks_is_forgotten(horsies: Run, database: Database, comm
     assert count(database, "horsies_lanes") == 1
     forgotten = done(horsies(*by_key, "--yes", "--reason", "asked for it")).out
     assert forgotten.endswith("The key is forgotten.\n")
+    assert "horsies_findings" not in tables_with(database)
     assert count(database, "horsies_lanes") == 0
     subjects = [subject for _, _, subject, _, _ in actions(database)]
     assert subjects == ["a key of queue default", *others, "a key"]
     assert actions(database)[-1][1:] == (f"{command}_tasks", "a key", "done", "asked for it")
+
+
+@pytest.mark.parametrize("command", ["delete", "redact"])
+def test_the_limits_of_a_key_go_in_every_queue_and_json_stays_json(
+    horsies: Run, database: Database, command: str
+) -> None:
+    add_task(database, status="COMPLETED", lane_key=PERSON, lane=lane_of("default"))
+    for queue in ("default", "mail"):
+        database.execute(
+            "INSERT INTO horsies_lanes (queue_name, lane, lane_key, weight) "
+            "VALUES (%s, horsies_lane_v1(%s, %s), %s, 2)",
+            [queue, queue, PERSON, PERSON],
+        )
+    by_key = (command, "--key", PERSON, "--json")
+    shown = done(horsies(*by_key, "--dry-run"))
+    assert json.loads(shown.out)["matching"] == 1
+    assert "limits, a pause or a history in 2 queues" in shown.err
+    assert count(database, "horsies_lanes") == 2
+    ended = done(horsies(*by_key, "--yes"))
+    assert json.loads(ended.out)["done"] == 1
+    assert count(database, "horsies_lanes") == 0
+    assert traces(database) == []
+    assert json.loads(done(horsies(*by_key, "--yes")).out)["matching"] == 0
+
+
+def lane_of(queue: str) -> sql.SQL:
+    """The number of the person's key in a queue."""
+    return sql.SQL(f"horsies_lane_v1('{queue}', '{PERSON}')")
 
 
 def test_a_key_of_a_run_that_stays_keeps_its_limits(horsies: Run, database: Database) -> None:

@@ -21,9 +21,10 @@ def make_app(process_url: str, connection: Database) -> Iterator[MakeApp]:
     made: list[Horsies] = []
 
     def make(*schedules: AnySchedule, **config: Any) -> Horsies:
+        usual = PostgresConfig(database_url=process_url, pool_size=1, max_overflow=4)
         app = Horsies(
             AppConfig(
-                broker=PostgresConfig(database_url=process_url, pool_size=1, max_overflow=4),
+                broker=config.pop("broker", usual),
                 schedule=ScheduleConfig(schedules=list(schedules)),
                 queue_mode=QueueMode.CUSTOM,
                 custom_queues=[

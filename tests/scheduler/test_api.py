@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from horsies import FernetCodec
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
@@ -152,6 +153,30 @@ def test_another_schedule_that_was_stored_meanwhile_is_not_overwritten(
         rival.commit()
         assert code_of(adding.result()) is BrokerErrorCode.SCHEDULE_EXISTS
     assert state(connection, "digest")["definition"] == state(connection, "other")["definition"]
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_of_two_first_adds_at_once_the_second_finds_the_schedule_of_the_first(
+    connection: Database, make_app: MakeApp, process_url: str, is_same: bool
+) -> None:
+    codec = FernetCodec(FernetCodec.new_key())
+    app = make_app(broker=PostgresConfig(database_url=process_url, pool_size=1, codec=codec))
+    app.schedules.add(schedule("digest")).unwrap()
+    wanted = schedule("digest", kwargs={} if is_same else {"text": "b"})
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(process_url) as rival:
+        rival.execute("CREATE TEMP TABLE kept AS SELECT * FROM horsies_schedule_state")
+        rival.execute("DELETE FROM horsies_schedule_state")
+        rival.commit()
+        rival.execute("INSERT INTO horsies_schedule_state SELECT * FROM kept")
+        adding = pool.submit(app.schedules.add, wanted)
+        wait_until(lambda: lock_waiters(connection))
+        rival.commit()
+        added = adding.result()
+    if is_same:
+        assert added.unwrap().name == "digest"
+    else:
+        assert code_of(added) is BrokerErrorCode.SCHEDULE_EXISTS
+        assert "There is another schedule 'digest' already" in added.unwrap_err().message
 
 
 def test_names_of_configurations_are_not_given_away(

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import typer.main
 from annotated_types import Ge, Gt, Le
@@ -132,6 +132,7 @@ COMMAND_GUIDES = {
     "version": "install.md",
     "web": "dashboard.md",
     "worker": "workers.md",
+    "webhooks test": "webhooks.md#the-receiver",
     "workers": "operating.md#workers",
     "workflow audit": "workflows-steering.md#the-audit",
     "workflow cancel": "workflows-steering.md#controlling",
@@ -281,9 +282,20 @@ def _literal(value: object) -> str:
 def _allowed(model: type[BaseModel], name: str, field: FieldInfo) -> str:
     if (model, name) in TYPE_NAMES:
         return TYPE_NAMES[model, name]
-    kind = type_text(field.annotation).replace(" | None", " or `None`")
+    kind = _kind(field.annotation)
     limits = _limits(field) if (model, name) not in LIMITS else _range(*LIMITS[model, name])
     return f"{kind}, {limits}" if limits else kind
+
+
+def _kind(annotation: Any) -> str:
+    """A type in words; a Literal as its values."""
+    members = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        *first, last = [f'`"{value}"`' for value in members]
+        return f"{', '.join(first)} or {last}"
+    if get_origin(annotation) is list and get_origin(members[0]) is Literal:
+        return f"list of {_kind(members[0])}"
+    return type_text(annotation).replace(" | None", " or `None`")
 
 
 def _range(smallest: Any, largest: Any) -> str:

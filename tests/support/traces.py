@@ -90,6 +90,15 @@ def add_person(database: Database) -> str:
         "VALUES ('default', horsies_lane_v1('default', %s), %s, now(), %s)",
         [PERSON] * 3,
     )
+    for code, subject, sentence in (
+        ("BLOCKED", f"task {task_id}", f"The database refuses {PERSON}."),
+        ("KEY_PAUSED", "queue default", f"Key {PERSON!r} of queue 'default' was paused."),
+    ):
+        database.execute(
+            "INSERT INTO horsies_findings (code, subject, check_id, level, sentence, remedy) "
+            "VALUES (%s, %s, 'tests', 'red', %s, %s)",
+            [code, subject, sentence, PERSON],
+        )
     plant(database)
     return task_id
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from horsies.cli import output
 from horsies.cli.changes import (
     CodeOption,
     NameOption,
@@ -43,8 +44,9 @@ from horsies.tasks.recording import Action, perform_action
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 _OUT_OF_REACH = (
-    "Not reached: copies that your code made, logs and spans that have left this database, backups, "
-    "replicas' and this server's WAL, and dead row versions until VACUUM; see `horsies docs personal-data`."
+    "Not reached: copies that your code made; logs, spans and webhook events that have left this database; "
+    "deliveries of findings, until their retention ends; backups, the WAL of this server and its replicas, "
+    "and dead row versions until VACUUM. See `horsies docs personal-data`."
 )
 
 KeyOption = Annotated[
@@ -55,8 +57,8 @@ ArgumentOption = Annotated[
     str | None,
     typer.Option(
         metavar="TEXT",
-        help="All tasks with this argument: order_id=17, or a text that occurs in one. The text is "
-        "stored nowhere.",
+        help="All tasks with this argument, order_id=17, or with this text in any argument. The search text "
+        "is not stored.",
     ),
 ]
 WithRunsOption = Annotated[
@@ -141,10 +143,10 @@ def redact(  # noqa: PLR0913, PLR0917
     order: OrderOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what ended tasks may say about people, and keep that they ran.
+    """Remove the payload of ended tasks, and keep the record that they ran.
 
-    Arguments, results, messages, headers, keys, logs and steps go; names, times, statuses and error
-    codes stay. A redacted task cannot be sent again. The tasks are chosen as for `horsies delete`.
+    Arguments, results, messages, headers, keys, logs and steps are removed; names, times, statuses and error
+    codes are kept. A redacted task cannot be sent again. The tasks are chosen as for `horsies delete`.
 
     Exit codes: 0 done, 1 failure or refusal, 4 no such task.
 
@@ -187,7 +189,7 @@ def _erase(
                 raise typer.BadParameter("--order stands alone: the order has its own filters.")
             bulk.resume(order)
         else:
-            bulk.run(*_drafts(bulk, chosen, reason))
+            _run(bulk, chosen, reason)
     if not switches[2]:
         typer.echo(_OUT_OF_REACH, err=True)
 
@@ -215,26 +217,43 @@ def subject_ids(session: Session, given: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _drafts(bulk: BulkCommand, chosen: Choice, reason: str | None) -> list[BrokerResult[Order]]:
-    """Return the order, or several of at most 10,000 ids each."""
-    session, verb = bulk.session, bulk.verb
-    ids, found_by = chosen.ids, None
-    if chosen.ids and chosen.with_runs:
-        named = unwrap_or_exit(session.broker.perform(_READING, sorted_script(chosen.ids)))
-        ids = [*named.tasks, *named.runs]
-    elif chosen.is_found:
-        wanted = wanted_by(session, chosen)
-        found = unwrap_or_exit(session.broker.perform(_READING, find_script(wanted)))
+def _run(bulk: BulkCommand, chosen: Choice, reason: str | None) -> None:
+    """Carry out the orders for what the command line chooses, and forget a key that it names."""
+    if chosen.is_found and not (chosen.ids and chosen.with_runs):
+        wanted = wanted_by(bulk.session, chosen)
+        found = unwrap_or_exit(bulk.session.broker.perform(_READING, find_script(wanted)))
         _report(found, chosen)
         ids = [*found.tasks, *(found.runs if chosen.with_runs else found.parts)]
-        found_by = wanted.description
+        is_done = bool(ids) and bulk.run(*_drafts(bulk.verb, ids, reason, wanted.description))
         if not ids:
-            typer.echo("No task matches.")
-            if chosen.key is not None and chosen.filters is None and not found.runs:
-                _forget_key(bulk, chosen.key, reason)
-            raise typer.Exit
-    if not ids:
-        return [draft_order(verb, chosen.filters or TaskFilters(), reason=reason, limit=ENDLESS)]
+            _say_nothing_matches(bulk)
+        is_whole = chosen.filters is None and (chosen.with_runs or not found.runs)
+        is_last = is_done or bulk.dry_run or not ids
+        if chosen.key is not None and is_whole and is_last:
+            _forget_key(bulk, chosen.key, reason, is_confirmed=is_done)
+        return
+    ids = chosen.ids
+    if chosen.ids and chosen.with_runs:
+        named = unwrap_or_exit(bulk.session.broker.perform(_READING, sorted_script(chosen.ids)))
+        ids = [*named.tasks, *named.runs]
+    if ids:
+        bulk.run(*_drafts(bulk.verb, ids, reason, None))
+    else:
+        filters = chosen.filters or TaskFilters()
+        bulk.run(draft_order(bulk.verb, filters, reason=reason, limit=ENDLESS))
+
+
+def _say_nothing_matches(bulk: BulkCommand) -> None:
+    if bulk.as_json:
+        output.print_json({"verb": bulk.verb.value, "matching": 0, "eligible": 0, "refused": {}})
+    else:
+        typer.echo("No task matches.")
+
+
+def _drafts(
+    verb: OrderVerb, ids: list[str], reason: str | None, found_by: str | None
+) -> list[BrokerResult[Order]]:
+    """Return the order for these ids, or several of at most 10,000 ids each."""
     return [
         draft_order(
             verb,
@@ -247,22 +266,25 @@ def _drafts(bulk: BulkCommand, chosen: Choice, reason: str | None) -> list[Broke
     ]
 
 
-def _forget_key(bulk: BulkCommand, key: str, reason: str | None) -> None:
-    """Forget a key whose tasks are gone: its limits, its pause and what the history says about it."""
+def _forget_key(bulk: BulkCommand, key: str, reason: str | None, *, is_confirmed: bool) -> None:
+    """Forget a key in queues without open tasks of it: its limits, its pause and what the history says about
+    it. With --json, the sentences go to standard error.
+    """
     broker = bulk.session.broker
     queues = unwrap_or_exit(broker.perform(_READING, key_queues_script(key)))
     if not queues:
         return
     count = f"{len(queues):,} queue{'' if len(queues) == 1 else 's'}"
-    typer.echo(f"The key has limits, a pause or a history in {count}.")
+    typer.echo(f"The key has limits, a pause or a history in {count}.", err=bulk.as_json)
     if bulk.dry_run:
         return
-    if not bulk.yes:
+    if not (bulk.yes or is_confirmed):
         ask("Forget them permanently?")
     action = Action(bulk.verb.value, "a key", reason)
     done = perform_action(broker, BrokerErrorCode.KEY_CHANGE_FAILED, action, forget_key_script(key))
     is_forgotten = unwrap_or_exit(unwrap_or_exit(done))
-    typer.echo("The key is forgotten." if is_forgotten else "An open task has the key: it stays.")
+    done_words = "The key is forgotten." if is_forgotten else "An open task has the key: it stays."
+    typer.echo(done_words, err=bulk.as_json)
 
 
 def wanted_by(session: Session, chosen: Choice) -> Wanted:

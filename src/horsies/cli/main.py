@@ -57,6 +57,7 @@ _MODULES = {
     "version": "main",
     "workflow": "workflows",
     "durable": "durable",
+    "webhooks": "webhooks",
 }
 # The line for each command in `horsies --help`, in groups; two commands may share a line.
 _GROUPS = {
@@ -97,6 +98,7 @@ _GROUPS = {
         "schedules": "List, run, pause or resume schedules",
         "workflow": "Show, pause, resume, cancel, retry or signal a run",
         "durable": "Show, signal, resume, reset or export a durable run",
+        "webhooks": "Send a test event to a webhook",
     },
 }
 # Commands that run the application's code, whose models may use pydantic plugins.

@@ -49,8 +49,10 @@ class BulkCommand:
     yes: bool
     as_json: bool
 
-    def run(self, *drafts: BrokerResult[Order]) -> None:
-        """Show the dry run of an order, or of several that belong together, ask, and carry them out."""
+    def run(self, *drafts: BrokerResult[Order]) -> bool:
+        """Show the dry run of an order, or of several that belong together, ask, and carry them out. Return
+        whether they were carried out.
+        """
         previews: list[Preview] = []
         for draft in drafts:
             if isinstance(draft, Err):
@@ -62,12 +64,13 @@ class BulkCommand:
         if is_last or not self.as_json:
             self._show_preview(preview)
         if is_last:
-            return
+            return False
         if not self.yes:
             order = preview.order
             ask(order.words.question.format(order.counted(preview.eligible)))
         for one in previews:
             self._carry_out(one.order)
+        return True
 
     def resume(self, order_id: str) -> None:
         """Continue an order that was stopped, or whose command lost the database or was killed.

@@ -30,7 +30,10 @@ _CLOSED_SCALARS = frozenset({"int", "str", "float", "bool", "none", "bytes", "uu
 _CLOSED_KEYS = frozenset({"int", "str", "uuid"})
 _CLOSED_CONTAINERS = frozenset({"list", "set", "frozenset", "tuple"})
 _NESTED = (dict, list, tuple)
-_MODULE_PREFIX = re.compile(r"(?:[A-Za-z_]\w*\.|<locals>\.)+")
+# A value of a Literal is left as it is.
+_MODULE_PREFIX = re.compile(
+    r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?:[A-Za-z_]\w*\.|<locals>\.)+"""
+)
 
 
 @dataclass(slots=True)
@@ -230,7 +233,7 @@ def type_text(annotation: Any) -> str:
     """Return an annotation as short text: class names without their modules."""
     if isinstance(annotation, type) and not get_args(annotation):
         return annotation.__name__
-    text = _MODULE_PREFIX.sub("", str(annotation))
+    text = _MODULE_PREFIX.sub(r"\1", str(annotation))
     return text if len(text) <= _TYPE_CHARACTERS_MAX else f"{text[:_TYPE_CHARACTERS_MAX]}..."
 
 

@@ -1,4 +1,4 @@
-"""Webhooks: which ends of tasks and runs are sent to an address outside, and how.
+"""The configuration of webhooks: which events are sent, where to, and how they are signed.
 
 Nothing here connects. A wrong value is rejected when the object is built, in one sentence that never
 shows the address or a secret.
@@ -41,7 +41,7 @@ _GLOBAL_UNICAST = IPv6Network("2000::/3")
 
 
 class Webhook(FrozenModel):
-    """An address that gets an HTTP request for each end of a task or run that it subscribes to; see
+    """A subscription to events: each one is sent to your URL as a signed HTTP request. See
     [webhooks](webhooks.md).
 
     Example:
@@ -66,9 +66,10 @@ class Webhook(FrozenModel):
     `finding.opened`, `finding.closed`. Required."""
 
     secret: str | list[str] | None = Field(default=None, repr=False)
-    """The key of the signature, at least 24 bytes. A text that begins with `whsec_` is base64. With a list,
-    every key signs, so that a receiver can change keys one after the other. Required unless body is `slack`.
-    Never stored in the database, and never shown in repr or logs. Defaults to None."""
+    """The key that signs each request, at least 24 bytes. Text after the prefix `whsec_` is decoded as
+    base64; any other text is used as it is. With a list, each key adds a signature, so that keys can be
+    rotated. Required unless body is `slack`. Never stored in the database, and never shown in repr or logs.
+    Defaults to None."""
 
     queue_name: str | None = None
     """The queue of the deliveries. Required in CUSTOM mode; must be None in DEFAULT mode. Defaults to

@@ -32,6 +32,7 @@ from horsies.db.statements.schedules import (
 from horsies.errors import HorsiesError, ValidationReport, raise_collected
 from horsies.result import Err, Ok, Result
 from horsies.scheduler.edit import (
+    ATTEMPTS_MAX,
     Edit,
     NewTiming,
     edit_script,
@@ -409,26 +410,36 @@ def _add_script(
     entry: Entry, definition: str, replace: bool, is_configured: bool
 ) -> Script[BrokerResult[ScheduleState]]:
     name = entry.schedule.name
-    added: list[ScheduleName] = []
-    records: list[ScheduleRecord] = []
-    if not is_configured:
-        records = yield read_schedule_records([name])
-        now = records[0].looked_at.astimezone(UTC)
-        row = add_schedule(
-            name=name,
-            next_run_at=entry.timing.first_after(now),
-            hash=entry.hash,
-            timing=entry.timing_text,
-            task_name=entry.task_name,
-            definition_key=entry.definition_key,
-            definition=definition,
-            replace=replace,
-            same_as=records[0].stored_definition if records[0].definition == definition else None,
-        )
-        added = yield row
-    if added:
-        return (yield from _state_script(name))
-    if is_configured or records[0].definition is None:
+    if is_configured:
+        return _is_taken(name, by_configuration=True)
+    (record,) = yield read_schedule_records([name])
+    for _ in range(ATTEMPTS_MAX):
+        if (yield _addition(entry, definition, replace, record)):
+            return (yield from _state_script(name))
+        before = record
+        (record,) = yield read_schedule_records([name])
+        if record.stored_definition == before.stored_definition and before.is_stored:
+            break
+        # Another program stored the schedule in between; it may be the same.
+    return _is_taken(name, by_configuration=record.is_stored and record.definition is None)
+
+
+def _addition(entry: Entry, definition: str, replace: bool, record: ScheduleRecord) -> Step:
+    return add_schedule(
+        name=entry.schedule.name,
+        next_run_at=entry.timing.first_after(record.looked_at.astimezone(UTC)),
+        hash=entry.hash,
+        timing=entry.timing_text,
+        task_name=entry.task_name,
+        definition_key=entry.definition_key,
+        definition=definition,
+        replace=replace,
+        same_as=record.stored_definition if record.definition == definition else None,
+    )
+
+
+def _is_taken(name: str, *, by_configuration: bool) -> Err[BrokerOperationError]:
+    if by_configuration:
         message = (
             f"Schedule {name!r} belongs to a configuration; change it there, or change its timing with "
             f"app.schedules.edit or `horsies schedules edit`."

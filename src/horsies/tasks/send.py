@@ -376,7 +376,7 @@ def _same_request(task_id: str, stored_sha: str | None, *known_shas: str) -> str
     if is_keyed(stored_sha):
         raise PayloadMismatchError(
             f"Task {task_id} already exists with a different request, or was sent with a key of the codec "
-            "that this process does not have; use a new idempotency key, or add the key to its PostgresConfig."
+            "that this process does not have; use a new idempotency key, or add that key."
         )
     raise PayloadMismatchError(
         f"Task {task_id} already exists with a different request; use a new idempotency key for it."

@@ -6,9 +6,11 @@ import base64
 import hmac
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from horsies._version import __version__
+from horsies.ids import new_id
 
 ID_HEADER = "webhook-id"
 TIME_HEADER = "webhook-timestamp"
@@ -19,7 +21,14 @@ _VERBS = {
     "task.cancelled": "was cancelled",
     "task.expired": "expired before it started",
 }
+_TEST = "webhook.test"
 _FINDINGS = {"finding.opened": "Found", "finding.closed": "No longer found"}
+
+
+def sample_event(name: str) -> dict[str, Any]:
+    """Return an event that no task or run caused, for the receiver of this webhook."""
+    now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return {"id": new_id(), "type": _TEST, "timestamp": now, "data": {"webhook": name}}
 
 
 def body_of(event: Mapping[str, Any], form: Literal["json", "slack"]) -> bytes:
@@ -59,6 +68,8 @@ def sentence(event: Mapping[str, Any]) -> str:
         place = f"run {facts.get('run_id')}"
     elif kind in _FINDINGS:
         return _escaped(f"{_FINDINGS[kind]}: {facts.get('sentence')} ({facts.get('code')})")
+    elif kind == _TEST:
+        return _escaped(f"This is a test of the webhook {facts.get('webhook')}.")
     else:
         return _escaped(f"Horsies sends the event {kind}.")
     code = f" with {facts['error_code']}" if facts.get("error_code") else ""

@@ -65,18 +65,24 @@ SELECT redacted.id::text FROM horsies_redact_tasks_v1(%(ids)s::uuid[]) AS redact
 SELECT redacted.id::text, redacted.is_root FROM horsies_redact_runs_v1(%(ids)s::uuid[]) AS redacted
 
 -- name: forget_tasks
--- What other tables say about erased tasks and runs: refused calls, refused changes, and the reasons of manual
--- changes.
-WITH refusals AS (DELETE FROM horsies_refusals WHERE task_id = ANY(%(ids)s::uuid[])),
+-- What other tables say about erased tasks and runs: refused calls, refused changes, the texts of open findings, and the
+-- reasons of manual changes.
+WITH named AS MATERIALIZED (
+    SELECT kind || erased.id::text AS subject
+    FROM unnest(%(ids)s::uuid[]) AS erased (id), unnest(ARRAY['task ', 'run ']) AS kind),
+findings AS (
+    UPDATE horsies_findings SET sentence = 'erased', remedy = NULL
+    WHERE subject = ANY(ARRAY(SELECT named.subject FROM named))),
+refusals AS (DELETE FROM horsies_refusals WHERE task_id = ANY(%(ids)s::uuid[])),
 blocked AS (
     DELETE FROM horsies_blocked WHERE id = ANY(%(ids)s::uuid[]) OR workflow_id = ANY(%(ids)s::uuid[]))
 UPDATE horsies_actions AS change SET detail = 'erased'
 WHERE change.detail IS NOT NULL AND change.order_id IS NULL AND change.subject::text = ANY(ARRAY(
-    SELECT kind || erased.id::text FROM unnest(%(ids)s::uuid[]) AS erased (id), unnest(ARRAY['task ', 'run ']) AS kind))
+    SELECT named.subject FROM named))
 
 -- name: forget_keys
--- The limits and pauses of keys without an open task, and what the record of changes says about these keys. Three
--- probes, because open tasks with keys are in three indexes.
+-- The limits and pauses of keys without an open task, and what the record of changes and open findings say about these
+-- keys. Three probes, because open tasks with keys are in three indexes.
 WITH given AS MATERIALIZED (
     SELECT asked.queue, asked.key, horsies_lane_v1(asked.queue, asked.key) AS lane
     FROM unnest(%(queues)s::text[], %(keys)s::text[]) AS asked (queue, key)),
@@ -97,6 +103,10 @@ lanes AS (
     WHERE stored.queue_name = free.queue AND stored.lane = free.lane AND stored.task_rate_seconds IS NULL),
 meters AS (
     DELETE FROM horsies_meters AS stored USING free WHERE stored.queue_name = free.queue AND stored.lane = free.lane),
+findings AS (
+    UPDATE horsies_findings AS stored SET sentence = 'erased', remedy = NULL FROM free
+    WHERE stored.subject = 'queue ' || free.queue AND starts_with(stored.sentence, 'Key ')
+      AND strpos(stored.sentence, free.key) > 0),
 changes AS (
     UPDATE horsies_actions AS change SET
         subject = left('a key of queue ' || free.queue, 255),
