@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from horsies.app import Horsies
-from horsies.db.statement import run_script
 from horsies.errors import HorsiesError
-from horsies.scheduler.registry import store_configured
 from horsies.tasks.recording import acting_as
 from horsies.timetable.patterns import DailySchedule, IntervalSchedule
 from horsies.timetable.texts import read_pattern
@@ -26,6 +24,7 @@ from tests.support.scheduling import (
     database_now,
     enter,
     make_due,
+    refresh,
     registry_of,
     schedule,
     slots,
@@ -51,7 +50,7 @@ def test_an_edited_timing_of_a_configured_schedule_is_served_and_outlives_restar
     assert edited.next_run_at <= database_now(connection) + timedelta(minutes=1)
     # The running scheduler, a restarted one, and one that refreshes what it has stored.
     for served in (registry, enter(connection, app), enter(connection, make_app(schedule()))):
-        run_script(connection, store_configured(served, at_start=False, has_watched=lambda: True))
+        refresh(connection, served)
         assert timing(connection)["minutes"] == 1
         due_at = database_now(connection)
         make_due(connection, due_at)

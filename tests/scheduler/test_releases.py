@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from horsies.db.statement import run_script
-from horsies.scheduler.registry import Registry, store_configured
+from horsies.scheduler.registry import Registry
 from horsies.timetable.patterns import IntervalSchedule
 from tests.support.database import Database
 from tests.support.rows import add_task
@@ -21,6 +20,7 @@ from tests.support.scheduling import (
     database_now,
     enter,
     make_due,
+    refresh,
     registry_of,
     schedule,
     slots,
@@ -29,12 +29,6 @@ from tests.support.scheduling import (
 )
 
 MONTH = timedelta(days=30)
-
-
-def refresh(connection: Database, registry: Registry, *, has_watched: bool = True) -> None:
-    """Run the job that a scheduler runs every minute."""
-    script = store_configured(registry, at_start=False, has_watched=lambda: has_watched)
-    run_script(connection, script)
 
 
 def leave(connection: Database, seconds: float, **columns: Any) -> None:

@@ -131,6 +131,12 @@ def enter(connection: Database, app: Horsies, *, at_start: bool = True) -> Regis
     return registry
 
 
+def refresh(connection: Database, registry: Registry, *, has_watched: bool = True) -> None:
+    """Run the job that a scheduler runs every minute."""
+    script = store_configured(registry, at_start=False, has_watched=lambda: has_watched)
+    run_script(connection, script)
+
+
 def tick(
     connection: Database, registry: Registry, refused: tick_module.Refused | None = None
 ) -> TickResult:

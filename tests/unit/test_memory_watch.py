@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from horsies.worker.pool import memory
 from horsies.worker.pool.memory import MemoryWatch
 
 
@@ -17,7 +16,7 @@ def test_the_memory_of_a_child_is_not_read_for_a_task_without_a_limit(
     def read(_: Any) -> float:
         raise AssertionError("the memory was read")
 
-    monkeypatch.setattr(memory.os_process, "rss_megabytes", read)
+    monkeypatch.setattr("horsies.worker.pool.memory.os_process.rss_megabytes", read)
     child = SimpleNamespace(is_async=False, tasks_done=3, known_pid=1)
     held = SimpleNamespace(child=child, assignment=SimpleNamespace(task_name="nap"))
     watch = MemoryWatch(cast("Any", None), cast("Any", None), {"hungry": 300})

@@ -144,6 +144,22 @@ def test_a_codec_that_raises_fails_or_holds_the_task_and_the_child_goes_on(
     assert "codec" in str(report.error_message)
 
 
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_why_a_call_does_not_fit_is_stored_only_if_errors_are_readable(
+    caplog: pytest.LogCaptureFixture, encrypts: bool
+) -> None:
+    broker = PostgresConfig(database_url=NOWHERE, codec=BrokenCodec(), encrypt_errors=encrypts)
+    shop = Horsies(AppConfig(broker=broker))
+
+    @shop.task("count")
+    def count(ages: dict[str, int]) -> None: ...
+
+    report = execute(shop, Assignment("task-1", 3, "count", 1, '[{"ada":"x"}]', "{}", None))
+    assert (report.error_code, report.was_called) == ("WORKER_SERIALIZATION_ERROR", False)
+    assert ("ada" in f"{report.result_json}{report.error_message}") is not encrypts
+    assert ("ages.ada was stored in a form" in caplog.text) is encrypts
+
+
 def test_an_async_task_runs_like_any_other() -> None:
     assert run("add_later", 1, 2).result_json == '{"ok":3}'
     assert run("add_later", 3, 4).result_json == '{"ok":7}'

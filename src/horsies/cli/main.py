@@ -74,8 +74,7 @@ _GROUPS = {
         "migrate": "Create or update the tables",
         "worker": "Run tasks",
         "scheduler": "Send tasks and start workflows when they are due",
-        "web": "Serve the dashboard",
-        "metrics": "Serve metrics for Prometheus",
+        "web, metrics": "Serve the dashboard; serve metrics for Prometheus",
     },
     "Look": {
         "status": "Queues, workers, blocked tasks and runs",

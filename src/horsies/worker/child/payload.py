@@ -76,8 +76,10 @@ def encrypted(app: Horsies, assignment: Assignment, report: ChildReport) -> Chil
     """
     payloads = Payloads.of(app.config.broker)
     is_plan = report.ok and assignment.task_name == EXPAND_TASK
-    if payloads is None or is_plan or not report.was_called or not report.result_json:
+    if payloads is None or is_plan or not report.result_json:
         return report
+    if not report.was_called:
+        return _without_reason(assignment, report) if app.config.broker.encrypt_errors else report
     try:
         return report._replace(
             result_json=_encrypted_result(payloads, assignment, report.result_json),
@@ -85,6 +87,21 @@ def encrypted(app: Horsies, assignment: Assignment, report: ChildReport) -> Chil
         )
     except Exception as raised:  # by the codec of the application
         return _unstorable(assignment, report, raised)
+
+
+def _without_reason(assignment: Assignment, report: ChildReport) -> ChildReport:
+    """The report of a call that does not fit, without the reason: it may quote a validator of the application
+    or the keys of a dict, and the database reads it.
+    """
+    if report.error_code != OperationalErrorCode.WORKER_SERIALIZATION_ERROR.value:
+        return report
+    log_safely(logger, logging.WARNING, "%s", report.error_message)
+    message = (
+        f"Task {assignment.task_name!r} was not called: its stored arguments do not fit the function; the "
+        "log of the worker has the reason."
+    )
+    error = TaskError(error_code=OperationalErrorCode.WORKER_SERIALIZATION_ERROR, message=message)
+    return report._replace(result_json=encode_task_error(error), error_message=message)
 
 
 def _unstorable(assignment: Assignment, report: ChildReport, raised: Exception) -> ChildReport:
