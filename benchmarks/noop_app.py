@@ -40,7 +40,8 @@ if _setting == "logs":
 elif _setting == "codec":
     from horsies import FernetCodec
 
-    _broker["codec"] = FernetCodec(FernetCodec.new_key())
+    # The same in every process.
+    _broker["codec"] = FernetCodec("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=")
 elif _setting == "webhook":
     _settings["webhooks"] = [
         {
