@@ -203,6 +203,18 @@ def test_a_lane_that_gave_its_place_to_the_plain_ones_is_met_again_in_the_same_c
         assert set(ring.claim(3)) == {"-50", "-200", None}
 
 
+def test_a_lane_that_runs_empty_leaves_no_child_idle(connection: Database) -> None:
+    for lane, count in {-50: 1, 10: 5, 20: 5}.items():
+        for _ in range(count):
+            add_task(connection, lane_key=str(lane), lane=lane, held=True)
+    ring = Ring(connection)
+    ring.cursor = -100
+    assert Counter(ring.claim(4)) == {"-50": 1, "10": 2, "20": 1}
+    assert not ring.is_drained
+    assert Counter(ring.claim(9)) == {"10": 3, "20": 4}
+    assert ring.is_drained
+
+
 def test_windows_take_short_tasks_of_any_lane(connection: Database) -> None:
     for key in "ab":
         add_keyed(connection, key, 4, burst=True, task_name="short")

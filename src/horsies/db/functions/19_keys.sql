@@ -470,6 +470,7 @@ DECLARE
     generous bigint[] := '{}';
     rooms integer[] := '{}';
     quotas integer[];
+    rounds integer := 0;
     rated bigint[] := '{}';
 BEGIN
     ids := '{}';
@@ -579,7 +580,12 @@ BEGIN
     END LOOP;
     -- Every lane has had its turn: they share the places that are left, as far as their limits allow.
     places := places - has_plain::integer * (places / (cardinality(generous) + 1));
+    -- A lane that gives less than it was asked for is empty, and the others are asked next; a few rounds are enough
+    -- for one claim.
     WHILE places > 0 AND is_drained AND generous <> '{}' LOOP
+        rounds := rounds + 1;
+        is_drained := rounds <= 8;
+        EXIT WHEN NOT is_drained;
         quotas := ARRAY(
             SELECT least(places / cardinality(generous) + (place <= places % cardinality(generous))::integer,
                 rooms[place])
@@ -587,7 +593,6 @@ BEGIN
         heads := horsies_lane_heads(
             p_queue, generous, quotas, ids, p_look_at, p_only_short, p_short_names, p_is_async, p_unknown_names,
             p_refused_ids, p_refused_by, p_marks);
-        EXIT WHEN heads.ids = '{}';
         ids := ids || heads.ids;
         places := places - cardinality(heads.ids);
         FOR place IN 1 .. cardinality(generous) LOOP
@@ -602,7 +607,7 @@ BEGIN
         SELECT coalesce(array_agg(generous[place] ORDER BY place), '{}'),
             coalesce(array_agg(rooms[place] - heads.counts[place] ORDER BY place), '{}')
         INTO generous, rooms FROM generate_subscripts(generous, 1) AS place
-        WHERE heads.counts[place] = quotas[place] AND quotas[place] > 0
+        WHERE heads.counts[place] = quotas[place]
           AND rooms[place] - heads.counts[place] IS DISTINCT FROM 0;
     END LOOP;
     is_drained := is_drained AND places > 0;
