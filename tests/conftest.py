@@ -118,14 +118,6 @@ def other_url(server_url: str) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def connection(process_url: str) -> Iterator[Database]:
-    """A connection to this process's database, whose tables are empty."""
-    with psycopg.connect(process_url, autocommit=True) as connection:
-        throw_away.empty_tables(connection)
-        yield connection
-
-
 @pytest.fixture(scope="session")
 def kept_connections(process_url: str) -> Iterator[list[Database]]:
     """The connection that the last test left as it was opened, or none."""
@@ -136,8 +128,11 @@ def kept_connections(process_url: str) -> Iterator[list[Database]]:
 
 
 @pytest.fixture
-def kept_connection(process_url: str, kept_connections: list[Database]) -> Iterator[Database]:
-    """The connection of the test before, reset, or a new one; the tables are empty."""
+def connection(process_url: str, kept_connections: list[Database]) -> Iterator[Database]:
+    """A connection to this process's database, whose tables are empty.
+
+    It is that of the test before, reset, or a new one.
+    """
     connection = _kept_or_new(process_url, kept_connections)
     with ExitStack() as closing:
         closing.callback(connection.close)

@@ -1,4 +1,4 @@
-"""Fixtures: a database session per process, and a journal of what the functions of steps did."""
+"""Fixtures: a journal of what the functions of steps did."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from horsies import TaskHandle, TaskInfo
-from tests.support.database import Database
 
 
 def info_of(sent: TaskHandle[Any]) -> TaskInfo:
@@ -16,12 +15,6 @@ def info_of(sent: TaskHandle[Any]) -> TaskInfo:
     found = sent.info().unwrap()
     assert found is not None
     return found
-
-
-@pytest.fixture
-def connection(kept_connection: Database) -> Database:
-    """One session for all tests of a process, which saves each test the start of one."""
-    return kept_connection
 
 
 class Effects(Counter[str]):

@@ -49,7 +49,10 @@ def is_reusable(connection: Database) -> bool:
     )
     if as_opened:
         connection._prepared.clear()
-        connection.execute("DISCARD ALL")
+        try:
+            connection.execute("DISCARD ALL")
+        except psycopg.OperationalError:  # a test has ended the session
+            return False
     return as_opened
 
 

@@ -29,12 +29,6 @@ def work(n: int = 1) -> TaskResult[int, TaskError]:
 
 
 @pytest.fixture
-def connection(kept_connection: Database) -> Database:
-    """One session for all tests of a process: it keeps the compiled functions of workflows."""
-    return kept_connection
-
-
-@pytest.fixture
 def tasks(app: Horsies) -> Tasks:
     """Tasks of an application on this process's database."""
     return define_tasks(app)
