@@ -14,16 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
-import pytest
 
 from horsies.testing import WorkerProcess
+from tests.support.prepared import DATABASE_VARIABLE as DATABASE_VARIABLE
+from tests.support.prepared import REPOSITORY as REPOSITORY
+from tests.support.prepared import can_fork, fork
 
-REPOSITORY = Path(__file__).parents[2]
 APPLICATION = "tests.support.apps.programs:app"
-DATABASE_VARIABLE = "HORSIES_E2E_DATABASE_URL"
 JOURNAL_VARIABLE = "HORSIES_E2E_JOURNAL"
 CONFIG_VARIABLE = "HORSIES_E2E_CONFIG"
 
@@ -107,6 +107,21 @@ class RunningWorker(WorkerProcess):
     """A worker process, and everything it started."""
 
     seen_pids: set[int] = field(default_factory=set)
+
+    @classmethod
+    def fork(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        cwd: Path | None = None,
+    ) -> Self:
+        """Start it as `launch` does, in a fork of an interpreter with all imports."""
+        assert cwd == REPOSITORY
+        events_path = log_path.with_suffix(".events")
+        with log_path.open("wb") as log, events_path.open("ab") as events:
+            process = fork(command, environment, log.fileno(), events.fileno())
+        return cls(process, log_path, events_path)
 
     def family(self) -> list[int]:
         """The pids of everything it started and that still lives."""
@@ -215,7 +230,8 @@ class Fleet:
         """Start a process with a log and a file for its events."""
         name = f"{kind}-{len(self.workers)}"
         log_path = self.directory / f"{name}.log"
-        worker = RunningWorker.launch(command, environment, log_path, REPOSITORY)
+        launch = RunningWorker.fork if can_fork(command, environment) else RunningWorker.launch
+        worker = launch(command, environment, log_path, REPOSITORY)
         self.workers.append(worker)
         return worker
 
@@ -274,6 +290,8 @@ def faketime_library() -> Path:
     """The library that gives a process a wrong clock."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     if not found:
+        import pytest  # not in the applications that workers load: a tenth of the start of each
+
         pytest.skip("faketime is not installed: apt-get install faketime")
     return found[0]
 
