@@ -30,9 +30,9 @@ from tests.support.wait import wait_until
 from tests.support.workers import QUICK_RECOVERY, Fleet, RunningWorker
 
 APPLICATION = "tests.support.apps.bursts:app"
-KILLS = 200
 # `make soak` kills ten thousand, in rounds with books of their own.
-ROUNDS = 50 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 1
+IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
+ROUNDS, KILLS = (50, 200) if IS_LONG else (1, 60)
 
 
 @pytest.fixture(scope="module")
