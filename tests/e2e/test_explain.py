@@ -125,6 +125,7 @@ def test_real_obstacles_are_named(
     connection.execute(
         "UPDATE horsies_tasks SET cancel_requested_at = now() WHERE id = %s", (stopped,)
     )
+    worker.signal(signal.SIGSTOP)  # its next heartbeat would find the request
     assert codes(doors.task(stopped)) == ["STOPPING", "RUNS"]
 
     # The worker dies; its lock is free, and 15 seconds later it counts as lost.
