@@ -229,7 +229,7 @@ def test_a_frozen_server_ends_every_command() -> None:
             print(f"{' '.join(command):32} {seconds:6.2f} s {text}")
         assert code == 1, command
         assert "did not answer in time" in text, text
-        assert seconds < LIMITED_CONNECT_SECONDS + 2 * SLACK_SECONDS, command
+        assert seconds < LIMITED_CONNECT_SECONDS + 5 * SLACK_SECONDS, command
 
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:

@@ -171,7 +171,10 @@ def test_the_red_findings_of_all_checks_are_on_the_overview(
     assert f"and {len(ids) - 12} more" in page
 
 
-def test_a_disabled_trigger_is_on_the_overview(ask: Ask, connection: Database) -> None:
+def test_a_disabled_trigger_is_on_the_overview(
+    ask: Ask, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "PATIENCE_SECONDS", 60.0)
     connection.execute("ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_inserted")
     try:
         lines = {one["code"]: one for one in ask("/api/overview").json()["attention"]}

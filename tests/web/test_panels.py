@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
-from horsies.web import ViewOnly, pages
+from horsies.web import ViewOnly, attention, pages
 from tests.support.database import Database
 from tests.support.rows import (
     add_attempt,
@@ -124,7 +124,10 @@ def test_problems_come_first_with_their_buttons(ask: Ask, connection: Database) 
         assert "Queue &#39;mail&#39; was paused" in limited
 
 
-def test_more_than_twelve_problems_are_counted(ask: Ask, connection: Database) -> None:
+def test_more_than_twelve_problems_are_counted(
+    ask: Ask, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "PATIENCE_SECONDS", 60.0)  # the page shows the slow findings too
     for number in range(15):
         add_task(connection, queue_name=f"queue-{number}", enqueued_at=ago(600 + number))
     page = ask("/").text
