@@ -9,7 +9,7 @@ SITE_READY := .venv-site/.ready
 # each of them half a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-# More than half of the time of the tests is waiting: on two processors, four processes take 590 s and three 750 s.
+# Half of the time of a test of workers is waiting, so there are twice as many processes as processors of a small machine.
 # A process that has run out of tests takes them from another; neighbours share the fixtures of their module.
 PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 
