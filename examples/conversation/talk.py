@@ -31,8 +31,8 @@ def talk(sent: TaskHandle[str]) -> None:
         print(drafts[-1])
         print("\nAnswer in another terminal, with a wish or with your approval:")
         signal = f"horsies durable signal {sent.task_id} feedback"
-        print(f"""  {signal} '{{"approved": false, "wish": "shorter"}}'""")
-        print(f"""  {signal} '{{"approved": true}}'""", flush=True)
+        print(f"""  {signal} '{{"approved": false, "wish": "shorter"}}' writer.py""")
+        print(f"""  {signal} '{{"approved": true}}' writer.py""", flush=True)
 
 
 sent = write.enqueue(" ".join(sys.argv[1:]) or "life")

@@ -271,6 +271,11 @@ def missing_key(*texts: str) -> str | None:
     return None
 
 
+def is_encrypted(text: str) -> bool:
+    """Return whether a text was encrypted as a whole; it may have been cut off."""
+    return text.startswith(_HEAD)
+
+
 def masked(text: str) -> str:
     """Return a text for a reader: values that are still encrypted are shown as the word "encrypted"."""
     return _replaced(text, _mask) if _MARK in text else text
@@ -278,7 +283,7 @@ def masked(text: str) -> str:
 
 def masked_text(text: str) -> str:
     """``masked`` for a text that is not JSON and may have been cut off."""
-    return ENCRYPTED if text.startswith(_HEAD) else text
+    return ENCRYPTED if is_encrypted(text) else text
 
 
 def _mask(found: _Found) -> str:

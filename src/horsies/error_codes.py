@@ -101,6 +101,10 @@ class OutcomeCode(StrEnum):
     """The task ran longer than its ``timeout_ms``."""
     STEP_TIMEOUT = "STEP_TIMEOUT"
     """A step of a durable function ran longer than its ``timeout_ms``."""
+    DURABLE_MISMATCH = "DURABLE_MISMATCH"
+    """The code of a durable function asks for a step that its record does not have; the run is held, and no
+    attempt is counted.
+    """
     MEMORY_LIMIT = "MEMORY_LIMIT"
     """The task's process used more memory than its ``memory_limit_mb``."""
     WORKFLOW_PAUSED = "WORKFLOW_PAUSED"

@@ -170,7 +170,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "PARKED_RUN": _obstacle(
             "The run of a durable function waits for a time, a signal or the end of a task.",
-            "Wait, `horsies durable signal ID NAME VALUE`, or explain the task.",
+            "Wait, `horsies durable signal ID NAME VALUE APP`, or explain the task.",
         ),
         "PARKED_SIGNAL": _obstacle(
             "The task is a signal node that waits for its signal.",
@@ -371,6 +371,11 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "NOT_RETRIED_UNLISTED": _remark(
             "The retry policy lists neither the error code nor the exception.",
             "Add it to `auto_retry_for`.",
+        ),
+        "NOT_RETRIED_STEP": _remark(
+            "A step of the durable function failed, and its failure is recorded: another attempt of the run "
+            "would find it again.",
+            "Add it to `auto_retry_for` of the step's own policy, `ctx.with_options(retry=...)`.",
         ),
         "NOT_RETRIED_USED_UP": _remark(
             "All retries have been used.", "Raise `max_retries`, or retry it manually."

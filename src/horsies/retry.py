@@ -32,7 +32,7 @@ from horsies.error_codes import (
     error_code_text,
     validate_error_code_name,
 )
-from horsies.errors import LONGEST_DELAY_SECONDS, UNLIMITED_RETRIES, TaskFailed
+from horsies.errors import LONGEST_DELAY_SECONDS, UNLIMITED_RETRIES, StepFailed, TaskFailed
 from horsies.validation import FrozenModel
 
 ExceptionMapper: TypeAlias = dict[type[BaseException], str]
@@ -47,6 +47,7 @@ DEFAULT_INTERVALS = (60, 300, 900)
 # The endings of stored reasons why a failure was not retried; operators read them like codes.
 NOT_LISTED = "listed in auto_retry_for"
 LIMIT_REACHED = "is reached"
+IN_A_STEP = "in the policy of the step, ctx.with_options(retry=...)"
 
 _JITTER = 0.25
 _CLASS_NAME = re.compile(r"\w+(\.(\w+|<locals>))+")
@@ -327,6 +328,10 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+# A run that fails with it would find the same record in its next attempt.
+_STEP_FAILED = class_name(StepFailed)
+
+
 def exception_names(exception: BaseException) -> list[str]:
     """Return the names of the classes that an exception is an instance of, nearest first."""
     return [class_name(kind) for kind in type(exception).__mro__[:-1]]
@@ -411,6 +416,8 @@ def _unlisted(error_code: str | None, names: Sequence[str]) -> str:
     code = (
         f"code {column_code(error_code)}" if error_code is not None else "an error without a code"
     )
+    if names and names[0] == _STEP_FAILED:
+        return f"not retried: {code} is the recorded failure of a step; list it {IN_A_STEP}"
     if not names:
         return f"not retried: {code} is not {NOT_LISTED}"
     return f"not retried: neither {code} nor {names[0]} is {NOT_LISTED}"

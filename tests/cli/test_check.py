@@ -242,7 +242,7 @@ def bank_is_busy() -> TaskError:
         *("GATEWAY_DOWN", "CHARGE_FAILED", "WORKER_CRASHED", "TASK_TIMEOUT"),
         *("BANK_BUSY", BANK_AWAY, Code.SLOW),
         *(OSError, "builtins.OSError", "horsies.errors.RetryLater"),
-        *("GATEWY_DOWN", "NEVER_MENTIONED", "TASK_CANCELLED", "shop.Missing", "away.Missing"),
+        *("GATEWY_DOWN", "NEVER_MENTIONED", "TASK_CANCELLED", "STEP_TIMEOUT", "shop.Missing", "away.Missing"),
     ]),
 )
 def charge() -> TaskResult[int, TaskError]:
@@ -262,6 +262,7 @@ def test_check_warns_of_codes_that_nothing_produces(tmp_path: Path) -> None:
         f"GATEWY_DOWN, {unproduced}; did you mean GATEWAY_DOWN?",
         f"NEVER_MENTIONED, {unproduced}; correct the code or remove it",
         "TASK_CANCELLED, a built-in code that no failed attempt has; remove it",
+        "STEP_TIMEOUT, which only steps have; list it in the policy of the step, ctx.with_options(retry=...)",
         f"shop.Missing, {unloaded}; list the class itself",
         f"away.Missing, {unloaded}; list the class itself",
     ]

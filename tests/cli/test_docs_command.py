@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,3 +125,18 @@ def test_a_terminal_gets_the_pager() -> None:
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+def test_every_code_of_durable_functions_has_an_entry(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (PAGES / "durable-functions.md").read_text("utf-8")
+    sources = [
+        one.read_text("utf-8")
+        for one in (Path(command.__file__).parents[1] / "durable").glob("*.py")
+    ]
+    raised = {code for text in sources for code in re.findall(r"\w+Code\.([A-Z_]{5,})", text)}
+    shown = set(re.findall(r'[`"]([A-Z]+_[A-Z_]+)[`"]', page))
+    assert {"DURABLE_MISMATCH", "STEP_TIMEOUT", "STEP_NOT_FOUND"} <= raised
+    own = {"CARD_REFUSED", "NOT_CHARGED"}  # of the examples
+    for code in sorted((raised | shown) - own - {"CLEANUP_FAILED"}):
+        docs(code)
+        assert capsys.readouterr().out.startswith(code)

@@ -176,6 +176,9 @@ def test_a_clean_up_step_is_tried_again_and_a_second_cancel_does_not_end_it(
     sent.cancel().unwrap()
     run_pending(app)
     assert status_of(sent) is TaskStatus.PENDING, "parked until the next try"
+    for step in ("sleep", "!cancel"):
+        refused = app.durable_handle(sent.task_id).reset(step).unwrap_err()
+        assert "is being cancelled, and a reset" in refused.message
     sent.cancel().unwrap()
     assert status_of(sent) is TaskStatus.PENDING
     clock_of(app).advance(timedelta(hours=2))

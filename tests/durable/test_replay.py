@@ -91,6 +91,8 @@ def test_all_records_of_a_folder_are_replayed(
         check_replay(app, "*.json")
     (tmp_path / "one.json").write_text(json.dumps(record))
     assert check_replay(app, "*.json") == 1
+    assert check_replay(app, str(tmp_path / "*.json")) == 1
+    assert check_replay(app, "**/*.json") == 1
 
 
 def test_the_commands_show_signal_resume_reset_and_export(app: Horsies, horsies: Run) -> None:

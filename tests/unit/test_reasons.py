@@ -45,6 +45,7 @@ from horsies.monitor.diagnose.work import (
     judge_webhooks,
     worker_reasons,
 )
+from horsies.retry import IN_A_STEP
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 from tests.support.worker_summaries import worker_summary
 
@@ -353,6 +354,10 @@ OTHERS = [
     (
         waits(**FAILED, retry_reason="not retried: code X is not listed in auto_retry_for"),
         ["ENDED", "NOT_RETRIED_UNLISTED"],
+    ),
+    (
+        waits(**FAILED, retry_reason=f"not retried: code X is recorded; list it {IN_A_STEP}"),
+        ["ENDED", "NOT_RETRIED_STEP"],
     ),
     (
         waits(**FAILED, retry_reason="not retried: the task has no retry policy"),

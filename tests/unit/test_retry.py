@@ -22,7 +22,7 @@ from horsies.error_codes import (
     validate_error_code_name,
     validate_exception_mapper,
 )
-from horsies.errors import InvalidFieldError, RetryLater, TaskFailed
+from horsies.errors import InvalidFieldError, RetryLater, StepFailed, TaskFailed
 from horsies.retry import (
     Backoff,
     decide_retry,
@@ -567,6 +567,12 @@ def test_a_failure_is_retried_by_the_rule_that_lists_it(
         (["__main__.way"], "X", Away(), f"neither code X nor {__name__}.Away is listed"),
         ([KeyError], "X", Away(), f"neither code X nor {__name__}.Away is listed"),
         ([KeyError], "X", None, "not retried: code X is not listed in auto_retry_for"),
+        (
+            [KeyError],
+            "STEP_TIMEOUT",
+            StepFailed("fetch", "STEP_TIMEOUT", "too long"),
+            "code STEP_TIMEOUT is the recorded failure of a step; list it in the policy of the step",
+        ),
         ([KeyError], None, None, "not retried: an error without a code is not listed"),
         (["Y" * 300], "Y" * 300, None, "retried by code " + "Y" * 197 + "..."),
     ],

@@ -121,7 +121,9 @@ def test_a_run_is_reset_to_a_step(
     page = anna.get(path).text
     assert '<option value="second">' in page
     missing = anna.post(f"{path}/reset", "control_run", step="third")
-    assert anna.notice(missing) == f"Run {sent.task_id} has no recorded step 'third'."
+    assert anna.notice(missing) == (
+        f"Run {sent.task_id} has no recorded step 'third'; its steps are 'first', 'second', 'sleep'."
+    )
     assert anna.api(f"{path}/reset").status_code == 400
     done = anna.post(f"{path}/reset", "control_run", step="first", reason="renamed")
     assert anna.notice(done) == (

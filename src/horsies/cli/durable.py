@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -25,9 +25,15 @@ from horsies.cli.session import (
     exit_with,
     full_id,
     open_session,
+    unwrap_or_exit,
 )
-from horsies.durable.handle import DurableHandle, DurableInfo, run_document
+from horsies.durable.handle import DurableHandle, DurableInfo, DurableStep, run_document
+from horsies.findings import command
+from horsies.monitor.diagnose.explain import explain_task_script
+from horsies.monitor.diagnose.tasks import signal_command
 from horsies.result import Err, Result
+from horsies.states import TASK_TERMINAL_STATES
+from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.handle import TaskActionError, TaskActionErrorCode
 
 T = TypeVar("T")
@@ -42,11 +48,14 @@ _NOT_FOUND = (
     TaskActionErrorCode.SIGNAL_NOT_FOUND,
 )
 _SHOWN_CHARACTERS = 60
+_TIME = "%Y-%m-%d %H:%M:%S"
 
 
-def _handle(session: Session, run_id: str) -> DurableHandle:
+def _handle(session: Session, run_id: str, *words: str) -> DurableHandle:
+    """The run; ``words`` are the command that would know its function, which a refusal names."""
     definitions = {} if session.app is None else session.app.definitions()
-    return DurableHandle(run_id, session.broker, definitions.get)
+    remedy = f"name the application that has it: {command('durable', *words)} APP"
+    return DurableHandle(run_id, session.broker, definitions.get, remedy)
 
 
 def _unwrap_or_exit(result: Result[T, TaskActionError]) -> T:
@@ -74,10 +83,11 @@ def show(
     with open_session("durable show", module or locator, database_url) as session:
         run_id = full_id(session, run_id, "task")
         info = _unwrap_or_exit(_handle(session, run_id).info())
+        unread = None if as_json else _unread(session, info)
     if as_json:
         output.print_json(run_document(info))
     else:
-        _print_run(info)
+        _print_run(info, unread)
 
 
 @durable.command()
@@ -90,12 +100,14 @@ def signal(
     database_url: DatabaseUrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a value to a run, which is stored until a step takes it; with LOCATOR, types are checked.
+    """Send a value to a run, which is stored until a step takes it. LOCATOR checks its type and encrypts it.
+
+    Without LOCATOR, values of declared types and of runs whose payload is encrypted are refused.
 
     Exit codes: 0 delivered or stored, 1 failure or already ended, 4 no such run or signal.
 
     Example:
-        horsies durable signal 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a approve true
+        horsies durable signal 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a approve true shop.tasks:app
     """
     try:
         sent = json.loads(value)
@@ -103,7 +115,8 @@ def signal(
         exit_with(f"The value {value!r} is not JSON; put text in double quotes.", EXIT_FAILED)
     with open_session("durable signal", module or locator, database_url) as session:
         run_id = full_id(session, run_id, "task")
-        delivery = _unwrap_or_exit(_handle(session, run_id).signal_json(name, sent))
+        handle = _handle(session, run_id, "signal", run_id, name, value)
+        delivery = _unwrap_or_exit(handle.signal_json(name, sent))
     if as_json:
         output.print_json({"task_id": run_id, "signal": name, "delivery": delivery})
     else:
@@ -169,11 +182,20 @@ def export(
     """
     with open_session("durable export", module or locator, database_url) as session:
         run_id = full_id(session, run_id, "task")
-        record = _unwrap_or_exit(_handle(session, run_id).export())
+        record = _unwrap_or_exit(_handle(session, run_id, "export", run_id).export())
     output.print_json(record)
 
 
-def _print_run(info: DurableInfo) -> None:
+def _unread(session: Session, info: DurableInfo) -> str | None:
+    """Why no worker of its queue can read the payload of a run."""
+    if info.status in TASK_TERMINAL_STATES:
+        return None
+    code, script = BrokerErrorCode.MONITORING_QUERY_FAILED, explain_task_script(info.task_id)
+    reasons = unwrap_or_exit(session.broker.perform(code, script)).reasons
+    return next((one.sentence for one in reasons if one.code == "PAYLOAD_UNREADABLE"), None)
+
+
+def _print_run(info: DurableInfo, unread: str | None) -> None:
     facts: list[tuple[str, str | None]] = [
         ("run", info.task_id),
         ("task", info.task_name),
@@ -181,25 +203,38 @@ def _print_run(info: DurableInfo) -> None:
     ]
     events = [f"signal {name}" for name in info.signals] + [f"task {one}" for one in info.children]
     if info.parked_until is not None:
-        events.append(f"until {info.parked_until:%Y-%m-%d %H:%M:%S%z}")
+        events.append(f"until {info.parked_until:{_TIME}%z}")
     if info.parked_since is not None and info.problem is None:
         facts.append(("waits for", ", ".join(events) or None))
-    facts.append(("held", info.problem))
+        facts += [("send it", signal_command(info.task_id, name)) for name in info.signals]
+    facts += [("held", info.problem), ("held", unread), ("encrypted", _unshown(info))]
     output.print_parts(output.fact_table(facts))
     if not info.steps:
         typer.echo("No step is recorded.")
         return
-    table = output.plain_table("STEP", "KIND", "ENDED", "ATTEMPT", "RESULT", flexible="RESULT")
+    table = output.plain_table("STEP", "KIND", "RECORDED", "ATTEMPT", "RESULT", flexible="RESULT")
     for step in info.steps:
-        ended = f"{step.ended_at:%Y-%m-%d %H:%M:%S}"
-        table.add_row(
-            step.name, step.kind, ended, str(step.attempt), _shown(step.error, step.result)
-        )
+        recorded = f"{step.ended_at:{_TIME}}"
+        table.add_row(step.name, step.kind, recorded, str(step.attempt), _shown(step))
     output.print_parts(table)
 
 
-def _shown(error: Any, result: Any) -> str:
-    if error is not None:
-        return f"failed with {error.get('code')}"
-    text = json.dumps(result)
+def _unshown(info: DurableInfo) -> str | None:
+    if info.missing_key is None:
+        return None
+    return (
+        f"with key {info.missing_key}, which this command does not have; name the application: "
+        f"{command('durable', 'show', info.task_id)} APP"
+    )
+
+
+def _shown(step: DurableStep) -> str:
+    """The value of a step, or what its record means if the step has none."""
+    if step.error is not None:
+        return f"failed with {step.error.get('code')}"
+    if step.kind == "on_cancel":
+        return "registered"
+    if step.due_at is not None:
+        return f"until {step.due_at:{_TIME}}"
+    text = json.dumps(step.result)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -66,7 +66,7 @@ def status_text(status: str) -> Text:
 
 def plain_table(*columns: str, flexible: str) -> Table:
     """Return a table in which one column takes the width that the others leave."""
-    left = ("ID", "STATUS", "TIME (UTC)", "BY")
+    left = ("ID", "STATUS", "TIME (UTC)", "BY", "STEP", "KIND")
     aligns: list[Align] = [
         "fold" if column == flexible else "left" if column in left else "right"
         for column in columns

@@ -61,6 +61,7 @@ _CHANGES = frozenset(
         "workflow audit",
     }
     | {f"workflow {verb}" for verb in ("pause", "resume", "cancel", "retry", "signal")}
+    | {f"durable {verb}" for verb in ("signal", "resume", "reset")}
 )
 _NOT_FOUND = (BrokerErrorCode.UNKNOWN_QUEUE, BrokerErrorCode.UNKNOWN_SCHEDULE)
 

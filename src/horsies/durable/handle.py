@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from horsies.db.statements.durable import (
 )
 from horsies.durable.past import checked_name
 from horsies.durable.steps import form_of
+from horsies.encryption import is_encrypted, masked, missing_key
 from horsies.errors import DurableMisuse
 from horsies.ids import stored_form
 from horsies.result import Err, Ok, Result
@@ -41,6 +42,10 @@ from horsies.tasks.handle import (
 T = TypeVar("T")
 
 FindDefinition = Callable[[str], TaskDefinition | None]
+# How a program without the code of a function gets it.
+IMPORT_IT = "import its module into this application"
+# A sentence lists at most this many steps.
+_NAMES_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +71,9 @@ class DurableStep:
 
     @classmethod
     def of(cls, row: StepRow) -> DurableStep:
-        """Read a step from its row."""
-        result = None if row.result is None else from_json(row.result)
-        error = None if row.error is None else from_json(row.error)
+        """Read a step from its row; what is still encrypted is shown as the word "encrypted"."""
+        result = None if row.result is None else from_json(masked(row.result))
+        error = None if row.error is None else _shown_error(row.error)
         return cls(
             row.name,
             row.kind,
@@ -106,6 +111,17 @@ class DurableInfo:
     """The ids of the tasks that it waits for."""
     problem: str | None
     """Why it is held, or None."""
+    missing_key: str | None = None
+    """The id of the key without which some values are shown as ``encrypted``, or None."""
+
+
+def _shown_error(text: str) -> Mapping[str, Any]:
+    shown = from_json(masked(text))
+    return shown if isinstance(shown, Mapping) else {"code": shown, "message": shown, "data": None}
+
+
+def _missing_key(rows: Iterable[StepRow], *texts: str) -> str | None:
+    return missing_key(*texts, *(text for row in rows for text in (row.result, row.error) if text))
 
 
 def _written(form: JsonForm, value: object) -> tuple[str, str | None]:
@@ -141,10 +157,18 @@ class DurableHandle:
         run.signal("approve", True).unwrap()
     """
 
-    def __init__(self, task_id: str, broker: PostgresBroker, find: FindDefinition) -> None:
+    def __init__(
+        self,
+        task_id: str,
+        broker: PostgresBroker,
+        find: FindDefinition,
+        remedy: str = IMPORT_IT,
+    ) -> None:
         self.task_id = task_id
         self._broker = broker
         self._find = find
+        # How this program gets the code and the key of a function that it does not have.
+        self._remedy = remedy
 
     def __repr__(self) -> str:
         return f"DurableHandle({self.task_id!r})"
@@ -206,7 +230,10 @@ class DurableHandle:
         return action_result(self.task_id, read)
 
     def export(self) -> Result[dict[str, Any], TaskActionError]:
-        """Return the record of the run for ``horsies.testing.replay``, with arguments and results."""
+        """Return the record of the run for ``horsies.testing.replay``, with arguments and results.
+
+        A record that is encrypted with a key that this program does not have is an error.
+        """
         read = self._broker.perform(BrokerErrorCode.CLEANUP_FAILED, self._export())
         return action_result(self.task_id, read)
 
@@ -216,6 +243,13 @@ class DurableHandle:
         if row is None:
             return Err(no_such_task(self.task_id))
         steps: list[StepRow] = yield list_steps(self.task_id)
+        if (key_id := _missing_key(steps, row.args, row.kwargs)) is not None:
+            message = (
+                f"Run {self.task_id} is not exported: its record is encrypted with key {key_id}, which this "
+                f"program does not have; {self._remedy}."
+            )
+            code = TaskActionErrorCode.VALIDATION_FAILED
+            return Err(TaskActionError(code, message, self.task_id))
         columns = ("name", "kind", "result", "error")
         return Ok(
             {
@@ -265,7 +299,7 @@ class DurableHandle:
     ) -> str | TaskActionError:
         """The JSON text of a signal's value, or why the run cannot take it."""
         definition = self._find(run.task_name)
-        traits = DurableTraits() if definition is None else definition.durable
+        traits = _registered(run) if definition is None else definition.durable
         if traits is None:
             code = TaskActionErrorCode.TASK_NOT_DURABLE
             message = (
@@ -277,22 +311,37 @@ class DurableHandle:
             known = ", ".join(map(repr, declared)) or "none"
             message = f"{run.task_name!r} has no signal {name!r}; its signals are {known}."
             return TaskActionError(TaskActionErrorCode.SIGNAL_NOT_FOUND, message, self.task_id)
+        # A value of a program has a type; one that a person has written is only checked by the declared type.
+        is_unchecked = definition is None and is_json and declared is not None
+        problem = self._unsent(run, is_unchecked)
         try:
             checked_name(name)
             form = form_of(Any if declared is None else declared[name], f"signal {name!r}")
-            text, problem = _read_json(form, value) if is_json else _written(form, value)
+            text, wrong = _read_json(form, value) if is_json else _written(form, value)
         except DurableMisuse as misuse:
-            text, problem = "", str(misuse)
-        if problem is None:
+            text, wrong = "", str(misuse)
+        if (problem := wrong or problem) is None:
             return str(text)
         message = f"The signal {name!r} was not sent: {problem}"
         return TaskActionError(TaskActionErrorCode.VALIDATION_FAILED, message, self.task_id)
+
+    def _unsent(self, run: RunRow, is_unchecked: bool) -> str | None:
+        """Why a value would be stored in plain text beside encrypted ones, or without a check of its type."""
+        starts = (run.args_start or "", run.kwargs_start or "")
+        is_secret = run.encrypts or any(map(is_encrypted, starts))
+        if is_secret and self._broker.config.codec is None:
+            return f"{run.task_name!r} encrypts its payload, and this program has no key; {self._remedy}."
+        if is_unchecked:
+            return f"its type is declared in the code of {run.task_name!r}; {self._remedy}."
+        return None
 
     def _resume(self) -> Script[Result[None, TaskActionError]]:
         if (stored := stored_form(self.task_id)) is None:
             return Err(no_such_task(self.task_id))
         (row,) = yield resume_task(stored)
-        return Ok(None) if row.answer == "resumed" else Err(self._refused(row.answer, "ended"))
+        if row.answer == "resumed":
+            return Ok(None)
+        return Err(self._refused(row.answer, "cannot be resumed"))
 
     def _reset(self, step: str) -> Script[Result[int, TaskActionError]]:
         if (stored := stored_form(self.task_id)) is None:
@@ -301,20 +350,31 @@ class DurableHandle:
         if row.answer is not None and row.answer.isdigit():
             return Ok(int(row.answer))
         if row.answer == "STEP_NOT_FOUND":
-            message = f"Run {self.task_id} has no recorded step {step!r}."
+            rows: list[StepRow] = yield list_steps(stored)
+            known = _named_steps([row.name for row in rows])
+            message = f"Run {self.task_id} has no recorded step {step!r}; {known}."
             return Err(TaskActionError(TaskActionErrorCode.STEP_NOT_FOUND, message, self.task_id))
+        if row.answer == "CANCELLING":
+            message = (
+                f"Run {self.task_id} is being cancelled, and a reset to {step!r} would undo that; let its "
+                "clean-up end, or cancel it again if it is held."
+            )
+            return Err(TaskActionError(TaskActionErrorCode.TASK_RUNNING, message, self.task_id))
         return Err(self._refused(row.answer, "cannot be reset"))
 
     def _refused(self, answer: str | None, why: str) -> TaskActionError:
         if answer is None:
             return no_such_task(self.task_id)
         if answer == "NOT_HELD":
-            message = f"Run {self.task_id} is not held."
+            why = f"`horsies explain {self.task_id}` says what it waits for"
+            message = f"Run {self.task_id} is not held; {why}."
             return TaskActionError(TaskActionErrorCode.TASK_NOT_HELD, message, self.task_id)
         status = TaskStatus(answer)
         is_over = status in TASK_TERMINAL_STATES
         code = TaskActionErrorCode.TASK_ENDED if is_over else TaskActionErrorCode.TASK_RUNNING
-        message = f"Run {self.task_id} is {status.value} and {why}."
+        message = (
+            f"Run {self.task_id} is {status.value} and {why}; {_instead(self.task_id, status)}."
+        )
         return TaskActionError(code, message, self.task_id, status)
 
     def _info(self) -> Script[Result[DurableInfo, TaskActionError]]:
@@ -333,5 +393,32 @@ class DurableHandle:
                 list(run.signals or ()),
                 list(run.children or ()),
                 run.problem,
+                _missing_key(rows),
             )
         )
+
+
+def _registered(run: RunRow) -> DurableTraits | None:
+    """What workers have registered about a function without its code here; None for a plain task."""
+    if run.is_durable is False:
+        return None
+    return DurableTraits(None if run.declared is None else dict.fromkeys(run.declared, Any))
+
+
+def _named_steps(names: Sequence[str]) -> str:
+    """The steps to which a run can be reset; rows whose name has "!" belong to another step."""
+    own = [name for name in names if "!" not in name]
+    if not own:
+        return "none is recorded yet"
+    shown = ", ".join(map(repr, own[:_NAMES_SHOWN]))
+    more = f" and {len(own) - _NAMES_SHOWN:,} more" if len(own) > _NAMES_SHOWN else ""
+    return f"its steps are {shown}{more}"
+
+
+def _instead(task_id: str, status: TaskStatus) -> str:
+    """What to do with a run that cannot be changed."""
+    if status is TaskStatus.COMPLETED:
+        return "start a new run of its function"
+    if status in TASK_TERMINAL_STATES:
+        return f"`horsies retry {task_id}` starts a new run with the same arguments"
+    return f"wait until it is parked, or end it with `horsies cancel {task_id}`"

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from horsies.db.statements.durable import RecordedStep
 from horsies.durable.leaving import Parked, RunCancelled, Unreadable
 from horsies.encryption import missing_key
+from horsies.error_codes import OutcomeCode
 from horsies.errors import DurableMisuse
 from horsies.parking import ParkRequest
 
@@ -151,9 +152,10 @@ def _size(step: RecordedStep) -> int:
 
 def mismatch(asked: str, recorded: str) -> Parked:
     """The end of a call whose code no longer fits the record of its run: the run is held."""
+    code = OutcomeCode.DURABLE_MISMATCH.value
     return Parked(
         ParkRequest(
-            problem=f"DURABLE_MISMATCH: the code asks for {asked}, the record goes on with {recorded}; "
+            problem=f"{code}: the code asks for {asked}, the record goes on with {recorded}; "
             "deploy the code that wrote the record or guard the change with ctx.patched(...), then resume "
             "the run; or reset it to an earlier step."
         )

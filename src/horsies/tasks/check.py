@@ -38,7 +38,13 @@ from horsies.tasks.definition import TaskDefinition
 
 _OWN_NAME = "choose a name of your own: built-in codes mean that horsies itself found the error"
 # Built-in codes that a failed attempt cannot have, because the task was not running or has not failed.
-_UNRETRIED_CODES = {*RetrievalCode, OutcomeCode.TASK_CANCELLED, OutcomeCode.TASK_EXPIRED}
+_UNRETRIED_CODES = {
+    *RetrievalCode,
+    OutcomeCode.TASK_CANCELLED,
+    OutcomeCode.TASK_EXPIRED,
+    OutcomeCode.DURABLE_MISMATCH,
+    OutcomeCode.STEP_TIMEOUT,
+}
 _NO_DELIVERY = (
     "The database accepts LISTEN but delivers no notification, as behind a transaction pooler."
 )
@@ -56,6 +62,7 @@ _PRODUCER_RIGHTS = frozenset(
         "migrations": ("SELECT",),
         "task_attempts": ("SELECT",),
         "webhooks": ("SELECT",),
+        "task_defaults": ("SELECT",),
         "tasks": ("SELECT", "INSERT", "UPDATE"),
         "workflows": ("SELECT", "INSERT", "UPDATE"),
         "workflow_tasks": ("SELECT", "INSERT", "UPDATE"),
@@ -160,7 +167,11 @@ def policy_warnings(config: AppConfig, definitions: Iterable[TaskDefinition]) ->
 
 
 def _unknown_code(task: TaskDefinition, code: str, known: Iterable[str]) -> str:
-    if code in _UNRETRIED_CODES:
+    if code == OutcomeCode.STEP_TIMEOUT:
+        rest = (
+            "which only steps have; list it in the policy of the step, ctx.with_options(retry=...)"
+        )
+    elif code in _UNRETRIED_CODES:
         rest = "a built-in code that no failed attempt has; remove it"
     elif "." in code:
         rest = "but no loaded module has an exception class of that name; list the class itself"

@@ -111,7 +111,7 @@ class TaskActionErrorCode(StrEnum):
     TASK_NOT_HELD = "TASK_NOT_HELD"
     """``resume`` was called for a run that is not held."""
     TASK_RUNNING = "TASK_RUNNING"
-    """``reset`` was called for a run that a process executes."""
+    """``reset`` was called for a run that a process executes, or that is being cancelled."""
     TASK_ENDED = "TASK_ENDED"
     """``signal``, ``resume`` or ``reset`` was called for a run that has ended."""
     SIGNAL_NOT_FOUND = "SIGNAL_NOT_FOUND"
@@ -119,7 +119,9 @@ class TaskActionErrorCode(StrEnum):
     STEP_NOT_FOUND = "STEP_NOT_FOUND"
     """``reset`` was called with a step that is not recorded."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
-    """The value of a signal does not fit its declared type."""
+    """The value of a signal does not fit its declared type, or cannot be checked or encrypted without the
+    application; or a record cannot be read without its key.
+    """
     DB_OPERATION_FAILED = "DB_OPERATION_FAILED"
     """The database did not respond; ``error.retryable`` shows whether to try again."""
 

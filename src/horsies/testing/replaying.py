@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -115,11 +116,13 @@ def replay(function: AnyTask, record: Mapping[str, Any]) -> None:
 def check_replay(app: Horsies, pattern: str) -> int:
     """Replay every exported record that the pattern finds; return their number, which must not be 0.
 
+    The pattern is a path, relative to the working directory or absolute, with ``*`` and ``**``.
+
     Example:
         def test_old_runs_fit_the_code() -> None:
             check_replay(app, "tests/records/*.json")
     """
-    paths = sorted(Path().glob(pattern))
+    paths = sorted(map(Path, glob(pattern, recursive=True)))
     if not paths:
         raise ReplayMismatch(
             f"no record matches {pattern!r}; write some with horsies durable export"

@@ -15,11 +15,12 @@ from horsies.words import counted
 def _handle(view: View) -> DurableHandle:
     app = view.site.app
     definitions = {} if app is None else app.definitions()
-    return DurableHandle(view.params["id"], view.site.broker, definitions.get)
+    remedy = "start the dashboard with the application that has it: horsies web APP"
+    return DurableHandle(view.params["id"], view.site.broker, definitions.get, remedy)
 
 
 async def signal_task(view: View) -> Response:
-    """Send a value to a run, as JSON; with the application its type is checked."""
+    """Send a value to a run, as JSON, which the application checks and encrypts."""
     handle, name = _handle(view), await text_field(view, "name")
     if name is None:
         raise BadRequest("A signal needs a name.", code="INVALID_VALUE")

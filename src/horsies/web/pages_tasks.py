@@ -314,7 +314,8 @@ def _run_view(view: View, run: RunRow, steps: Sequence[ShownStep]) -> RunView:
     is_waiting = run.status == TaskStatus.PENDING.value
     # Rows whose name has "!" belong to another step.
     own = [step.name for step in steps if "!" not in step.name] if is_waiting else []
-    return RunView(list(run.signals or declared or ()), run.problem is not None, own)
+    names = run.signals or declared or run.declared or ()
+    return RunView(list(names), run.problem is not None, own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from horsies.error_codes import OperationalErrorCode
 from horsies.logs import as_event
 from horsies.task_result import TaskError
 from horsies.tasks.blocked import Blocked, Change
+from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.options import NO_OPTIONS, retention_seconds
 from horsies.tasks.outcome import Outcome, outcome_of_error
 from horsies.tasks.request import max_retries
@@ -109,7 +110,7 @@ class KnownTasks:
 
 
 def task_defaults(app: Horsies) -> str:
-    """The settings from the application's task decorators, as JSON, for sends from SQL."""
+    """The settings from the application's task decorators, as JSON, for sends from SQL and for signals."""
     config = app.config
     queues = {
         queue.name: {
@@ -133,11 +134,19 @@ def task_defaults(app: Horsies) -> str:
                 "key_parameter": task.key.parameter or None if task.key else None,
                 "computes_key": task.key is not None and task.key.function is not None,
                 "fixed_key": task.key.fixed if task.key else None,
+                "is_durable": task.durable is not None,
+                "signals": _declared_signals(task),
+                "encrypts": config.broker.codec is not None,
                 "reject_bytes": _NO_LIMIT if limit is None else limit,
             }
             for name, task in sorted(app.definitions().items())
         ]
     )
+
+
+def _declared_signals(task: TaskDefinition) -> list[str] | None:
+    declared = task.durable.signals if task.durable is not None else None
+    return None if declared is None else list(declared)
 
 
 def _definition_key(kwargs_json: str) -> str | None:

@@ -212,8 +212,8 @@ END
 $$;
 
 -- Forget the step of this name and all steps that were recorded after it, and let the run continue there. Only a run
--- without a process: parked or held. Returns the number of steps as text, 'STEP_NOT_FOUND', the status of a run that
--- is running or has ended, and NULL without such a task.
+-- without a process: parked or held. Returns the number of steps as text, 'STEP_NOT_FOUND', 'CANCELLING' if it would
+-- forget that the run was cancelled, the status of a run that is running or has ended, and NULL without such a task.
 CREATE OR REPLACE FUNCTION horsies_reset_task_v1(p_task_id uuid, p_step text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
     run horsies_tasks;
@@ -230,6 +230,10 @@ BEGIN
     -- The rows of its failed tries and of the limit of its wait were recorded before it.
     SELECT min(step.position) INTO first FROM horsies_steps AS step
     WHERE step.task_id = p_task_id AND (step.name = p_step OR starts_with(step.name, p_step || '!'));
+    IF EXISTS (SELECT FROM horsies_steps AS step
+        WHERE step.task_id = p_task_id AND step.name = '!cancel' AND step.position >= first) THEN
+        RETURN 'CANCELLING';
+    END IF;
     DELETE FROM horsies_steps AS step WHERE step.task_id = p_task_id AND step.position >= first;
     GET DIAGNOSTICS forgotten = ROW_COUNT;
     UPDATE horsies_parked AS parked SET problem = NULL WHERE parked.task_id = p_task_id;

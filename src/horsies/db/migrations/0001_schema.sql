@@ -316,8 +316,8 @@ CREATE TABLE horsies_refusals (
 );
 
 -- Defaults of tasks ---------------------------------------------------------------------------------
--- The settings from task decorators, for sends from SQL. A worker writes its application's rows when it starts; the
--- worker that started last wins.
+-- The settings from task decorators, for sends from SQL and for signals from programs without the application. A worker
+-- writes its application's rows when it starts; the worker that started last wins.
 CREATE TABLE horsies_task_defaults (
     task_name      varchar(255)  PRIMARY KEY,
     queue_name     varchar(100)  NOT NULL,
@@ -336,7 +336,12 @@ CREATE TABLE horsies_task_defaults (
     key_parameter  text,
     computes_key   boolean       NOT NULL DEFAULT false,
     -- The key that all calls of a task with a rate share.
-    fixed_key      text
+    fixed_key      text,
+    -- Whether it is a durable function, and the names of the signals that it declares; NULL if it accepts any.
+    is_durable     boolean       NOT NULL DEFAULT false,
+    signals        text[],
+    -- Whether the application encrypts payload.
+    encrypts       boolean       NOT NULL DEFAULT false
 );
 
 -- Webhooks ----------------------------------------------------------------------------------------

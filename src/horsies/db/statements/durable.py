@@ -101,7 +101,11 @@ class RunAnswer(NamedTuple):
 
 
 class RunRow(NamedTuple):
-    """A run; the columns from ``since`` on are None unless it is parked."""
+    """A run; the columns from ``since`` to ``problem`` are None unless it is parked.
+
+    ``is_durable`` and ``declared`` are what a worker has registered about its function: None if none has, and
+    None for a function that accepts signals of any name.
+    """
 
     task_name: str
     status: str
@@ -112,6 +116,11 @@ class RunRow(NamedTuple):
     signals: Sequence[str] | None
     children: Sequence[str] | None
     problem: str | None
+    is_durable: bool | None
+    declared: Sequence[str] | None
+    encrypts: bool
+    args_start: str | None
+    kwargs_start: str | None
 
 
 class CallRow(NamedTuple):
@@ -125,8 +134,8 @@ class StepRow(NamedTuple):
     name: str
     position: int
     kind: str
-    result: ShownPayload | None
-    error: ShownPayload | None
+    result: Payload | None
+    error: Payload | None
     due_at: datetime | None
     attempt: int
     started_at: datetime

@@ -71,16 +71,20 @@ SELECT horsies_resume_task_v1(%(task_id)s::uuid) AS answer
 SELECT horsies_reset_task_v1(%(task_id)s::uuid, %(step)s) AS answer
 
 -- name: read_run
--- A run of a durable function, and what it waits for if it is parked.
+-- A run of a durable function, what it waits for if it is parked, and what workers have registered about its function.
+-- The start of its arguments shows whether they are encrypted.
 SELECT task.task_name, task.status, task.generation, task.held, parked.since, parked.until, parked.signals,
-    parked.children::text[] AS children, parked.problem
+    parked.children::text[] AS children, parked.problem, defaults.is_durable, defaults.signals AS declared,
+    coalesce(defaults.encrypts, false) AS encrypts, left(task.args, 64) AS args_start,
+    left(task.kwargs, 64) AS kwargs_start
 FROM horsies_tasks AS task LEFT JOIN horsies_parked AS parked
     ON parked.task_id = task.id AND parked.generation = task.generation
     AND coalesce(task.status, '') = 'PENDING'
+LEFT JOIN horsies_task_defaults AS defaults ON defaults.task_name = task.task_name
 WHERE task.id = %(task_id)s::uuid
 
 -- name: list_steps
--- The recorded steps of a run, as people see them.
+-- The recorded steps of a run.
 SELECT name, position, kind, result, error, due_at, attempt, started_at, ended_at
 FROM horsies_steps WHERE task_id = %(task_id)s::uuid ORDER BY position, name
 

@@ -13,31 +13,32 @@ VALUES (%(worker_id)s, %(lock_key)s, %(hostname)s, %(pid)s, %(processes)s, %(que
 ON CONFLICT (worker_id) DO UPDATE SET seen_at = clock_timestamp(), stopped_at = NULL, was_lost = false
 
 -- name: register_defaults
--- The settings from task decorators, for sends from SQL; the worker that started last wins. Rows are written in name
--- order, so that two workers that start together do not deadlock. An identical row is left alone.
+-- The settings from task decorators, for sends from SQL and signals; the worker that started last wins. Rows are written
+-- in name order, so that two workers that start together do not deadlock. An identical row is left alone.
 INSERT INTO horsies_task_defaults AS stored (
     task_name, queue_name, queues, retry_policy, max_retries, timeout_ms, is_async, burst, key_parameter,
-    computes_key, fixed_key, reject_bytes)
+    computes_key, fixed_key, is_durable, signals, encrypts, reject_bytes)
 SELECT task.task_name, task.queue_name, task.queues, nullif(task.retry_policy, 'null'), task.max_retries,
     task.timeout_ms, task.is_async, task.burst, task.key_parameter, task.computes_key, task.fixed_key,
-    task.reject_bytes
+    task.is_durable, task.signals, task.encrypts, task.reject_bytes
 FROM jsonb_to_recordset(%(defaults)s::text::jsonb) AS task (
     task_name text, queue_name text, queues jsonb, retry_policy jsonb, max_retries integer, timeout_ms integer,
     is_async boolean, burst boolean, key_parameter text, computes_key boolean, fixed_key text,
-    reject_bytes bigint)
+    is_durable boolean, signals text[], encrypts boolean, reject_bytes bigint)
 ORDER BY task.task_name
 ON CONFLICT (task_name) DO UPDATE SET queue_name = EXCLUDED.queue_name, queues = EXCLUDED.queues,
     retry_policy = EXCLUDED.retry_policy, max_retries = EXCLUDED.max_retries, timeout_ms = EXCLUDED.timeout_ms,
     is_async = EXCLUDED.is_async, burst = EXCLUDED.burst, key_parameter = EXCLUDED.key_parameter,
-    computes_key = EXCLUDED.computes_key, fixed_key = EXCLUDED.fixed_key, reject_bytes = EXCLUDED.reject_bytes,
+    computes_key = EXCLUDED.computes_key, fixed_key = EXCLUDED.fixed_key,
+    is_durable = EXCLUDED.is_durable, signals = EXCLUDED.signals, encrypts = EXCLUDED.encrypts,
+    reject_bytes = EXCLUDED.reject_bytes,
     updated_at = clock_timestamp()
 WHERE (stored.queue_name, stored.queues, stored.retry_policy, stored.max_retries, stored.timeout_ms,
         stored.is_async, stored.burst, stored.key_parameter, stored.computes_key, stored.fixed_key,
-        stored.reject_bytes)
+        stored.is_durable, stored.signals, stored.encrypts, stored.reject_bytes)
     IS DISTINCT FROM (EXCLUDED.queue_name, EXCLUDED.queues, EXCLUDED.retry_policy, EXCLUDED.max_retries,
         EXCLUDED.timeout_ms, EXCLUDED.is_async, EXCLUDED.burst, EXCLUDED.key_parameter, EXCLUDED.computes_key,
-        EXCLUDED.fixed_key,
-        EXCLUDED.reject_bytes)
+        EXCLUDED.fixed_key, EXCLUDED.is_durable, EXCLUDED.signals, EXCLUDED.encrypts, EXCLUDED.reject_bytes)
 
 -- name: store_lane_limits
 -- The limits of all keys of a queue, as the application configures them: the worker that started last decides. An equal

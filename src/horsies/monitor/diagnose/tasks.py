@@ -25,7 +25,7 @@ from horsies.monitor.diagnose.queues import (
     unserved_reasons,
 )
 from horsies.monitor.overview import WorkerHealth, health_of, live
-from horsies.retry import LIMIT_REACHED, NOT_LISTED
+from horsies.retry import IN_A_STEP, LIMIT_REACHED, NOT_LISTED
 from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, TOO_LATE
 from horsies.words import counted, first_sentence, lasting
@@ -208,6 +208,11 @@ def _delayed(situation: TaskSituation) -> Finding:
     return finding("SENT_FOR_LATER", f"It was sent for later and {due}.")
 
 
+def signal_command(task_id: str, name: str) -> str:
+    """The command that sends a signal; the application checks the value and encrypts it."""
+    return f"{command('durable', 'signal', task_id, name)} VALUE APP"
+
+
 def _parked_run(task: TaskFacts) -> Finding:
     """A run of a durable function that waits for a time, a signal or the end of a task."""
     signals, children = list(task.parked_signals or ()), list(task.parked_children or ())
@@ -216,7 +221,7 @@ def _parked_run(task: TaskFacts) -> Finding:
     ]
     if not task.is_parked:
         events.append(f"the end of its wait in {between(task.looked_at, task.due_at)}")
-    remedy = f"{command('durable', 'signal', task.id, signals[0])} VALUE" if signals else None
+    remedy = signal_command(task.id, signals[0]) if signals else None
     if children:
         remedy = command("explain", children[0])
     return finding(
@@ -659,6 +664,10 @@ def _not_retried(task: TaskFacts) -> Finding:
     if why == TOO_LATE:
         text = "It was not retried: the next attempt would start after its good_until."
         return finding("NOT_RETRIED_TOO_LATE", text, since=task.good_until)
-    codes = {LIMIT_REACHED: "NOT_RETRIED_USED_UP", NOT_LISTED: "NOT_RETRIED_UNLISTED"}
+    codes = {
+        LIMIT_REACHED: "NOT_RETRIED_USED_UP",
+        NOT_LISTED: "NOT_RETRIED_UNLISTED",
+        IN_A_STEP: "NOT_RETRIED_STEP",
+    }
     code = next((codes[end] for end in codes if why.endswith(end)), "NOT_RETRIED_NO_POLICY")
     return finding(code, f"It was {why}.")
