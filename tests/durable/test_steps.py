@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from horsies import (
     Durable,
     DurableMisuse,
     Horsies,
+    HorsiesError,
     RetryPolicy,
     StepFailed,
     TaskError,
@@ -21,6 +23,7 @@ from horsies import (
     TaskStatus,
     TaskTransaction,
 )
+from horsies.durable import past
 from horsies.testing import clock_of, run_pending
 from tests.durable.conftest import Effects, info_of
 from tests.support.database import Database
@@ -302,6 +305,11 @@ def test_a_key_is_the_same_in_every_try_of_a_step(app: Horsies) -> None:
     assert keys == [f"{sent.task_id}/charge"] * 2
 
 
+def in_another_thread(ctx: Durable) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(ctx.step, int).result()
+
+
 def fails_with(app: Horsies, body: Any) -> TaskError:
     """The error of a run that calls `body` with its context."""
 
@@ -333,14 +341,55 @@ def fails_with(app: Horsies, body: Any) -> TaskError:
             "used inside step 'outer'",
         ),
         (lambda ctx: ctx.gather(*[ctx.call(int)] * 257), "at most 256 steps"),
+        (in_another_thread, "used in another thread than its function"),
+        (
+            lambda ctx: [ctx.step(int) for _ in range(5)],
+            "4 recorded steps, the most that a run may",
+        ),
+        (
+            lambda ctx: [ctx.step(str, "x" * 600) for _ in range(3)],
+            "has more than 0 MB; store the data",
+        ),
     ],
 )
 def test_a_misuse_of_the_context_fails_the_run_with_one_sentence(
-    app: Horsies, body: Any, message: str
+    app: Horsies, body: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(past, "STEPS_MAX", 4)
+    monkeypatch.setattr(past, "RECORD_BYTES_MAX", 1000)
     error = fails_with(app, body)
     assert message in (error.message or "")
     assert (error.data or {}).get("exception_type") == "DurableMisuse"
+
+
+def test_the_limits_of_a_record_are_those_of_the_documentation() -> None:
+    assert (past.STEPS_MAX, past.RECORD_BYTES_MAX) == (10_000, 32 * 1024**2)
+
+
+def test_a_policy_that_does_not_survive_a_crash_is_refused(app: Horsies) -> None:
+    policy = RetryPolicy.fixed([1], auto_retry_for=[OSError])
+    with pytest.raises(HorsiesError, match="does not list WORKER_CRASHED, so a crash would end"):
+
+        @app.durable("frail", retry_policy=policy)
+        def frail(ctx: Durable) -> None: ...
+
+
+def test_a_version_is_part_of_the_name_that_workers_register(app: Horsies) -> None:
+    @app.durable("onboard", version=1)
+    def old(ctx: Durable) -> int:
+        ctx.sleep(timedelta(days=1))
+        return 1
+
+    @app.durable("onboard", version=2)
+    def new(ctx: Durable) -> int:
+        return 2
+
+    first, second = old.enqueue(), new.enqueue()
+    run_pending(app)
+    clock_of(app).advance(timedelta(days=2))
+    run_pending(app)
+    assert (first.result(timeout_ms=0), second.result(timeout_ms=0)) == (1, 2)
+    assert [info_of(one).task_name for one in (first, second)] == ["onboard@1", "onboard@2"]
 
 
 def test_a_value_that_cannot_be_recorded_fails_its_step(app: Horsies) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -398,6 +399,41 @@ def test_a_run_is_reset_to_a_step(app: Horsies, effects: Effects) -> None:
     run_pending(app)
     assert sent.result(timeout_ms=0) == "done"
     assert handle.reset("note_one").unwrap_err().code is TaskActionErrorCode.TASK_ENDED
+
+
+def test_a_running_run_is_not_reset(app: Horsies) -> None:
+    refusals: list[str] = []
+
+    @app.durable("busy")
+    def busy(ctx: Durable) -> int:
+        def reset_itself() -> None:
+            refused = app.durable_handle(ctx.task_id).reset("one").unwrap_err()
+            refusals.append(f"{refused.code} {refused.message}")
+
+        ctx.step(one)
+        ctx.step(reset_itself)
+        return 1
+
+    sent = busy.enqueue()
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == 1
+    (refused,) = refusals
+    assert refused.startswith("TASK_RUNNING")
+    assert f"wait until it is parked, or end it with `horsies cancel {sent.task_id}`" in refused
+
+
+def test_two_signals_at_once_are_both_taken(app: Horsies) -> None:
+    @app.durable("chat")
+    def chat(ctx: Durable) -> list[int]:
+        return sorted(ctx.wait_signal("word", int) for _ in range(8))
+
+    sent = chat.enqueue()
+    run_pending(app)
+    with ThreadPoolExecutor(4) as pool:
+        sends = [pool.submit(app.signal, sent.task_id, "word", number) for number in range(8)]
+        assert {one.result().unwrap() for one in sends} == {SignalDelivery.DELIVERED}
+    run_pending(app)
+    assert sent.result(timeout_ms=0) == list(range(8))
 
 
 def test_records_are_deleted_with_their_task(app: Horsies, connection: Database) -> None:
