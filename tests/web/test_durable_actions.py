@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from playwright.sync_api import Browser, expect
 from pydantic import BaseModel
 
 from horsies import Durable, Horsies, TaskFunction, TaskHandle
@@ -13,6 +14,7 @@ from horsies.testing import clock_of, run_pending
 from horsies.web import AllowAll, ViewOnly
 from tests.support.database import Database
 from tests.support.rows import actions, add_task
+from tests.support.web_server import WebServer, watched
 from tests.web.test_actions import UNKNOWN_ID, Visitor
 
 
@@ -159,3 +161,53 @@ def test_other_tasks_and_viewers_have_no_such_buttons(
         assert refused.status_code == 403
     finally:
         viewer.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("has_script", [False, True], ids=["without script", "with script"])
+def test_the_buttons_reset_resume_and_signal_a_run(
+    browser: Browser, dashboard: WebServer, app: Horsies, connection: Database, has_script: bool
+) -> None:
+    codes = ["first"]
+
+    @app.durable("paper")
+    def paper(ctx: Durable) -> str:
+        ctx.with_options(name=codes[0]).step(abs, 1)
+        ctx.on_cancel(print)
+        ctx.sleep(timedelta(days=1))
+        return ctx.wait_signal("approve", str)
+
+    sent = paper.enqueue()
+    run_pending(app)
+    codes[0] = "renamed"
+    clock_of(app).advance(timedelta(days=2))
+    run_pending(app)
+    with watched(browser, dashboard, java_script_enabled=has_script) as context:
+        page = context.new_page()
+        page.goto(f"{dashboard.url}/tasks/{sent.task_id}")
+        expect(page.locator("main")).to_contain_text("HELD_BY_RECORD")
+        expect(page.get_by_role("row").filter(has_text="on_cancel:print")).to_contain_text(
+            "registered"
+        )
+        page.get_by_text("Resume…").click()
+        page.get_by_label("Reason").locator("visible=true").fill("it fits now")
+        page.get_by_role("button", name="Resume the run").click()
+        expect(page.get_by_role("status")).to_contain_text(f"Run {sent.task_id} is resumed.")
+        run_pending(app)  # the code still does not fit
+        page.reload()
+        page.get_by_text("Reset…").click()
+        page.get_by_label("Step").select_option("first")
+        page.get_by_role("button", name="Reset the run").click()
+        expect(page.get_by_role("status")).to_contain_text("has forgotten 3 steps")
+        run_pending(app)
+        clock_of(app).advance(timedelta(days=2))
+        run_pending(app)
+        page.reload()
+        page.get_by_text("Send a signal…").click()
+        page.get_by_label("Value, as JSON").fill('"yes"')
+        page.get_by_role("button", name="Send", exact=True).click()
+        expect(page.get_by_role("status")).to_contain_text("Signal approve is delivered.")
+        run_pending(app)
+        page.reload()
+        expect(page.get_by_text("Send a signal…")).to_have_count(0)
+    assert sent.result(timeout_ms=0) == "yes"
