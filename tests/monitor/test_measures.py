@@ -108,7 +108,8 @@ def test_done_attempts_are_counted_by_whole_minutes(connection: Database) -> Non
         add(connection, [(0, "mail", "open minute", 9), (4, "mail", "too old", 9)], now[0])
         add(connection, [(3, "mail", "a", 1), (1, "mail", "a", 2), (1, "mail", "b", 3)], now[0])
         add(connection, [(2, "reports", "a", 4), (9, "quiet", "a", 1)], now[0])
-        found = run_script(connection, done_by_minute_script(3))
+        add(connection, [(1, "not asked for", "a", 4)], now[0])
+        found = run_script(connection, done_by_minute_script(["mail", "reports", "quiet"], 3))
     assert found == {"mail": [1, 0, 5], "reports": [0, 4, 0]}
 
 

@@ -192,11 +192,14 @@ MANY = {
 }
 
 
-@pytest.fixture(scope="module")
-def many(server_url: str) -> Iterator[Filled]:
-    """A dashboard on 3,000 queues and 10,000 task names."""
+LOST = "UPDATE horsies_workers SET seen_at = now() - interval '10 minutes';"
+
+
+@pytest.fixture(scope="module", params=["", LOST], ids=["alive", "lost"])
+def many(server_url: str, request: pytest.FixtureRequest) -> Iterator[Filled]:
+    """A dashboard on 3,000 queues and 10,000 task names, whose 40 workers are alive, or all lost."""
     fill = (Path(__file__).parent / "many_names_rows.sql").read_text("utf-8")
-    with filled(server_url, fill) as dashboard:
+    with filled(server_url, fill + request.param) as dashboard:
         yield dashboard
 
 
@@ -204,9 +207,16 @@ def many(server_url: str) -> Iterator[Filled]:
 def test_thousands_of_queues_and_names_keep_a_page_small_and_quick(many: Filled, path: str) -> None:
     size, most = MANY[path]
     many.milliseconds(path)
+    process = psutil.Process(many.server.process.pid)
+    before = process.cpu_times()
     times = sorted(many.milliseconds(path) for _ in range(5))
+    after = process.cpu_times()
+    spent = (after.user + after.system - before.user - before.system) / 5 * 1_000
     found = len(many.server.get(path).content)
-    print(f"\n{path:28} {found:9,} bytes ({size:,})  median {times[2]:6.0f} ms ({most})")
+    print(
+        f"\n{path:28} {found:9,} bytes ({size:,})  median {times[2]:6.0f} ms ({most}), "
+        f"of it {spent:4.0f} ms of the dashboard's processor"
+    )
     assert found <= size
     assert times[2] <= most
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from horsies.db.statement import Script, one_or_none
+from collections.abc import Sequence
+
+from horsies.db.statement import Script
 from horsies.db.statements.actions import (
     ActionRow,
-    last_action,
+    last_actions,
     list_actions,
 )
 from horsies.task_result import storable_text
 from horsies.tasks.recording import Actor
 
-__all__ = ["ActionRow", "Actor", "author_script", "last_action_script", "list_actions_script"]
+__all__ = ["ActionRow", "Actor", "author_script", "authors_script", "list_actions_script"]
 
 _LAST_ID = (1 << 63) - 1
 
@@ -29,14 +31,12 @@ def list_actions_script(
     return found
 
 
-def last_action_script(subject: str, verb: str) -> Script[ActionRow | None]:
-    """Read the newest change of this kind that took effect, such as the pause of ``queue mail``."""
-    return one_or_none((yield last_action(subject, verb)))
-
-
 def author_script(subject: str, verb: str) -> Script[str | None]:
     """Return who made the last such manual change, and the reason if there is one."""
-    row = yield from last_action_script(subject, verb)
-    if row is None:
-        return None
-    return f"{row.actor} ({row.detail})" if row.detail else row.actor
+    return (yield from authors_script([subject], verb)).get(subject)
+
+
+def authors_script(subjects: Sequence[str], verb: str) -> Script[dict[str, str]]:
+    """Return the authors, with their reasons, of the last such change of each subject that has one."""
+    rows: list[ActionRow] = yield last_actions(subjects, verb)
+    return {row.subject: f"{row.actor} ({row.detail})" if row.detail else row.actor for row in rows}

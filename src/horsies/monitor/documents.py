@@ -72,7 +72,9 @@ def overview_document(overview: Overview) -> dict[str, Any]:
 
 
 def queue_document(queue: QueueOverview) -> dict[str, Any]:
-    return {"name": queue.name, "paused": queue.paused_at is not None, **asdict(queue)}
+    # Without `asdict`, which copies every value: there may be thousands of queues.
+    document = {name: getattr(queue, name) for name in QueueOverview.__dataclass_fields__}
+    return {"name": queue.name, "paused": queue.paused_at is not None, **document}
 
 
 def key_document(state: KeyState) -> dict[str, Any]:

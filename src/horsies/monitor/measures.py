@@ -160,9 +160,11 @@ def read_split_measures_script(
     return {name: Series(step, rows[0].until, [slot], slot) for name, slot in slots.items()}
 
 
-def done_by_minute_script(minutes: int = 60) -> Script[dict[str, Sequence[int]]]:
-    """Read how many of each queue's attempts were done in each of the last whole minutes, oldest first."""
-    rows: list[DoneByMinute] = yield count_done_by_minute(minutes)
+def done_by_minute_script(
+    queues: Sequence[str], minutes: int = 60
+) -> Script[dict[str, Sequence[int]]]:
+    """Read how many of these queues' attempts were done in each of the last whole minutes, oldest first."""
+    rows: list[DoneByMinute] = yield count_done_by_minute(minutes, queues)
     found: dict[str, Sequence[int]] = {}
     for row in rows:
         counts = [0] * minutes

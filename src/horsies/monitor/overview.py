@@ -5,7 +5,7 @@ Scripts run a few cheap statements; pure functions combine their rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -151,8 +151,9 @@ def overview_script(
     names = {name for worker in workers for name in worker.queues}
     merged = merge_queues(names | set(configured), waiting, in_flight, recent, states)
     serving = servers_by_queue(workers)
+    capped = capped_names(workers)
     queues = [
-        _with_servers(queue, serving.get(queue.name, ()), configured.get(queue.name))
+        _with_servers(queue, serving.get(queue.name, ()), configured.get(queue.name), capped)
         for queue in merged
     ]
     blocked = yield from read(list_blocked(BLOCKED_SHOWN))
@@ -203,10 +204,16 @@ def merge_queues(
 
 
 def _with_servers(
-    queue: QueueOverview, servers: Sequence[WorkerSummary], configured_cap: int | None
+    queue: QueueOverview,
+    servers: Sequence[WorkerSummary],
+    configured_cap: int | None,
+    capped: Collection[str],
 ) -> QueueOverview:
-    caps = {(one.queue_caps or {}).get(queue.name) for one in servers}
-    if not servers and configured_cap is not None:
+    """Add the workers of a queue and its caps, which only the queues in ``capped`` have."""
+    caps: set[int | None] = {None} if servers else set()
+    if servers and queue.name in capped:
+        caps = {(one.queue_caps or {}).get(queue.name) for one in servers}
+    elif not servers and configured_cap is not None:
         caps = {configured_cap}
     ordered = sorted(caps, key=lambda cap: (cap is None, cap))
     return replace(queue, workers=len(servers), caps=ordered)
@@ -244,13 +251,24 @@ def servers_of(queue_name: str, workers: Iterable[WorkerSummary]) -> list[Worker
     return [worker for worker in live(workers) if queue_name in worker.queues]
 
 
-def servers_by_queue(workers: Iterable[WorkerSummary]) -> dict[str, list[WorkerSummary]]:
-    """Return the live workers of every queue that one serves, in one pass over thousands of queues."""
-    serving: dict[str, list[WorkerSummary]] = {}
+def servers_by_queue(workers: Iterable[WorkerSummary]) -> dict[str, Sequence[WorkerSummary]]:
+    """Return the live workers of every queue that one serves.
+
+    Workers with the same queues are handled together: dozens of them may serve thousands of queues.
+    """
+    crews: dict[tuple[str, ...], list[WorkerSummary]] = {}
     for worker in live(workers):
-        for name in dict.fromkeys(worker.queues):
-            serving.setdefault(name, []).append(worker)
+        crews.setdefault(tuple(worker.queues), []).append(worker)
+    serving: dict[str, Sequence[WorkerSummary]] = {}
+    for names, crew in crews.items():
+        for name in dict.fromkeys(names):
+            serving[name] = [*serving[name], *crew] if name in serving else crew
     return serving
+
+
+def capped_names(workers: Iterable[WorkerSummary]) -> set[str]:
+    """Return the queues for which a worker applies a cap."""
+    return {name for worker in workers for name in worker.queue_caps or ()}
 
 
 def counted_places(workers: Sequence[WorkerSummary]) -> str:

@@ -18,7 +18,6 @@ from horsies.db.statements.dashboard import (
     thinned_worker_history,
 )
 from horsies.db.statements.keys import KeyState, list_keys
-from horsies.db.statements.measures import FailingTask, find_failing_tasks
 from horsies.db.statements.monitor import WorkerSummary, list_workers
 from horsies.monitor.action_log import ActionRow, list_actions_script
 from horsies.monitor.keys import COUNT_MOST
@@ -46,13 +45,12 @@ _HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The series of all attempts. For the last hour, also the completed attempts by queue and minute,
-    and the failing tasks; for a single queue, the sums by task.
+    """The series of all attempts, and for the last hour the completed attempts of some queues by minute;
+    for a single queue, the sums by task.
     """
 
     total: Series
     by_queue: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    failing: Sequence[FailingTask] = ()
     by_task: Mapping[str, Series] = field(default_factory=dict)
 
 
@@ -78,12 +76,10 @@ class WorkerPanel:
     history: Sequence[HistoryPoint]
 
 
-def rates_script(since: timedelta, step: timedelta) -> Script[Rates]:
-    """Read the rates of the whole system."""
+def rates_script(since: timedelta, step: timedelta, queues: Sequence[str]) -> Script[Rates]:
+    """Read the rates of the whole system, and the last hour of these queues."""
     total = yield from read_measures_script(since, step)
-    by_queue = yield from done_by_minute_script()
-    failing: list[FailingTask] = yield find_failing_tasks()
-    return Rates(total, by_queue, failing)
+    return Rates(total, (yield from done_by_minute_script(queues)))
 
 
 def queue_rates_script(name: str, since: timedelta, step: timedelta) -> Script[Rates]:

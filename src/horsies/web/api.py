@@ -6,6 +6,7 @@ rejects filters that it does not have.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -22,10 +23,10 @@ from horsies.db.statements.monitor import (
     read_server,
     worker_state_history,
 )
+from horsies.logs import escape_json
 from horsies.monitor.diagnose.attention import figures_script
 from horsies.monitor.diagnose.explain import report_script
 from horsies.monitor.documents import (
-    json_text,
     json_value,
     key_document,
     overview_document,
@@ -81,6 +82,10 @@ HISTORY_LIMIT_MAX = 1_000
 MEASURES_MAX = timedelta(days=14)
 # The number of ten-minute steps in 14 days.
 SLOTS_MAX = 2_016
+# Larger documents are not indented, which takes ten times as long and doubles them.
+INDENTED_MAX = 100_000
+# The most lines of the attention list; with thousands of queues, thousands may be in need at once.
+ATTENTION_MAX = 200
 RUN_FILTERS = frozenset(
     {
         *("status", "name", "workflow_key", "since", "until"),
@@ -91,7 +96,11 @@ RUN_FILTERS = frozenset(
 
 def answer(document: dict[str, Any]) -> Response:
     """Return a JSON document; passwords in addresses are masked in all of its texts."""
-    return Response(json_text(_masked(json_value(document))), 200, None, "application/json")
+    value = _masked(json_value(document))
+    text = json.dumps(value, ensure_ascii=False)
+    if len(text) <= INDENTED_MAX:
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+    return Response(escape_json(text), 200, None, "application/json")
 
 
 def _masked(value: Any) -> Any:
@@ -148,6 +157,7 @@ async def overview(view: View) -> Response:
     """Queues, workers, blocked tasks and runs, as in ``horsies status --json``, and the attention list."""
     facts = Facts(view.site.broker.config.schema_name)
     figures = await view.read(figures_script(view.site.queue_caps, facts))
+    found = await attention(view, facts)
     lines = [
         {
             "code": line.code,
@@ -156,9 +166,12 @@ async def overview(view: View) -> Response:
             "subject": line.subject,
             "verbs": [line.verb] if line.verb else [],
         }
-        for line in await attention(view, facts)
+        for line in found[:ATTENTION_MAX]
     ]
-    totals = {"tasks_estimate": figures.estimate.tasks if figures.estimate else None}
+    totals = {
+        "tasks_estimate": figures.estimate.tasks if figures.estimate else None,
+        "attention": len(found),
+    }
     return answer(overview_document(figures.overview) | {"attention": lines, "totals": totals})
 
 

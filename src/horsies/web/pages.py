@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -24,7 +24,7 @@ from horsies.monitor.diagnose.attention import (
 )
 from horsies.monitor.facts import Facts
 from horsies.monitor.keys import limit_words
-from horsies.monitor.measures import Series, Slot
+from horsies.monitor.measures import Series, Slot, done_by_minute_script
 from horsies.monitor.overview import (
     QueueOverview,
     WorkerHealth,
@@ -109,13 +109,14 @@ async def overview(view: View) -> Page:
     name, since, step = range_of(view)
     facts = Facts(view.site.broker.config.schema_name)
     figures = await view.read(figures_script(view.site.queue_caps, facts))
-    rates = await within_time(view, rates_script(since, step))
-    lines = await attention(view, facts)
     queues = figures.overview.queues
+    shown = most_in_need(queues)
+    rates = await within_time(view, rates_script(since, step, [one.name for one in shown]))
+    lines = await attention(view, facts)
     context = {
         "lines": lines[:SHOWN_MAX],
         "more": max(len(lines) - SHOWN_MAX, 0),
-        "queues": _queue_rows(most_in_need(queues), figures, rates),
+        "queues": _queue_rows(shown, figures, {} if rates is None else rates.by_queue),
         "more_queues": max(len(queues) - QUEUES_SHOWN, 0),
         "charts": charts_of(view, name, rates, {}),
         "ranges": RANGES,
@@ -128,12 +129,13 @@ async def queues(view: View) -> Page:
     """List the queues by name, a page at a time."""
     after = view.query.get("after", "")
     figures = await view.read(figures_script(view.site.queue_caps))
-    rates = await within_time(view, rates_script(*RANGES["1h"]))
     found = [one for one in figures.overview.queues if one.name > after]
     shown = found[:QUEUES_PER_PAGE]
+    script = done_by_minute_script([one.name for one in shown])
+    recent = await within_time(view, script) or {}
     following = shown[-1].name if len(found) > len(shown) else None
     context: dict[str, Any] = {
-        "queues": _queue_rows(shown, figures, rates),
+        "queues": _queue_rows(shown, figures, recent),
         "after": after,
         "total": len(figures.overview.queues),
         "next_url": None if following is None else view.url(f"/queues?after={quote(following)}"),
@@ -164,7 +166,7 @@ async def queue(view: View) -> Page:
     rates = await within_time(view, queue_rates_script(queue_name, since, step))
     arrivals = panel.arrivals
     context = {
-        "row": _queue_row(panel.queue, arrivals, rates),
+        "row": _queue_row(panel.queue, arrivals),
         "arrivals": arrivals,
         "panel": panel,
         "servers": [_worker_row(worker) for worker in panel.servers],
@@ -251,18 +253,20 @@ def totals_of(figures: Figures, rates: Rates | None) -> dict[str, Any]:
 
 
 def _queue_rows(
-    queues: Iterable[QueueOverview], figures: Figures, rates: Rates | None
+    queues: Iterable[QueueOverview], figures: Figures, recent: Mapping[str, Sequence[int]]
 ) -> list[QueueRow]:
-    return [_queue_row(one, figures.arrivals.get(one.name, 0.0), rates) for one in queues]
+    return [
+        _queue_row(one, figures.arrivals.get(one.name, 0.0), recent.get(one.name, ()))
+        for one in queues
+    ]
 
 
-def _queue_row(queue: QueueOverview, arrivals: float, rates: Rates | None) -> QueueRow:
+def _queue_row(queue: QueueOverview, arrivals: float, done: Sequence[int] = ()) -> QueueRow:
     status, word = "served", "served"
     if not queue.workers:
         status, word = ("unserved" if queue.due else "stopped"), "no worker"
     if queue.paused_at is not None:
         status, word = "paused", "paused"
-    done = () if rates is None else rates.by_queue.get(queue.name, ())
     return QueueRow(
         queue=queue,
         status=status,

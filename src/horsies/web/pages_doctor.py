@@ -22,6 +22,8 @@ from horsies.web.reading import TookTooLong, Unavailable
 from horsies.web.rendering import Page, Route, View
 
 LIVE_SECONDS = 10.0
+# The most findings of one check on the page: thousands of queues may have the same one.
+FINDINGS_MAX = 50
 # Each level's class and sign.
 SIGNS = {
     Level.RED: ("status-failed", "✗"),
@@ -47,12 +49,16 @@ async def _reports(view: View) -> list[CheckReport]:
 async def doctor_page(view: View) -> Page:
     """Show the findings, the most serious first; `?full=1` runs every check."""
     reports = await _reports(view)
-    findings = [(report, finding) for report in reports for finding in report.findings]
+    findings = [
+        (report, finding) for report in reports for finding in report.findings[:FINDINGS_MAX]
+    ]
     findings.sort(key=lambda found: list(SIGNS).index(found[1].level))
+    more = {one.id: len(one.findings) - FINDINGS_MAX for one in reports}
     is_full = bool(view.query.get("full"))
     context = {
         "reports": reports,
         "findings": findings,
+        "more": {name: count for name, count in more.items() if count > 0},
         "level": worst(report.level for report in reports),
         "signs": SIGNS,
         "is_full": is_full,

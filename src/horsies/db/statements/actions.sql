@@ -16,12 +16,14 @@ WHERE id < %(before)s::bigint AND outcome <> 'draft'
   AND (%(actor)s::text IS NULL OR actor = %(actor)s::text)
 ORDER BY id DESC LIMIT %(limit)s::integer
 
--- name: last_action
--- The newest change of this kind to a subject that took effect, for example to find who paused it.
-SELECT id, at, actor, source, verb, subject, outcome, detail,
-    extract(epoch FROM now() - at)::float8 AS age_seconds, order_id::text
-FROM horsies_actions
-WHERE subject = %(subject)s AND verb = %(verb)s AND outcome = 'done' ORDER BY id DESC LIMIT 1
+-- name: last_actions
+-- The newest change of this kind to each of these subjects that took effect, for example to find who paused them.
+SELECT last.id, last.at, last.actor, last.source, last.verb, last.subject, last.outcome, last.detail,
+    extract(epoch FROM now() - last.at)::float8 AS age_seconds, last.order_id::text
+FROM unnest(%(subjects)s::text[]) AS asked (subject) CROSS JOIN LATERAL (
+    SELECT * FROM horsies_actions AS action
+    WHERE action.subject = asked.subject AND action.verb = %(verb)s AND action.outcome = 'done'
+    ORDER BY action.id DESC LIMIT 1) AS last
 
 -- name: delete_old_actions
 -- One batch of rows past the retention. Rows are written in id order, so the scan ends at the first recent one.

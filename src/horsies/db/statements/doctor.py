@@ -100,12 +100,11 @@ class ClaimIndex(NamedTuple):
 
 
 class WorkerRelease(NamedTuple):
-    """One worker's release and the names of its tasks; None if it has not registered them."""
+    """One worker's release, and its age."""
 
     worker_id: str
     version: str | None
     started_seconds_ago: float
-    task_names: Sequence[str] | None
 
 
 class Abandoned(NamedTuple):

@@ -108,10 +108,8 @@ FROM pg_class AS entry
 WHERE entry.relnamespace = to_regnamespace(%(schema)s::text)::oid AND entry.relname = 'horsies_tasks_claim'
 
 -- name: list_worker_releases
--- The release and task names of every worker that has not shut down.
-SELECT worker_id::text, version::text, extract(epoch FROM now() - started_at)::float8 AS started_seconds_ago,
-    CASE WHEN known_tasks IS NOT NULL
-        THEN ARRAY(SELECT jsonb_object_keys(known_tasks -> 'tasks') ORDER BY 1) END AS task_names
+-- The release of every worker that has not shut down.
+SELECT worker_id::text, version::text, extract(epoch FROM now() - started_at)::float8 AS started_seconds_ago
 FROM horsies_workers WHERE stopped_at IS NULL ORDER BY seen_at DESC LIMIT 1000
 
 -- name: count_abandoned

@@ -161,11 +161,18 @@ class DueCount(NamedTuple):
     paused_at: datetime | None
 
 
-class UnknownName(NamedTuple):
-    """A waiting task that none of its queue's workers knows."""
+class DueName(NamedTuple):
+    """The name of a task that is due in a queue."""
 
     queue_name: str
     name: str
+
+
+class TaskSet(NamedTuple):
+    """The task names of some workers; None if they have not registered any."""
+
+    worker_ids: Sequence[str]
+    task_names: Sequence[str] | None
 
 
 class OpenTransaction(NamedTuple):
@@ -273,7 +280,9 @@ def count_ahead_in_lane(
 @EXPLAIN.statement
 def count_due(names: Sequence[str], limit: int) -> DueCount: ...
 @EXPLAIN.statement
-def find_unknown_names(names: Sequence[str]) -> UnknownName: ...
+def list_due_names(names: Sequence[str]) -> DueName: ...
+@EXPLAIN.statement
+def list_task_sets() -> TaskSet: ...
 @EXPLAIN.statement
 def find_row_holder(id: str) -> OpenTransaction: ...
 @EXPLAIN.statement

@@ -72,7 +72,7 @@ ORDER BY slot.at, found.subject
 -- name: count_done_by_minute
 -- Each queue's successful attempts, by whole minutes ago. Two arrays per queue, because a row costs the reader more
 -- than an element. The current minute is dropped after the scan: given both ends of the range, the planner expects
--- few rows and reads a block for each of them. Parameters: how many whole minutes to look back.
+-- few rows and reads a block for each of them. Parameters: how many whole minutes to look back, and the queues.
 SELECT queue_name, array_agg(minutes_ago) AS minutes_ago, array_agg(done) AS done
 FROM (
     SELECT queue_name, sum(done) AS done, (extract(epoch FROM
@@ -80,13 +80,14 @@ FROM (
     FROM horsies_measures
     WHERE minute >= date_bin(interval '1 minute', now(), timestamptz 'epoch')
               - %(minutes)s::integer * interval '1 minute'
+      AND queue_name = ANY(%(queues)s::text[])
     GROUP BY queue_name, minute) AS counted
 WHERE minutes_ago > 0
 GROUP BY queue_name
 
 -- name: find_failing_tasks
 -- Tasks with final failures or retries in the last ten minutes: how many, and how many ten minutes of the hour
--- before had on average. Both spans begin at a whole multiple of five minutes.
+-- before had on average. Both spans begin at a whole multiple of five minutes. Most rows have neither.
 SELECT task_name AS name, recent AS failures, (before / 5.0)::float8 AS usual, crashes, retries,
     (retries_before / 5.0)::float8 AS usual_retries
 FROM (
@@ -99,6 +100,7 @@ FROM (
     FROM horsies_measures,
         LATERAL (SELECT date_bin(interval '5 minutes', now() - interval '10 minutes', timestamptz 'epoch') AS since) AS ten
     WHERE minute >= date_bin(interval '5 minutes', now() - interval '1 hour', timestamptz 'epoch')
+      AND failed + crashed + retried > 0
     GROUP BY task_name) AS counted
 WHERE recent > 0 OR retries > 0
 

@@ -22,7 +22,6 @@ from horsies.db.statements.explain import (
     RecoverySettings,
     RunFacts,
     TaskFacts,
-    UnknownName,
     WantedTask,
     count_ahead,
     count_ahead_in_lane,
@@ -33,7 +32,6 @@ from horsies.db.statements.explain import (
     find_last_server,
     find_row_holder,
     find_task_transaction,
-    find_unknown_names,
     find_writers,
     list_knowledge,
     list_map_places,
@@ -56,6 +54,7 @@ from horsies.findings import Finding as Finding
 from horsies.findings import finding, obstacles_first
 from horsies.ids import stored_form
 from horsies.monitor.action_log import author_script
+from horsies.monitor.diagnose.known_names import unknown_names_script
 from horsies.monitor.diagnose.queues import (
     COUNT_MAX,
     QueueSituation,
@@ -321,8 +320,8 @@ def explain_queue_script(name: str, configured: Sequence[str] = ()) -> Script[Ex
     if not (is_known or name in configured or waiting.is_stored):
         sentence = f"There is no queue {name!r}: it has no worker and no task."
         return Explanation(f"queue {name}", None, (finding("NOT_FOUND", sentence),))
-    unknown: list[UnknownName] = yield find_unknown_names([name])
-    queue = replace(queue, waiting=waiting, unknown_names=[one.name for one in unknown])
+    unknown = (yield from unknown_names_script([name], queue.workers)).get(name, ())
+    queue = replace(queue, waiting=waiting, unknown_names=unknown)
     reasons = obstacles_first(queue_reasons(queue))
     status = "PAUSED" if queue.paused_at is not None else "OPEN"
     return Explanation(f"queue {name}", status, reasons, tuple(queue_holds(queue)))

@@ -370,10 +370,11 @@ def queue_reasons(queue: QueueSituation) -> list[Finding]:
 
 def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
     """Yield the waiting tasks unknown to every worker on the queue, and the calls that fit none of them."""
-    if not (servers := queue.servers):
+    refused = queue.own_refused
+    if not (refused or queue.unknown_names) or not (servers := queue.servers):
         return
     workers = f"{counted(len(servers), 'live worker')} of queue {queue.name!r}"
-    lacking = {one.name for one in queue.own_refused if not one.is_known}
+    lacking = {one.name for one in refused if not one.is_known}
     if names := sorted(lacking.union(queue.unknown_names)):
         know = "does not know" if len(servers) == 1 else "do not know"
         yield finding(
@@ -383,7 +384,7 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
             remedy="deploy a worker that has these tasks",
             subject=queue.subject,
         )
-    for one in [one for one in queue.own_refused if one.is_known][:_NAMES_MAX]:
+    for one in [one for one in refused if one.is_known][:_NAMES_MAX]:
         if one.missing_key is not None:
             held = f"{workers} cannot read {counted(one.tasks, 'due task')} {one.name!r}"
             yield unreadable_reason(queue, one.missing_key, held, one.since)
@@ -433,12 +434,14 @@ def unreadable_reason(
 
 def stuck_reasons(queue: QueueSituation) -> Iterator[Finding]:
     """Yield a due task that is waiting although children are idle and no cap is reached."""
+    is_held = not queue.due or queue.paused_at is not None or queue.limits_keys
+    if is_held or queue.oldest_seconds <= PATIENCE_SECONDS:
+        return
     caps = [(worker.queue_caps or {}).get(queue.name) for worker in queue.servers]
     known = [cap for cap in caps if cap is not None]
     is_full = bool(known) and queue.running >= max(known)
     idle = sum(_idle(worker) for worker in queue.servers)
-    is_held = not queue.due or queue.paused_at is not None or is_full or queue.limits_keys
-    if idle and not is_held and queue.oldest_seconds > PATIENCE_SECONDS:
+    if idle and not is_full:
         children = "1 child" if idle == 1 else f"{idle:,} children"
         yield finding(
             "QUEUE_STUCK",

@@ -31,8 +31,9 @@ from horsies.db.statements.doctor import (
 from horsies.db.statements.durable import HeldRun, find_held_runs
 from horsies.db.statements.explain import (
     DueCount,
+    TaskSet,
     explain_schedules,
-    find_unknown_names,
+    list_task_sets,
     read_clock,
 )
 from horsies.db.statements.keys import find_paused_keys, list_limited_queues
@@ -48,8 +49,9 @@ from horsies.db.statements.monitor import (
 from horsies.db.statements.refusals import list_refused
 from horsies.db.statements.workflows import BrokenRun, find_broken_runs
 from horsies.findings import Finding, Level, Subject, between, command, finding
-from horsies.monitor.action_log import author_script
+from horsies.monitor.action_log import authors_script
 from horsies.monitor.diagnose.checks import Check, Rule, red, yellow
+from horsies.monitor.diagnose.known_names import names_by_worker, unknown_names_script
 from horsies.monitor.diagnose.queues import (
     COUNT_MAX,
     QueueSituation,
@@ -67,6 +69,7 @@ from horsies.monitor.facts import HOUR, Facts, Limits
 from horsies.monitor.overview import (
     WAITING_MOST,
     WorkerHealth,
+    capped_names,
     health_of,
     live,
     servers_by_queue,
@@ -84,8 +87,6 @@ FAILURES_TIMES = 5.0
 RETRIES_MIN = 50
 # The most lost workers of an hour that are counted.
 LOSSES_MOST = 1_000
-# The most paused queues whose author is looked up, one statement each.
-PAUSERS_MAX = 50
 
 
 def _read_workers(facts: Facts) -> Script[list[WorkerSummary]]:
@@ -148,26 +149,35 @@ def judge_losses(losses: Sequence[Loss]) -> Iterator[Finding]:
 def _caps(facts: Facts) -> Script[Iterable[Finding]]:
     queues = yield from read_queues(facts)
     workers = [one for one in live((yield from _read_workers(facts))) if one.queue_caps is not None]
+    capped = capped_names(workers)
     zero = [
         one
         for queue in queues
-        if queue.due
+        if queue.due and queue.name in capped
         for one in capacity_reasons(queue, queue.servers)
         if one.code == "QUEUE_CAP_ZERO"
     ]
     serving = servers_by_queue(workers)
-    differing = [one for name in sorted(serving) for one in differing_caps(serving[name], name)]
+    differing = [
+        one
+        for name in sorted(capped & serving.keys())
+        for one in differing_caps(serving[name], name)
+    ]
     return [*zero, *differing_caps(workers), *differing]
 
 
 def _versions(facts: Facts) -> Script[Iterable[Finding]]:
     workers = yield from _read_workers(facts)
     releases = yield from facts.read(list_worker_releases())
-    return judge_versions(live(workers), releases, facts.limits)
+    sets = yield from facts.read(list_task_sets())
+    return judge_versions(live(workers), releases, sets, facts.limits)
 
 
 def judge_versions(
-    workers: Sequence[WorkerSummary], releases: Iterable[WorkerRelease], limits: Limits
+    workers: Sequence[WorkerSummary],
+    releases: Iterable[WorkerRelease],
+    sets: Sequence[TaskSet],
+    limits: Limits,
 ) -> Iterator[Finding]:
     """Find workers that still have different releases, or different tasks on one queue, after a rollout."""
     by_id = {release.worker_id: release for release in releases}
@@ -178,10 +188,10 @@ def judge_versions(
         evidence = [f"{one.label}: {release.version or 'older'}" for one, release in known]
         sentence = "Workers run different releases of horsies."
         yield yellow(sentence, "finish the rollout", evidence)
+    if len(sets) < 2:
+        return
     knowledge = {
-        worker.worker_id: frozenset(release.task_names)
-        for worker, release in known
-        if release.task_names is not None
+        worker_id: names for worker_id, names in names_by_worker(sets).items() if names is not None
     }
     serving = servers_by_queue(workers)
     for queue in sorted(serving):
@@ -206,7 +216,7 @@ def _read_queues(facts: Facts) -> Script[list[QueueSituation]]:
     workers = yield from _read_workers(facts)
     states = yield from facts.read(list_queue_states())
     flights = yield from facts.read(count_in_flight())
-    unknown = yield from facts.read(find_unknown_names(sorted(due)))
+    strangers = yield from unknown_names_script(sorted(due), workers, facts)
     refused = yield from facts.read(list_refused(COUNT_MAX))
     (clock,) = yield from facts.read(read_clock())
     limited = {one.name for one in (yield from facts.read(list_limited_queues()))}
@@ -215,9 +225,6 @@ def _read_queues(facts: Facts) -> Script[list[QueueSituation]]:
     serving = servers_by_queue(workers)
     served = sorted(serving)
     authors = yield from _pausers([name for name in sorted(due) if paused.get(name)])
-    strangers: dict[str, list[str]] = {}
-    for one in unknown:
-        strangers.setdefault(one.queue_name, []).append(one.name)
     queues = []
     for name, count in sorted(due.items()):
         first_at = clock.now - timedelta(seconds=count.oldest_waiting_seconds or 0.0)
@@ -241,12 +248,11 @@ def _read_queues(facts: Facts) -> Script[list[QueueSituation]]:
     return queues
 
 
-def _pausers(names: Sequence[str]) -> Script[dict[str, str | None]]:
-    """Return who paused these queues; of very many, the first."""
-    authors = {}
-    for name in names[:PAUSERS_MAX]:
-        authors[name] = yield from author_script(f"queue {name}", "pause_queue")
-    return authors
+def _pausers(names: Sequence[str]) -> Script[dict[str, str]]:
+    """Return who paused these queues."""
+    subjects = {f"queue {name}": name for name in names}
+    authors = yield from authors_script(list(subjects), "pause_queue")
+    return {subjects[subject]: author for subject, author in authors.items()}
 
 
 def _of_queues(*rules: Callable[[QueueSituation], Iterable[Finding]]) -> Rule:
