@@ -44,7 +44,7 @@ def test_steps_in_a_row_stand_below_each_other() -> None:
 
 def test_a_node_named_like_one_of_its_notes_keeps_the_note() -> None:
     nodes = [node("retry 1", status="RUNNING", retry_count=1), node("2.0s", duration_seconds=2.0)]
-    assert picture(nodes) == ["├─ ▶ retry 1  retry 1", "└─ ✓ 2.0s  2.0s"]
+    assert picture(nodes) == ["┌─ ▶ retry 1  retry 1", "└─ ✓ 2.0s  2.0s"]
 
 
 def test_branches_are_indented_and_what_joins_them_goes_on_at_the_left() -> None:
@@ -77,7 +77,7 @@ def test_several_roots_are_branches_of_the_run() -> None:
         node("b", status="FAILED", error_code="BOOM"),
         node("c", 0, 1, status="SKIPPED"),
     ]
-    assert picture(nodes) == ["├─ ✓ a", "├─ ✗ b  BOOM", "- c  ← a, b"]
+    assert picture(nodes) == ["┌─ ✓ a", "├─ ✗ b  BOOM", "- c  ← a, b"]
 
 
 def test_joins_of_joins_are_recognised() -> None:

@@ -50,6 +50,7 @@ class Symbols:
     """The characters of a drawing."""
 
     statuses: Mapping[str, str]
+    first_branch: str = "┌─ "
     branch: str = "├─ "
     last_branch: str = "└─ "
     rail: str = "│  "
@@ -61,6 +62,7 @@ class Symbols:
 SYMBOLS = Symbols(dict(zip(_STATUSES, "✓✗-▶‖◦◦·", strict=True)))
 ASCII_SYMBOLS = Symbols(
     dict(zip(_STATUSES, "+x->=oo.", strict=True)),
+    first_branch=",- ",
     branch="|- ",
     last_branch="`- ",
     rail="|  ",
@@ -116,17 +118,17 @@ class _Drawing:
             if isinstance(step, _Gap):
                 yield self._gap_line(step, "steps")
                 continue
-            yield from self._branches(tree, step.branches, depth, goes_on=step.then is not None)
+            yield from self._branches(tree, step, depth)
             if step.then is not None:
                 yield from self._node_lines(tree, step, depth)
 
-    def _branches(
-        self, tree: _Tree, branches: Sequence[int], depth: int, *, goes_on: bool
-    ) -> Iterator[Line]:
-        shown = self._fold(branches, tree.statuses)
+    def _branches(self, tree: _Tree, step: _Step, depth: int) -> Iterator[Line]:
+        shown = self._fold(step.branches, tree.statuses)
         for place, branch in enumerate(shown):
-            is_last = place == len(shown) - 1 and not goes_on
+            is_last = place == len(shown) - 1 and step.then is None
             head, rail = self.symbols.branch, self.symbols.rail
+            if place == 0 and step.after == _RUN:  # no node is above the first root
+                head = self.symbols.first_branch
             if is_last:
                 head, rail = self.symbols.last_branch, " " * len(rail)
             if isinstance(branch, _Gap):
