@@ -1,30 +1,40 @@
-"""An on-call drill: each break is on the overview, or answered by one command, with its cause.
+"""An on-call drill: each break is on the overview, or answered by one command and one page, with its cause.
 
 `pytest -s` prints the drill table with the times. A worker that is really killed is in
-`tests/e2e/test_lost_workers.py`, a frozen server in `test_frozen_server.py` and in
+`tests/e2e/test_lost_workers.py`; all commands, on a frozen server too, are in
 `tests/monitor/test_locked_database.py`.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 import psycopg
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 from psycopg.types.json import Jsonb
 
 from horsies.app import Horsies
+from horsies.db.migrate import apply_migrations
 from horsies.workflow.nodes.nodes import SignalNode
 from tests.support.command_line import Run
+from tests.support.commands import environment
 from tests.support.database import Database
+from tests.support.private_server import PrivateServer
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
-from tests.support.web_server import Ask
+from tests.support.web_server import Ask, served, watched
 
 TASK = "01a1dd00-0000-7000-8000-000000000001"
+# A deadline only: the badge changes after ten seconds without an answer, a frozen page ends after eight.
+WAIT_MS = 120_000
 
 
 def serve(connection: Database, tasks: dict[str, str] | None = None, cap: int | None = None) -> str:
@@ -108,13 +118,17 @@ def holding(url: str, statement: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Break:
-    """A break, its line on the overview, and the command that names the cause with these words."""
+    """A break, its line on the overview, and the command that names the cause with these words.
+
+    A break without a line has a page that names the cause.
+    """
 
     make: Callable[[Database], object]
     line: str | None
     command: tuple[str, ...]
     says: str
     statement: str | None = None
+    page: str = "/"
 
     def held(self, url: str) -> AbstractContextManager[None]:
         return nullcontext() if self.statement is None else holding(url, self.statement)
@@ -133,7 +147,9 @@ BREAKS = {
     "schedule overdue": Break(
         miss_a_slot, "NO_SCHEDULER", ("explain", "schedule", "nightly"), "no scheduler is connected"
     ),
-    "cap reached": Break(reach_the_cap, None, ("explain", TASK), "QUEUE_CAP"),
+    "cap reached": Break(
+        reach_the_cap, None, ("explain", TASK), "QUEUE_CAP", page=f"/tasks/{TASK}/explain"
+    ),
     "15 plain failures": Break(
         measure(failed=15), "TASK_FAILING", ("doctor",), "Task pay has 15 failures in 10 minutes"
     ),
@@ -151,6 +167,7 @@ BREAKS = {
         ("explain", TASK),
         "pg_terminate_backend(",
         f"SELECT FROM horsies_tasks WHERE id = '{TASK}' FOR UPDATE",
+        f"/tasks/{TASK}/explain",
     ),
     "table locked": Break(
         wait_in_a_free_queue,
@@ -185,11 +202,15 @@ def test_a_break_is_on_the_overview_or_answered_by_one_command(
     assert broken.says in " ".join((answer.out + answer.err).split())
 
 
+def start_waiting_run(app: Horsies) -> str:
+    approval = SignalNode("approve", node_id="approval")
+    return app.workflow("w", [approval], definition_key="w.v1").start().unwrap().workflow_id
+
+
 def test_a_run_that_waits_for_a_signal_is_answered_by_one_command(
     app: Horsies, horsies: Run, connection: Database
 ) -> None:
-    approval = SignalNode("approve", node_id="approval")
-    run_id = app.workflow("w", [approval], definition_key="w.v1").start().unwrap().workflow_id
+    run_id = start_waiting_run(app)
     began = time.monotonic()
     answer = horsies("explain", run_id)
     print(
@@ -206,19 +227,86 @@ def test_the_reason_of_a_pause_is_on_the_line(ask: Ask, connection: Database) ->
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("name", [name for name, one in BREAKS.items() if one.line])
-def test_a_break_is_on_the_overview_in_a_browser(
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_break_is_seen_in_a_browser(
     page: Page, connection: Database, process_url: str, name: str
 ) -> None:
     broken = BREAKS[name]
     broken.make(connection)
-    if broken.statement is not None:  # the answer is 504, which the console of the browser reports
+    if name == "table locked":  # the answer is 504, which the console of the browser reports
         page.context.watch.expected.append("504")  # type: ignore[attr-defined]
     with broken.held(process_url):
         began = time.monotonic()
-        page.goto("/")
-        if broken.statement is None:
+        page.goto(broken.page)
+        if broken.line is not None and broken.statement is None:
             expect(page.locator(f'[data-key^="{broken.line} "]').first).to_be_visible()
         else:
-            expect(page.get_by_text("SELECT pg_terminate_backend(")).to_be_visible()
-        print(f"\n| {name} | {broken.line} | {time.monotonic() - began:.1f} s |")
+            expect(page.get_by_text(broken.says).first).to_be_visible()
+        seconds = time.monotonic() - began
+    print(f"\n| {name} | {broken.line or broken.page} in the browser {seconds:.1f} s |")
+
+
+@pytest.mark.browser
+def test_a_run_that_waits_for_a_signal_is_explained_in_a_browser(
+    page: Page, app: Horsies, connection: Database
+) -> None:
+    run_id = start_waiting_run(app)
+    began = time.monotonic()
+    page.goto(f"/workflows/{run_id}/explain")
+    expect(page.get_by_text(f"horsies workflow signal {run_id} approve")).to_be_visible()
+    print(f"\n| run waits for a signal | in the browser {time.monotonic() - began:.1f} s |")
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_frozen_server_is_seen_in_a_browser_and_on_the_command_line(browser: Browser) -> None:
+    """The postmaster accepts connections in the kernel, and nothing answers."""
+    server = PrivateServer()
+    try:
+        with psycopg.connect(server.url) as connection:
+            apply_migrations(connection)
+        with (
+            served("--database-url", server.url) as dashboard,
+            watched(browser, dashboard) as tabs,
+        ):
+            tabs.watch.expected += ["503", "Failed to load"]  # type: ignore[attr-defined]
+            page = tabs.new_page()
+            page.goto("/")
+            expect(page.locator("[data-badge]")).to_have_text("live")
+            with frozen(server):
+                began = time.monotonic()
+                command = [sys.executable, "-m", "horsies", "status"]
+                variables = environment(DATABASE_URL=server.url, COLUMNS="300")
+                ended = subprocess.run(
+                    command, env=variables, capture_output=True, text=True, check=False
+                )
+                answered = time.monotonic() - began
+                stale = re.compile(r"stale since \d\d:\d\d:\d\d")
+                expect(page.locator("[data-badge]")).to_have_text(stale, timeout=WAIT_MS)
+                seen = time.monotonic() - began
+                other = tabs.new_page()
+                other.goto("/queues", timeout=WAIT_MS)
+                expect(other.get_by_text("did not answer")).to_be_visible()
+            expect(page.locator("[data-badge]")).to_have_text("live", timeout=WAIT_MS)
+    finally:
+        server.remove()
+    assert (ended.returncode, "did not answer in time" in ended.stderr) == (1, True), ended.stderr
+    print(f"\n| database frozen | stale badge {seen:.1f} s | horsies status {answered:.1f} s |")
+
+
+@contextmanager
+def frozen(server: PrivateServer) -> Iterator[None]:
+    """A server whose processes are stopped."""
+    pids = server.pids()
+    signal_each(pids, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        signal_each(pids, signal.SIGCONT)
+
+
+def signal_each(pids: Iterable[int], number: signal.Signals) -> None:
+    """Signal the processes, except those that have just ended, as that of a closed session."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
