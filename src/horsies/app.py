@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
@@ -560,6 +561,11 @@ class Horsies(Operations):
     async def close_async(self) -> BrokerResult[None]:
         """Close this process's connections, including those of the running event loop."""
         return Ok(None) if self._broker is None else await self._broker.close_async()
+
+
+def producer_on(app: Horsies, broker: PostgresBroker) -> Producer:
+    """Return what sending for this application needs, on the connections of another broker."""
+    return replace(app._producer, get_broker=lambda: broker)
 
 
 def set_current_app(app: Horsies) -> None:

@@ -33,7 +33,7 @@ STATIC_BYTES_MAX = 40 * 1024
 GETS = [route for route in ROUTES if route.method == "GET"]
 POSTS = [route for route in ROUTES if route.method == "POST"]
 # Pages that exist only after a change, that need one more parameter in the query, or the code of the task.
-NEEDS_MORE = ("/orders/new", "/orders/{id}", "/tasks/{id}/edit")
+NEEDS_MORE = ("/orders/new", "/orders/{id}", "/tasks/{id}/edit", "/send")
 DOWNLOADS = (".csv", "/payload/{part}")
 PAGES = [
     route

@@ -13,7 +13,9 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from psycopg.types.json import Jsonb
 
+from horsies.app import Horsies
 from horsies.ids import new_id
 from horsies.monitor import paging, queries
 from horsies.web import ViewOnly
@@ -526,6 +528,30 @@ def test_the_page_of_a_task_name_has_rates_durations_and_reasons(
     assert "No attempt has ended in this time" in text_of(ask("/names/unheard"))
     assert ask("/names/pay?range=1y").status_code == 400
     assert ask(f"/names/{'x' * 256}").status_code == 404
+
+
+def test_the_page_of_a_task_name_shows_the_memory_of_its_running_children(
+    ask: Ask, app: Horsies, connection: Database
+) -> None:
+    @app.task("pay", memory_limit_mb=700)
+    def pay() -> None: ...
+
+    running = [add_task(connection, task_name="pay", status="RUNNING") for _ in range(4)]
+    other = add_task(connection, task_name="other", status="RUNNING")
+    sizes = dict(zip([*running, other], (110.4, 120.0, 340.0, 9_000.0, 8_000.0), strict=True))
+    children: list[dict[str, Any]] = [
+        {"pid": 1, "private_mb": size, "task_id": one} for one, size in sizes.items()
+    ]
+    children[3]["tasks"] = 7  # an async child
+    children.append({"pid": 1, "private_mb": 5.0, "task_id": None})
+    add_worker(connection, children=Jsonb(children))
+    add_worker(connection, children=Jsonb(children[:1]), stopped_at=ago(1))
+    add_worker(connection)
+    text = text_of(ask("/names/pay"))
+    assert "p50 memory now, 3 running 120 MB" in text
+    assert "most memory now 340 MB" in text
+    assert "memory limit 700 MB" in text
+    assert "memory" not in text_of(ask("/names/unheard"))
 
 
 def task_id_of(connection: Database, fingerprint: str) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple, assert_never
 
 import typer
 
+from horsies.app import producer_on
 from horsies.cli import output
 from horsies.cli.locator import name_before_locator
 from horsies.cli.options import (
@@ -47,7 +48,6 @@ from horsies.scheduler.edit import new_timing, original_timing, undo_edit
 from horsies.scheduler.timing import timing_words
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.recording import Action
-from horsies.tasks.send import Producer
 
 COUNT_MAX = 1_000
 
@@ -163,8 +163,9 @@ def _run(session: Session, name: str, as_json: bool) -> None:
     app = session.app
     assert app is not None
     refuse_broken_app(app)
-    producer = Producer(app.config, lambda: session.broker, app.are_sends_suppressed)
-    handle = unwrap_or_exit(Schedules(producer, app.definitions, app).run(name))
+    handle = unwrap_or_exit(
+        Schedules(producer_on(app, session.broker), app.definitions, app).run(name)
+    )
     if isinstance(handle, TaskHandle):
         document = {"name": name, "task_id": handle.task_id}
         line = f"Schedule {name} was sent as task {handle.task_id}."

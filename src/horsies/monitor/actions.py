@@ -1,4 +1,4 @@
-"""Operator actions: pause and resume queues, and retry finished tasks.
+"""Operator actions: pause and resume queues, retry finished tasks, and send new ones.
 
 A pause takes effect on every worker at its next turn. A retry never changes the finished task: it sends
 the same request again, as a new task.
@@ -6,8 +6,9 @@ the same request again, as a new task.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from horsies.codec.calls import EncodedCall
 from horsies.db.statement import Script, one_or_none
@@ -24,6 +25,7 @@ from horsies.db.statements.queues import (
     resend_tasks,
     resume_queue,
 )
+from horsies.db.statements.tasks import find_sent_tasks
 from horsies.ids import new_id, stored_form
 from horsies.result import Err, Ok, Result
 from horsies.states import TaskStatus
@@ -31,11 +33,14 @@ from horsies.tasks.broker import BrokerErrorCode, BrokerOperationError, BrokerRe
 from horsies.tasks.handle import (
     TaskActionError,
     TaskActionErrorCode,
+    TaskHandle,
     action_result,
     no_such_task,
     task_action,
 )
 from horsies.tasks.recording import Action, Switched, perform_action, perform_action_async
+from horsies.tasks.request import Stamp, TaskSendResult
+from horsies.tasks.send import PreparedSend, Sender
 
 _SWITCHING = BrokerErrorCode.QUEUE_SWITCH_FAILED
 _SENDING = BrokerErrorCode.ENQUEUE_FAILED
@@ -152,6 +157,27 @@ async def retry_task_async(
     return _retried(
         task_id, new_task_id, await perform_action_async(broker, _SENDING, action, script)
     )
+
+
+async def send_task_async(
+    sender: Sender, arguments: Mapping[str, Any], stamp: Stamp, reason: str | None = None
+) -> TaskSendResult[TaskHandle[Any]]:
+    """Send a new task manually, and record its author; the same stamp again finds the same task."""
+    ready = sender.prepare((), arguments, stamp=stamp)
+    if isinstance(ready, Err):
+        return ready
+    prepared = ready.value
+    action = task_action("send_task", stamp.task_id, reason)
+    done = await perform_action_async(prepared.broker, _SENDING, action, _send_script(prepared))
+    stored = done.and_then(lambda sent: sent).map(lambda sent: sent.state)
+    return prepared.end(stored)
+
+
+def _send_script(prepared: PreparedSend) -> Script[BrokerResult[Switched[str]]]:
+    row = prepared.request.row
+    is_sent = bool((yield find_sent_tasks([row.id])))
+    stored = yield from prepared.script()
+    return Ok(Switched(stored, stored == row.id and not is_sent, row.task_name))
 
 
 def _resend_script(

@@ -50,12 +50,8 @@ def edited_call(
 
     The key of a task decides on its place among others, so an argument that carries it cannot be edited.
     """
-    _refuse_reserved(definition.name)
     signature = definition.signature
-    bound = signature.decode_call("[]", json.dumps(arguments))
-    if isinstance(bound, Err):
-        raise EditProblem(_sentence(bound.err_value.message))
-    kwargs = {name: value for name, value in bound.value.kwargs.items() if name in arguments}
+    kwargs = checked_arguments(definition, arguments)
     encoded = encode(limits, definition, (), kwargs)
     if isinstance(encoded, Err):
         raise EditProblem(_sentence(encoded.err_value.message))
@@ -69,6 +65,21 @@ def edited_call(
     return encoded.value
 
 
+def checked_arguments(definition: TaskDefinition, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON arguments as the values of a call by name; EditProblem if they do not fit."""
+    _refuse_reserved(definition.name)
+    signature = definition.signature
+    if (misfit := signature.names.misfit(0, arguments)) is not None:
+        fault = misfit[1]
+        raise EditProblem(
+            f"{fault[0].upper()}{fault[1:]}; the parameters are {signature.names.shown}."
+        )
+    bound = signature.decode_call("[]", json.dumps(arguments))
+    if isinstance(bound, Err):
+        raise EditProblem(_sentence(bound.err_value.message))
+    return {name: value for name, value in bound.value.kwargs.items() if name in arguments}
+
+
 def is_reserved(task_name: str) -> bool:
     """Return whether a task belongs to horsies itself: a worker signs the event that is its argument."""
     return task_name.startswith(RESERVED_PREFIX)
@@ -77,7 +88,7 @@ def is_reserved(task_name: str) -> bool:
 def _refuse_reserved(task_name: str) -> None:
     if is_reserved(task_name):
         raise EditProblem(
-            f"Task {task_name!r} belongs to horsies itself, so its arguments cannot be edited; "
+            f"Task {task_name!r} belongs to horsies itself, so people do not choose its arguments; "
             "retry it as it is."
         )
 

@@ -44,6 +44,7 @@ from horsies.tasks.options import UNSET, Debounce, SendHook, SendOptions, Unset,
 from horsies.tasks.request import (
     Request,
     SharedValues,
+    Stamp,
     TaskSendError,
     TaskSendErrorCode,
     TaskSendResult,
@@ -253,8 +254,9 @@ class Sender:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         delay_seconds: float | Unset = UNSET,
+        stamp: Stamp | None = None,
     ) -> TaskSendResult[PreparedSend]:
-        """Check one ``send`` or ``schedule`` call."""
+        """Check one ``send`` or ``schedule`` call; with a stamp, it is stored at most once."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
         config = self.producer.config
@@ -265,6 +267,7 @@ class Sender:
             args,
             kwargs,
             delay_seconds=delay_seconds,
+            stamp=stamp,
             hooks=self.producer.hooks,
             shared=self._known_values() if delay_seconds is UNSET else None,
         )

@@ -29,6 +29,7 @@ Verb = Literal[
     "cancel_task",
     "retry_task",
     "erase_task",
+    "send_task",
     "control_run",
     "signal_run",
     "control_schedule",

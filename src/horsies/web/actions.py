@@ -14,6 +14,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from horsies.app import producer_on
 from horsies.db.statements.schedules import pause_schedule, resume_schedule
 from horsies.ids import stored_form
 from horsies.monitor.action_log import list_actions_script
@@ -25,7 +26,6 @@ from horsies.result import Result
 from horsies.scheduler.api import Schedules, change_async, switch_script
 from horsies.tasks.handle import TaskHandle
 from horsies.tasks.recording import Action, acting_as
-from horsies.tasks.send import Producer
 from horsies.web.answers import (
     answer_document,
     both,
@@ -246,9 +246,8 @@ async def run_schedule(view: View) -> Response:
             "package.module:app, or create_app(app, ...).",
             code="NO_APPLICATION",
         )
-    producer = Producer(app.config, lambda: broker, app.are_sends_suppressed)
     with acting_as(view.access.user, "web"):
-        result = await Schedules(producer, app.definitions, app).run_async(name)
+        result = await Schedules(producer_on(app, broker), app.definitions, app).run_async(name)
     handle = unwrapped(view, result, _schedule_page(name))
     if isinstance(handle, TaskHandle):
         undoing = undo(f"horsies cancel {handle.task_id}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ import psycopg
 from starlette.responses import Response
 
 from horsies.db.blockers import LockedError
+from horsies.ids import fixed_id
 from horsies.monitor.documents import json_text
 from horsies.result import Err, Result
 from horsies.task_result import storable_text
@@ -26,6 +28,7 @@ from horsies.web.rendering import Handler, RefusedForm, Route, RouteVerb, View
 T = TypeVar("T")
 
 REASON_MAX = 500
+_KEYS_SINCE = datetime(1970, 1, 1, tzinfo=UTC)
 
 _MISSING = frozenset(
     {"UNKNOWN_QUEUE", "UNKNOWN_SCHEDULE", "TASK_NOT_FOUND", "WORKFLOW_NOT_FOUND", "NODE_NOT_FOUND"}
@@ -132,6 +135,14 @@ def _origin(view: View) -> str | None:
     if not path.startswith("/") or path.startswith("//") or not found.path.startswith(root):
         return None
     return f"{path}?{found.query}" if found.query else path
+
+
+def keyed_id(view: View) -> str | None:
+    """Return the id that an Idempotency-Key stands for, given this user and path."""
+    key = view.request.headers.get("idempotency-key") if is_api(view) else None
+    if key is None:
+        return None
+    return fixed_id(_KEYS_SINCE, "\x1f".join((view.access.user, view.path, key)))
 
 
 def both(path: str, verb: RouteVerb, handler: Handler) -> tuple[Route, ...]:

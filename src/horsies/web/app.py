@@ -41,6 +41,7 @@ from horsies.web import (
     pages_schedule_edit,
     pages_schedules,
     pages_search,
+    pages_send,
     pages_tasks,
 )
 from horsies.web.access import (
@@ -103,6 +104,7 @@ ROUTES: tuple[Route, ...] = (
     *pages_failures.ROUTES,
     *pages_edit.ROUTES,
     *pages_names.ROUTES,
+    *pages_send.ROUTES,
     *pages_runs.ROUTES,
     # A schedule's name may contain slashes, so the longer paths come first.
     *pages_explain.ROUTES,

@@ -12,14 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 from weakref import WeakKeyDictionary
 
 from starlette.responses import Response
 
-from horsies.ids import fixed_id
 from horsies.monitor.actions import known_queue_script, retry_task_async
 from horsies.monitor.order_plan import (
     Order,
@@ -50,6 +48,7 @@ from horsies.web.answers import (
     fields_of,
     is_api,
     is_on,
+    keyed_id,
     problem_of,
     text_field,
     unwrapped,
@@ -70,7 +69,6 @@ from horsies.web.rendering import Page, Route, View
 WAITING_MAX = 10
 
 _WORKING = BrokerErrorCode.ENQUEUE_FAILED
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TASK_FILTERS = frozenset(
     {"status", "queue", "task_name", "error_code", "fingerprint", "since", "until"}
 )
@@ -313,7 +311,7 @@ async def post_order(view: View) -> Response:
         "ids": _texts(fields.get("ids")),
         "reason": await text_field(view, "reason"),
         "include_running": await is_on(view, "include_running", True),
-        "order_id": _keyed_id(view),
+        "order_id": keyed_id(view),
     }
     filters = _json_filters(verb, fields.get("filters") or {})
     preview = await _preview(view, verb, filters, **options)
@@ -392,7 +390,7 @@ async def purge_queue(view: View) -> Response:
     if not is_api(view):
         query = urlencode({"verb": OrderVerb.PURGE_QUEUE.value, "queue": name})
         return view.redirect(f"/orders/new?{query}")
-    options = {"reason": await text_field(view, "reason"), "order_id": _keyed_id(view)}
+    options = {"reason": await text_field(view, "reason"), "order_id": keyed_id(view)}
     preview = await _preview(view, OrderVerb.PURGE_QUEUE, TaskFilters(queues=[name]), **options)
     return await _started(view, preview.order)
 
@@ -402,7 +400,7 @@ async def retry_task(view: View) -> Page | Response:
     task_id, reason = view.params["id"], await text_field(view, "reason")
     if (await fields_of(view)).get("arguments") is not None:
         return await send_edited(view)
-    if (order_id := _keyed_id(view)) is not None:
+    if (order_id := keyed_id(view)) is not None:
         return await _retry_once(view, order_id, task_id, reason)
     with acting_as(view.access.user, "web"):
         result = await retry_task_async(view.site.broker, task_id, reason=reason)
@@ -424,14 +422,6 @@ async def _retry_once(view: View, order_id: str, task_id: str, reason: str | Non
         raise Refused(f"Task {task_id} is not sent again: {state.summary}", code="REFUSED")
     new_task_id = resent_id(state.order, state.order.ids[0])
     return answer_document({"task_id": new_task_id, "retried_from_task_id": task_id})
-
-
-def _keyed_id(view: View) -> str | None:
-    """Return the order that an Idempotency-Key stands for, given this user and path."""
-    key = view.request.headers.get("idempotency-key") if is_api(view) else None
-    if key is None:
-        return None
-    return fixed_id(_EPOCH, "\x1f".join((view.access.user, view.path, key)))
 
 
 ROUTES: tuple[Route, ...] = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from horsies.db.statement import read_rows
+from horsies.db.statements.dashboard import memory_of_name
 from horsies.monitor.failures import Failures, failures_script
 from horsies.monitor.measures import Series, read_measures_script
 from horsies.monitor.panels import Rates
@@ -26,7 +28,7 @@ _NAME_LENGTH_MAX = 255
 
 
 async def name_page(view: View) -> Page:
-    """Show how often a task runs, how long it waits and runs, and why it fails."""
+    """Show how often a task runs, how long it waits and runs, its memory, and why it fails."""
     refuse_unknown(view, {"range"})
     name = view.params["name"]
     range_name, since, step = range_of(view)
@@ -34,10 +36,13 @@ async def name_page(view: View) -> Page:
         raise NotFound("There is no task with such a name.")
     series = await within_time(view, read_measures_script(since, step, (), [name]))
     found = await within_time(view, failures_script([name])) or Failures([])
+    memory = await within_time(view, read_rows(memory_of_name(name)))
     rates = None if series is None else Rates(series)
     task = view.site.app.get_task(name) if view.site.app else None
     context = {
         "name": name,
+        "memory": memory[0] if memory and memory[0].children else None,
+        "memory_limit_mb": task.definition.memory_limit_mb if task else None,
         "total": None if series is None else series.total,
         "per_minute": None if series is None else series.per_minute(series.total.attempts),
         "charts": charts_of(view, range_name, rates, {"task_name": name}),

@@ -54,6 +54,14 @@ class WorkerDetail(NamedTuple):
     snapshot_seconds: float | None
 
 
+class NameMemory(NamedTuple):
+    """The memory of the children that run a task; None if there are none."""
+
+    children: int
+    p50_mb: float | None
+    most_mb: float | None
+
+
 class HistoryPoint(NamedTuple):
     at: datetime
     memory_mb: float | None
@@ -74,6 +82,8 @@ def count_open_runs(most: int) -> OpenRuns: ...
 def next_in_queue(queue: str, limit: int) -> DueTask: ...
 @DASHBOARD.statement
 def tasks_of_worker(worker_id: str, limit: int) -> WorkerTask: ...
+@DASHBOARD.statement
+def memory_of_name(name: str) -> NameMemory: ...
 @DASHBOARD.statement
 def read_worker_detail(worker_id: str) -> WorkerDetail: ...
 @DASHBOARD.statement

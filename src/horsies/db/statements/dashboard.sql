@@ -62,6 +62,17 @@ FROM horsies_tasks AS task LEFT JOIN LATERAL (
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
 ORDER BY task.started_at NULLS LAST, task.id LIMIT %(limit)s::integer
 
+-- name: memory_of_name
+-- The private memory of the children that ran this task at their workers' last snapshots. An async child runs several
+-- tasks in one memory, so it is left out. Workers keep the list of their children anyway; attempts record no memory.
+SELECT count(*) AS children, (percentile_disc(0.5) WITHIN GROUP (ORDER BY running.megabytes)) AS p50_mb,
+    max(running.megabytes) AS most_mb
+FROM (SELECT (child ->> 'private_mb')::float8 AS megabytes
+      FROM horsies_workers AS worker CROSS JOIN LATERAL jsonb_array_elements(worker.children) AS child
+      JOIN horsies_tasks AS task ON task.id = (child ->> 'task_id')::uuid
+      WHERE worker.stopped_at IS NULL AND NOT child ? 'tasks' AND task.task_name = %(name)s::text) AS running
+WHERE running.megabytes IS NOT NULL
+
 -- name: read_worker_detail
 -- A worker's children at its last snapshot, how many tasks it knows, and the age of that snapshot.
 SELECT worker.children, CASE WHEN worker.known_tasks IS NOT NULL THEN (
