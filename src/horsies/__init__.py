@@ -20,7 +20,7 @@ from horsies._version import __version__
 
 # Imported eagerly: the function has the same name as its module, and the import system would otherwise
 # set this name to the module.
-from horsies.current_task import CurrentTask, current_task
+from horsies.current_task import CurrentTask, current_batch, current_task
 
 if TYPE_CHECKING:
     from horsies.app import ChildProcessStartHook, Horsies, get_current_app
@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     )
     from horsies.task import TaskFunction, TaskSendFailed, TaskSendOptions
     from horsies.task_result import SubWorkflowError, SubWorkflowSummary, TaskError, TaskResult
+    from horsies.tasks.batch import Batch
     from horsies.tasks.broker import (
         BrokerErrorCode,
         BrokerOperationError,
@@ -211,6 +212,7 @@ __all__ = [
     "ResultTimeout",
     "TaskWatchFailed",
     # inside a task
+    "current_batch",
     "current_task",
     "CurrentTask",
     "NoCurrentTaskError",
@@ -285,6 +287,7 @@ __all__ = [
     "TaskSendErrorCode",
     "TaskSendFailed",
     "TaskSendPayload",
+    "Batch",
     "Debounce",
     "PerKey",
     "Rate",
@@ -425,6 +428,7 @@ _NAMES_BY_MODULE = {
     "task_result": "SubWorkflowError SubWorkflowSummary TaskError TaskResult",
     "tasks.broker": "BrokerErrorCode BrokerOperationError BrokerResult PostgresBroker",
     "tasks.handle": "TaskActionError TaskActionErrorCode TaskCancelled TaskHandle TaskInfo",
+    "tasks.batch": "Batch",
     "tasks.options": "Debounce OutgoingTask TaskOptions",
     "tasks.request": "TaskSendError TaskSendErrorCode TaskSendPayload TaskSendResult",
     "tasks.send": "TaskCall",

@@ -33,6 +33,7 @@ from horsies.result import Ok
 from horsies.retry import RetryPolicy
 from horsies.task import (
     AnyTask,
+    BatchDecorator,
     DurableDecorator,
     RegisteredTasks,
     TaskDecorator,
@@ -41,6 +42,7 @@ from horsies.task import (
     register,
 )
 from horsies.task_result import TaskError, TaskResult
+from horsies.tasks.batch import Batch
 from horsies.tasks.broker import BrokerResult, PostgresBroker, build_broker
 from horsies.tasks.by_name import Arguments, prepare_by_name, prepare_retry
 from horsies.tasks.definition import (
@@ -178,6 +180,22 @@ class Horsies(Operations):
         key: KeySource | None = None,
         rate: Rate | None = None,
     ) -> TaskDecorator: ...
+    @overload
+    def task(
+        self,
+        task_name: str | None = None,
+        *,
+        batch: Batch,
+        queue_name: str | None = None,
+        retry_policy: RetryPolicy | None = None,
+        exception_mapper: Mapping[type[BaseException], str] | None = None,
+        default_unhandled_error_code: str | None = None,
+        timeout_ms: int | None = None,
+        memory_limit_mb: int | None = None,
+        on_stop: OnStop = "finish",
+        key: KeySource | None = None,
+        rate: Rate | None = None,
+    ) -> BatchDecorator: ...
     def task(
         self,
         task_name: Any = None,
@@ -192,6 +210,7 @@ class Horsies(Operations):
         burst: bool = False,
         key: KeySource | None = None,
         rate: Rate | None = None,
+        batch: Batch | None = None,
         **unknown: object,
     ) -> Any:
         """Register a function as a task; its default name is ``module.function``.
@@ -209,12 +228,10 @@ class Horsies(Operations):
         ``burst`` lets a child hold several very short tasks; see the guarantees. ``key``, a parameter
         that carries a text or a function of the arguments, names whom the task works for: a queue shares
         its children out by key. ``rate`` limits how many calls start per period, in the whole cluster.
+        ``batch`` makes the function take a list with the items of several tasks, and return a list with
+        the outcome of each; a send passes one item.
 
         Example:
-            @app.task
-            def add(a: int, b: int) -> int:
-                return a + b
-
             @app.task("charge", retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["DOWN"]))
             def charge(order_id: int) -> str: ...
         """
@@ -230,6 +247,7 @@ class Horsies(Operations):
             key=key,
             memory_limit_mb=memory_limit_mb,
             rate=rate,
+            batch=batch,
         )
 
         def decorate(function: Any, name: str | None = None) -> AnyTask:

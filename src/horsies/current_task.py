@@ -272,6 +272,28 @@ def current_task() -> CurrentTask:
     return task
 
 
+# The tasks of a batch that this process runs in one call; empty for a task that runs alone.
+_batch: tuple[CurrentTask, ...] = ()
+
+
+def set_running_batch(tasks: tuple[CurrentTask, ...]) -> None:
+    """Make these the tasks that the process runs in one call; the first one is the running task."""
+    global _batch
+    _batch = tasks
+    set_running_task(tasks[0] if tasks else None)
+
+
+def current_batch() -> tuple[CurrentTask, ...]:
+    """Return the tasks of the running call, in the order of its items; raise LookupError outside tasks.
+
+    Example:
+        @app.task("insert_rows", batch=Batch(size=100))
+        def insert_rows(rows: list[Row]) -> None:
+            ids = [task.id for task in current_batch()]
+    """
+    return _batch or (current_task(),)
+
+
 def inherited_headers() -> Mapping[str, str]:
     """Return the running task's headers, which its sends inherit; empty outside tasks."""
     task = running_task()

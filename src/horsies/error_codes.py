@@ -65,6 +65,8 @@ class ContractCode(StrEnum):
     """The stored result no longer fits the declared type."""
     WORKFLOW_CTX_MISSING_ID = "WORKFLOW_CTX_MISSING_ID"
     """A result was requested with a node that does not belong to a workflow."""
+    BATCH_RESULT_MISMATCH = "BATCH_RESULT_MISMATCH"
+    """A batched function did not return one outcome for each of its tasks; all of them fail."""
 
 
 class RetrievalCode(StrEnum):

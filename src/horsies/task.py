@@ -58,6 +58,7 @@ else:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Item = TypeVar("Item")
 # The type of a direct call. Annotations omit it: TaskFunction[P, T] fits every task.
 R_co = typing_extensions.TypeVar("R_co", covariant=True, default=Any)
 
@@ -91,6 +92,37 @@ class TaskDecorator(Protocol):
     ) -> TaskFunction[P, T, Coroutine[Any, Any, T]]: ...
     @overload
     def __call__(self, function: Callable[P, T], /) -> TaskFunction[P, T, T]: ...
+
+
+class BatchDecorator(Protocol):
+    """The type of ``@app.task(batch=...)``: the function takes a list of items, and a send takes one."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self,
+        function: Callable[[list[Item]], Coroutine[Any, Any, Sequence[TaskResult[T, TaskError]]]],
+        /,
+    ) -> TaskFunction[[Item], T, TaskResult[T, TaskError]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[Item]], Sequence[TaskResult[T, TaskError]]], /
+    ) -> TaskFunction[[Item], T, TaskResult[T, TaskError]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[Item]], Coroutine[Any, Any, Sequence[T]]], /
+    ) -> TaskFunction[[Item], T, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[Item]], Coroutine[Any, Any, None]], /
+    ) -> TaskFunction[[Item], None, Coroutine[Any, Any, None]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[Item]], Sequence[T]], /
+    ) -> TaskFunction[[Item], T, T]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[Item]], None], /
+    ) -> TaskFunction[[Item], None, None]: ...
 
 
 class DurableDecorator(Protocol):
@@ -294,7 +326,8 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
     @property
     def function(self) -> Callable[..., Any]:
         """The decorated function itself: it returns and raises without any checks."""
-        return self.definition.function
+        batch = self.definition.batch
+        return self.definition.function if batch is None else batch.function
 
     def bind(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskCall[T]:
         """Bind arguments for ``send_many``."""

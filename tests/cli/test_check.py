@@ -23,6 +23,7 @@ from horsies.errors import (
 )
 from horsies.modules import MissingModuleFile
 from horsies.retry import RetryPolicy
+from horsies.task import TaskDecorator
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks import check
 from horsies.tasks.check import import_errors, live_errors, policy_errors
@@ -49,7 +50,9 @@ def errors_of(app: Horsies) -> list[HorsiesError]:
 def app_with_task(config: AppConfig | None = None, **options: Any) -> Horsies:
     app = Horsies(config or AppConfig(broker=BROKER))
 
-    @app.task("charge", **options)
+    decorate: TaskDecorator = app.task("charge", **options)
+
+    @decorate
     def charge() -> TaskResult[int, TaskError]:
         return TaskResult(ok=1)
 

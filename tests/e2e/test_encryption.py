@@ -146,6 +146,18 @@ def test_a_dump_contains_no_argument_result_error_step_signal_note_or_log_line(
     assert connection.execute("SELECT count(*) FROM horsies_task_logs").fetchone() != (0,)
 
 
+def test_a_batch_reads_and_writes_encrypted_payload(
+    fleet: Fleet, make: Maker, confidential: ModuleType, connection: Database
+) -> None:
+    app, secret = make(OLD), confidential.SECRET
+    greet_all = task_of(app, "greet_all")
+    names = [f"{secret}-{number}" for number in range(5)]
+    handles = greet_all.send_many([greet_all.bind(name) for name in names]).unwrap()
+    start(fleet, OLD, config=LOGS, processes=1)
+    assert [one.get(30_000).ok_value for one in handles] == [f"Hello {name}" for name in names]
+    assert leaks(connection) == {}
+
+
 def test_a_worker_without_the_key_holds_the_task_and_says_so_until_one_with_it_comes(
     fleet: Fleet, make: Maker, connection: Database
 ) -> None:

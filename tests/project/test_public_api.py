@@ -37,7 +37,7 @@ pause_workflow pause_workflow_sync resume_workflow resume_workflow_sync
 
 
 BEYOND_THE_CONTRACT = """
-current_task CurrentTask NoCurrentTaskError TaskProgress TaskWatchFailed
+current_batch current_task CurrentTask NoCurrentTaskError TaskProgress TaskWatchFailed
 TaskTransaction AsyncTaskTransaction INJECTED TransactionMisuse
 TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped RetryLater PayloadConfig
 LogCapture FernetCodec PayloadCodec
@@ -47,7 +47,7 @@ calculate_next_run ScheduleState ScheduleRun
 MapNode SleepNode SignalNode NodeFactory WorkflowTerminalResults
 start_many start_many_async WorkflowInfo SignalDelivery
 TaskFailed TaskSendFailed ResultUnavailable ResultTimeout
-TracingConfig Webhook Debounce Rate PerKey KeyState
+TracingConfig Webhook Batch Debounce Rate PerKey KeyState
 Durable DurableSteps AsyncDurable AsyncDurableSteps DurableHandle DurableInfo DurableStep Child StepCall
 StepFailed DurableMisuse
 """
@@ -87,7 +87,7 @@ def test_the_table_of_names_is_that_of_the_type_checkers() -> None:
         for alias in node.names
     }
     assert checked == horsies._MODULES
-    eager = {"CurrentTask", "current_task", "__version__"}
+    eager = {"CurrentTask", "current_batch", "current_task", "__version__"}
     assert set(horsies.__all__) == {*checked, *eager}
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
-from horsies.task import TaskFunction
+from horsies.task import TaskDecorator, TaskFunction
 from horsies.task_result import TaskError, TaskResult
 
 NOWHERE = "postgresql://127.0.0.1:1/nowhere"
@@ -39,7 +39,9 @@ def app_at(url: str, **settings: Any) -> Horsies:
 def add_task(app: Horsies, **options: Any) -> Task:
     """Define the task most tests send."""
 
-    @app.task("add", **options)
+    decorate: TaskDecorator = app.task("add", **options)
+
+    @decorate
     def add(a: int, b: int = 0) -> TaskResult[int, TaskError]:
         return TaskResult(ok=a + b)
 

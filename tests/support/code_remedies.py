@@ -29,6 +29,7 @@ REMEDIES = {
     "RESULT_NOT_READY": "Wait: pass a `timeout_ms` above 0.",
     "RESULT_TOO_LARGE": "Read the items of the map one by one, by the ids of their tasks.",
     "RETRY_LATER": "Raise `max_retries`, or find out why the other side keeps asking for patience.",
+    "BATCH_RESULT_MISMATCH": "Return a list with one outcome for each item, in order; see [batches](batches.md).",
     "RETURN_TYPE_MISMATCH": "Correct the annotation or the value; your type checker shows the place.",
     "SEND_SUPPRESSED": "Send from a function, not while a module is imported.",
     "SIGNAL_NOT_FOUND": "Use one of the names in the message.",

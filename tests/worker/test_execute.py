@@ -12,11 +12,19 @@ from typing import Any, cast
 
 import pytest
 
-from horsies import AppConfig, Horsies, PostgresConfig, TaskError, TaskResult
+from horsies import (
+    AppConfig,
+    Batch,
+    FernetCodec,
+    Horsies,
+    PostgresConfig,
+    TaskError,
+    TaskResult,
+)
 from horsies.config.app import PayloadConfig
 from horsies.error_codes import error_code_text
 from horsies.errors import RetryLater
-from horsies.worker.child.execute import AppProgram, execute, execute_async
+from horsies.worker.child.execute import AppProgram, execute, execute_async, execute_batch
 from horsies.worker.pool.events import Reported, Stopped
 from horsies.worker.pool.launcher import StartMethod
 from horsies.worker.protocol import Assignment, ChildReport
@@ -158,6 +166,34 @@ def test_why_a_call_does_not_fit_is_stored_only_if_errors_are_readable(
     assert (report.error_code, report.was_called) == ("WORKER_SERIALIZATION_ERROR", False)
     assert ("ada" in f"{report.result_json}{report.error_message}") is not encrypts
     assert ("ages.ada was stored in a form" in caplog.text) is encrypts
+
+
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_an_item_that_does_not_fit_fails_alone_and_its_batch_runs(encrypts: bool) -> None:
+    codec = FernetCodec([FernetCodec.new_key()])
+    broker = PostgresConfig(database_url=NOWHERE, codec=codec, encrypt_errors=encrypts)
+    shop = Horsies(AppConfig(broker=broker))
+    called = []
+
+    @shop.task("count", batch=Batch(size=5))
+    def count(ages: list[dict[str, int]]) -> list[int]:
+        called.append(ages)
+        return [sum(one.values()) for one in ages]
+
+    stored = ['[{"ada":1}]', '[{"secret":"x"}]', '[{"eve":2}]']
+    reports = execute_batch(
+        shop,
+        [
+            Assignment(f"task-{number}", 3, "count", 1, args, "{}", None)
+            for number, args in enumerate(stored)
+        ],
+    )
+    assert called == [[{"ada": 1}, {"eve": 2}]]
+    assert [one.task_id for one in reports] == ["task-0", "task-1", "task-2"]
+    assert [one.ok for one in reports] == [True, False, True]
+    assert [one.was_called for one in reports] == [True, False, True]
+    assert ("secret" in f"{reports[1].result_json}{reports[1].error_message}") is not encrypts
+    assert not any('"ok"' in one.result_json for one in reports)
 
 
 def test_an_async_task_runs_like_any_other() -> None:

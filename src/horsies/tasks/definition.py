@@ -37,6 +37,7 @@ from horsies.errors import (
 from horsies.modules import shared_name
 from horsies.retry import RetryPolicy
 from horsies.task_result import TaskError, TaskResult, storable_text
+from horsies.tasks.batch import SIZES, Batch, BatchForm, BatchTraits
 from horsies.tasks.keys import LANE_KEY_LENGTH_MAX, TaskKey, key_of_task
 
 NAME_LENGTH_MAX = 255
@@ -84,13 +85,14 @@ class TaskDefinition:
     key: TaskKey | None = None
     memory_limit_mb: int | None = None
     rate: Rate | None = None
+    batch: BatchTraits | None = None
 
     @property
     def may_share_process(self) -> bool:
         """Whether async children may run the task: if it exceeded a memory limit there, the other tasks
-        of the process would end with it.
+        of the process would end with it, and they do not collect batches.
         """
-        return self.is_async and self.memory_limit_mb is None
+        return self.is_async and self.memory_limit_mb is None and self.batch is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class DecoratorOptions:
     key: KeySource | None = None
     memory_limit_mb: int | None = None
     rate: Rate | None = None
+    batch: Batch | None = None
 
 
 def define(
@@ -138,7 +141,13 @@ def _defined(
 ) -> TaskDefinition:
     queue = choose_queue(config, options.queue_name, location)
     _raise_first(_option_problems(options), location)
-    _raise_first(_rate_problems(name, options), location)
+    _raise_first(_rate_problems(options), location)
+    batch = None
+    if options.batch is not None:
+        _raise_first(_batch_problems(options, queue), location)
+        batch = _read_batch(function, options.batch, location)
+        function = batch.for_one()
+    _raise_first(_fixed_key_problems(name, options), location)
     if options.durable is not None:
         _raise_first(_durable_problems(function, options), location)
     signature = _read_signature(function, location, 0 if options.durable is None else 1)
@@ -161,9 +170,9 @@ def _defined(
         on_stop=options.on_stop,
         burst=options.burst,
         durable=options.durable,
-        key=_read_key(function, options.key, signature, location)
-        or _key_of_rate(name, options.rate),
+        key=_read_key(function, options.key, signature, location) or _fixed_key(name, options),
         rate=options.rate,
+        batch=batch,
         memory_limit_mb=options.memory_limit_mb,
     )
 
@@ -221,7 +230,7 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
         yield _Problem(
             f"@app.task has no option {', '.join(map(_with_hint, unknown))}.",
             "options are queue_name, retry_policy, exception_mapper, default_unhandled_error_code, "
-            "timeout_ms, memory_limit_mb, on_stop, burst, key and rate; good_until belongs to "
+            "timeout_ms, memory_limit_mb, on_stop, burst, key, rate and batch; good_until belongs to "
             "with_options(...), auto_retry_for to the retry_policy",
         )
     if isinstance(function, type):
@@ -415,7 +424,7 @@ def _transaction_problems(
         )
 
 
-def _rate_problems(name: str, options: DecoratorOptions) -> Iterator[_Problem]:
+def _rate_problems(options: DecoratorOptions) -> Iterator[_Problem]:
     if options.rate is None:
         return
     if not isinstance(options.rate, Rate):
@@ -428,17 +437,58 @@ def _rate_problems(name: str, options: DecoratorOptions) -> Iterator[_Problem]:
             "rate= and key= exclude each other: a task has one key, and its rate needs it.",
             "leave out rate=, and give the queue per_key=PerKey(rate=...)",
         )
-    if len(key_of_task(name)) > LANE_KEY_LENGTH_MAX:
-        longest = LANE_KEY_LENGTH_MAX - len(key_of_task(""))
+
+
+def _batch_problems(options: DecoratorOptions, queue: CustomQueueConfig) -> Iterator[_Problem]:
+    batch = options.batch
+    if not isinstance(batch, Batch):
+        kind = type(batch).__name__
+        yield _Problem(f"batch must be a Batch, not {kind}.", "write batch=Batch(size=100)")
+    elif type(batch.size) is not int or batch.size not in SIZES:
+        yield _Problem(f"size of batch must be a whole number from 1 to {SIZES[-1]:,}.")
+    if options.burst:
         yield _Problem(
-            f"The name of a task with a rate has at most {longest} characters, not {len(name)}.",
+            "batch= and burst=True exclude each other: a call takes all the tasks that its child holds.",
+            "leave burst=True out",
+        )
+    if queue.per_key is not None and queue.per_key.order == "fifo":
+        yield _Problem(
+            f"Queue {queue.name!r} starts the tasks of a key one after another (order='fifo'), so no batch "
+            "in it would ever have two.",
+            "send the task to another queue, or leave batch= out",
+        )
+
+
+def _read_batch(
+    function: FunctionType, batch: Batch, location: SourceLocation | None
+) -> BatchTraits:
+    try:
+        return BatchTraits(function, batch.size, BatchForm.of(function))
+    except ValueError as problem:
+        name = function.__name__
+        raise TaskDefinitionError(
+            f"Function {name!r} cannot take a batch: {problem}.",
+            code=ErrorCode.TASK_INVALID_OPTIONS,
+            location=location,
+            help_text=f"def {name}(items: list[int]) -> list[TaskResult[str, TaskError]]:",
+        ) from problem
+
+
+def _fixed_key_problems(name: str, options: DecoratorOptions) -> Iterator[_Problem]:
+    if _fixed_key(name, options) is not None and len(key_of_task(name)) > LANE_KEY_LENGTH_MAX:
+        longest = LANE_KEY_LENGTH_MAX - len(key_of_task(""))
+        kind = "rate" if options.rate is not None else "batch and without a key"
+        yield _Problem(
+            f"The name of a task with a {kind} has at most {longest} characters, not {len(name)}.",
             "give it a shorter name",
         )
 
 
-def _key_of_rate(name: str, rate: Rate | None) -> TaskKey | None:
-    """The calls of a task with a rate share a key, and the rate is that key's."""
-    return None if rate is None else TaskKey(fixed=key_of_task(name))
+def _fixed_key(name: str, options: DecoratorOptions) -> TaskKey | None:
+    """The key that all calls of a task share: its rate is that key's, and its batches are of one key."""
+    if options.key is not None or (options.rate is None and options.batch is None):
+        return None
+    return TaskKey(fixed=key_of_task(name))
 
 
 def _read_key(

@@ -36,6 +36,7 @@ from horsies.errors import (
 )
 from horsies.result import Err
 from horsies.task_result import TaskError, TaskResult, describe_exception, exception_text
+from horsies.tasks.batch import BatchResultMismatch
 from horsies.tasks.definition import TaskDefinition
 
 logger = logging.getLogger("horsies.task")
@@ -143,7 +144,7 @@ def call_function(
         return _raised_error(config, definition, error)
     finally:
         clean_up()
-    return _checked_value(definition, value)
+    return checked_value(definition, value)
 
 
 async def await_function(
@@ -158,7 +159,7 @@ async def await_function(
             value = await value
     except BaseException as error:
         return _raised_error(config, definition, error)
-    return _checked_value(definition, value)
+    return checked_value(definition, value)
 
 
 def _raised_error(config: AppConfig, definition: TaskDefinition, error: BaseException) -> TaskError:
@@ -167,9 +168,7 @@ def _raised_error(config: AppConfig, definition: TaskDefinition, error: BaseExce
     return _exception_error(config, definition, error)
 
 
-def _checked_value(
-    definition: TaskDefinition, value: Any
-) -> TaskResult[Any, TaskError] | TaskError:
+def checked_value(definition: TaskDefinition, value: Any) -> TaskResult[Any, TaskError] | TaskError:
     """Wrap the value in a TaskResult, or return an error if the function should have returned one."""
     if definition.is_plain:
         return TaskResult(ok=value)
@@ -337,6 +336,8 @@ def _exception_error(
 ) -> TaskError:
     if isinstance(error, WorkflowContextMissingIdError):
         return TaskError(error_code=ContractCode.WORKFLOW_CTX_MISSING_ID, message=str(error))
+    if isinstance(error, BatchResultMismatch):
+        return TaskError(error_code=ContractCode.BATCH_RESULT_MISMATCH, message=str(error))
     is_retry = isinstance(error, RetryLater)
     code = resolve_exception_code(
         error,

@@ -46,7 +46,7 @@ def lane_key_problem(key: object, source: str = "key") -> str | None:
 
 
 def key_of_task(name: str) -> str:
-    """Return the key of a task that has its own rate: all of its calls share it."""
+    """Return the key of a task that has a rate, or batches and no other key: all of its calls share it."""
     return f"task:{name}"
 
 
@@ -60,7 +60,7 @@ class CallKey(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class TaskKey:
     """Where the key of a call comes from: the value of a parameter, a function of the arguments, or, for
-    a task that has a rate, the name of the task (`fixed`).
+    a task that has a rate or batches, the name of the task (`fixed`).
     """
 
     parameter: str = ""

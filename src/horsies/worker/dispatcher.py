@@ -19,6 +19,7 @@ from horsies.tasks.outcome import (
     outcome_of_stop,
 )
 from horsies.worker.agenda import Pace
+from horsies.worker.batches import Batches
 from horsies.worker.ledger import ENDED, RUNNING, UNCALLED, WAITING, Ledger
 from horsies.worker.node_inputs import NodeInputs
 from horsies.worker.pool.events import (
@@ -61,6 +62,7 @@ class Dispatcher:
         inputs: NodeInputs | None = None,
         traces: Traces | None = None,
         windows: Windows | None = None,
+        batches: Batches | None = None,
     ) -> None:
         self.pool = pool
         self.ledger = ledger
@@ -68,6 +70,8 @@ class Dispatcher:
         # None if the application does not use tracing.
         self.traces = traces
         self.windows = windows or Windows()
+        # None if no task of the application is batched.
+        self.batches = batches
         self.tally = Tally()
         self.failed_hook: str | None = None
         self._pace = Pace()
@@ -81,6 +85,7 @@ class Dispatcher:
         ledger = self.ledger
         handed: list[ClaimedTask] = []
         windows: dict[int, list[ClaimedTask]] = {}
+        batches: dict[int, list[ClaimedTask]] = {}
         for task in tasks:
             if task.id in ledger.owned:
                 # Another worker recovered the task, and it was claimed here again; the old attempt is void.
@@ -92,8 +97,12 @@ class Dispatcher:
             handed.append(task)
             if task.burst and self.windows.takes(task):
                 windows.setdefault(pid, []).append(task)
+            elif self.batches is not None and self.batches.takes(task):
+                batches.setdefault(pid, []).append(task)
             else:
                 self._give(task, pid, parts)
+        for pid, batch in batches.items():
+            self._give_batch(batch, pid, parts)
         behind = 0
         for pid, window in windows.items():
             behind += self._give_window(window, pid, parts)
@@ -107,6 +116,16 @@ class Dispatcher:
         except NoIdleChildError:
             self.ledger.give_back([task])
         else:
+            self.ledger.put(task, RUNNING)
+
+    def _give_batch(self, tasks: Sequence[ClaimedTask], pid: int, parts: Parts) -> None:
+        first, *companions = [assignment_of(task, parts.get(task.id)) for task in tasks]
+        try:
+            self.pool.dispatch(first, pid, companions)
+        except NoIdleChildError:
+            self.ledger.give_back(tasks)
+            return
+        for task in tasks:
             self.ledger.put(task, RUNNING)
 
     def _give_window(self, tasks: Sequence[ClaimedTask], pid: int, parts: Parts) -> int:

@@ -22,10 +22,11 @@ from horsies.db.limits import LOCK_TIMEOUT_MS, Limits
 from horsies.db.pipeline import Pipeline
 from horsies.logs import as_event, set_log_headers
 from horsies.tasks.blocked import Blocked
-from horsies.tasks.definition import OnStop
+from horsies.tasks.definition import OnStop, TaskDefinition
 from horsies.tasks.outcome import STOPPED_BY_SHUTDOWN, STOPPED_FOR_REQUEUE
 from horsies.webhooks.task import asking, subscriptions
 from horsies.worker.agenda import NEVER, AwakeClock, Shutdown, Silence, lifetime_clock
+from horsies.worker.batches import Batches
 from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.dispatcher import Dispatcher
@@ -74,6 +75,15 @@ def turn_limits(resilience: WorkerResilienceConfig, watched: WatchLimits) -> Lim
     )
 
 
+def _never_in_windows(definitions: Mapping[str, TaskDefinition]) -> list[str]:
+    """The tasks that never wait in a child behind others."""
+    return [
+        name
+        for name, task in definitions.items()
+        if task.signature.transaction or task.durable or task.memory_limit_mb or task.batch
+    ]
+
+
 def _identity(app: Horsies, worker_id: str, known: KnownTasks) -> Identity:
     """The worker, with the settings of its application that the database needs."""
     return Identity.of(
@@ -112,16 +122,13 @@ class Worker:
         tracing = app.config.tracing
         traces = None if tracing is None else Traces(tracing, identity.worker_id)
         definitions = app.definitions()
-        apart = [
-            name
-            for name, task in definitions.items()
-            if task.signature.transaction or task.durable or task.memory_limit_mb
-        ]
+        apart = _never_in_windows(definitions)
         windows = Windows(0 if is_capped else config.window_width, apart)
         ledger = Ledger()
         set_log_headers(app.config.log_headers, ledger.options_of)
         inputs = NodeInputs(tasks_with_injection(app), app.config.payload.max_input_bytes)
-        self._dispatcher = Dispatcher(pool, ledger, inputs, traces, windows)
+        batches = Batches.of(definitions)
+        self._dispatcher = Dispatcher(pool, ledger, inputs, traces, windows, batches)
         self._connection = WorkerConnection(
             Database(app.config.broker, "worker", migrates=app.migrates),
             app.config.resilience,

@@ -41,8 +41,8 @@ LAST_NUMBER = (1 << 63) - 1
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames; the first three, SHARE and STOP_TASK travel to the child, and the rest come
-    back.
+    """The kinds of frames; the first three, BATCH, SHARE and STOP_TASK travel to the child, and the rest
+    come back.
     """
 
     BOOT = 1
@@ -60,6 +60,8 @@ class FrameKind(IntEnum):
     PROGRESS = 23
     LOOP_BLOCKED = 24
     TASK_UNSTARTED = 25
+    # The assignments that follow, from the first number to the second, are run in one call.
+    BATCH = 26
 
 
 class ProgressReport(NamedTuple):
@@ -227,7 +229,7 @@ _RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
 # The longest frame of each kind: a frame that declares a greater length is rejected.
 _LONGEST: dict[int, int] = dict.fromkeys(FrameKind, 1 << 26)
 _LONGEST |= dict.fromkeys((FrameKind.BOOT, FrameKind.ASSIGN, FrameKind.REPORT), MAX_FRAME_BYTES)
-for _kind in (FrameKind.STOP, FrameKind.HELLO, FrameKind.READY, FrameKind.SHARE):
+for _kind in (FrameKind.STOP, FrameKind.HELLO, FrameKind.READY, FrameKind.SHARE, FrameKind.BATCH):
     _LONGEST[_kind] = _NUMBERS.size - 4
 
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
@@ -441,7 +443,9 @@ def _without_surrogates(report: ChildReport) -> ChildReport:
 
 
 def encode_numbers(kind: FrameKind, first: int = 0, second: int = 0) -> bytes:
-    """A frame of two numbers: (pid, memory in bytes) in hello and ready frames, unused in a stop."""
+    """A frame of two numbers: (pid, memory in bytes) in hello and ready frames, the first and the last
+    assignment of a batch, unused in a stop.
+    """
     return _NUMBERS.pack(_NUMBERS.size - 4, kind, first, second)
 
 

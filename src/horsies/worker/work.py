@@ -215,6 +215,8 @@ class Work:
         if by_state[REFUSED] and ledger.is_full:
             return 0
         held = len(by_state[WAITING]) + len(by_state[RUNNING]) + len(by_state[UNCALLED])
+        if self._dispatcher.batches is not None and not self._config.max_claim_per_worker:
+            held -= self._pool.places.companions
         return max(0, self._held_max - held)
 
     def perform(self, pipeline: Pipeline) -> None:
@@ -389,6 +391,13 @@ class Work:
         if request.starting:
             requested = [task for task, _ in request.starting]
             tasks = [*dispatcher.take_started(requested, turned.started), *tasks]
+        if dispatcher.batches is not None:
+            limit = self._config.max_claim_per_worker
+            room = self._room() - len(tasks) if limit else None
+            with ledger.claim_in_doubt():
+                tasks = dispatcher.batches.filled(
+                    pipeline, self._claimer, tasks, self._blocked, request.refused_by, room
+                )
         if dispatcher.traces is not None:
             with ledger.claim_in_doubt():
                 tasks = dispatcher.traces.linked(pipeline, tasks)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from horsies import (
+    Batch,
     Durable,
     FernetCodec,
     Horsies,
@@ -63,6 +64,11 @@ def _add_tasks(app: Horsies) -> None:
     @app.task("greet_async")
     async def greet_async(name: str) -> str:
         return f"Hello {name}"
+
+    @app.task("greet_all", batch=Batch(size=10), retry_policy=AGAIN)
+    def greet_all(names: list[str]) -> list[str]:
+        logger.warning("greets %s", names)
+        return [f"Hello {name}" for name in names]
 
     @app.task("echo")
     def echo(value: dict[str, str]) -> dict[str, str]:

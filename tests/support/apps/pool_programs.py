@@ -48,6 +48,9 @@ class FunctionProgram:
         value = FUNCTIONS[assignment.task_name](*json.loads(assignment.args_json))
         return _report(assignment, value)
 
+    def execute_batch(self, assignments: Sequence[Assignment]) -> Sequence[ChildReport]:
+        return [self.execute(one) for one in assignments]
+
     async def execute_async(self, assignment: Assignment) -> ChildReport:
         value = FUNCTIONS[assignment.task_name](*json.loads(assignment.args_json))
         return _report(assignment, await value if inspect.isawaitable(value) else value)

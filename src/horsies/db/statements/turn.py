@@ -62,6 +62,31 @@ class ClaimTasks(NamedTuple):
     lane_ids: Sequence[str] = NOTHING
 
 
+class ClaimBatch(NamedTuple):
+    """Batched tasks that this worker's children were given, all of one name and lane, and how many more
+    may join them, in batches of `size`. The position of the last one is where the search begins.
+    """
+
+    worker_id: str
+    hostname: str
+    heads: Sequence[str]
+    pids: Sequence[int]
+    size: int
+    queue: str
+    lane: int
+    task_name: str
+    wanted: int
+    after_priority: int
+    after_at: str
+    queue_cap: int | None = None
+    cluster_cap: int | None = None
+    counts_claimed: bool = True
+    rate_seconds: float | None = None
+    rate_burst: int | None = None
+    refused_ids: Sequence[str] = NOTHING
+    refused_by: Sequence[str] = NOTHING
+
+
 class ClaimUnresolvable(NamedTuple):
     """The worker and its queues, the names that it has not known for the grace period, how many tasks
     to claim, and tasks to skip; ``only`` restricts the claim to these tasks.
@@ -306,6 +331,7 @@ class WorkerId(NamedTuple):
 
 
 claim_tasks = TURN.declare("claim_tasks", ClaimTasks, ClaimedTask)
+claim_batch = TURN.declare("claim_batch", ClaimBatch, ClaimedTask)
 claim_unresolvable = TURN.declare("claim_unresolvable", ClaimUnresolvable, ClaimedTask)
 start_tasks = TURN.declare("start_tasks", StartTasks, StartedTask)
 renew_claims = TURN.declare("renew_claims", RenewClaims, TaskId)

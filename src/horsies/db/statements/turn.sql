@@ -154,6 +154,17 @@ FROM horsies_claim_v1(
     %(freed_queues)s::text[], %(freed_lanes)s::bigint[], %(marked_lanes)s::bigint[], %(lane_priorities)s::integer[],
     %(lane_moments)s::text[]::timestamptz[], %(lane_ids)s::uuid[])
 
+-- name: claim_batch
+-- PENDING -> RUNNING for the tasks that join a batched one in its child; see horsies_claim_batch_v1.
+SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_retries, task_options,
+    timeout_ms, worker_pid, workflow_id, workflow_node_index, workflow_item_index, workflow_inputs, priority,
+    enqueued_at::text AS enqueued_at, details, burst, lane
+FROM horsies_claim_batch_v1(
+    %(worker_id)s, %(hostname)s, %(heads)s::uuid[], %(pids)s::integer[], %(size)s, %(queue)s, %(lane)s,
+    %(task_name)s, %(wanted)s, %(after_priority)s, %(after_at)s::timestamptz, %(queue_cap)s::integer,
+    %(cluster_cap)s::integer, %(counts_claimed)s, %(rate_seconds)s::float8, %(rate_burst)s::integer,
+    %(refused_ids)s::uuid[], %(refused_by)s::text[])
+
 -- name: claim_unresolvable
 -- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the grace
 -- period and whose name no worker on their queue has known for that long. A worker that registered no names may know

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from horsies import tracing
@@ -32,9 +33,16 @@ from horsies.logs import set_log_headers
 from horsies.result import Err, Ok
 from horsies.retry import decide_retry, exception_names
 from horsies.task_result import TaskError, TaskResult, exception_text
+from horsies.tasks.batch import BatchResultMismatch, BatchTraits
 from horsies.tasks.definition import RESERVED_PREFIX, TaskDefinition
 from horsies.tasks.hooks import AroundTask, as_plain_calls, surround
-from horsies.tasks.invoke import await_function, call_function, mismatch_error, run_coroutine
+from horsies.tasks.invoke import (
+    await_function,
+    call_function,
+    checked_value,
+    mismatch_error,
+    run_coroutine,
+)
 from horsies.worker.child import durable_run, payload
 from horsies.worker.child.builtin_tasks import is_builtin, run_builtin
 from horsies.worker.child.node_arguments import build_call
@@ -103,6 +111,18 @@ class AppProgram:
         if self._tracing is not None and assignment.task_name not in _UNTRACED:
             return self._execute_traced(self._tracing, assignment)
         return execute(self._app, assignment, transactions=self.transactions)
+
+    def execute_batch(self, assignments: Sequence[Assignment]) -> Sequence[ChildReport]:
+        """Run assignments in one call, inside the span of the first one; the other reports name it too."""
+        if self._tracing is None:
+            return execute_batch(self._app, assignments)
+        with _span_of(self._tracing, assignments[0]) as span:
+            around = [] if span is None else [span.around]
+            first, *others = execute_batch(self._app, assignments, around)
+            if span is None:
+                return [first, *others]
+            first = _end_span(span, first)
+            return [first, *(one._replace(traceparent=first.traceparent) for one in others)]
 
     def _execute_traced(self, settings: TracingConfig, assignment: Assignment) -> ChildReport:
         """Run an assignment inside a span, which its report names."""
@@ -234,6 +254,96 @@ def _executed(
     except TaskStopped:
         raise
     except BaseException as error:  # reading arguments and writing results also runs user code
+        return _failure(assignment, _codec_error(assignment, error))
+
+
+def execute_batch(
+    app: Horsies, assignments: Sequence[Assignment], around: Sequence[AroundTask] = ()
+) -> list[ChildReport]:
+    """Run assignments of one batched task in one call, and report the outcome of each, in order. The
+    only exception it raises is TaskStopped.
+
+    Those whose arguments cannot be read or do not fit are reported without a call.
+    """
+    task = app.get_task(assignments[0].task_name)
+    if task is None or task.definition.batch is None:
+        return [execute(app, one, around) for one in assignments]
+    reports: dict[str, ChildReport] = {}
+    called: list[tuple[Assignment, Any]] = []
+    for assignment in assignments:
+        read = _item_of(app, task.definition, assignment)
+        if isinstance(read, ChildReport):
+            reports[assignment.task_id] = read
+        else:
+            called.append(read)
+    if called:
+        definition = replace(task.definition, function=task.definition.batch.function)
+        hooks = [*around, *app.hooks.around]
+        definition = surround(definition, hooks) if hooks else definition
+        for (assignment, _), report in zip(
+            called, _call_batch(app, definition, task.definition.batch, called), strict=True
+        ):
+            reports[assignment.task_id] = payload.encrypted(app, assignment, report)
+    return [reports[one.task_id] for one in assignments]
+
+
+def _item_of(
+    app: Horsies, definition: TaskDefinition, assignment: Assignment
+) -> tuple[Assignment, Any] | ChildReport:
+    """An assignment in readable form and its only argument, or a report that there is none."""
+    readable = payload.decrypted(app, assignment)
+    if isinstance(readable, ChildReport):
+        return readable
+    try:
+        call = _decode_call(app, definition, readable)
+    except TaskStopped:
+        raise
+    except BaseException as error:  # reading arguments also runs user code
+        call = _failure(readable, _codec_error(readable, error))
+    if isinstance(call, ChildReport):
+        return payload.encrypted(app, readable, call)
+    (item,) = [*call.args, *call.kwargs.values()]
+    return readable, item
+
+
+def _call_batch(
+    app: Horsies,
+    definition: TaskDefinition,
+    batch: BatchTraits,
+    called: Sequence[tuple[Assignment, Any]],
+) -> list[ChildReport]:
+    """Call a batched function, and report the outcome of each item. An error of the call is the outcome of
+    every task; its traceback is logged once.
+    """
+    items = [item for _, item in called]
+    # The value of the call is a list; that of each task is checked below.
+    whole = replace(definition, is_plain=True)
+    returned = _call(app, whole, BoundCall((items,), {}))
+    outcomes: Sequence[Any] = ()
+    error = returned if isinstance(returned, TaskError) else None
+    if not isinstance(returned, TaskError):
+        try:
+            outcomes = batch.outcomes(returned.ok, len(items))
+        except BatchResultMismatch as mismatch:
+            code = ContractCode.BATCH_RESULT_MISMATCH
+            error = TaskError(error_code=code, message=str(mismatch))
+    if error is not None:
+        first = _encode(app, definition, called[0][0], error)
+        return [first._replace(task_id=one.task_id, generation=one.generation) for one, _ in called]
+    return [
+        _encode_outcome(app, definition, assignment, outcome)
+        for (assignment, _), outcome in zip(called, outcomes, strict=True)
+    ]
+
+
+def _encode_outcome(
+    app: Horsies, definition: TaskDefinition, assignment: Assignment, outcome: Any
+) -> ChildReport:
+    try:
+        return _encode(app, definition, assignment, checked_value(definition, outcome))
+    except TaskStopped:
+        raise
+    except BaseException as error:  # writing results also runs user code
         return _failure(assignment, _codec_error(assignment, error))
 
 

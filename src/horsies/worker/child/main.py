@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import NoReturn, Protocol
 
 from horsies.codec.results import encode_task_error
-from horsies.current_task import CurrentTask, set_running_task
+from horsies.current_task import CurrentTask, set_running_batch, set_running_task
 from horsies.error_codes import OperationalErrorCode
 from horsies.errors import TaskStopped
 from horsies.logs import set_worker_name
@@ -51,6 +51,7 @@ EXIT_BROKEN = 174
 
 _KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_SHARE = int(FrameKind.SHARE)
+_KIND_BATCH = int(FrameKind.BATCH)
 _LIMITED = "Task %r permanently lowered a limit of its process; the process ends."
 _WARM_UPS = 32
 _WARM_UP = Assignment("0" * 36, 1, "warm_up", 1, "[]", "{}", None)
@@ -69,6 +70,9 @@ class Program(Protocol):
 
     def execute(self, assignment: Assignment) -> ChildReport:
         """Run one assignment; every failure of user code becomes part of the report."""
+
+    def execute_batch(self, assignments: Sequence[Assignment]) -> Sequence[ChildReport]:
+        """Run assignments of one task in one call, and report the outcome of each, in order."""
 
     async def execute_async(self, assignment: Assignment) -> ChildReport:
         """Like ``execute``, but on the running event loop and in the assignment's own context."""
@@ -183,7 +187,13 @@ def _boot_and_serve(
     rss_bytes = os_process.own_rss_bytes() if boot.samples_memory else 0
     parent.send(protocol.encode_numbers(FrameKind.READY, parent.owner_pid, rss_bytes))
     capture = Capture.of(boot, parent.page)
-    last = _serve(parent, loaded.execute, switch, process_state, boot.samples_memory, capture)
+    batches = _Batches(loaded, parent, switch, process_state, boot.samples_memory, capture)
+    while (
+        last := _serve(parent, loaded.execute, switch, process_state, boot.samples_memory, capture)
+    ) is not None and last[4] == _KIND_BATCH:
+        if not batches.serve(last):
+            last = None
+            break
     if last is not None and last[4] == _KIND_SHARE:
         serve_coroutines(parent, loaded.execute_async, process_state, boot.samples_memory, capture)
     run_stop_hooks(loaded.stop_hooks(), boot.hook_budget_seconds)
@@ -352,6 +362,72 @@ def _serve(
         if not process_state.restore():
             log_safely(logger, logging.WARNING, _LIMITED, assignment.task_name)
             return None
+
+
+class _Batches:
+    """Runs batches: the assignments of each in one call."""
+
+    def __init__(
+        self,
+        program: Program,
+        parent: ParentSocket,
+        switch: StopSwitch,
+        process_state: ProcessState,
+        samples_memory: bool,
+        capture: Capture | None,
+    ) -> None:
+        self._program = program
+        self._parent = parent
+        self._switch = switch
+        self._process_state = process_state
+        self._samples_memory = samples_memory
+        self._capture = capture
+
+    def serve(self, frame: bytes) -> bool:
+        """Run the batch that `frame` announces; False if this process is to end."""
+        parent, capture = self._parent, self._capture
+        frames = parent.batch_frames(*protocol.decode_numbers(frame))
+        if frames is None:
+            return False
+        assignments = [protocol.decode_assignment(one) for one in frames]
+        started, now = time.perf_counter_ns(), time.time()
+        tasks = tuple(CurrentTask(one, now, parent.page) for one in assignments)
+        if capture is not None:
+            capture.begin(tasks[0], assignments[0])
+        reports = self._run(assignments, tasks)
+        log = None if capture is None else capture.end(tasks[0])
+        if reports is None:
+            parent.send_all([protocol.encode_stopped(one, log) for one in assignments])
+            return False
+        rss_bytes = os_process.own_rss_bytes() if self._samples_memory else 0
+        microseconds = (time.perf_counter_ns() - started) // 1_000
+        if log is not None:
+            reports = [report._replace(log=log) for report in reports]
+        parent.send_all([protocol.encode_report(one, rss_bytes, microseconds) for one in reports])
+        if not self._process_state.restore():
+            log_safely(logger, logging.WARNING, _LIMITED, assignments[0].task_name)
+            return False
+        return True
+
+    def _run(
+        self, assignments: Sequence[Assignment], tasks: tuple[CurrentTask, ...]
+    ) -> Sequence[ChildReport] | None:
+        """The reports of one batch, or None if the parent stopped it."""
+        switch = self._switch
+        set_running_batch(tasks)
+        try:
+            switch.arm()
+            reports = self._program.execute_batch(assignments)
+            switch.disarm()
+        except TaskStopped:
+            if switch.has_stopped:
+                return None
+            reports = [_own_stop(one) for one in assignments]
+        finally:
+            switch.disarm()
+            set_running_batch(())
+        has_success = any(report.ok for report in reports)
+        return None if switch.has_stopped and not has_success else reports
 
 
 def _run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 
 from horsies.worker import protocol
@@ -12,6 +13,7 @@ from horsies.worker.protocol import FrameBuffer, FrameKind, ProtocolError
 from horsies.worker.sharing import Permits, SharedPage
 
 _RECEIVE_BYTES = 1 << 16
+_KIND_ASSIGN = int(FrameKind.ASSIGN)
 _KIND_STOP = int(FrameKind.STOP)
 # Larger frames need the socket's original send buffer.
 _LARGE_FRAME_BYTES = 1 << 12
@@ -70,6 +72,11 @@ class ParentSocket:
         while sent < len(data):
             sent += self._send_some(memoryview(data)[sent:])
 
+    def send_all(self, frames: Sequence[bytes]) -> None:
+        """Write several frames at once."""
+        first, *others = frames
+        self.send(first + b"".join(map(self.marked, others)))
+
     def _send_some(self, data: bytes | memoryview) -> int:
         try:
             return self.socket.send(data)
@@ -121,6 +128,25 @@ class ParentSocket:
         if self.page is not None:
             self.page.note_begun(number)
         return True
+
+    def batch_frames(self, first: int, last: int) -> list[bytes] | None:
+        """Wait for the assignments with these numbers, and note that they start; None if the parent has
+        closed its end or stops this process. Those that never arrived are reported as skipped.
+        """
+        frames: list[bytes] = []
+        number = first - 1
+        while number < last:
+            frame = self.next_frame()
+            if frame is None or frame[4] != _KIND_ASSIGN:
+                return None
+            number, _ = protocol.assignment_number(frame)
+            if (missing := self.missing_before(number)) is not None:
+                self._pass_over(*missing)
+            frames.append(frame)
+        self._send_unstarted()
+        if self.page is not None:
+            self.page.note_begun(last)
+        return frames
 
     def missing_before(self, number: int) -> tuple[int, int] | None:
         """Note that an assignment has arrived. Return the first and last missing numbers between the

@@ -2,7 +2,7 @@
 
 A child with one place runs one assignment at a time, the front. With a window it holds more, queued
 behind the front, each with a permit that the worker can take back until the child starts the task. An
-async child runs everything that it holds.
+async child runs everything that it holds. A batch is everything that a child holds, and runs in one call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from horsies.worker import protocol
 from horsies.worker.pool.child_process import BUSY, ChildProcess, Held
 from horsies.worker.pool.deadlines import Deadlines
 from horsies.worker.pool.events import Died, PoolEvent, Stopped, TakenBack
-from horsies.worker.protocol import Assignment, ProgressReport
+from horsies.worker.protocol import Assignment, FrameKind, ProgressReport
 
 logger = logging.getLogger("horsies.pool")
 
@@ -32,6 +32,8 @@ class Assignments:
         self.events: list[PoolEvent] = []
         # The latest progress of each task that reported any, until the worker has stored it.
         self.progress: dict[str, ProgressReport] = {}
+        # How many assignments run in a batch, beside the first one of each.
+        self.companions = 0
         self._selector = selector
         self._has_time_limits = has_time_limits
 
@@ -47,6 +49,29 @@ class Assignments:
             self.arm(one)
         child.send(protocol.encode_assignment(assignment, number, False), self._selector)
         return one
+
+    def give_batch(self, child: ChildProcess, batch: Sequence[Assignment]) -> Held:
+        """Give assignments to an idle child that runs them in one call, which has the shortest of their
+        time limits; return the first one.
+        """
+        limits = [one.timeout_ms for one in batch if one.timeout_ms is not None]
+        first, now = child.given + 1, time.monotonic()
+        frames = [protocol.encode_numbers(FrameKind.BATCH, first, child.given + len(batch))]
+        child.state = BUSY
+        for assignment in batch:
+            if limits:
+                assignment = assignment._replace(timeout_ms=min(limits))
+            child.given = number = child.given + 1
+            one = Held(number, assignment, child, assigned_at=now)
+            # No other assignment may wait behind a batch.
+            one.is_batched = one.is_slow = True
+            child.held[assignment.task_id] = self.busy[assignment.task_id] = one
+            frames.append(protocol.encode_assignment(assignment, number, False))
+        self.companions += len(batch) - 1
+        front = next(iter(child.held.values()))
+        self.arm(front)
+        child.send(b"".join(frames), self._selector)
+        return front
 
     def give_window(self, child: ChildProcess, given: Iterable[tuple[Assignment, float]]) -> None:
         """Give assignments to a child with a window, each with its patience and its permit."""
@@ -115,7 +140,9 @@ class Assignments:
             del self.lined[task_id]
         if child.held and not child.is_async:
             front = next(iter(child.held.values()))
-            if not front.assigned_at:
+            if one.is_batched:
+                self.companions -= 1
+            elif not front.assigned_at:
                 self.lined.pop(front.assignment.task_id, None)
                 self._start(front)
 
@@ -181,7 +208,9 @@ class Assignments:
         begun = [one for one in held if one.number <= last_begun]
         for one in begun:
             seconds = now - (one.assigned_at or now)
-            log = child.page.read_log(one.assignment, child.kind.log_limits)
+            # The tasks of a batch log as the first one.
+            logged = begun[0] if one.is_batched else one
+            log = child.page.read_log(logged.assignment, child.kind.log_limits)
             self.events.append(
                 Died(one.assignment, pid, description, seconds, log)
                 if one.stop_reason is None

@@ -121,6 +121,10 @@ class Held:
     # Whether it has kept the tasks behind it waiting for too long.
     is_slow: bool = field(default=False, init=False)
     stop_reason: str | None = field(default=None, init=False)
+    # Whether it runs in one call with the others that its child holds; and why it is to stop, which it
+    # does with all of them.
+    is_batched: bool = field(default=False, init=False)
+    stop_wish: str | None = field(default=None, init=False)
     # Set only in an async child; other children have one deadline, which may belong to the front.
     deadline: float | None = field(default=None, init=False)
     queued_at: float | None = field(default=None, init=False)
@@ -156,7 +160,8 @@ class ChildProcess:
     exit_fd: int | None = None
     # Bytes that did not fit into the socket; 250 large assignments may wait for one blocked event loop.
     outgoing: bytearray = field(default_factory=bytearray)
-    # In number order. A child with one place runs the first one, the front; the others are in line.
+    # In number order. A child with one place runs the first one, the front; the others are in line, or
+    # in the same batch.
     held: dict[str, Held] = field(default_factory=dict)
     # How many assignments it was given, and how many of those it holds are being stopped.
     given: int = 0

@@ -84,9 +84,10 @@ class MemoryWatch:
         self._stops.find_front(child)
         if not _is_running(held):
             return
-        if held.stop_reason is None:
-            held.stop_reason = STOPPED_BY_MEMORY
-            child.stopping += 1
+        for one in child.held.values():  # several if they are one batch
+            if one.stop_reason is None:
+                one.stop_reason = STOPPED_BY_MEMORY
+                child.stopping += 1
         child.verdict = fault
         self._children.kill(child)
 

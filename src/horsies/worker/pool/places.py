@@ -19,6 +19,7 @@ class FreePlaces:
         self, children: Children, assignments: Assignments, settings: PoolSettings
     ) -> None:
         self._children = children
+        self._assignments = assignments
         self._busy = assignments.busy
         self._has_windows = settings.has_windows
         self.has_async = settings.async_children > 0
@@ -27,6 +28,11 @@ class FreePlaces:
     def idle_count(self) -> int:
         """How many children with one place have no task."""
         return len(self._children.idle)
+
+    @property
+    def companions(self) -> int:
+        """How many tasks run in a batch, beside the first one of each: they take no place."""
+        return self._assignments.companions
 
     def idle(self, count: int) -> list[int]:
         """The children with one place that get the next `count` assignments, in order."""

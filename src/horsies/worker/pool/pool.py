@@ -169,11 +169,16 @@ class ChildPool:
         """Describe the children that have sent their pid."""
         return [ChildSummary.of(child) for child in self._children.all if child.pid is not None]
 
-    def dispatch(self, assignment: Assignment, pid: int | None = None) -> int:
+    def dispatch(
+        self,
+        assignment: Assignment,
+        pid: int | None = None,
+        companions: Sequence[Assignment] = (),
+    ) -> int:
         """Give `assignment` to the next idle child, or to the child `pid`, and return the child's pid.
 
-        The child may have died without the pool having noticed. If the assignment cannot have started
-        there, a ``TakenBack`` event follows.
+        The child runs it in one call with its `companions`, if it has any. It may have died without the
+        pool having noticed. If the assignment cannot have started there, a ``TakenBack`` event follows.
         """
         idle = self._children.idle
         if pid is None and not idle:
@@ -188,7 +193,10 @@ class ChildPool:
             raise NoIdleChildError(f"Child {pid} is replaced; its memory is short.")
         if not child.is_async:
             idle.remove(child)
-        held = self._assignments.give(child, assignment)
+        if companions:
+            held = self._assignments.give_batch(child, [assignment, *companions])
+        else:
+            held = self._assignments.give(child, assignment)
         if self._memory is not None:
             self._memory.note_start(held)
         return child.known_pid if pid is None else pid
@@ -260,9 +268,11 @@ class ChildPool:
                 self._children.kill(held.child)
 
     def drop_task(self, task_id: str, reason: str) -> None:
-        """End a task that this worker no longer owns: cancel its coroutine, or kill its child."""
+        """End a task that this worker no longer owns: cancel its coroutine, stop the batch of which no
+        task is left, or kill its child.
+        """
         held = self.busy.get(task_id)
-        if held is not None and held.child.is_async:
+        if held is not None and (held.child.is_async or held.is_batched):
             self._stops.stop(held, reason)
         else:
             self.kill_task(task_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+from collections.abc import Sequence
 
 from horsies.worker import os_process, protocol
 from horsies.worker.pool.assignments import Assignments
@@ -10,6 +11,17 @@ from horsies.worker.pool.child_process import ChildProcess, ChildState, Held
 from horsies.worker.pool.children import Children
 from horsies.worker.pool.inbox import Inbox
 from horsies.worker.protocol import FrameKind
+
+
+def ending_with(held: Held, reason: str) -> Sequence[Held]:
+    """Return the tasks that a stop of this one ends: itself, or its batch once each of the others is to
+    stop as well, because they share one call.
+    """
+    if not held.is_batched:
+        return (held,)
+    held.stop_wish = reason
+    batch = tuple(held.child.held.values())
+    return batch if all(one.stop_wish is not None for one in batch) else ()
 
 
 class Stops:
@@ -48,8 +60,12 @@ class Stops:
             return
         if child.state is not ChildState.BUSY:
             return
-        held.stop_reason = reason
-        child.stopping += 1
+        stopped = ending_with(held, reason)
+        if not stopped:
+            return
+        for one in stopped:
+            one.stop_reason = one.stop_wish or reason
+        child.stopping += len(stopped)
         self._assignments.extend(held, self._grace_seconds)
         if child.is_async:
             texts = (task_id, str(held.assignment.generation))
@@ -98,7 +114,8 @@ class Stops:
 
     def _stop_overdue(self, held: Held) -> None:
         child, tasks_done = held.child, held.child.tasks_done
-        self.stop(held, "timeout")
+        for one in tuple(child.held.values()) if held.is_batched else (held,):
+            self.stop(one, "timeout")
         if child.state is ChildState.IDLE and child.tasks_done == tasks_done:
             child.verdict = "killed because it did not begin a task within its timeout_ms"
             self._children.kill(child)

@@ -54,7 +54,7 @@ class Windows:
     """The run times of a worker's tasks, and how deep its next claim fills the windows.
 
     `widest` is the configured limit; below 2 there are no windows. Tasks named in `apart`, which take a
-    transaction, are durable or have a memory limit, are never in a window.
+    transaction, are durable or batched or have a memory limit, are never in a window.
     """
 
     __slots__ = ("_apart", "_next_depth", "_run_times", "depth", "is_on", "widest")
