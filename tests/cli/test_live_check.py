@@ -18,7 +18,7 @@ from tests.support.command_line import Run
 from tests.support.migrations import following
 
 PRODUCER = """
-GRANT SELECT ON horsies_migrations, horsies_task_attempts, horsies_webhooks TO {role};
+GRANT SELECT ON horsies_migrations, horsies_task_attempts, horsies_task_defaults, horsies_webhooks TO {role};
 GRANT SELECT, INSERT, UPDATE ON horsies_tasks, horsies_workflows, horsies_workflow_tasks TO {role};
 GRANT SELECT, INSERT, DELETE ON horsies_workflow_signals TO {role};
 GRANT SELECT, INSERT ON horsies_task_signals TO {role};
