@@ -11,6 +11,7 @@ from horsies.tasks.keys import lane_of
 from tests.db.test_keys import Ring, add_keyed, add_many_keyed
 from tests.support.database import Database
 from tests.support.query_plans import reads
+from tests.support.rows import ago
 
 
 def claim_of(heads: list[ClaimedTask], size: int = 5, **more: Any) -> ClaimBatch:
@@ -105,24 +106,25 @@ def test_the_limits_of_the_key_hold(
     assert len(join(connection, heads or Ring(connection).take())) == joined
 
 
-def test_a_paused_queue_other_names_and_refused_tasks_stay(connection: Database) -> None:
-    add_keyed(connection, "a", 2)
-    add_keyed(connection, "a", 1, task_name="other")
-    add_keyed(connection, "a", 2)
+@pytest.mark.parametrize(("names", "joined"), [("AAABA", 2), ("ABA", 0), ("AAAAAAA", 4)])
+def test_a_task_of_another_name_is_not_overtaken(
+    connection: Database, names: str, joined: int
+) -> None:
+    for place, name in enumerate(names):
+        add_keyed(connection, "a", task_name=name, enqueued_at=ago(60 - place))
     heads = Ring(connection).take()
-    others = {
-        str(one)
-        for (one,) in connection.execute(
-            "SELECT id FROM horsies_tasks WHERE task_name = 'other' OR status = 'RUNNING'"
-        )
-    }
+    assert [one.task_name for one in join(connection, heads)] == ["A"] * joined
+
+
+def test_a_paused_queue_and_refused_tasks_stay(connection: Database) -> None:
+    add_keyed(connection, "a", 4)
+    heads = Ring(connection).take()
     (left,) = connection.execute(
-        "SELECT id::text FROM horsies_tasks WHERE NOT id::text = ANY(%s) ORDER BY id DESC LIMIT 1",
-        [list(others)],
+        "SELECT id::text FROM horsies_tasks WHERE status = 'PENDING' ORDER BY id DESC LIMIT 1"
     ).fetchall()
     joined = join(connection, heads, refused_ids=[left[0]])
     assert len(joined) == 2
-    assert not {one.id for one in joined} & {*others, left[0]}
+    assert left[0] not in {one.id for one in joined}
     connection.execute(
         "INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('default', now())"
     )

@@ -38,9 +38,9 @@ BEGIN
 END
 $$;
 
--- Lock and return the due tasks of one name behind a task of their lane, in order. The search reads no more than
--- "p_wanted" rows, so tasks of other names with the same key make the batch smaller. They stay locked until the commit,
--- and other claims pass over them, so the commit notifies the workers of the queue. Tasks for async children stay there.
+-- Lock and return the due tasks of one name behind a task of their lane, in order: the leading run, which ends at the
+-- first task of another name, so nothing overtakes that task. The rows behind the run stay locked until the commit, and
+-- other claims pass over them, so the commit notifies the workers of the queue. Tasks for async children stay there.
 CREATE OR REPLACE FUNCTION horsies_due_behind(
     p_queue text, p_lane bigint, p_task_name text, p_wanted integer, p_after_priority integer,
     p_after_at timestamptz, p_after_id uuid, p_refused_ids uuid[], p_refused_by text[]) RETURNS uuid[]
@@ -50,19 +50,21 @@ DECLARE
     ids uuid[];
     has_others boolean;
 BEGIN
-    SELECT coalesce(array_agg(due.id ORDER BY due.priority, due.enqueued_at, due.id)
-            FILTER (WHERE due.task_name = p_task_name), '{}'),
-        coalesce(bool_or(due.task_name <> p_task_name), false)
+    SELECT coalesce(array_agg(line.id ORDER BY line.place) FILTER (WHERE line.is_run), '{}'),
+        coalesce(NOT bool_and(line.is_run), false)
     INTO ids, has_others FROM (
-        SELECT task.id, task.task_name, task.priority, task.enqueued_at FROM horsies_tasks AS task
-        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-          AND task.queue_name = p_queue AND task.lane = p_lane
-          AND (task.priority, task.enqueued_at, task.id) > (p_after_priority, p_after_at, p_after_id)
-          AND (task.good_until IS NULL OR task.good_until > look_at)
-          AND (task.next_retry_at <= task.updated_at) IS NOT FALSE
-          AND (task.task_options LIKE '{"async":true%') IS NOT TRUE AND task.id <> ALL(p_refused_ids)
-          AND (p_refused_by = '{}' OR NOT horsies_is_refused(task.id, p_refused_by, look_at))
-        ORDER BY task.priority, task.enqueued_at, task.id LIMIT p_wanted FOR UPDATE SKIP LOCKED) AS due;
+        SELECT due.id, row_number() OVER line AS place, bool_and(due.task_name = p_task_name) OVER line AS is_run
+        FROM (
+            SELECT task.id, task.task_name, task.priority, task.enqueued_at FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+              AND task.queue_name = p_queue AND task.lane = p_lane
+              AND (task.priority, task.enqueued_at, task.id) > (p_after_priority, p_after_at, p_after_id)
+              AND (task.good_until IS NULL OR task.good_until > look_at)
+              AND (task.next_retry_at <= task.updated_at) IS NOT FALSE
+              AND (task.task_options LIKE '{"async":true%') IS NOT TRUE AND task.id <> ALL(p_refused_ids)
+              AND (p_refused_by = '{}' OR NOT horsies_is_refused(task.id, p_refused_by, look_at))
+            ORDER BY task.priority, task.enqueued_at, task.id LIMIT p_wanted FOR UPDATE SKIP LOCKED) AS due
+        WINDOW line AS (ORDER BY due.priority, due.enqueued_at, due.id)) AS line;
     IF has_others THEN
         PERFORM pg_notify('task_queue_' || p_queue, '@');
     END IF;
