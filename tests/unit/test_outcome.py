@@ -178,6 +178,14 @@ def test_a_task_over_its_time_limit_fails_with_the_limit_in_its_reason() -> None
     assert outcome.delay_seconds is None
 
 
+@pytest.mark.parametrize("own_ms", [None, 9_000])
+def test_a_time_limit_of_another_task_in_the_batch_is_named(own_ms: int | None) -> None:
+    task = TASK._replace(timeout_ms=own_ms)
+    outcome = outcome_of_stop(task, STOPPED_BY_TIMEOUT, limit_ms=300)
+    assert outcome.failed_reason is not None
+    assert "timeout_ms=300, the shortest limit" in outcome.failed_reason
+
+
 def test_a_time_limit_is_tried_again_when_the_policy_lists_it() -> None:
     assert outcome_of_stop(retrying("TASK_TIMEOUT"), STOPPED_BY_TIMEOUT).delay_seconds == 10.0
 

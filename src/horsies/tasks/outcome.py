@@ -254,14 +254,16 @@ def outcome_of_stop(
     random: Callable[[], float] = random_module.random,
     *,
     description: str = "",
+    limit_ms: int | None = None,
 ) -> Outcome:
     """The outcome for a task that the worker stopped: it exceeded its time or memory limit, was
-    cancelled, or was still running at shutdown. `description` is why its child ended.
+    cancelled, or was still running at shutdown. `description` is why its child ended, and `limit_ms`
+    the time limit of its call, which in a batch may be that of another task.
     """
     if reason == STOPPED_BY_CANCEL:
         return _cancelled(task, "The task was cancelled while it was running.")
     if reason == STOPPED_BY_TIMEOUT:
-        text = f"The task ran longer than its timeout_ms={task.timeout_ms}."
+        text = _overrun(task.timeout_ms, limit_ms)
         decision = _decide(task, OutcomeCode.TASK_TIMEOUT.value, random)
         return Outcome.failed(task, OutcomeCode.TASK_TIMEOUT, text, decision=decision)
     if reason == STOPPED_BY_MEMORY:
@@ -285,6 +287,15 @@ def outcome_of_stop(
             if_cancelled=outcome_of_stop(task, STOPPED_BY_CANCEL),
         )
     return stopped
+
+
+def _overrun(own_ms: int | None, limit_ms: int | None) -> str:
+    if limit_ms is None or limit_ms == own_ms:
+        return f"The task ran longer than its timeout_ms={own_ms}."
+    return (
+        f"The call of the batch ran longer than timeout_ms={limit_ms}, "
+        "the shortest limit of its tasks."
+    )
 
 
 def _cancelled(task: ClaimedTask, text: str) -> Outcome:

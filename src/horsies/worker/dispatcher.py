@@ -214,7 +214,12 @@ class Dispatcher:
     def _absorb_stop(self, event: Stopped, came_at: float) -> None:
         if (task := self.ledger.running(event.assignment)) is not None:
             # A task that records its own outcome may have been stopped after its COMMIT.
-            outcome = outcome_of_stop(task, event.reason, description=event.description)
+            outcome = outcome_of_stop(
+                task,
+                event.reason,
+                description=event.description,
+                limit_ms=event.assignment.timeout_ms,
+            )
             self._end_interrupted(task, outcome._replace(is_in_doubt=True), event, came_at)
 
     def _absorb_death(self, event: Died, came_at: float) -> None:
