@@ -7,6 +7,7 @@ its lane are claimed for the same child. Workers whose applications have no batc
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -52,20 +53,27 @@ class Batches:
         refused_by: Sequence[str] = (),
         room: int | None = None,
     ) -> Sequence[ClaimedTask]:
-        """The tasks, with the children that run them, and those that join them: at most `room` more."""
+        """The tasks, with the children that run them, and those that join them: at most `room` more, and
+        no more of a queue than one turn may claim.
+        """
         groups = self._groups(tasks)
         if not groups:
             return tasks
         found = [task for task in tasks if not (task.worker_pid and self.takes(task))]
+        taken = Counter(task.queue_name for task in tasks)
         for group, heads in groups.items():
             size = self._sizes[group.task_name]
             wanted = len(heads) * (size - 1)
+            if claimer.max_claim_batch:
+                wanted = min(wanted, claimer.max_claim_batch - taken[group.queue_name])
             claim = _claim(
                 claimer, group, heads, size, wanted if room is None else min(wanted, room)
             )
             batch = _joined(pipeline, claim, heads, blocked, refused_by)
+            joined = len(batch) - len(heads)
+            taken[group.queue_name] += joined
             if room is not None:
-                room -= len(batch) - len(heads)
+                room -= joined
             found += batch
         return found
 
