@@ -11,7 +11,7 @@ import logging
 import math
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -281,6 +281,12 @@ def set_running_batch(tasks: tuple[CurrentTask, ...]) -> None:
     global _batch
     _batch = tasks
     set_running_task(tasks[0] if tasks else None)
+
+
+def keep_in_batch(task_ids: Collection[str]) -> None:
+    """Take the tasks with other ids out of the running batch: their items are not passed to the call."""
+    if _batch:
+        set_running_batch(tuple(task for task in _batch if task.id in task_ids))
 
 
 def current_batch() -> tuple[CurrentTask, ...]:

@@ -98,6 +98,19 @@ def test_only_the_tasks_that_failed_are_retried(
     assert count(connection, "COMPLETED") == 8
 
 
+def test_the_call_has_the_tasks_of_its_items_alone(
+    fleet: Fleet, batched: ModuleType, connection: Database
+) -> None:
+    bad, *good = send(batched.stumble, [0, 2, 4])
+    connection.execute("UPDATE horsies_tasks SET args = '[\"x\"]' WHERE id = %s", [bad])
+    start(fleet)
+    wait_until(lambda: count(connection, "COMPLETED") == 2)
+    (call,) = calls(fleet)
+    assert (call.items, call.ids) == ([2, 4], good)
+    assert values(connection, good) == [{"ok": 2}, {"ok": 4}]
+    assert log_owners(connection) == {good[0]}
+
+
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
@@ -134,6 +147,7 @@ def test_a_call_that_kills_its_process_costs_each_task_one_attempt(
     wait_until(lambda: count(connection, "COMPLETED") == 12)
     made = [(row.attempt, row.error_code) for row in attempts(connection)]
     assert made == [(1, "WORKER_CRASHED"), (2, None)] * 12
+    assert log_owners(connection) == {ids[0]}
     assert values(connection, ids) == [{"ok": number} for number in range(12)]
 
 
@@ -147,6 +161,10 @@ def test_the_shortest_time_limit_ends_the_call(
     wait_until(lambda: count(connection, "FAILED") == 3)
     assert {row.error_code for row in tasks(connection)} == {"TASK_TIMEOUT"}
     assert len(calls(fleet)) == 1
+    assert Counter(row.error_message for row in attempts(connection)) == {
+        "The task ran longer than its timeout_ms=300.": 1,
+        "The call of the batch ran longer than timeout_ms=300, the shortest limit of its tasks.": 2,
+    }
     assert batched.double.enqueue(1).result(timeout_ms=30_000) == 2
 
 
@@ -176,6 +194,32 @@ def test_a_stopping_worker_ends_the_call(
     assert [row.error_code for row in tasks(connection)] == ["WORKER_STOPPED"] * 3
 
 
+def test_what_a_stopped_call_has_done_counts_and_the_rest_was_stopped(
+    fleet: Fleet, batched: ModuleType, connection: Database
+) -> None:
+    first, second = send(batched.salvage, [1, 2])
+    worker = start(fleet, "--shutdown-grace", "0.2")
+    wait_until(lambda: calls(fleet))
+    worker.signal(signal.SIGTERM)
+    assert worker.process.wait(30) == 0
+    assert values(connection, [first]) == [{"ok": 1}]
+    assert task(connection, second).status == "PENDING"
+    start(fleet)
+    wait_until(lambda: count(connection, "COMPLETED") == 2)
+    assert values(connection, [second]) == [{"ok": 2}]
+
+
+def test_a_time_limit_spares_what_the_call_has_done(
+    fleet: Fleet, batched: ModuleType, connection: Database
+) -> None:
+    limited = batched.salvage.with_options(timeout_ms=300)
+    first, second = limited.send_many([batched.salvage.bind(one) for one in (1, 2)]).unwrap()
+    start(fleet)
+    wait_until_empty(connection)
+    assert task(connection, first.task_id).status == "COMPLETED"
+    assert task(connection, second.task_id).error_code == "TASK_TIMEOUT"
+
+
 def test_batches_are_of_one_key_and_keep_its_cap(
     fleet: Fleet, batched: ModuleType, connection: Database
 ) -> None:
@@ -198,15 +242,30 @@ def test_a_batch_keeps_the_cap_of_its_queue(
     assert max(len(call.items) for call in calls(fleet)) == 4
 
 
-def test_each_task_has_the_log_of_its_call(
+def test_a_batch_keeps_the_limit_of_a_claim(
+    fleet: Fleet, batched: ModuleType, connection: Database
+) -> None:
+    send(batched.double, list(range(20)))
+    start(fleet, "--max-claim-batch", "8")
+    wait_until(lambda: count(connection, "COMPLETED") == 20)
+    assert [len(call.items) for call in calls(fleet)] == [8, 8, 4]
+
+
+def log_owners(connection: Database) -> set[str]:
+    """The tasks that have the log of their first attempt."""
+    query = "SELECT task_id::text FROM horsies_task_logs WHERE attempt = 1"
+    return {one for (one,) in connection.execute(query).fetchall()}
+
+
+def test_the_first_task_has_the_log_of_its_call(
     fleet: Fleet, batched: ModuleType, connection: Database
 ) -> None:
     ids = send(batched.double, list(range(5)))
     start(fleet)
     wait_until(lambda: count(connection, "COMPLETED") == 5)
     rows = connection.execute("SELECT task_id::text, body FROM horsies_task_logs").fetchall()
-    assert sorted(one for one, _ in rows) == sorted(ids)
-    assert all("doubling 5" in body for _, body in rows)
+    assert [one for one, _ in rows] == ids[:1]
+    assert "doubling 5" in rows[0][1]
 
 
 def has_gone_on(fleet: Fleet, connection: Database, seen: int) -> bool:

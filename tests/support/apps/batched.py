@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 from horsies import (
@@ -23,6 +24,7 @@ from horsies import (
     RetryPolicy,
     TaskError,
     TaskResult,
+    TaskStopped,
     current_batch,
     current_task,
 )
@@ -68,6 +70,7 @@ def double(numbers: list[int]) -> list[int]:
 def stumble(numbers: list[int]) -> list[TaskResult[int, TaskError]]:
     """The first attempt of an odd number fails, and every attempt of a negative one."""
     write("stumble", numbers)
+    logging.getLogger("batched").warning("stumbling over %d", len(numbers))
     return [
         TaskResult(err=TaskError(error_code="NEGATIVE"))
         if number < 0
@@ -95,10 +98,22 @@ async def linger(seconds: list[float]) -> None:
     await asyncio.sleep(max(seconds))
 
 
+@app.task("salvage", queue_name="rows", batch=Batch(size=40), on_stop="requeue")
+def salvage(numbers: list[int]) -> list[TaskResult[int, TaskError]]:
+    """It is stopped when it has handled the first item."""
+    write("salvage", numbers)
+    if len(numbers) > 1:
+        with suppress(TaskStopped):
+            time.sleep(600)
+    rest = [TaskError(error_code="UNDONE")] * (len(numbers) - 1)
+    return [TaskResult(ok=numbers[0]), *(TaskResult(err=one) for one in rest)]
+
+
 @app.task("die", queue_name="rows", batch=Batch(size=40), retry_policy=AGAIN)
 def die(numbers: list[int]) -> list[int]:
     """The first call kills its process."""
     write("die", numbers)
+    logging.getLogger("batched").warning("dying with %d", len(numbers))
     if current_task().attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return numbers

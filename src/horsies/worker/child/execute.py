@@ -20,7 +20,7 @@ from horsies.codec.calls import BoundCall, CallSignature, payload_bytes
 from horsies.codec.form import TypeMismatch
 from horsies.codec.results import ResultCodec, encode_task_error
 from horsies.config.tracing import TracingConfig
-from horsies.current_task import CurrentTask, current_task
+from horsies.current_task import CurrentTask, current_task, keep_in_batch
 from horsies.durable.async_context import AsyncDurable
 from horsies.durable.context import Durable
 from horsies.durable.leaving import Leaving
@@ -116,12 +116,13 @@ class AppProgram:
         """Run assignments in one call, inside the span of the first one; the other reports name it too."""
         if self._tracing is None:
             return execute_batch(self._app, assignments)
+        task = current_task()
         with _span_of(self._tracing, assignments[0]) as span:
             around = [] if span is None else [span.around]
             first, *others = execute_batch(self._app, assignments, around)
             if span is None:
                 return [first, *others]
-            first = _end_span(span, first)
+            first = _end_span(span, first, task)
             return [first, *(one._replace(traceparent=first.traceparent) for one in others)]
 
     def _execute_traced(self, settings: TracingConfig, assignment: Assignment) -> ChildReport:
@@ -129,7 +130,7 @@ class AppProgram:
         with _span_of(settings, assignment) as span:
             around = [] if span is None else [span.around]
             report = execute(self._app, assignment, around, self.transactions)
-            return report if span is None else _end_span(span, report)
+            return report if span is None else _end_span(span, report, current_task())
 
     async def execute_async(self, assignment: Assignment) -> ChildReport:
         """Like ``execute``, but on the running event loop and in the assignment's own context."""
@@ -138,7 +139,7 @@ class AppProgram:
         with _span_of(self._tracing, assignment) as span:
             around = [] if span is None else [span.around]
             report = await execute_async(self._app, assignment, around, self.transactions)
-            return report if span is None else _end_span(span, report)
+            return report if span is None else _end_span(span, report, current_task())
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
         """Run a no-op task through the normal path to warm it up."""
@@ -189,9 +190,8 @@ def _span_of(
         raise
 
 
-def _end_span(span: tracing.Processing, report: ChildReport) -> ChildReport:
+def _end_span(span: tracing.Processing, report: ChildReport, task: CurrentTask) -> ChildReport:
     """End an attempt's span with its outcome, and name the span in the report."""
-    task = current_task()
     try:
         code = None if report.ok else report.error_code or "ERROR"
         will_retry = code is not None and _will_retry(task, report)
@@ -277,6 +277,7 @@ def execute_batch(
         else:
             called.append(read)
     if called:
+        keep_in_batch({one.task_id for one, _ in called})
         definition = replace(task.definition, function=task.definition.batch.function)
         hooks = [*around, *app.hooks.around]
         definition = surround(definition, hooks) if hooks else definition

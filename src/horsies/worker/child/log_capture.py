@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from horsies.captured_log import CapturedLog
 from horsies.current_task import CurrentTask, attempt_token, running_task
@@ -54,14 +54,19 @@ class Capture:
         areas = [] if page is None else page.log_areas(boot.log_limits)
         return cls(areas, boot.captured_level) if areas else None
 
-    def begin(self, task: CurrentTask, assignment: Assignment) -> None:
-        """Keep what this task logs from now on."""
+    def begin(
+        self, task: CurrentTask, assignment: Assignment, companions: Sequence[CurrentTask] = ()
+    ) -> None:
+        """Keep what this task logs from now on, together with its companions in one call."""
         if self._free:
             area = self._areas[task] = self._free.pop()
+            self._areas.update(dict.fromkeys(companions, area))
             area.begin(attempt_token(assignment.task_id, assignment.generation))
 
-    def end(self, task: CurrentTask) -> CapturedLog | None:
-        """What the task has logged; its area is free again."""
+    def end(self, task: CurrentTask, companions: Sequence[CurrentTask] = ()) -> CapturedLog | None:
+        """What the task and its companions have logged; its area is free again."""
+        for one in companions:
+            self._areas.pop(one, None)
         if (area := self._areas.pop(task, None)) is None:
             return None
         self._free.append(area)

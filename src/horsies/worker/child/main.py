@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import NoReturn, Protocol
 
 from horsies.codec.results import encode_task_error
-from horsies.current_task import CurrentTask, set_running_batch, set_running_task
+from horsies.current_task import CurrentTask, current_task, set_running_batch, set_running_task
 from horsies.error_codes import OperationalErrorCode
 from horsies.errors import TaskStopped
 from horsies.logs import set_worker_name
@@ -393,17 +393,24 @@ class _Batches:
         started, now = time.perf_counter_ns(), time.time()
         tasks = tuple(CurrentTask(one, now, parent.page) for one in assignments)
         if capture is not None:
-            capture.begin(tasks[0], assignments[0])
-        reports = self._run(assignments, tasks)
-        log = None if capture is None else capture.end(tasks[0])
-        if reports is None:
-            parent.send_all([protocol.encode_stopped(one, log) for one in assignments])
-            return False
+            capture.begin(tasks[0], assignments[0], tasks[1:])
+        reports, first_id = self._run(assignments, tasks)
+        log = None if capture is None else capture.end(tasks[0], tasks[1:])
+        logs = {first_id: log}
         rss_bytes = os_process.own_rss_bytes() if self._samples_memory else 0
         microseconds = (time.perf_counter_ns() - started) // 1_000
-        if log is not None:
-            reports = [report._replace(log=log) for report in reports]
-        parent.send_all([protocol.encode_report(one, rss_bytes, microseconds) for one in reports])
+        parent.send_all(
+            [
+                protocol.encode_stopped(one, logs.get(one.task_id))
+                if report is None
+                else protocol.encode_report(
+                    report._replace(log=logs.get(one.task_id)), rss_bytes, microseconds
+                )
+                for one, report in zip(assignments, reports, strict=True)
+            ]
+        )
+        if None in reports:
+            return False
         if not self._process_state.restore():
             log_safely(logger, logging.WARNING, _LIMITED, assignments[0].task_name)
             return False
@@ -411,8 +418,10 @@ class _Batches:
 
     def _run(
         self, assignments: Sequence[Assignment], tasks: tuple[CurrentTask, ...]
-    ) -> Sequence[ChildReport] | None:
-        """The reports of one batch, or None if the parent stopped it."""
+    ) -> tuple[Sequence[ChildReport | None], str]:
+        """The report of each assignment, or None if the parent stopped it, and the id of the first task
+        that was passed to the call.
+        """
         switch = self._switch
         set_running_batch(tasks)
         try:
@@ -420,14 +429,16 @@ class _Batches:
             reports = self._program.execute_batch(assignments)
             switch.disarm()
         except TaskStopped:
-            if switch.has_stopped:
-                return None
-            reports = [_own_stop(one) for one in assignments]
+            reports = [] if switch.has_stopped else [_own_stop(one) for one in assignments]
         finally:
             switch.disarm()
+            first_id = current_task().id
             set_running_batch(())
-        has_success = any(report.ok for report in reports)
-        return None if switch.has_stopped and not has_success else reports
+        if not switch.has_stopped:
+            return reports, first_id
+        # What the call had done before it was stopped counts.
+        done = {report.task_id: report for report in reports if report.ok}
+        return [done.get(one.task_id) for one in assignments], first_id
 
 
 def _run(

@@ -208,9 +208,7 @@ class Assignments:
         begun = [one for one in held if one.number <= last_begun]
         for one in begun:
             seconds = now - (one.assigned_at or now)
-            # The tasks of a batch log as the first one.
-            logged = begun[0] if one.is_batched else one
-            log = child.page.read_log(logged.assignment, child.kind.log_limits)
+            log = child.page.read_log(one.assignment, child.kind.log_limits)
             self.events.append(
                 Died(one.assignment, pid, description, seconds, log)
                 if one.stop_reason is None
