@@ -198,7 +198,7 @@ def test_what_a_stopped_call_has_done_counts_and_the_rest_was_stopped(
     fleet: Fleet, batched: ModuleType, connection: Database
 ) -> None:
     first, second = send(batched.salvage, [1, 2])
-    worker = start(fleet, "--shutdown-grace", "0.2")
+    worker = start(fleet, "--shutdown-grace", "1")
     wait_until(lambda: calls(fleet))
     worker.signal(signal.SIGTERM)
     assert worker.process.wait(30) == 0
@@ -212,7 +212,7 @@ def test_what_a_stopped_call_has_done_counts_and_the_rest_was_stopped(
 def test_a_time_limit_spares_what_the_call_has_done(
     fleet: Fleet, batched: ModuleType, connection: Database
 ) -> None:
-    limited = batched.salvage.with_options(timeout_ms=300)
+    limited = batched.salvage.with_options(timeout_ms=2_000)
     first, second = limited.send_many([batched.salvage.bind(one) for one in (1, 2)]).unwrap()
     start(fleet)
     wait_until_empty(connection)
