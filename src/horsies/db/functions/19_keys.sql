@@ -614,9 +614,9 @@ BEGIN
 END
 $$;
 
--- A transaction has ended tasks of these lanes. Workers that a limit of one of them may have turned away are notified,
--- unless the claim of the same transaction has taken the place again with one of its tasks ("p_taken"). A claim with
--- marks looks behind them only: its worker will search in front of them.
+-- A transaction has ended tasks of these lanes, one place each. Workers that a cap or the order of one of them may have
+-- turned away are notified, unless the claim of the same transaction has taken as many tasks of the lane ("p_taken"). A
+-- claim with marks looks behind them only: its worker will search in front of them.
 CREATE OR REPLACE FUNCTION horsies_offer_lanes(
     p_queues text[], p_lanes bigint[], p_taken uuid[], p_marks horsies_lane_marks) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -627,19 +627,22 @@ BEGIN
     END IF;
     PERFORM pg_notify('task_queue_' || freed.queue, '@') FROM (
         SELECT DISTINCT freed.queue FROM (
-            SELECT ended.queue, ended.lane, array_position(p_marks.lanes, ended.lane) AS mark
-            FROM unnest(p_queues, p_lanes) AS ended (queue, lane) OFFSET 0) AS freed
-        WHERE EXISTS (SELECT FROM horsies_lanes AS stored WHERE stored.queue_name = freed.queue)
+            SELECT ended.queue, ended.lane, count(*) AS places, array_position(p_marks.lanes, ended.lane) AS mark
+            FROM unnest(p_queues, p_lanes) AS ended (queue, lane) GROUP BY ended.queue, ended.lane OFFSET 0) AS freed
+        WHERE EXISTS (
+            SELECT FROM horsies_lanes AS stored
+            WHERE stored.queue_name = freed.queue AND stored.lane IN (0, freed.lane)
+              AND (stored.max_concurrency IS NOT NULL OR stored.is_fifo))
+          AND freed.places > (
+              SELECT count(*) FROM horsies_tasks AS task
+              WHERE task.id = ANY(p_taken) AND task.queue_name = freed.queue AND task.lane = freed.lane)
           AND (SELECT true FROM horsies_tasks AS task
                WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
                  AND task.queue_name = freed.queue AND task.lane = freed.lane
                  AND (task.priority, task.enqueued_at, task.id) > (
                      coalesce(p_marks.priorities[freed.mark], -1), coalesce(p_marks.moments[freed.mark], '-infinity'),
                      coalesce(p_marks.ids[freed.mark], '00000000-0000-0000-0000-000000000000'))
-               ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)
-          AND (SELECT true FROM horsies_tasks AS task
-               WHERE task.id = ANY(p_taken) AND task.queue_name = freed.queue AND task.lane = freed.lane
-               LIMIT 1) IS NULL) AS freed;
+               ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)) AS freed;
 END
 $$;
 
