@@ -615,10 +615,11 @@ END
 $$;
 
 -- A transaction has ended tasks of these lanes, one place each. Workers that a cap or the order of one of them may have
--- turned away are notified, unless the claim of the same transaction has taken as many tasks of the lane ("p_taken"). A
--- claim with marks looks behind them only: its worker will search in front of them.
+-- turned away are notified, unless the claim of the same transaction has taken as many tasks of the lane ("p_taken") or
+-- none waits in it. A search in front of a mark would read the dead entries that marks are for, so places of the lanes
+-- "p_marked" are offered without one, except in the queues "p_searched", where the claim itself has searched there.
 CREATE OR REPLACE FUNCTION horsies_offer_lanes(
-    p_queues text[], p_lanes bigint[], p_taken uuid[], p_marks horsies_lane_marks) RETURNS void
+    p_queues text[], p_lanes bigint[], p_taken uuid[], p_marked bigint[], p_searched text[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     -- Most queues have no limits: they are spared the query below, a tenth of a turn.
@@ -627,7 +628,8 @@ BEGIN
     END IF;
     PERFORM pg_notify('task_queue_' || freed.queue, '@') FROM (
         SELECT DISTINCT freed.queue FROM (
-            SELECT ended.queue, ended.lane, count(*) AS places, array_position(p_marks.lanes, ended.lane) AS mark
+            SELECT ended.queue, ended.lane, count(*) AS places,
+                ended.lane = ANY(p_marked) AND ended.queue <> ALL(p_searched) AS is_marked
             FROM unnest(p_queues, p_lanes) AS ended (queue, lane) GROUP BY ended.queue, ended.lane OFFSET 0) AS freed
         WHERE EXISTS (
             SELECT FROM horsies_lanes AS stored
@@ -636,13 +638,11 @@ BEGIN
           AND freed.places > (
               SELECT count(*) FROM horsies_tasks AS task
               WHERE task.id = ANY(p_taken) AND task.queue_name = freed.queue AND task.lane = freed.lane)
-          AND (SELECT true FROM horsies_tasks AS task
-               WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-                 AND task.queue_name = freed.queue AND task.lane = freed.lane
-                 AND (task.priority, task.enqueued_at, task.id) > (
-                     coalesce(p_marks.priorities[freed.mark], -1), coalesce(p_marks.moments[freed.mark], '-infinity'),
-                     coalesce(p_marks.ids[freed.mark], '00000000-0000-0000-0000-000000000000'))
-               ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)) AS freed;
+          AND CASE WHEN freed.is_marked THEN true ELSE (
+              SELECT true FROM horsies_tasks AS task
+              WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+                AND task.queue_name = freed.queue AND task.lane = freed.lane
+              ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1) END) AS freed;
 END
 $$;
 
