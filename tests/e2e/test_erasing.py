@@ -153,6 +153,11 @@ def test_no_trace_is_left_of_tasks_and_runs_that_a_worker_ran(
     wait_until_empty(connection)
     before = tables_with(connection)
     assert before >= {"horsies_task_logs", "horsies_steps", "horsies_actions", "horsies_lanes"}
+    shown = erase(fleet, command)
+    assert traces(connection) == [], shown
+
+
+def erase(fleet: Fleet, command: str) -> str:
     words = [command, PERSONAL, "--argument", PERSON, "--with-runs", "--yes"]
     erased = subprocess.run(
         [sys.executable, "-m", "horsies", *words],
@@ -162,4 +167,23 @@ def test_no_trace_is_left_of_tasks_and_runs_that_a_worker_ran(
         check=False,
     )
     assert erased.returncode == 0, erased.stderr
-    assert traces(connection) == [], erased.stdout
+    return erased.stdout
+
+
+def test_keys_that_all_calls_of_a_task_share_keep_their_pause_and_their_rate(
+    fleet: Fleet, personal: ModuleType, connection: Database
+) -> None:
+    fleet.start(application=PERSONAL)
+    shared = [personal.remind, personal.write, personal.collect]
+    for task in shared:
+        task.send(PERSON).unwrap().get(30_000).unwrap()
+    for name in ("write", "collect"):
+        personal.app.keys.pause("default", f"task:{name}").unwrap()
+    assert "3 tasks and runs deleted" in erase(fleet, "delete")
+    for task in shared:
+        task.send("bert").unwrap()
+    # A claim takes the tasks of all keys that may start: once this one has ended, none of them could.
+    personal.greet.send("bert").unwrap().get(30_000).unwrap()
+    found = connection.execute("SELECT task_name::text, status::text FROM horsies_tasks ORDER BY 1")
+    waiting = [(name, "PENDING") for name in ("collect", "remind", "write")]
+    assert found.fetchall() == [waiting[0], ("greet", "COMPLETED"), *waiting[1:]]

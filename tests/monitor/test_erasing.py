@@ -355,6 +355,59 @@ def lane_of(queue: str) -> sql.SQL:
     return sql.SQL(f"horsies_lane_v1('{queue}', '{PERSON}')")
 
 
+def add_lane(database: Database, key: str) -> None:
+    """Pause a key, and let its rate have allowed a start some time ago."""
+    database.execute(
+        "INSERT INTO horsies_lanes (queue_name, lane, lane_key, paused_at) "
+        "VALUES ('default', horsies_lane_v1('default', %s), %s, now())",
+        [key, key],
+    )
+    database.execute(
+        "INSERT INTO horsies_meters (queue_name, lane, next_at, seconds, burst) "
+        "VALUES ('default', horsies_lane_v1('default', %s), now() - interval '1 second', 1, 1)",
+        [key],
+    )
+
+
+@pytest.mark.parametrize("by", [("--argument", PERSON), ("--key", "task:collect")], ids=" ".join)
+@pytest.mark.parametrize("command", ["delete", "redact"])
+def test_a_key_that_all_calls_of_a_task_share_stays(
+    horsies: Run, database: Database, by: tuple[str, str], command: str
+) -> None:
+    database.execute(
+        "INSERT INTO horsies_task_defaults (task_name, queue_name, queues, max_retries, is_async, burst, "
+        "reject_bytes, fixed_key) VALUES ('collect', 'default', '{}', 0, false, false, 1, 'task:collect')"
+    )
+    kwargs = json.dumps({"customer": PERSON})
+    for key in ("task:collect", PERSON):
+        add_lane(database, key)
+        add_task(database, status="COMPLETED", kwargs=kwargs, lane_key=key)
+    shown = done(horsies(command, *by, "--yes")).out
+    assert "The key " not in shown
+    kept = ["task:collect"] if by[0] == "--argument" else ["task:collect", PERSON]
+    found = database.execute("SELECT lane_key FROM horsies_lanes WHERE paused_at IS NOT NULL")
+    assert {key for (key,) in found.fetchall()} == set(kept)
+    assert count(database, "horsies_meters") == len(kept)
+
+
+@pytest.mark.parametrize("command", ["delete", "redact"])
+def test_a_start_that_is_not_yet_paid_for_outlasts_the_key(
+    horsies: Run, database: Database, command: str
+) -> None:
+    add_lane(database, PERSON)
+    database.execute("UPDATE horsies_meters SET next_at = now() + interval '1 hour'")
+    kwargs = json.dumps({"customer": PERSON})
+    add_task(database, status="COMPLETED", kwargs=kwargs, lane_key=PERSON)
+    by_key = (command, "--key", PERSON, "--yes")
+    done(horsies(command, "--argument", PERSON, "--yes"))
+    assert done(horsies(*by_key)).out == "No task matches.\n"
+    assert (count(database, "horsies_lanes"), count(database, "horsies_meters")) == (0, 1)
+    assert traces(database) == []
+    database.execute("UPDATE horsies_meters SET next_at = now()")
+    assert done(horsies(*by_key)).out.endswith("The key is forgotten.\n")
+    assert count(database, "horsies_meters") == 0
+
+
 def test_a_key_of_a_run_that_stays_keeps_its_limits(horsies: Run, database: Database) -> None:
     add_run(database, workflow_key=PERSON)
     database.execute(

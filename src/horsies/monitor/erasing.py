@@ -3,7 +3,7 @@
 Only tasks and runs that have ended are erased. A task of a workflow goes with its whole run, because
 its arguments and its result may be in any other node. Other tables lose what they say about the erased
 tasks. If the order was found by a key or an argument, the limits of the tasks' keys go as well, once no
-open task has the key.
+open task has the key; those of a key that all calls of a task share stay.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from horsies import Durable, Horsies, RetryPolicy, TaskFailed, current_task
+from horsies import Batch, Durable, Horsies, Rate, RetryPolicy, TaskFailed, current_task
 from horsies.workflow.nodes.nodes import SignalNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
 from tests.support.apps.programs import read_config
@@ -38,6 +38,21 @@ def crash(customer: str) -> str:
 @app.task("length")
 def length(text: str) -> int:
     return len(text)
+
+
+@app.task("remind", rate=Rate(count=1, per_seconds=3_600))
+def remind(customer: str) -> None:
+    """One reminder an hour, whoever it is for."""
+
+
+@app.task("write", rate=Rate(count=1_000, burst=1_000))
+def write(customer: str) -> None:
+    """A rate that holds nothing back."""
+
+
+@app.task("collect", batch=Batch(size=10))
+def collect(customers: list[str]) -> None:
+    """One call for many customers."""
 
 
 @app.durable("visit")

@@ -22,9 +22,12 @@ SELECT root.id::text, CASE WHEN EXISTS (
 FROM horsies_workflows AS root WHERE root.id = ANY(%(ids)s::uuid[])
 
 -- name: read_erased_keys
--- The keys of tasks, and of the tasks of runs, that are about to be erased.
+-- The keys of tasks, and of the tasks of runs, that are about to be erased. A key that all calls of a task share is about
+-- nobody: its limits and its pause stay.
 SELECT DISTINCT task.queue_name::text AS queue, task.lane_key AS key FROM horsies_tasks AS task
-WHERE task.lane_key IS NOT NULL AND (task.id = ANY(%(ids)s::uuid[]) OR task.workflow_id = ANY(ARRAY(
+WHERE task.lane_key IS NOT NULL
+  AND NOT EXISTS (SELECT FROM horsies_task_defaults AS defaults WHERE defaults.fixed_key = task.lane_key)
+  AND (task.id = ANY(%(ids)s::uuid[]) OR task.workflow_id = ANY(ARRAY(
     SELECT run.id FROM horsies_workflows AS run
     WHERE run.id = ANY(%(ids)s::uuid[])
        OR (run.root_workflow_id = ANY(%(ids)s::uuid[]) AND run.parent_workflow_id IS NOT NULL))))
@@ -82,7 +85,7 @@ WHERE change.detail IS NOT NULL AND change.order_id IS NULL AND change.subject::
 
 -- name: forget_keys
 -- The limits and pauses of keys without an open task, and what the record of changes and open findings say about these
--- keys. Three probes, because open tasks with keys are in three indexes.
+-- keys. Three probes, because open tasks with keys are in three indexes. A meter stays while starts are not yet paid for: the next task of the key must wait for them.
 WITH given AS MATERIALIZED (
     SELECT asked.queue, asked.key, horsies_lane_v1(asked.queue, asked.key) AS lane
     FROM unnest(%(queues)s::text[], %(keys)s::text[]) AS asked (queue, key)),
@@ -102,7 +105,8 @@ lanes AS (
     DELETE FROM horsies_lanes AS stored USING free
     WHERE stored.queue_name = free.queue AND stored.lane = free.lane AND stored.task_rate_seconds IS NULL),
 meters AS (
-    DELETE FROM horsies_meters AS stored USING free WHERE stored.queue_name = free.queue AND stored.lane = free.lane),
+    DELETE FROM horsies_meters AS stored USING free
+    WHERE stored.queue_name = free.queue AND stored.lane = free.lane AND stored.next_at <= clock_timestamp()),
 findings AS (
     UPDATE horsies_findings AS stored SET sentence = 'erased', remedy = NULL FROM free
     WHERE stored.subject = 'queue ' || free.queue AND starts_with(stored.sentence, 'Key ')
@@ -118,17 +122,23 @@ SELECT given.queue, given.key FROM given
 WHERE NOT EXISTS (SELECT FROM free WHERE free.queue = given.queue AND free.key = given.key)
 
 -- name: find_key_queues
--- The queues that have limits or a pause of this key, or changes to it on record. The name of a queue contains no spaces:
--- such a subject is about another key. Reads every change on record.
-SELECT stored.queue_name::text AS queue, stored.lane_key AS key FROM horsies_lanes AS stored
-WHERE stored.lane_key = %(key)s::text AND stored.task_rate_seconds IS NULL
-UNION
-SELECT named.queue, %(key)s::text FROM (
-    SELECT substr(change.subject, length(start.words) + 1) AS queue
-    FROM horsies_actions AS change, (
-        SELECT left('key ' || %(key)s::text || ' of queue ', 255) AS words) AS start
-    WHERE change.order_id IS NULL AND starts_with(change.subject, start.words)) AS named
-WHERE strpos(named.queue, ' ') = 0
+-- The queues that have limits or a pause of this key, changes to it on record, or a meter that may go; none if all calls
+-- of a task share the key. The name of a queue contains no spaces: such a subject is about another key. Reads every
+-- change on record and every meter.
+SELECT found.queue, %(key)s::text AS key FROM (
+    SELECT stored.queue_name::text AS queue FROM horsies_lanes AS stored
+    WHERE stored.lane_key = %(key)s::text AND stored.task_rate_seconds IS NULL
+    UNION
+    SELECT meter.queue_name::text FROM horsies_meters AS meter
+    WHERE meter.next_at <= clock_timestamp() AND meter.lane = horsies_lane_v1(meter.queue_name, %(key)s::text)
+    UNION
+    SELECT named.queue FROM (
+        SELECT substr(change.subject, length(start.words) + 1) AS queue
+        FROM horsies_actions AS change, (
+            SELECT left('key ' || %(key)s::text || ' of queue ', 255) AS words) AS start
+        WHERE change.order_id IS NULL AND starts_with(change.subject, start.words)) AS named
+    WHERE strpos(named.queue, ' ') = 0) AS found
+WHERE NOT EXISTS (SELECT FROM horsies_task_defaults AS defaults WHERE defaults.fixed_key = %(key)s::text)
 
 -- name: read_run_keys
 -- The keys of runs, and of the runs below them, that are about to be erased.
