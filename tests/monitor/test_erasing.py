@@ -408,6 +408,24 @@ def test_a_start_that_is_not_yet_paid_for_outlasts_the_key(
     assert count(database, "horsies_meters") == 0
 
 
+@pytest.mark.parametrize("key", ["ACME\\alice", "it's", "a", "zoë\n", "a' of queue 'b"])
+@pytest.mark.parametrize("is_erased", [True, False], ids=["erased", "another"])
+def test_the_finding_of_a_key_is_erased_and_that_of_a_longer_key_is_not(
+    horsies: Run, database: Database, key: str, is_erased: bool
+) -> None:
+    named = key if is_erased else f"{key}cme"
+    sentence = f"Key {named!r} of queue 'default' was paused 3 minutes ago."
+    database.execute(
+        "INSERT INTO horsies_findings (code, subject, check_id, level, sentence, remedy) "
+        "VALUES ('KEY_PAUSED', 'queue default', 'tests', 'red', %s, 'horsies keys resume')",
+        [sentence],
+    )
+    add_task(database, status="COMPLETED", lane_key=key)
+    done(horsies("delete", "--key", key, "--yes"))
+    found = database.execute("SELECT sentence, remedy FROM horsies_findings").fetchone()
+    assert found == (("erased", None) if is_erased else (sentence, "horsies keys resume"))
+
+
 def test_a_key_of_a_run_that_stays_keeps_its_limits(horsies: Run, database: Database) -> None:
     add_run(database, workflow_key=PERSON)
     database.execute(

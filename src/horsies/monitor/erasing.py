@@ -32,6 +32,7 @@ from horsies.db.statements.erasing import (
     redact_tasks,
 )
 from horsies.db.statements.workflows import lock_runs
+from horsies.monitor.diagnose.tasks import key_opening
 from horsies.monitor.order_plan import SCOPES, Order, OrderVerb
 from horsies.result import Ok
 from horsies.tasks.broker import BrokerResult
@@ -96,7 +97,7 @@ def _erase_fitting_script(order: Order, fitting: Sequence[Erasable]) -> Script[i
         yield forget_run_keys([one.key for one in run_keys])
     yield forget_tasks([*(row.id for row in rows), *(part.id for part in parts)])
     if keys:
-        yield forget_keys([one.queue for one in keys], [one.key for one in keys])
+        yield _forgetting(keys)
     return len(rows) + sum(part.is_root for part in parts)
 
 
@@ -108,9 +109,17 @@ def key_queues_script(key: str) -> Script[list[str]]:
 
 def forget_key_script(key: str) -> Script[BrokerResult[bool]]:
     """Forget a key in every queue where no open task has it; return whether all queues forgot it."""
-    queues = yield from key_queues_script(key)
-    kept: list[QueueKey] = yield forget_keys(queues, [key] * len(queues))
+    found: list[QueueKey] = yield find_key_queues(key)
+    kept: list[QueueKey] = yield _forgetting(found)
     return Ok(not kept)
+
+
+def _forgetting(keys: Sequence[QueueKey]) -> Step:
+    return forget_keys(
+        [one.queue for one in keys],
+        [one.key for one in keys],
+        [key_opening(one.queue, one.key) for one in keys],
+    )
 
 
 class _Statements(NamedTuple):

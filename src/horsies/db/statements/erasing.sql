@@ -85,12 +85,13 @@ WHERE change.detail IS NOT NULL AND change.order_id IS NULL AND change.subject::
 
 -- name: forget_keys
 -- The limits and pauses of keys without an open task, and what the record of changes and open findings say about these
--- keys. Three probes, because open tasks with keys are in three indexes. A meter stays while starts are not yet paid for: the next task of the key must wait for them.
+-- keys; such a finding begins with the text in "openings". Three probes, because open tasks with keys are in three
+-- indexes. A meter stays while starts are not yet paid for: the next task of the key must wait for them.
 WITH given AS MATERIALIZED (
-    SELECT asked.queue, asked.key, horsies_lane_v1(asked.queue, asked.key) AS lane
-    FROM unnest(%(queues)s::text[], %(keys)s::text[]) AS asked (queue, key)),
+    SELECT asked.queue, asked.key, asked.opening, horsies_lane_v1(asked.queue, asked.key) AS lane
+    FROM unnest(%(queues)s::text[], %(keys)s::text[], %(openings)s::text[]) AS asked (queue, key, opening)),
 free AS MATERIALIZED (
-    SELECT given.queue, given.key, given.lane FROM given
+    SELECT given.queue, given.key, given.opening, given.lane FROM given
     WHERE NOT EXISTS (
         SELECT FROM horsies_tasks AS task WHERE task.lane IS NOT NULL AND task.status IN ('CLAIMED', 'RUNNING')
           AND task.queue_name = given.queue AND task.lane = given.lane)
@@ -109,8 +110,7 @@ meters AS (
     WHERE stored.queue_name = free.queue AND stored.lane = free.lane AND stored.next_at <= clock_timestamp()),
 findings AS (
     UPDATE horsies_findings AS stored SET sentence = 'erased', remedy = NULL FROM free
-    WHERE stored.subject = 'queue ' || free.queue AND starts_with(stored.sentence, 'Key ')
-      AND strpos(stored.sentence, free.key) > 0),
+    WHERE stored.subject = 'queue ' || free.queue AND starts_with(stored.sentence, free.opening)),
 changes AS (
     UPDATE horsies_actions AS change SET
         subject = left('a key of queue ' || free.queue, 255),

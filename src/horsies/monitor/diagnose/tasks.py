@@ -365,6 +365,11 @@ def _turns_of_keys(keys: int) -> str:
     return f"; {many} their turns in between"
 
 
+def key_opening(queue: str, key: str) -> str:
+    """Return how the finding of a paused key begins, and no finding of another key does."""
+    return f"Key {key!r} of queue {queue!r} was "
+
+
 def key_pause(lane: KeyState, looked_at: datetime) -> Iterator[Finding]:
     """Yield that a key is paused, by an operator or by the failure of one of its tasks."""
     if lane.paused_at is None:
@@ -380,7 +385,7 @@ def key_pause(lane: KeyState, looked_at: datetime) -> Iterator[Finding]:
     )
     yield finding(
         code,
-        f"Key {lane.key!r} of queue {lane.queue_name!r} was {'halted' if is_halted else 'paused'} "
+        f"{key_opening(lane.queue_name, lane.key)}{'halted' if is_halted else 'paused'} "
         f"{between(lane.paused_at, looked_at)} ago{why}.",
         level=Level.RED if is_long else Level.YELLOW,
         since=lane.paused_at,
