@@ -21,6 +21,7 @@ from horsies.monitor.erasing import ERASE_BATCH
 from tests.support.database import Database
 from tests.support.tables import wait_until_empty
 from tests.support.traces import PERSON, tables_with, traces
+from tests.support.wait import wait_until
 from tests.support.workers import Fleet
 
 TASKS = int(os.environ.get("HORSIES_TEST_ERASED", "3000"))
@@ -179,6 +180,8 @@ def test_keys_that_all_calls_of_a_task_share_keep_their_pause_and_their_rate(
         task.send(PERSON).unwrap().get(30_000).unwrap()
     for name in ("write", "collect"):
         personal.app.keys.pause("default", f"task:{name}").unwrap()
+    registered = "SELECT FROM horsies_task_defaults WHERE fixed_key IS NOT NULL"
+    wait_until(lambda: connection.execute(registered).rowcount == len(shared))
     assert "3 tasks and runs deleted" in erase(fleet, "delete")
     for task in shared:
         task.send("bert").unwrap()
