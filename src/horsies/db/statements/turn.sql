@@ -161,7 +161,7 @@ SELECT id, generation, task_name, queue_name, args, kwargs, retry_count, max_ret
     enqueued_at::text AS enqueued_at, details, burst, lane
 FROM horsies_claim_batch_v1(
     %(worker_id)s, %(hostname)s, %(heads)s::uuid[], %(pids)s::integer[], %(size)s, %(queue)s, %(lane)s,
-    %(task_name)s, %(wanted)s, %(after_priority)s, %(after_at)s::timestamptz, %(queue_cap)s::integer,
+    %(task_name)s, %(wanted)s, %(after_priority)s, %(after_at)s::text::timestamptz, %(queue_cap)s::integer,
     %(cluster_cap)s::integer, %(counts_claimed)s, %(rate_seconds)s::float8, %(rate_burst)s::integer,
     %(refused_ids)s::uuid[], %(refused_by)s::text[])
 
