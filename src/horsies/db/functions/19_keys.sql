@@ -614,9 +614,9 @@ BEGIN
 END
 $$;
 
--- A transaction has ended tasks of these lanes, one place each. Workers that a cap or the order of one of them may have
--- turned away are notified, unless the claim of the same transaction has taken as many tasks of the lane ("p_taken") or
--- none waits in it. A search in front of a mark would read the dead entries that marks are for, so places of the lanes
+-- A transaction has ended tasks of these lanes, one place each. Workers that a cap or the order of a lane may have turned
+-- away are notified, unless the claim of the same transaction has taken all its places again ("p_taken") or no task
+-- waits in it. A search in front of a mark would read the dead entries that marks are for, so places of the lanes
 -- "p_marked" are offered without one, except in the queues "p_searched", where the claim itself has searched there.
 CREATE OR REPLACE FUNCTION horsies_offer_lanes(
     p_queues text[], p_lanes bigint[], p_taken uuid[], p_marked bigint[], p_searched text[]) RETURNS void
