@@ -522,7 +522,7 @@ def test_a_development_version_with_22_migrations_is_refused_in_one_sentence(
 
 @pytest.mark.parametrize("lags_behind", [False, True])
 def test_the_printed_script_makes_the_same_schema(
-    empty: Connection[Any], process_url: str, lags_behind: bool
+    empty: Connection[Any], other_url: str, lags_behind: bool
 ) -> None:
     if lags_behind:
         apply_migrations(empty)
@@ -531,7 +531,8 @@ def test_the_printed_script_makes_the_same_schema(
     script = migration_script(pending_migrations(empty, replaces=True))
     result = empty.pgconn.exec_(script.encode())  # all of it in one message, as psql -c does
     assert result.error_message == b""
-    with psycopg.connect(process_url) as migrated:
+    # Not the database of this process, in which other tests may have left a function.
+    with psycopg.connect(other_url) as migrated:
         assert catalogue(empty) == catalogue(migrated)
     assert recorded(empty) == expected_record()
     assert list(pending_migrations(empty, replaces=True)) == []

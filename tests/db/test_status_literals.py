@@ -33,7 +33,7 @@ ERROR_CODES = {*OperationalErrorCode, *ContractCode, *RetrievalCode, *OutcomeCod
 # The answers of a control function that are not statuses.
 ANSWERS = {
     *("NO_FAILED_NODE", "PARENT_ENDED", "KEY_TAKEN", "REDACTED", "UNKNOWN_SIGNAL"),
-    *("NOT_HELD", "STEP_NOT_FOUND"),
+    *("NOT_HELD", "STEP_NOT_FOUND", "CANCELLING"),
 }
 WORDS_OF_POSTGRESQL = {"UTC", "USAGE", "CREATE", "SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"}
 

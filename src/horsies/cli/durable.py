@@ -107,7 +107,7 @@ def signal(
     Exit codes: 0 delivered or stored, 1 failure or already ended, 4 no such run or signal.
 
     Example:
-        horsies durable signal 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a approve true shop.tasks:app
+        horsies durable signal 01a1dd42 approve true shop.tasks:app
     """
     try:
         sent = json.loads(value)
