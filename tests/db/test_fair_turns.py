@@ -40,6 +40,8 @@ def test_keys_that_always_have_tasks_get_the_same_and_no_arrival_more(
             add_task(connection)
     arrives_before = data.draw(st.integers(0, len(claims) - 1))
     served: Counter[str | None] = Counter()
+    lanes = [*names, None] if has_plain else names
+    counts = [0]
     waited: list[int] = []
     ring = Ring(connection)
     for number, children in enumerate(claims):
@@ -48,13 +50,14 @@ def test_keys_that_always_have_tasks_get_the_same_and_no_arrival_more(
         before = served.copy()
         served.update(ring.claim(children))
         assert served.total() - before.total() == children, "no child is left idle"
-        if number >= arrives_before:
+        if number < arrives_before:
+            counts = [served[key] for key in lanes]
+        else:
             waited = [] if served["late"] > before["late"] else [*waited, children]
             assert sum(waited) <= keys + has_plain + max(claims), "its turn comes within a round"
-    lanes = [*names, None] if has_plain else names
-    counts = [served[key] for key in lanes]
+    # After the arrival, the places that a key which runs empty leaves may all go to one of the others.
     assert max(counts) - min(counts) <= 2 + max(claims)
-    assert served["late"] <= max(counts) + 1, (
+    assert served["late"] <= max(served[key] for key in lanes) + 1, (
         "a key with one task at a time gets no more than others"
     )
 
