@@ -272,7 +272,7 @@ def missing_key(*texts: str) -> str | None:
 
 
 def is_encrypted(text: str) -> bool:
-    """Return whether a text was encrypted as a whole; it may have been cut off."""
+    """Return whether a whole text, or the beginning of it, is encrypted."""
     return text.startswith(_HEAD)
 
 

@@ -22,8 +22,8 @@ SELECT root.id::text, CASE WHEN EXISTS (
 FROM horsies_workflows AS root WHERE root.id = ANY(%(ids)s::uuid[])
 
 -- name: read_erased_keys
--- The keys of tasks, and of the tasks of runs, that are about to be erased. A key that all calls of a task share is about
--- nobody: its limits and its pause stay.
+-- The keys of tasks, and of the tasks of runs, that are about to be erased. A key that all calls of a task share
+-- identifies no person, so its limits and its pause stay.
 SELECT DISTINCT task.queue_name::text AS queue, task.lane_key AS key FROM horsies_tasks AS task
 WHERE task.lane_key IS NOT NULL
   AND NOT EXISTS (SELECT FROM horsies_task_defaults AS defaults WHERE defaults.fixed_key = task.lane_key)
