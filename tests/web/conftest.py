@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from horsies.app import Horsies
 from horsies.web.access import Policy
@@ -29,6 +29,10 @@ from tests.support.web_server import (
     served,
     watched,
 )
+
+# The dashboard rests twenty times as long as it took to read a page, so a live update of a large graph
+# may take longer than Playwright's five seconds on a slow machine.
+expect.set_options(timeout=60_000)
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def hits(tab: Page, query: str) -> list[str]:
     for text, answer in (("", "Type to start"), (query, "matching document")):
         field.fill(text)
         field.dispatch_event("keyup")
-        expect(said).to_contain_text(answer, timeout=20_000)
+        expect(said).to_contain_text(answer)
     found = tab.locator(".md-search-result__item > a.md-search-result__link")
     addresses = found.evaluate_all("links => links.map(link => link.pathname)")
     return list(dict.fromkeys(one.rpartition("/")[2] for one in addresses))

@@ -589,7 +589,7 @@ def test_the_page_follows_the_reasons_and_resumes_a_queue(page: Page, connection
     connection.execute(
         "INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('default', now())"
     )
-    expect(reasons).to_have_text(["QUEUE_PAUSED", "QUEUE_UNSERVED"], timeout=15_000)
+    expect(reasons).to_have_text(["QUEUE_PAUSED", "QUEUE_UNSERVED"])
     serve(connection)
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("status")).to_contain_text("Queue default is not paused.")

@@ -134,7 +134,7 @@ def test_a_run_is_followed_live_and_its_drawing_stays_still(
 
     fleet.start(application="tests.support.apps.flows:app", processes=1)
     for done in (0, 1, 2, 3, 4, 5):
-        expect(node(page, done)).to_have_class(has_status("ok"), timeout=20_000)
+        expect(node(page, done)).to_have_class(has_status("ok"))
     expect(node(page, 5)).to_contain_text("5/5 items")
     expect(node(page, 6)).to_have_class(has_status("waiting"))
     assert geometry(page) == before
@@ -145,7 +145,7 @@ def test_a_run_is_followed_live_and_its_drawing_stays_still(
     expect(page.locator("[data-notice]")).to_have_text("Signal approve is delivered.")
     page.locator("svg.graph").evaluate("svg => { svg.isTheSame = true }")
     for done in (6, 7, 8):
-        expect(node(page, done)).to_have_class(has_status("ok"), timeout=20_000)
+        expect(node(page, done)).to_have_class(has_status("ok"))
     expect(page.locator("[data-region=state]")).to_contain_text("9 of 9 nodes ended")
     assert geometry(page) == before
     assert page.locator("svg.graph").evaluate("svg => svg.isTheSame === true")
