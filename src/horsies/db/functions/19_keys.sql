@@ -213,9 +213,9 @@ END
 $$;
 
 -- Lock and return the first due tasks of these lanes, up to a number of each, in order: the first of each lane, the
--- second of each, and so on. A retry that kept its place when the lane was fifo waits for its time, until a search
--- moves it (horsies_look_at_keys_v1). "p_only_short" takes only tasks that may wait in a child behind others. Tasks that were
--- locked and not taken leave their lane for this claim.
+-- second of each, and so on. Lane 0 gives none here. A retry that kept its place when the lane was fifo waits for its
+-- time, until a search moves it (horsies_look_at_keys_v1). "p_only_short" takes only tasks that may wait in a child
+-- behind others. Tasks that were locked and not taken leave their lane for this claim.
 CREATE OR REPLACE FUNCTION horsies_lane_heads(
     p_queue text, p_lanes bigint[], p_quotas integer[], p_taken uuid[], p_look_at timestamptz, p_only_short boolean,
     p_short_names text[], p_is_async boolean, p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[],
@@ -247,6 +247,7 @@ BEGIN
               AND task.id <> ALL(p_taken) AND (task.next_retry_at <= task.updated_at) IS NOT FALSE
               AND (p_refused_by = '{}' OR NOT horsies_is_refused(task.id, p_refused_by, p_look_at))
             ORDER BY task.priority, task.enqueued_at, task.id LIMIT asked.quota FOR UPDATE SKIP LOCKED) AS found
+        WHERE asked.lane <> 0
         ORDER BY row_number() OVER (
             PARTITION BY asked.place ORDER BY found.priority, found.enqueued_at, found.id), asked.place
     LOOP
@@ -470,6 +471,8 @@ DECLARE
     generous bigint[] := '{}';
     rooms integer[] := '{}';
     quotas integer[];
+    -- The place of the lane that gets the last one of a round.
+    last integer;
     rounds integer := 0;
     rated bigint[] := '{}';
 BEGIN
@@ -503,7 +506,11 @@ BEGIN
                 cursor := lanes[place];
                 IF cursor = 0 THEN
                     has_plain := horsies_has_plain_due(p_queue, p_look_at);
-                    places := places - has_plain::integer;
+                    IF has_plain THEN
+                        places := places - 1;
+                        generous := generous || cursor;
+                        rooms := rooms || NULL::integer;
+                    END IF;
                     CONTINUE;
                 END IF;
                 IF has_own THEN
@@ -554,18 +561,20 @@ BEGIN
                 -- The walk may have passed the end of the ring only for the lane that was left out.
                 is_past := is_past AND cursor <= p_cursor;
             END IF;
-            lanes := array_remove(lanes, 0);
-            walk.heads := array_remove(walk.heads, NULL);
+            IF NOT has_plain THEN
+                lanes := array_remove(lanes, 0);
+                walk.heads := array_remove(walk.heads, NULL);
+            END IF;
         END IF;
         locked := horsies_lock_heads(
             p_queue, walk.heads, p_look_at, p_only_short, p_short_names, p_is_async, p_unknown_names, p_refused_ids,
             p_refused_by);
         ids := ids || locked;
         places := places - cardinality(locked);
-        IF cardinality(locked) < cardinality(lanes) THEN
+        IF cardinality(locked) < cardinality(array_remove(walk.heads, NULL)) THEN
             missed := ARRAY(
                 SELECT lanes[place] FROM generate_subscripts(lanes, 1) AS place
-                WHERE walk.heads[place] <> ALL(locked) ORDER BY place);
+                WHERE lanes[place] <> 0 AND walk.heads[place] <> ALL(locked) ORDER BY place);
             heads := horsies_lane_heads(
                 p_queue, missed, array_fill(1, ARRAY[cardinality(missed)]), ids, p_look_at, p_only_short,
                 p_short_names, p_is_async, p_unknown_names, p_refused_ids, p_refused_by, p_marks);
@@ -578,34 +587,35 @@ BEGIN
         generous := generous || lanes;
         EXIT WHEN is_drained;
     END LOOP;
-    -- Every lane has had its turn: they share the places that are left, as far as their limits allow.
-    places := places - has_plain::integer * (places / (cardinality(generous) + 1));
-    -- A lane that gives less than it was asked for is empty, and the others are asked next; a few rounds are enough
-    -- for one claim.
-    WHILE places > 0 AND is_drained AND generous <> '{}' LOOP
+    -- Every lane has had its turn: they share the places that are left, as far as their limits allow. A lane that gives
+    -- less than it was asked for is empty, and the others share its places, beginning behind the lane that got the
+    -- last one; a few rounds are enough for one claim. Lane 0 is one of them, and nobody counts whether it is empty.
+    WHILE places > 0 AND is_drained AND array_remove(generous, 0) <> '{}' LOOP
         rounds := rounds + 1;
         is_drained := rounds <= 8;
         EXIT WHEN NOT is_drained;
+        last := (places - 1) % cardinality(generous) + 1;
         quotas := ARRAY(
-            SELECT least(places / cardinality(generous) + (place <= places % cardinality(generous))::integer,
-                rooms[place])
+            SELECT least((places - place + cardinality(generous)) / cardinality(generous), rooms[place])
             FROM generate_subscripts(generous, 1) AS place ORDER BY place);
         heads := horsies_lane_heads(
             p_queue, generous, quotas, ids, p_look_at, p_only_short, p_short_names, p_is_async, p_unknown_names,
             p_refused_ids, p_refused_by, p_marks);
         ids := ids || heads.ids;
-        places := places - cardinality(heads.ids);
+        IF has_plain THEN
+            heads.counts[array_position(generous, 0)] := quotas[array_position(generous, 0)];
+        END IF;
         FOR place IN 1 .. cardinality(generous) LOOP
+            places := places - heads.counts[place];
             IF heads.counts[place] > 0 AND generous[place] = ANY(rated) THEN
                 limits := horsies_lane_limits(p_queue, generous[place], shared);
                 wait_seconds := least(wait_seconds, horsies_note_lane_starts(
                     p_queue, generous[place], limits, heads.counts[place], ids, p_marks));
             END IF;
         END LOOP;
-        cursor := generous[coalesce((SELECT max(place) FROM generate_subscripts(quotas, 1) AS place
-            WHERE quotas[place] > quotas[cardinality(quotas)]), cardinality(quotas))];
-        SELECT coalesce(array_agg(generous[place] ORDER BY place), '{}'),
-            coalesce(array_agg(rooms[place] - heads.counts[place] ORDER BY place), '{}')
+        cursor := generous[last];
+        SELECT coalesce(array_agg(generous[place] ORDER BY place <= last, place), '{}'),
+            coalesce(array_agg(rooms[place] - heads.counts[place] ORDER BY place <= last, place), '{}')
         INTO generous, rooms FROM generate_subscripts(generous, 1) AS place
         WHERE heads.counts[place] = quotas[place]
           AND rooms[place] - heads.counts[place] IS DISTINCT FROM 0;
