@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -23,7 +24,8 @@ from horsies.worker.busy_lanes import NO_MARKS
 from horsies.worker.keyed import KeyRings
 from horsies.worker.turn import EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Claimer, TurnRequest
 from tests.db.test_keys import add_keyed, add_many_keyed
-from tests.db.test_limits_of_keys import end, limit, retry
+from tests.db.test_limits_of_keys import OFFER, end, limit, retry
+from tests.db.test_notify import SENTINEL, Ears
 from tests.support.database import Database
 from tests.support.examples import examples
 from tests.support.rows import add_task, ago
@@ -58,8 +60,8 @@ class Taker:
             lane_marks=NO_MARKS if positions is EVERYWHERE else marks,
         )
 
-    def take(self, children: int = 1) -> list[ClaimedTask]:
-        request = self.request(children)
+    def take(self, children: int = 1, **more: Any) -> list[ClaimedTask]:
+        request = self.request(children)._replace(**more)
         rows = self._pipeline.run([self.claimer.claim_step(request)])[0]
         claimed = [row for row in rows if row.id]
         self.searched_everywhere = self.bookmarks.note_claim(
@@ -137,9 +139,41 @@ def test_caps_hold_when_a_claim_searches_twice(connection: Database, taker: Take
     assert len(taker.take(8)) == 1, "one behind the mark, and none in front of it"
 
 
-def pages_read(connection: Database, taker: Taker) -> int:
+@pytest.mark.parametrize(
+    ("sent", "unknown", "taken", "expected"),
+    [
+        pytest.param(["urgent", "other"], [], ["other"], [OFFER], id="another lane is taken"),
+        pytest.param(["urgent"], ["urgent"], [], [OFFER], id="the task is for another worker"),
+        pytest.param(["urgent"], [], ["urgent"], [], id="the task is found in front"),
+        pytest.param([], [], [], [], id="nothing waits"),
+    ],
+)
+def test_a_place_of_a_marked_lane_is_offered_for_a_task_in_front_of_the_mark(
+    connection: Database,
+    process_url: str,
+    taker: Taker,
+    sent: list[str],
+    unknown: list[str],
+    taken: list[str],
+    expected: list[tuple[str, str]],
+) -> None:
+    limit(connection, "a", max_concurrency=1)
+    add_named(connection, "first")
+    (first,) = taker.take()
+    for name in sent:
+        key, priority = ("a", 1) if name == "urgent" else ("b", 100)
+        add_keyed(connection, key, task_name=name, priority=priority)
+    end(connection, first)
+    assert first.lane in taker.request(1).lane_marks.lanes
+    with closing(Ears(process_url, ("task_queue_default", SENTINEL))) as ears:
+        claimed = taker.take(freed_lanes=[("default", first.lane)], unknown_names=unknown)
+        assert [task.task_name for task in claimed] == taken
+        assert ears.heard() == expected
+
+
+def pages_read(connection: Database, taker: Taker, **more: Any) -> int:
     """Count the pages that the next claim of one task looks at, without claiming it."""
-    claim = taker.claimer.claim(taker.request(1))
+    claim = taker.claimer.claim(taker.request(1)._replace(**more))
     values = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in claim_tasks.mapping(claim).items()
@@ -173,6 +207,27 @@ def test_a_lane_costs_the_same_after_many_tasks_beside_an_open_transaction(
     print(f"{first} pages at first, {last} after 9,632 tasks, {everywhere} from the front")
     assert last <= 1.5 * first
     assert everywhere > 3 * last, "the dead entries are there"
+
+
+def test_the_offer_of_a_place_reads_no_dead_entries_beside_an_open_transaction(
+    connection: Database, process_url: str, taker: Taker
+) -> None:
+    add_many_keyed(connection, "noisy", 3_000)
+    with psycopg.connect(process_url) as snapshot:
+        snapshot.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        snapshot.execute("SELECT count(*) FROM horsies_tasks")
+        for _ in range(15):
+            claimed = taker.take(200)
+            assert len(claimed) == 200
+        limit(connection, "noisy", max_concurrency=3_000)
+        add_keyed(connection, "b")
+        freed = [("default", claimed[-1].lane)]
+        without = pages_read(connection, taker)
+        offered = pages_read(connection, taker, freed_lanes=freed)
+        searched = pages_read(connection, taker, freed_lanes=freed, lane_marks=NO_MARKS)
+    print(f"{without} pages without an offer, {offered} with one, {searched} with a search")
+    assert offered <= 2 * without
+    assert searched > 3 * offered, "the dead entries are there"
 
 
 class Lanes:

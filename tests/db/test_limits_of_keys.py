@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -30,6 +31,7 @@ from horsies.db.statements.workers import store_lane_limits
 from horsies.tasks.keys import lane_of
 from horsies.worker.keyed import KeyRings
 from tests.db.test_keys import FIRST, Ring, add_keyed, add_many_keyed, key_of
+from tests.db.test_notify import SENTINEL, Ears
 from tests.support.database import Database
 from tests.support.rows import add_task, ago
 from tests.support.wait import wait_until
@@ -258,6 +260,53 @@ def test_a_rolled_back_claim_has_used_no_start(connection: Database, process_url
         assert Ring(other).claim(4) == ["a"]
         other.rollback()
     assert Ring(connection).claim(4) == ["a"]
+
+
+OFFER = ("task_queue_default", "@")
+
+
+@pytest.mark.parametrize(
+    ("limits", "freed", "children", "waiting", "expected"),
+    [
+        pytest.param({"max_concurrency": 2}, 2, 1, 3, [OFFER], id="one of two taken again"),
+        pytest.param({"max_concurrency": 2}, 1, 1, 3, [], id="one of one taken again"),
+        pytest.param({"max_concurrency": 2}, 2, 2, 3, [], id="two of two taken again"),
+        pytest.param({"max_concurrency": 2}, 2, 1, 1, [], id="no task is left"),
+        pytest.param({"is_fifo": True}, 1, 0, 1, [OFFER], id="in order"),
+        pytest.param({"is_fifo": True}, 1, 1, 2, [], id="in order, taken again"),
+        pytest.param(
+            {"rate_seconds": 1e-6, "rate_burst": 9}, 2, 1, 3, [], id="an end frees no start"
+        ),
+    ],
+)
+def test_places_of_a_key_that_are_not_all_taken_again_are_offered_to_others(
+    connection: Database,
+    process_url: str,
+    limits: dict[str, Any],
+    freed: int,
+    children: int,
+    waiting: int,
+    expected: list[tuple[str, str]],
+) -> None:
+    limit(connection, **limits)
+    add_keyed(connection, "a", freed)
+    ended = Ring(connection).take(freed)
+    add_keyed(connection, "a", waiting)
+    end(connection, *ended)
+    wanted = ClaimTasks(
+        "w",
+        "host",
+        list(range(1, children + 1)),
+        ["default"],
+        [children],
+        cursors=[FIRST],
+        freed_queues=[task.queue_name for task in ended],
+        freed_lanes=[task.lane for task in ended if task.lane is not None],
+    )
+    with closing(Ears(process_url, ("task_queue_default", SENTINEL))) as ears:
+        taken = [row for row in claim_tasks.run(connection, wanted) if row.id]
+        assert (len(ended), len(taken)) == (freed, children)
+        assert ears.heard() == expected
 
 
 def test_fifo_runs_one_after_the_other_in_order(connection: Database) -> None:

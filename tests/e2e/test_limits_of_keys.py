@@ -184,19 +184,24 @@ def test_a_noisy_key_starves_no_other(
     send(limited)
     fleet.start(application=APPLICATION, processes=3)
     wait_until(lambda: number(connection, OPEN_TASKS) == 0, 180)
-    lines = [one for one in sorted(read(journal)) if one.queue == "capped" and one.what == "end"]
-    ended = [one.key for one in lines]
-    assert_none_starved({key: place for place, key in enumerate(ended)}, ended)
+    tasks = [
+        (one.key, one.number)
+        for one in sorted(read(journal))
+        if one.queue == "capped" and one.what == "start"
+    ]
+    # The first attempts, in order: a retry waits for its time, while the noisy key goes on.
+    started = [key for key, _ in dict.fromkeys(tasks)]
+    assert_none_starved({key: place for place, key in enumerate(started)}, started)
 
 
 def assert_none_starved(places: dict[str, int], keys: list[str]) -> None:
     """While the noisy key had tasks, the others had their turns: each had reached its place in `keys`
-    before half of the noisy key's tasks. Retries are among them, so the last one may be late.
+    before a third of the noisy key's tasks.
     """
     noisy = {key: keys[:place].count("key0") for key, place in places.items() if key != "key0"}
     print(f"the other keys waited for {noisy} of {keys.count('key0')} tasks of the noisy key")
     assert len(noisy) == KEYS - 1
-    assert max(noisy.values()) <= keys.count("key0") / 2
+    assert max(noisy.values()) <= keys.count("key0") / 3
 
 
 STEP_SECONDS = 3

@@ -624,11 +624,12 @@ BEGIN
 END
 $$;
 
--- A transaction has ended tasks of these lanes. Workers that a limit of one of them may have turned away are notified,
--- unless the claim of the same transaction has taken the place again with one of its tasks ("p_taken"). A claim with
--- marks looks behind them only: its worker will search in front of them.
+-- A transaction has ended tasks of these lanes, one place each. Workers that a cap or the order of a lane may have turned
+-- away are notified, unless the claim of the same transaction has taken all its places again ("p_taken") or no task
+-- waits in it. A search in front of a mark would read the dead entries that marks are for, so places of the lanes
+-- "p_marked" are offered without one, except in the queues "p_searched", where the claim itself has searched there.
 CREATE OR REPLACE FUNCTION horsies_offer_lanes(
-    p_queues text[], p_lanes bigint[], p_taken uuid[], p_marks horsies_lane_marks) RETURNS void
+    p_queues text[], p_lanes bigint[], p_taken uuid[], p_marked bigint[], p_searched text[]) RETURNS void
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     -- Most queues have no limits: they are spared the query below, a tenth of a turn.
@@ -637,19 +638,21 @@ BEGIN
     END IF;
     PERFORM pg_notify('task_queue_' || freed.queue, '@') FROM (
         SELECT DISTINCT freed.queue FROM (
-            SELECT ended.queue, ended.lane, array_position(p_marks.lanes, ended.lane) AS mark
-            FROM unnest(p_queues, p_lanes) AS ended (queue, lane) OFFSET 0) AS freed
-        WHERE EXISTS (SELECT FROM horsies_lanes AS stored WHERE stored.queue_name = freed.queue)
-          AND (SELECT true FROM horsies_tasks AS task
-               WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-                 AND task.queue_name = freed.queue AND task.lane = freed.lane
-                 AND (task.priority, task.enqueued_at, task.id) > (
-                     coalesce(p_marks.priorities[freed.mark], -1), coalesce(p_marks.moments[freed.mark], '-infinity'),
-                     coalesce(p_marks.ids[freed.mark], '00000000-0000-0000-0000-000000000000'))
-               ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)
-          AND (SELECT true FROM horsies_tasks AS task
-               WHERE task.id = ANY(p_taken) AND task.queue_name = freed.queue AND task.lane = freed.lane
-               LIMIT 1) IS NULL) AS freed;
+            SELECT ended.queue, ended.lane, count(*) AS places,
+                ended.lane = ANY(p_marked) AND ended.queue <> ALL(p_searched) AS is_marked
+            FROM unnest(p_queues, p_lanes) AS ended (queue, lane) GROUP BY ended.queue, ended.lane OFFSET 0) AS freed
+        WHERE EXISTS (
+            SELECT FROM horsies_lanes AS stored
+            WHERE stored.queue_name = freed.queue AND stored.lane IN (0, freed.lane)
+              AND (stored.max_concurrency IS NOT NULL OR stored.is_fifo))
+          AND freed.places > (
+              SELECT count(*) FROM horsies_tasks AS task
+              WHERE task.id = ANY(p_taken) AND task.queue_name = freed.queue AND task.lane = freed.lane)
+          AND CASE WHEN freed.is_marked THEN true ELSE (
+              SELECT true FROM horsies_tasks AS task
+              WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+                AND task.queue_name = freed.queue AND task.lane = freed.lane
+              ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1) END) AS freed;
 END
 $$;
 

@@ -232,6 +232,8 @@ DECLARE
     marks horsies_lane_marks;
     reserved integer;
     taken_keyed uuid[] := '{}';
+    -- The queues whose marked lanes were searched from their fronts as well.
+    searched text[] := '{}';
 BEGIN
     IF p_cluster_cap IS NOT NULL OR array_remove(p_queue_caps, NULL) <> '{}' THEN
         PERFORM horsies_lock_caps(p_queues, p_queue_caps, p_cluster_cap);
@@ -303,6 +305,7 @@ BEGIN
                     ELSIF marks IS NOT NULL AND keyed.is_drained AND p_looks_everywhere THEN
                         -- The lanes are searched from their fronts; a task without a key keeps its place.
                         marks := NULL;
+                        searched := searched || queue;
                         reserved := keyed.has_plain::integer;
                         cursor := keyed.cursor;
                     ELSE
@@ -401,10 +404,7 @@ BEGIN
         PERFORM horsies_note_starts(p_queues, taken_here, p_rate_seconds, p_rate_bursts);
     END IF;
     IF p_freed_lanes <> '{}' THEN
-        PERFORM horsies_offer_lanes(
-            p_freed_queues, p_freed_lanes, taken_keyed,
-            CASE WHEN p_marked_lanes <> '{}' THEN
-                (p_marked_lanes, p_lane_priorities, p_lane_moments, p_lane_ids)::horsies_lane_marks END);
+        PERFORM horsies_offer_lanes(p_freed_queues, p_freed_lanes, taken_keyed, p_marked_lanes, searched);
     END IF;
     IF p_freed <> '{}' THEN
         PERFORM pg_notify('task_queue_' || p_queues[position], '')
