@@ -82,6 +82,34 @@ def test_single_subjects_and_their_parts(ask: Ask, connection: Database) -> None
     }
 
 
+def test_an_overview_of_very_many_queues_and_workers_is_short_unless_all_are_asked_for(
+    ask: Ask, connection: Database
+) -> None:
+    connection.execute(
+        "INSERT INTO horsies_queues (queue_name, paused_at) "
+        "SELECT 'q-' || n, CASE WHEN n = 299 THEN now() END FROM generate_series(1, 300) AS n"
+    )
+    add_worker(connection, queues=[f"q-{number}" for number in range(1, 31)])
+    short, every = ask("/api/overview").json(), ask("/api/overview?all=1").json()
+    assert (len(short["queues"]), len(every["queues"])) == (200, 301)
+    assert "q-299" in {queue["name"] for queue in short["queues"] if queue["paused"]}
+    assert (short["totals"]["queues"], short["totals"]["workers"]) == (301, 1)
+    (worker,), (whole,) = short["workers"], every["workers"]
+    assert (len(worker["queues"]), worker["queue_count"], len(whole["queues"])) == (20, 30, 30)
+
+
+def test_queues_are_listed_page_by_page(ask: Ask, connection: Database) -> None:
+    connection.execute(
+        "INSERT INTO horsies_queues (queue_name) SELECT 'q-' || n FROM generate_series(1, 5) AS n"
+    )
+    seen, after = [], ""
+    while after is not None:
+        page = ask(f"/api/queues?limit=2&after={after}").json()
+        seen += [queue["name"] for queue in page["queues"]]
+        after = page["next_after"]
+    assert seen == ["default", *(f"q-{number}" for number in range(1, 6))]
+
+
 def test_logs_are_masked_and_only_for_those_who_see_arguments(
     ask: Ask, connection: Database
 ) -> None:
@@ -106,6 +134,7 @@ def test_logs_are_masked_and_only_for_those_who_see_arguments(
         ("tasks?since=soon", 400, "INVALID_FILTER"),
         ("tasks?limit=0", 400, "INVALID_FILTER"),
         ("queues?x=1", 400, "UNKNOWN_FILTER"),
+        ("overview?all=perhaps", 400, "INVALID_FILTER"),
         ("workflows?status=LOST", 400, "INVALID_QUERY"),
         ("measures?since=90d", 400, "INVALID_FILTER"),
         ("measures?since=14d&step=1m", 400, "INVALID_FILTER"),

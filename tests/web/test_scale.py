@@ -99,6 +99,22 @@ class Filled:
         assert "took too long" not in response.text
         return (time.perf_counter() - started) * 1_000
 
+    def processor_seconds(self) -> tuple[float, float]:
+        """Processor time of the dashboard, and of the server's sessions and ended processes."""
+        server = psutil.Process(
+            self._one("SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
+        )
+        postmaster = server.parent()
+        assert postmaster is not None
+        ended = postmaster.cpu_times()
+        used = ended.children_user + ended.children_system
+        for (pid,) in self._connection.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+            "AND backend_type = 'client backend'"
+        ):
+            used += _own_seconds(psutil.Process(pid))
+        return _own_seconds(psutil.Process(self.server.process.pid)), used
+
     def blocks(self, path: str) -> float:
         """Blocks that the server touches for one request, after the first has warmed the plans."""
         for _ in range(7):
@@ -131,6 +147,11 @@ class Filled:
                 "WHERE datname = current_database()"
             )
         )
+
+
+def _own_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 @contextmanager
@@ -176,7 +197,8 @@ def test_a_page_stays_within_its_budget(small: Filled, big: Filled, name: str) -
     assert slowest <= budget.milliseconds
 
 
-# Pages of an installation with 3,000 queues and 10,000 task names: bytes and milliseconds.
+# Pages of an installation with 3,000 queues and 10,000 task names: bytes, and milliseconds of processor time
+# of the dashboard and the server together, which other load on the machine does not change.
 MANY = {
     "/": (300_000, 1_000),
     "/queues": (300_000, 1_000),
@@ -188,7 +210,9 @@ MANY = {
     "/search?q=tenant-29": (100_000, 1_000),
     "/doctor": (300_000, 3_000),
     "/metrics": (600_000, 1_000),
-    "/api/overview": (3_000_000, 1_000),
+    "/api/overview": (300_000, 1_000),
+    "/api/overview?all=1": (3_000_000, 2_000),
+    "/api/queues?limit=200": (100_000, 1_000),
 }
 
 
@@ -207,18 +231,18 @@ def many(server_url: str, request: pytest.FixtureRequest) -> Iterator[Filled]:
 def test_thousands_of_queues_and_names_keep_a_page_small_and_quick(many: Filled, path: str) -> None:
     size, most = MANY[path]
     many.milliseconds(path)
-    process = psutil.Process(many.server.process.pid)
-    before = process.cpu_times()
+    before = many.processor_seconds()
     times = sorted(many.milliseconds(path) for _ in range(5))
-    after = process.cpu_times()
-    spent = (after.user + after.system - before.user - before.system) / 5 * 1_000
+    spent = [
+        (now - then) / 5 * 1_000 for now, then in zip(many.processor_seconds(), before, strict=True)
+    ]
     found = len(many.server.get(path).content)
     print(
-        f"\n{path:28} {found:9,} bytes ({size:,})  median {times[2]:6.0f} ms ({most}), "
-        f"of it {spent:4.0f} ms of the dashboard's processor"
+        f"\n{path:28} {found:9,} bytes ({size:,})  median {times[2]:6.0f} ms; processor: dashboard "
+        f"{spent[0]:4.0f} ms, server {spent[1]:4.0f} ms ({most})"
     )
     assert found <= size
-    assert times[2] <= most
+    assert sum(spent) <= most
 
 
 def test_no_viewer_no_statement_for_a_minute(small: Filled) -> None:

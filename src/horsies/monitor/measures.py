@@ -7,7 +7,7 @@ estimates: exact to the bucket, interpolated inside it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import accumulate
@@ -33,6 +33,9 @@ NAMES_MAX = 200
 # At this age, rows of single minutes are merged into rows of ten.
 MINUTES_KEPT = timedelta(hours=6)
 _TEN_MINUTES = timedelta(minutes=10)
+# The durations whose percentiles a reader needs; each takes about as long to sum as all counts together.
+Duration = Literal["waited", "ran"]
+BOTH: tuple[Duration, ...] = ("waited", "ran")
 _COUNTS = ("done", "failed", "retried", "crashed", "stopped", "waited_ms", "ran_ms")
 
 
@@ -131,21 +134,30 @@ def fitting_step(since: timedelta, step: timedelta) -> timedelta:
 
 
 def read_measures_script(
-    since: timedelta, step: timedelta, queues: Sequence[str] = (), names: Sequence[str] = ()
+    since: timedelta,
+    step: timedelta,
+    queues: Sequence[str] = (),
+    names: Sequence[str] = (),
+    durations: Collection[Duration] = BOTH,
 ) -> Script[Series]:
     """Read the attempts of the last ``since`` in slots of ``step``; ``queues`` and task ``names``
-    restrict them. ``step`` is rounded by ``fitting_step``.
+    restrict them. ``step`` is rounded by ``fitting_step``. Other ``durations`` have no percentiles.
     """
     step = fitting_step(since, step)
     seconds = round(step.total_seconds())
-    query = read_measures(since.total_seconds(), seconds, seconds, "all", list(queues), list(names))
-    rows: list[Measured] = yield query
+    chosen = "waited" in durations, "ran" in durations
+    rows: list[Measured] = yield read_measures(
+        since.total_seconds(), seconds, seconds, "all", list(queues), list(names), *chosen
+    )
     total = _slot(_total(rows))
     return Series(step, rows[0].until, [_slot(row) for row in rows], total)
 
 
 def read_split_measures_script(
-    split: Literal["queue", "task"], since: timedelta, queues: Sequence[str] = ()
+    split: Literal["queue", "task"],
+    since: timedelta,
+    queues: Sequence[str] = (),
+    durations: Collection[Duration] = BOTH,
 ) -> Script[dict[str, Series]]:
     """Read the attempts of the period ``since``, up to now, as one slot per queue or task name that has
     any.
@@ -154,8 +166,10 @@ def read_split_measures_script(
     """
     step = since + timedelta(minutes=1)
     seconds = round(step.total_seconds())
-    query = read_measures(since.total_seconds(), 60, seconds, split, list(queues), [])
-    rows: list[Measured] = yield query
+    chosen = "waited" in durations, "ran" in durations
+    rows: list[Measured] = yield read_measures(
+        since.total_seconds(), 60, seconds, split, list(queues), [], *chosen
+    )
     slots = {row.subject: _slot(row) for row in rows if row.subject is not None}
     return {name: Series(step, rows[0].until, [slot], slot) for name, slot in slots.items()}
 

@@ -364,7 +364,7 @@ class ClusterGauges:
         """Read and keep the gauges."""
         started = self.clock()
         overview = yield from overview_script(self.configured)
-        series = yield from read_split_measures_script("queue", RATE_SPAN)
+        series = yield from read_split_measures_script("queue", RATE_SPAN, durations=())
         query = read_gauges(self.schema, COUNT_MOST, OVERDUE_SECONDS)
         (gauges,) = yield query
         if self._sized_at is None or started - self._sized_at >= SIZES_SECONDS:

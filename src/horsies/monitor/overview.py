@@ -5,8 +5,8 @@ Scripts run a few cheap statements; pure functions combine their rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -53,6 +53,11 @@ ARRIVALS_SAMPLE = 2_500
 # A queue's waiting tasks are counted exactly up to this number, so that a long queue does not cost more.
 WAITING_MOST = 10_000
 BLOCKED_SHOWN = 5
+
+# The counts of a queue without rows.
+_NONE_WAITING = WaitingCount("", 0, 0, None)
+_NONE_IN_FLIGHT = InFlightCount("", 0, 0)
+_NO_ATTEMPTS = RecentAttempts("", 60.0, 0, 0, 0)
 
 _READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 
@@ -148,14 +153,11 @@ def overview_script(
     recent = yield from read(count_recent_attempts(RATE_SAMPLE))
     states = yield from read(list_queue_states())
     workers = yield from read(list_workers(include_stopped=False))
-    names = {name for worker in workers for name in worker.queues}
-    merged = merge_queues(names | set(configured), waiting, in_flight, recent, states)
-    serving = servers_by_queue(workers)
-    capped = capped_names(workers)
-    queues = [
-        _with_servers(queue, serving.get(queue.name, ()), configured.get(queue.name), capped)
-        for queue in merged
-    ]
+    # Dozens of workers may serve the same thousands of queues.
+    lists = {tuple(worker.queues) for worker in workers}
+    names = {name for queues in lists for name in queues} | set(configured)
+    served = _service_of(workers, configured)
+    queues = merge_queues(names, waiting, in_flight, recent, states, served)
     blocked = yield from read(list_blocked(BLOCKED_SHOWN))
     return Overview(queues, workers, blocked, blocked[0].total if blocked else 0)
 
@@ -174,18 +176,22 @@ def merge_queues(
     in_flight: Iterable[InFlightCount],
     recent: Iterable[RecentAttempts],
     states: Iterable[QueueState],
+    service: Callable[[str], tuple[int, Sequence[int | None]]] = lambda _: (0, ()),
 ) -> list[QueueOverview]:
-    """Combine the counts for every queue that occurs in any of them."""
+    """Combine the counts for every queue that occurs in any of them. ``service`` returns the number of a
+    queue's live workers, and its caps.
+    """
     waits = {count.queue_name: count for count in waiting}
     flights = {count.queue_name: count for count in in_flight}
     rates = {count.queue_name: count for count in recent}
     paused = {state.name: state.paused_at for state in states}
     overviews = []
     for name in sorted({*names, *waits, *flights, *rates, *paused}):
-        _, due, delayed, oldest = waits.get(name, WaitingCount(name, 0, 0, None))
-        _, claimed, running = flights.get(name, InFlightCount(name, 0, 0))
-        rate = rates.get(name, RecentAttempts(name, 60.0, 0, 0, 0))
+        _, due, delayed, oldest = waits.get(name, _NONE_WAITING)
+        _, claimed, running = flights.get(name, _NONE_IN_FLIGHT)
+        rate = rates.get(name, _NO_ATTEMPTS)
         per_minute = 60 / rate.covered_seconds
+        workers, caps = service(name)
         overview = QueueOverview(
             name=name,
             paused_at=paused.get(name),
@@ -197,26 +203,30 @@ def merge_queues(
             done_per_minute=rate.done * per_minute,
             failed_per_minute=rate.failed * per_minute,
             retried_per_minute=rate.retried * per_minute,
+            workers=workers,
+            caps=caps,
             waiting_at_least=max(due, delayed) > WAITING_MOST,
         )
         overviews.append(overview)
     return overviews
 
 
-def _with_servers(
-    queue: QueueOverview,
-    servers: Sequence[WorkerSummary],
-    configured_cap: int | None,
-    capped: Collection[str],
-) -> QueueOverview:
-    """Add the workers of a queue and its caps, which only the queues in ``capped`` have."""
-    caps: set[int | None] = {None} if servers else set()
-    if servers and queue.name in capped:
-        caps = {(one.queue_caps or {}).get(queue.name) for one in servers}
-    elif not servers and configured_cap is not None:
-        caps = {configured_cap}
-    ordered = sorted(caps, key=lambda cap: (cap is None, cap))
-    return replace(queue, workers=len(servers), caps=ordered)
+def _service_of(
+    workers: Sequence[WorkerSummary], configured: Mapping[str, int | None]
+) -> Callable[[str], tuple[int, Sequence[int | None]]]:
+    serving, capped = servers_by_queue(workers), capped_names(workers)
+
+    def service(name: str) -> tuple[int, Sequence[int | None]]:
+        servers = serving.get(name, ())
+        if not servers:
+            cap = configured.get(name)
+            return 0, [] if cap is None else [cap]
+        if name not in capped:
+            return len(servers), [None]
+        caps = {(one.queue_caps or {}).get(name) for one in servers}
+        return len(servers), sorted(caps, key=lambda cap: (cap is None, cap))
+
+    return service
 
 
 def read_workers(

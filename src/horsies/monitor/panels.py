@@ -77,13 +77,13 @@ class WorkerPanel:
 
 
 def rates_script(since: timedelta, step: timedelta, queues: Sequence[str]) -> Script[Rates]:
-    """Read the rates of the whole system, and the last hour of these queues."""
-    total = yield from read_measures_script(since, step)
+    """Read the rates and waiting times of the whole system, and the last hour of these queues."""
+    total = yield from read_measures_script(since, step, durations=["waited"])
     return Rates(total, (yield from done_by_minute_script(queues)))
 
 
 def queue_rates_script(name: str, since: timedelta, step: timedelta) -> Script[Rates]:
-    total = yield from read_measures_script(since, step, [name])
+    total = yield from read_measures_script(since, step, [name], durations=["waited"])
     return Rates(total, by_task=(yield from read_split_measures_script("task", _HOUR, [name])))
 
 

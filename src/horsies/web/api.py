@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from heapq import nsmallest
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -19,6 +20,7 @@ from horsies.database_url import mask_url
 from horsies.db.statement import read_rows
 from horsies.db.statements.monitor import (
     ServerVersion,
+    WorkerSummary,
     list_workers,
     read_server,
     worker_state_history,
@@ -42,7 +44,14 @@ from horsies.monitor.failures import failure_document, failures_document, failur
 from horsies.monitor.keys import LIST_LIMIT as KEYS_LIMIT
 from horsies.monitor.keys import LIST_LIMIT_MAX, Keys
 from horsies.monitor.measures import read_measures_script
-from horsies.monitor.overview import TaskReport, overview_script
+from horsies.monitor.overview import (
+    Overview,
+    TaskReport,
+    WorkerHealth,
+    health_of,
+    misses_notifications,
+    overview_script,
+)
 from horsies.monitor.paging import LIST_WINDOW
 from horsies.monitor.queries import (
     SEARCH_WINDOW,
@@ -62,6 +71,7 @@ from horsies.web.filters import (
     LIMIT_DEFAULT,
     LIMIT_MAX,
     TASK_FILTERS,
+    is_on,
     number_of,
     refuse_unknown,
     run_filter_values,
@@ -70,6 +80,7 @@ from horsies.web.filters import (
     texts_of,
     time_of,
 )
+from horsies.web.pages import most_in_need
 from horsies.web.pages_failures import group_of
 from horsies.web.reading import STATEMENT_TIMEOUT_MS, BadRequest, NotFound, Unavailable
 from horsies.web.rendering import Handler, Page, Route, View
@@ -86,6 +97,11 @@ SLOTS_MAX = 2_016
 INDENTED_MAX = 100_000
 # The most lines of the attention list; with thousands of queues, thousands may be in need at once.
 ATTENTION_MAX = 200
+# The most queues, workers and queues of a worker in the overview, unless all are asked for.
+QUEUES_MAX = WORKERS_MAX = 200
+QUEUES_OF_WORKER_MAX = 20
+# The most queues on a page of their list.
+QUEUES_PAGE = 1_000
 RUN_FILTERS = frozenset(
     {
         *("status", "name", "workflow_key", "since", "until"),
@@ -154,7 +170,11 @@ async def meta(view: View) -> Response:
 
 
 async def overview(view: View) -> Response:
-    """Queues, workers, blocked tasks and runs, as in ``horsies status --json``, and the attention list."""
+    """Queues, workers, blocked tasks and runs, as in ``horsies status --json``, and the attention list.
+
+    Of very many queues and workers, only those that matter most now, unless ``all`` is set.
+    """
+    is_all = is_on(view, "all")
     facts = Facts(view.site.broker.config.schema_name)
     figures = await view.read(figures_script(view.site.queue_caps, facts))
     found = await attention(view, facts)
@@ -171,13 +191,38 @@ async def overview(view: View) -> Response:
     totals = {
         "tasks_estimate": figures.estimate.tasks if figures.estimate else None,
         "attention": len(found),
+        "queues": len(figures.overview.queues),
+        "workers": len(figures.overview.workers),
     }
-    return answer(overview_document(figures.overview) | {"attention": lines, "totals": totals})
+    document = overview_document(figures.overview if is_all else _shortened(figures.overview))
+    if not is_all:
+        for one in document["workers"]:
+            one["queue_count"], one["queues"] = (
+                len(one["queues"]),
+                one["queues"][:QUEUES_OF_WORKER_MAX],
+            )
+    return answer(document | {"attention": lines, "totals": totals})
+
+
+def _shortened(overview: Overview) -> Overview:
+    """Return an overview of the queues and workers that matter most, of all if there are few."""
+    queues = most_in_need(overview.queues, QUEUES_MAX)
+    workers = nsmallest(WORKERS_MAX, overview.workers, key=_is_well)
+    return replace(overview, queues=queues, workers=workers)
+
+
+def _is_well(worker: WorkerSummary) -> bool:
+    return health_of(worker) is WorkerHealth.ALIVE and not misses_notifications(worker)
 
 
 async def queues(view: View) -> Response:
-    found = await view.read(overview_script(view.site.queue_caps))
-    return answer({"queues": [queue_document(queue) for queue in found.queues]})
+    """A page of the queues by name: those ``after`` a name."""
+    after, limit = text_of(view, "after") or "", number_of(view, "limit", QUEUES_PAGE, QUEUES_PAGE)
+    every = await view.read(overview_script(view.site.queue_caps))
+    found = [one for one in every.queues if one.name > after]
+    last = found[limit - 1].name if len(found) > limit else None
+    shown = [queue_document(queue) for queue in found[:limit]]
+    return answer({"queues": shown, "next_after": last})
 
 
 async def queue(view: View) -> Response:
@@ -221,7 +266,7 @@ def _length(view: View, name: str, default: timedelta) -> timedelta:
 
 async def workers(view: View) -> Response:
     """Running workers; with ``include_stopped``, also stopped ones."""
-    is_all = (text_of(view, "include_stopped") or "").lower() in ("1", "true")
+    is_all = is_on(view, "include_stopped")
     found = await view.read(read_rows(list_workers(is_all)))
     return answer({"workers": [worker_document(worker) for worker in found]})
 
@@ -320,7 +365,7 @@ async def workflows(view: View) -> Response:
 def _run_filters(view: View) -> RunFilters:
     checked = run_filters(
         **run_filter_values(view),
-        include_children=(text_of(view, "include_children") or "").lower() in ("1", "true"),
+        include_children=is_on(view, "include_children"),
         limit=number_of(view, "limit", LIMIT_DEFAULT, LIMIT_MAX),
         after=text_of(view, "before"),
     )
@@ -383,8 +428,8 @@ def _route(path: str, handler: Handler, filters: Collection[str] = ()) -> Route:
 
 ROUTES = (
     _route("meta", meta),
-    _route("overview", overview),
-    _route("queues", queues),
+    _route("overview", overview, {"all"}),
+    _route("queues", queues, {"after", "limit"}),
     _route("queues/{name}", queue),
     _route("queues/{name}/keys", keys, {"limit"}),
     _route("tasks", tasks, TASK_FILTERS),

@@ -79,7 +79,7 @@ def task_filters_of(view: View) -> TaskFilters:
         "name": texts_of(view, "task_name") or None,
         "error_code": texts_of(view, "error_code") or None,
         "worker": texts_of(view, "worker") or None,
-        "retried_only": _is_on(view, "retried_only"),
+        "retried_only": is_on(view, "retried_only"),
         "fingerprint": text_of(view, "fingerprint"),
         "since": time_of(view, "since"),
         "until": time_of(view, "until"),
@@ -107,7 +107,8 @@ def accepted(checked: BrokerResult[T]) -> T:
     return checked.ok_value
 
 
-def _is_on(view: View, name: str) -> bool:
+def is_on(view: View, name: str) -> bool:
+    """Return whether a switch is on; reject another value with 400."""
     text = (text_of(view, name) or "0").lower()
     if text not in ("0", "1", "false", "true", "on", "off"):
         raise BadRequest(f"{name} must be true or false, not {text[:40]!r}.", code="INVALID_FILTER")

@@ -110,7 +110,7 @@ async def overview(view: View) -> Page:
     facts = Facts(view.site.broker.config.schema_name)
     figures = await view.read(figures_script(view.site.queue_caps, facts))
     queues = figures.overview.queues
-    shown = most_in_need(queues)
+    shown = most_in_need(queues, QUEUES_SHOWN)
     rates = await within_time(view, rates_script(since, step, [one.name for one in shown]))
     lines = await attention(view, facts)
     context = {
@@ -143,11 +143,11 @@ async def queues(view: View) -> Page:
     return Page("queues.html", "Queues", context)
 
 
-def most_in_need(queues: Sequence[QueueOverview]) -> list[QueueOverview]:
+def most_in_need(queues: Sequence[QueueOverview], most: int) -> list[QueueOverview]:
     """Return the queues for the overview, by name: all, or of very many those that matter most now."""
-    if len(queues) <= QUEUES_SHOWN:
+    if len(queues) <= most:
         return list(queues)
-    return sorted(nlargest(QUEUES_SHOWN, queues, key=_need), key=lambda one: one.name)
+    return sorted(nlargest(most, queues, key=_need), key=lambda one: one.name)
 
 
 def _need(queue: QueueOverview) -> tuple[bool, bool, float, float]:

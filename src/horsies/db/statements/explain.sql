@@ -202,7 +202,7 @@ SELECT alike.worker_ids, CASE WHEN worker.known_tasks IS NOT NULL
     THEN ARRAY(SELECT jsonb_object_keys(worker.known_tasks -> 'tasks')) END AS task_names
 FROM (SELECT min(worker_id) AS first_id, array_agg(worker_id::text) AS worker_ids
       FROM horsies_workers WHERE stopped_at IS NULL
-      GROUP BY jsonb_hash_extended(known_tasks -> 'tasks', 0)) AS alike
+      GROUP BY jsonb_hash_extended(known_tasks, 0)) AS alike
 JOIN horsies_workers AS worker ON worker.worker_id = alike.first_id
 
 -- name: find_row_holder

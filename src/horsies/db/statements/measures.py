@@ -79,6 +79,9 @@ def read_measures(
     split: str,
     queues: Sequence[str],
     names: Sequence[str],
+    # Whether the buckets of these durations are summed; otherwise they are empty.
+    with_waited: bool = True,
+    with_ran: bool = True,
 ) -> Measured: ...
 @MEASURES.statement
 def count_done_by_minute(minutes: int, queues: Sequence[str]) -> DoneByMinute: ...
