@@ -287,6 +287,25 @@ def test_an_idle_worker_sleeps_until_the_earliest_task_of_its_queues(
     assert sleep_seconds(connection, "b", "a") == pytest.approx(1200, abs=30)
 
 
+@pytest.mark.parametrize(
+    ("columns", "overdue"),
+    [
+        pytest.param({}, False, id="no deadline"),
+        pytest.param({"good_until": FUTURE}, False, id="before its deadline"),
+        pytest.param({"good_until": ago(1)}, True, id="past its deadline"),
+        pytest.param({"good_until": ago(1), "status": "RUNNING"}, False, id="it has started"),
+        pytest.param({"status": "CLAIMED", "claim_expires_at": FUTURE}, False, id="leased"),
+        pytest.param({"status": "CLAIMED", "claim_expires_at": ago(1)}, True, id="lease lapsed"),
+    ],
+)
+def test_a_look_ahead_says_whether_a_deadline_or_a_lease_has_passed(
+    connection: Connection[Any], columns: dict[str, Any], overdue: bool
+) -> None:
+    add_task(connection, **columns)
+    (answer,) = seconds_until_due.run(connection, LookAhead(["default"], None))
+    assert answer.overdue is overdue
+
+
 def test_what_became_due_since_the_last_look_is_due_now(connection: Connection[Any]) -> None:
     (first,) = seconds_until_due.run(connection, LookAhead(["default"], None))
     assert first.seconds is None

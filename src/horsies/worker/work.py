@@ -65,17 +65,33 @@ LAST_SHARE_SECONDS = 3.0
 _NO_CLAIM = nullcontext()
 
 
-def _expire_batch(pipeline: Pipeline, steps: Sequence[Step]) -> tuple[Any, ...]:
-    """How many tasks expired and how many claims were freed, and the answers to the other steps."""
-    expired, lapsed, *others = pipeline.run(steps)
-    return len(expired), len(lapsed), *others
+def _expire(pipeline: Pipeline, blocked: Blocked) -> bool:
+    """Expire tasks past their deadline and free lapsed claims; return whether there were any."""
+    expired, lapsed = blocked.isolated(
+        pipeline,
+        "expire",
+        lambda: _expire_batch(pipeline, blocked),
+        lambda: _expire_each(pipeline, blocked),
+    )
+    if expired or lapsed:
+        logger.info("%d task(s) expired, %d lapsed claim(s) freed", expired, lapsed)
+    return bool(expired or lapsed)
 
 
-def _expire_each(pipeline: Pipeline, steps: Sequence[Step], blocked: Blocked) -> tuple[Any, ...]:
-    """The same steps without the heartbeat, which may be the cause of the error."""
-    expired = expire_one_by_one(pipeline, blocked)
-    lapsed = release_one_by_one(pipeline, blocked)
-    return expired, lapsed, *pipeline.run(steps[2:3])
+def _expire_batch(pipeline: Pipeline, blocked: Blocked) -> tuple[int, int]:
+    """Return how many tasks expired and how many claims were freed."""
+    excluded = blocked.excluded() if blocked.delays else NOTHING
+    expired, lapsed = pipeline.run(
+        [
+            (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH, excluded)),
+            (release_lapsed, ReleaseLapsed(EXPIRY_BATCH, excluded)),
+        ]
+    )
+    return len(expired), len(lapsed)
+
+
+def _expire_each(pipeline: Pipeline, blocked: Blocked) -> tuple[int, int]:
+    return expire_one_by_one(pipeline, blocked), release_one_by_one(pipeline, blocked)
 
 
 # An outcome, how many seconds its attempt may take if it is the last, and whether it waits for locks.
@@ -529,7 +545,7 @@ class Work:
         )
 
     def _look_ahead(self, pipeline: Pipeline) -> None:
-        """Expire tasks past their deadline, free lapsed claims, and find out when the next task is due."""
+        """Find out when the next task is due; expire tasks past their deadline, and free lapsed claims."""
         now = time.monotonic()
         signs = self._maintenance.heartbeat.carried_signs(now)
         if self._maintenance.heartbeat.wake_ups.must_store and not signs:
@@ -537,23 +553,17 @@ class Work:
             with self._blocked.job("the note that this worker waits for tasks"):
                 pipeline.run([wait_for_tasks(self._claimer.worker_id)])
                 self._maintenance.heartbeat.wake_ups.is_stored = True
-        excluded = self._blocked.excluded() if self._blocked.delays else NOTHING
         looks = [kind.agenda.last_look for kind in self._kinds]
-        steps: list[Step] = [
-            (expire_tasks, ExpireTasks(EXPIRED_RESULT, EXPIRY_BATCH, excluded)),
-            (release_lapsed, ReleaseLapsed(EXPIRY_BATCH, excluded)),
-            self._claimer.look_ahead(None if None in looks else looks[0]),
-            *signs,
-        ]
-        expired, lapsed, (due,), *answers = self._blocked.isolated(
-            pipeline,
-            "expire",
-            lambda: _expire_batch(pipeline, steps),
-            lambda: _expire_each(pipeline, steps, self._blocked),
-        )
-        if expired or lapsed:
+        look: Step = self._claimer.look_ahead(None if None in looks else looks[0])
+        found: list[list[Any]] = []
+        if signs:
+            with self._blocked.job("a look at the queues with the heartbeat of this worker"):
+                found = pipeline.run([look, *signs])
+        # A refused heartbeat is repeated alone.
+        (due,), *answers = found or pipeline.run([look])
+        if due.overdue and _expire(pipeline, self._blocked):
             self.claimed_last = False
-            logger.info("%d task(s) expired, %d lapsed claim(s) freed", expired, lapsed)
+            ((due,),) = pipeline.run([look])
         ended = time.monotonic()
         for kind in self._kinds:
             kind.agenda.note_look_ahead(ended, due.seconds, ended - now, due.looked_at)

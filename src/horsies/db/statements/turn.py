@@ -263,12 +263,13 @@ class LookAhead(NamedTuple):
 
 class SecondsUntilDue(NamedTuple):
     """Seconds until the next task is due or expires, or None if there is none; the time of the check;
-    and seconds until a queue that its rate holds back may start a task again. Without an earlier
-    check, also the queues whose tasks have keys.
+    whether a deadline or the lease of a claim has passed; and seconds until a queue that its rate holds
+    back may start a task again. Without an earlier check, also the queues whose tasks have keys.
     """
 
     seconds: float | None
     looked_at: datetime
+    overdue: bool
     start_seconds: float | None
     keyed: Sequence[str] | None = None
 

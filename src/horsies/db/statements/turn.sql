@@ -281,13 +281,13 @@ RETURNING task.id::text
 
 -- name: seconds_until_due
 -- How long an idle worker may sleep; see horsies_seconds_until_due_v1.
-SELECT seconds, looked_at, NULL::float8 AS start_seconds,
+SELECT seconds, looked_at, overdue, NULL::float8 AS start_seconds,
     CASE WHEN %(last_look)s::timestamptz IS NULL THEN horsies_keyed_queues(%(queues)s::text[]) END AS keyed
 FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
 
 -- name: seconds_until_rated
 -- The same for a worker whose queues have rates, plus when a queue that is held back may start a task again.
-SELECT seconds, looked_at,
+SELECT seconds, looked_at, overdue,
     horsies_seconds_until_start_v1(%(queues)s::text[], %(last_look)s::timestamptz) AS start_seconds,
     CASE WHEN %(last_look)s::timestamptz IS NULL THEN horsies_keyed_queues(%(queues)s::text[]) END AS keyed
 FROM horsies_seconds_until_due_v1(%(queues)s::text[], %(last_look)s::timestamptz)
