@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from heapq import heapify, heapreplace
 from itertools import pairwise
+from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,14 +100,59 @@ def test_after_a_time_of_hearing_the_next_silence_is_answered_at_once() -> None:
     assert verdict(echo_check, 603.0) == (False, True)
 
 
-def test_one_delivery_spares_the_call_of_one_heartbeat() -> None:
+def heartbeats(echo_check: EchoCheck, count: int) -> list[bool]:
+    """Send heartbeats during which nothing arrives; return which of them called."""
+    calls = []
+    for _ in range(count):
+        calls.append(echo_check.wants_call)
+        echo_check.note_heartbeat()
+        if calls[-1]:
+            echo_check.note_call(100.0)
+    return calls
+
+
+def test_a_caller_calls_again_after_one_heartbeat_in_which_nothing_arrived() -> None:
     echo_check = EchoCheck()
-    assert echo_check.wants_call
-    echo_check.note_heartbeat()
+    assert heartbeats(echo_check, 1) == [True]
+    echo_check.note_delivery()  # its own echo
+    assert heartbeats(echo_check, 2) == [False, True]
     echo_check.note_delivery()
-    assert not echo_check.wants_call
-    echo_check.note_heartbeat()
-    assert echo_check.wants_call
+    assert heartbeats(echo_check, 2) == [False, True]
+
+
+def test_whoever_hears_another_worker_is_patient_and_calls_if_that_one_is_silent() -> None:
+    echo_check = EchoCheck()
+    heartbeats(echo_check, 1)
+    echo_check.note_delivery()  # its own echo
+    assert heartbeats(echo_check, 1) == [False]
+    echo_check.note_delivery()  # that of another one
+    assert heartbeats(echo_check, 4) == [False, False, False, True]
+    assert heartbeats(echo_check, 2) == [True, True], "until something arrives"
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [2, 10, 200])
+def test_many_workers_agree_on_one_caller(count: int, seed: int) -> None:
+    """They start in any order, and their heartbeats vary by a tenth; an echo takes a fiftieth of an
+    interval to arrive.
+    """
+    random, workers = Random(seed), [EchoCheck() for _ in range(count)]
+    agenda = [(random.uniform(0, 1), number) for number in range(count)]
+    calls, echoes = list[float](), list[float]()
+    heapify(agenda)
+    while agenda[0][0] < 60:
+        now, number = agenda[0]
+        if echoes and echoes[0] <= now:
+            echoes.pop(0)
+            for worker in workers:
+                worker.note_delivery()
+            continue
+        if heartbeats(workers[number], 1) == [True]:
+            calls.append(now)
+            echoes.append(now + 0.02)
+        heapreplace(agenda, (now + random.uniform(0.9, 1), number))
+    settled = [at for at in calls if at > 30]
+    assert 30 / 3 <= len(settled) <= 30 / 1.5, "one worker calls with every second heartbeat"
 
 
 def test_a_new_connection_calls_whatever_the_last_one_delivered() -> None:

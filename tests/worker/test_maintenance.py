@@ -265,7 +265,8 @@ def test_a_heartbeat_stores_whether_notifications_arrive_and_calls_if_none_did(
         RecordingDatabase(),
     )
     perform(maintenance, database, 100.0)
-    connection.receives = connection.deliveries.check.wants_call = False
+    connection.receives = False
+    connection.deliveries.check.note_delivery()
     perform(maintenance, database, 105.0)
     beats = [(beat.hears, beat.calls) for beat in database.asked(see_worker)]
     assert beats == [(True, True), (False, False)]

@@ -21,6 +21,10 @@ WAKE_CHANNEL_PREFIX = "horsies_wake_"
 # Says that tasks of the queue have keys; before the name of the queue where the payload is that name.
 KEYED_HINT = "@"
 
+# After how many heartbeats without any notification a worker calls: the one that called last, and the
+# others. Its heartbeats vary by a tenth, so the difference must be two.
+CALLER_PATIENCE = 1
+LISTENER_PATIENCE = 3
 # The minimum time to wait for an echo, however often a worker notifies itself.
 PATIENCE_SECONDS = 1.0
 # A connection that delivers nothing is replaced, at growing intervals if that does not help.
@@ -96,31 +100,48 @@ class EchoCheck:
 
     A worker that has received any notification since its last heartbeat does not call: among many
     workers, one call proves delivery to all of them. Every call wakes all listening sessions, so a call
-    with each heartbeat would make the server's work grow with the square of the number of workers.
+    with each heartbeat would make the server's work grow with the square of the number of workers. For
+    the same reason the worker that called last calls next, and the others have more patience:
+    otherwise all workers whose heartbeat is due before a call arrives would repeat it.
     """
 
     is_receiving: bool = True
     needs_new_connection: bool = False
-    # Whether the next heartbeat should notify all workers.
-    wants_call: bool = True
+    # The heartbeats since anything arrived, and whether a call is due after one of them or after several.
+    _quiet: int = LISTENER_PATIENCE
+    _is_caller: bool = False
+    # Whether the last heartbeat was a call.
+    _has_called: bool = False
     # When the worker sent the oldest notification whose echo is missing.
     _called_at: float | None = None
     _rests_until: float = 0.0
     _rest_seconds: float = FIRST_REST_SECONDS
 
+    @property
+    def wants_call(self) -> bool:
+        """Whether the next heartbeat should notify all workers."""
+        return self._quiet >= (CALLER_PATIENCE if self._is_caller else LISTENER_PATIENCE)
+
     def note_call(self, now: float) -> None:
         """Note that the worker notified itself: an echo should arrive."""
+        self._is_caller = self._has_called = True
         if self._called_at is None:
             self._called_at = now
 
     def note_heartbeat(self) -> None:
-        """Note a heartbeat: anything that arrives from now on proves delivery at the next one."""
-        self.wants_call = True
+        """Note a heartbeat: anything that arrives from now on proves delivery at the next one. Whoever
+        received something that was not its own echo leaves the calls to others.
+        """
+        if not self._quiet and not self._has_called:
+            self._is_caller = False
+        self._quiet += 1
+        self._has_called = False
 
     def note_delivery(self) -> None:
         """Note a notification; any notification proves delivery, as an echo does."""
         self.is_receiving = True
-        self.needs_new_connection = self.wants_call = False
+        self.needs_new_connection = False
+        self._quiet = 0
         self._called_at = None
         self._rests_until = 0.0
         self._rest_seconds = FIRST_REST_SECONDS
@@ -128,7 +149,7 @@ class EchoCheck:
     def note_lost(self) -> None:
         """Note that the connection is gone, along with the echoes that were on their way."""
         self.needs_new_connection = False
-        self.wants_call = True
+        self._quiet = LISTENER_PATIENCE
         self._called_at = None
 
     def judge(self, now: float) -> None:
