@@ -17,6 +17,11 @@ def previous_release(directory: Path) -> Path:
     if commit is None:
         shutil.copytree(REPOSITORY / "src", directory, ignore=shutil.ignore_patterns("__pycache__"))
         return directory
+    return release_at(commit, directory)
+
+
+def release_at(commit: str, directory: Path) -> Path:
+    """Copy the sources of a commit and return the folder to put on PYTHONPATH."""
     archive = ["git", "archive", commit, "src"]
     packed = subprocess.run(archive, cwd=REPOSITORY, check=True, capture_output=True).stdout
     directory.mkdir()
