@@ -1,6 +1,6 @@
 """An on-call drill: each break is on the overview, or answered by one command and one page, with its cause.
 
-`pytest -s` prints the drill table with the times. A worker that is really killed is in
+`python -m tests.support.drill` prints the drill table with the times. A worker that is really killed is in
 `tests/e2e/test_lost_workers.py`; all commands, on a frozen server too, are in
 `tests/monitor/test_locked_database.py`.
 """
@@ -28,6 +28,7 @@ from horsies.workflow.nodes.nodes import SignalNode
 from tests.support.command_line import Run
 from tests.support.commands import environment
 from tests.support.database import Database
+from tests.support.drill import note
 from tests.support.private_server import PrivateServer
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
 from tests.support.web_server import Ask, served, watched
@@ -130,6 +131,10 @@ class Break:
     statement: str | None = None
     page: str = "/"
 
+    @property
+    def shown(self) -> str:
+        return "its explanation" if self.line is None else f"overview: {self.line}"
+
     def held(self, url: str) -> AbstractContextManager[None]:
         return nullcontext() if self.statement is None else holding(url, self.statement)
 
@@ -186,17 +191,13 @@ def test_a_break_is_on_the_overview_or_answered_by_one_command(
     broken = BREAKS[name]
     broken.make(connection)
     with broken.held(process_url):
-        began = time.monotonic()
         document = ask("/api/overview").json()
-        seen = time.monotonic() - began
         began = time.monotonic()
         answer = horsies(*broken.command)
         answered = time.monotonic() - began
     codes = [one["code"] for one in document.get("attention", [document])]
-    print(
-        f"\n| {name} | {broken.line or 'not shown'} {seen:.1f} s "
-        f"| horsies {' '.join(broken.command)} {answered:.1f} s |"
-    )
+    words = " ".join(broken.command).replace(TASK, "ID")
+    note(name, command=f"`horsies {words}`", answered=answered)
     if broken.line is not None:
         assert broken.line in codes
     assert broken.says in " ".join((answer.out + answer.err).split())
@@ -213,9 +214,8 @@ def test_a_run_that_waits_for_a_signal_is_answered_by_one_command(
     run_id = start_waiting_run(app)
     began = time.monotonic()
     answer = horsies("explain", run_id)
-    print(
-        f"\n| run waits for a signal | not shown | horsies explain {time.monotonic() - began:.1f} s |"
-    )
+    answered = time.monotonic() - began
+    note("run waits for a signal", command="`horsies explain ID`", answered=answered)
     assert f"horsies workflow signal {run_id} approve" in " ".join(answer.out.split())
 
 
@@ -243,7 +243,7 @@ def test_a_break_is_seen_in_a_browser(
         else:
             expect(page.get_by_text(broken.says).first).to_be_visible()
         seconds = time.monotonic() - began
-    print(f"\n| {name} | {broken.line or broken.page} in the browser {seconds:.1f} s |")
+    note(name, shown=broken.shown, browser=seconds)
 
 
 @pytest.mark.browser
@@ -254,7 +254,8 @@ def test_a_run_that_waits_for_a_signal_is_explained_in_a_browser(
     began = time.monotonic()
     page.goto(f"/workflows/{run_id}/explain")
     expect(page.get_by_text(f"horsies workflow signal {run_id} approve")).to_be_visible()
-    print(f"\n| run waits for a signal | in the browser {time.monotonic() - began:.1f} s |")
+    seconds = time.monotonic() - began
+    note("run waits for a signal", shown="its explanation", browser=seconds)
 
 
 @pytest.mark.browser
@@ -291,7 +292,8 @@ def test_a_frozen_server_is_seen_in_a_browser_and_on_the_command_line(browser: B
     finally:
         server.remove()
     assert (ended.returncode, "did not answer in time" in ended.stderr) == (1, True), ended.stderr
-    print(f"\n| database frozen | stale badge {seen:.1f} s | horsies status {answered:.1f} s |")
+    note("database frozen", shown="badge: stale since", browser=seen)
+    note("database frozen", command="`horsies status`", answered=answered)
 
 
 @contextmanager

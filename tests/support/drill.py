@@ -1,0 +1,76 @@
+"""The drill table: what each break of an on-call drill shows, and after how many seconds.
+
+`python -m tests.support.drill` runs the drill on the command line and in a browser, each in its own
+process, and prints one table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+VARIABLE = "HORSIES_TEST_DRILL"
+# Read once, because tests of the command line remove such variables.
+ROWS = os.environ.get(VARIABLE)
+COLUMNS = {
+    "shown": "Where it is shown",
+    "browser": "Browser, s",
+    "command": "Command",
+    "answered": "Command line, s",
+}
+
+
+def note(name: str, **facts: str | float) -> None:
+    """Print facts about a break, and keep them for the table."""
+    print(f"\n| {name} | " + " | ".join(f"{key} {_text(value)}" for key, value in facts.items()))
+    if ROWS is not None:
+        with Path(ROWS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"break": name, **facts}) + "\n")
+
+
+def table_of(lines: Iterable[str]) -> str:
+    """Return the facts as a table in Markdown, one row for each break."""
+    rows: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        facts = json.loads(line)
+        rows.setdefault(facts.pop("break"), {}).update(facts)
+    head = ["Break", *COLUMNS.values()]
+    body = [
+        [name, *(_text(facts.get(key, "")) for key in COLUMNS)]
+        for name, facts in sorted(rows.items())
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *body))
+
+
+def _text(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.1f}"
+
+
+def main() -> int:
+    """Run the drill and print its table; return the worst exit code."""
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "rows"
+        path.touch()
+        codes = [
+            subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-m", marker, TESTS],
+                env=os.environ | {VARIABLE: str(path)},
+                stdout=sys.stderr,
+                check=False,
+            ).returncode
+            for marker in ("not browser", "browser")
+        ]
+        print(table_of(path.read_text("utf-8").splitlines()))
+    return max(codes)
+
+
+TESTS = "tests/web/test_incident_drill.py"
+
+if __name__ == "__main__":
+    sys.exit(main())
