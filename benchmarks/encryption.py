@@ -1,4 +1,4 @@
-"""The cost of encrypted payload: processor time per text and per kilobyte."""
+"""The cost of encrypted payload and of large payload in a store."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import json
 import os
 import time
 from collections.abc import Callable
+from statistics import median
+from typing import Any
 
 from benchmarks.rounds import heading
-from horsies import FernetCodec
+from horsies import AppConfig, FernetCodec, Horsies, PostgresConfig, TableStore
 from horsies.encryption import Payloads
 
 KILOBYTES = (1, 10, 100)
 # Microseconds of processor time that one more kilobyte may cost, in each direction.
 TARGET = 10.0
+# How many large payloads are stored each way.
+STORED = 60
 
 
-def codec(_: str) -> bool:
+def codec(url: str) -> bool:
     """Encrypt and decrypt texts of several sizes; the price of a kilobyte is the slope between them."""
     payloads = Payloads(FernetCodec(FernetCodec.new_key()))
     heading("encryption of one text by Fernet, µs of processor time, best of 5 series")
@@ -36,7 +40,42 @@ def codec(_: str) -> bool:
         )
         slopes.append(slope)
     print(f"  target: at most {TARGET:g} per KB; measured {max(slopes):.2f}")
+    _store(url)
     return max(slopes) <= TARGET
+
+
+def _store(url: str) -> None:
+    """Send and read a task whose arguments are in its row, and in a TableStore."""
+    heading("a send and a look at its task with 200 KB of arguments, ms, median of 60, alternating")
+    bare = PostgresConfig(database_url=url)
+    apps = [Horsies(AppConfig(broker=bare)), Horsies(AppConfig(broker=_with_table(bare)))]
+    text, seconds = "x" * 200_000, [[0.0] * STORED, [0.0] * STORED]
+    try:
+        tasks = [_measured_task(app) for app in apps]
+        for turn in range(STORED):
+            for place, task in enumerate(tasks):
+                begun = time.perf_counter()
+                sent = task.send(text).unwrap()
+                apps[place].get_task_info(sent.task_id, include_result=True).unwrap()
+                seconds[place][turn] = time.perf_counter() - begun
+    finally:
+        for app in apps:
+            app.close()
+    row, table = (median(one) * 1000 for one in seconds)
+    print(f"  in the row {row:.2f}, in a TableStore {table:.2f}; ratio {table / row:.2f}")
+
+
+def _with_table(config: PostgresConfig) -> PostgresConfig:
+    return config.model_copy(update={"store": TableStore()})
+
+
+def _measured_task(app: Horsies) -> Any:
+    @app.task("benchmark-large")
+    def keep(text: str) -> int:
+        return len(text)
+
+    keep.send("").unwrap()
+    return keep
 
 
 def _microseconds(call: Callable[[str], str], text: str) -> float:

@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     )
     from horsies.monitor.actions import TaskRetried
     from horsies.monitor.health import DatabasePing, WorkerPong
+    from horsies.payload_store import PayloadStore, TableStore
     from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
     from horsies.retry import ExceptionMapper, RetryPolicy
     from horsies.states import (
@@ -232,6 +233,8 @@ __all__ = [
     "LogCapture",
     "FernetCodec",
     "PayloadCodec",
+    "PayloadStore",
+    "TableStore",
     "PayloadConfig",
     "TracingConfig",
     "Webhook",
@@ -388,6 +391,7 @@ __all__ = [
 _NAMES_BY_MODULE = {
     "app": "ChildProcessStartHook Horsies get_current_app",
     "encryption": "PayloadCodec",
+    "payload_store": "PayloadStore TableStore",
     "codec.fernet": "FernetCodec",
     "config.app": (
         "AppConfig CustomQueueConfig LogCapture PayloadConfig PayloadPolicy PerKey QueueMode Rate "

@@ -1,4 +1,4 @@
-"""Encryption of payload: the texts that a database stores of arguments, results, steps, signals and logs.
+"""Payload as it is stored: the texts of arguments, results, steps, signals and logs, encrypted or plain.
 
 A text is encrypted as a whole and stays JSON, because functions in the database put texts together without
 reading them: the value of a signal becomes an argument, the results of items become a list. Decryption
@@ -7,6 +7,10 @@ nothing is lost.
 
 Encrypted values are found by a mark. What users send and return never contains it, because ``unmarked``
 escapes it where their values are written; so all that has the mark is encrypted.
+
+A large text may be kept elsewhere. The row then has a reference to it with the same mark, in which the name
+of the store takes the place of a key: whatever copies, masks or holds an encrypted value does the same with
+a reference.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from hashlib import sha256
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -25,7 +30,15 @@ PayloadLines: TypeAlias = str
 ShownPayload: TypeAlias = str
 ShownText: TypeAlias = str
 
+# Annotate the id of the task or run whose rows will have the payload of a statement, if large payload may be
+# kept elsewhere; and the ids of several rows, one in each line.
+Owner: TypeAlias = str
+OwnerLines: TypeAlias = str
+
 ENCRYPTED: Final = "encrypted"
+STORED_ELSEWHERE: Final = "stored elsewhere"
+# Before the name of a store, where encrypted values have the id of a key, which never begins with it.
+_STORE = "@"
 _MARK = "__horsies_encrypted__"
 _MEMBER = f'"{_MARK}":"'
 _HEAD = "{" + _MEMBER
@@ -40,6 +53,8 @@ _ERROR_HEAD = '{"error_code":'
 _PLAIN = frozenset({"[]", "{}", "null", ""})
 _PLAIN_CHARACTERS_MAX = 4
 _KEY_ID_CHARACTERS_MAX = 32
+# Of one character in UTF-8.
+_BYTES_MAX = 4
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\r\n"
 _OK, _ERR = '{"ok":', '{"err":'
@@ -119,6 +134,23 @@ class HasCodec(Protocol):
     def encrypt_errors(self) -> bool:
         """Whether it also encrypts the messages of errors."""
 
+    @property
+    def store(self) -> object:
+        """Where large payload is kept, or None."""
+
+
+class Keeper(Protocol):
+    """Keeps large payload elsewhere than in the rows of tasks."""
+
+    above_bytes: int
+    store_ids: Collection[str]
+
+    def put(self, owner_id: str, data: bytes) -> tuple[str, str] | None:
+        """Keep an object of a task or run and return its store and its name; None if it cannot."""
+
+    def get(self, store_id: str, name: str) -> bytes | None:
+        """Return an object; None if the store does not have it. OperationalError if it does not answer."""
+
 
 class Plain(str):
     """A text that stays readable where payload is stored, because the database reads it."""
@@ -129,44 +161,89 @@ class Plain(str):
 class Payloads:
     """The texts of one installation, as they are stored and as they are read."""
 
-    __slots__ = ("_codec", "_encrypts_errors", "key_ids")
+    __slots__ = ("_codec", "_encrypts_errors", "_keeper", "key_ids")
 
-    def __init__(self, codec: PayloadCodec, *, encrypt_errors: bool = True) -> None:
+    def __init__(
+        self,
+        codec: PayloadCodec | None,
+        *,
+        encrypt_errors: bool = True,
+        keeper: Keeper | None = None,
+    ) -> None:
         self._codec = codec
-        self._encrypts_errors = encrypt_errors
-        self.key_ids: Final = frozenset(codec.key_ids)
+        self._encrypts_errors = encrypt_errors and codec is not None
+        self._keeper = keeper
+        keys = () if codec is None else codec.key_ids
+        stores = () if keeper is None else [f"{_STORE}{one}" for one in keeper.store_ids]
+        # The ids of the keys and stores without which it cannot read what it reads.
+        self.key_ids: Final = frozenset([*keys, *stores])
 
     @classmethod
-    def of(cls, config: HasCodec) -> Payloads | None:
-        """The texts as a configuration encrypts them; None without a codec."""
-        if config.codec is None:
+    def of(cls, config: HasCodec, keeper: Keeper | None = None) -> Payloads | None:
+        """The texts as a configuration stores them; None if it has neither a codec nor a store."""
+        if config.codec is None and config.store is None:
             return None
-        return cls(config.codec, encrypt_errors=config.encrypt_errors)
+        return cls(config.codec, encrypt_errors=config.encrypt_errors, keeper=keeper)
+
+    @property
+    def has_store(self) -> bool:
+        """Whether reading and storing may take a request to another server."""
+        return self._keeper is not None
 
     def encrypt(self, text: str) -> str:
         """Return the text to store; empty arguments, null and encrypted texts stay as they are."""
         # The hash of a long text would take as long as its authentication.
         is_plain = len(text) <= _PLAIN_CHARACTERS_MAX and text in _PLAIN
-        if is_plain or type(text) is Plain or text.startswith(_HEAD):
+        if self._codec is None or is_plain or type(text) is Plain or text.startswith(_HEAD):
             return text
-        return f'{_HEAD}{self._token(text)}"}}'
+        return f'{_HEAD}{self._token(self._codec, text)}"}}'
 
     def encrypt_lines(self, text: str) -> str:
         """Return the texts of several rows, one in each line."""
         return "\n".join([self.encrypt(line) for line in text.split("\n")])
 
-    def encrypt_result(self, text: str, *, by_element: bool = False) -> str:
-        """Return a result to store: its value is encrypted, or its error apart from the code.
+    def stored(self, text: str, owner_id: str) -> str:
+        """``encrypt`` for a row of this task or run; large texts are kept elsewhere and become references."""
+        text = self.encrypt(text)
+        if not self._may_be_large(text) or type(text) is Plain or self._keeper is None:
+            return text
+        data = text.encode("utf-8", "surrogatepass")
+        if len(data) <= self._keeper.above_bytes:
+            return text
+        place = self._keeper.put(owner_id, data)
+        if place is None:
+            return text
+        store_id, name = place
+        return f'{_HEAD}{_STORE}{store_id}:{name}.{sha256(data).hexdigest()}"}}'
 
-        ``by_element`` encrypts the elements of a list one by one, for a map that makes a task of each.
+    def stored_lines(self, text: str, owner_ids: str) -> str:
+        """``stored`` for the texts and the owners of several rows, one in each line."""
+        lines, owners = text.split("\n"), owner_ids.split("\n")
+        return "\n".join(
+            [self.stored(line, owner) for line, owner in zip(lines, owners, strict=True)]
+        )
+
+    def _may_be_large(self, text: str) -> bool:
+        return self._keeper is not None and len(text) * _BYTES_MAX > self._keeper.above_bytes
+
+    def encrypt_result(
+        self, text: str, owner_id: str | None = None, *, by_element: bool = False
+    ) -> str:
+        """Return a result to store: its value is encrypted, or its error apart from the code. A large value
+        of this task is kept elsewhere.
+
+        ``by_element`` stores the elements of a list one by one, for a map that makes a task of each.
         """
+        stored = self.encrypt if owner_id is None else partial(self.stored, owner_id=owner_id)
+        if self._codec is None and not self._may_be_large(text):
+            return text
         if text.startswith(_OK):
             value = text[len(_OK) : -1]
             if by_element and (elements := _elements(value)) is not None:
-                return f"{_OK}[{','.join([self.encrypt(one) for one in elements])}]}}"
-            return f"{_OK}{self.encrypt(value)}}}"
-        if text.startswith(_ERR):
-            return f"{_ERR}{self._encrypted_error(text[len(_ERR) : -1])}}}"
+                return f"{_OK}[{','.join([stored(one) for one in elements])}]}}"
+            return f"{_OK}{stored(value)}}}"
+        if text.startswith(_ERR) and self._codec is not None:
+            return f"{_ERR}{self._encrypted_error(self._codec, text[len(_ERR) : -1])}}}"
         return text
 
     def encrypt_message(self, text: str | None) -> str | None:
@@ -177,14 +254,15 @@ class Payloads:
         """Return a stored text with all its values decrypted; values of unknown keys stay encrypted."""
         return _replaced(text, self._decrypted) if _MARK in text else text
 
-    def _token(self, text: str) -> str:
+    @staticmethod
+    def _token(codec: PayloadCodec, text: str) -> str:
         try:
-            encrypted = self._codec.encode(text.encode("utf-8", "surrogatepass"))
+            encrypted = codec.encode(text.encode("utf-8", "surrogatepass"))
         except Exception as error:  # the application's code may raise anything
             raise CodecFailed("encode()", error) from error
-        return f"{self._codec.key_id}:{encrypted}"
+        return f"{codec.key_id}:{encrypted}"
 
-    def _encrypted_error(self, text: str) -> str:
+    def _encrypted_error(self, codec: PayloadCodec, text: str) -> str:
         if next(_encrypted_values(text), None) is not None:
             return text
         try:
@@ -196,7 +274,7 @@ class Payloads:
         if self._encrypts_errors:
             return (
                 f'{{"error_code":{_written(error["error_code"])},"message":"{ENCRYPTED}","data":null,"exception":null,'
-                f'"{_MARK}":"{self._token(text)}"}}'
+                f'"{_MARK}":"{self._token(codec, text)}"}}'
             )
         if error.get("data") is None:
             return text
@@ -208,11 +286,22 @@ class Payloads:
     def _decrypted(self, found: _Found) -> str | None:
         if found.key_id not in self.key_ids:
             return None
+        if found.key_id.startswith(_STORE):
+            return self._fetched(found)
         try:
-            data = self._codec.decode(found.key_id, found.text)
+            data = b"" if self._codec is None else self._codec.decode(found.key_id, found.text)
             return data.decode("utf-8", "surrogatepass")
         except Exception:  # the text was changed, or the codec of the application fails
             return None
+
+    def _fetched(self, found: _Found) -> str | None:
+        """The text that a reference names, decrypted; None if the store does not have it unchanged."""
+        name, _, digest = found.text.partition(".")
+        keeper = self._keeper
+        data = None if keeper is None else keeper.get(found.key_id.removeprefix(_STORE), name)
+        if data is None or sha256(data).hexdigest() != digest:
+            return None
+        return self.decrypt(data.decode("utf-8", "surrogatepass"))
 
 
 class Digests:
@@ -263,8 +352,18 @@ def unmarked(text: str) -> str:
     return text.replace(_MEMBER, _ESCAPED_MEMBER)
 
 
+def is_opaque(config: HasCodec) -> bool:
+    """Whether the database cannot search the payload that an application stores."""
+    return config.codec is not None or config.store is not None
+
+
+def store_of(key_id: str) -> str | None:
+    """The name of the store that a reference has in place of a key; None for a key."""
+    return key_id.removeprefix(_STORE) if key_id.startswith(_STORE) else None
+
+
 def missing_key(*texts: str) -> str | None:
-    """Return the id of a key that is needed to read these texts; None if they are readable."""
+    """Return the id of a key or store that is needed to read these texts; None if they are readable."""
     for text in texts:
         if _MARK in text and (found := next(_encrypted_values(text), None)) is not None:
             return found.key_id
@@ -272,23 +371,31 @@ def missing_key(*texts: str) -> str | None:
 
 
 def is_encrypted(text: str) -> bool:
-    """Return whether a whole text, or the beginning of it, is encrypted."""
-    return text.startswith(_HEAD)
+    """Return whether a whole text, or the beginning of it, is encrypted. A reference does not tell whether
+    its object is.
+    """
+    return text.startswith(_HEAD) and not text.startswith(_STORE, len(_HEAD))
 
 
 def masked(text: str) -> str:
-    """Return a text for a reader: values that are still encrypted are shown as the word "encrypted"."""
+    """Return a text for a reader: values that are still encrypted are shown as the word "encrypted", those
+    that are kept elsewhere as "stored elsewhere".
+    """
     return _replaced(text, _mask) if _MARK in text else text
 
 
 def masked_text(text: str) -> str:
     """``masked`` for a text that is not JSON and may have been cut off."""
+    if text.startswith(f"{_HEAD}{_STORE}"):
+        return STORED_ELSEWHERE
     return ENCRYPTED if is_encrypted(text) else text
 
 
 def _mask(found: _Found) -> str:
     if found.is_open:
         return f'{{"{ENCRYPTED}":true}}'
+    if found.key_id.startswith(_STORE):
+        return f'"{STORED_ELSEWHERE}"'
     if found.code is None:
         return f'"{ENCRYPTED}"'
     return f'{{"error_code":{found.code},"message":"{ENCRYPTED}","data":null,"exception":null}}'

@@ -39,8 +39,8 @@ class OperationalErrorCode(StrEnum):
     ``payload.max_input_bytes`` from other nodes, or a map has more than ``payload.max_map_items`` items.
     """
     PAYLOAD_UNREADABLE = "PAYLOAD_UNREADABLE"
-    """The payload is encrypted with a key that this process does not have: a worker holds the task until a
-    worker with the key takes it, and a program cannot read the result.
+    """The payload is encrypted with a key, or kept in a store, that this process does not have: a worker
+    holds the task until a worker that has it takes it, and a program cannot read the result.
     """
     RESULT_DESERIALIZATION_ERROR = "RESULT_DESERIALIZATION_ERROR"
     """The stored result is damaged."""

@@ -219,9 +219,9 @@ GROUPS: dict[str, dict[str, Entry]] = {
             urgency=Urgency.STOPPED,
         ),
         "PAYLOAD_UNREADABLE": _obstacle(
-            "The payload is encrypted with a key that no live worker of the queue has, or the key does not "
-            "decrypt it; the task is held until a worker can read it.",
-            "Add the key to the codec of the workers, or start a worker that has it. Cancel a task whose "
+            "The payload is encrypted with a key, or kept in a store, that no live worker of the queue has, "
+            "or that does not give it; the task is held until a worker can read it.",
+            "Add the key or the store to the workers, or start a worker that has it. Cancel a task whose "
             "payload was damaged.",
             level=Level.RED,
             urgency=Urgency.STOPPED,

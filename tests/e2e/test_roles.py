@@ -49,6 +49,8 @@ OF_PRODUCERS = {
     "horsies_workflow_signals": {"SELECT", "INSERT", "DELETE"},
     "horsies_task_signals": {"SELECT", "INSERT"},
     "horsies_steps": {"SELECT", "INSERT"},
+    "horsies_payloads": {"SELECT", "INSERT"},
+    "horsies_payload_owners": {"SELECT", "INSERT"},
     "horsies_parked": {"SELECT", "UPDATE", "DELETE"},
     "horsies_actions": {"INSERT"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from horsies import (
     FernetCodec,
     PayloadCodec,
     PostgresConfig,
+    TableStore,
     TaskError,
     TaskResult,
 )
@@ -210,3 +212,90 @@ class Nameless(Reversed):
 def test_a_wrong_codec_is_refused(codec: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         PostgresConfig(database_url="postgresql://db/shop", codec=codec)
+
+
+class Memory:
+    """Keeps large payload in this process; ``owners`` are the tasks of its objects."""
+
+    above_bytes = 20
+    store_ids: Collection[str] = ("table",)
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.owners: list[str] = []
+        self.is_full = False
+
+    def put(self, owner_id: str, data: bytes) -> tuple[str, str] | None:
+        if self.is_full:
+            return None
+        self.owners.append(owner_id)
+        name = f"o{len(self.owners)}"
+        self.objects[name] = data
+        return "table", name
+
+    def get(self, store_id: str, name: str) -> bytes | None:
+        return self.objects.get(name)
+
+
+@pytest.mark.parametrize("codec", [None, Reversed()], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("by_element", [True, False])
+def test_only_large_values_are_kept_elsewhere_and_come_back_unchanged(
+    codec: Any, by_element: bool
+) -> None:
+    memory = Memory()
+    payloads = Payloads(codec, keeper=memory)
+    large, small = json.dumps("ä" * 50, ensure_ascii=False), '"b"'
+    result = f'{{"ok":[{large},{small}]}}'
+    stored = payloads.encrypt_result(result, "t1", by_element=by_element)
+    assert payloads.decrypt(stored) == result
+    assert json.loads(stored).keys() == {"ok"}
+    lines = payloads.stored_lines(f"{large}\n{small}", "t1\nt2")
+    assert payloads.decrypt(lines) == f"{large}\n{small}"
+    assert set(memory.owners) == {"t1"} if codec is None else {"t1"} <= set(memory.owners)
+    assert any("ä".encode() in data for data in memory.objects.values()) is (codec is None)
+    assert payloads.key_ids == {"@table", *([] if codec is None else ["r1"])}
+    memory.is_full = True
+    assert large in Payloads(None, keeper=memory).stored(large, "t1")
+
+
+def test_a_lost_or_changed_object_is_not_read_and_masked() -> None:
+    memory = Memory()
+    payloads = Payloads(None, keeper=memory)
+    stored = payloads.stored(json.dumps("a" * 50), "t1")
+    assert missing_key(stored) == "@table"
+    assert masked(f'{{"ok":{stored}}}') == '{"ok":"stored elsewhere"}'
+    assert masked_text(stored) == "stored elsewhere"
+    assert PAYLOADS.decrypt(stored) == stored  # without a store
+    memory.objects["o1"] = b'"b"'
+    assert payloads.decrypt(stored) == stored
+    memory.objects.clear()
+    assert payloads.decrypt(stored) == stored
+
+
+class Store:
+    """A store of the application, with a name that may be wrong."""
+
+    def __init__(self, store_id: str) -> None:
+        self.store_id = store_id
+
+    def put(self, name: str, data: bytes) -> None: ...
+
+    def get(self, name: str) -> bytes | None: ...
+
+    def delete(self, names: Collection[str]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"store": object()}, "must be TableStore\\(\\), or have store_id, put, get and delete"),
+        ({"store": TableStore}, "must be TableStore\\(\\)"),
+        ({"store": Store("my store")}, "1 to 31 letters"),
+        ({"store": Store("table")}, "or is 'table'"),
+        ({"store": TableStore(), "store_above_bytes": 10}, "store_above_bytes"),
+    ],
+)
+def test_a_wrong_store_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        PostgresConfig(database_url="postgresql://db/shop", **settings)
+    assert PostgresConfig(database_url="postgresql://db/shop", store=Store("s3")).store is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+import psycopg
 import typer
 
 from horsies.cli import output
@@ -32,6 +33,9 @@ from horsies.cli.session import (
     open_session,
     unwrap_or_exit,
 )
+from horsies.db.errors import describe
+from horsies.db.payload_keeper import PayloadKeeper
+from horsies.encryption import is_opaque
 from horsies.ids import stored_form
 from horsies.monitor.arguments import Argument, ArgumentProblem, NoMask, parse_argument
 from horsies.monitor.erasing import forget_key_script, key_queues_script
@@ -191,8 +195,24 @@ def _erase(
             bulk.resume(order)
         else:
             _run(bulk, chosen, reason)
+        if not bulk.dry_run:
+            _delete_objects(session)
     if not switches[2]:
         typer.echo(_OUT_OF_REACH, err=True)
+
+
+def _delete_objects(session: Session) -> None:
+    """Delete large payload of the erased tasks from a store outside the database; a worker repeats it."""
+    database = session.broker.database
+    if database.config.store is None:
+        return
+    try:
+        while PayloadKeeper(database).delete_released():
+            pass
+    except psycopg.Error as error:
+        typer.echo(
+            f"A worker will delete large payload within an hour: {describe(error)}", err=True
+        )
 
 
 def _refuse_both(chosen: Choice) -> None:
@@ -297,7 +317,7 @@ def wanted_by(session: Session, chosen: Choice) -> Wanted:
         ended = [TaskStatus(one) for one in SCOPES[OrderVerb.DELETE_TASKS].default]
         filters = replace(filters, statuses=ended)
     argument = chosen.argument
-    if argument is not None and session.broker.config.codec is not None:
+    if argument is not None and is_opaque(session.broker.config):
         argument = argument.among_encrypted()
     return Wanted(chosen.key, argument, filters, parameters)
 

@@ -20,7 +20,6 @@ from horsies.cli.erase import (
 from horsies.cli.options import DatabaseUrlOption, ModuleOption
 from horsies.cli.session import Session, open_session, unwrap_or_exit
 from horsies.db.statement import Script
-from horsies.encryption import Payloads
 from horsies.monitor.exporting import Export, portions, run_tasks_script
 from horsies.monitor.personal_data import PersonalData, find_script, sorted_script
 from horsies.tasks.broker import BrokerErrorCode
@@ -60,7 +59,7 @@ def _read(session: Session, script: Script[Any]) -> Any:
 
 
 def _print_all(session: Session, found: PersonalData, key: str | None) -> None:
-    rows = Export(Payloads.of(session.broker.config))
+    rows = Export(session.broker.database.payloads)
     _print(_read(session, rows.others(found, key)))
     for ids in portions(found.tasks):
         _print(_read(session, rows.tasks(ids)))

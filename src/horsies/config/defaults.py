@@ -41,6 +41,8 @@ class DefaultPostgresConfig:
     tcp_user_timeout_ms = 30_000
     codec = None
     encrypt_errors = True
+    store = None
+    store_above_bytes = 100_000
 
     def __init__(self, database_url: str, schema_name: str) -> None:
         is_renamed = database_url.startswith("postgres://")

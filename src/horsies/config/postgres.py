@@ -25,6 +25,7 @@ from horsies.database_url import (
 )
 from horsies.encryption import PayloadCodec
 from horsies.errors import ConfigurationError, ErrorCode
+from horsies.payload_store import TABLE_STORE, PayloadStore, TableStore
 from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed
 
 # The limits of Linux and libpq; beyond them every connection would fail.
@@ -35,6 +36,8 @@ _KEEPALIVE_MAXIMUMS = {
 }
 _USER_TIMEOUT_MS_MAX = 2**31 - 1
 _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
+# One character less, because references have a mark before it.
+_STORE_ID = re.compile(r"[A-Za-z0-9_.-]{1,31}")
 
 
 def _schema_rule(given: str) -> str:
@@ -58,6 +61,19 @@ def _checked_codec(value: object) -> object:
     ids = [value.key_id, *value.key_ids]
     if not all(isinstance(one, str) and _KEY_ID.fullmatch(one) for one in ids):
         raise ValueError("has a key id that is not 1 to 32 letters, digits, '-', '_' or '.'")
+    return value
+
+
+def _checked_store(value: object) -> object:
+    if value is None or isinstance(value, TableStore):
+        return value
+    if isinstance(value, type) or not isinstance(value, PayloadStore):
+        raise ValueError("must be TableStore(), or have store_id, put, get and delete")
+    name: object = value.store_id
+    if not isinstance(name, str) or not _STORE_ID.fullmatch(name) or name == TABLE_STORE:
+        raise ValueError(
+            f"has a store_id that is not 1 to 31 letters, digits, '-', '_' or '.', or is {TABLE_STORE!r}"
+        )
     return value
 
 
@@ -171,6 +187,16 @@ class PostgresConfig(FrozenModel):
     arguments; the data of errors is always encrypted and error codes never are. Defaults to True.
     """
 
+    store: PayloadStore | TableStore | None = Field(default=None, repr=False)
+    """Keeps large arguments, results, steps and signals elsewhere than in the rows of tasks: a `TableStore`,
+    or your own `PayloadStore`. None keeps them there. Defaults to None.
+    """
+
+    store_above_bytes: int = Field(default=100_000, ge=1_000, le=1_000_000_000)
+    """With a store, the size of JSON above which a payload is kept there, from 1,000 to 1,000,000,000 bytes.
+    Defaults to 100,000.
+    """
+
     @classmethod
     def from_env(cls, **overrides: Any) -> Self:
         """Take the address from HORSIES_DATABASE_URL or else DATABASE_URL, and the schema from
@@ -204,6 +230,11 @@ class PostgresConfig(FrozenModel):
     @classmethod
     def _usable_codec(cls, value: object) -> object:
         return _checked_codec(value)
+
+    @field_validator("store", mode="plain")
+    @classmethod
+    def _usable_store(cls, value: object) -> object:
+        return _checked_store(value)
 
     @field_validator("database_url", "session_database_url", mode="before")
     @classmethod

@@ -237,7 +237,8 @@ def _translated() -> Iterator[None]:
 def _fetch(
     connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
 ) -> list[Any]:
-    result = connection.exec_driver_sql(*_driver_sql(connection, statement, params, within))
+    stored = statement.stored(params, within.payloads)
+    result = connection.exec_driver_sql(*_driver_sql(connection, statement, stored, within))
     rows = statement.rows(result.fetchall() if statement.has_rows else ())
     return statement.read(rows, within.payloads)
 
@@ -245,24 +246,25 @@ def _fetch(
 async def _fetch_async(
     connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
 ) -> list[Any]:
-    result = await connection.exec_driver_sql(*_driver_sql(connection, statement, params, within))
+    stored = await statement.stored_async(params, within.payloads)
+    result = await connection.exec_driver_sql(*_driver_sql(connection, statement, stored, within))
     rows = statement.rows(result.fetchall() if statement.has_rows else ())
-    return statement.read(rows, within.payloads)
+    return await statement.read_async(rows, within.payloads)
 
 
 async def _fetch_asyncpg(
     connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
 ) -> list[Any]:
-    stored = statement.stored(params, within.payloads)
+    stored = await statement.stored_async(params, within.payloads)
     found = await connection.fetch(statement.numbered(within.schema).decode(), *stored)
-    return statement.read(statement.rows(found), within.payloads)
+    return await statement.read_async(statement.rows(found), within.payloads)
 
 
 def _driver_sql(
     connection: Any, statement: Statement[Any, Any], params: Any, within: Installation
 ) -> tuple[str, Any]:
     """Return the text and the parameters in the style of the connection's driver."""
-    dialect, params = connection.dialect, statement.stored(params, within.payloads)
+    dialect = connection.dialect
     if dialect.name != "postgresql":
         raise UnusableTransactionError(
             f"This connection belongs to {dialect.name}; tasks are stored in PostgreSQL."

@@ -22,7 +22,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
@@ -46,14 +46,19 @@ from horsies.db import embedded
 from horsies.db.limits import Limits, answering
 from horsies.db.schema import SAFE_SEARCH_PATH
 from horsies.encryption import Payloads
+from horsies.modules import Deferred
 
 if TYPE_CHECKING:  # it would load pydantic
     from horsies.config.postgres import PostgresConfig
 
 logger = logging.getLogger("horsies.schema")
+# Its statements import this module.
+payload_keeper: Any = Deferred("horsies.db.payload_keeper")
 
 # How long a person waits for a connection: a server that is frozen accepts it and never answers.
 LIMITED_CONNECT_SECONDS = 5
+# The most connections of one process for large payload.
+PAYLOAD_CONNECTIONS = 4
 # How long a connection beyond the number to keep may stay idle before it is closed.
 SPARE_SECONDS = 60.0
 
@@ -106,18 +111,14 @@ def time_limits(statement_ms: int, server_version: int) -> dict[str, str]:
 class Installation:
     """The schema that a connection works in, and whether it goes through a pooler in transaction
     mode; if so, each of its transactions begins with the statement ``settings``. ``payloads`` encrypts
-    the payload in its tables, if the application has a codec.
+    the payload in its tables, if the application has a codec, and keeps large payload elsewhere, if it has a
+    store.
     """
 
     schema: str = DEFAULT_SCHEMA
     is_pooled: bool = False
     settings: bytes = TRANSACTION_SETTINGS
     payloads: Payloads | None = None
-
-    @classmethod
-    def of(cls, config: PostgresConfig) -> Installation:
-        """The installation that a configuration names, without a pooler."""
-        return cls(config.schema_name, payloads=Payloads.of(config))
 
 
 class IsoTimestamptzLoader(TimestamptzLoader):
@@ -407,12 +408,24 @@ class Database:
         self._urls: tuple[str, str] | None = None
         self._pool: Pool | None = None
         self._async_pools: dict[asyncio.AbstractEventLoop, AsyncPool] = {}
+        self._payload_pool: Pool | None = None
 
     def reset_after_fork(self) -> None:
         """Forget connections and locks that belong to the parent process."""
-        if self._pool is not None or self._async_pools:
-            _inherited.append((self._pool, self._async_pools))
+        if self._pool is not None or self._async_pools or self._payload_pool is not None:
+            _inherited.append((self._pool, self._async_pools, self._payload_pool))
         self._forget()
+
+    @property
+    def payloads(self) -> Payloads | None:
+        """The payload of this database as it is stored; None without a codec and a store."""
+        has_store = self.config.store is not None
+        return Payloads.of(self.config, payload_keeper.PayloadKeeper(self) if has_store else None)
+
+    @property
+    def installation(self) -> Installation:
+        """The installation of this database, without a pooler."""
+        return Installation(self.config.schema_name, payloads=self.payloads)
 
     def urls(self) -> tuple[str, str]:
         """Return the URL for ordinary work and the one for LISTEN and schema changes."""
@@ -497,7 +510,7 @@ class Database:
         if is_pooled:
             settings += set_local(self._settings(connection))
         connection.installation = Installation(
-            self.config.schema_name, is_pooled, settings, Payloads.of(self.config)
+            self.config.schema_name, is_pooled, settings, self.payloads
         )
         if isinstance(connection, LimitedConnection | AsyncLimitedConnection):
             assert self.limits is not None
@@ -532,6 +545,14 @@ class Database:
                 self._pool = Pool(lambda: self.connect(self.role), self._limits())
             return self._pool
 
+    def payload_pool(self) -> Pool:
+        """The connections for large payload: its own, because who needs one already has one of ``pool``."""
+        with self._lock:
+            if self._payload_pool is None:
+                limits = replace(self._limits(), kept=1, most=PAYLOAD_CONNECTIONS)
+                self._payload_pool = Pool(lambda: self.connect("payloads"), limits)
+            return self._payload_pool
+
     def pool_async(self) -> AsyncPool:
         loop = asyncio.get_running_loop()
         if (pool := self._async_pools.get(loop)) is None:
@@ -556,8 +577,10 @@ class Database:
         """Close the synchronous pool; the next use opens a new one."""
         with self._lock:
             pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
+            payload_pool, self._payload_pool = self._payload_pool, None
+        for one in (pool, payload_pool):
+            if one is not None:
+                one.close()
         self._drop_closed_loops()
 
     def close_async(self) -> None:

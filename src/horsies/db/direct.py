@@ -56,7 +56,7 @@ async def execute_async(
 ) -> int:
     """Like ``execute``, but without blocking the event loop."""
     pgconn, installation = connection.pgconn, connection.installation
-    values = statement.texts(statement.stored(params, installation.payloads))
+    values = statement.texts(await statement.stored_async(params, installation.payloads))
     name, query = statement.prepared_name, statement.numbered(installation.schema)
     if name not in connection.prepared:
         pgconn.send_prepare(name, query)
@@ -101,7 +101,7 @@ async def stream_async(connection: AsyncOwnConnection, steps: Iterable[Step]) ->
     pgconn, installation, is_sent = connection.pgconn, connection.installation, False
     try:
         for statement, params in steps:
-            values = statement.texts(statement.stored(params, installation.payloads))
+            values = statement.texts(await statement.stored_async(params, installation.payloads))
             if is_sent:
                 is_sent = False
                 _checked(await _wait_async(connection))

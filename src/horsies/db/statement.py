@@ -10,6 +10,7 @@ of a send, are a named tuple.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -72,7 +73,7 @@ class Statement(Generic[P, Row]):
         self._defaults = dict(zip(self.parameters[::-1], defaults[::-1], strict=False))
         self.has_rows = bool(field_names(row_type))
         # The places of parameters and columns that are annotated as payload.
-        self._sent_payload = _payload_places(signature, self.parameters)
+        self._sent_payload = _SentPayload.of(signature, self.parameters)
         self._read_payload = _payload_columns(row_type)
         # Parameters that `bound` has written into the text, as literals.
         self._constants: dict[str, str] = {}
@@ -126,14 +127,31 @@ class Statement(Generic[P, Row]):
         return known
 
     def stored(self, params: tuple[Any, ...], payloads: Payloads | None) -> tuple[Any, ...]:
-        """Return the parameters with the payload among them encrypted, if there is a codec."""
-        if payloads is None or not self._sent_payload:
+        """Return the parameters with the payload among them encrypted, if there is a codec, and large payload
+        replaced by references, if there is a store.
+        """
+        places, owner_place = self._sent_payload
+        if payloads is None or not places:
             return params
         values = list(params)
-        for place, is_lines in self._sent_payload.items():
-            encrypt = payloads.encrypt_lines if is_lines else payloads.encrypt
-            values[place] = _each_text(encrypt, values[place])
+        owner = None if owner_place is None else values[owner_place]
+        for place, is_lines in places.items():
+            change: Callable[[str], str]
+            if owner is not None:
+                stored = payloads.stored_lines if is_lines else payloads.stored
+                change = partial(_with_owner, stored, owner)
+            else:
+                change = payloads.encrypt_lines if is_lines else payloads.encrypt
+            values[place] = _each_text(change, values[place])
         return tuple(values)
+
+    async def stored_async(
+        self, params: tuple[Any, ...], payloads: Payloads | None
+    ) -> tuple[Any, ...]:
+        """``stored`` without blocking the event loop while a store answers."""
+        if payloads is None or self._sent_payload.owner is None or not payloads.has_store:
+            return self.stored(params, payloads)
+        return await asyncio.to_thread(self.stored, params, payloads)
 
     def read(self, rows: list[Row], payloads: Payloads | None) -> list[Row]:
         """Return the rows with the payload in them decrypted, as far as the codec has the keys; texts that
@@ -142,6 +160,12 @@ class Statement(Generic[P, Row]):
         if not self._read_payload or (payloads is None and not any(self._read_payload.values())):
             return rows
         return [self._read_row(row, payloads) for row in rows]
+
+    async def read_async(self, rows: list[Row], payloads: Payloads | None) -> list[Row]:
+        """``read`` without blocking the event loop while a store answers."""
+        if payloads is None or not self._read_payload or not payloads.has_store:
+            return self.read(rows, payloads)
+        return await asyncio.to_thread(self.read, rows, payloads)
 
     def _read_row(self, row: Row, payloads: Payloads | None) -> Row:
         values: dict[str, Any] = {}
@@ -218,7 +242,7 @@ class Statement(Generic[P, Row]):
         payloads = installation.payloads
         query, values = (
             self.query(installation.schema),
-            self.mapping(self.stored(params, payloads)),
+            self.mapping(await self.stored_async(params, payloads)),
         )
         async with (
             _pooled_transaction_async(connection, installation)
@@ -227,7 +251,9 @@ class Statement(Generic[P, Row]):
             AsyncCursor(connection, row_factory=self._row_factory) as cursor,
         ):
             await cursor.execute(query, values)
-            return self.read(await cursor.fetchall(), payloads) if self.has_rows else []
+            if not self.has_rows:
+                return []
+            return await self.read_async(await cursor.fetchall(), payloads)
 
 
 @contextmanager
@@ -295,15 +321,27 @@ def parameter_names(signature: Callable[..., object]) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount]
 
 
-def _payload_places(declared: Callable[..., object], names: tuple[str, ...]) -> dict[int, bool]:
-    """The places of these parameters or columns that hold payload, and whether it is that of several rows."""
-    annotations = getattr(declared, "__annotations__", {})
-    texts = {name: str(annotations.get(name, "")) for name in names}
-    return {
-        place: "PayloadLines" in texts[name]
-        for place, name in enumerate(names)
-        if "Payload" in texts[name]
-    }
+class _SentPayload(NamedTuple):
+    """The places of the parameters that hold payload, with whether it is that of several rows, and the place
+    of its owner.
+    """
+
+    places: dict[int, bool]
+    owner: int | None
+
+    @classmethod
+    def of(cls, declared: Callable[..., object], names: tuple[str, ...]) -> _SentPayload:
+        annotations = getattr(declared, "__annotations__", {})
+        texts = [str(annotations.get(name, "")) for name in names]
+        places = {
+            place: "PayloadLines" in text for place, text in enumerate(texts) if "Payload" in text
+        }
+        owners = (place for place, text in enumerate(texts) if "Owner" in text)
+        return cls(places, next(owners, None))
+
+
+def _with_owner(stored: Callable[[str, str], str], owner: str, text: str) -> str:
+    return stored(text, owner)
 
 
 def _payload_columns(row_type: type[Any]) -> dict[str, Callable[[str], str] | None]:

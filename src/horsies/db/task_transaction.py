@@ -26,7 +26,6 @@ from horsies.db.database import (
     AsyncOwnConnection,
     AsyncPool,
     Database,
-    Installation,
     OwnConnection,
     Pool,
     PoolLimits,
@@ -344,7 +343,7 @@ class AsyncTaskSession:
         async with connection.pipeline():
             for statement, params in _with_checks(steps, self._mark):
                 query = statement.query(connection.installation.schema)
-                stored = statement.stored(params, connection.installation.payloads)
+                stored = await statement.stored_async(params, connection.installation.payloads)
                 await connection.execute(query, statement.mapping(stored))
             ended = await connection.execute("COMMIT", prepare=False)
         if ended.statusmessage != "COMMIT":
@@ -476,7 +475,7 @@ def _limits(database: Database, most: int) -> PoolLimits:
 
 def _connect(database: Database) -> SessionConnection:
     connection = SessionConnection.connect(database.urls()[0], **_parameters(database))
-    connection.installation = Installation.of(database.config)
+    connection.installation = database.installation
     connection.is_pooled = database.config.pgbouncer_transaction_mode
     connection.own = Pipeline(connection, prepared=not connection.is_pooled, inside=True)
     _keep_statements(connection)
@@ -503,7 +502,7 @@ class _OwnStatements(PrepareManager):
 
 async def _connect_async(database: Database) -> AsyncSessionConnection:
     connection = await AsyncSessionConnection.connect(database.urls()[0], **_parameters(database))
-    connection.installation = Installation.of(database.config)
+    connection.installation = database.installation
     connection.is_pooled = database.config.pgbouncer_transaction_mode
     return connection
 

@@ -20,7 +20,7 @@ import psycopg
 from psycopg.errors import ReadOnlySqlTransaction
 
 from horsies.database_url import mask_url
-from horsies.db.database import ONE_STATE, Database, Installation
+from horsies.db.database import ONE_STATE, Database
 from horsies.db.direct import execute, execute_async, stream, stream_async
 from horsies.db.errors import describe, is_transient
 from horsies.db.pipeline import Pipeline
@@ -163,7 +163,7 @@ class PostgresBroker:
         # transaction with settings around each statement, and ``echo`` logs each statement.
         self.is_direct = not (config.pgbouncer_transaction_mode or config.echo)
         # The schema found in a caller's transaction.
-        self._within = Installation.of(config)
+        self._within = self.database.installation
         self._waiters: Waiters | None = None
         # Replaced in a forked process, because one of the parent's threads may have held the lock
         # during the fork.

@@ -27,7 +27,7 @@ from horsies.db.statements.tasks import (
     read_progress,
     read_task,
 )
-from horsies.encryption import masked, missing_key
+from horsies.encryption import masked, missing_key, store_of
 from horsies.error_codes import (
     BuiltInTaskCode,
     ContractCode,
@@ -232,6 +232,18 @@ def result_of(row: OutcomeRow, results: ResultCodec | None) -> TaskResult[Any, T
             return error_result(RetrievalCode.RESULT_NOT_AVAILABLE, message, {"task_id": row.id})
 
 
+def _unread(key_id: str) -> str:
+    if (store_id := store_of(key_id)) is not None:
+        return (
+            f"kept in the store {store_id!r}, which this program does not have or which has lost it; give "
+            "its PostgresConfig the store that kept it"
+        )
+    return (
+        f"encrypted with key {key_id}, which this program does not have or which does not decrypt it; give "
+        "the codec of its PostgresConfig the key that encrypted it"
+    )
+
+
 def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResult[Any, TaskError]:
     """Decode a stored result; an unreadable one becomes an error result."""
     if (key_id := missing_key(text)) is not None:
@@ -239,8 +251,7 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
             return decode_untyped(masked(text)).unwrap()  # its code is readable
         return error_result(
             OperationalErrorCode.PAYLOAD_UNREADABLE,
-            f"The result of {owner} is encrypted with key {key_id}, which this program does not have or "
-            "which does not decrypt it; give the codec of its PostgresConfig the key that encrypted it.",
+            f"The result of {owner} is {_unread(key_id)}.",
             {"key_id": key_id},
         )
     match results.decode(text) if results else decode_untyped(text):

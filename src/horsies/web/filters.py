@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from horsies.encryption import is_opaque
 from horsies.monitor.arguments import ArgumentProblem, parse_argument, search_for
 from horsies.monitor.queries import Search, TaskFilters, parse_time, task_filters
 from horsies.result import Err
@@ -130,7 +131,7 @@ def _search_of(view: View) -> Search | None:
     except ArgumentProblem as problem:
         raise BadRequest(str(problem), code="INVALID_FILTER") from problem
     app = view.site.app
-    if app is not None and app.config.broker.codec is not None:
+    if app is not None and is_opaque(app.config.broker):
         argument = argument.among_encrypted()
     names = app.list_tasks() if app else ()
     parameters = {name: view.site.parameter_names(name) for name in names}

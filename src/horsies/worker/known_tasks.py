@@ -34,13 +34,13 @@ from horsies.db.statements.blocked import find_due
 from horsies.db.statements.refusals import (
     DAMAGED,
     KEY_REFUSAL,
+    UNREACHABLE,
     RefusedTask,
     Taker,
     find_takers,
     refuse_tasks,
 )
 from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, claim_unresolvable
-from horsies.encryption import Payloads
 from horsies.error_codes import OperationalErrorCode
 from horsies.logs import as_event
 from horsies.task_result import TaskError
@@ -83,7 +83,7 @@ class KnownTasks:
 
     tasks: Mapping[str, str] = field(default_factory=dict)
     workflows: Mapping[str, str] = field(default_factory=dict)
-    # The ids of the keys with which it reads encrypted payload.
+    # The ids of the keys and stores with which it reads payload.
     keys: Sequence[str] = ()
 
     @classmethod
@@ -94,7 +94,7 @@ class KnownTasks:
             for key in definition_keys()
             if (definition := definition_by_key(key)) is not None
         }
-        payloads = Payloads.of(app.config.broker)
+        payloads = app.get_broker().database.payloads
         keys = () if payloads is None else sorted(payloads.key_ids)
         return cls(tasks | dict.fromkeys(BUILTIN_TASKS, fingerprint(None)), workflows, keys)
 
@@ -423,10 +423,12 @@ def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Out
 
 
 def _missing_key(outcome: Outcome) -> str | None:
-    """The key without which a child could not read the payload of its task, or which did not decrypt it."""
+    """The key or store without which a child could not read its task's payload, or which did not give it."""
     if outcome.error_code != OperationalErrorCode.PAYLOAD_UNREADABLE:
         return None
     data = from_json(outcome.result)["err"]["data"]
+    if data.get("is_unreachable"):
+        return f"{data['key_id']}{UNREACHABLE}"
     return f"{data['key_id']}{DAMAGED if data.get('is_damaged') else ''}"
 
 

@@ -31,7 +31,7 @@ from horsies.db.statements.turn import (
 )
 from horsies.db.statements.webhooks import store_webhooks
 from horsies.db.statements.workers import register_defaults
-from horsies.tasks.blocked import Blocked, Change
+from horsies.tasks.blocked import Blocked, Change, Failures
 from horsies.tasks.outcome import locking_steps
 from horsies.worker.agenda import NEVER, Timer
 from horsies.worker.config import WorkerConfig
@@ -40,6 +40,7 @@ from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.heartbeat import Heartbeat
 from horsies.worker.ledger import RUNNING, WAITING
 from horsies.worker.liveness import Identity, Liveness
+from horsies.worker.payload_sweep import PayloadSweep
 from horsies.worker.protocol import ProgressReport
 from horsies.worker.reaper import (
     expire_paused,
@@ -92,6 +93,20 @@ def _registrations(config: AppConfig, identity: Identity) -> list[_Registration]
     return found
 
 
+class _Sweep:
+    """The deletion of old rows and of large payload that no row needs."""
+
+    def __init__(self, config: AppConfig) -> None:
+        self.at = 0.0
+        self._recovery = config.recovery
+        self._payloads = PayloadSweep(config.broker)
+
+    def perform(self, pipeline: Pipeline, now: float, failures: Failures) -> None:
+        has_more = sweep(pipeline, self._recovery, failures)
+        has_more |= self._payloads.sweep(pipeline, failures)
+        self.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
+
+
 class Maintenance:
     """The worker's regular jobs, run inside its loop."""
 
@@ -116,7 +131,7 @@ class Maintenance:
         self._renewal = Timer(app_config.effective_claimer_heartbeat_interval_ms / 1000)
         self._ownerless = Timer(recovery.check_interval_ms / 1000)
         self._snapshot = Timer(recovery.worker_state_snapshot_interval_ms / 1000)
-        self._sweep = Timer(SWEEP_SECONDS)
+        self._sweep = _Sweep(app_config)
         self._progress = Timer(PROGRESS_SECONDS)
         self.pings: list[str] = []
         # Settings of the application, until they are stored.
@@ -181,9 +196,8 @@ class Maintenance:
                 self._blocked.update_record(pipeline)
             with self._blocked.job("the expiry of paused runs"):
                 expire_paused(pipeline, recovery, self._blocked)
-        if self._sweep.is_due(now):
-            has_more = sweep(pipeline, recovery, self._blocked.failures)
-            self._sweep.at = now + (NEXT_SWEEP_SECONDS if has_more else SWEEP_SECONDS)
+        if now >= self._sweep.at:
+            self._sweep.perform(pipeline, now, self._blocked.failures)
 
     def _register(self, pipeline: Pipeline) -> None:
         """Store settings of the application once, or until the database accepts them, and send what is

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import psycopg
 
@@ -233,17 +234,21 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | Non
 
 
 def _delete(pipeline: Pipeline, step: Step, failures: Failures) -> int:
+    return len(delete_rows(pipeline, step, failures))
+
+
+def delete_rows(pipeline: Pipeline, step: Step, failures: Failures) -> list[Any]:
     """Delete a batch of rows. A row that cannot be deleted, because of a foreign key or another
     session's lock, is kept and logged. A missing privilege on the refusals table is only logged as
     well, because a worker can run without it.
     """
     name = step[0].name
     try:
-        count = len(pipeline.run([step])[0])
+        rows = pipeline.run([step])[0]
     except psycopg.Error as error:
         if not (failures.is_isolated(name, error) or lacks_right_on(error, REFUSALS_TABLE)):
             raise
         logger.error("retention: %s fails: %s", name, describe_refusal(error))
-        return 0
+        return []
     failures.forget(name)
-    return count
+    return rows

@@ -1,4 +1,6 @@
-"""Tasks whose payload is confidential, of applications with the keys that the environment names."""
+"""Tasks whose payload is confidential or large, of applications with the keys and the store that the
+environment names.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from horsies import (
     RetryPolicy,
     SignalNode,
     SubWorkflowNode,
+    TableStore,
     TaskError,
     TaskFailed,
     TaskNode,
@@ -28,8 +31,11 @@ from horsies import (
 )
 from horsies.workflow.definition import WorkflowDefinition
 from tests.support.apps.programs import read_config, write_down
+from tests.support.file_store import FileStore
 
 KEYS_VARIABLE = "HORSIES_TEST_KEYS"
+# "table", or a directory.
+STORE_VARIABLE = "HORSIES_TEST_STORE"
 # In every argument, value, message, note and log line.
 SECRET = "S3CRET"
 AGAIN = RetryPolicy.fixed([0.02] * 200, auto_retry_for=["WORKER_CRASHED"], jitter=False)
@@ -37,7 +43,7 @@ logger = logging.getLogger("confidential")
 
 
 def make(keys: Sequence[str], **changes: Any) -> Horsies:
-    """An application with these keys, or without a codec."""
+    """An application with these keys, or without a codec; ``changes`` are those of its PostgresConfig."""
     config = read_config()
     codec = FernetCodec(keys) if keys else None
     broker = config.broker.model_copy(update={"codec": codec, **changes})
@@ -144,7 +150,18 @@ def _add_durable(app: Horsies) -> None:
         return f"{text} {ctx.wait_signal('word', str)}"
 
 
-app = make([key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key])
+def store_of(place: str) -> dict[str, Any]:
+    """The settings of an application that keeps payload above 1,000 bytes in this store; "" for none."""
+    if not place:
+        return {}
+    store = TableStore() if place == "table" else FileStore(place)
+    return {"store": store, "store_above_bytes": 1_000}
+
+
+app = make(
+    [key for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key],
+    **store_of(os.environ.get(STORE_VARIABLE, "")),
+)
 
 
 class Inner(WorkflowDefinition[list[str]]):

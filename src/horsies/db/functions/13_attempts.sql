@@ -1,4 +1,4 @@
--- Attempts, their logs, and the records of durable functions are deleted with their task, whichever statement deletes it:
+-- Attempts, their logs, large payload, and the records of durable functions are deleted with their task, whichever statement deletes it:
 -- retention, or a person at a prompt.
 --
 -- No attempt is left behind. The statement that inserts an attempt has updated its task and so holds the row lock
@@ -13,6 +13,7 @@ BEGIN
         DELETE FROM horsies_task_signals;
         DELETE FROM horsies_parked;
         DELETE FROM horsies_task_logs;
+        PERFORM horsies_disown_payloads_v1(ARRAY(SELECT owner.owner_id FROM horsies_payload_owners AS owner));
     ELSE
         DELETE FROM horsies_task_attempts AS attempt
         WHERE attempt.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
@@ -30,6 +31,9 @@ BEGIN
         IF EXISTS (SELECT FROM horsies_parked) THEN
             DELETE FROM horsies_parked AS parked
             WHERE parked.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+        END IF;
+        IF EXISTS (SELECT FROM horsies_payload_owners) THEN
+            PERFORM horsies_disown_payloads_v1(ARRAY(SELECT deleted.id FROM deleted));
         END IF;
     END IF;
     RETURN NULL;

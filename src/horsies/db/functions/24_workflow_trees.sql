@@ -86,6 +86,9 @@ BEGIN
     ELSE
         DELETE FROM horsies_workflow_tasks AS node
         WHERE node.workflow_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+        IF EXISTS (SELECT FROM horsies_payload_owners) THEN  -- of signals
+            PERFORM horsies_disown_payloads_v1(ARRAY(SELECT deleted.id FROM deleted));
+        END IF;
     END IF;
     RETURN NULL;
 END

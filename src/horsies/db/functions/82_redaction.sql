@@ -27,6 +27,7 @@ BEGIN
     DELETE FROM horsies_steps AS step WHERE step.task_id = ANY(redacted);
     DELETE FROM horsies_task_signals AS sent WHERE sent.task_id = ANY(redacted);
     DELETE FROM horsies_parked AS parked WHERE parked.task_id = ANY(redacted);
+    PERFORM horsies_disown_payloads_v1(redacted);
     RETURN QUERY SELECT unnest(redacted);
 END
 $$;
@@ -53,6 +54,7 @@ BEGIN
         result = NULL, task_kwargs = '{}', task_options = '{}', lane_key = NULL, sub_workflow_summary = NULL
     WHERE node.workflow_id = ANY(runs);
     DELETE FROM horsies_workflow_signals AS sent WHERE sent.workflow_id = ANY(runs);
+    PERFORM horsies_disown_payloads_v1(runs);
     RETURN QUERY SELECT run.id, run.id = ANY(roots) FROM unnest(runs) AS run (id);
     RETURN QUERY SELECT found.id, false FROM horsies_redact_tasks_v1(ARRAY(
         SELECT task.id FROM horsies_tasks AS task WHERE task.workflow_id = ANY(runs))) AS found (id);

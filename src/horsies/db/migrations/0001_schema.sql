@@ -224,6 +224,31 @@ CREATE TABLE horsies_task_logs (
 
 CREATE INDEX horsies_task_logs_created_at ON horsies_task_logs USING brin (created_at);
 
+-- Large payload ---------------------------------------------------------------------------------------
+-- Arguments, results, steps and signals above the limit of an application with a store: the rows that take them have a
+-- reference with the id of an object. It is written before those rows. Other applications have no rows here.
+CREATE TABLE horsies_payloads (
+    id           uuid         PRIMARY KEY,
+    -- The store that has the object: 'table' for this table, or one outside the database.
+    store        varchar(31)  NOT NULL,
+    bytes        bigint       NOT NULL,
+    -- NULL for an object outside the database.
+    body         bytea,
+    created_at   timestamptz  NOT NULL DEFAULT clock_timestamp(),
+    -- When the last owner of an object outside the database was gone: it is deleted there, and then here.
+    released_at  timestamptz
+);
+CREATE INDEX horsies_payloads_released ON horsies_payloads (store, id) WHERE released_at IS NOT NULL;
+
+-- The tasks and runs whose rows have a reference; a task that is sent again shares the objects of its origin. The
+-- reference locks an object that gets an owner, so that it is not deleted at the same time.
+CREATE TABLE horsies_payload_owners (
+    owner_id    uuid  NOT NULL,
+    payload_id  uuid  NOT NULL REFERENCES horsies_payloads (id),
+    PRIMARY KEY (owner_id, payload_id)
+);
+CREATE INDEX horsies_payload_owners_payload ON horsies_payload_owners (payload_id);
+
 -- Durable functions -------------------------------------------------------------------------------
 -- The recorded steps of durable functions. A row is written once, in the transaction of its step, and never
 -- changes. There is no foreign key, which would be checked for every step: a trigger deletes steps, signals and

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
-from horsies.encryption import Payload, ShownPayload
+from horsies.encryption import Owner, Payload, ShownPayload
 
 DURABLE = StatementFile("durable.sql")
 
@@ -16,7 +16,7 @@ class RecordStep(NamedTuple):
     """A step to record, and the attempt that must still own the run."""
 
     worker_id: str
-    task_id: str
+    task_id: Owner
     generation: int
     name: str
     position: int
@@ -185,7 +185,7 @@ def find_events(task_id: str, children: Sequence[str], signals: Sequence[str]) -
 
 
 @DURABLE.statement
-def signal_task(task_id: str, name: str, value: Payload) -> RunAnswer: ...
+def signal_task(task_id: Owner, name: str, value: Payload) -> RunAnswer: ...
 
 
 @DURABLE.statement

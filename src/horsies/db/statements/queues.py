@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.db.statements.monitor import QueueState
-from horsies.encryption import Payload
+from horsies.encryption import Owner, Payload
 
 QUEUES = StatementFile("queues.sql")
 
@@ -33,7 +33,7 @@ def resume_queue(name: str) -> QueueState: ...
 @QUEUES.statement
 def resend_tasks(ids: Sequence[str], new_ids: Sequence[str], once: bool) -> ResentTask: ...
 @QUEUES.statement
-def edit_resent(id: str, args: Payload, kwargs: Payload) -> None: ...
+def edit_resent(id: Owner, args: Payload, kwargs: Payload) -> None: ...
 @QUEUES.statement
 def send_notification(channel: str, payload: str) -> Notified: ...
 

@@ -24,7 +24,7 @@ FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS 
 -- Nothing -> PENDING, copied from tasks that have ended. Those rows stay; a new row refers to its origin, counts its
 -- retries from zero, and drops the idempotency key and a past deadline. With "once", tasks that have already been
 -- sent again are skipped. A new task's span links to the first send and is not its child. If a new id already exists,
--- it belongs to a request whose answer was lost. A redacted task has no arguments to send. Returns the rows it found. Parameters: once skips tasks that have
+-- it belongs to a request whose answer was lost. A redacted task has no arguments to send. A copy shares large payload with its origin. Returns the rows it found. Parameters: once skips tasks that have
 -- already been sent again.
 WITH met AS MATERIALIZED (
     SELECT task.*, asked.new_id, %(once)s::boolean AND EXISTS (
@@ -42,7 +42,11 @@ sent AS (
     FROM met WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
       AND NOT was_resent AND redacted_at IS NULL
     ON CONFLICT DO NOTHING
-    RETURNING id)
+    RETURNING id, retried_from_task_id),
+shared AS (
+    INSERT INTO horsies_payload_owners (owner_id, payload_id)
+    SELECT sent.id, owner.payload_id FROM sent
+    JOIN horsies_payload_owners AS owner ON owner.owner_id = sent.retried_from_task_id)
 SELECT met.status AS was_status, met.workflow_id IS NOT NULL AS in_workflow, met.was_resent,
     met.redacted_at IS NOT NULL AS is_redacted, sent.id::text AS new_id
 FROM met LEFT JOIN sent ON sent.id = met.new_id

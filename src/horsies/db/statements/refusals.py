@@ -16,6 +16,8 @@ KEY_REFUSAL = "key:"
 # After the id, if the key does not decrypt the payload. No worker lists such a key, so none counts as able to
 # run it.
 DAMAGED = ":damaged"
+# After the id of a store that does not answer.
+UNREACHABLE = ":unreachable"
 
 
 class RefusedTask(NamedTuple):

@@ -5,11 +5,13 @@
 -- Record claimed tasks that this worker cannot call, by the fingerprint of its parameters. All workers with that
 -- fingerprint exclude them from their claims: first for the grace period, and then for a while after each check. If a
 -- key is missing, the fingerprint is 'key:' and its id, and workers without that key exclude the task for an hour; so
--- do workers whose key does not decrypt the payload, with ':damaged' after the id.
+-- do workers whose key does not decrypt the payload, with ':damaged' after the id. If the store of the payload does not
+-- answer, with ':unreachable' after its id, they exclude it for some seconds.
 -- Parameters: tasks that this worker cannot call, as columns, with the fingerprints of its own parameters.
 INSERT INTO horsies_refusals AS known (task_id, fingerprint, worker_id, message, until)
 SELECT asked.id, asked.fingerprint, %(worker_id)s, asked.message,
-    clock_timestamp() + CASE WHEN starts_with(asked.fingerprint, 'key:') THEN interval '1 hour'
+    clock_timestamp() + CASE WHEN asked.fingerprint LIKE 'key:%%:unreachable' THEN interval '10 seconds'
+        WHEN starts_with(asked.fingerprint, 'key:') THEN interval '1 hour'
         ELSE %(grace_seconds)s::float8 * interval '1 second' END
 FROM unnest(%(ids)s::uuid[], %(fingerprints)s::text[], %(messages)s::text[]) AS asked (id, fingerprint, message)
 ON CONFLICT (task_id, fingerprint) DO UPDATE SET

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from horsies.db.statement import Nothing, StatementFile
-from horsies.encryption import Payload, PayloadLines, ShownText
+from horsies.encryption import Owner, OwnerLines, Payload, PayloadLines, ShownText
 from horsies.modules import Deferred
 from horsies.states import SILENT_AFTER_SECONDS, TaskAttemptOutcome, TaskStatus
 
@@ -26,7 +26,7 @@ TASKS = StatementFile("tasks.sql")
 class InsertTask(NamedTuple):
     """The row that a send inserts."""
 
-    id: str
+    id: Owner
     task_name: str
     queue_name: str
     priority: int
@@ -101,7 +101,7 @@ class InsertTasks(NamedTuple):
     task_options: str
     timeout_ms: int | None
     retention_seconds: float | None
-    ids: str
+    ids: OwnerLines
     args: PayloadLines
     kwargs: PayloadLines
     enqueue_shas: str

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from horsies.db.statement import StatementFile
 from horsies.db.statements.turn import NOTHING
-from horsies.encryption import Payload, ShownPayload
+from horsies.encryption import Owner, Payload, ShownPayload
 from horsies.states import WorkflowStatus
 from horsies.task_result import json_object
 
@@ -306,7 +306,7 @@ def cancel_run(id: str, reason: str, interrupt: bool) -> ControlAnswer: ...
 @WORKFLOWS.statement
 def retry_run(id: str, node_ids: Sequence[str] | None) -> ControlAnswer: ...
 @WORKFLOWS.statement
-def signal_run(id: str, name: str, value: Payload) -> ControlAnswer: ...
+def signal_run(id: Owner, name: str, value: Payload) -> ControlAnswer: ...
 @WORKFLOWS.statement
 def list_signal_names(id: str) -> SignalName: ...
 @WORKFLOWS.statement

@@ -19,7 +19,8 @@ from horsies.db.statements.explain import (
     Place,
 )
 from horsies.db.statements.monitor import WorkerSummary
-from horsies.db.statements.refusals import DAMAGED, RefusedCalls
+from horsies.db.statements.refusals import DAMAGED, UNREACHABLE, RefusedCalls
+from horsies.encryption import store_of
 from horsies.findings import Finding, Level, Subject, between, command, finding, opening
 from horsies.monitor.overview import (
     WorkerHealth,
@@ -401,12 +402,35 @@ def misfit_reasons(queue: QueueSituation) -> Iterator[Finding]:
         )
 
 
+def _store_words(queue: QueueSituation, store_id: str, problem: str) -> tuple[str, str]:
+    """Why the workers cannot read payload that is kept in a store, and the remedy."""
+    if problem == UNREACHABLE:
+        return (
+            f"the payload is kept in the store {store_id!r}, which does not answer. They try again after "
+            "some seconds.",
+            f"look at the store {store_id!r} and at the workers' way to it",
+        )
+    if problem == DAMAGED:
+        return (
+            f"the payload is kept in the store {store_id!r}, which does not have it, or has another one "
+            "under its name. It is held until you cancel it.",
+            "restore the object and restart the workers; or cancel it and send it again",
+        )
+    return (
+        f"the payload is kept in the store {store_id!r}, which none of them has. It is held until a worker "
+        "with the store takes it.",
+        f"add the store {store_id!r} to the workers of queue {queue.name} and restart them",
+    )
+
+
 def unreadable_reason(
     queue: QueueSituation, missing_key: str, opening: str, since: datetime | None
 ) -> Finding:
-    """No worker of the queue has the key of the tasks' payload, or the key does not decrypt it."""
-    key_id = missing_key.removesuffix(DAMAGED)
-    if key_id != missing_key:
+    """No worker of the queue has the key or the store of the tasks' payload, or these do not give it."""
+    key_id = missing_key.removesuffix(DAMAGED).removesuffix(UNREACHABLE)
+    if (store_id := store_of(key_id)) is not None:
+        text, remedy = _store_words(queue, store_id, missing_key.removeprefix(key_id))
+    elif key_id != missing_key:
         text = (
             f"key {key_id} does not decrypt the payload: the text was changed, or it was encrypted with "
             "another key of this id. It is held until you cancel it."

@@ -23,7 +23,6 @@ from horsies.durable.engine import Engine, patiently
 from horsies.durable.leaving import Leaving, Parked, RecordRefused, RunCancelled, Unreadable
 from horsies.durable.past import Past
 from horsies.durable.run import Fence, Run
-from horsies.encryption import Payloads
 from horsies.error_codes import (
     OperationalErrorCode,
     error_code_text,
@@ -88,7 +87,7 @@ def _run(
         transactions.worker_id, assignment.task_id, assignment.generation, assignment.attempt
     )
     signals = None if traits is None else traits.signals
-    new_call = partial(_new_call, definition, config)
+    new_call = partial(_new_call, definition, transactions, assignment.task_id)
     run = Run(fence, past, partial(_code_of, definition, config), signals, new_call)
     if config.tracing is not None:
         run.surround = tracing.step_span
@@ -97,21 +96,21 @@ def _run(
 
 def _new_call(
     definition: TaskDefinition,
-    config: AppConfig,
+    transactions: Transactions,
+    task_id: str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[str, str]:
     """The JSON texts of the arguments with which a run continues; DurableMisuse if they do not fit."""
     if current_task().workflow_id is not None:
         raise DurableMisuse("ctx.continue_as is not for nodes: their workflow has their arguments.")
-    encoded = encode(config.payload, definition, args, kwargs)
+    encoded = encode(transactions.config.payload, definition, args, kwargs)
     if isinstance(encoded, Err):
         raise DurableMisuse(f"The run cannot continue: {encoded.value.message}")
     args_json, kwargs_json, _ = encoded.value
-    if (
-        payloads := Payloads.of(config.broker)
-    ) is not None:  # the database takes them out of the request
-        return payloads.encrypt(args_json), payloads.encrypt(kwargs_json)
+    payloads = transactions.installation.payloads
+    if payloads is not None:  # the database takes them out of the request
+        return payloads.stored(args_json, task_id), payloads.stored(kwargs_json, task_id)
     return args_json, kwargs_json
 
 

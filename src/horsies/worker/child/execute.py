@@ -355,11 +355,11 @@ async def execute_async(
     transactions: Transactions | None = None,
 ) -> ChildReport:
     """Like ``execute``, but on the running event loop; a task that the worker stops raises CancelledError."""
-    readable = payload.decrypted(app, assignment)
+    readable = await payload.decrypted_async(app, assignment)
     if isinstance(readable, ChildReport):
         return readable
     report = await _executed_async(app, readable, around, transactions)
-    return payload.encrypted(app, readable, report)
+    return await payload.encrypted_async(app, readable, report)
 
 
 async def _executed_async(

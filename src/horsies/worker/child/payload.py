@@ -1,61 +1,111 @@
 """The payload of assignments and reports in a child: decrypted before a task runs, encrypted after it.
 
-The parent passes texts on as they are stored, so children share the work of encryption. A child that lacks a
-key reports it without calling the function, and the worker holds the task.
+The parent passes texts on as they are stored, so children share the work of encryption, and large payload
+that is kept elsewhere never passes through the parent. A child that lacks a key or a store reports it without
+calling the function, and the worker holds the task.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+
+import psycopg
 
 from horsies.app import Horsies
 from horsies.codec.results import encode_task_error
 from horsies.config.app import AppConfig
-from horsies.encryption import Payloads, missing_key
+from horsies.db.errors import describe
+from horsies.encryption import Payloads, missing_key, store_of
 from horsies.error_codes import OperationalErrorCode
+from horsies.payload_store import TABLE_STORE
 from horsies.task_result import TaskError
 from horsies.worker.child.process_state import log_safely
-from horsies.worker.protocol import Assignment, ChildReport
+from horsies.worker.protocol import Assignment, ChildReport, TransactionEnd
 from horsies.workflow.build.plan import EXPAND_TASK, SIGNAL_TASK, is_mapped
 
 logger = logging.getLogger("horsies.child")
 
 
+def payloads_of(app: Horsies) -> Payloads | None:
+    """The payload of the application's database; None without a codec and a store."""
+    config = app.config.broker
+    return Payloads.of(config) if config.store is None else app.get_broker().database.payloads
+
+
 def decrypted(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
     """Return the assignment with readable texts, or the report that a key is missing."""
-    payloads, node = Payloads.of(app.config.broker), assignment.node
+    payloads, node = payloads_of(app), assignment.node
     if payloads is not None:
-        if node is not None and node.sources:
-            sources = [one._replace(result=payloads.decrypt(one.result)) for one in node.sources]
-            node = node._replace(sources=tuple(sources))
-        assignment = assignment._replace(
-            args_json=payloads.decrypt(assignment.args_json),
-            kwargs_json=payloads.decrypt(assignment.kwargs_json),
-            node=node,
-        )
+        try:
+            assignment = _readable(payloads, assignment)
+        except psycopg.Error as error:
+            return _unreachable(assignment, error)
+        node = assignment.node
     key_id = missing_key(assignment.args_json, assignment.kwargs_json)
     if key_id is None and node is not None and node.sources:
         key_id = missing_key(*[one.result for one in node.sources])
     return assignment if key_id is None else unreadable(app.config, assignment, key_id)
 
 
+async def decrypted_async(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
+    """``decrypted`` without blocking the event loop while a store answers."""
+    if app.config.broker.store is None:
+        return decrypted(app, assignment)
+    return await asyncio.to_thread(decrypted, app, assignment)
+
+
+def _readable(payloads: Payloads, assignment: Assignment) -> Assignment:
+    node = assignment.node
+    if node is not None and node.sources:
+        sources = [one._replace(result=payloads.decrypt(one.result)) for one in node.sources]
+        node = node._replace(sources=tuple(sources))
+    return assignment._replace(
+        args_json=payloads.decrypt(assignment.args_json),
+        kwargs_json=payloads.decrypt(assignment.kwargs_json),
+        node=node,
+    )
+
+
 def unreadable(config: AppConfig, assignment: Assignment, key_id: str) -> ChildReport:
-    """The report of a task whose payload cannot be read: this application does not have its key, or the key
-    does not decrypt it.
+    """The report of a task whose payload cannot be read: this application does not have its key or its
+    store, or these do not give it.
     """
-    code, payloads = OperationalErrorCode.PAYLOAD_UNREADABLE, Payloads.of(config.broker)
-    message = f"The payload of task {assignment.task_name!r} is encrypted with key {key_id}, which "
-    data: dict[str, str | bool] = {"key_id": key_id}
-    if payloads is not None and key_id in payloads.key_ids:
-        data["is_damaged"] = True
-        message += (
-            "this worker has, but the codec cannot decrypt it: the text was changed, or it was encrypted "
-            "with another key of this id."
+    payload = f"The payload of task {assignment.task_name!r} is"
+    if (store_id := store_of(key_id)) is not None:
+        is_known = config.broker.store is not None and store_id in (
+            TABLE_STORE,
+            config.broker.store.store_id,
         )
-    else:
-        message += (
-            "this worker does not have; add the key to the codec of the worker's PostgresConfig."
+        message = f"{payload} kept in the store {store_id!r}, " + (
+            "which does not have it, or has another one under its name."
+            if is_known
+            else "which this worker does not have; add it to the worker's PostgresConfig."
         )
+        return _held(assignment, key_id, message, is_damaged=is_known)
+    payloads = Payloads.of(config.broker)
+    is_known = payloads is not None and key_id in payloads.key_ids
+    message = f"{payload} encrypted with key {key_id}, which " + (
+        "this worker has, but the codec cannot decrypt it: the text was changed, or it was encrypted "
+        "with another key of this id."
+        if is_known
+        else "this worker does not have; add the key to the codec of the worker's PostgresConfig."
+    )
+    return _held(assignment, key_id, message, is_damaged=is_known)
+
+
+def _unreachable(assignment: Assignment, error: psycopg.Error) -> ChildReport:
+    """The report of a task whose payload is in a store that does not answer; it is tried again soon."""
+    texts = [assignment.args_json, assignment.kwargs_json]
+    if assignment.node is not None:
+        texts += [one.result for one in assignment.node.sources]
+    message = f"The payload of task {assignment.task_name!r} cannot be read: {describe(error)}"
+    return _held(assignment, missing_key(*texts) or "", message, is_unreachable=True)
+
+
+def _held(assignment: Assignment, key_id: str, message: str, **facts: bool) -> ChildReport:
+    code = OperationalErrorCode.PAYLOAD_UNREADABLE
+    data = {"key_id": key_id} | {name: True for name, is_true in facts.items() if is_true}
     error = TaskError(error_code=code, message=message, data=data)
     return ChildReport(
         assignment.task_id,
@@ -69,24 +119,35 @@ def unreadable(config: AppConfig, assignment: Assignment, key_id: str) -> ChildR
 
 
 def encrypted(app: Horsies, assignment: Assignment, report: ChildReport) -> ChildReport:
-    """Return the report with its result and its message encrypted, if the application has a codec.
+    """Return the report with its result and its message encrypted, if the application has a codec, and with a
+    reference in place of a large result, if it has a store.
 
     The plan of a sub-workflow stays readable: the database makes rows of it, and its arguments are encrypted
     one by one.
     """
-    payloads = Payloads.of(app.config.broker)
+    is_recorded = report.transaction is TransactionEnd.RECORDED  # with its own reference
+    payloads = Payloads.of(app.config.broker) if is_recorded else payloads_of(app)
     is_plan = report.ok and assignment.task_name == EXPAND_TASK
     if payloads is None or is_plan or not report.result_json:
         return report
     if not report.was_called:
-        return _without_reason(assignment, report) if app.config.broker.encrypt_errors else report
+        config = app.config.broker
+        is_secret = config.codec is not None and config.encrypt_errors
+        return _without_reason(assignment, report) if is_secret else report
     try:
         return report._replace(
-            result_json=_encrypted_result(payloads, assignment, report.result_json),
+            result_json=stored_result(payloads, assignment, report.result_json),
             error_message=payloads.encrypt_message(report.error_message),
         )
     except Exception as raised:  # by the codec of the application
         return _unstorable(assignment, report, raised)
+
+
+async def encrypted_async(app: Horsies, assignment: Assignment, report: ChildReport) -> ChildReport:
+    """``encrypted`` without blocking the event loop while a store answers."""
+    if app.config.broker.store is None:
+        return encrypted(app, assignment, report)
+    return await asyncio.to_thread(encrypted, app, assignment, report)
 
 
 def _without_reason(assignment: Assignment, report: ChildReport) -> ChildReport:
@@ -121,17 +182,12 @@ def _unstorable(assignment: Assignment, report: ChildReport, raised: Exception) 
     )
 
 
-def encrypted_result(config: AppConfig, assignment: Assignment, result_json: str) -> str:
+def stored_result(payloads: Payloads | None, assignment: Assignment, result_json: str) -> str:
     """Return a result as it is stored."""
-    payloads = Payloads.of(config.broker)
     if payloads is None:
         return result_json
-    return _encrypted_result(payloads, assignment, result_json)
-
-
-def _encrypted_result(payloads: Payloads, assignment: Assignment, result_json: str) -> str:
     node = assignment.node
     by_element = node is not None and (
         assignment.task_name == SIGNAL_TASK or is_mapped(node.inputs_json)
     )
-    return payloads.encrypt_result(result_json, by_element=by_element)
+    return payloads.encrypt_result(result_json, assignment.task_id, by_element=by_element)

@@ -64,7 +64,7 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.outcome import Outcome, locking_steps, recording_steps
 from horsies.tasks.transaction import CALLED_DIRECTLY, AsyncTaskTransaction, TaskTransaction
-from horsies.worker.child.payload import encrypted_result
+from horsies.worker.child.payload import stored_result
 from horsies.worker.child.stop_switch import disarm_stops
 from horsies.worker.protocol import Assignment, TransactionEnd
 
@@ -121,7 +121,7 @@ class Transactions:
 
     @property
     def installation(self) -> Installation:
-        return Installation.of(self.config.broker)
+        return self.database.installation
 
     @property
     def database(self) -> Database:
@@ -205,7 +205,7 @@ class AttemptRecord:
             assignment.generation,
             CurrentTask(assignment, 0.0).workflow_id,
             TaskStatus.COMPLETED,
-            encrypted_result(self.transactions.config, assignment, result_json),
+            stored_result(self.transactions.installation.payloads, assignment, result_json),
             TaskAttemptOutcome.COMPLETED,
         )
         steps = recording_steps(self.transactions.worker_id, [outcome])

@@ -1,0 +1,116 @@
+"""PayloadKeeper: large payload of one database, in its own table or in a store outside the database.
+
+The row of an object is written first, in its own commit, then the object, then the row of the task that
+has the reference. Whatever is interrupted in between leaves an object without a task, which the sweep
+deletes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import psycopg
+
+from horsies.db.errors import describe
+from horsies.db.statements.payloads import (
+    find_released,
+    forget_released,
+    put_payload,
+    read_payload,
+)
+from horsies.ids import new_id
+from horsies.payload_store import TABLE_STORE, PayloadStore, TableStore
+
+if TYPE_CHECKING:
+    from horsies.db.database import Database
+
+logger = logging.getLogger("horsies.payloads")
+
+# How old an object without a task must be: the transaction of its send may be open for this long.
+ORPHAN_SECONDS = 24 * 3600.0
+# How many objects one statement checks or deletes.
+SWEEP_BATCH = 500
+FIRST = str(UUID(int=0))
+
+
+class StoreUnreachable(psycopg.OperationalError):
+    """A store outside the database does not answer; reading is repeated as after a loss of the database."""
+
+
+class PayloadKeeper:
+    """Keeps large payload for the processes of an application."""
+
+    __slots__ = ("_database", "_store", "above_bytes", "store_ids")
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        store = database.config.store
+        self._store: PayloadStore | None = None if isinstance(store, TableStore) else store
+        self.above_bytes = database.config.store_above_bytes
+        # What was stored before an application has moved to another store stays readable.
+        self.store_ids: Collection[str] = [
+            TABLE_STORE,
+            *([] if self._store is None else [self._store.store_id]),
+        ]
+
+    def put(self, owner_id: str, data: bytes) -> tuple[str, str] | None:
+        """Keep an object and return its store and its name; None if the store does not take it."""
+        name, store = new_id(), self._store
+        store_id = TABLE_STORE if store is None else store.store_id
+        body = data if store is None else None
+        try:
+            with self._database.payload_pool().connection() as connection:
+                put_payload.fetch(connection, name, store_id, len(data), body, owner_id)
+            if store is not None:
+                store.put(name, data)
+        except Exception as error:  # of the database, or of the application's store
+            logger.warning(
+                "the store %r does not take %d bytes, which stay in the row of %s: %s",
+                store_id,
+                len(data),
+                owner_id,
+                _described(error),
+            )
+            return None
+        return store_id, name
+
+    def get(self, store_id: str, name: str) -> bytes | None:
+        """Return an object; None if there is none of this name."""
+        if store_id == TABLE_STORE:
+            with self._database.payload_pool().connection() as connection:
+                rows = read_payload.fetch(connection, name)
+            return rows[0].body if rows else None
+        if self._store is None:
+            return None
+        try:
+            return self._store.get(name)
+        except Exception as error:
+            raise StoreUnreachable(
+                f"the store {store_id!r} does not answer: {_described(error)}"
+            ) from error
+
+    def delete_released(self) -> int:
+        """Delete one batch of objects outside the database that have no owner any more; return how many."""
+        if self._store is None:
+            return 0
+        with self._database.payload_pool().connection() as connection:
+            found = find_released.fetch(connection, self._store.store_id, SWEEP_BATCH)
+            names = [one.id for one in found]
+            if not names:
+                return 0
+            try:
+                self._store.delete(names)
+            except Exception as error:
+                raise StoreUnreachable(
+                    f"the store {self._store.store_id!r} does not delete: {_described(error)}"
+                ) from error
+            return len(forget_released.fetch(connection, names))
+
+
+def _described(error: Exception) -> str:
+    return (
+        describe(error) if isinstance(error, psycopg.Error) else f"{type(error).__name__}: {error}"
+    )

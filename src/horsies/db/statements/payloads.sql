@@ -1,0 +1,24 @@
+-- Large payload that is kept elsewhere than in the rows of tasks.
+
+-- name: put_payload
+-- Nothing -> an object of a task or run whose row is stored next. Without a body it is outside the database.
+WITH kept AS (
+    INSERT INTO horsies_payloads (id, store, bytes, body)
+    VALUES (%(id)s::uuid, %(store)s, %(bytes)s::bigint, %(body)s::bytea)
+    RETURNING id)
+INSERT INTO horsies_payload_owners (owner_id, payload_id) SELECT %(owner_id)s::uuid, kept.id FROM kept
+
+-- name: read_payload
+SELECT body FROM horsies_payloads WHERE id = %(id)s::uuid AND body IS NOT NULL
+
+-- name: sweep_payloads
+-- Delete objects that no row needs: see horsies_sweep_payloads_v1.
+SELECT horsies_sweep_payloads_v1(%(after)s::uuid, %(seconds)s::float8, %(limit)s::integer)::text AS id
+
+-- name: find_released
+-- Objects outside the database that have no owner any more.
+SELECT id::text FROM horsies_payloads WHERE released_at IS NOT NULL AND store = %(store)s ORDER BY id LIMIT %(limit)s::integer
+
+-- name: forget_released
+-- Such objects after their store has deleted them.
+DELETE FROM horsies_payloads WHERE id = ANY(%(ids)s::uuid[]) AND released_at IS NOT NULL RETURNING id::text

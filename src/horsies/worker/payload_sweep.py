@@ -1,0 +1,63 @@
+"""Deletes large payload that no row needs any more, a page at a time.
+
+Any worker whose application has a store may do this, even two at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import psycopg
+
+from horsies.config.postgres import PostgresConfig
+from horsies.db.database import Database
+from horsies.db.errors import describe
+from horsies.db.payload_keeper import FIRST, ORPHAN_SECONDS, SWEEP_BATCH, PayloadKeeper
+from horsies.db.pipeline import Pipeline
+from horsies.db.statements.payloads import sweep_payloads
+from horsies.payload_store import TableStore
+from horsies.tasks.blocked import Failures
+from horsies.worker.reaper import RETENTION, delete_rows
+
+logger = logging.getLogger("horsies.reaper")
+
+
+class PayloadSweep:
+    """Where the next page of objects begins, and the thread that deletes objects outside the database."""
+
+    def __init__(self, config: PostgresConfig) -> None:
+        self._config = config
+        self._after = FIRST
+        self._deleting: threading.Thread | None = None
+
+    def sweep(self, pipeline: Pipeline, failures: Failures) -> bool:
+        """Check the objects of one page; True if there may be more."""
+        if self._config.store is None or not pipeline.run([RETENTION])[0][0].leads:
+            return False
+        page = sweep_payloads(self._after, ORPHAN_SECONDS, SWEEP_BATCH)
+        rows = delete_rows(pipeline, page, failures)
+        self._after = (rows[0].id if rows else None) or FIRST
+        if not isinstance(self._config.store, TableStore):
+            self._delete_outside()
+        return self._after != FIRST
+
+    def _delete_outside(self) -> None:
+        """In a thread: a store that does not answer must not keep the worker from its heartbeat."""
+        if self._deleting is None or not self._deleting.is_alive():
+            self._deleting = threading.Thread(
+                target=delete_released, args=(self._config,), name="horsies-payloads", daemon=True
+            )
+            self._deleting.start()
+
+
+def delete_released(config: PostgresConfig) -> None:
+    """Delete all objects outside the database that have no owner any more."""
+    database = Database(config, "worker", migrates=False)
+    try:
+        while PayloadKeeper(database).delete_released():
+            pass
+    except psycopg.Error as error:
+        logger.warning("large payload is deleted later: %s", describe(error))
+    finally:
+        database.close()
