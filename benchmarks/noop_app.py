@@ -34,7 +34,8 @@ if os.environ.get("HORSIES_BENCH_LOGS") == "on":
     logging.getLogger().setLevel(logging.INFO)
 
 # A setting that the tasks below do not use.
-_setting, _broker = os.environ.get("HORSIES_BENCH_SETTING"), {}
+_setting = os.environ.get("HORSIES_BENCH_SETTING")
+_broker: dict[str, Any] = {}
 if _setting == "logs":
     _settings["log_capture"] = {}
 elif _setting == "codec":
@@ -42,6 +43,10 @@ elif _setting == "codec":
 
     # The same in every process.
     _broker["codec"] = FernetCodec("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=")
+elif _setting == "store":
+    from horsies import TableStore
+
+    _broker["store"] = TableStore()
 elif _setting == "webhook":
     _settings["webhooks"] = [
         {

@@ -1,5 +1,6 @@
 """The cost of settings that the drained tasks do not use: logs without lines, a codec for tasks without
-payload, a webhook for ends that do not happen, and the memory limit of another task.
+payload, a store for tasks without large payload, a webhook for ends that do not happen, and the memory limit
+of another task.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from benchmarks.worker import drain
 
 # Read by noop_app.py.
 SETTING_VARIABLE = "HORSIES_BENCH_SETTING"
-SETTINGS = ("none", "none again", "logs", "codec", "webhook", "memory limit")
+SETTINGS = ("none", "none again", "logs", "codec", "store", "webhook", "memory limit")
 CHILDREN = 2
 TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "5"))

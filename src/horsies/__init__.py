@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from horsies.payload_store import PayloadStore, TableStore
     from horsies.result import Err, Ok, Result, UnwrapError, is_err, is_ok
     from horsies.retry import ExceptionMapper, RetryPolicy
+    from horsies.s3_store import S3Store
     from horsies.states import (
         TASK_TERMINAL_STATES,
         WORKFLOW_TASK_TERMINAL_STATES,
@@ -235,6 +236,7 @@ __all__ = [
     "PayloadCodec",
     "PayloadStore",
     "TableStore",
+    "S3Store",
     "PayloadConfig",
     "TracingConfig",
     "Webhook",
@@ -392,6 +394,7 @@ _NAMES_BY_MODULE = {
     "app": "ChildProcessStartHook Horsies get_current_app",
     "encryption": "PayloadCodec",
     "payload_store": "PayloadStore TableStore",
+    "s3_store": "S3Store",
     "codec.fernet": "FernetCodec",
     "config.app": (
         "AppConfig CustomQueueConfig LogCapture PayloadConfig PayloadPolicy PerKey QueueMode Rate "

@@ -24,10 +24,12 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 # Annotate a statement's parameters and columns that hold payload; see ``Statement``. Payload of several rows
 # has one in each line. Columns that are only shown to people, JSON and other texts, are masked if they cannot
-# be decrypted.
+# be decrypted. So are those that a search compares, but if their store does not answer, the search fails,
+# because it would miss rows.
 Payload: TypeAlias = str
 PayloadLines: TypeAlias = str
 ShownPayload: TypeAlias = str
+SearchedPayload: TypeAlias = str
 ShownText: TypeAlias = str
 
 # Annotate the id of the task or run whose rows will have the payload of a statement, if large payload may be
@@ -145,8 +147,10 @@ class Keeper(Protocol):
     above_bytes: int
     store_ids: Collection[str]
 
-    def put(self, owner_id: str, data: bytes) -> tuple[str, str] | None:
-        """Keep an object of a task or run and return its store and its name; None if it cannot."""
+    def put(self, owner_id: str, data: bytes) -> tuple[str, str]:
+        """Keep an object of a task or run and return its store and its name. OperationalError if the store
+        does not take it.
+        """
 
     def get(self, store_id: str, name: str) -> bytes | None:
         """Return an object; None if the store does not have it. OperationalError if it does not answer."""
@@ -210,10 +214,7 @@ class Payloads:
         data = text.encode("utf-8", "surrogatepass")
         if len(data) <= self._keeper.above_bytes:
             return text
-        place = self._keeper.put(owner_id, data)
-        if place is None:
-            return text
-        store_id, name = place
+        store_id, name = self._keeper.put(owner_id, data)
         return f'{_HEAD}{_STORE}{store_id}:{name}.{sha256(data).hexdigest()}"}}'
 
     def stored_lines(self, text: str, owner_ids: str) -> str:

@@ -26,11 +26,11 @@ class TableStore:
 
 @runtime_checkable
 class PayloadStore(Protocol):
-    """Keeps large payload outside the database; write your own for another kind of store.
+    """Keeps large payload outside the database. ``S3Store`` is built in; write your own for another store.
 
     Its methods are called in producers, workers and their children, from several threads. An exception means
-    that the store does not answer: a payload to be stored then stays in the row of its task, and a
-    payload to be read is read again later.
+    that the store does not answer: a send fails and can be repeated, and workers repeat their requests until
+    it does. Logs and errors have the message of the exception, so keep secrets out of it.
 
     Example:
         class Files:

@@ -28,6 +28,7 @@ ACCEPTED = {
     int: {"int4", "int8", "int2"},
     float: {"float8"},
     bool: {"bool"},
+    bytes: {"bytea"},
     datetime: {"timestamptz"},
     timedelta: {"interval"},
 }

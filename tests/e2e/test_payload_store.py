@@ -5,20 +5,25 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from horsies import FernetCodec, Horsies, OperationalErrorCode, TaskNode
+from horsies import FernetCodec, Horsies, OperationalErrorCode, TaskNode, TaskSendErrorCode
+from horsies.db.errors import StoreUnreachable
 from horsies.db.payload_keeper import FIRST, PayloadKeeper
 from horsies.db.statements.payloads import sweep_payloads
 from horsies.db.statements.refusals import UNREACHABLE
 from tests.support.database import Database
+from tests.support.file_store import Directory
+from tests.support.s3_server import CREDENTIALS, PREFIX, Bucket, s3_server
 from tests.support.tables import task
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet, RunningWorker
@@ -28,6 +33,9 @@ TASKS = 3_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 150
 KEY = FernetCodec.new_key()
 LARGE = "x" * 3_000
 Maker = Callable[..., Horsies]
+WAIT_MS = 60_000
+ASYNC = ("--async-children", "1")
+UUID_KEY = re.compile(f"{PREFIX}[0-9a-f-]{{36}}")
 # The longest text of a row: a list of references, one for each element.
 ROW_CHARACTERS_MAX = 2_000
 _SENT = "SELECT max(length(args) + length(kwargs)) FROM horsies_tasks WHERE workflow_id IS NULL"
@@ -53,6 +61,27 @@ def confidential(programs: ModuleType) -> Iterator[ModuleType]:
     module.app.close()
 
 
+@pytest.fixture(scope="module")
+def s3_port() -> Iterator[int]:
+    with s3_server() as port:
+        yield port
+
+
+@pytest.fixture
+def outside(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Directory | Bucket]:
+    """A store outside the database, of the kind that the test names."""
+    if request.param == "files":
+        yield Directory(tmp_path / "objects")
+        return
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    port = request.getfixturevalue("s3_port")
+    with Bucket(port, f"payloads-{uuid4()}") as bucket:
+        yield bucket
+
+
 @pytest.fixture
 def make(confidential: ModuleType) -> Iterator[Maker]:
     """Makes applications with a store, and closes them."""
@@ -67,9 +96,11 @@ def make(confidential: ModuleType) -> Iterator[Maker]:
         one.close()
 
 
-def start(fleet: Fleet, place: str, *keys: str, **more: Any) -> RunningWorker:
+def start(
+    fleet: Fleet, place: str, *keys: str, options: Sequence[str] = (), **more: Any
+) -> RunningWorker:
     environment = {"HORSIES_TEST_KEYS": ",".join(keys), "HORSIES_TEST_STORE": place}
-    return fleet.start(application=APPLICATION, environment=environment, **more)
+    return fleet.start(*options, application=APPLICATION, environment=environment, **more)
 
 
 def task_of(app: Horsies, name: str) -> Any:
@@ -81,6 +112,11 @@ def task_of(app: Horsies, name: str) -> Any:
 def number(connection: Database, query: str) -> int:
     ((found,),) = connection.execute(query.encode()).fetchall()
     return int(found)
+
+
+def names(connection: Database) -> list[str]:
+    """The names of all objects, as the database has them."""
+    return [str(one) for (one,) in connection.execute("SELECT id FROM horsies_payloads")]
 
 
 def sweep(connection: Database, orphan_seconds: float = 0.0) -> None:
@@ -101,6 +137,31 @@ def test_large_payload_takes_every_path_and_the_rows_stay_small(
 ) -> None:
     app = make("table", *keys)
     start(fleet, "table", *keys)
+    take_every_path(app, confidential, connection)
+    bodies = connection.execute("SELECT body FROM horsies_payloads").fetchall()
+    assert any(LARGE.encode() in bytes(body) for (body,) in bodies) is not bool(keys)
+
+
+@pytest.mark.parametrize("outside", ["s3"], indirect=True)
+def test_every_path_leads_through_a_bucket(
+    fleet: Fleet, make: Maker, confidential: ModuleType, connection: Database, outside: Bucket
+) -> None:
+    app = make(outside.place)
+    worker = start(fleet, outside.place, options=ASYNC)
+    take_every_path(app, confidential, connection)
+    assert set(names(connection)) == outside.names()
+    assert all(UUID_KEY.fullmatch(key) for key in outside.object_keys())
+    connection.execute("DELETE FROM horsies_tasks; DELETE FROM horsies_workflows")
+    PayloadKeeper(app.get_broker().database).delete_released()
+    assert outside.names() == set()
+    assert names(connection) == []
+    assert not [
+        one for one in CREDENTIALS.values() if one.startswith("hidden") and one in worker.log()
+    ]
+
+
+def take_every_path(app: Horsies, confidential: ModuleType, connection: Database) -> None:
+    """Send, signal, run, map, retry and read large values."""
     handles = [
         task_of(app, name).send(f"{name}-{LARGE}").unwrap()
         for name in ("greet", "greet_async", "book", "stumble")
@@ -112,7 +173,7 @@ def test_large_payload_takes_every_path_and_the_rows_stay_small(
     durable = task_of(app, "tour").send(LARGE, 2).unwrap()
     for value in (f"1{LARGE}", f"2{LARGE}"):
         app.durable_handle(durable.task_id).signal("word", value).unwrap()
-    results = [handle.get(30_000) for handle in handles]
+    results = [handle.get(WAIT_MS) for handle in handles]
     assert [one.ok_value for one in results if one.is_ok()] == [
         f"Hello greet-{LARGE}",
         f"Hello greet_async-{LARGE}",
@@ -121,19 +182,18 @@ def test_large_payload_takes_every_path_and_the_rows_stay_small(
         f"Hello b-{LARGE}",
     ]
     assert results[3].err_value.data == {"name": f"stumble-{LARGE}"}
-    assert run.get(30_000).ok_value == "+".join(f"Hi {LARGE} {LARGE}-{n}" for n in range(3))
+    assert run.get(WAIT_MS).ok_value == "+".join(f"Hi {LARGE} {LARGE}-{n}" for n in range(3))
     assert run.result_for("join-2").ok_value == f"Hello x-{LARGE}+Hello y"
-    assert durable.get(30_000).ok_value == f"described {LARGE}steHello {LARGE}2{LARGE}"
+    assert durable.get(WAIT_MS).ok_value == f"described {LARGE}steHello {LARGE}2{LARGE}"
     again = app.retry_task(handles[0].task_id).unwrap()
-    assert app.get_result(again.task_id, 30_000).ok_value == f"Hello greet-{LARGE}"
-    bodies = connection.execute("SELECT body FROM horsies_payloads").fetchall()
-    assert any(LARGE.encode() in bytes(body) for (body,) in bodies) is not bool(keys)
+    assert app.get_result(again.task_id, WAIT_MS).ok_value == f"Hello greet-{LARGE}"
     for query in (_SENT, _RETURNED, _STEPS):
         assert number(connection, query) < ROW_CHARACTERS_MAX
     assert number(connection, _DANGLING) == 0
     sweep(connection)
+    PayloadKeeper(app.get_broker().database).delete_released()
     assert number(connection, _DANGLING) == 0
-    assert app.get_result(handles[0].task_id, 5_000).ok_value == f"Hello greet-{LARGE}"
+    assert app.get_result(handles[0].task_id, WAIT_MS).ok_value == f"Hello greet-{LARGE}"
 
 
 def test_a_value_that_looks_like_a_reference_is_plain_data(
@@ -194,61 +254,121 @@ def test_a_worker_without_the_store_or_the_object_holds_the_task_and_says_so(
     assert task_of(app, "greet").send("ada").unwrap().get(30_000).ok_value == "Hello ada"
 
 
-def test_a_store_that_does_not_answer_delays_tasks_and_keeps_new_payload_in_the_rows(
-    fleet: Fleet, make: Maker, connection: Database, tmp_path: Path
+@pytest.mark.parametrize("outside", ["files", "s3"], indirect=True)
+def test_a_lost_object_holds_its_task_and_is_reported_for_a_result(
+    fleet: Fleet, make: Maker, connection: Database, outside: Directory | Bucket
 ) -> None:
-    directory = tmp_path / "objects"
-    directory.mkdir()
-    app = make(str(directory))
+    app = make(outside.place)
+    done = task_of(app, "repeat").send("ab", 1_000).unwrap()
+    worker = start(fleet, outside.place)
+    assert done.get(WAIT_MS).ok_value == "ab" * 1_000
+    outside.delete(*names(connection))
+    unread = app.get_result(done.task_id, WAIT_MS).err_value
+    assert unread.error_code == OperationalErrorCode.PAYLOAD_UNREADABLE
+    assert "which this program does not have or which has lost it" in str(unread.message)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    held = task_of(app, "greet").send(LARGE).unwrap()
+    outside.delete(*outside.names())
+    worker = start(fleet, outside.place)
+    wait_until(lambda: "which does not have it, or has another one under its name" in worker.log())
+    wait_until(lambda: task(connection, held.task_id).status == "PENDING")
+    (reason,) = [one for one in app.explain(held.task_id).unwrap().reasons if one.blocks]
+    assert (reason.code, task(connection, held.task_id).retry_count) == ("PAYLOAD_UNREADABLE", 0)
+
+
+@pytest.mark.parametrize("outside", ["files", "s3"], indirect=True)
+def test_during_an_outage_of_the_store_sends_fail_and_ended_tasks_wait(
+    fleet: Fleet, make: Maker, connection: Database, outside: Directory | Bucket
+) -> None:
+    app = make(outside.place)
+    store = app.config.broker.store
+    assert store is not None
     waiting = task_of(app, "greet").send(f"a-{LARGE}").unwrap()
-    assert len(list(directory.iterdir())) == 1
-    directory.rename(tmp_path / "away")
-    worker = start(fleet, str(directory))
-    wait_until(lambda: "cannot be read: the store 'files' does not answer" in worker.log())
+    assert outside.names() == set(names(connection))
+    outside.close()
+    worker = start(fleet, outside.place, options=ASYNC, processes=3)
+    wait_until(
+        lambda: f"cannot be read: The store {store.store_id!r} does not answer" in worker.log()
+    )
     wait_until(lambda: task(connection, waiting.task_id).status == "PENDING")
     (reason,) = [one for one in app.explain(waiting.task_id).unwrap().reasons if one.blocks]
     assert "which does not answer" in reason.sentence
     found = connection.execute("SELECT fingerprint FROM horsies_refusals").fetchall()
-    assert found == [(f"key:@files{UNREACHABLE}",)]
-    kept = task_of(app, "greet").send(f"b-{LARGE}").unwrap()
-    assert kept.get(30_000).ok_value == f"Hello b-{LARGE}"
-    assert len(task(connection, kept.task_id).result or "") > len(LARGE)
-    (tmp_path / "away").rename(directory)
-    assert waiting.get(60_000).ok_value == f"Hello a-{LARGE}"
-    app.retry_task(waiting.task_id).unwrap()
-    connection.execute("DELETE FROM horsies_tasks WHERE id = %s", [waiting.task_id])
+    assert found == [(f"key:@{store.store_id}{UNREACHABLE}",)]
+    greet = task_of(app, "greet")
+    for sender in (greet, greet.with_options(transaction=connection)):
+        with connection.transaction():
+            refused = sender.send(f"b-{LARGE}").err_value
+        assert (refused.code, refused.retryable) == (TaskSendErrorCode.ENQUEUE_FAILED, True)
+        assert refused.message.startswith(
+            f"The store {store.store_id!r} does not take 3,006 bytes: "
+        )
+    kinds = ("repeat", "repeat_async", "repeat_tx", "repeat_tx_async")
+    ended = [task_of(app, kind).send(kind, 1_000).unwrap() for kind in kinds]
+    for kind in kinds:
+        line = f"the result of task {kind!r}"
+        wait_until(lambda line=line: line in worker.log(), what=f"{line} in the log")  # type: ignore[misc]
+    assert number(connection, "SELECT count(*) FROM horsies_tasks") == 1 + len(kinds)
+    assert "waits until it can be stored: The store" in worker.log()
+    assert greet.send("ada").unwrap().get(WAIT_MS).ok_value == "Hello ada"
+    outside.open()
+    assert [one.get(WAIT_MS).ok_value for one in ended] == [kind * 1_000 for kind in kinds]
+    assert waiting.get(WAIT_MS).ok_value == f"Hello a-{LARGE}"
+    assert Counter(line.label for line in fleet.journal.lines("repeat")) == Counter(kinds)
+    assert number(connection, "SELECT max(retry_count) FROM horsies_tasks") == 0
+    delete_during_an_outage(app, connection, outside)
+    assert not [
+        one for one in CREDENTIALS.values() if one.startswith("hidden") and one in worker.log()
+    ]
+
+
+def delete_during_an_outage(
+    app: Horsies, connection: Database, outside: Directory | Bucket
+) -> None:
+    connection.execute("DELETE FROM horsies_tasks WHERE task_name = 'greet'")
+    sweep(connection)
     keeper = PayloadKeeper(app.get_broker().database)
-    sweep(connection, orphan_seconds=0.0)
-    directory.rename(tmp_path / "away")
-    with pytest.raises(Exception, match="does not delete"):
+    outside.close()
+    with pytest.raises(StoreUnreachable, match="does not delete"):
         keeper.delete_released()
-    (tmp_path / "away").rename(directory)
+    outside.open()
     keeper.delete_released()
-    named = {str(one) for (one,) in connection.execute("SELECT id FROM horsies_payloads")}
-    assert {path.name for path in directory.iterdir()} <= named
-    assert number(connection, _DANGLING) == 0
+    assert set(names(connection)) == outside.names()
+    assert (len(outside.names()), number(connection, _DANGLING)) == (4, 0)
 
 
+@pytest.mark.parametrize(
+    ("outside", "is_table"),
+    [("files", True), ("s3", False)],
+    indirect=["outside"],
+    ids=["table", "s3"],
+)
 def test_kills_lose_no_payload_and_a_sweep_leaves_none_behind(
-    fleet: Fleet, make: Maker, connection: Database
+    fleet: Fleet,
+    make: Maker,
+    connection: Database,
+    outside: Directory | Bucket,
+    is_table: bool,
 ) -> None:
     """Children and workers are killed while they read arguments and store results."""
-    app = make("table", KEY)
-    workers = [start(fleet, "table", KEY), start(fleet, "table", KEY)]
+    place, tasks = ("table", TASKS) if is_table else (outside.place, TASKS // 5)
+    app = make(place, KEY)
+    workers = [start(fleet, place, KEY), start(fleet, place, KEY)]
     producer = task_of(app, "greet_slowly")
-    calls = [producer.bind(f"{one}-{LARGE}") for one in range(TASKS)]
+    calls = [producer.bind(f"{one}-{LARGE}") for one in range(tasks)]
     sent = [handle.task_id for handle in producer.send_many(calls).unwrap()]
-    for kill in range(max(6, TASKS // 100)):
+    for kill in range(max(6, tasks // 100)):
         worker = workers[kill % 2]
         if kill % 3 == 2:
             worker.signal(signal.SIGKILL)
-            workers[kill % 2] = start(fleet, "table", KEY)
+            workers[kill % 2] = start(fleet, place, KEY)
         else:
             kill_a_child(worker)
     done = "SELECT count(*) FROM horsies_tasks WHERE status = 'COMPLETED'"
-    wait_until(lambda: number(connection, done) == TASKS, 240.0)
-    for place, task_id in enumerate(sent):
-        assert app.get_result(task_id, 5_000).ok_value == f"Hello {place}-{LARGE}"
+    wait_until(lambda: number(connection, done) == tasks, 240.0)
+    for position, task_id in enumerate(sent):
+        assert app.get_result(task_id, 5_000).ok_value == f"Hello {position}-{LARGE}"
     attempts = Counter(
         str(row[0])
         for row in connection.execute(
@@ -256,13 +376,21 @@ def test_kills_lose_no_payload_and_a_sweep_leaves_none_behind(
         )
     )
     assert set(attempts.values()) == {1}
+    run = {line.label for line in fleet.journal.lines("greet")}
+    assert run == {f"{one}-{LARGE}" for one in range(tasks)}
     sweep(connection, orphan_seconds=24 * 3600.0)  # all are younger
-    assert number(connection, "SELECT count(*) FROM horsies_payloads") >= 2 * TASKS
+    assert len(names(connection)) >= 2 * tasks
     sweep(connection)
-    assert number(connection, "SELECT count(*) FROM horsies_payloads") == 2 * TASKS
+    keeper = PayloadKeeper(app.get_broker().database)
+    while keeper.delete_released():
+        pass
+    assert len(names(connection)) == 2 * tasks
+    assert outside.names() == (set() if is_table else set(names(connection)))
     assert (number(connection, _UNNAMED), number(connection, _DANGLING)) == (0, 0)
     connection.execute("DELETE FROM horsies_tasks")
-    assert number(connection, "SELECT count(*) FROM horsies_payloads") == 0
+    while keeper.delete_released():
+        pass
+    assert (names(connection), outside.names()) == ([], set())
 
 
 def kill_a_child(worker: RunningWorker) -> None:

@@ -40,7 +40,7 @@ BEYOND_THE_CONTRACT = """
 current_batch current_task CurrentTask NoCurrentTaskError TaskProgress TaskWatchFailed
 TaskTransaction AsyncTaskTransaction INJECTED TransactionMisuse
 TaskFunction TaskCall TaskCancelled TaskActionError TaskActionErrorCode TaskStopped RetryLater PayloadConfig
-LogCapture FernetCodec PayloadCodec PayloadStore TableStore
+LogCapture FernetCodec PayloadCodec PayloadStore TableStore S3Store
 PayloadPolicy PostgresBroker UnwrapError SourceLocation get_current_app TaskRetried DatabasePing WorkerPong
 WorkerStateSnapshot QueueState StaleTask WorkerStats ExpiredTask
 calculate_next_run ScheduleState ScheduleRun

@@ -30,3 +30,32 @@ class FileStore:
             raise ConnectionError("no such directory")
         for name in names:
             (self.directory / name).unlink(missing_ok=True)
+
+
+class Directory:
+    """The directory of such a store, which can be put away for a while."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._away = path, path.with_name("away")
+        path.mkdir()
+
+    @property
+    def place(self) -> str:
+        """The store, as ``apps.confidential`` reads it."""
+        return str(self._path)
+
+    def close(self) -> None:
+        """Put it away."""
+        self._path.rename(self._away)
+
+    def open(self) -> None:
+        """Put it back."""
+        self._away.rename(self._path)
+
+    def names(self) -> set[str]:
+        """The names of all objects."""
+        return {one.name for one in self._path.iterdir()}
+
+    def delete(self, name: str) -> None:
+        """Lose an object."""
+        (self._path / name).unlink()

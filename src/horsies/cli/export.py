@@ -74,6 +74,13 @@ def _print_all(session: Session, found: PersonalData, key: str | None) -> None:
             f"Some texts are encrypted with a key that is missing here ({names}): {remedy}.",
             err=True,
         )
+    if rows.missing_stores:
+        names = ", ".join(sorted(rows.missing_stores))
+        remedy = "they may be lost" if session.app else "name the application that has it"
+        typer.echo(
+            f"Some texts are kept in a store that is missing here or does not have them ({names}): {remedy}.",
+            err=True,
+        )
 
 
 def _print(documents: Iterable[dict[str, Any]]) -> None:

@@ -189,7 +189,7 @@ class PostgresConfig(FrozenModel):
 
     store: PayloadStore | TableStore | None = Field(default=None, repr=False)
     """Keeps large arguments, results, steps and signals elsewhere than in the rows of tasks: a `TableStore`,
-    or your own `PayloadStore`. None keeps them there. Defaults to None.
+    an `S3Store`, or your own `PayloadStore`. None keeps them there. Defaults to None.
     """
 
     store_above_bytes: int = Field(default=100_000, ge=1_000, le=1_000_000_000)

@@ -81,6 +81,12 @@ _UNKNOWN_HOST = "The host name is unknown; correct the host in database_url"
 _NO_ANSWER = "The server did not answer in time; check host, port and the network"
 
 
+class StoreUnreachable(psycopg.OperationalError):
+    """A store of large payload outside the database does not answer. What needs it is repeated, as after a
+    lost connection.
+    """
+
+
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry can succeed later.
 
@@ -88,6 +94,8 @@ def is_transient(error: BaseException) -> bool:
     InterfaceError without one counts as transient.
     """
     state = getattr(error, "sqlstate", None)
+    if isinstance(error, StoreUnreachable):
+        return True
     if state is None:
         return isinstance(error, _CONNECTION_ERRORS) and not _is_permanent(str(error).lower())
     return _is_transient_state(state) or is_notification_queue_full(error)
@@ -260,7 +268,8 @@ def describe(error: BaseException) -> str:
         remedy = f"; {error.help_text}" if error.help_text else ""
         return mask_url(f"{error.message.rstrip('.')}{remedy}.")
     text = _text(error)
-    lowered = text.lower()
+    if isinstance(error, StoreUnreachable):
+        return text
     if isinstance(error, psycopg.ProgrammingError) and _UNREADABLE_URL.search(text):
         return "database_url cannot be read; percent-encode the special characters of its password."
     if _HALF_PASSWORD.search(text):
@@ -268,18 +277,22 @@ def describe(error: BaseException) -> str:
             "The host name is unknown, because the password in database_url holds an '@'; "
             f"percent-encode its special characters, '@' as %40 ({text})."
         )
-    if _NO_DATABASE.search(lowered):
-        return f"The database does not exist; create it or correct database_url ({text})."
-    if _NO_ROLE.search(lowered):
-        return f"The database user does not exist; create it or correct database_url ({text})."
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return f"{_NO_RIGHT} ({text})."
     if is_notification_queue_full(error):
         return f"{_QUEUE_FULL} ({text})."
-    for mark, remedy in _REMEDIES:
-        if mark in lowered:
-            return f"{remedy} ({text})."
+    if (explained := _remedy(text.lower())) is not None:
+        return f"{explained} ({text})."
     return text or type(error).__name__
+
+
+def _remedy(lowered: str) -> str | None:
+    """The remedy for a message in lower case; None if it explains itself."""
+    if _NO_DATABASE.search(lowered):
+        return "The database does not exist; create it or correct database_url"
+    if _NO_ROLE.search(lowered):
+        return "The database user does not exist; create it or correct database_url"
+    return next((remedy for mark, remedy in _REMEDIES if mark in lowered), None)
 
 
 def describe_refusal(error: psycopg.Error) -> str:

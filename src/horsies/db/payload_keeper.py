@@ -7,14 +7,12 @@ deletes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import psycopg
-
-from horsies.db.errors import describe
+from horsies.database_url import mask_url
+from horsies.db.errors import StoreUnreachable
 from horsies.db.statements.payloads import (
     find_released,
     forget_released,
@@ -27,17 +25,11 @@ from horsies.payload_store import TABLE_STORE, PayloadStore, TableStore
 if TYPE_CHECKING:
     from horsies.db.database import Database
 
-logger = logging.getLogger("horsies.payloads")
-
 # How old an object without a task must be: the transaction of its send may be open for this long.
 ORPHAN_SECONDS = 24 * 3600.0
 # How many objects one statement checks or deletes.
 SWEEP_BATCH = 500
 FIRST = str(UUID(int=0))
-
-
-class StoreUnreachable(psycopg.OperationalError):
-    """A store outside the database does not answer; reading is repeated as after a loss of the database."""
 
 
 class PayloadKeeper:
@@ -56,25 +48,18 @@ class PayloadKeeper:
             *([] if self._store is None else [self._store.store_id]),
         ]
 
-    def put(self, owner_id: str, data: bytes) -> tuple[str, str] | None:
-        """Keep an object and return its store and its name; None if the store does not take it."""
+    def put(self, owner_id: str, data: bytes) -> tuple[str, str]:
+        """Keep an object and return its store and its name."""
         name, store = new_id(), self._store
         store_id = TABLE_STORE if store is None else store.store_id
         body = data if store is None else None
-        try:
-            with self._database.payload_pool().connection() as connection:
-                put_payload.fetch(connection, name, store_id, len(data), body, owner_id)
-            if store is not None:
+        with self._database.payload_pool().connection() as connection:
+            put_payload.fetch(connection, name, store_id, len(data), body, owner_id)
+        if store is not None:
+            try:
                 store.put(name, data)
-        except Exception as error:  # of the database, or of the application's store
-            logger.warning(
-                "the store %r does not take %d bytes, which stay in the row of %s: %s",
-                store_id,
-                len(data),
-                owner_id,
-                _described(error),
-            )
-            return None
+            except Exception as error:
+                raise _unreachable(store_id, f"does not take {len(data):,} bytes", error) from error
         return store_id, name
 
     def get(self, store_id: str, name: str) -> bytes | None:
@@ -88,9 +73,7 @@ class PayloadKeeper:
         try:
             return self._store.get(name)
         except Exception as error:
-            raise StoreUnreachable(
-                f"the store {store_id!r} does not answer: {_described(error)}"
-            ) from error
+            raise _unreachable(store_id, "does not answer", error) from error
 
     def delete_released(self) -> int:
         """Delete one batch of objects outside the database that have no owner any more; return how many."""
@@ -104,13 +87,10 @@ class PayloadKeeper:
             try:
                 self._store.delete(names)
             except Exception as error:
-                raise StoreUnreachable(
-                    f"the store {self._store.store_id!r} does not delete: {_described(error)}"
-                ) from error
+                raise _unreachable(self._store.store_id, "does not delete", error) from error
             return len(forget_released.fetch(connection, names))
 
 
-def _described(error: Exception) -> str:
-    return (
-        describe(error) if isinstance(error, psycopg.Error) else f"{type(error).__name__}: {error}"
-    )
+def _unreachable(store_id: str, problem: str, error: Exception) -> StoreUnreachable:
+    text = mask_url(" ".join(str(error).split()))
+    return StoreUnreachable(f"The store {store_id!r} {problem}: {type(error).__name__}: {text}")

@@ -33,7 +33,7 @@ from importlib.resources import files
 from types import CodeType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
-from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, DataError, OperationalError
 from psycopg.rows import args_row
 
 from horsies.database_url import DEFAULT_SCHEMA
@@ -74,7 +74,7 @@ class Statement(Generic[P, Row]):
         self.has_rows = bool(field_names(row_type))
         # The places of parameters and columns that are annotated as payload.
         self._sent_payload = _SentPayload.of(signature, self.parameters)
-        self._read_payload = _payload_columns(row_type)
+        self._read_payload = _ReadPayload.of(row_type)
         # Parameters that `bound` has written into the text, as literals.
         self._constants: dict[str, str] = {}
         self._queries: dict[str, bytes] = {}
@@ -130,9 +130,9 @@ class Statement(Generic[P, Row]):
         """Return the parameters with the payload among them encrypted, if there is a codec, and large payload
         replaced by references, if there is a store.
         """
-        places, owner_place = self._sent_payload
-        if payloads is None or not places:
+        if payloads is None or not self._sent_payload.places:
             return params
+        places, owner_place = self._sent_payload
         values = list(params)
         owner = None if owner_place is None else values[owner_place]
         for place, is_lines in places.items():
@@ -155,26 +155,27 @@ class Statement(Generic[P, Row]):
 
     def read(self, rows: list[Row], payloads: Payloads | None) -> list[Row]:
         """Return the rows with the payload in them decrypted, as far as the codec has the keys; texts that
-        are shown to people are masked otherwise.
+        are shown to people are masked otherwise, or if their store does not answer.
         """
-        if not self._read_payload or (payloads is None and not any(self._read_payload.values())):
+        columns, has_masks = self._read_payload
+        if not columns or (payloads is None and not has_masks):
             return rows
         return [self._read_row(row, payloads) for row in rows]
 
     async def read_async(self, rows: list[Row], payloads: Payloads | None) -> list[Row]:
         """``read`` without blocking the event loop while a store answers."""
-        if payloads is None or not self._read_payload or not payloads.has_store:
+        if payloads is None or not self._read_payload.columns or not payloads.has_store:
             return self.read(rows, payloads)
         return await asyncio.to_thread(self.read, rows, payloads)
 
     def _read_row(self, row: Row, payloads: Payloads | None) -> Row:
         values: dict[str, Any] = {}
-        for name, mask in self._read_payload.items():
+        for name, column in self._read_payload.columns.items():
             value = getattr(row, name)
             if payloads is not None:
-                value = _each_text(payloads.decrypt, value)
-            if mask is not None:
-                value = _each_text(mask, value)
+                value = _each_text(partial(column.decrypted, payloads), value)
+            if column.mask is not None:
+                value = _each_text(column.mask, value)
             values[name] = value
         changed: Row = (
             replace(row, **values)  # type: ignore[type-var]
@@ -344,18 +345,49 @@ def _with_owner(stored: Callable[[str, str], str], owner: str, text: str) -> str
     return stored(text, owner)
 
 
-def _payload_columns(row_type: type[Any]) -> dict[str, Callable[[str], str] | None]:
-    """The columns that hold payload, with the masks of those that are shown to people."""
-    annotations = {name: str(one) for name, one in row_type.__annotations__.items()}
-    # The annotations of public rows name no such types.
-    annotations |= dict.fromkeys(getattr(row_type, "_shown_texts", ()), "ShownText")
-    columns: dict[str, Callable[[str], str] | None] = {}
-    for name, one in annotations.items():
-        if "ShownText" in one:
-            columns[name] = masked_text
-        elif "Payload" in one:
-            columns[name] = masked if "ShownPayload" in one else None
-    return columns
+class _PayloadColumn(NamedTuple):
+    """How a column is read. One that people see has a mask; it ``must_answer`` if a program or a search
+    depends on it.
+    """
+
+    mask: Callable[[str], str] | None = None
+    must_answer: bool = True
+
+    def decrypted(self, payloads: Payloads, text: str) -> str:
+        try:
+            return payloads.decrypt(text)
+        except OperationalError:
+            if self.must_answer:
+                raise
+            return text
+
+
+# By a word in its annotation, the first that is found.
+_COLUMNS = {
+    "ShownText": _PayloadColumn(masked_text),
+    "ShownPayload": _PayloadColumn(masked, must_answer=False),
+    "SearchedPayload": _PayloadColumn(masked),
+    "Payload": _PayloadColumn(),
+}
+
+
+class _ReadPayload(NamedTuple):
+    """The columns that hold payload, and whether some are masked."""
+
+    columns: dict[str, _PayloadColumn]
+    has_masks: bool
+
+    @classmethod
+    def of(cls, row_type: type[Any]) -> _ReadPayload:
+        annotations = {name: str(one) for name, one in row_type.__annotations__.items()}
+        # The annotations of public rows name no such types.
+        annotations |= dict.fromkeys(getattr(row_type, "_shown_texts", ()), "ShownText")
+        columns = {
+            name: column
+            for name, one in annotations.items()
+            if (column := next((_COLUMNS[word] for word in _COLUMNS if word in one), None))
+        }
+        return cls(columns, any(one.mask for one in columns.values()))
 
 
 def _each_text(change: Callable[[str], str], value: Any) -> Any:

@@ -305,14 +305,19 @@ def patiently(action: Callable[[], T]) -> T:
 
 def pause_after(error: psycopg.Error, backoff: Backoff, gives_up_at: float) -> float:
     """The seconds until a failed statement is repeated; raises if it is not."""
-    if not is_transient(error):
-        message = f"The database refuses the record of a step: {describe(error)}"
-        code = OperationalErrorCode.BROKER_ERROR
-        raise RecordRefused(TaskError(error_code=code, message=message)) from error
     seconds = backoff.next_delay_seconds() or 0.0
-    if time.monotonic() + seconds > gives_up_at:
-        raise Parked(ParkRequest(seconds=REST_SECONDS)) from error
+    if not is_transient(error) or time.monotonic() + seconds > gives_up_at:
+        raise left_after(error) from error
     return seconds
+
+
+def left_after(error: psycopg.Error) -> Leaving:
+    """How a run is left that cannot record a step: parked, or failed if the database refuses the step."""
+    if is_transient(error):
+        return Parked(ParkRequest(seconds=REST_SECONDS))
+    message = f"The database refuses the record of a step: {describe(error)}"
+    code = OperationalErrorCode.BROKER_ERROR
+    return RecordRefused(TaskError(error_code=code, message=message))
 
 
 class StepSession:

@@ -20,7 +20,7 @@ from horsies.db.statements.erasing import (
     find_definitions,
     list_run_tasks,
 )
-from horsies.encryption import Payloads, missing_key
+from horsies.encryption import Payloads, missing_key, store_of
 from horsies.monitor.documents import stored_json
 from horsies.monitor.personal_data import PersonalData
 
@@ -57,12 +57,14 @@ def run_tasks_script(runs: Sequence[str]) -> Script[list[str]]:
 class Export:
     """Reads rows as documents, and decrypts them with the keys of an application.
 
-    Texts of other keys stay as they are stored; ``missing_keys`` has the ids of these keys.
+    Texts of other keys and stores stay as they are stored; ``missing_keys`` and ``missing_stores`` have their
+    ids.
     """
 
     def __init__(self, payloads: Payloads | None) -> None:
         self._payloads = payloads
         self.missing_keys: set[str] = set()
+        self.missing_stores: set[str] = set()
 
     def tasks(self, ids: Sequence[str]) -> Script[list[dict[str, Any]]]:
         """Export tasks, each with its attempts, logs, steps, signals and manual changes."""
@@ -113,5 +115,9 @@ class Export:
         if self._payloads is not None:
             text = self._payloads.decrypt(text)
         if (key_id := missing_key(text)) is not None:
-            self.missing_keys.add(key_id)
+            store_id = store_of(key_id)
+            if store_id is None:
+                self.missing_keys.add(key_id)
+            else:
+                self.missing_stores.add(store_id)
         return text

@@ -12,12 +12,15 @@ from datetime import timedelta
 from typing import Any
 
 from horsies import (
+    AsyncTaskTransaction,
     Batch,
     Durable,
     FernetCodec,
     Horsies,
     MapNode,
+    PayloadStore,
     RetryPolicy,
+    S3Store,
     SignalNode,
     SubWorkflowNode,
     TableStore,
@@ -32,9 +35,10 @@ from horsies import (
 from horsies.workflow.definition import WorkflowDefinition
 from tests.support.apps.programs import read_config, write_down
 from tests.support.file_store import FileStore
+from tests.support.s3_server import PREFIX
 
 KEYS_VARIABLE = "HORSIES_TEST_KEYS"
-# "table", or a directory.
+# "table", a directory, or the address of a bucket.
 STORE_VARIABLE = "HORSIES_TEST_STORE"
 # In every argument, value, message, note and log line.
 SECRET = "S3CRET"
@@ -48,7 +52,7 @@ def make(keys: Sequence[str], **changes: Any) -> Horsies:
     codec = FernetCodec(keys) if keys else None
     broker = config.broker.model_copy(update={"codec": codec, **changes})
     app = Horsies(config.model_copy(update={"broker": broker}))
-    for add in (_add_tasks, _add_failures, _add_nodes, _add_durable):
+    for add in (_add_tasks, _add_large_results, _add_failures, _add_nodes, _add_durable):
         add(app)
     return app
 
@@ -84,6 +88,31 @@ def _add_tasks(app: Horsies) -> None:
     def book(name: str, tx: TaskTransaction) -> str:
         tx.connection.execute("SELECT 1")
         return f"booked {name}"
+
+
+def _add_large_results(app: Horsies) -> None:
+    @app.task("repeat")
+    def repeat(text: str, times: int) -> str:
+        write_down("repeat", text)
+        return text * times
+
+    @app.task("repeat_async")
+    async def repeat_async(text: str, times: int) -> str:
+        write_down("repeat", text)
+        return text * times
+
+    @app.task("repeat_tx")
+    def repeat_tx(text: str, times: int, tx: TaskTransaction) -> str:
+        tx.connection.execute("SELECT 1")
+        write_down("repeat", text)
+        return text * times
+
+    @app.task("repeat_tx_async")
+    async def repeat_tx_async(text: str, times: int, tx: AsyncTaskTransaction) -> str:
+        connection = await tx.connection()
+        await connection.execute("SELECT 1")
+        write_down("repeat", text)
+        return text * times
 
 
 def _add_failures(app: Horsies) -> None:
@@ -154,8 +183,16 @@ def store_of(place: str) -> dict[str, Any]:
     """The settings of an application that keeps payload above 1,000 bytes in this store; "" for none."""
     if not place:
         return {}
-    store = TableStore() if place == "table" else FileStore(place)
-    return {"store": store, "store_above_bytes": 1_000}
+    return {"store": _store(place), "store_above_bytes": 1_000}
+
+
+def _store(place: str) -> PayloadStore | TableStore:
+    if place == "table":
+        return TableStore()
+    if place.startswith("http:"):
+        endpoint_url, _, bucket = place.rpartition("/")
+        return S3Store(bucket, prefix=PREFIX, endpoint_url=endpoint_url)
+    return FileStore(place)
 
 
 app = make(

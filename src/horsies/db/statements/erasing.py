@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
-from horsies.encryption import Payload, ShownPayload
+from horsies.encryption import Payload, SearchedPayload
 
 ERASING = StatementFile("erasing.sql")
 
@@ -57,7 +57,7 @@ class FoundCall(NamedTuple):
     task_index: int
     task_name: str
     root_id: str
-    kwargs: ShownPayload
+    kwargs: SearchedPayload
 
 
 class RootOf(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from horsies.db.statement import StatementFile
 from horsies.db.statements.monitor import TaskSummary
 from horsies.db.statements.turn import ClaimedTask
-from horsies.encryption import ShownPayload, ShownText
+from horsies.encryption import SearchedPayload, ShownText
 
 LOOKUP = StatementFile("lookup.sql")
 
@@ -40,8 +40,8 @@ class SearchTasks(NamedTuple):
 class FoundTask(TaskSummary):
     """A task that a search found, with its arguments as stored."""
 
-    args: ShownPayload | None
-    kwargs: ShownPayload | None
+    args: SearchedPayload | None
+    kwargs: SearchedPayload | None
 
 
 class AttemptPlace(NamedTuple):

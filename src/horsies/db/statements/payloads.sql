@@ -16,9 +16,16 @@ SELECT body FROM horsies_payloads WHERE id = %(id)s::uuid AND body IS NOT NULL
 SELECT horsies_sweep_payloads_v1(%(after)s::uuid, %(seconds)s::float8, %(limit)s::integer)::text AS id
 
 -- name: find_released
--- Objects outside the database that have no owner any more.
-SELECT id::text FROM horsies_payloads WHERE released_at IS NOT NULL AND store = %(store)s ORDER BY id LIMIT %(limit)s::integer
+-- Objects outside the database that have no owner any more. A task that was sent again while its origin was deleted
+-- may own an object that was released.
+SELECT kept.id::text FROM horsies_payloads AS kept
+WHERE kept.released_at IS NOT NULL AND kept.store = %(store)s
+  AND NOT EXISTS (SELECT FROM horsies_payload_owners AS owner WHERE owner.payload_id = kept.id)
+ORDER BY kept.id LIMIT %(limit)s::integer
 
 -- name: forget_released
 -- Such objects after their store has deleted them.
-DELETE FROM horsies_payloads WHERE id = ANY(%(ids)s::uuid[]) AND released_at IS NOT NULL RETURNING id::text
+DELETE FROM horsies_payloads AS kept
+WHERE kept.id = ANY(%(ids)s::uuid[]) AND kept.released_at IS NOT NULL
+  AND NOT EXISTS (SELECT FROM horsies_payload_owners AS owner WHERE owner.payload_id = kept.id)
+RETURNING kept.id::text

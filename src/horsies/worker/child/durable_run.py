@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import psycopg
+
 from horsies import tracing
 from horsies.codec.results import encode_task_error
 from horsies.config.app import AppConfig
@@ -19,7 +21,7 @@ from horsies.db.statements.durable import load_steps
 from horsies.durable.async_context import AsyncDurable
 from horsies.durable.async_engine import AsyncEngine, patiently_async
 from horsies.durable.context import Durable
-from horsies.durable.engine import Engine, patiently
+from horsies.durable.engine import Engine, left_after, patiently
 from horsies.durable.leaving import Leaving, Parked, RecordRefused, RunCancelled, Unreadable
 from horsies.durable.past import Past
 from horsies.durable.run import Fence, Run
@@ -109,9 +111,12 @@ def _new_call(
         raise DurableMisuse(f"The run cannot continue: {encoded.value.message}")
     args_json, kwargs_json, _ = encoded.value
     payloads = transactions.installation.payloads
-    if payloads is not None:  # the database takes them out of the request
+    if payloads is None:
+        return args_json, kwargs_json
+    try:  # the database takes them out of the request
         return payloads.stored(args_json, task_id), payloads.stored(kwargs_json, task_id)
-    return args_json, kwargs_json
+    except psycopg.Error as error:
+        raise left_after(error) from error
 
 
 def _code_of(definition: TaskDefinition, config: AppConfig, error: BaseException) -> str:

@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import psycopg
 
 from horsies.app import Horsies
 from horsies.codec.results import encode_task_error
 from horsies.config.app import AppConfig
-from horsies.db.errors import describe
+from horsies.config.postgres import PostgresConfig
+from horsies.db.errors import ErrorKind, describe, kind_of
 from horsies.encryption import Payloads, missing_key, store_of
 from horsies.error_codes import OperationalErrorCode
 from horsies.payload_store import TABLE_STORE
+from horsies.retry import Backoff
 from horsies.task_result import TaskError
 from horsies.worker.child.process_state import log_safely
 from horsies.worker.protocol import Assignment, ChildReport, TransactionEnd
 from horsies.workflow.build.plan import EXPAND_TASK, SIGNAL_TASK, is_mapped
 
 logger = logging.getLogger("horsies.child")
+T = TypeVar("T")
+
+# The first and the longest pause of a result that waits for its store, and how often the log has it.
+_WAIT_MS = (200, 10_000)
+_REPORT_SECONDS = 60.0
 
 
 def payloads_of(app: Horsies) -> Payloads | None:
@@ -125,29 +136,117 @@ def encrypted(app: Horsies, assignment: Assignment, report: ChildReport) -> Chil
     The plan of a sub-workflow stays readable: the database makes rows of it, and its arguments are encrypted
     one by one.
     """
-    is_recorded = report.transaction is TransactionEnd.RECORDED  # with its own reference
-    payloads = Payloads.of(app.config.broker) if is_recorded else payloads_of(app)
-    is_plan = report.ok and assignment.task_name == EXPAND_TASK
-    if payloads is None or is_plan or not report.result_json:
+    payloads = payloads_of(app)
+    if payloads is None:
         return report
-    if not report.was_called:
-        config = app.config.broker
-        is_secret = config.codec is not None and config.encrypt_errors
-        return _without_reason(assignment, report) if is_secret else report
-    try:
-        return report._replace(
-            result_json=stored_result(payloads, assignment, report.result_json),
-            error_message=payloads.encrypt_message(report.error_message),
-        )
-    except Exception as raised:  # by the codec of the application
-        return _unstorable(assignment, report, raised)
+    config = app.config.broker
+    return _until_stored(assignment, partial(_encrypted, config, payloads, assignment, report))
 
 
 async def encrypted_async(app: Horsies, assignment: Assignment, report: ChildReport) -> ChildReport:
     """``encrypted`` without blocking the event loop while a store answers."""
-    if app.config.broker.store is None:
+    payloads = payloads_of(app)
+    if payloads is None or not payloads.has_store:
         return encrypted(app, assignment, report)
-    return await asyncio.to_thread(encrypted, app, assignment, report)
+    store = partial(_encrypted, app.config.broker, payloads, assignment, report)
+    return await _until_stored_async(assignment, store)
+
+
+def _encrypted(
+    config: PostgresConfig, payloads: Payloads, assignment: Assignment, report: ChildReport
+) -> ChildReport:
+    is_plan = report.ok and assignment.task_name == EXPAND_TASK
+    if is_plan or not report.result_json:
+        return report
+    if not report.was_called:
+        is_secret = config.codec is not None and config.encrypt_errors
+        return _without_reason(assignment, report) if is_secret else report
+    if report.transaction is TransactionEnd.RECORDED:  # with its own reference
+        payloads = Payloads(config.codec, encrypt_errors=config.encrypt_errors)
+    try:
+        return report._replace(
+            result_json=_stored(payloads, assignment, report.result_json),
+            error_message=payloads.encrypt_message(report.error_message),
+        )
+    except psycopg.Error as error:
+        if kind_of(error) is not ErrorKind.DATA:
+            raise
+        return _unstorable(assignment, report, describe(error).rstrip("."), error)
+    except Exception as raised:  # by the codec of the application
+        name = type(raised.__cause__ or raised).__name__
+        problem = f"the codec of the worker's PostgresConfig raised {name} when it encrypted it"
+        return _unstorable(assignment, report, problem, raised)
+
+
+def stored_result(payloads: Payloads | None, assignment: Assignment, result_json: str) -> str:
+    """Return a result as it is stored."""
+    if payloads is None:
+        return result_json
+    return _until_stored(assignment, partial(_stored, payloads, assignment, result_json))
+
+
+async def stored_result_async(
+    payloads: Payloads | None, assignment: Assignment, result_json: str
+) -> str:
+    """``stored_result`` without blocking the event loop while a store answers."""
+    if payloads is None or not payloads.has_store:
+        return stored_result(payloads, assignment, result_json)
+    return await _until_stored_async(
+        assignment, partial(_stored, payloads, assignment, result_json)
+    )
+
+
+def _stored(payloads: Payloads, assignment: Assignment, result_json: str) -> str:
+    node = assignment.node
+    by_element = node is not None and (
+        assignment.task_name == SIGNAL_TASK or is_mapped(node.inputs_json)
+    )
+    return payloads.encrypt_result(result_json, assignment.task_id, by_element=by_element)
+
+
+def _until_stored(assignment: Assignment, store: Callable[[], T]) -> T:
+    """Repeat this while the store of the result does not answer. The worker may stop the task meanwhile."""
+    outage: _Outage | None = None
+    while True:
+        try:
+            return store()
+        except psycopg.Error as error:
+            outage = outage or _Outage(assignment)
+            seconds = outage.pause_after(error)
+        time.sleep(seconds)
+
+
+async def _until_stored_async(assignment: Assignment, store: Callable[[], T]) -> T:
+    outage: _Outage | None = None
+    while True:
+        try:
+            return await asyncio.to_thread(store)
+        except psycopg.Error as error:
+            outage = outage or _Outage(assignment)
+            seconds = outage.pause_after(error)
+        await asyncio.sleep(seconds)
+
+
+class _Outage:
+    """The time in which an ended task waits for a store that does not take its result."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._backoff = Backoff(*_WAIT_MS)
+        self._reports_at = 0.0
+
+    def pause_after(self, error: psycopg.Error) -> float:
+        """Report the failure, at most once a minute; return the seconds until the next try, or raise the
+        error if only this result cannot be stored.
+        """
+        if kind_of(error) is ErrorKind.DATA:
+            raise error
+        if (now := time.monotonic()) >= self._reports_at:
+            self._reports_at = now + _REPORT_SECONDS
+            task_name, task_id = self._assignment.task_name, self._assignment.task_id
+            message = "the result of task %r, %s, waits until it can be stored: %s"
+            log_safely(logger, logging.WARNING, message, task_name, task_id, describe(error))
+        return self._backoff.next_delay_seconds() or 0.0
 
 
 def _without_reason(assignment: Assignment, report: ChildReport) -> ChildReport:
@@ -165,13 +264,12 @@ def _without_reason(assignment: Assignment, report: ChildReport) -> ChildReport:
     return report._replace(result_json=encode_task_error(error), error_message=message)
 
 
-def _unstorable(assignment: Assignment, report: ChildReport, raised: Exception) -> ChildReport:
-    """The report of a task whose outcome the codec cannot encrypt. It quotes nothing confidential."""
+def _unstorable(
+    assignment: Assignment, report: ChildReport, problem: str, raised: Exception
+) -> ChildReport:
+    """The report of a task whose outcome cannot be stored. It quotes nothing confidential."""
     code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
-    message = (
-        f"The result of task {assignment.task_name!r} cannot be stored: the codec of the worker's "
-        f"PostgresConfig raised {type(raised.__cause__ or raised).__name__} when it encrypted it."
-    )
+    message = f"The result of task {assignment.task_name!r} cannot be stored: {problem}."
     log_safely(logger, logging.ERROR, "%s", message, error=raised)
     error = TaskError(error_code=code, message=message)
     return report._replace(
@@ -180,14 +278,3 @@ def _unstorable(assignment: Assignment, report: ChildReport, raised: Exception) 
         error_code=code.value,
         error_message=message,
     )
-
-
-def stored_result(payloads: Payloads | None, assignment: Assignment, result_json: str) -> str:
-    """Return a result as it is stored."""
-    if payloads is None:
-        return result_json
-    node = assignment.node
-    by_element = node is not None and (
-        assignment.task_name == SIGNAL_TASK or is_mapped(node.inputs_json)
-    )
-    return payloads.encrypt_result(result_json, assignment.task_id, by_element=by_element)

@@ -64,7 +64,7 @@ from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.outcome import Outcome, locking_steps, recording_steps
 from horsies.tasks.transaction import CALLED_DIRECTLY, AsyncTaskTransaction, TaskTransaction
-from horsies.worker.child.payload import stored_result
+from horsies.worker.child.payload import stored_result, stored_result_async
 from horsies.worker.child.stop_switch import disarm_stops
 from horsies.worker.protocol import Assignment, TransactionEnd
 
@@ -197,7 +197,16 @@ class AttemptRecord:
     def mark(self) -> str:
         return f"{self._assignment.task_id}/{self._assignment.generation}"
 
-    def steps(self, result_json: str) -> list[Step]:
+    def stored(self, result_json: str) -> str:
+        """The success as it is recorded."""
+        payloads = self.transactions.installation.payloads
+        return stored_result(payloads, self._assignment, result_json)
+
+    async def stored_async(self, result_json: str) -> str:
+        payloads = self.transactions.installation.payloads
+        return await stored_result_async(payloads, self._assignment, result_json)
+
+    def steps(self, stored_json: str) -> list[Step]:
         """The statements that record the success, as in a worker's turn."""
         assignment = self._assignment
         outcome = Outcome(
@@ -205,16 +214,16 @@ class AttemptRecord:
             assignment.generation,
             CurrentTask(assignment, 0.0).workflow_id,
             TaskStatus.COMPLETED,
-            stored_result(self.transactions.installation.payloads, assignment, result_json),
+            stored_json,
             TaskAttemptOutcome.COMPLETED,
         )
         steps = recording_steps(self.transactions.worker_id, [outcome])
         return [*locking_steps([outcome.workflow_id]), *steps.values()]
 
-    def recording(self, result_json: str) -> Script[list[Any]]:
+    def recording(self, stored_json: str) -> Script[list[Any]]:
         """Record the success in one of the task's transactions; return the rows of the recorded tasks."""
         rows: list[Any] = []
-        for step in self.steps(result_json):
+        for step in self.steps(stored_json):
             rows = yield step
         yield limit_idle(IDLE_AFTER_RECORD_MS)
         return rows
@@ -351,8 +360,10 @@ class Attempt:
         record: AttemptRecord,
         pool: Callable[[], Pool | AsyncPool],
         session: Callable[[Any, str], AnyTaskSession],
+        stored: Callable[[str], Any],
     ) -> None:
         self.record = record
+        self._stored = stored
         self._find_pool = pool
         self._make_session = session
         self._pool: Pool | AsyncPool | None = None
@@ -400,7 +411,8 @@ class Attempt:
         if (problem := record.problem(session)) is not None:
             return problem
         try:
-            yield partial(session.finish, record.steps(result_json))
+            stored_json = yield partial(self._stored, result_json)
+            yield partial(session.finish, record.steps(stored_json))
         except BaseException as error:
             return record.commit_failed(error, session)
         return Ended(TransactionEnd.RECORDED)
@@ -459,7 +471,7 @@ class AttemptTransaction:
 
     def __init__(self, record: AttemptRecord, assignment: Assignment) -> None:
         self._record = record
-        self._attempt = Attempt(record, record.transactions.pool, TaskSession)
+        self._attempt = Attempt(record, record.transactions.pool, TaskSession, record.stored)
         self._lock = threading.Lock()
         self.judged = self._attempt.judged
         self.given = TaskTransaction(assignment.attempt, assignment.generation, self)
@@ -479,10 +491,11 @@ class AttemptTransaction:
         record = self._record
         text = record.encoded(result, self.is_open)
         refuse_if(is_nested(transaction), _NESTED)
+        stored = record.stored(text)
         disarm_stops()
         try:
             with borrowed(transaction, record.transactions.installation) as execute:
-                rows = drive(execute, record.recording(text))
+                rows = drive(execute, record.recording(stored))
         except Exception as error:
             raise record.misuse(error) from error
         record.note(rows, text)
@@ -513,7 +526,9 @@ class AsyncAttemptTransaction:
 
     def __init__(self, record: AttemptRecord, assignment: Assignment) -> None:
         self._record = record
-        self._attempt = Attempt(record, record.transactions.pool_async, AsyncTaskSession)
+        self._attempt = Attempt(
+            record, record.transactions.pool_async, AsyncTaskSession, record.stored_async
+        )
         self._opening = asyncio.Lock()
         self.judged = self._attempt.judged
         self.given = AsyncTaskTransaction(assignment.attempt, assignment.generation, self)
@@ -531,9 +546,10 @@ class AsyncAttemptTransaction:
         record = self._record
         text = record.encoded(result, self.is_open)
         refuse_if(is_nested(transaction), _NESTED)
+        stored = await record.stored_async(text)
         try:
             async with borrowed_async(transaction, record.transactions.installation) as execute:
-                rows = await drive_async(execute, record.recording(text))
+                rows = await drive_async(execute, record.recording(stored))
         except Exception as error:
             raise record.misuse(error) from error
         record.note(rows, text)
