@@ -9,6 +9,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -397,4 +398,5 @@ def kill_a_child(worker: RunningWorker) -> None:
     wait_until(lambda: set(worker.family()) - set(worker.guards()))
     children = [pid for pid in worker.family() if pid not in worker.guards()]
     if children:
-        os.kill(children[-1], signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was replaced meanwhile
+            os.kill(children[-1], signal.SIGKILL)

@@ -56,8 +56,11 @@ def is_gone(pid: int) -> bool:
 
 
 def is_guard(pid: int) -> bool:
-    """Whether the process is the guard of a worker, which runs no tasks."""
-    return any(part.endswith("child/guard.py") for part in psutil.Process(pid).cmdline())
+    """Whether the process is the guard of a worker, which runs no tasks; not if it is gone."""
+    try:
+        return any(part.endswith("child/guard.py") for part in psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
