@@ -119,3 +119,35 @@ def test_the_commands_show_signal_resume_reset_and_export(app: Horsies, horsies:
     record = json.loads(run("export", sent.task_id).out)
     assert (record["status"], len(record["steps"])) == ("COMPLETED", 2)
     assert run("show", "01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a").code == 4
+
+
+def test_the_newest_failed_runs_are_exported_in_one_file(
+    app: Horsies, horsies: Run, tmp_path: Path
+) -> None:
+    @app.durable("fails")
+    def fails(ctx: Durable, number: int) -> int:
+        if ctx.step(one) and number:
+            raise ValueError(number)
+        return number
+
+    @app.durable("stepless")
+    def stepless(ctx: Durable) -> None:
+        raise ValueError
+
+    sent = [fails.enqueue(number) for number in (1, 2, 0, 3)]
+    stepless.enqueue()
+    run_pending(app)
+    run = partial(horsies, "durable", "export")
+    (tmp_path / "failed.json").write_text(run("--failed").out)
+    assert check_replay(app, str(tmp_path / "*.json")) == 3
+    newest = json.loads(run("--failed", "--last", "2").out)["runs"]
+    assert [record["task_id"] for record in newest] == [sent[3].task_id, sent[1].task_id]
+    assert {record["status"] for record in newest} == {"FAILED"}
+    every = json.loads(run("--last", "10").out)["runs"]
+    assert [record["task_id"] for record in every] == [one.task_id for one in reversed(sent)]
+
+
+@pytest.mark.parametrize("words", [[], ["01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a", "--failed"]])
+def test_an_export_is_of_one_run_or_of_the_newest(horsies: Run, words: list[str]) -> None:
+    ended = horsies("durable", "export", *words)
+    assert (ended.code, "--failed or --last" in ended.err) == (2, True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -27,8 +27,11 @@ from horsies.cli.session import (
     open_session,
     unwrap_or_exit,
 )
+from horsies.db.statement import read_rows
+from horsies.db.statements.durable import list_newest_runs
 from horsies.durable.handle import DurableHandle, DurableInfo, DurableStep, run_document
 from horsies.findings import command
+from horsies.ids import stored_form
 from horsies.monitor.diagnose.explain import explain_task_script
 from horsies.monitor.diagnose.tasks import signal_command
 from horsies.result import Err, Result
@@ -48,6 +51,9 @@ _NOT_FOUND = (
     TaskActionErrorCode.SIGNAL_NOT_FOUND,
 )
 _SHOWN_CHARACTERS = 60
+# The records that --failed prints, the most that --last may ask for, and how many runs are searched.
+_EXPORTED, _EXPORTED_MAX = 20, 1_000
+_SEARCHED_RUNS = 50_000
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
@@ -168,22 +174,60 @@ def reset(
 
 @durable.command()
 def export(
-    run_id: RunIdArgument,
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="The id of a run, or its first digits.")
+    ] = None,
     locator: LocatorArgument = None,
     module: ModuleOption = None,
     database_url: DatabaseUrlOption = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Print the newest failed runs.")] = False,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=_EXPORTED_MAX, help="Print this many of the newest runs; 20 with --failed."
+        ),
+    ] = None,
 ) -> None:
     """Print the record of a run as JSON, for `horsies.testing.replay`; it holds arguments and results.
+
+    With --last or --failed, print the records of several runs, which check_replay reads as well. Runs
+    without a recorded step are left out.
 
     Exit codes: 0 done, 1 failure, 4 no such run.
 
     Example:
         horsies durable export 01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a > run.json
+        horsies durable export --failed --last 50 > tests/records/failed.json
     """
+    if failed or last is not None:
+        _refuse_run(run_id, locator)
+        run_id, locator = None, locator or run_id
+    elif run_id is None:
+        raise typer.BadParameter("name a run, or use --failed or --last.", param_hint="ID")
     with open_session("durable export", module or locator, database_url) as session:
-        run_id = full_id(session, run_id, "task")
-        record = _unwrap_or_exit(_handle(session, run_id, "export", run_id).export())
-    output.print_json(record)
+        if run_id is None:
+            output.print_json({"runs": _newest_records(session, failed, last or _EXPORTED)})
+        else:
+            output.print_json(_record(session, full_id(session, run_id, "task")))
+
+
+def _refuse_run(given: str | None, locator: str | None) -> None:
+    """Refuse the id of a run beside --last and --failed, whose only argument is a LOCATOR."""
+    if given is not None and (locator is not None or stored_form(given) is not None):
+        raise typer.BadParameter(
+            "a run and --failed or --last exclude each other.", param_hint="ID"
+        )
+
+
+def _record(session: Session, run_id: str) -> dict[str, Any]:
+    return _unwrap_or_exit(_handle(session, run_id, "export", run_id).export())
+
+
+def _newest_records(session: Session, failed: bool, last: int) -> list[dict[str, Any]]:
+    step = list_newest_runs(failed, last, _SEARCHED_RUNS)
+    code = BrokerErrorCode.MONITORING_QUERY_FAILED
+    found = unwrap_or_exit(session.broker.perform(code, read_rows(step)))
+    return [_record(session, one.task_id) for one in found]
 
 
 def _unread(session: Session, info: DurableInfo) -> str | None:

@@ -1,14 +1,14 @@
 """replay: call a durable function with the record of a real run, to see whether changed code still fits it.
 
 Nothing is executed: recorded steps return what they returned, and the call ends at the first step that is not
-recorded. ``horsies durable export ID`` writes a record.
+recorded. ``horsies durable export`` writes records.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any, NoReturn
@@ -116,23 +116,29 @@ def replay(function: AnyTask, record: Mapping[str, Any]) -> None:
 def check_replay(app: Horsies, pattern: str) -> int:
     """Replay every exported record that the pattern finds; return their number, which must not be 0.
 
-    The pattern is a path, relative to the working directory or absolute, with ``*`` and ``**``.
+    The pattern is a path, relative to the working directory or absolute, with ``*`` and ``**``. A file has
+    one record, or several ``runs``, as ``horsies durable export --failed`` prints them.
 
     Example:
         def test_old_runs_fit_the_code() -> None:
             check_replay(app, "tests/records/*.json")
     """
-    paths = sorted(map(Path, glob(pattern, recursive=True)))
-    if not paths:
+    records = list(_records(pattern))
+    if not records:
         raise ReplayMismatch(
             f"no record matches {pattern!r}; write some with horsies durable export"
         )
-    for path in paths:
-        record = json.loads(path.read_text("utf-8"))
+    for path, record in records:
         if (task := app.get_task(record["task_name"])) is None:
             raise ReplayMismatch(f"{path}: the application has no task {record['task_name']!r}.")
         replay(task, record)
-    return len(paths)
+    return len(records)
+
+
+def _records(pattern: str) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    for path in sorted(map(Path, glob(pattern, recursive=True))):
+        stored = json.loads(path.read_text("utf-8"))
+        yield from ((path, record) for record in stored.get("runs", [stored]))
 
 
 def _call(definition: TaskDefinition, run: Run, record: Mapping[str, Any]) -> None:

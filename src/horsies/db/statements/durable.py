@@ -213,6 +213,10 @@ def find_held_runs(limit: int) -> HeldRun: ...
 
 
 @DURABLE.statement
+def list_newest_runs(failed_only: bool, limit: int, window: int) -> ParkedTask: ...
+
+
+@DURABLE.statement
 def read_call(task_id: str) -> CallRow: ...
 
 

@@ -103,6 +103,21 @@ FROM horsies_parked AS parked JOIN horsies_tasks AS task
 WHERE parked.problem IS NOT NULL AND coalesce(task.status, '') = 'PENDING'
 ORDER BY parked.since, task.id LIMIT %(limit)s
 
+-- name: list_newest_runs
+-- The newest runs with a recorded step, or only the failed ones: one index probe for each of the newest "window" runs.
+-- A run's status is a scalar subquery, because a join might be planned as a hash over the whole history.
+WITH RECURSIVE runs AS (
+    (SELECT task_id FROM horsies_steps ORDER BY task_id DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT step.task_id FROM horsies_steps AS step
+            WHERE step.task_id < runs.task_id ORDER BY step.task_id DESC LIMIT 1)
+    FROM runs WHERE runs.task_id IS NOT NULL)
+SELECT newest.task_id::text FROM (
+    SELECT task_id, (SELECT task.status FROM horsies_tasks AS task WHERE task.id = runs.task_id) AS status
+    FROM runs WHERE task_id IS NOT NULL LIMIT %(window)s::integer) AS newest
+WHERE newest.status = 'FAILED' OR NOT %(failed_only)s::boolean
+ORDER BY newest.task_id DESC LIMIT %(limit)s::integer
+
 -- name: read_call
 -- The call of a run, for a replay of its code.
 SELECT task_name, status, coalesce(args, '[]') AS args, coalesce(kwargs, '{}') AS kwargs
