@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -65,6 +66,18 @@ def held(app: Horsies, release: TaskFunction[[], str]) -> TaskHandle[str]:
     clock_of(app).advance(timedelta(days=2))
     run_pending(app)
     return sent
+
+
+def test_the_overview_counts_parked_and_held_runs_apart_from_waiting_tasks(
+    app: Horsies, anna: Visitor, release: TaskFunction[[], str]
+) -> None:
+    assert "parked runs" not in anna.get("/").text
+    held(app, release)
+    names[0] = "first"
+    waiting(app, release)
+    totals = anna.get("/api/overview").json()["totals"]
+    assert totals["durable_runs"] == {"parked": 1, "held": 1}
+    assert re.search(r"parked runs, <span[^>]*>1 held</span>", anna.get("/").text)
 
 
 def test_a_signal_is_sent_and_its_value_is_checked(

@@ -193,6 +193,7 @@ async def overview(view: View) -> Response:
         "attention": len(found),
         "queues": len(figures.overview.queues),
         "workers": len(figures.overview.workers),
+        "durable_runs": figures.parked._asdict(),
     }
     document = overview_document(figures.overview if is_all else _shortened(figures.overview))
     if not is_all:

@@ -248,6 +248,7 @@ def totals_of(figures: Figures, rates: Rates | None) -> dict[str, Any]:
         "oldest": max(oldest, default=None),
         "p95": None if rates is None else rates.total.total.waited.p95,
         "open_runs": figures.open_runs,
+        "parked": figures.parked,
         "estimate": figures.estimate,
     }
 

@@ -157,6 +157,13 @@ class ShownStep(NamedTuple):
     ended_at: datetime
 
 
+class ParkedCount(NamedTuple):
+    """Parked runs, and those that are held because their code does not fit their record."""
+
+    parked: int
+    held: int
+
+
 class HeldRun(NamedTuple):
     id: str
     task_name: str
@@ -210,6 +217,10 @@ def list_newest_steps(task_id: str, payload: bool, max_bytes: int, limit: int) -
 
 @DURABLE.statement
 def find_held_runs(limit: int) -> HeldRun: ...
+
+
+@DURABLE.statement
+def count_parked(most: int) -> ParkedCount: ...
 
 
 @DURABLE.statement

@@ -103,6 +103,14 @@ FROM horsies_parked AS parked JOIN horsies_tasks AS task
 WHERE parked.problem IS NOT NULL AND coalesce(task.status, '') = 'PENDING'
 ORDER BY parked.since, task.id LIMIT %(limit)s
 
+-- name: count_parked
+-- Parked runs, and runs that are held because their code does not fit their record; exact up to "most" together.
+SELECT count(*) FILTER (WHERE wait.problem IS NULL) AS parked,
+    count(*) FILTER (WHERE wait.problem IS NOT NULL) AS held
+FROM (SELECT parked.problem FROM horsies_parked AS parked JOIN horsies_tasks AS task
+          ON task.id = parked.task_id AND task.generation = parked.generation
+      WHERE coalesce(task.status, '') = 'PENDING' LIMIT %(most)s::integer + 1) AS wait
+
 -- name: list_newest_runs
 -- The newest runs with a recorded step, or only the failed ones: one index probe for each of the newest "window" runs.
 -- A run's status is a scalar subquery, because a join might be planned as a hash over the whole history.

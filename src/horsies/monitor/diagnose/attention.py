@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from horsies.db.statement import Script
 from horsies.db.statements.dashboard import OpenRuns, RowEstimate, count_open_runs, estimate_rows
+from horsies.db.statements.durable import ParkedCount, count_parked
 from horsies.findings import Finding, Urgency
 from horsies.monitor.diagnose.doctor import CheckReport, doctor_script
 from horsies.monitor.facts import Facts
@@ -19,6 +20,7 @@ from horsies.monitor.overview import Overview, QueueOverview, arrivals_script, o
 
 SHOWN_MAX = 12
 RUNS_MOST = 1_000
+NONE_PARKED = ParkedCount(0, 0)
 _EVIDENCE_MAX = 3
 # The page of a subject, without its key; other subjects are on the doctor's page.
 _PAGES = {
@@ -49,14 +51,15 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The overview, how many tasks arrive per minute, the open runs by status, and the number of stored
-    rows.
+    """The overview, how many tasks arrive per minute, the open runs by status, the parked runs of durable
+    functions, and the number of stored rows.
     """
 
     overview: Overview
     arrivals: Mapping[str, float] = field(default_factory=dict)
     open_runs: Mapping[str, int] = field(default_factory=dict)
     estimate: RowEstimate | None = None
+    parked: ParkedCount = NONE_PARKED
 
 
 def figures_script(
@@ -66,8 +69,9 @@ def figures_script(
     overview = yield from overview_script(configured, facts)
     arrivals = yield from arrivals_script()
     runs: list[OpenRuns] = yield count_open_runs(RUNS_MOST)
+    (parked,) = yield count_parked(RUNS_MOST)
     (estimate,) = yield estimate_rows()
-    return Figures(overview, arrivals, dict(runs), estimate)
+    return Figures(overview, arrivals, dict(runs), estimate, parked)
 
 
 def findings_script(facts: Facts) -> Script[list[Finding]]:
