@@ -11,6 +11,7 @@ import psycopg
 import typer
 from psycopg import Connection
 
+from horsies.cli import session
 from horsies.cli.options import (
     DatabaseUrlOption,
     LocatorArgument,
@@ -23,8 +24,10 @@ from horsies.cli.options import (
 )
 from horsies.config.postgres import PostgresConfig
 from horsies.database_url import URL_VARIABLES
+from horsies.db import blockers
 from horsies.db.database import Database
 from horsies.db.errors import describe
+from horsies.db.limits import Limits
 from horsies.db.migrate import (
     Migration,
     UnusableSchemaError,
@@ -68,7 +71,9 @@ def migrate(
         _print_script(config)
         return
     assert config is not None
-    with schema_connection(config) as connection:
+    # A migration waits for the tables that it changes; a check ends as other commands that read.
+    limits = session.READING if check_only else None
+    with schema_connection(config, limits) as connection:
         do = pending_migrations if check_only else apply_migrations
         migrations = do(connection, replaces=True)
     for migration in migrations:
@@ -98,7 +103,7 @@ def _print_script(config: PostgresConfig | None) -> None:
 
 def _missing_or_all(config: PostgresConfig) -> Sequence[Migration]:
     try:
-        with schema_connection(config) as connection:
+        with schema_connection(config, session.READING) as connection:
             return pending_migrations(connection, replaces=True)
     except HorsiesError as error:
         if error.code is not ErrorCode.BROKER_INVALID_URL:
@@ -108,9 +113,12 @@ def _missing_or_all(config: PostgresConfig) -> Sequence[Migration]:
 
 
 @contextmanager
-def schema_connection(config: PostgresConfig) -> Iterator[Connection[Any]]:
+def schema_connection(
+    config: PostgresConfig, limits: Limits | None = None
+) -> Iterator[Connection[Any]]:
+    database = Database(config, "migrate", limits=limits)
     try:
-        opened = Database(config, "migrate").connect("migrate", session=True)
+        opened = database.connect("migrate", session=True)
     except HorsiesError as error:
         error.location = None  # the database URL is wrong, not a line of code
         raise
@@ -123,5 +131,6 @@ def schema_connection(config: PostgresConfig) -> Iterator[Connection[Any]]:
     except UnusableSchemaError as error:
         raise failure_at(None, str(error), code=ErrorCode.BROKER_INIT_FAILED) from error
     except psycopg.Error as error:
-        message = f"The schema cannot be read or changed. {describe(error)}"
+        cause = blockers.named(database, error)
+        message = f"The schema cannot be read or changed. {describe(cause)}"
         raise failure_at(None, message, code=ErrorCode.BROKER_INIT_FAILED) from error

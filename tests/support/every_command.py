@@ -1,0 +1,119 @@
+"""An example of every command that reads or changes the database, and why the other commands have none.
+
+The commands come from the command line itself, so a test fails for a new one that is in neither table.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import typer.main
+
+from horsies.cli.main import command_line
+
+# The words after each command; TASK and RUN stand for ids.
+READS: dict[str, tuple[str, ...]] = {
+    "status": (),
+    "workers": (),
+    "queues": (),
+    "keys list": ("mail",),
+    "keys show": ("mail", "tenant"),
+    "tasks": (),
+    "show": ("TASK",),
+    "logs": ("TASK",),
+    "explain": ("TASK",),
+    "explain RUN": (),
+    "explain queue": ("mail",),
+    "explain schedule": ("nightly",),
+    "failures": (),
+    "export": ("TASK",),
+    "history": (),
+    "workflows": (),
+    "schedules list": (),
+    "schedules next": ("nightly",),
+    "schedules runs": ("nightly",),
+    "doctor": (),
+    "health": ("--timeout", "0.1"),
+    "migrate --check": (),
+    "workflow show": ("RUN",),
+    "workflow audit": (),
+    "durable show": ("TASK",),
+    "durable export": ("TASK",),
+    "durable export --failed": (),
+}
+CHANGES: dict[str, tuple[str, ...]] = {
+    "cancel": ("TASK",),
+    "retry": ("TASK",),
+    "delete": ("TASK", "--yes"),
+    "redact": ("TASK", "--yes"),
+    "queues pause": ("mail",),
+    "queues resume": ("mail",),
+    "queues purge": ("mail", "--yes"),
+    "keys pause": ("mail", "tenant"),
+    "keys resume": ("mail", "tenant"),
+    "keys set": ("mail", "tenant", "--max-concurrency", "1"),
+    "keys clear": ("mail", "tenant"),
+    "schedules pause": ("nightly",),
+    "schedules resume": ("nightly",),
+    "schedules edit": ("nightly", "--pattern", "every 2 hours"),
+    "schedules reset": ("nightly",),
+    "workflow pause": ("RUN",),
+    "workflow resume": ("RUN",),
+    "workflow cancel": ("RUN",),
+    "workflow retry": ("RUN",),
+    "workflow signal": ("RUN", "go"),
+    "durable signal": ("TASK", "go"),
+    "durable resume": ("TASK",),
+    "durable reset": ("TASK", "first"),
+}
+WITHOUT: dict[str, str] = {
+    "dev": "runs until it is stopped, and reconnects",
+    "worker": "runs until it is stopped, and reconnects",
+    "scheduler": "runs until it is stopped, and reconnects",
+    "web": "runs until it is stopped; its pages have a test of their own",
+    "metrics": "runs until it is stopped; a scrape has the limits of a command that reads",
+    "demo": "has its own database",
+    "migrate": "waits for the locks of the tables that it changes, as long as they are held",
+    "check": "reads code; --live is a probe",
+    "run": "runs the code of a task, for as long as that takes",
+    "schedules run": "needs the code of the task",
+    "init": "no database",
+    "docs": "no database",
+    "version": "no database",
+    "db url": "no database",
+    "db psql": "becomes psql",
+    "webhooks test": "no database",
+}
+
+
+def words_of(name: str) -> list[str]:
+    """Return the command of an example as typed, with TASK and RUN for ids."""
+    return [*name.split(), *(READS | CHANGES)[name]]
+
+
+def every_command() -> set[str]:
+    """Return the names of all commands, with their actions if they have a list of these."""
+    return set(_names(typer.main.get_command(command_line())))
+
+
+def _names(command: Any, before: tuple[str, ...] = ()) -> Iterator[str]:
+    if below := getattr(command, "commands", None):
+        for name, child in below.items():
+            yield from _names(child, (*before, name))
+        return
+    name = " ".join(before)
+    actions = list(_actions(command.callback))
+    if not actions or "list" not in actions:
+        yield name
+    yield from (f"{name} {action}" for action in actions)
+
+
+def _actions(callback: Any) -> Iterator[str]:
+    """Yield the values of the argument `action` of a command."""
+    action = typing.get_type_hints(callback).get("action")
+    for one in (action, *typing.get_args(action)):
+        if isinstance(one, type) and issubclass(one, Enum):
+            yield from (member.value for member in one)
