@@ -101,10 +101,7 @@ class Filled:
 
     def processor_seconds(self) -> tuple[float, float]:
         """Processor time of the dashboard, and of the server's sessions and ended processes."""
-        server = psutil.Process(
-            self._one("SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
-        )
-        postmaster = server.parent()
+        postmaster = psutil.Process(self._one("SELECT pg_backend_pid()")).parent()
         assert postmaster is not None
         ended = postmaster.cpu_times()
         used = ended.children_user + ended.children_system
