@@ -8,6 +8,7 @@ default limits, and prints the slowest answer of each command.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ from horsies.db.database import LIMITED_CONNECT_SECONDS
 from horsies.db.database import Database as Connections
 from horsies.db.limits import Limits
 from horsies.db.migrate import apply_migrations
+from horsies.monitor import orders
 from horsies.monitor.diagnose import doctor
 from tests.support.command_line import Run
 from tests.support.commands import environment
@@ -159,6 +161,25 @@ def test_the_sentence_has_the_session_and_the_command_that_ends_it(
         f"SELECT pg_terminate_backend({pid})\n"
     )
     assert report["level"] in ("red", "green")  # red after a second
+
+
+@pytest.mark.usefixtures("_limits")
+@pytest.mark.parametrize("command", ["delete", "redact"])
+def test_a_bulk_order_waits_for_a_locked_table_once(
+    horsies: Run,
+    connection: Database,
+    process_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.setattr(orders, "RESEND_DELAYS_SECONDS", [math.inf])  # no sleep takes that long
+    task_id = add_task(connection, status="COMPLETED")
+    with locked(process_url, "horsies_task_logs") as pid:
+        ended = horsies(command, task_id, "--yes")
+    assert ended.code == 1
+    assert f"pid {pid} (user" in ended.err, ended
+    continued = ended.err.split("--order ")[1].split()[0]
+    assert horsies(command, "--order", continued).code == 0
 
 
 def test_a_session_that_waits_for_another_one_is_named_after_it(

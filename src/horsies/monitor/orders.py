@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 from uuid import UUID
 
+from psycopg.errors import LockNotAvailable
+
 from horsies.codec.results import encode_task_error
 from horsies.db.statement import Script, Step, one_or_none
 from horsies.db.statements.actions import (
@@ -232,7 +234,8 @@ def carry_out(
 ) -> BrokerResult[OrderState]:
     """Start or continue an order and run its batches to the end; ``note`` is called after each.
 
-    Transient database failures are retried a few times. The order can be continued after any failure.
+    Transient database failures are retried a few times, waits for a locked table or row not. The order can be
+    continued after any failure.
     """
     actor = current_actor()
     done = broker.perform(_WORKING, store_script(order, "running", actor), atomic=True)
@@ -242,7 +245,7 @@ def carry_out(
         for delay_seconds in (*RESEND_DELAYS_SECONDS, None):
             batch = broker.perform(_WORKING, batch_script(order.id), atomic=True)
             done = batch.and_then(lambda carried_out: carried_out)
-            if isinstance(done, Ok) or not done.err_value.retryable or delay_seconds is None:
+            if delay_seconds is None or not _may_succeed_now(done):
                 break
             time.sleep(delay_seconds)
     _log_end(order, actor, done)
@@ -270,11 +273,20 @@ async def run_batches_async(
         for delay_seconds in (*RESEND_DELAYS_SECONDS, None):
             batch = await broker.perform_async(_WORKING, batch_script(order.id), atomic=True)
             done = batch.and_then(lambda carried_out: carried_out)
-            if isinstance(done, Ok) or not done.err_value.retryable or delay_seconds is None:
+            if delay_seconds is None or not _may_succeed_now(done):
                 break
             await asyncio.sleep(delay_seconds)
     _log_end(order, actor, done)
     return done
+
+
+def _may_succeed_now(done: BrokerResult[OrderState]) -> bool:
+    """Whether to run a batch again at once. One that has waited for a lock in vain would wait as long again,
+    and its order can be continued.
+    """
+    if isinstance(done, Ok):
+        return False
+    return done.err_value.retryable and not isinstance(done.err_value.exception, LockNotAvailable)
 
 
 def _log_end(order: Order, actor: Actor, done: BrokerResult[OrderState]) -> None:
