@@ -56,7 +56,15 @@ def _add_tasks(connection: Database, worker_id: str) -> str:
         failed_at=ago(2),
     )
     ended = {"started_at": ago(3), "outcome": "FAILED", "error_code": "CARD_REFUSED"}
-    ended |= {"fingerprint": FINGERPRINT, "raised_in": "shop/cards.py:charge"}
+    ended |= {"fingerprint": FINGERPRINT, "raised_in": "shop/payments/gateway.py:charge_card"}
+    ended |= {"exception_type": "shop.payments.errors.ProviderDown"}
+    # Long words in narrow columns: a queue without a worker, a schedule that is overdue.
+    add_task(connection, queue_name="payments", task_name="charge_card", enqueued_at=ago(281))
+    connection.execute(
+        "INSERT INTO horsies_schedule_state (schedule_name, next_run_at, updated_at, timing) VALUES "
+        "('every-second-night', now() - interval '1 hour', now() - interval '1 hour', "
+        '\'{"pattern": {"type": "interval", "hours": 1}}\')'
+    )
     add_attempt(connection, failed, error_message="the bank said no", **ended)
     connection.execute(
         sql.SQL("INSERT INTO horsies_queues (queue_name, paused_at) VALUES ('mail', now())")

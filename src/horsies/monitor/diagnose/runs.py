@@ -249,10 +249,11 @@ def _due(schedule: ScheduleFacts, late_seconds: float) -> Finding:
         schedulers = counted(schedule.schedulers, "scheduler")
         return about(
             "NOT_SERVED",
-            f"A slot of schedule {name} is due for {late}; {schedulers} connected, but {off}. It was "
-            f"stored by {schedule.owner}.",
+            f"A slot of schedule {name} is due for {late}; {schedulers} connected, but {off}."
+            + (f" It was stored by {schedule.owner}." if schedule.owner else ""),
             subjects=[schedule.owner or ""],
-            remedy=f"start a scheduler of {schedule.owner}, or enable the schedule there",
+            remedy=f"start a scheduler of {schedule.owner or 'its application'}, or enable the "
+            "schedule there",
         )
     text = f"A slot of schedule {name} is due for {late}; a scheduler fires it with its next tick."
     level = Level.YELLOW if late_seconds > OVERDUE_SECONDS else Level.GREEN
