@@ -234,8 +234,8 @@ def carry_out(
 ) -> BrokerResult[OrderState]:
     """Start or continue an order and run its batches to the end; ``note`` is called after each.
 
-    Transient database failures are retried a few times, waits for a locked table or row not. The order can be
-    continued after any failure.
+    Transient database failures are retried a few times, except for waits for a locked table or row. The order
+    can be continued after any failure.
     """
     actor = current_actor()
     done = broker.perform(_WORKING, store_script(order, "running", actor), atomic=True)
@@ -281,8 +281,8 @@ async def run_batches_async(
 
 
 def _may_succeed_now(done: BrokerResult[OrderState]) -> bool:
-    """Whether to run a batch again at once. One that has waited for a lock in vain would wait as long again,
-    and its order can be continued.
+    """Whether to run a batch again at once. A batch that waited for a lock until its limit would wait as long
+    again, and its order can be continued.
     """
     if isinstance(done, Ok):
         return False
