@@ -23,7 +23,7 @@ from contextlib import (
     contextmanager,
 )
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -416,7 +416,7 @@ class Database:
             _inherited.append((self._pool, self._async_pools, self._payload_pool))
         self._forget()
 
-    @property
+    @cached_property
     def payloads(self) -> Payloads | None:
         """The payload of this database as it is stored; None without a codec and a store."""
         has_store = self.config.store is not None

@@ -46,17 +46,23 @@ def payloads_of(app: Horsies) -> Payloads | None:
 
 def decrypted(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
     """Return the assignment with readable texts, or the report that a key is missing."""
-    payloads, node = payloads_of(app), assignment.node
-    if payloads is not None:
+    if _missing_key(assignment) is None:  # nothing in it is encrypted or kept elsewhere
+        return assignment
+    if (payloads := payloads_of(app)) is not None:
         try:
             assignment = _readable(payloads, assignment)
         except psycopg.Error as error:
             return _unreachable(assignment, error)
-        node = assignment.node
-    key_id = missing_key(assignment.args_json, assignment.kwargs_json)
-    if key_id is None and node is not None and node.sources:
-        key_id = missing_key(*[one.result for one in node.sources])
+    key_id = _missing_key(assignment)
     return assignment if key_id is None else unreadable(app.config, assignment, key_id)
+
+
+def _missing_key(assignment: Assignment) -> str | None:
+    """The id of a key that is needed to read the assignment as it is; None if it is readable."""
+    key_id = missing_key(assignment.args_json, assignment.kwargs_json)
+    if key_id is None and assignment.node is not None and assignment.node.sources:
+        key_id = missing_key(*[one.result for one in assignment.node.sources])
+    return key_id
 
 
 async def decrypted_async(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
@@ -140,6 +146,8 @@ def encrypted(app: Horsies, assignment: Assignment, report: ChildReport) -> Chil
     if payloads is None:
         return report
     config = app.config.broker
+    if not payloads.has_store:
+        return _encrypted(config, payloads, assignment, report)
     return _until_stored(assignment, partial(_encrypted, config, payloads, assignment, report))
 
 
@@ -164,10 +172,8 @@ def _encrypted(
     if report.transaction is TransactionEnd.RECORDED:  # with its own reference
         payloads = Payloads(config.codec, encrypt_errors=config.encrypt_errors)
     try:
-        return report._replace(
-            result_json=_stored(payloads, assignment, report.result_json),
-            error_message=payloads.encrypt_message(report.error_message),
-        )
+        result = _stored(payloads, assignment, report.result_json)
+        message = payloads.encrypt_message(report.error_message)
     except psycopg.Error as error:
         if kind_of(error) is not ErrorKind.DATA:
             raise
@@ -176,6 +182,9 @@ def _encrypted(
         name = type(raised.__cause__ or raised).__name__
         problem = f"the codec of the worker's PostgresConfig raised {name} when it encrypted it"
         return _unstorable(assignment, report, problem, raised)
+    if result is report.result_json and message is report.error_message:
+        return report
+    return report._replace(result_json=result, error_message=message)
 
 
 def stored_result(payloads: Payloads | None, assignment: Assignment, result_json: str) -> str:
