@@ -1,7 +1,7 @@
 -- Large payload that is kept elsewhere than in the rows of tasks: who owns an object, and when it is deleted.
 
--- Objects without an owner -> nothing. An object outside the database is only marked: whoever deletes it there deletes
--- its row afterwards. The rows are locked first, so that this function sees owners that another transaction adds.
+-- Delete the objects that no task or run owns. An object outside the database is only marked: the sweep deletes it from
+-- its store first, and its row after that. The rows are locked first, so that this function sees owners that another transaction adds.
 CREATE OR REPLACE FUNCTION horsies_release_payloads_v1(p_ids uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM horsies_payloads AS kept WHERE kept.id = ANY(p_ids) ORDER BY kept.id FOR UPDATE;

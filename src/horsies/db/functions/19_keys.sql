@@ -589,7 +589,7 @@ BEGIN
     END LOOP;
     -- Every lane has had its turn: they share the places that are left, as far as their limits allow. A lane that gives
     -- less than it was asked for is empty, and the others share its places, beginning behind the lane that got the
-    -- last one; a few rounds are enough for one claim. Lane 0 is one of them, and nobody counts whether it is empty.
+    -- last one; a few rounds are enough for one claim. Lane 0 takes part, and counts as never empty.
     WHILE places > 0 AND is_drained AND array_remove(generous, 0) <> '{}' LOOP
         rounds := rounds + 1;
         is_drained := rounds <= 8;
