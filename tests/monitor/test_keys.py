@@ -32,6 +32,25 @@ def keyed(connection: Database, key: str, **columns: Any) -> str:
     return add_task(connection, lane_key=key, lane=lane, held=True, **columns)
 
 
+# Counts
+
+
+def test_a_delayed_task_is_due_at_its_time_although_no_worker_moves_it_to_its_lane(
+    connection: Database,
+) -> None:
+    def counts() -> list[tuple[Any, ...]]:
+        text = "SELECT due, delayed, first_due_at < now() FROM horsies_count_keyed_v1(NULL, 10)"
+        return connection.execute(text).fetchall()
+
+    keyed(connection, "acme", enqueued_at=ago(-600))
+    # The first task of a fifo lane keeps its place while it waits for its retry.
+    keyed(connection, "acme", enqueued_at=ago(900), next_retry_at=ago(-600))
+    assert counts() == [(0, 2, None)]
+    keyed(connection, "acme", enqueued_at=ago(800), updated_at=ago(900))
+    keyed(connection, "acme", enqueued_at=ago(950), next_retry_at=ago(10), updated_at=ago(900))
+    assert counts() == [(2, 2, True)]
+
+
 # app.keys
 
 

@@ -249,6 +249,32 @@ def test_the_chart_scales_by_unfinished_tasks_and_by_the_oldest_due(connection: 
     )
 
 
+def test_a_delayed_task_with_a_key_starts_the_first_worker_at_its_time(
+    connection: Database,
+) -> None:
+    objects = CHART.documents("shop", schema="public", workers={"mail": SCALED})
+    (scaler,) = by_name(objects, "ScaledObject").values()
+    queries = [one["metadata"]["query"] for one in scaler["triggers"]]
+    (manifest,) = [one for one in documents() if one["kind"] == "ScaledObject"]
+    queries.append(
+        manifest["spec"]["triggers"][0]["metadata"]["query"].replace("horsies.", "public.")
+    )
+
+    def answers() -> list[int]:
+        return [connection.execute(one.encode()).fetchone()[0] for one in queries]  # type: ignore[index]
+
+    for queue in ("mail", "default"):
+        add_keyed(connection, "acme", queue=queue, enqueued_at=ago(-600))
+        # The first task of a fifo lane keeps its place while it waits for its retry.
+        add_keyed(connection, "acme", queue=queue, enqueued_at=ago(900), next_retry_at=ago(-600))
+    assert answers() == [0, 0, 0]
+    # No worker has moved them to their lanes.
+    for queue in ("mail", "default"):
+        add_keyed(connection, "acme", queue=queue, enqueued_at=ago(800), updated_at=ago(900))
+    unfinished, oldest, by_default = answers()
+    assert (unfinished, 800 <= oldest < 900, by_default) == (1, True, 1)
+
+
 def test_the_schema_of_the_chart_names_every_value_of_a_worker() -> None:
     schema = json.loads((DEPLOY / "helm" / "horsies" / "values.schema.json").read_text("utf-8"))
     worker = schema["definitions"]["worker"]["properties"]

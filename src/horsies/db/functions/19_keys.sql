@@ -132,12 +132,14 @@ END
 $$;
 
 -- The waiting tasks with keys of each of these queues, or of all: due ones and those for later, up to "p_most" of each,
--- and the oldest due one among them. One probe per queue finds the queues.
+-- and the oldest due one among them. One probe per queue finds the queues. A delayed task is due at its time, even if no
+-- worker is there to move it to its lane; the first task of a fifo lane keeps its place while it waits for its retry.
 CREATE OR REPLACE FUNCTION horsies_count_keyed_v1(p_queues text[], p_most integer)
 RETURNS TABLE (queue_name text, due bigint, delayed bigint, first_due_at timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     name text := '';
+    now_at timestamptz := clock_timestamp();
 BEGIN
     LOOP
         SELECT least(
@@ -152,15 +154,23 @@ BEGIN
         queue_name := name;
         CONTINUE WHEN name <> ALL(p_queues);
         SELECT count(*), min(found.enqueued_at) INTO due, first_due_at FROM (
-            SELECT task.enqueued_at FROM horsies_tasks AS task
-            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-              AND task.queue_name = name
-            ORDER BY task.lane LIMIT p_most) AS found;
+            (SELECT task.enqueued_at FROM horsies_tasks AS task
+             WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+               AND task.queue_name = name AND (task.next_retry_at <= now_at) IS NOT FALSE
+             ORDER BY task.lane LIMIT p_most)
+            UNION ALL
+            (SELECT task.enqueued_at FROM horsies_tasks AS task
+             WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
+               AND greatest(task.enqueued_at, task.next_retry_at) > task.updated_at
+               AND task.queue_name = name AND greatest(task.enqueued_at, task.next_retry_at) <= now_at
+               AND task.enqueued_at > task.updated_at
+             ORDER BY greatest(task.enqueued_at, task.next_retry_at) LIMIT p_most)
+            LIMIT p_most) AS found;
         SELECT count(*) INTO delayed FROM (
             SELECT FROM horsies_tasks AS task
             WHERE task.lane IS NOT NULL AND task.status = 'PENDING'
               AND greatest(task.enqueued_at, task.next_retry_at) > task.updated_at
-              AND task.queue_name = name
+              AND task.queue_name = name AND greatest(task.enqueued_at, task.next_retry_at) > now_at
             ORDER BY greatest(task.enqueued_at, task.next_retry_at) LIMIT p_most) AS found;
         RETURN NEXT;
     END LOOP;
