@@ -40,6 +40,8 @@ BATCH = 8
 SENDS = 1_000
 OVERVIEWS = 20
 TARGET = 1.1
+# The longest turn beside a session that deletes old tasks.
+TURN_MS_MAX = 50.0
 # Tasks that run through a table one after the other, to see whether dead rows slow later claims down.
 SUSTAINED = 100_000
 SUSTAINED_STEP = 20_000
@@ -225,7 +227,7 @@ def _forget(url: str) -> bool:
         connection.execute("VACUUM horsies_tasks")
         connection.execute("VACUUM horsies_task_attempts")
         print(f"  vacuum afterwards {time.perf_counter() - started:,.1f} s")
-    return True
+    return max(during) <= TURN_MS_MAX
 
 
 @contextmanager

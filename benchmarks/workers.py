@@ -23,6 +23,8 @@ ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "3"))
 FEW, FEW_CHILDREN = 5, 8
 # The highest allowed cost of 40 workers, as a multiple of the smallest number of workers measured.
 RATIO_MAX = 1.5
+# The same for the idle commits of each worker, and for the recovery of a killed one, at every size.
+GROWTH_MAX = 1.5
 RATE_MIN = 0.8
 SERVER_PERCENT_MAX = 5.0
 COLUMNS = (
@@ -77,17 +79,24 @@ def _cell(runs: Runs, metric: str, _: str, digits: int) -> str:
 
 
 def _judge(found: Mapping[int, Runs], few: Runs) -> bool:
-    """Compare 40 workers with the fewest, and all with the limit of the idle server."""
+    """Compare 40 workers with the fewest, and all with the fewest and with the limit of the idle server."""
     base, good = found[min(found)], True
+    if FEW * FEW_CHILDREN not in found:
+        print(
+            f"  without {FEW * FEW_CHILDREN} workers, neither single tasks nor the drain are judged"
+        )
     for size, runs in found.items():
         server = statistics.median(run["idle_server_percent"] for run in runs)
         good &= server <= SERVER_PERCENT_MAX
+        idle = _median(runs, "idle_commits") / size
+        good &= idle <= GROWTH_MAX * _median(base, "idle_commits") / min(found)
+        good &= _median(runs, "recovery_s") <= GROWTH_MAX * _median(base, "recovery_s")
         slower = _median(runs, "p50_ms") / _median(base, "p50_ms")
         costlier = _cost(runs) / _cost(base)
         print(
-            f"  {size} workers: {_median(runs, 'idle_commits') / size:.2f} idle commits/s each, server "
-            f"{server:.2f} % of a core; p50 {slower:.2f} and processor time {costlier:.2f} of "
-            f"{min(found)} workers"
+            f"  {size} workers: {idle:.2f} idle commits/s each, server {server:.2f} % of a core; a killed "
+            f"one is recovered after {_median(runs, 'recovery_s'):.1f} s; p50 {slower:.2f} and processor "
+            f"time {costlier:.2f} of {min(found)} workers"
         )
         if size == FEW * FEW_CHILDREN:
             rate = _median(runs, "noop_rate") / _median(few, "noop_rate")
