@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from horsies import AsyncDurable, Durable, Horsies
-from horsies.testing import ReplayMismatch, check_replay, replay, run_pending
+from horsies import AsyncDurable, Durable, Horsies, TaskHandle, TaskTransaction
+from horsies.testing import ReplayMismatch, check_replay, clock_of, replay, run_pending
+from tests.durable.conftest import Effects
 from tests.support.command_line import Run
 
 
@@ -35,6 +36,18 @@ def renamed(ctx: Durable) -> int:
 
 def shortened(ctx: Durable) -> int:
     return ctx.step(one)
+
+
+def in_transaction(tx: TaskTransaction) -> int:
+    return 1
+
+
+def transacts(ctx: Durable) -> int:
+    return ctx.with_options(name="one").tx_step(in_transaction)
+
+
+def gathers(ctx: Durable) -> int:
+    return sum(ctx.gather(ctx.call(one)))
 
 
 def recorded(app: Horsies, code: list[Any]) -> tuple[Any, dict[str, Any]]:
@@ -65,6 +78,85 @@ def test_code_that_does_not_fit_the_record_is_a_mismatch(
     codes[0] = code
     with pytest.raises(ReplayMismatch, match=message):
         replay(changing, record)
+
+
+def test_a_step_of_another_kind_in_a_gather_is_a_mismatch(app: Horsies) -> None:
+    codes = [transacts]
+    changing, record = recorded(app, codes)
+    codes[0] = gathers
+    with pytest.raises(ReplayMismatch, match=r"asks for a step 'one', .* a tx of that name"):
+        replay(changing, record)
+
+
+def cancelled(app: Horsies, sent: TaskHandle[Any]) -> dict[str, Any]:
+    """The record of a run that was cancelled in its wait and has cleaned up."""
+    run_pending(app)
+    sent.cancel().unwrap()
+    run_pending(app)
+    record = app.durable_handle(sent.task_id).export().unwrap()
+    names = [step["name"] for step in record["steps"]]
+    assert (record["status"], names[-2:]) == ("CANCELLED", ["!cancel", "on_cancel:note!done"])
+    return record
+
+
+def test_a_cancelled_run_fits_the_code_that_registers_its_clean_up_before_the_wait(
+    app: Horsies, effects: Effects
+) -> None:
+    is_before = [True]
+
+    @app.durable("order")
+    def order(ctx: Durable) -> int:
+        if is_before[0]:
+            ctx.on_cancel(effects.note, "undone")
+        ctx.sleep(timedelta(days=1))
+        if not is_before[0]:
+            ctx.on_cancel(effects.note, "undone")
+        return ctx.step(one)
+
+    record = cancelled(app, order.enqueue())
+    replay(order, record)
+    is_before[0] = False
+    with pytest.raises(ReplayMismatch, match="goes on with 'on_cancel:note'"):
+        replay(order, record)
+    assert effects == {"undone": 1}
+
+
+def test_a_cancelled_run_of_an_async_function_replays_with_its_clean_up(
+    app: Horsies, effects: Effects
+) -> None:
+    is_before = [True]
+
+    @app.durable("order")
+    async def order(ctx: AsyncDurable) -> int:
+        if is_before[0]:
+            await ctx.on_cancel(effects.note, "undone")
+        await ctx.sleep(timedelta(days=1))
+        if not is_before[0]:
+            await ctx.on_cancel(effects.note, "undone")
+        return await ctx.step(one)
+
+    record = cancelled(app, order.enqueue())
+    replay(order, record)
+    is_before[0] = False
+    with pytest.raises(ReplayMismatch, match="goes on with 'on_cancel:note'"):
+        replay(order, record)
+    assert effects == {"undone": 1}
+
+
+def test_a_run_that_is_cancelled_after_its_wait_fits_a_clean_up_behind_it(
+    app: Horsies, effects: Effects
+) -> None:
+    @app.durable("order")
+    def order(ctx: Durable) -> None:
+        ctx.sleep(timedelta(days=1))
+        ctx.on_cancel(effects.note, "undone")
+        ctx.wait_signal("never")
+
+    sent = order.enqueue()
+    run_pending(app)
+    clock_of(app).advance(timedelta(days=2))
+    replay(order, cancelled(app, sent))
+    assert effects == {"undone": 1}
 
 
 def test_an_async_function_replays(app: Horsies) -> None:

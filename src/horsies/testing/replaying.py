@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,11 +19,12 @@ from horsies.durable.async_context import AsyncDurable
 from horsies.durable.calls import Call
 from horsies.durable.context import Durable
 from horsies.durable.leaving import Leaving, Parked
-from horsies.durable.past import Past
+from horsies.durable.past import CANCEL, Past
 from horsies.durable.run import Answer, Effects, Fence, Run
 from horsies.result import Err
 from horsies.task import AnyTask
 from horsies.tasks.definition import TaskDefinition
+from horsies.worker.child.durable_run import with_clean_up
 
 
 class ReplayMismatch(AssertionError):
@@ -53,7 +54,11 @@ class _Replay:
 
     def gather(self, calls: Sequence[Call]) -> tuple[Any, ...]:
         names = [self.run.past.name(call.base) for call in calls]
-        self.run.dealt(names)
+        try:
+            self.run.dealt(names)
+        except Leaving as how:
+            self.run.left = how
+            raise
         steps = [self.run.past.visit(name, "step") for name in names]
         if None in steps:
             self._end()
@@ -88,12 +93,8 @@ def replay(function: AnyTask, record: Mapping[str, Any]) -> None:
     definition = function.definition
     if definition.durable is None:
         raise TypeError(f"replay takes a durable function; {definition.name!r} is a plain task")
-    steps = [
-        RecordedStep(one["name"], place, one["kind"], one["result"], one["error"])
-        for place, one in enumerate(record["steps"], start=1)
-    ]
-    fence = Fence("", str(record["task_id"]), 2, 1)
-    run = Run(fence, Past(steps), lambda _: "UNHANDLED_EXCEPTION", definition.durable.signals)
+    fence, past = Fence("", str(record["task_id"]), 2, 1), Past(_steps(record["steps"]))
+    run = Run(fence, past, lambda _: "UNHANDLED_EXCEPTION", definition.durable.signals)
     try:
         _call(definition, run, record)
     except Leaving:
@@ -111,6 +112,16 @@ def replay(function: AnyTask, record: Mapping[str, Any]) -> None:
             f"{_named(record)}: the code ends without asking for the recorded step "
             f"{run.past.unvisited[0]!r}."
         )
+
+
+def _steps(recorded: Sequence[Mapping[str, Any]]) -> Iterator[RecordedStep]:
+    """The steps of a record. All waits are over, except for a sleep in which the run was cancelled."""
+    names = [one["name"] for one in recorded]
+    before_cancel = names.index(CANCEL) if CANCEL in names else 0
+    for place, one in enumerate(recorded, start=1):
+        is_cut = one["kind"] == "sleep" and place == before_cancel
+        columns = one["name"], place, one["kind"], one["result"], one["error"]
+        yield RecordedStep(*columns, 1.0 if is_cut else None)
 
 
 def check_replay(app: Horsies, pattern: str) -> int:
@@ -146,16 +157,17 @@ def _call(definition: TaskDefinition, run: Run, record: Mapping[str, Any]) -> No
     if isinstance(call, Err):
         raise ReplayMismatch(f"{_named(record)}: {call.value.message}")
     args, kwargs = call.value
+    function = with_clean_up(definition).function
     if definition.is_async:
-        asyncio.run(_called(definition, run, args, kwargs))
+        asyncio.run(_called(function, run, args, kwargs))
     else:
-        definition.function(Durable(_Replay(run)), *args, **kwargs)
+        function(Durable(_Replay(run)), *args, **kwargs)
 
 
 async def _called(
-    definition: TaskDefinition, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Callable[..., Any], run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    await definition.function(AsyncDurable(_AsyncReplay(run)), *args, **kwargs)
+    await function(AsyncDurable(_AsyncReplay(run)), *args, **kwargs)
 
 
 def _named(record: Mapping[str, Any]) -> str:
