@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
-from psycopg import AsyncCursor, Connection, Cursor
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
 
 from horsies.db.statement import Statement, StatementFile, Step
 from horsies.db.statements.tasks import TaskId
@@ -58,15 +59,24 @@ FINISH = Statement(
 )
 
 
-def count_statements(connection: Connection[Any], work: Any) -> int:
-    """How many statements the server was asked to execute, by libpq's own record."""
+@contextmanager
+def traced(connection: Connection[Any] | AsyncConnection[Any]) -> Iterator[Counter[str]]:
+    """Count the protocol's messages on a connection meanwhile, by libpq's own record; read it afterwards."""
+    messages: Counter[str] = Counter()
     with tempfile.TemporaryFile() as record:
         connection.pgconn.trace(record.fileno())
-        work()
+        yield messages
         connection.pgconn.untrace()
         record.seek(0)
         lines = record.read().decode().splitlines()
-    return sum(line.split("\t")[3] in ("Execute", "Query") for line in lines if line[0].isdigit())
+    messages.update(line.split("\t")[3] for line in lines if line[0].isdigit())
+
+
+def count_statements(connection: Connection[Any], work: Any) -> int:
+    """How many statements the server was asked to execute."""
+    with traced(connection) as messages:
+        work()
+    return messages["Execute"] + messages["Query"]
 
 
 SQL_FILES = sorted(

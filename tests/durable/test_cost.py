@@ -1,0 +1,105 @@
+"""The cost of a step: one statement, which is its own transaction, and nothing in a replay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from horsies import AsyncDurable, Durable, Horsies, StepFailed
+from horsies.db.statements.durable import load_steps
+from horsies.durable.async_engine import AsyncEngine
+from horsies.durable.engine import Engine
+from horsies.durable.past import Past
+from horsies.durable.run import Fence, Run
+from horsies.worker.child.transact import Transactions
+from tests.support.applications import run_closing
+from tests.support.database import Database
+from tests.support.rows import add_task
+from tests.support.statements import traced
+
+# How many steps ``take_steps`` records.
+STEPS = 8
+
+
+def one() -> int:
+    return 1
+
+
+def fail() -> None:
+    raise ValueError("no")
+
+
+def run_of(task_id: str, past: Past) -> Run:
+    return Run(Fence("w", task_id, 1, 1), past, lambda _: "UNHANDLED_EXCEPTION")
+
+
+def running(connection: Database) -> str:
+    return add_task(connection, status="RUNNING", claimed_by_worker_id="w", generation=1)
+
+
+def take_steps(ctx: Durable) -> None:
+    ctx.step(one)
+    ctx.now()
+    ctx.random()
+    ctx.uuid()
+    assert ctx.patched("change")
+    ctx.sleep(0.001)
+    ctx.on_cancel(one)
+    with pytest.raises(StepFailed):
+        ctx.step(fail)
+
+
+async def take_steps_async(ctx: AsyncDurable) -> None:
+    await ctx.step(one)
+    await ctx.now()
+    await ctx.random()
+    await ctx.uuid()
+    assert await ctx.patched("change")
+    await ctx.sleep(0.001)
+    await ctx.on_cancel(one)
+    with pytest.raises(StepFailed):
+        await ctx.step(fail)
+
+
+def called(app: Horsies, task_id: str, past: Past) -> Counter[str]:
+    """The messages on the connection of the steps."""
+    ctx = Durable(Engine(run_of(task_id, past), Transactions(app, "w")))
+    ctx.with_options(name="first").step(one)  # the session prepares the statement
+    with app.get_broker().database.connection() as lent:
+        connection = lent
+    with traced(connection) as messages:
+        take_steps(ctx)
+    return messages
+
+
+def called_async(app: Horsies, task_id: str, past: Past) -> Counter[str]:
+    async def call() -> Counter[str]:
+        ctx = AsyncDurable(AsyncEngine(run_of(task_id, past), Transactions(app, "w")))
+        await ctx.with_options(name="first").step(one)
+        async with app.get_broker().database.connection_async() as lent:
+            connection = lent
+        with traced(connection) as messages:
+            await take_steps_async(ctx)
+        return messages
+
+    messages: Counter[str] = run_closing(app, call())
+    return messages
+
+
+@pytest.mark.parametrize("call", [called, called_async])
+def test_a_step_is_one_statement_and_one_commit_and_its_replay_none(
+    app: Horsies, connection: Database, call: Callable[..., Counter[str]]
+) -> None:
+    task_id = running(connection)
+    messages = call(app, task_id, Past())
+    assert (messages["Execute"], messages["Query"]) == (STEPS, 0)
+    assert messages["ReadyForQuery"] == STEPS, "the end of a transaction each"
+    rows = connection.execute(
+        "SELECT count(*), count(DISTINCT xmin::text) FROM horsies_steps WHERE task_id = %s",
+        (task_id,),
+    ).fetchone()
+    assert rows == (STEPS + 1,) * 2
+    past = Past(load_steps.fetch(connection, task_id, 1))
+    assert not call(app, task_id, past), "a recorded step reaches no server"
