@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import random
 import signal
@@ -14,8 +15,17 @@ from types import ModuleType
 
 import pytest
 
-from horsies import TaskHandle
+from horsies import (
+    AnyNode,
+    MapNode,
+    TaskHandle,
+    WorkflowHandle,
+    WorkflowSpec,
+    WorkflowStatus,
+    from_node,
+)
 from tests.support.database import Database, backends
+from tests.support.explained import Doors, the
 from tests.support.tables import attempts, task, wait_for_status, wait_until_empty
 from tests.support.wait import wait_until
 from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker
@@ -137,16 +147,19 @@ def test_runs_end_with_what_their_steps_recorded_under_kills_of_children_and_wor
     assert len(rows) == RUNS
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("function", ["swept", "async_swept"])
 def test_a_run_that_dies_before_or_after_any_of_its_effects_continues_there(
-    fleet: Fleet, durable: ModuleType, witnessed: Database
+    fleet: Fleet, durable: ModuleType, witnessed: Database, function: str
 ) -> None:
     start(fleet)
-    whole: TaskHandle[list[str]] = durable.swept.enqueue(-1)
+    swept = getattr(durable, function)
+    whole: TaskHandle[list[str]] = swept.enqueue(-1)
     durable.app.signal(whole.task_id, "go", "went").unwrap()
     assert whole.result(timeout_ms=30_000)[1:] == ["42", "went", "2"]
     points = len(Path(f"{fleet.journal.path}.{whole.task_id}.points").read_text())
-    sent: list[TaskHandle[list[str]]] = [durable.swept.enqueue(point) for point in range(points)]
+    assert points > 30
+    sent: list[TaskHandle[list[str]]] = [swept.enqueue(point) for point in range(points)]
     for one in sent:
         durable.app.signal(one.task_id, "go", "went").unwrap()
     for point, one in enumerate(sent):
@@ -179,12 +192,15 @@ POINTS = {
 }
 
 
+@pytest.mark.pooled
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("function", ["boundary", "async_boundary"])
 def test_a_run_that_dies_at_any_boundary_continues_there(
-    fleet: Fleet, durable: ModuleType, witnessed: Database
+    fleet: Fleet, durable: ModuleType, witnessed: Database, function: str
 ) -> None:
     start(fleet)
-    sent: dict[str, TaskHandle[str]] = {point: durable.boundary.enqueue(point) for point in POINTS}
+    boundary = getattr(durable, function)
+    sent: dict[str, TaskHandle[str]] = {point: boundary.enqueue(point) for point in POINTS}
     for one in sent.values():
         durable.app.signal(one.task_id, "go", "went").unwrap()
     results = {point: one.result(timeout_ms=60_000) for point, one in sent.items()}
@@ -274,6 +290,124 @@ def test_cancelled_runs_undo_their_effects_under_kills(
         "SELECT DISTINCT status FROM horsies_tasks WHERE task_name = 'double'"
     )
     assert children.fetchall() in ([], [("CANCELLED",)])
+
+
+FLOWS, ITEMS = (20, 10) if IS_LONG else (2, 4)
+
+
+def start_flow(module: ModuleType, number: int) -> WorkflowHandle[list[list[str]]]:
+    """A durable node, a map whose items are durable, and a durable node that reads them."""
+    first = module.begin.node()(count=ITEMS)
+    many = MapNode(module.visit, over=first, node_id="many", max_parallel=ITEMS - 1)
+    last = module.finish.node()(visited=from_node(many))
+    nodes: list[AnyNode] = [first, many, last]
+    spec: WorkflowSpec[list[list[str]]] = module.app.workflow(
+        f"flow {number}", nodes, output=last, definition_key="e2e.durable-flow"
+    )
+    return spec.start().unwrap()
+
+
+def items_of(connection: Database, workflow_id: str) -> list[str]:
+    """The tasks of the items of the map, in order."""
+    rows = connection.execute(
+        "SELECT id::text FROM horsies_tasks WHERE workflow_id = %s AND workflow_item_index IS NOT NULL "
+        "ORDER BY workflow_item_index",
+        (workflow_id,),
+    )
+    return [task_id for (task_id,) in rows]
+
+
+@pytest.mark.timeout(3600 if IS_LONG else 240)
+def test_durable_nodes_and_items_record_every_step_once_under_kills_of_children(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    seed = random.SystemRandom().randint(0, 1 << 32)
+    print(f"seed {seed}")
+    dice, kills = random.Random(seed), 0
+    start(fleet)
+    flows = [start_flow(durable, number) for number in range(FLOWS)]
+    while any(one.status().unwrap() is WorkflowStatus.RUNNING for one in flows):
+        kills += kills < KILLS and kill_child(witnessed, dice)
+        witnessed.execute("SELECT pg_sleep(%s)", (dice.uniform(0.0, 0.05),))
+    print(f"{kills} kills of children, {FLOWS} workflows of {ITEMS} items")
+    assert kills > KILLS // 5
+    made = journal_of(fleet)
+    for flow in flows:
+        *values, last = flow.result(timeout_ms=30_000)
+        items = items_of(witnessed, flow.workflow_id)
+        for number, (value, task_id) in enumerate(zip(values, items, strict=True), start=1):
+            first, twice, second = value
+            assert twice == str(2 * number)
+            assert [made[task_id][f"act-{number}", one] for one in (first, second)] == [1, 1]
+        (token,) = last
+        assert sum(calls["act-0", token] for calls in made.values()) == 1
+    rows = witnessed.execute(
+        "SELECT task_id, count(*), count(DISTINCT number) FROM durable_effects GROUP BY 1"
+    ).fetchall()
+    assert {row[1:] for row in rows} == {(2, 2)}, "the effects of a tx_step happen once"
+    assert len(rows) == FLOWS * (ITEMS + 2)
+    ends = Counter(one.outcome for one in attempts(witnessed) if one.outcome == "COMPLETED")
+    assert ends["COMPLETED"] == FLOWS * (2 * ITEMS + 2), "runs and their children complete once"
+    assert (
+        witnessed.execute("SELECT horsies_problems_v1(id) FROM horsies_workflows").fetchall() == []
+    )
+
+
+def start_release(fleet: Fleet, module: ModuleType, versions: str) -> RunningWorker:
+    """A worker whose application has these versions of the function."""
+    return fleet.start(
+        application=APPLICATION, config=QUICK_RECOVERY, environment={module.VERSIONS: versions}
+    )
+
+
+def sent_release(module: ModuleType, version: int) -> str:
+    """Start a run of this version; this process has none of its code."""
+    task_id: str = module.app.send_by_name(f"release@{version}").unwrap().task_id
+    return task_id
+
+
+def steps_of(connection: Database, task_id: str) -> list[str]:
+    rows = connection.execute(
+        "SELECT name FROM horsies_steps WHERE task_id = %s ORDER BY position", (task_id,)
+    )
+    return [name for (name,) in rows]
+
+
+@pytest.mark.timeout(180)
+def test_runs_of_a_former_version_wait_for_a_worker_that_has_it(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    former = start_release(fleet, durable, "1")
+    runs = [sent_release(durable, 1) for _ in range(4)]
+    parked = "SELECT count(*) FROM horsies_parked WHERE signals = '{go}'"
+    wait_until(lambda: witnessed.execute(parked).fetchone() == (len(runs),))
+    assert former.stop() == 0
+
+    latter = start_release(fleet, durable, "2")
+    doors = Doors(durable.app)
+    for task_id in runs:
+        durable.app.signal(task_id, "go", "went").unwrap()
+    latter.wait_for("unknown_task")
+    newer = sent_release(durable, 2)
+    durable.app.signal(newer, "go", "went").unwrap()
+    wait_for_status(witnessed, newer, "COMPLETED")
+    for task_id in runs:
+        wait_for_status(witnessed, task_id, "PENDING")
+        assert steps_of(witnessed, task_id) == ["first of 1"]
+        assert attempts(witnessed, task_id) == []
+        unknown = the(doors.task(task_id), "TASK_UNKNOWN").sentence
+        assert "release@1" in unknown
+
+    start_release(fleet, durable, "1 2")
+    for task_id in runs:
+        row = wait_for_status(witnessed, task_id, "COMPLETED")
+        tokens = json.loads(row.result)["ok"]
+        calls = journal_of(fleet)[task_id]
+        assert calls == {("act-1", token): 1 for token in tokens}
+        assert steps_of(witnessed, task_id) == ["first of 1", "signal:go", "write", "last of 1"]
+        assert [one.outcome for one in attempts(witnessed, task_id)] == ["COMPLETED"]
+    effects = witnessed.execute("SELECT task_id::text, number FROM durable_effects").fetchall()
+    assert sorted(effects) == sorted([*((task_id, 1) for task_id in runs), (newer, 2)])
 
 
 @pytest.mark.timeout(120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import time
@@ -16,10 +17,13 @@ from horsies import (
     Durable,
     Horsies,
     RetryPolicy,
+    TaskError,
+    TaskResult,
     TaskTransaction,
     current_task,
 )
-from horsies.db.task_transaction import TaskSession
+from horsies.db.task_transaction import AsyncTaskSession, TaskSession
+from horsies.durable.async_engine import AsyncEngine
 from horsies.durable.engine import Engine
 from horsies.worker import turn
 from tests.support.apps.programs import read_config
@@ -177,16 +181,27 @@ wanted_point = ""
 def dies_around(method: Callable[..., Any], before: str, after: str) -> Callable[..., Any]:
     """A method of the library that dies before or after its work."""
 
-    def call(*args: Any) -> Any:
+    def is_point(args: tuple[Any, ...]) -> bool:
         is_step = len(args) == 1 or getattr(args[1], "name", "") == "record_step"
-        if not (wanted_point and is_step):
+        return bool(wanted_point) and is_step
+
+    def call(*args: Any) -> Any:
+        if not is_point(args):
             return method(*args)
         die_once(before, wanted_point)
         done = method(*args)
         die_once(after, wanted_point)
         return done
 
-    return call
+    async def call_async(*args: Any) -> Any:
+        if not is_point(args):
+            return await method(*args)
+        die_once(before, wanted_point)
+        done = await method(*args)
+        die_once(after, wanted_point)
+        return done
+
+    return call_async if inspect.iscoroutinefunction(method) else call
 
 
 # The number of the effect before or after which the run of this process dies; -1 for none.
@@ -216,12 +231,22 @@ def dies_at_effects(method: Callable[..., Any]) -> Callable[..., Any]:
         pass_point()
         return done
 
-    return call
+    async def call_async(*args: Any) -> Any:
+        if wanted_number is None:
+            return await method(*args)
+        pass_point()
+        done = await method(*args)
+        pass_point()
+        return done
+
+    return call_async if inspect.iscoroutinefunction(method) else call
 
 
-Engine._done = dies_at_effects(Engine._done)  # type: ignore[method-assign]
-Engine._execute = dies_around(Engine._execute, "before the INSERT", "after the INSERT")  # type: ignore[method-assign]
-TaskSession.commit = dies_around(TaskSession.commit, "before COMMIT", "after COMMIT")  # type: ignore[method-assign]
+for engine in (Engine, AsyncEngine):
+    engine._done = dies_at_effects(engine._done)  # type: ignore[method-assign]
+    engine._execute = dies_around(engine._execute, "before the INSERT", "after the INSERT")  # type: ignore[method-assign]
+for session in (TaskSession, AsyncTaskSession):
+    session.commit = dies_around(session.commit, "before COMMIT", "after COMMIT")  # type: ignore[method-assign]
 
 
 def effect(wanted: str) -> str:
@@ -281,6 +306,121 @@ def boundary(ctx: Durable, wanted: str) -> str:
         return token
     finally:
         wanted_point = ""
+
+
+async def effect_async(wanted: str) -> str:
+    return effect(wanted)
+
+
+async def effect_in_database_async(tx: AsyncTaskTransaction, wanted: str) -> None:
+    await write_async(tx, 1, 0.0)
+    die_once("in the transaction", wanted)
+
+
+async def absolute(number: int) -> int:
+    return abs(number)
+
+
+@app.durable("async_swept", retry_policy=AGAIN, signals={"go": str})
+async def async_swept(ctx: AsyncDurable, number: int) -> list[str]:
+    """``swept`` on an event loop."""
+    global wanted_number
+    wanted_number = number
+    try:
+        token = await ctx.step(effect_async, "")
+        await ctx.tx_step(write_async, 1, 0.0)
+        await ctx.on_cancel(undo, 1)
+        await ctx.now()
+        await ctx.patched("change")
+        await ctx.sleep(1.05)
+        child = await ctx.start(double, 21)
+        await ctx.wait_any(child)
+        twice = await ctx.result(child)
+        answer = await ctx.wait_signal("go", str, timeout=3600)
+        both = await ctx.gather(ctx.call(absolute, -1), ctx.call(absolute, 1))
+        return [token, str(twice), answer, str(sum(both))]
+    finally:
+        wanted_number = None
+
+
+@app.durable("async_boundary", retry_policy=AGAIN)
+async def async_boundary(ctx: AsyncDurable, wanted: str) -> str:
+    """``boundary`` on an event loop."""
+    global wanted_point
+    wanted_point = wanted
+    try:
+        note("call", "-")
+        token = await ctx.step(effect_async, wanted)
+        await ctx.tx_step(effect_in_database_async, wanted)
+        try:
+            await ctx.sleep(1.05)
+        finally:
+            if ctx.is_parking:
+                die_once("before the park", wanted)
+        die_once("after the wake-up", wanted)
+        child = await ctx.start(double, 21)
+        die_once("after the start of a child", wanted)
+        twice = await ctx.result(child)
+        token += str(twice) + await ctx.wait_signal("go", str)
+        die_once("before the outcome", wanted)
+        return token
+    finally:
+        wanted_point = ""
+
+
+@app.durable("visit", retry_policy=AGAIN)
+def visit(ctx: Durable, number: int) -> list[str]:
+    """An item of a map, or a node: a step of each kind, a wait and a child."""
+    tokens = [ctx.with_options(name="first").step(act, number, 0.005)]
+    ctx.tx_step(write, 1, 0.005)
+    ctx.sleep(1.05)
+    tokens.append(str(ctx.result(ctx.start(double, number))))
+    ctx.tx_step(write, 2, 0.005)
+    tokens.append(ctx.with_options(name="last").step(act, number, 0.005))
+    return tokens
+
+
+@app.durable("begin", retry_policy=AGAIN)
+def begin(ctx: Durable, count: int) -> list[int]:
+    """The first node: the numbers that the map visits."""
+    ctx.step(act, 0, 0.005)
+    ctx.tx_step(write, 1, 0.005)
+    ctx.sleep(1.05)
+    ctx.tx_step(write, 2, 0.005)
+    return list(range(1, count + 1))
+
+
+@app.durable("finish", retry_policy=AGAIN)
+def finish(
+    ctx: Durable, visited: TaskResult[list[TaskResult[list[str], TaskError]], TaskError]
+) -> list[list[str]]:
+    """The last node: the values of the items, and that of its own step."""
+    token = ctx.step(act, 0, 0.005)
+    ctx.tx_step(write, 1, 0.005)
+    ctx.sleep(1.05)
+    ctx.tx_step(write, 2, 0.005)
+    return [*[one.ok_value for one in visited.ok_value], [token]]
+
+
+# Which versions of `release` a process has, such as "1 2"; none without this variable.
+VERSIONS = "HORSIES_TEST_VERSIONS"
+
+
+def release_of(version: int) -> Callable[[Durable], list[str]]:
+    """The code of a release; its steps have other names than those of the others."""
+
+    def release(ctx: Durable) -> list[str]:
+        tokens = [ctx.with_options(name=f"first of {version}").step(act, version, 0.0)]
+        ctx.wait_signal("go", str)
+        ctx.tx_step(write, version, 0.0)
+        tokens.append(ctx.with_options(name=f"last of {version}").step(act, version, 0.0))
+        return tokens
+
+    return release
+
+
+for one in map(int, os.environ.get(VERSIONS, "").split()):
+    app.durable("release", version=one, retry_policy=AGAIN)(release_of(one))
 
 
 @app.durable("nap", retry_policy=AGAIN)
