@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -491,3 +491,19 @@ def test_a_parked_run_is_cancelled_at_once(app: Horsies) -> None:
     run_pending(app)
     sent.cancel().unwrap()
     assert info_of(sent).status is TaskStatus.CANCELLED
+
+
+def test_good_until_limits_the_start_of_a_run_and_ends_with_its_first_wait(app: Horsies) -> None:
+    @app.durable("onboard")
+    def onboard(ctx: Durable) -> str:
+        ctx.sleep(timedelta(days=3))
+        return "done"
+
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    begun = onboard.with_options(good_until=soon).enqueue()
+    run_pending(app)
+    late = onboard.with_options(good_until=soon).enqueue()
+    clock_of(app).advance(timedelta(days=4))
+    run_pending(app)
+    assert begun.result(timeout_ms=0) == "done"
+    assert info_of(late).status is TaskStatus.EXPIRED
