@@ -45,7 +45,7 @@ COMPARED: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 def compare(url: str, path: Path, names: list[str], rounds: int) -> None:
     """Take the named figures here and there in turn, and print the ratio of each round."""
-    with _two_databases(url) as (ours, theirs):
+    with two_databases(url) as (ours, theirs):
         here, there = Checkout(ours), Checkout.at(path, theirs)
         for name in names:
             for figure, arguments in COMPARED[name]:
@@ -70,7 +70,8 @@ def _brief(arguments: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _two_databases(url: str) -> Iterator[tuple[str, str]]:
+def two_databases(url: str) -> Iterator[tuple[str, str]]:
+    """Lend two empty databases of the server."""
     names = ("horsies_bench_here", "horsies_bench_there")
     drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)")
     with psycopg.connect(url, autocommit=True) as connection:

@@ -6,31 +6,34 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import psutil
 import psycopg
 
-from benchmarks.rounds import alternate, begin_round, heading, spread
+from benchmarks.against import two_databases
+from benchmarks.fleet import Fleet, idle
+from benchmarks.rounds import alternate, begin_round, heading, median, spread
 from horsies.app import Horsies
 from horsies.db.database import Database, Pool
+from horsies.db.migrate import apply_migrations
 from horsies.db.statements.durable import load_steps
 from horsies.db.task_transaction import open_pool
 from horsies.durable.context import Durable
 from horsies.durable.engine import Engine
-from horsies.durable.past import Past
+from horsies.durable.past import STEPS_MAX, Past
 from horsies.durable.run import Fence, Run
 from horsies.ids import new_id
 
-STEPS, ROUNDS, REPLAYED = 300, 7, 5_000
+# The most steps that a run may have are replayed.
+STEPS, ROUNDS, REPLAYED = 300, 7, STEPS_MAX
 PARKED = int(os.environ.get("HORSIES_BENCH_PARKED", "100000"))
-IDLE_SECONDS = 20.0
+IDLE_SECONDS, IDLE_ROUNDS = 20.0, 3
+# How much more of a core an idle worker or its server may use beside parked runs.
+IDLE_GROWTH_PERCENT = 0.2
 # The least part of the rate of bare INSERTs, and the most microseconds for a replayed step.
 RATE_TARGET, REPLAY_TARGET_US = 0.7, 10.0
 RUNNING = """
@@ -39,10 +42,28 @@ INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha,
 VALUES (%s, 'steps', 'default', '[]', '{}', repeat('a', 64), 'RUNNING', 1, 'bench')
 """
 BARE = "CREATE TABLE IF NOT EXISTS benchmark_steps (id uuid, name text, result text, PRIMARY KEY (id, name))"
+# Half of the runs wait for a signal, without a due time; the others for a child, for 30 days at most.
 SLEEPERS = """
-INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha, generation, enqueued_at)
-SELECT gen_random_uuid(), 'steps', 'default', '[]', '{}', repeat('a', 64), 1, now() + interval '30 days'
-FROM generate_series(1, %s)
+WITH runs AS (
+    INSERT INTO horsies_tasks (id, task_name, queue_name, args, kwargs, enqueue_sha, generation, enqueued_at)
+    SELECT gen_random_uuid(), 'steps', 'default', '[]', '{}', repeat('a', 64), 1,
+        CASE number %% 2 WHEN 0 THEN horsies_never_v1() ELSE now() + interval '30 days' END
+    FROM generate_series(1, %s) AS number
+    RETURNING id, enqueued_at),
+children AS (
+    INSERT INTO horsies_tasks (
+        id, task_name, queue_name, args, kwargs, enqueue_sha, enqueued_at, wakes_task_id)
+    SELECT gen_random_uuid(), 'noop', 'default', '[]', '{}', repeat('a', 64), now() + interval '40 days', id
+    FROM runs WHERE enqueued_at < horsies_never_v1()
+    RETURNING id, wakes_task_id),
+steps AS (
+    INSERT INTO horsies_steps (task_id, name, position, kind, result, attempt, started_at, ended_at)
+    SELECT runs.id, 'one#' || number, number, 'step', '1', 1, now(), now()
+    FROM runs CROSS JOIN generate_series(1, 3) AS number)
+INSERT INTO horsies_parked (task_id, generation, since, until, signals, children)
+SELECT runs.id, 1, now(), CASE WHEN children.id IS NOT NULL THEN runs.enqueued_at END,
+    CASE WHEN children.id IS NULL THEN '{go}' ELSE '{}' END::text[], array_remove(ARRAY[children.id], NULL)
+FROM runs LEFT JOIN children ON children.wakes_task_id = runs.id
 """
 
 
@@ -80,7 +101,7 @@ def durable(url: str) -> bool:
     app = Horsies(url)
     with psycopg.connect(url, autocommit=True, prepare_threshold=1) as connection:
         connection.execute(BARE)
-        checks = [_steps(app, connection), _replays(app, connection), _parked(url, connection)]
+        checks = [_steps(app, connection), _replays(app, connection), _parked(url)]
     app.close()
     return all(checks)
 
@@ -123,6 +144,7 @@ def _commits(connection: psycopg.Connection[Any]) -> int:
 def _replays(app: Horsies, connection: psycopg.Connection[Any]) -> bool:
     task_id = new_id()
     connection.execute(RUNNING, (task_id,))
+    before = psutil.Process().memory_info().rss
     _loop(_context(app, task_id), REPLAYED)
     loads, replays = [], []
     for _ in range(ROUNDS):
@@ -133,52 +155,53 @@ def _replays(app: Horsies, connection: psycopg.Connection[Any]) -> bool:
         replays.append(1e6 / _loop(_context(app, task_id, past), REPLAYED))
     heading(f"durable functions: a replay of {REPLAYED:,} recorded steps")
     print(f"  one SELECT, ms {spread(loads, 1)}; a replayed step, µs {spread(replays, 1)}")
-    print(f"  target {REPLAY_TARGET_US} µs")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(
+        f"  target {REPLAY_TARGET_US} µs; RSS before {before / 1e6:.1f} MB, peak {peak / 1e6:.1f} MB"
+    )
     return sorted(replays)[len(replays) // 2] <= REPLAY_TARGET_US
 
 
-@contextmanager
-def _idle_worker(url: str) -> Iterator[psutil.Process]:
-    command = [sys.executable, "-m", "horsies", "worker", "benchmarks.noop_app:app"]
-    environment = {**os.environ, "HORSIES_DATABASE_URL": url}
-    folder = Path(__file__).parents[1]
-    with subprocess.Popen(
-        [*command, "--processes", "2"],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as started:
-        try:
-            time.sleep(5)
-            yield psutil.Process(started.pid)
-        finally:
-            started.terminate()
-
-
-def _parked(url: str, connection: psycopg.Connection[Any]) -> bool:
-    found: dict[str, float] = {}
-    with _idle_worker(url) as worker:
-        for name, rows in (("none", 0), ("parked", PARKED)):
-            connection.execute(SLEEPERS, (rows,))
-            connection.execute("ANALYZE horsies_tasks")
-            time.sleep(2)
-            begin_round()
-            before = _used(worker)
-            time.sleep(IDLE_SECONDS)
-            found[name] = (_used(worker) - before) / IDLE_SECONDS * 1e3
-    connection.execute("DELETE FROM horsies_tasks")
-    heading(f"durable functions: an idle worker beside {PARKED:,} parked runs, {IDLE_SECONDS:g} s")
-    print(
-        f"  processor time of the worker, ms per second: {found['none']:.2f} without, "
-        f"{found['parked']:.2f} beside them"
+def _parked(url: str) -> bool:
+    """Measure an idle worker of an empty database and one of a database with parked runs, in turn."""
+    with two_databases(url) as (empty, full):
+        for one_url in (empty, full):
+            with psycopg.connect(one_url, autocommit=True) as connection:
+                apply_migrations(connection)
+        with psycopg.connect(full, autocommit=True) as connection:
+            connection.execute(SLEEPERS, (PARKED,))
+            connection.execute("VACUUM (ANALYZE)")
+            connection.execute("CHECKPOINT")
+        found = alternate(
+            {"without": partial(_idle, empty), "beside them": partial(_idle, full)}, IDLE_ROUNDS
+        )
+    heading(
+        f"durable functions: an idle worker beside {PARKED:,} parked runs, {IDLE_ROUNDS} rounds of "
+        f"{IDLE_SECONDS:g} s; processor time in % of a core"
     )
-    return found["parked"] < found["none"] + 2.0
+    for name, runs in found.items():
+        shown = {metric: spread([run[metric] for run in runs], 2) for metric in runs[0]}
+        print(
+            f"  {name}: worker {shown['idle_workers_percent']}, server "
+            f"{shown['idle_server_percent']}, commits/s {shown['idle_commits']}"
+        )
+    growths = [
+        median(found["beside them"], metric) - median(found["without"], metric)
+        for metric in ("idle_workers_percent", "idle_server_percent")
+    ]
+    return max(growths) < IDLE_GROWTH_PERCENT
 
 
-def _used(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+def _idle(url: str) -> dict[str, float]:
+    begin_round()
+    os.environ["HORSIES_DATABASE_URL"] = url
+    with psycopg.connect(url, autocommit=True) as connection:
+        fleet = Fleet(connection, 2, (), "benchmarks.noop_app:app")
+        try:
+            fleet.grow(1)
+            return idle(fleet, IDLE_SECONDS)
+        finally:
+            fleet.stop()
 
 
 BENCHMARKS = {"durable": durable}
