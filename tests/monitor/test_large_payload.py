@@ -12,13 +12,16 @@ import httpx
 import pytest
 
 from horsies import AppConfig, Horsies, PayloadStore, PostgresConfig, TableStore
+from horsies.codec.calls import EncodedCall
 from horsies.db.payload_keeper import FIRST
 from horsies.db.statements.erasing import delete_tasks, redact_tasks
 from horsies.db.statements.payloads import sweep_payloads
 from horsies.db.statements.workers import delete_old_tasks
+from horsies.monitor.actions import retry_task
 from horsies.monitor.arguments import NoMask, parse_argument
 from horsies.monitor.personal_data import Wanted, find_script
 from horsies.tasks.broker import BrokerErrorCode
+from horsies.testing import run_pending
 from horsies.web import AllowAll, create_app
 from horsies.worker.payload_sweep import delete_released
 from tests.support.applications import store_task
@@ -216,6 +219,22 @@ def test_an_object_goes_with_the_last_task_that_shares_it(
     database.execute(_END.encode())
     erase.fetch(database, [again.task_id])
     assert objects(database) == 0
+
+
+@pytest.mark.parametrize("call", [None, EncodedCall('["bob"]', "{}")], ids=["as it was", "edited"])
+def test_a_task_that_is_sent_again_keeps_no_payload_that_it_does_not_have(
+    app: Horsies, database: Database, call: EncodedCall | None
+) -> None:
+    @app.task("repeat")
+    def repeat(text: str) -> str:
+        return text * 2
+
+    sent = repeat.send(LARGE).unwrap()
+    assert run_pending(app).completed == 1
+    assert objects(database) == 2  # the argument and the result
+    retry_task(app.get_broker(), sent.task_id, call=call).unwrap()
+    assert [row.id for row in redact_tasks.fetch(database, [sent.task_id])] == [sent.task_id]
+    assert objects(database) == (1 if call is None else 0)
 
 
 def test_retention_deletes_objects_with_their_tasks(app: Horsies, database: Database) -> None:

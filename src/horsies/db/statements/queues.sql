@@ -24,7 +24,8 @@ FROM resumed CROSS JOIN LATERAL pg_notify('task_queue_' || resumed.name, '') AS 
 -- Nothing -> PENDING, copied from tasks that have ended. Those rows stay; a new row refers to its origin, counts its
 -- retries from zero, and drops the idempotency key and a past deadline. With "once", tasks that have already been
 -- sent again are skipped. A new task's span links to the first send and is not its child. If a new id already exists,
--- it belongs to a request whose answer was lost. A redacted task has no arguments to send. A copy shares large payload with its origin. Returns the rows it found. Parameters: once skips tasks that have
+-- it belongs to a request whose answer was lost. A redacted task has no arguments to send. A copy shares the
+-- large payload of its arguments with its origin. Returns the rows it found. Parameters: once skips tasks that have
 -- already been sent again.
 WITH met AS MATERIALIZED (
     SELECT task.*, asked.new_id, %(once)s::boolean AND EXISTS (
@@ -42,19 +43,26 @@ sent AS (
     FROM met WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED') AND workflow_id IS NULL
       AND NOT was_resent AND redacted_at IS NULL
     ON CONFLICT DO NOTHING
-    RETURNING id, retried_from_task_id),
+    RETURNING id, retried_from_task_id, args, kwargs),
 shared AS (
     INSERT INTO horsies_payload_owners (owner_id, payload_id)
     SELECT sent.id, owner.payload_id FROM sent
-    JOIN horsies_payload_owners AS owner ON owner.owner_id = sent.retried_from_task_id)
+    JOIN horsies_payload_owners AS owner ON owner.owner_id = sent.retried_from_task_id
+    WHERE strpos(sent.args, owner.payload_id::text) > 0 OR strpos(sent.kwargs, owner.payload_id::text) > 0)
 SELECT met.status AS was_status, met.workflow_id IS NOT NULL AS in_workflow, met.was_resent,
     met.redacted_at IS NOT NULL AS is_redacted, sent.id::text AS new_id
 FROM met LEFT JOIN sent ON sent.id = met.new_id
 
 -- name: edit_resent
--- The arguments of a task that this transaction has sent again: no other transaction has seen it yet.
-UPDATE horsies_tasks SET args = %(args)s, kwargs = %(kwargs)s
-WHERE id = %(id)s::uuid AND status = 'PENDING' AND generation = 0
+-- The arguments of a task that this transaction has sent again: no other transaction has seen it yet. Large payload that
+-- only the arguments of its origin have is not shared any more.
+WITH edited AS (
+    UPDATE horsies_tasks SET args = %(args)s, kwargs = %(kwargs)s
+    WHERE id = %(id)s::uuid AND status = 'PENDING' AND generation = 0
+    RETURNING id, args, kwargs)
+DELETE FROM horsies_payload_owners AS owner USING edited
+WHERE owner.owner_id = edited.id
+  AND strpos(edited.args, owner.payload_id::text) = 0 AND strpos(edited.kwargs, owner.payload_id::text) = 0
 
 -- name: send_notification
 -- A notification on any channel: a ping to the workers, or a pong to the process that asked.
