@@ -25,6 +25,7 @@ from horsies import (
     ScheduleConfig,
     SignalNode,
     SleepNode,
+    TableStore,
     TaskSchedule,
     TaskStatus,
     TaskTransaction,
@@ -65,6 +66,26 @@ def test_tasks_that_tasks_send_run_too(app: Horsies) -> None:
 
     count_down.enqueue(3)
     assert run_pending(app).completed == 4
+
+
+def test_tasks_of_an_application_with_a_store_run(process_url: str, connection: Database) -> None:
+    broker = PostgresConfig(database_url=process_url, store=TableStore(), store_above_bytes=1_000)
+    app = Horsies(AppConfig(broker=broker))
+
+    @app.task("repeat")
+    def repeat(text: str) -> str:
+        return text * 2
+
+    @app.task("repeat_async")
+    async def repeat_async(text: str) -> str:
+        return text * 2
+
+    sent = [
+        task.send(text).unwrap() for task in (repeat, repeat_async) for text in ("x", "x" * 3_000)
+    ]
+    assert run_pending(app).completed == len(sent)
+    assert [len(one.result(timeout_ms=30_000)) for one in sent] == [2, 6_000] * 2
+    app.close()
 
 
 def test_tasks_with_keys_run_too(app: Horsies) -> None:

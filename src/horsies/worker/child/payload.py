@@ -26,6 +26,7 @@ from horsies.error_codes import OperationalErrorCode
 from horsies.payload_store import TABLE_STORE
 from horsies.retry import Backoff
 from horsies.task_result import TaskError
+from horsies.tasks.waiters import is_loop_running
 from horsies.worker.child.process_state import log_safely
 from horsies.worker.protocol import Assignment, ChildReport, TransactionEnd
 from horsies.workflow.build.plan import EXPAND_TASK, SIGNAL_TASK, is_mapped
@@ -66,8 +67,8 @@ def _missing_key(assignment: Assignment) -> str | None:
 
 
 async def decrypted_async(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
-    """``decrypted`` without blocking the event loop while a store answers."""
-    if app.config.broker.store is None:
+    """``decrypted`` without blocking the event loop, if one is running, while a store answers."""
+    if app.config.broker.store is None or not is_loop_running():
         return decrypted(app, assignment)
     return await asyncio.to_thread(decrypted, app, assignment)
 
@@ -226,6 +227,8 @@ def _until_stored(assignment: Assignment, store: Callable[[], T]) -> T:
 
 
 async def _until_stored_async(assignment: Assignment, store: Callable[[], T]) -> T:
+    if not is_loop_running():  # a plain function in a test
+        return _until_stored(assignment, store)
     outage: _Outage | None = None
     while True:
         try:
