@@ -10,58 +10,13 @@ from typing import Any, NamedTuple
 import psycopg
 
 from tests.support.rows import add_task, insert_raw, row_of
+from tests.support.span_file import SPANS_VARIABLE, Span, read_spans
 from tests.support.tables import wait_for_status, wait_until_empty
 from tests.support.workers import FORKSERVER, Fleet
 
 APPLICATION = "tests.support.apps.traced:app"
-SPANS_VARIABLE = "HORSIES_E2E_SPANS"
 
 Database = psycopg.Connection[Any]
-
-
-class Span(NamedTuple):
-    """The facts of one exported span."""
-
-    name: str
-    kind: str
-    trace: str
-    id: str
-    parent: str | None
-    links: dict[str, str]
-    status: str
-    attributes: dict[str, Any]
-    events: list[str]
-
-    @property
-    def traceparent(self) -> str:
-        """The W3C header without its flags."""
-        return f"00-{self.trace}-{self.id}"
-
-
-def read_spans(path: Path) -> list[Span]:
-    spans = []
-    for line in path.read_text().splitlines():
-        found = json.loads(line)
-        context, parent = found["context"], found["parent_id"]
-        spans.append(
-            Span(
-                found["name"],
-                found["kind"].removeprefix("SpanKind."),
-                context["trace_id"].removeprefix("0x"),
-                context["span_id"].removeprefix("0x"),
-                parent and parent.removeprefix("0x"),
-                {
-                    link["attributes"]["horsies.link"]: link["context"]["span_id"].removeprefix(
-                        "0x"
-                    )
-                    for link in found["links"]
-                },
-                found["status"]["status_code"],
-                found["attributes"],
-                [event["name"] for event in found["events"]],
-            )
-        )
-    return spans
 
 
 class Traced(NamedTuple):

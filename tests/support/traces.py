@@ -63,7 +63,8 @@ def traces(database: Database, person: str = PERSON) -> list[str]:
         for (text,) in database.execute(
             sql.SQL("SELECT row::text FROM {} AS row").format(sql.Identifier(table))
         ).fetchall()
-        if person in text
+        # Bytes are shown in hexadecimal digits.
+        if person in text or person.encode().hex() in text
     ]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 from psycopg import sql
 
@@ -97,9 +98,15 @@ def _add_schedule(app: Horsies) -> str:
 
 def path_of(route: Route, examples: dict[str, str]) -> str:
     """Return the path of a route with an example for each parameter."""
+    (path,) = paths_of(route, {folder: [example] for folder, example in examples.items()})
+    return path
+
+
+def paths_of(route: Route, known: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Return the paths of a route: for each parameter, with every value that is known for its folder."""
     parts: Sequence[str] = route.path.split("/")
-    filled = [
-        examples.get(parts[index - 1], "unknown") if re.fullmatch(r"{.*}", part) else part
+    choices = [
+        known.get(parts[index - 1], ["unknown"]) if re.fullmatch(r"{.*}", part) else [part]
         for index, part in enumerate(parts)
     ]
-    return "/".join(filled)
+    return map("/".join, product(*choices))

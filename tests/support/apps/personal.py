@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
-from horsies import Batch, Durable, Horsies, Rate, RetryPolicy, TaskFailed, current_task
+from horsies import (
+    Batch,
+    Durable,
+    Horsies,
+    Rate,
+    RetryPolicy,
+    TableStore,
+    TaskFailed,
+    current_task,
+    tracing,
+)
 from horsies.workflow.nodes.nodes import SignalNode, TaskNode
 from horsies.workflow.spec import WorkflowSpec
 from tests.support.apps.programs import read_config
+from tests.support.span_file import SPANS_VARIABLE, file_provider
 
-app = Horsies(read_config())
+config = read_config()
+kept_outside = {"store": TableStore(), "store_above_bytes": 1_000}
+app = Horsies(config.model_copy(update={"broker": config.broker.model_copy(update=kept_outside)}))
 logger = logging.getLogger("personal")
+
+
+def make_provider() -> Any:
+    """A provider that exports each span at its end."""
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    return file_provider(SimpleSpanProcessor)
+
+
+if os.environ.get(SPANS_VARIABLE):
+    tracing.install(make_provider)
 
 
 @app.task("greet", key="customer")
@@ -38,6 +63,12 @@ def crash(customer: str) -> str:
 @app.task("length")
 def length(text: str) -> int:
     return len(text)
+
+
+@app.task("repeat")
+def repeat(text: str) -> str:
+    """A result as large as its argument."""
+    return text
 
 
 @app.task("remind", rate=Rate(count=1, per_seconds=3_600))

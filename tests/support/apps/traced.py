@@ -6,29 +6,22 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from horsies import Horsies, RetryPolicy, TaskFailed, current_task, from_node, tracing
 from tests.support.apps.programs import read_config
-
-SPANS_VARIABLE = "HORSIES_E2E_SPANS"
+from tests.support.span_file import SPANS_VARIABLE, file_provider
 
 app = Horsies(read_config())
 
 
 def make_provider() -> Any:
     """A provider that exports late, so that only a flush explains the spans of a child."""
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    target = Path(os.environ[SPANS_VARIABLE]).open("a")  # noqa: SIM115
-    exporter = ConsoleSpanExporter(
-        out=target, formatter=lambda span: f"{span.to_json(indent=None)}\n"
+    return file_provider(
+        lambda exporter: BatchSpanProcessor(exporter, schedule_delay_millis=600_000)
     )
-    provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=600_000))
-    return provider
 
 
 if os.environ.get(SPANS_VARIABLE):
