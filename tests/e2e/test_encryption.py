@@ -8,23 +8,29 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-import psycopg
 import pytest
-from psycopg import sql
 
 from horsies import (
+    Debounce,
     FernetCodec,
     Horsies,
     IntervalSchedule,
     OperationalErrorCode,
     TaskNode,
     TaskSchedule,
+    start_many,
 )
 from horsies.db.statements.refusals import DAMAGED, list_refused
+from horsies.monitor.actions import retry_task
+from horsies.monitor.diagnose.explain import read_task
+from horsies.monitor.edited_calls import edit_reason, edited_call
 from tests.support.database import Database
+from tests.support.dump import leaks
 from tests.support.tables import task
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet, RunningWorker
@@ -32,6 +38,9 @@ from tests.support.workers import Fleet, RunningWorker
 APPLICATION = "tests.support.apps.confidential:app"
 LOGS = {"log_capture": {"max_lines": 100, "max_bytes": 8_192}}
 TASKS = 3_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 150
+# How many processes are killed while the keys stay as they are.
+KILLS_PER_KEY = max(1, TASKS // 250)
+DEBOUNCE = Debounce(quiet=timedelta(seconds=0.5), at_most=timedelta(seconds=5))
 OLD, NEW = FernetCodec.new_key(), FernetCodec.new_key()
 Maker = Callable[..., Horsies]
 
@@ -57,8 +66,8 @@ def make(confidential: ModuleType) -> Iterator[Maker]:
         one.close()
 
 
-def start(fleet: Fleet, *keys: str, **more: Any) -> RunningWorker:
-    environment = {"HORSIES_TEST_KEYS": ",".join(keys)}
+def start(fleet: Fleet, *keys: str, place: str = "", **more: Any) -> RunningWorker:
+    environment = {"HORSIES_TEST_KEYS": ",".join(keys), "HORSIES_TEST_STORE": place}
     return fleet.start(application=APPLICATION, environment=environment, **more)
 
 
@@ -66,28 +75,6 @@ def task_of(app: Horsies, name: str) -> Any:
     found = app.get_task(name)
     assert found is not None
     return found
-
-
-def dump(connection: psycopg.Connection[Any]) -> dict[str, str]:
-    """The text of every table of the schema, by COPY."""
-    names = connection.execute(
-        "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
-    ).fetchall()
-    texts = {}
-    for (name,) in names:
-        query = sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(name))
-        with connection.cursor().copy(query) as copied:
-            texts[name] = b"".join(bytes(part) for part in copied).decode()
-    return texts
-
-
-def leaks(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
-    """The lines of every table that contain the secret."""
-    found = {
-        name: [line for line in text.splitlines() if "S3CRET" in line]
-        for name, text in dump(connection).items()
-    }
-    return {name: lines for name, lines in found.items() if lines}
 
 
 def test_a_dump_contains_no_argument_result_error_step_signal_note_or_log_line(
@@ -142,8 +129,72 @@ def test_a_dump_contains_no_argument_result_error_step_signal_note_or_log_line(
     assert info.attempts is not None
     messages = [one.error_message for one in info.attempts]
     assert messages == [f"no line for {secret}-stumble"] * 2
-    assert leaks(connection) == {}
+    assert leaks(connection, secret) == {}
     assert connection.execute("SELECT count(*) FROM horsies_task_logs").fetchone() != (0,)
+
+
+@pytest.mark.parametrize("place", ["", "table"], ids=["codec", "codec and store"])
+def test_a_dump_contains_nothing_of_other_ways_to_send_whatever_the_size(
+    fleet: Fleet, make: Maker, confidential: ModuleType, connection: Database, place: str
+) -> None:
+    app = make(OLD, **confidential.store_of(place))
+    start(fleet, OLD, place=place, config=LOGS)
+    for secret in (confidential.SECRET, confidential.SECRET * 500):
+        send_debounced_and_edited(app, secret)
+        start_several(app, secret)
+        send_misfits(app, secret, connection)
+    ((kept,),) = connection.execute("SELECT count(*) FROM horsies_payloads").fetchall()
+    assert (kept > 0) is (place == "table")
+    assert leaks(connection, confidential.SECRET) == {}
+
+
+def send_debounced_and_edited(app: Horsies, secret: str) -> None:
+    greet, broker = task_of(app, "greet"), app.get_broker()
+    debounced = greet.with_options(idempotency_key=f"size {len(secret)}", debounce=DEBOUNCE)
+    handles = [debounced.send(f"{secret}-{one}").unwrap() for one in "ab"]
+    assert handles[1].get(30_000).ok_value == f"Hello {secret}-b"
+    report = read_task(broker, handles[1].task_id, payload=True).unwrap()
+    assert report is not None
+    arguments = {"name": f"{secret}-edited", "greeting": secret}
+    call = edited_call(app.config.payload, greet.definition, report.task, arguments)
+    reason = edit_reason(sorted(arguments), None)
+    again = retry_task(broker, report.task.id, reason=reason, call=call).unwrap()
+    assert app.get_result(again.task_id, 30_000).ok_value == f"{secret} {secret}-edited"
+
+
+def start_several(app: Horsies, secret: str) -> None:
+    """Start two runs in one transaction."""
+    specs = [
+        app.workflow(
+            "one",
+            [TaskNode(task_of(app, "greet"), kwargs={"name": f"{secret}-{one}"})],
+            definition_key="e2e.confidential.one",
+        )
+        for one in "xy"
+    ]
+    for run, one in zip(start_many(specs).unwrap(), "xy", strict=True):
+        (end,) = run.get(30_000).ok_value.values()
+        assert end.ok_value == f"Hello {secret}-{one}"
+
+
+def send_misfits(app: Horsies, secret: str, connection: Database) -> None:
+    """Send calls of another release of the functions, with another name and of another type; the worker
+    leaves them to others and writes down why.
+    """
+    with closing(Horsies(app.config)) as other:
+
+        @other.task("greet")
+        def greet(nickname: str) -> str:
+            return nickname
+
+        @other.task("repeat")
+        def repeat(text: str, times: str) -> str:
+            return text + times
+
+        sent = [greet.send(nickname=secret).unwrap(), repeat.send(secret, secret).unwrap()]
+    refused = "SELECT FROM horsies_refusals WHERE task_id = ANY(%s::uuid[])"
+    ids = [handle.task_id for handle in sent]
+    wait_until(lambda: connection.execute(refused, [ids]).rowcount == len(ids))
 
 
 def test_a_batch_reads_and_writes_encrypted_payload(
@@ -155,7 +206,7 @@ def test_a_batch_reads_and_writes_encrypted_payload(
     handles = greet_all.send_many([greet_all.bind(name) for name in names]).unwrap()
     start(fleet, OLD, config=LOGS, processes=1)
     assert [one.get(30_000).ok_value for one in handles] == [f"Hello {name}" for name in names]
-    assert leaks(connection) == {}
+    assert leaks(connection, secret) == {}
 
 
 def test_a_worker_without_the_key_holds_the_task_and_says_so_until_one_with_it_comes(
@@ -250,12 +301,14 @@ def test_a_damaged_payload_is_held_and_explained(
     assert (refused.name, refused.missing_key) == ("greet", f"{key_id}{DAMAGED}")
 
 
+@pytest.mark.timeout(900 if TASKS > 1_000 else 240)
 def test_keys_are_rotated_under_kills_while_workers_run(
     fleet: Fleet, make: Maker, connection: Database
 ) -> None:
-    """Producers and workers change their keys one after the other, and children are killed all the time."""
+    """Producers and workers change their keys one after the other, and processes are killed all the time."""
     sent: dict[str, str] = {}
     workers = [start(fleet, OLD), start(fleet, OLD)]
+    kills = 0
     for number, keys in enumerate([(OLD,), (OLD, NEW), (NEW, OLD), (NEW,)]):
         producer = task_of(make(*keys), "greet_slowly")
         calls = [producer.bind(f"n{number}-{one}") for one in range(TASKS // 4)]
@@ -266,9 +319,16 @@ def test_keys_are_rotated_under_kills_while_workers_run(
         if number:
             workers[number % 2].signal(signal.SIGKILL if number == 2 else signal.SIGTERM)
             workers[number % 2] = start(fleet, *keys)
-        kill_a_child(workers[number % 2])
+        for kill in range(KILLS_PER_KEY):
+            wait_for_some(connection, TASKS // 4 // (KILLS_PER_KEY + 1), len(sent))
+            if kill % 3 == 2:
+                workers[number % 2].signal(signal.SIGKILL)
+                workers[number % 2] = start(fleet, *keys)
+            else:
+                kill_a_child(workers[number % 2])
+            kills += 1
     workers.append(start(fleet, NEW, OLD))
-    wait_until(lambda: finished(connection) == len(sent), 120.0)
+    wait_until(lambda: finished(connection) == len(sent), 240.0)
     reader = make(NEW, OLD)
     for task_id, name in sent.items():
         assert reader.get_result(task_id, 5_000).ok_value == f"Hello {name}"
@@ -281,12 +341,20 @@ def test_keys_are_rotated_under_kills_while_workers_run(
     assert set(attempts.values()) == {1}
     done = Counter(line.label for line in fleet.journal.lines("greet"))
     assert set(done) == set(sent.values())
+    print(f"{len(sent):,} tasks, {kills} kills, {done.total() - len(sent)} started again")
+
+
+def wait_for_some(connection: Database, count: int, most: int) -> None:
+    """Wait until so many more tasks have ended, or all of them."""
+    enough = min(finished(connection) + count, most)
+    wait_until(lambda: finished(connection) >= enough, 120.0)
 
 
 def kill_a_child(worker: RunningWorker) -> None:
-    wait_until(lambda: worker.family())
+    wait_until(lambda: set(worker.family()) - set(worker.guards()))
     children = [pid for pid in worker.family() if pid not in worker.guards()]
-    os.kill(children[-1], signal.SIGKILL)
+    with suppress(ProcessLookupError, IndexError):  # it was replaced meanwhile
+        os.kill(children[-1], signal.SIGKILL)
 
 
 def finished(connection: Database) -> int:

@@ -23,6 +23,7 @@ from horsies.db.payload_keeper import FIRST, PayloadKeeper
 from horsies.db.statements.payloads import sweep_payloads
 from horsies.db.statements.refusals import UNREACHABLE
 from tests.support.database import Database
+from tests.support.dump import leaks
 from tests.support.file_store import Directory
 from tests.support.s3_server import CREDENTIALS, PREFIX, Bucket, s3_server
 from tests.support.tables import task
@@ -141,6 +142,7 @@ def test_large_payload_takes_every_path_and_the_rows_stay_small(
     take_every_path(app, confidential, connection)
     bodies = connection.execute("SELECT body FROM horsies_payloads").fetchall()
     assert any(LARGE.encode() in bytes(body) for (body,) in bodies) is not bool(keys)
+    assert not keys or leaks(connection, LARGE[:100]) == {}
 
 
 @pytest.mark.parametrize("outside", ["s3"], indirect=True)

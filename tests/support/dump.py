@@ -1,0 +1,30 @@
+"""The text of every table, as a dump of the database has it, and a search for words in it."""
+
+from __future__ import annotations
+
+from psycopg import sql
+
+from tests.support.database import Database
+
+
+def dump(connection: Database) -> dict[str, str]:
+    """The text of every table of the schema, by COPY."""
+    names = connection.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+    ).fetchall()
+    texts = {}
+    for (name,) in names:
+        query = sql.SQL("COPY {} TO STDOUT").format(sql.Identifier(name))
+        with connection.cursor().copy(query) as copied:
+            texts[name] = b"".join(bytes(part) for part in copied).decode()
+    return texts
+
+
+def leaks(connection: Database, secret: str) -> dict[str, list[str]]:
+    """The lines of every table that contain the secret, as text or as the digits of its bytes."""
+    forms = (secret, secret.encode().hex())
+    found = {
+        name: [line for line in text.splitlines() if any(form in line for form in forms)]
+        for name, text in dump(connection).items()
+    }
+    return {name: lines for name, lines in found.items() if lines}
