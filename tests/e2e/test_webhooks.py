@@ -6,14 +6,19 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import timedelta
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 
+from horsies import AppConfig, Horsies, PostgresConfig
 from tests.support.database import Database
+from tests.support.private_server import PrivateServer
 from tests.support.receiver import Received, Receiver, receiving
 from tests.support.rows import add_task, insert_raw
 from tests.support.tables import attempts, task
@@ -22,6 +27,8 @@ from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker,
 
 # How long processes are killed at random; a longer run is for releases.
 KILL_SECONDS = float(os.environ.get("HORSIES_WEBHOOK_KILL_SECONDS", "5"))
+# The longer run restarts the server of the database as well.
+IS_LONG = KILL_SECONDS >= 30
 
 
 @pytest.fixture
@@ -207,43 +214,131 @@ def test_findings_are_delivered_when_they_open_and_when_they_close(
     assert len(of("finding.opened")) == 1
 
 
-def test_every_end_is_delivered_under_kills_and_a_flaky_receiver(
-    fleet: Fleet, receiver: Receiver, programs: ModuleType, connection: Database
-) -> None:
-    receiver.answers = [random.choice([200, 200, 500, 0]) for _ in range(2_000)] + [200]
-    workers = [start(fleet, receiver, connection) for _ in range(2)]
-    ends = time.monotonic() + KILL_SECONDS
-    sent: list[str] = []
-    while time.monotonic() < ends:
-        handles = programs.refuse.send_many([programs.refuse.bind()] * 5).unwrap()
-        sent += [handle.task_id for handle in handles]
-        victim = random.choice(workers)
-        if random.random() < 0.2:
-            victim.signal(signal.SIGKILL)
-            victim.wait()
-            workers.remove(victim)
-            workers.append(start(fleet, receiver, connection))
-        else:
-            children = [pid for pid in victim.family() if not is_guard(pid)]
-            with suppress(ProcessLookupError, IndexError):
-                os.kill(random.choice(children), signal.SIGKILL)
+class Storm(NamedTuple):
+    """A database and its workers; the database has a server of its own if the test restarts it."""
+
+    url: str
+    fleet: Fleet
+    server: PrivateServer | None
+
+    def rows(self, query: str) -> set[tuple[Any, ...]]:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            return set(connection.execute(query.encode()).fetchall())
+
+    def start(self, receiver: Receiver) -> RunningWorker:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            return start(self.fleet, receiver, connection)
+
+
+@pytest.fixture
+def storm(request: pytest.FixtureRequest) -> Storm:
+    names = ("own_server", "own_fleet") if IS_LONG else ("process_url", "fleet")
+    place, fleet = (request.getfixturevalue(name) for name in names)
+    return Storm(place.url, fleet, place) if IS_LONG else Storm(place, fleet, None)
+
+
+class Sender:
+    """Sends tasks that fail or are cancelled, and starts runs, by the names that the workers know."""
+
+    def __init__(self, url: str) -> None:
+        broker = PostgresConfig(database_url=url)
+        self.app = Horsies(AppConfig(broker=broker, resend_on_transient_err=True))
+        self.sent: set[tuple[str, str]] = set()
+
+        @self.app.task("refuse")
+        def refuse(code: str = "OUT_OF_STOCK") -> None: ...
+
+        @self.app.task("noop")
+        def noop() -> None: ...
+
+        self._refuse, self._noop = refuse, noop
+
+    def send(self) -> None:
+        """Cause seven ends; sends that an outage refuses are left out."""
+        failing = self._refuse.send_many([self._refuse.bind()] * 5)
+        self.sent |= {("task.failed", one.task_id) for one in failing.unwrap_or([])}
+        late = self._noop.with_options(delay=timedelta(hours=1)).send().ok()
+        if late is not None and late.cancel().is_ok():
+            self.sent.add(("task.cancelled", late.task_id))
+        node = self._noop.node(node_id="only")()
+        run = self.app.workflow("tiny", [node], definition_key="webhooks.tiny").start().ok()
+        if run is not None:
+            self.sent.add(("run.ended", run.workflow_id))
+
+
+# Every end that has an event, and what has not ended.
+ENDS = """
+SELECT 'task.' || lower(status::text), id::text FROM horsies_tasks
+WHERE NOT starts_with(task_name, 'horsies.') AND status IN ('FAILED', 'CANCELLED')
+UNION ALL SELECT 'run.ended', id::text FROM horsies_workflows WHERE completed_at IS NOT NULL
+"""
+OPEN = """
+SELECT id FROM horsies_tasks
+WHERE NOT starts_with(task_name, 'horsies.') AND status IN ('PENDING', 'CLAIMED', 'RUNNING')
+UNION ALL SELECT id FROM horsies_workflows WHERE completed_at IS NULL
+"""
+
+
+def kill_one(storm: Storm, receiver: Receiver, workers: list[RunningWorker]) -> None:
+    """Kill a child, or a worker and start another one."""
+    victim = random.choice(workers)
+    if random.random() < 0.2:
+        victim.signal(signal.SIGKILL)
+        victim.wait()
+        workers.remove(victim)
+        workers.append(storm.start(receiver))
+        return
+    children = [pid for pid in victim.family() if not is_guard(pid)]
+    with suppress(ProcessLookupError, IndexError):
+        os.kill(random.choice(children), signal.SIGKILL)
+
+
+def rage(storm: Storm, receiver: Receiver, sender: Sender) -> None:
+    """Send and kill for a time; for a fifth of it the receiver is down. The server restarts in between."""
+    flaky = [random.choice([200, 200, 500, 0]) for _ in range(2_000)] + [200]
+    workers = [storm.start(receiver) for _ in range(2)]
+    began, server = time.monotonic(), storm.server
+    while (share := (time.monotonic() - began) / KILL_SECONDS) < 1:
+        receiver.answers = [0] if 0.4 < share < 0.6 else flaky
+        sender.send()
+        if share > 0.5 and server is not None:
+            server.crash()
+            server.start()
+            server = None
+        kill_one(storm, receiver, workers)
         time.sleep(0.1)
     # A delivery that fails nine times in a row would wait for a minute; the storm is over.
     receiver.answers = [200]
-    query = "SELECT id::text FROM horsies_tasks WHERE task_name = 'refuse' AND status = 'FAILED'"
 
-    def failed() -> set[str]:
-        return {found for (found,) in connection.execute(query)}
 
-    wait_until(lambda: failed() == set(sent), 60)
+def end_of(one: Received) -> tuple[str, str]:
+    """The end that an event announces."""
+    data = one.event["data"]
+    return one.event["type"], data["run_id" if one.event["type"] == "run.ended" else "task_id"]
 
-    def missing() -> set[str]:
-        return set(sent) - {one.event["data"].get("task_id") for one in receiver.accepted()}
 
-    wait_until(lambda: not missing(), 60, missing)
-    assert all(one.is_signed() for one in list(receiver.received))
-    by_task: dict[str, set[str]] = {}
-    for one in list(receiver.received):
-        by_task.setdefault(one.event["data"]["task_id"], set()).add(one.id)
-    assert all(len(ids) == 1 for ids in by_task.values()), "one event per end"
-    print(f"{len(sent)} ends, {len(receiver.received)} requests, {len(fleet.workers)} workers")
+@pytest.mark.timeout(1_200 if IS_LONG else 240)
+def test_every_end_is_delivered_under_kills_and_a_flaky_receiver(
+    storm: Storm, receiver: Receiver
+) -> None:
+    sender = Sender(storm.url)
+    rage(storm, receiver, sender)
+    patience = 120 + 2 * KILL_SECONDS
+    wait_until(lambda: not storm.rows(OPEN), patience, lambda: storm.rows(OPEN))
+    ends = storm.rows(ENDS)
+    assert sender.sent <= ends
+    assert {kind for kind, _ in sender.sent} == {"task.failed", "task.cancelled", "run.ended"}
+
+    def missing() -> set[tuple[Any, ...]]:
+        return ends - {end_of(one) for one in receiver.accepted()}
+
+    wait_until(lambda: not missing(), patience, missing)
+    received = list(receiver.received)
+    assert all(one.is_signed() for one in received)
+    ids: dict[tuple[str, str], set[str]] = {}
+    for one in received:
+        ids.setdefault(end_of(one), set()).add(one.id)
+    assert ids.keys() == ends
+    assert all(len(found) == 1 for found in ids.values()), "one event per end"
+    kinds = Counter(kind for kind, _ in ends)
+    print(f"{dict(kinds)}, {len(received)} requests, {len(storm.fleet.workers)} workers")
