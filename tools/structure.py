@@ -30,9 +30,12 @@ LIMITS = {
     "classes over a limit": 0,
 }
 METHODS_MAX, ATTRIBUTES_MAX = 25, 15
-# Methods and attributes of the classes that are over a limit today. These numbers only go down.
-KNOWN = {
+# The most methods and attributes of classes for which the usual limits do not hold. These numbers only go
+# down.
+OWN_LIMITS = {
     "app.Horsies": (33, 15),
+    # It owns the state of every task in a worker; questions about it are functions beside it.
+    "worker.ledger.Ledger": (20, 15),
 }
 # Packages whose modules must not import each other in a circle.
 PACKAGES = {
@@ -154,10 +157,9 @@ def oversized(sizes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]
     """The classes with more methods or attributes than allowed to them."""
     usual = METHODS_MAX, ATTRIBUTES_MAX
     return {
-        name: (methods, attributes)
-        for name, (methods, attributes) in sizes.items()
-        if methods > max(METHODS_MAX, KNOWN.get(name, usual)[0])
-        or attributes > max(ATTRIBUTES_MAX, KNOWN.get(name, usual)[1])
+        name: size
+        for name, size in sizes.items()
+        if any(found > most for found, most in zip(size, OWN_LIMITS.get(name, usual), strict=True))
     }
 
 

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 from tools.prose import habits_of
-from tools.structure import findings, floors, imports, quadratic
+from tools.structure import (
+    OWN_LIMITS,
+    class_sizes,
+    findings,
+    floors,
+    imports,
+    oversized,
+    quadratic,
+)
 from tools.way import files_on_the_way, main_line
 
 
@@ -22,6 +30,14 @@ def test_a_circle_of_imports_is_found() -> None:
     assert floors(chain) == (3, 0)
     assert floors({**chain, "c": {"a"}}) == (0, 3)
     assert floors(imports("benchmarks"))[1] == 0
+
+
+def test_a_class_over_the_usual_limits_or_its_own_is_found() -> None:
+    ledger = "worker.ledger.Ledger"
+    assert oversized({"words.Large": (25, 15), ledger: (20, 15)}) == {}
+    too_large = {"words.Large": (26, 0), "words.Wide": (0, 16), ledger: (21, 0)}
+    assert oversized(too_large) == too_large
+    assert OWN_LIMITS.keys() <= class_sizes().keys()
 
 
 def test_the_package_breaks_no_rule_of_names_statements_and_comprehensions() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import time
 from collections.abc import Mapping, Set
 from types import MappingProxyType, SimpleNamespace
 from typing import cast
@@ -35,6 +36,7 @@ from horsies.worker.ledger import (
     UNCALLED,
     WAITING,
     Ledger,
+    freed_by_queue,
 )
 from horsies.worker.loop import Worker
 from horsies.worker.node_inputs import NodeInputs
@@ -380,9 +382,25 @@ def test_freed_places_are_counted_by_queue(dispatcher: Dispatcher, ledger: Ledge
     dispatcher.hand_out(
         [claimed("a", 1, "x"), claimed("b", 2, "x"), claimed("c", 3, "y"), claimed("d")]
     )
-    assert ledger.freed_by_queue(ledger.to_record()) == {}
+    assert freed_by_queue(ledger.owned, ledger.to_record()) == {}
     dispatcher.absorb([report("a"), report("b"), report("c")])
-    assert ledger.freed_by_queue(ledger.to_record()) == {"x": 2, "y": 1}
+    assert freed_by_queue(ledger.owned, ledger.to_record()) == {"x": 2, "y": 1}
+
+
+def test_the_first_end_is_known_only_while_an_outcome_waits_to_be_recorded(
+    dispatcher: Dispatcher, ledger: Ledger
+) -> None:
+    assert ledger.ended_since is None
+    dispatcher.hand_out([claimed("a", 1), claimed("b", 2)])
+    before = time.monotonic()
+    dispatcher.absorb([report("a")])
+    first = ledger.ended_since
+    assert first is not None
+    assert first >= before
+    dispatcher.absorb([report("b")])
+    assert ledger.ended_since == first
+    ledger.close(ledger.to_record(), turned("a", "b"))
+    assert ledger.ended_since is None
 
 
 def test_a_cancelled_task_is_stopped_and_one_that_waits_goes_back_in_case_it_was_started(

@@ -264,7 +264,9 @@ class Dispatcher:
         """How long to wait for more reports, so that the next turn records them together."""
         if (depth := self.windows.depth) < 2:
             return self._pace.linger_seconds(now)
-        return linger_seconds(*self.pool.places.window_space(depth), self.ledger.ended_since, now)
+        if (ended_since := self.ledger.ended_since) is None:
+            return 0.0
+        return linger_seconds(*self.pool.places.window_space(depth), ended_since, now)
 
     # Against children
 

@@ -150,23 +150,10 @@ class Ledger:
         return len(refused) >= REFUSED_MAX or size >= REFUSED_CHARACTERS_MAX
 
     @property
-    def ended_since(self) -> float:
+    def ended_since(self) -> float | None:
         """When the first attempt ended whose outcome the next turn records; None if there is none."""
-        return next(iter(self._by_state[ENDED].values())).ended_at
-
-    def freed_by_queue(self, outcomes: Iterable[Outcome]) -> Mapping[str, int]:
-        """How many places the outcomes free in each queue."""
-        return Counter(self._owned[one.task_id].task.queue_name for one in outcomes)
-
-    def freed_lanes(self, outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
-        """The queues and lanes of the tasks with keys among these outcomes."""
-        tasks = [self._owned[one.task_id].task for one in outcomes]
-        return [(task.queue_name, task.lane) for task in tasks if task.lane is not None]
-
-    def options_of(self, task_id: str) -> str | None:
-        """The stored options of a task that this worker owns."""
-        owned = self._owned.get(task_id)
-        return None if owned is None else owned.task.task_options
+        first = next(iter(self._by_state[ENDED].values()), None)
+        return None if first is None else first.ended_at
 
     # Changes of state
 
@@ -284,6 +271,23 @@ class Ledger:
         returned, self._returned = self._returned, []
         self._doubt.is_raised = False
         return returned
+
+
+def freed_by_queue(owned: Mapping[str, Owned], outcomes: Iterable[Outcome]) -> Mapping[str, int]:
+    """How many places these outcomes of owned tasks free in each queue."""
+    return Counter(owned[one.task_id].task.queue_name for one in outcomes)
+
+
+def freed_lanes(owned: Mapping[str, Owned], outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
+    """The queues and lanes of the owned tasks with keys among these outcomes."""
+    tasks = [owned[one.task_id].task for one in outcomes]
+    return [(task.queue_name, task.lane) for task in tasks if task.lane is not None]
+
+
+def options_of(owned: Mapping[str, Owned], task_id: str) -> str | None:
+    """The stored options of a task, if it is owned."""
+    found = owned.get(task_id)
+    return None if found is None else found.task.task_options
 
 
 def _as_recorded(outcome: Outcome, turned: TurnResult) -> Outcome:

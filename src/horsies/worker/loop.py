@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
 
 import psycopg
 
@@ -31,7 +32,7 @@ from horsies.worker.config import WorkerConfig, served_queues
 from horsies.worker.connection import WorkerConnection
 from horsies.worker.dispatcher import Dispatcher
 from horsies.worker.known_tasks import KnownTasks, task_defaults
-from horsies.worker.ledger import ENDED, LATE_SECONDS, REFUSED, RUNNING, Ledger
+from horsies.worker.ledger import ENDED, LATE_SECONDS, REFUSED, RUNNING, Ledger, options_of
 from horsies.worker.liveness import Identity, lock_key
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.node_inputs import NodeInputs, tasks_with_injection
@@ -125,7 +126,7 @@ class Worker:
         apart = _never_in_windows(definitions)
         windows = Windows(0 if is_capped else config.window_width, apart)
         ledger = Ledger()
-        set_log_headers(app.config.log_headers, ledger.options_of)
+        set_log_headers(app.config.log_headers, partial(options_of, ledger.owned))
         inputs = NodeInputs(tasks_with_injection(app), app.config.payload.max_input_bytes)
         batches = Batches.of(definitions)
         self._dispatcher = Dispatcher(pool, ledger, inputs, traces, windows, batches)

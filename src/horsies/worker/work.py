@@ -40,7 +40,15 @@ from horsies.worker.dispatcher import NO_PARTS, Dispatcher, Parts
 from horsies.worker.keyed import LimitsOfKeys
 from horsies.worker.kinds import TaskKind, kinds_of, look_at_keyed, shared_room
 from horsies.worker.known_tasks import KnownTasks, UnknownTasks, claim_unknown
-from horsies.worker.ledger import ENDED, REFUSED, RUNNING, UNCALLED, WAITING
+from horsies.worker.ledger import (
+    ENDED,
+    REFUSED,
+    RUNNING,
+    UNCALLED,
+    WAITING,
+    freed_by_queue,
+    freed_lanes,
+)
 from horsies.worker.liveness import Identity
 from horsies.worker.maintenance import Maintenance
 from horsies.worker.refusals import Refusals
@@ -307,11 +315,12 @@ class Work:
 
     def _take_turns(self, pipeline: Pipeline, outcomes: Sequence[Outcome]) -> None:
         """Record outcomes and claim; each kind of tasks has its own turn."""
-        freed = self._dispatcher.ledger.freed_by_queue(outcomes) if self._claimer.is_capped else {}
+        owned = self._dispatcher.ledger.owned
+        freed = freed_by_queue(owned, outcomes) if self._claimer.is_capped else {}
         wanted = [] if self._shutdown.is_requested else self._requests(_ends_nodes(outcomes))
         if not wanted and outcomes:
             wanted = [(self._kinds[0], TurnRequest())]
-        lanes = self._dispatcher.ledger.freed_lanes(outcomes) if self._kinds[0].rings else ()
+        lanes = freed_lanes(owned, outcomes) if self._kinds[0].rings else ()
         for number, (kind, request) in enumerate(wanted):
             if number == 0 and (freed or lanes):
                 request = request._replace(freed=freed, freed_lanes=lanes)
@@ -518,7 +527,7 @@ class Work:
         for outcome, seconds, waits in _last_attempts(refused) if is_last else _attempts(refused):
             if not is_last and blocked.is_waiting(outcome.task_id):
                 continue
-            freed = ledger.freed_by_queue([outcome])
+            freed = freed_by_queue(ledger.owned, [outcome])
             turned = record_alone(
                 pipeline, self._claimer, outcome, blocked, freed, seconds, waits=waits
             )
