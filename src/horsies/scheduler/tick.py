@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 import psycopg
 
-from horsies.db.errors import describe, is_lock_timeout, is_of_data, may_last
+from horsies.db.errors import describe, is_of_data, may_last
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Script
 from horsies.db.statements.schedules import (
@@ -92,21 +92,13 @@ class Refused:
 
 def tick(pipeline: Pipeline, registry: Registry, refused: Refused | None = None) -> TickResult:
     """Send the tasks and start the runs that are due; raises psycopg.Error if the database is unavailable."""
-    refused = refused or Refused()
-    ticked = None
-    if not refused.failures.is_suspect(TICK):
-        try:
-            ticked = pipeline.run_script(_tick_script(registry, refused))
-        except psycopg.Error as error:
-            if is_lock_timeout(error) or not refused.failures.is_isolated(TICK, error):
-                raise
-            reason = describe(error)
-            logger.error("the tick failed; trying the due schedules one by one: %s", reason)
-        else:
-            refused.failures.forget(TICK)
-    if ticked is None:
-        ticked = _tick_one_by_one(pipeline, registry, refused)
-        refused.failures.note_search(TICK)
+    known = refused or Refused()
+    ticked = known.failures.isolated(
+        TICK,
+        lambda: pipeline.run_script(_tick_script(registry, known)),
+        lambda: _tick_one_by_one(pipeline, registry, known),
+        waits=False,
+    )
     for decided in ticked.fired:
         _log(decided)
         for sending in decided.sendings:

@@ -81,6 +81,68 @@ class Failures:
     def __init__(self) -> None:
         self.patience = PATIENCE
         self._counts: dict[str, int] = {}
+        # Why regular jobs were refused last time.
+        self.refused_jobs: dict[str, str] = {}
+
+    def isolated(
+        self,
+        job: str,
+        batch: Callable[[], Answer],
+        one_by_one: Callable[[], Answer],
+        *,
+        waits: bool = True,
+    ) -> Answer:
+        """Run ``batch``, which does everything in one transaction. If single rows make it fail, run
+        ``one_by_one`` instead.
+
+        Consecutive failures are counted per `job`, the name of a kind of batch. If `waits` is False, the
+        batch does not wait for locks on single rows, so a lock timeout concerns the whole batch and is
+        raised.
+        """
+        if not self.is_suspect(job):
+            try:
+                answer = batch()
+            except psycopg.Error as error:
+                is_of_all = is_lock_timeout(error) and not waits
+                if is_of_all or not self.is_isolated(job, error):
+                    raise
+                reason = describe_refusal(error)
+                logger.warning("%s: a batch failed; continuing one by one: %s", job, reason)
+            else:
+                self.forget(job)
+                return answer
+        answer = one_by_one()
+        self.note_search(job)
+        return answer
+
+    @contextmanager
+    def job(
+        self,
+        name: str,
+        event: EventName | None = None,
+        remedy: str = "",
+        *,
+        may_fail: Callable[[psycopg.Error], bool] | None = None,
+    ) -> Iterator[None]:
+        """Postpone a regular job to its next scheduled time if the database refuses it, or with an error
+        for which ``may_fail`` is true; log each reason once.
+        """
+        try:
+            yield
+        except psycopg.Error as error:
+            is_postponed = self.is_isolated(name, error)
+            if not is_postponed and (may_fail is None or not may_fail(error)):
+                raise
+            reason = describe_refusal(error)
+            if self.refused_jobs.get(name) != reason:
+                extra = None if event is None else as_event(event, error=reason)
+                logger.error(
+                    "%s failed, other jobs continue: %s%s", name, reason, remedy, extra=extra
+                )
+            self.refused_jobs[name] = reason
+        else:
+            self.forget(name)
+            self.refused_jobs.pop(name, None)
 
     def is_isolated(self, job: str, error: psycopg.Error) -> bool:
         """Count a failed batch, and return whether single tasks or runs are probably the cause."""
@@ -176,8 +238,6 @@ class Blocked:
         # table; and until when the table counts as locked.
         self._unrecorded: list[Refusal] = []
         self._locked_until = 0.0
-        # Why regular jobs were refused last time.
-        self.refused_jobs: dict[str, str] = {}
         # Whether the table may still contain rows of tasks that are no longer blocked.
         self.has_recorded = False
 
@@ -240,31 +300,20 @@ class Blocked:
         *,
         waits: bool = True,
     ) -> Answer:
-        """Run ``batch``, which changes all tasks in one transaction. If some of the tasks make it fail, run
-        ``one_by_one`` instead.
-
-        Consecutive failures are counted per `job`, the name of a kind of batch; it defaults to the
-        action. If `waits` is False, the batch does not wait for locks on task rows, so a lock timeout
-        concerns the whole batch and is raised.
+        """``Failures.isolated`` for a batch that changes tasks: the tasks that the database refuses are
+        reported when ``one_by_one`` has tried them all. `job` defaults to the action.
         """
-        job = job or action
-        if not self.failures.is_suspect(job):
-            try:
-                answer = batch()
-            except psycopg.Error as error:
-                is_of_all = is_lock_timeout(error) and not waits
-                if is_of_all or not self.failures.is_isolated(job, error):
-                    raise
-                reason = describe_refusal(error)
-                logger.warning("%s: a batch failed; continuing one task at a time: %s", job, reason)
-            else:
-                self.failures.forget(job)
-                self._alike.pop(action, None)
-                return answer
-        with self.search(pipeline):
-            answer = one_by_one()
-        self.failures.note_search(job)
-        return answer
+
+        def whole() -> Answer:
+            answer = batch()
+            self._alike.pop(action, None)
+            return answer
+
+        def apart() -> Answer:
+            with self.search(pipeline):
+                return one_by_one()
+
+        return self.failures.isolated(job or action, whole, apart, waits=waits)
 
     @contextmanager
     def search(self, pipeline: Pipeline) -> Iterator[None]:
@@ -404,27 +453,6 @@ class Blocked:
             return True
         self.has_recorded = True
         return bool(found)
-
-    @contextmanager
-    def job(self, name: str, event: EventName | None = None, remedy: str = "") -> Iterator[None]:
-        """Postpone a regular job to its next scheduled time if the database refuses it; log each reason
-        once.
-        """
-        try:
-            yield
-        except psycopg.Error as error:
-            if not self.failures.is_isolated(name, error):
-                raise
-            reason = describe_refusal(error)
-            if self.refused_jobs.get(name) != reason:
-                extra = None if event is None else as_event(event, error=reason)
-                logger.error(
-                    "%s failed, other jobs continue: %s%s", name, reason, remedy, extra=extra
-                )
-            self.refused_jobs[name] = reason
-        else:
-            self.failures.forget(name)
-            self.refused_jobs.pop(name, None)
 
     def update_record(self, pipeline: Pipeline) -> None:
         """Record the refusals that could not be recorded while the table was locked. Once no task or

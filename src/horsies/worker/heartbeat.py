@@ -193,7 +193,7 @@ class Heartbeat:
         if not self._liveness.is_registered:
             answers = pipeline.run(steps)
         else:
-            with self._blocked.job(_JOB, "heartbeat_refused", _REMEDY):
+            with self._blocked.failures.job(_JOB, "heartbeat_refused", _REMEDY):
                 answers = pipeline.run(steps)
         if answers is None:
             self._note_refusal(pipeline, now)
@@ -221,7 +221,7 @@ class Heartbeat:
         needs only one transaction per poll. Empty if it is too early, or while the database refuses
         heartbeats.
         """
-        if now < self.due_at() - EARLY_SECONDS or _JOB in self._blocked.refused_jobs:
+        if now < self.due_at() - EARLY_SECONDS or _JOB in self._blocked.failures.refused_jobs:
             return []
         return [self._blocked.lock_wait(), *self._signs_of_life(now)]
 
@@ -271,7 +271,7 @@ class Heartbeat:
             self._breaks = self._connection.breaks
             return
         verdicts = self._watch.note_look(others, now, now + taken_seconds)
-        with self._blocked.job("the recovery of lost workers"):
+        with self._blocked.failures.job("the recovery of lost workers"):
             recover_lost_workers(pipeline, verdicts, self._app_config, self._blocked)
 
     def register_again(self, pipeline: Pipeline) -> None:

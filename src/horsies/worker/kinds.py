@@ -167,7 +167,7 @@ def look_at_keyed(pipeline: Pipeline, kinds: Sequence[TaskKind], blocked: Blocke
     """
     limits = kinds[0].rings.limits
     if limits is not None and limits.unstored is not None:
-        with blocked.job("registering the limits of keys"):
+        with blocked.failures.job("registering the limits of keys"):
             pipeline.run(
                 [
                     blocked.lock_wait(),
@@ -179,7 +179,7 @@ def look_at_keyed(pipeline: Pipeline, kinds: Sequence[TaskKind], blocked: Blocke
     queues = sorted({queue for kind in kinds for queue in kind.rings.queues})
     if not queues:
         return
-    with blocked.job("the search for tasks with keys"):
+    with blocked.failures.job("the search for tasks with keys"):
         ((found,),) = pipeline.run([(look_at_keys, LookAtKeys(queues, PROMOTED_MAX))])
         now = time.monotonic()
         for kind in kinds:

@@ -11,8 +11,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import psycopg
-
 from horsies.config.app import AppConfig
 from horsies.db.errors import describe, is_transient
 from horsies.db.pipeline import Pipeline
@@ -184,17 +182,17 @@ class Maintenance:
             self._snapshot.done(now)
             self._snapshot_is_receiving = is_receiving
             self._register(pipeline)
-            with self._blocked.job("the snapshot of this worker"):
+            with self._blocked.failures.job("the snapshot of this worker"):
                 pipeline.run([self._blocked.lock_wait(), self._state()])
         if now >= self._dispatcher.tally.flush_at:
             self._flush_tally(pipeline)
         if self._ownerless.is_due(now):
             self._ownerless.done(now)
-            with self._blocked.job("the recovery of tasks without a worker"):
+            with self._blocked.failures.job("the recovery of tasks without a worker"):
                 recover_ownerless(pipeline, recovery, self._blocked)
                 self._find_forgotten(pipeline)
                 self._blocked.update_record(pipeline)
-            with self._blocked.job("the expiry of paused runs"):
+            with self._blocked.failures.job("the expiry of paused runs"):
                 expire_paused(pipeline, recovery, self._blocked)
         if now >= self._sweep.at:
             self._sweep.perform(pipeline, now, self._blocked.failures)
@@ -204,7 +202,7 @@ class Maintenance:
         regular.
         """
         for one in list(self._unregistered):
-            with self._blocked.job(f"registering {one.what}", remedy=one.remedy):
+            with self._blocked.failures.job(f"registering {one.what}", remedy=one.remedy):
                 pipeline.run([self._blocked.lock_wait(), one.step])
                 if not one.is_regular:
                     self._unregistered.remove(one)
@@ -222,7 +220,7 @@ class Maintenance:
         values = StoreProgress(
             self._liveness.identity.worker_id, ids, generations, done, totals, notes
         )
-        with self._blocked.job("storing the progress of tasks"):
+        with self._blocked.failures.job("storing the progress of tasks"):
             pipeline.run([(store_progress, values)])
         for one in reports:
             self._dispatcher.pool.unstored_progress.pop(one.task_id, None)
@@ -258,7 +256,7 @@ class Maintenance:
                 )
                 steps.append((send_heartbeats, beats))
             answers: list[list[Any]] = []
-            with self._blocked.job("the heartbeats of long-running tasks"):
+            with self._blocked.failures.job("the heartbeats of long-running tasks"):
                 answers = pipeline.run(steps)
             cancelled = answers or pipeline.run(steps[:1])
             self._dispatcher.cancel(row.id for row in cancelled[0])
@@ -312,12 +310,7 @@ class Maintenance:
 
     def _flush_tally(self, pipeline: Pipeline) -> None:
         """Store the attempt counts. If that fails they are lost, because a worker does not stop for them."""
-        steps, failures = self._dispatcher.tally.take_flush(), self._blocked.failures
-        try:
-            if steps:
+        if steps := self._dispatcher.tally.take_flush():
+            name = "storing the counts of attempts"
+            with self._blocked.failures.job(name, may_fail=lambda one: not is_transient(one)):
                 pipeline.run(steps)
-                failures.forget("tally")
-        except psycopg.Error as error:
-            if is_transient(error) and not failures.is_isolated("tally", error):
-                raise
-            logger.warning("the counts of attempts could not be stored: %s", describe(error))

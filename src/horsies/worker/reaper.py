@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 
 from horsies.config.app import AppConfig, RecoveryConfig
-from horsies.db.errors import describe_refusal, lacks_right_on
+from horsies.db.errors import lacks_right_on
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, Step
 from horsies.db.statements.actions import delete_old_actions
@@ -109,16 +109,18 @@ def _close(
     """Close lost workers' rows, one by one if the database refuses them together; return the closed
     ones and a refusal, if there was one.
     """
-    if not blocked.failures.is_suspect(CLOSING):
-        try:
-            closed = _close_rows(pipeline, verdicts)
-        except psycopg.Error as error:
-            if not blocked.failures.is_isolated(CLOSING, error):
-                raise
-        else:
-            blocked.failures.forget(CLOSING)
-            return closed, None
-    closed, refusal = [], None
+    return blocked.failures.isolated(
+        CLOSING,
+        lambda: (_close_rows(pipeline, verdicts), None),
+        lambda: _close_one_by_one(pipeline, verdicts),
+    )
+
+
+def _close_one_by_one(
+    pipeline: Pipeline, verdicts: Sequence[Verdict]
+) -> tuple[list[str], psycopg.Error | None]:
+    closed: list[str] = []
+    refusal: psycopg.Error | None = None
     for verdict in verdicts:
         try:
             closed += _close_rows(pipeline, [verdict])
@@ -126,7 +128,6 @@ def _close(
             if not is_of_one(error):
                 raise
             refusal = refusal or error
-    blocked.failures.note_search(CLOSING)
     return closed, refusal
 
 
@@ -238,17 +239,12 @@ def _delete(pipeline: Pipeline, step: Step, failures: Failures) -> int:
 
 
 def delete_rows(pipeline: Pipeline, step: Step, failures: Failures) -> list[Any]:
-    """Delete a batch of rows. A row that cannot be deleted, because of a foreign key or another
-    session's lock, is kept and logged. A missing privilege on the refusals table is only logged as
-    well, because a worker can run without it.
+    """Delete a batch of rows. A batch with a row that cannot be deleted, because of a foreign key or
+    another session's lock, is kept and logged. A missing privilege on the refusals table is only logged
+    as well, because a worker can run without it.
     """
-    name = step[0].name
-    try:
-        rows = pipeline.run([step])[0]
-    except psycopg.Error as error:
-        if not (failures.is_isolated(name, error) or lacks_right_on(error, REFUSALS_TABLE)):
-            raise
-        logger.error("retention: %s fails: %s", name, describe_refusal(error))
-        return []
-    failures.forget(name)
+    rows: list[Any] = []
+    may_fail = partial(lacks_right_on, table=REFUSALS_TABLE)
+    with failures.job(f"retention: {step[0].name}", may_fail=may_fail):
+        (rows,) = pipeline.run([step])
     return rows

@@ -340,7 +340,7 @@ class Work:
         if now >= wake_ups.pass_at:
             step = pass_wake_up(self._claimer.worker_id, sorted(wake_ups.owed))
             wake_ups.note_passed(0, now)
-            with self._blocked.job("passing on wake-ups"):
+            with self._blocked.failures.job("passing on wake-ups"):
                 ((passed,),) = pipeline.run([step])
                 wake_ups.note_passed(passed.woken, now)
 
@@ -559,14 +559,16 @@ class Work:
         signs = self._maintenance.heartbeat.carried_signs(now)
         if self._maintenance.heartbeat.wake_ups.must_store and not signs:
             # Committed before the look-ahead: a send that did not see it is seen by the look-ahead.
-            with self._blocked.job("the note that this worker waits for tasks"):
+            with self._blocked.failures.job("the note that this worker waits for tasks"):
                 pipeline.run([wait_for_tasks(self._claimer.worker_id)])
                 self._maintenance.heartbeat.wake_ups.is_stored = True
         looks = [kind.agenda.last_look for kind in self._kinds]
         look: Step = self._claimer.look_ahead(None if None in looks else looks[0])
         found: list[list[Any]] = []
         if signs:
-            with self._blocked.job("a look at the queues with the heartbeat of this worker"):
+            with self._blocked.failures.job(
+                "a look at the queues with the heartbeat of this worker"
+            ):
                 found = pipeline.run([look, *signs])
         # A refused heartbeat is repeated alone.
         (due,), *answers = found or pipeline.run([look])
