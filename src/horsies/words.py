@@ -67,6 +67,11 @@ def memory(megabytes: float | None) -> str:
     return NOTHING if megabytes is None else size(megabytes * _MEGABYTE)
 
 
+def megabytes(number: float) -> str:
+    """Format megabytes for a comparison with a setting in megabytes: 412 MB, 1,340 MB."""
+    return f"{number:,.0f} MB"
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: 1 task, 1,187 tasks."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

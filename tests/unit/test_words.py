@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horsies.words import age, counted, elapsed, lasting, memory, size
+from horsies.words import age, counted, elapsed, lasting, megabytes, memory, size
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,10 @@ def test_a_size_has_one_unit(count: float, text: str) -> None:
 
 def test_what_is_unknown_is_a_dash() -> None:
     assert (age(None), memory(None), memory(412)) == ("-", "-", "412 MB")
+
+
+def test_megabytes_are_written_in_the_unit_of_the_settings() -> None:
+    assert (megabytes(411.6), megabytes(1_340)) == ("412 MB", "1,340 MB")
 
 
 def test_a_count_has_its_noun() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from horsies.tasks.outcome import STOPPED_BY_MEMORY
+from horsies.words import megabytes
 from horsies.worker import os_process
 from horsies.worker.pool.child_process import ChildProcess, ChildState, Held
 from horsies.worker.pool.children import Children
@@ -39,7 +40,7 @@ class MemoryWatch:
         for name, limit_mb in sorted(self._limits.items(), key=lambda one: one[1]):
             if limit_mb <= fresh_mb:
                 return (
-                    f"A fresh child process already uses {fresh_mb:.0f} MB, which is not below "
+                    f"A fresh child process already uses {megabytes(fresh_mb)}, which is not below "
                     f"memory_limit_mb={limit_mb} of task {name!r}; raise the limit."
                 )
         return None
@@ -76,7 +77,8 @@ class MemoryWatch:
                 continue
             used_mb = os_process.rss_megabytes([held.child.known_pid])
             if used_mb > limit_mb:
-                self._end(held, f"used {used_mb:.0f} MB, more than its memory_limit_mb={limit_mb}")
+                used = megabytes(used_mb)
+                self._end(held, f"used {used}, more than its memory_limit_mb={limit_mb}")
 
     def _end(self, held: Held, fault: str) -> None:
         """Kill the child, unless its task has just ended; memory is too short to ask the task to stop."""

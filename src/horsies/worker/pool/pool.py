@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from horsies.words import megabytes
 from horsies.worker import os_process
 from horsies.worker.pool.assignments import Assignments
 from horsies.worker.pool.child_process import BUSY, IDLE, ChildProcess, ChildState, ExitWatch, Held
@@ -410,14 +411,14 @@ def _check_baseline(baseline_mb: float, limit_mb: int) -> None:
     """Reject a memory limit that a fresh child exceeds, and warn about one that it almost reaches."""
     if limit_mb <= baseline_mb:
         raise ChildBootError(
-            f"A fresh child process already uses {baseline_mb:.0f} MB, which is not below "
+            f"A fresh child process already uses {megabytes(baseline_mb)}, which is not below "
             f"max_memory_per_child_mb={limit_mb}; raise the limit."
         )
     if baseline_mb >= limit_mb * _BASELINE_WARNING:
         logger.warning(
-            "A fresh child process uses %.0f MB of max_memory_per_child_mb=%d; "
+            "A fresh child process uses %s of max_memory_per_child_mb=%d; "
             "children will be replaced often.",
-            baseline_mb,
+            megabytes(baseline_mb),
             limit_mb,
         )
 
