@@ -73,6 +73,7 @@ from horsies.tasks.request import TaskSendError, TaskSendResult
 from horsies.tasks.send import Producer, store_prepared, store_prepared_async
 
 if TYPE_CHECKING:
+    from horsies.monitor.diagnose import explain
     from horsies.scheduler import api as schedules
     from horsies.scheduler import entry
     from horsies.scheduler.api import Schedules
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from horsies.workflow.spec import WorkflowMaker
 else:  # parts that a producer may never need
     check = Deferred("horsies.tasks.check")
+    explain = Deferred("horsies.monitor.diagnose.explain")
     schedules = Deferred("horsies.scheduler.api")
     entry = Deferred("horsies.scheduler.entry")
     webhooks = Deferred("horsies.webhooks.task")
@@ -521,7 +523,12 @@ class Horsies(Operations):
     def get_broker(self) -> PostgresBroker:
         """Return the broker, built on first use without connecting."""
         if self._broker is None:
-            built = build_broker(self.config.broker, self.role, migrates=self.migrates)
+            built = build_broker(
+                self.config.broker,
+                self.role,
+                migrates=self.migrates,
+                find_obstacle=lambda task_id: explain.obstacle_script(task_id),
+            )
             with self._broker_lock:  # two threads that both call this first get the same broker
                 self._broker = self._broker or built
         return self._broker

@@ -73,8 +73,8 @@ class RetrievalCode(StrEnum):
     """The result could not be read; the task itself may be fine."""
 
     WAIT_TIMEOUT = "WAIT_TIMEOUT"
-    """The task or run had not ended after ``timeout_ms``; the message names a paused queue, a queue without
-    live workers, or a task that none of them knows.
+    """The task or run had not ended after ``timeout_ms``; for a task, the message has the first obstacle that
+    `horsies explain` finds.
     """
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
     """There is no task with this id."""

@@ -117,7 +117,7 @@ class Entry(NamedTuple):
     """One code of the catalogue.
 
     ``level`` is its level in `horsies doctor`. An entry with an ``urgency`` is always on the overview.
-    ``clause`` begins the sentence about an obstacle, and is part of the message when a wait times out.
+    ``clause`` is the reason why slots were skipped, in words.
     """
 
     blocks: bool
@@ -193,14 +193,12 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "An operator paused the queue.",
             "`horsies queues resume NAME`.",
             urgency=Urgency.STOPPED,
-            clause="queue {queue!r} was paused",
         ),
         "QUEUE_UNSERVED": _obstacle(
             "No live worker serves the queue.",
             "Start a worker with `--queues NAME`, or send to a queue that is served.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
-            clause="no live worker serves queue {queue!r}",
         ),
         "TASK_UNKNOWN": _obstacle(
             "Live workers serve the queue, but none has this task or sub-workflow; after "
@@ -208,7 +206,6 @@ GROUPS: dict[str, dict[str, Entry]] = {
             "Deploy workers that have the task's module, or add the module to `discover_tasks`.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
-            clause="no live worker of queue {queue!r} knows {task}",
         ),
         "CALL_DOES_NOT_FIT": _obstacle(
             "The stored call fits the parameters of no live worker on the queue; after "
@@ -559,17 +556,6 @@ def finding(
     known = CATALOGUE[code].level if level is None else level
     names, facts = tuple(subjects), tuple(evidence)
     return Finding(code, sentence, known, since, names, remedy, facts, is_sql, subject)
-
-
-def clause(code: str, **names: str) -> str:
-    """Return the start of the sentence about an obstacle, for use after a colon."""
-    return CATALOGUE[code].clause.format(**names)
-
-
-def opening(code: str, **names: str) -> str:
-    """Return an obstacle's clause as the start of a sentence."""
-    text = clause(code, **names)
-    return text[:1].upper() + text[1:]
 
 
 def obstacles_first(reasons: Iterable[Finding]) -> tuple[Finding, ...]:

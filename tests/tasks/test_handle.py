@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -18,9 +19,12 @@ from horsies.tasks.handle import TaskHandle, result_of
 from horsies.tasks.recovery import EXPIRED_RESULT
 from tests.support.applications import UNREACHABLE, Call, Task, app_at, run_closing
 from tests.support.database import Database
+from tests.support.red_states import RED_STATES
 from tests.support.rows import add_worker, finish
 from tests.support.wait import interrupted_when
 
+# The others concern schedules.
+TASK_STATES = [code for code in RED_STATES if code not in ("NO_SCHEDULER", "NOT_SERVED")]
 BAD_IDS = ["x", "", None, 7, "0" * 31, "not-a-uuid-at-all", "01900000-0000-7000-8000-00000000000g"]
 
 
@@ -199,7 +203,7 @@ def test_an_unfinished_task_times_out_and_can_be_asked_again(
     assert error.error_code is RetrievalCode.WAIT_TIMEOUT
     assert error.data == {"task_id": handle.task_id, "timeout_ms": 50}
     assert error.message.endswith(
-        "within 50 ms: no live worker serves queue 'default'; "
+        "within 50 ms: no live worker serves queue 'default'; no worker is running (QUEUE_UNSERVED); "
         f"see `horsies explain {handle.task_id}`."
     )
     finish(connection, handle.task_id)
@@ -230,7 +234,20 @@ def test_a_timeout_names_the_obstacle_of_a_waiting_task(
     connection.execute(
         "UPDATE horsies_tasks SET status = 'RUNNING', claimed_by_worker_id = %s", (worker_id,)
     )
-    assert "10 ms; see" in message()
+    assert "but is still connected (SILENT); see" in message()
+
+
+@pytest.mark.parametrize("code", TASK_STATES)
+def test_a_timeout_names_the_first_obstacle_of_the_explanation(
+    app: Horsies, connection: Database, call: Call, code: str
+) -> None:
+    task_id = RED_STATES[code](connection).task_id
+    assert task_id is not None
+    handle: TaskHandle[Any] = app.handle(task_id)
+    obstacles = [one for one in app.explain(task_id).unwrap().reasons if one.blocks]
+    error = call(app, handle, "get", timeout_ms=10).err_value
+    found = re.findall(r" \(([A-Z_]+)\); see `horsies explain", error.message)
+    assert found == [one.code for one in obstacles[:1]]
 
 
 def test_a_timeout_comes_without_an_obstacle_if_the_database_does_not_answer(

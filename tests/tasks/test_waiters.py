@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -12,10 +13,13 @@ import pytest
 from psycopg import Connection
 
 from horsies.db.pipeline import Pipeline
+from horsies.db.statement import Script
 from horsies.db.statements.tasks import OutcomeRow, read_outcomes
+from horsies.findings import Finding, finding
 from horsies.ids import new_id
+from horsies.monitor.diagnose.explain import obstacle_script
 from horsies.tasks import waiters as waiters_module
-from horsies.tasks.waiters import Subject, Waiters
+from horsies.tasks.waiters import FindObstacle, Subject, Waiters
 from tests.support.rows import add_task
 from tests.support.wait import wait_until
 
@@ -239,3 +243,62 @@ def test_a_result_that_cannot_be_read_fails_its_own_waiters_at_once_and_no_other
         assert status(fine) == "COMPLETED"
     finally:
         waiters.close()
+
+
+# Explanations
+
+
+def obstacle_of(task_id: str) -> Finding:
+    return finding("SENT_FOR_LATER", f"It was sent for later, as {task_id}.")
+
+
+def explains(task_id: str) -> Script[Finding | None]:
+    yield from ()
+    return obstacle_of(task_id)
+
+
+def fails(task_id: str) -> Script[Finding | None]:
+    yield from ()
+    raise ArithmeticError(task_id)
+
+
+@contextmanager
+def explaining(url: str, find_obstacle: FindObstacle) -> Iterator[Waiters]:
+    waiters = Waiters(lambda: connect(url), poll_seconds=POLL_NEVER, find_obstacle=find_obstacle)
+    yield waiters
+    waiters.close()
+
+
+def test_obstacles_asked_for_at_once_are_all_found(
+    connection: Connection[Any], process_url: str
+) -> None:
+    with explaining(process_url, explains) as waiters:
+        task_ids = [new_id() for _ in range(20)]
+        asked = [waiters.ask_obstacle(task_id) for task_id in task_ids]
+        assert [one.result(30) for one in asked] == [obstacle_of(one) for one in task_ids]
+        text = waiters.obstacle(task_ids[0], asked[0])
+    assert text == f": it was sent for later, as {task_ids[0]} (SENT_FOR_LATER)"
+
+
+def test_a_failed_explanation_costs_only_the_reason(
+    connection: Connection[Any], process_url: str
+) -> None:
+    task_id = add_task(connection)
+    with explaining(process_url, fails) as waiters:
+        patient = waiters.watch(task_id)
+        asked = waiters.ask_obstacle(task_id)
+        with pytest.raises(ArithmeticError):
+            asked.result(30)
+        assert waiters.obstacle(task_id, asked) == ""
+        connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
+        assert status(patient) == "COMPLETED"
+
+
+def test_an_explanation_waits_only_briefly_for_a_lock(
+    connection: Connection[Any], process_url: str
+) -> None:
+    task_id = add_task(connection)
+    with explaining(process_url, obstacle_script) as waiters, connection.transaction():
+        connection.execute("LOCK TABLE horsies_workers")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            waiters.ask_obstacle(task_id).result(30)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from horsies.db.statements.tasks import InsertTask, TaskId
     from horsies.tasks import recovery
     from horsies.tasks import waiters as result_waiters
-    from horsies.tasks.waiters import Waiters
+    from horsies.tasks.waiters import FindObstacle, Waiters
 else:
     blockers = Deferred("horsies.db.blockers")
     caller_transaction = Deferred("horsies.db.caller_transaction")
@@ -146,7 +146,8 @@ class PostgresBroker:
     """One process's access to the database: pools, schema, and result waiters.
 
     Without ``migrates`` it never changes a table: an outdated schema is a failure. With ``limits``,
-    no statement waits long, and a failure names the session that holds the lock.
+    no statement waits long, and a failure names the session that holds the lock. ``find_obstacle``
+    explains a task for the message of a wait that times out.
     """
 
     def __init__(
@@ -156,8 +157,10 @@ class PostgresBroker:
         role: str = "producer",
         migrates: bool = True,
         limits: Limits | None = None,
+        find_obstacle: FindObstacle | None = None,
     ) -> None:
         self.config = config
+        self._find_obstacle = find_obstacle
         self.database = Database(config, role, migrates=migrates, limits=limits)
         # Whether statements may bypass psycopg's cursors. A pooler in transaction mode needs a
         # transaction with settings around each statement, and ``echo`` logs each statement.
@@ -176,7 +179,9 @@ class PostgresBroker:
         if self._waiters is None:
             with self._lock():
                 if self._waiters is None:
-                    made = result_waiters.Waiters(self._connect_waiters)
+                    made = result_waiters.Waiters(
+                        self._connect_waiters, find_obstacle=self._find_obstacle
+                    )
                     made.was_reached = self._schema_ready_in_pid is not None
                     self._waiters = made
         return self._waiters
@@ -534,10 +539,16 @@ def _attempt(close: Any) -> BrokerResult[None]:
     return Ok(None)
 
 
-def build_broker(config: PostgresConfig, role: str, *, migrates: bool = True) -> PostgresBroker:
+def build_broker(
+    config: PostgresConfig,
+    role: str,
+    *,
+    migrates: bool = True,
+    find_obstacle: FindObstacle | None = None,
+) -> PostgresBroker:
     """Return a broker that connects on first use; HRS-211 if it cannot even be built."""
     try:
-        return PostgresBroker(config, role=role, migrates=migrates)
+        return PostgresBroker(config, role=role, migrates=migrates, find_obstacle=find_obstacle)
     except HorsiesError:
         raise
     except Exception as error:

@@ -354,7 +354,7 @@ class TaskHandle(Generic[T]):
         if not future.done():
             if unread:
                 return _broker_error(unread)
-            asked = self._broker.waiters.read_service(task_id)
+            asked = self._broker.waiters.ask_obstacle(task_id)
             wait_for(asked, OBSTACLE_SECONDS)
             obstacle = self._broker.waiters.obstacle(task_id, asked)
             return _timed_out(task_id, timeout_ms, obstacle)
@@ -390,7 +390,7 @@ class TaskHandle(Generic[T]):
         except TimeoutError:
             if unread := self._broker.waiters.forget(task_id, future):
                 return _broker_error(unread)
-            asked = self._broker.waiters.read_service(task_id)
+            asked = self._broker.waiters.ask_obstacle(task_id)
             await asyncio.wait([asyncio.wrap_future(asked)], timeout=OBSTACLE_SECONDS)
             obstacle = self._broker.waiters.obstacle(task_id, asked)
             return _timed_out(task_id, timeout_ms, obstacle)

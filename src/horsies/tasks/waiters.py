@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import psycopg
 from psycopg import Connection
@@ -31,22 +31,17 @@ from horsies.current_task import running_task
 from horsies.db.errors import is_of_data, is_transient
 from horsies.db.listen import Listener, Received
 from horsies.db.pipeline import Pipeline
-from horsies.db.statement import Step
-from horsies.db.statements.tasks import (
-    OutcomeRow,
-    TaskService,
-    read_outcomes,
-    read_service,
-)
+from horsies.db.statement import Script, Statement, Step, drive
+from horsies.db.statements.tasks import OutcomeRow, read_outcomes
 from horsies.modules import Deferred
 from horsies.states import TASK_TERMINAL_STATES, WorkflowStatus
+from horsies.words import first_sentence
 
 if TYPE_CHECKING:
-    from horsies import findings
     from horsies.db.statements import blocked, workflows
     from horsies.db.statements.workflows import RunOutcome
+    from horsies.findings import Finding
 else:
-    findings = Deferred("horsies.findings")
     blocked = Deferred("horsies.db.statements.blocked")
     workflows = Deferred("horsies.db.statements.workflows")
 
@@ -59,7 +54,7 @@ SPARE_SECONDS = 60.0
 SMALL_RESULT_BYTES = 1_048_576
 # How much longer than its timeout a wait may take to find out the reason.
 OBSTACLE_SECONDS = 0.5
-_SERVICE_LOCK_MS = 100
+_OBSTACLE_LOCK_MS = 100
 # Plan each statement once: otherwise the server would plan every read by array, which takes longer than
 # the read itself. A plan made while the table was almost empty would keep scanning the whole table, so
 # only index scans are allowed.
@@ -73,14 +68,16 @@ _reported: set[str] = set()
 class Subject(StrEnum):
     """The kinds of rows to wait for; the value is the channel that announces their end.
 
-    ``SERVICE``, the workers available for a task, is read once and has no channel.
+    ``OBSTACLE``, the reason why a task has not ended, is read once and has no channel.
     """
 
     TASK = "task_done"
     RUN = "workflow_done"
-    SERVICE = ""
+    OBSTACLE = ""
 
 
+# Finds the first obstacle of a task.
+FindObstacle: TypeAlias = "Callable[[str], Script[Finding | None]]"
 # An id alone is not unique: a run may have been started with a task's id.
 _Key: TypeAlias = tuple[Subject, str]
 
@@ -126,8 +123,10 @@ class Waiters:
         connect: Callable[[], Connection[Any]],
         poll_seconds: float = POLL_SECONDS,
         spare_seconds: float = SPARE_SECONDS,
+        find_obstacle: FindObstacle | None = None,
     ) -> None:
         self._connect = connect
+        self._find_obstacle = find_obstacle
         self._poll_seconds = poll_seconds
         self._spare_seconds = spare_seconds
         # Until the database has been reached once, a failure to connect is more likely a mistake than
@@ -161,21 +160,23 @@ class Waiters:
         """
         return self._watch((Subject.RUN, workflow_id), until, once)
 
-    def read_service(self, task_id: str) -> Future[TaskService | None]:
-        """Return a future with the workers that can take a task; None if the task is not waiting."""
-        return self._watch((Subject.SERVICE, task_id), frozenset(), once=True)
+    def ask_obstacle(self, task_id: str) -> Future[Finding | None]:
+        """Return a future with the first obstacle that `horsies explain` has for a task; None if there
+        is none.
+        """
+        return self._watch((Subject.OBSTACLE, task_id), frozenset(), once=True)
 
-    def obstacle(self, task_id: str, asked: Future[TaskService | None]) -> str:
-        """Return the obstacle that ``read_service`` found, as the end of a sentence; empty if there is
-        none.
+    def obstacle(self, task_id: str, asked: Future[Finding | None]) -> str:
+        """Return the obstacle that ``ask_obstacle`` found, as the end of a sentence; empty if there is
+        none, or if it is not known yet.
         """
         self.forget(task_id, asked)
         has_answer = asked.done() and not asked.cancelled() and asked.exception() is None
-        service = asked.result() if has_answer else None
-        if service is None or service.obstacle is None:
+        found = asked.result() if has_answer else None
+        if found is None:
             return ""
-        names = {"queue": service.queue_name, "task": f"task {service.task_name!r}"}
-        return f": {findings.clause(service.obstacle, **names)}"
+        text = first_sentence(found.sentence)
+        return f": {text[:1].lower()}{text[1:]} ({found.code})"
 
     def _watch(self, key: _Key, until: frozenset[str], once: bool) -> Future[Any]:
         with self._lock:
@@ -310,8 +311,11 @@ class Waiters:
         by_subject: dict[Subject, list[_Key]] = {}
         for key in wanted:
             by_subject.setdefault(key[0], []).append(key)
+        obstacles = by_subject.pop(Subject.OBSTACLE, None)
         for subject, keys in by_subject.items():
             self._read_keys(self._pipeline, subject, keys)
+        if obstacles:
+            self._read_obstacle(self._pipeline, obstacles)
 
     def _read_keys(self, pipeline: Pipeline, subject: Subject, keys: Sequence[_Key]) -> None:
         """Read all rows in one statement, or one by one after a data error: an unreadable result fails
@@ -330,6 +334,23 @@ class Waiters:
             return
         for key in keys:
             self._deliver(key, found.get(key[1]))
+
+    def _read_obstacle(self, pipeline: Pipeline, keys: Sequence[_Key]) -> None:
+        """Find the obstacle of one task, and leave the others to the next rounds: an explanation takes
+        several statements, and results come first.
+        """
+        key, *later = keys
+        if later:
+            with self._lock:
+                self._fresh.update(later)
+                self._wake()
+        find = self._find_obstacle
+        try:
+            found = None if find is None else _explain(pipeline, find(key[1]))
+        except Exception as error:  # results of other tasks are still waited for
+            self._fail([key], error, lambda _, waiter: self._is_current(waiter))
+        else:
+            self._deliver(key, found)
 
     def _deliver(self, key: _Key, row: Any) -> None:
         with self._lock:
@@ -443,19 +464,34 @@ def wait_for(future: Future[Any], seconds: float | None) -> None:
     ended.acquire(timeout=-1 if seconds is None else seconds)
 
 
+def _read_runs(ids: Sequence[str]) -> Step:
+    return workflows.read_runs(ids, SMALL_RESULT_BYTES)
+
+
+_STEPS: dict[Subject, Callable[[list[str]], Step]] = {
+    Subject.TASK: read_outcomes,
+    Subject.RUN: _read_runs,
+}
+
+
 def _read(pipeline: Pipeline, subject: Subject, ids: list[str]) -> dict[str, Any]:
-    match subject:
-        case Subject.TASK:
-            steps: list[Step] = [read_outcomes(ids)]
-        case Subject.RUN:
-            steps = [workflows.read_runs(ids, SMALL_RESULT_BYTES)]
-        case Subject.SERVICE:
-            # Other tasks' results must not wait for a lock on the workers table.
-            lock_wait = blocked.limit_lock_wait(_SERVICE_LOCK_MS)
-            steps = [lock_wait, read_service(ids)]
-        case _:
-            assert_never(subject)
-    return {row.id: row for row in pipeline.run(steps)[-1]}
+    (rows,) = pipeline.run([_STEPS[subject](ids)])
+    return {row.id: row for row in rows}
+
+
+def _explain(pipeline: Pipeline, script: Script[Finding | None]) -> Finding | None:
+    """Run the explanation of a task, with little time and short waits for locks: the results of other
+    tasks wait meanwhile.
+    """
+    ends_at = time.monotonic() + OBSTACLE_SECONDS
+    lock_wait = blocked.limit_lock_wait(_OBSTACLE_LOCK_MS)
+
+    def execute(statement: Statement[Any, Any], params: Any) -> list[Any]:
+        if (seconds := ends_at - time.monotonic()) <= 0:
+            raise TimeoutError("the explanation of a task takes too long")
+        return pipeline.run([lock_wait, (statement, params)], seconds)[-1]
+
+    return drive(execute, script)
 
 
 def _sleep(listener: Listener, wakened: socket.socket, wake_at: float) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from horsies.db.statement import Nothing, StatementFile
 from horsies.encryption import Owner, OwnerLines, Payload, PayloadLines, ShownText
 from horsies.modules import Deferred
-from horsies.states import SILENT_AFTER_SECONDS, TaskAttemptOutcome, TaskStatus
+from horsies.states import TaskAttemptOutcome, TaskStatus
 
 if TYPE_CHECKING:
     from horsies import task_result
@@ -137,15 +137,6 @@ class OutcomeRow(NamedTuple):
     result: Payload | None
     failed_reason: str | None
     error_code: str | None
-
-
-class TaskService(NamedTuple):
-    """A waiting task, and the code of the obstacle between it and live workers, if there is one."""
-
-    id: str
-    task_name: str
-    queue_name: str
-    obstacle: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,10 +297,6 @@ def find_idempotent_task(task_name: str, idempotency_key: str) -> IdempotentTask
 def find_unique_task(task_name: str, idempotency_key: str) -> IdempotentTask: ...
 @TASKS.statement
 def read_outcomes(ids: Sequence[str]) -> OutcomeRow: ...
-@TASKS.statement
-def read_service(
-    ids: Sequence[str], silent_seconds: float = SILENT_AFTER_SECONDS
-) -> TaskService: ...
 @TASKS.statement
 def read_task(id: str, include_result: bool, include_failed_reason: bool) -> TaskRow: ...
 @TASKS.statement

@@ -101,28 +101,6 @@ WHERE task_name::text = %(task_name)s::text AND unique_key = %(idempotency_key)s
 SELECT id::text, task_name, status, result, failed_reason, error_code
 FROM horsies_tasks WHERE id = ANY(%(ids)s::uuid[])
 
--- name: read_service
--- The waiting ones among these tasks, with the first obstacle from the catalogue: the queue is paused, no live worker
--- serves it, or none knows the task. A worker is live if it sent a heartbeat recently or holds its session lock;
--- there are few live workers.
-WITH live AS MATERIALIZED (
-    SELECT worker.queues, worker.known_tasks FROM horsies_workers AS worker
-    WHERE worker.stopped_at IS NULL
-      AND (worker.seen_at > now() - %(silent_seconds)s::float8 * interval '1 second' OR EXISTS (
-          SELECT FROM pg_locks AS held
-          WHERE held.locktype = 'advisory' AND held.granted AND held.objsubid = 1
-            AND held.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-            AND (held.classid::bigint << 32 | held.objid::bigint) = worker.lock_key)))
-SELECT task.id::text, task.task_name, task.queue_name, CASE
-    WHEN stored.paused_at IS NOT NULL THEN 'QUEUE_PAUSED'
-    WHEN NOT EXISTS (SELECT FROM live WHERE task.queue_name = ANY(live.queues)) THEN 'QUEUE_UNSERVED'
-    WHEN NOT EXISTS (
-        SELECT FROM live WHERE task.queue_name = ANY(live.queues)
-          AND (live.known_tasks IS NULL OR live.known_tasks -> 'tasks' ? task.task_name)) THEN 'TASK_UNKNOWN'
-    END AS obstacle
-FROM horsies_tasks AS task LEFT JOIN horsies_queues AS stored ON stored.queue_name = task.queue_name
-WHERE task.id = ANY(%(ids)s::uuid[]) AND coalesce(task.status, '') = 'PENDING'
-
 -- name: read_task
 -- One task for handle.info, by primary key; the two large columns only on request.
 SELECT id::text AS task_id, task_name, status, queue_name, priority, retry_count, max_retries, next_retry_at,

@@ -132,6 +132,12 @@ def explain_task_script(task_id: str) -> Script[Explanation]:
     return found if found is not None else (yield from _missing("task", stored))
 
 
+def obstacle_script(task_id: str) -> Script[Finding | None]:
+    """Return the first obstacle of a task, for the message of a wait that times out."""
+    explained = yield from explain_task_script(task_id)
+    return next((one for one in explained.reasons if one.blocks), None)
+
+
 def explain_run_script(run_id: str) -> Script[Explanation]:
     """Explain why a workflow run is not making progress."""
     if (stored := stored_form(run_id)) is None:

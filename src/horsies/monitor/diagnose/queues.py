@@ -21,7 +21,7 @@ from horsies.db.statements.explain import (
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.db.statements.refusals import DAMAGED, UNREACHABLE, RefusedCalls
 from horsies.encryption import store_of
-from horsies.findings import Finding, Level, Subject, between, command, finding, opening
+from horsies.findings import Finding, Level, Subject, between, command, finding
 from horsies.monitor.overview import (
     WorkerHealth,
     health_of,
@@ -138,8 +138,7 @@ def pause_reasons(queue: QueueSituation) -> Iterator[Finding]:
         is_long = (queue.looked_at - queue.paused_at).total_seconds() >= LONG_PAUSE_SECONDS
         yield finding(
             "QUEUE_PAUSED",
-            f"{opening('QUEUE_PAUSED', queue=queue.name)}{by} "
-            f"{between(queue.paused_at, queue.looked_at)} ago.",
+            f"Queue {queue.name!r} was paused{by} {between(queue.paused_at, queue.looked_at)} ago.",
             level=Level.RED if is_long else Level.YELLOW,
             since=queue.paused_at,
             subjects=[queue.name],
@@ -153,7 +152,7 @@ def unserved_reasons(queue: QueueSituation) -> Iterator[Finding]:
     if queue.servers:
         return
     served = queue.served_names
-    parts = [opening("QUEUE_UNSERVED", queue=queue.name)]
+    parts = [f"No live worker serves queue {queue.name!r}"]
     parts.append(f"; served are: {listed(served)}" if served else "; no worker is running")
     last = queue.last_server
     if last is not None:

@@ -10,12 +10,12 @@ from horsies.db.statements.doctor import PausedRun
 from horsies.db.statements.explain import MapPlace, NodeFacts, RunFacts, ScheduleFacts
 from horsies.db.statements.schedules import LATE_SECONDS
 from horsies.findings import (
+    CATALOGUE,
     Finding,
     Level,
     Subject,
     at_and_ago,
     between,
-    clause,
     command,
     finding,
 )
@@ -266,7 +266,8 @@ def _skipped(schedule: ScheduleFacts) -> Iterator[Finding]:
     code = f"SKIPPED_{schedule.skip_reason}"
     yield finding(
         code,
-        f"Slots until {between(schedule.skipped_at, schedule.looked_at)} ago were skipped: {clause(code)}.",
+        f"Slots until {between(schedule.skipped_at, schedule.looked_at)} ago were skipped: "
+        f"{CATALOGUE[code].clause}.",
         since=schedule.skipped_at,
         subjects=[schedule.name],
     )

@@ -12,7 +12,7 @@ from horsies.db.statements.explain import Ahead, Knowledge, MapPlace, OpenTransa
 from horsies.db.statements.keys import KeyState
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.errors import UNLIMITED_RETRIES
-from horsies.findings import Finding, Level, Subject, at_and_ago, between, command, finding, opening
+from horsies.findings import Finding, Level, Subject, at_and_ago, between, command, finding
 from horsies.monitor.diagnose.queues import (
     LONG_PAUSE_SECONDS,
     QueueSituation,
@@ -288,7 +288,7 @@ def _unknown(situation: TaskSituation) -> Finding:
     fails = "" if grace is None else f" after {lasting(grace)}"
     return finding(
         "TASK_UNKNOWN",
-        f"{opening('TASK_UNKNOWN', queue=queue.name, task=_wanted(task))}; it fails with "
+        f"No live worker of queue {queue.name!r} knows {_wanted(task)}; it fails with "
         f"WORKER_RESOLUTION_ERROR{fails}.",
         since=task.enqueued_at,
         subjects=[worker.label for worker in queue.servers],
