@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import typer.main
 
 from horsies.cli import main
-from horsies.cli.main import command_line
+from tests.support.every_command import CONTEXTS, HELP_COLUMNS
 
-COLUMNS, ROWS = 80, 40
-
-
-def _walk(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, Any]]:
-    context = command.make_context(
-        name,
-        [],
-        parent=parent,
-        resilient_parsing=True,
-        terminal_width=COLUMNS,
-        max_content_width=COLUMNS,
-    )
-    yield context.command_path, context
-    for child_name, child in getattr(command, "commands", {}).items():
-        yield from _walk(child, child_name, context)
-
-
-CONTEXTS = dict(_walk(typer.main.get_command(command_line()), "horsies"))
+ROWS = 40
 
 
 @pytest.mark.parametrize("path", CONTEXTS)
@@ -41,7 +21,7 @@ def test_a_help_text_begins_with_an_example_and_fits_one_screen(path: str) -> No
     )
     assert f"Usage: {path}" in "\n".join(lines)
     assert len(lines) <= ROWS, f"{path} has {len(lines)} rows of help: shorten its texts"
-    assert max(map(len, lines)) <= COLUMNS
+    assert max(map(len, lines)) <= HELP_COLUMNS
 
 
 @pytest.mark.parametrize("path", CONTEXTS)

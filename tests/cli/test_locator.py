@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_help import CONTEXTS
+from tests.support.every_command import CONTEXTS
 
 TAKE_APPLICATIONS = {
     path: context.command

@@ -8,8 +8,8 @@ import pytest
 
 from horsies.db.statements.turn import ClaimBatch, ClaimedTask, claim_batch
 from horsies.tasks.keys import lane_of
-from tests.db.test_keys import Ring, add_keyed, add_many_keyed
 from tests.support.database import Database
+from tests.support.keys import Ring, add_keyed, add_many_keyed
 from tests.support.query_plans import reads
 from tests.support.rows import ago
 

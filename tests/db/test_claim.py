@@ -26,7 +26,7 @@ from horsies.db.statements.turn import (
     seconds_until_due,
 )
 from tests.support.database import Database
-from tests.support.rows import add_task, ago, picture, row_of
+from tests.support.rows import add_many, add_task, ago, picture, row_of
 
 FUTURE = sql.SQL("now() + interval '1 hour'")
 PAST = sql.SQL("now() - interval '1 hour'")
@@ -47,16 +47,6 @@ def claim(
 
 def ids(claimed: Sequence[ClaimedTask]) -> list[str]:
     return [task.id for task in claimed]
-
-
-def add_many(connection: Connection[Any], count: int, queue: str = "default") -> None:
-    """Insert that many due tasks, one millisecond apart."""
-    connection.execute(
-        "INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha, enqueued_at) "
-        "SELECT gen_random_uuid(), 'work', %s, 'sha', now() - n * interval '1 millisecond' "
-        "FROM generate_series(1, %s) AS n",
-        (queue, count),
-    )
 
 
 def count(connection: Connection[Any], status: str) -> int:

@@ -7,11 +7,10 @@ from collections import Counter
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.db.test_claim import add_many
-from tests.db.test_keys import Ring, add_keyed, add_many_keyed
-from tests.db.test_limits_of_keys import limit
 from tests.support.database import Database
 from tests.support.examples import examples
+from tests.support.keys import Ring, add_keyed, add_many_keyed, limit
+from tests.support.rows import add_many
 
 # More than all claims of an example take.
 BACKLOG = 150

@@ -23,10 +23,9 @@ from horsies.db.statements.turn import (
     seconds_until_due,
 )
 from horsies.tasks.keys import lane_of
-from tests.db.test_keys import Ring, add_keyed, add_many_keyed
-from tests.db.test_limits_of_keys import limit
-from tests.db.test_query_plans import reads
 from tests.support.database import Database
+from tests.support.keys import Ring, add_keyed, add_many_keyed, limit
+from tests.support.query_plans import task_reads
 
 MANY = 1_000_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 100_000
 QUEUES = ["default", "empty"]
@@ -88,7 +87,7 @@ def test_no_statement_reads_the_tasks_of_the_noisy_key(crowded: Database) -> Non
                 limit(crowded, **limits)
             for statement, params in steps():
                 started = time.perf_counter()
-                rows, scans, fetched, entries = reads(crowded, (statement, params))
+                rows, scans, fetched, entries = task_reads(crowded, (statement, params))
                 taken_ms = 1000 * (time.perf_counter() - started)
                 found = f"{statement.name} {limits}: {fetched} rows, {entries} entries"
                 print(f"{found}, {taken_ms:.1f} ms")

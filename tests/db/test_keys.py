@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import psycopg
 import pytest
 
 from horsies.db.statements.turn import (
-    ClaimedTask,
     ClaimTasks,
     LookAhead,
     LookAtKeys,
@@ -20,61 +18,8 @@ from horsies.db.statements.turn import (
 )
 from horsies.tasks.keys import lane_of
 from tests.support.database import Database
+from tests.support.keys import Ring, add_keyed, add_many_keyed
 from tests.support.rows import add_task, ago
-
-FIRST = -(2**63)
-
-
-class Ring:
-    """A worker's claims from one queue, each going on where the one before it ended."""
-
-    def __init__(self, connection: Database, queue: str = "default") -> None:
-        self.connection, self.queue, self.cursor = connection, queue, FIRST
-        self.is_drained = False
-        self.wait_seconds = 0.0
-
-    def claim(self, children: int = 1, **more: Any) -> list[str | None]:
-        """The keys of the tasks that so many idle children get."""
-        return [key_of(self.connection, task) for task in self.take(children, **more)]
-
-    def take(self, children: int = 1, **more: Any) -> list[ClaimedTask]:
-        pids = list(range(1, children + 1))
-        worker_id = more.pop("worker_id", "w")
-        queue_limits = more.pop("queue_limits", [children])
-        wanted = ClaimTasks(
-            worker_id, "host", pids, [self.queue], queue_limits, cursors=[self.cursor], **more
-        )
-        rows = claim_tasks.run(self.connection, wanted)
-        (answer,) = [row for row in rows if not row.id]
-        assert answer.lane is not None
-        is_drained, _, wait_seconds = answer.details.partition(" ")
-        self.cursor, self.is_drained = answer.lane, is_drained == "t"
-        self.wait_seconds = float(wait_seconds or 0)
-        return [row for row in rows if row.id]
-
-
-def key_of(connection: Database, task: ClaimedTask) -> str | None:
-    query = "SELECT lane_key FROM horsies_tasks WHERE id = %s"
-    (row,) = connection.execute(query, (task.id,)).fetchall()
-    return None if row[0] is None else str(row[0])
-
-
-def add_keyed(
-    connection: Database, key: str, count: int = 1, queue: str = "default", **columns: Any
-) -> None:
-    for _ in range(count):
-        lane = lane_of(queue, key).number
-        add_task(connection, queue_name=queue, lane_key=key, lane=lane, held=True, **columns)
-
-
-def add_many_keyed(connection: Database, key: str, count: int, queue: str = "default") -> None:
-    connection.execute(
-        "INSERT INTO horsies_tasks "
-        "(id, task_name, queue_name, enqueue_sha, lane_key, lane, held, enqueued_at) SELECT "
-        " gen_random_uuid(), 'work', %s, 'sha', %s, %s, true, now() - interval '1 minute' "
-        "FROM generate_series(1, %s)",
-        (queue, key, lane_of(queue, key).number, count),
-    )
 
 
 def by_ring(keys: Sequence[str], queue: str = "default") -> list[str]:

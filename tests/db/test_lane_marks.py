@@ -23,11 +23,10 @@ from horsies.worker import busy_lanes
 from horsies.worker.busy_lanes import NO_MARKS
 from horsies.worker.keyed import KeyRings
 from horsies.worker.turn import EVERYWHERE, EVERYWHERE_SECONDS, Bookmarks, Claimer, TurnRequest
-from tests.db.test_keys import add_keyed, add_many_keyed
-from tests.db.test_limits_of_keys import OFFER, end, limit, retry
-from tests.db.test_notify import SENTINEL, Ears
 from tests.support.database import Database
 from tests.support.examples import examples
+from tests.support.keys import OFFER, add_keyed, add_many_keyed, end, limit, retry
+from tests.support.notifications import SENTINEL, Ears
 from tests.support.rows import add_task, ago
 
 QUEUES = ["default"]

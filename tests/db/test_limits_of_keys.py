@@ -17,79 +17,31 @@ from horsies.db.statements.turn import (
     ClaimTasks,
     ClaimUnresolvable,
     CompleteTasks,
-    FailTasks,
     LookAtKeys,
-    RetryTasks,
     claim_tasks,
     claim_unresolvable,
     complete_tasks,
-    fail_tasks,
     look_at_keys,
-    retry_tasks,
 )
 from horsies.db.statements.workers import store_lane_limits
 from horsies.tasks.keys import lane_of
 from horsies.worker.keyed import KeyRings
-from tests.db.test_keys import FIRST, Ring, add_keyed, add_many_keyed, key_of
-from tests.db.test_notify import SENTINEL, Ears
 from tests.support.database import Database
+from tests.support.keys import (
+    FIRST,
+    OFFER,
+    Ring,
+    add_keyed,
+    add_many_keyed,
+    end,
+    fail,
+    key_of,
+    limit,
+    retry,
+)
+from tests.support.notifications import SENTINEL, Ears
 from tests.support.rows import add_task, ago
 from tests.support.wait import wait_until
-
-
-def limit(
-    connection: Database, key: str | None = None, queue: str = "default", **columns: Any
-) -> None:
-    """Set the limits of all keys, or of one."""
-    lane = 0 if key is None else lane_of(queue, key).number
-    values = {"queue_name": queue, "lane": lane, "lane_key": key, **columns}
-    names = ", ".join(values)
-    marks = ", ".join("%s" for _ in values)
-    connection.execute(
-        f"INSERT INTO horsies_lanes ({names}) VALUES ({marks})".encode(), [*values.values()]
-    )
-
-
-def end(connection: Database, *tasks: Any) -> None:
-    ids, generations = [task.id for task in tasks], [task.generation for task in tasks]
-    done = complete_tasks.run(
-        connection, CompleteTasks("w", ids, generations, ["{}"] * len(ids), [None] * len(ids))
-    )
-    assert len(done) == len(ids)
-
-
-def retry(connection: Database, task: Any, delay_seconds: float) -> None:
-    values = RetryTasks(
-        "w",
-        [task.id],
-        [task.generation],
-        [delay_seconds],
-        ["FAILED"],
-        ["X"],
-        ["x"],
-        [None],
-        [None],
-        [9],
-        [None],
-    )
-    assert retry_tasks.run(connection, values)
-
-
-def fail(connection: Database, task: Any) -> None:
-    values = FailTasks(
-        "w",
-        [task.id],
-        [task.generation],
-        ["FAILED"],
-        ["{}"],
-        ["FAILED"],
-        ["DOWN"],
-        ["x"],
-        [None],
-        [None],
-        [None],
-    )
-    assert fail_tasks.run(connection, values)
 
 
 def test_a_cap_holds_for_each_key(connection: Database) -> None:
@@ -260,9 +212,6 @@ def test_a_rolled_back_claim_has_used_no_start(connection: Database, process_url
         assert Ring(other).claim(4) == ["a"]
         other.rollback()
     assert Ring(connection).claim(4) == ["a"]
-
-
-OFFER = ("task_queue_default", "@")
 
 
 @pytest.mark.parametrize(

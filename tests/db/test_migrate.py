@@ -37,7 +37,7 @@ from horsies.db.migrate import (
     schema_version,
 )
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
-from tests.support.migrations import additions, apply_all_but, following, misplaced
+from tests.support.migrations import additions, apply_all_but, catalogue, following, misplaced
 from tests.support.wait import wait_until
 
 # Twenty processes that have imported everything and stand before the same gate: a pipe that opens
@@ -59,27 +59,6 @@ os.close(opener)
 for _ in range(20):
     os.wait()
 """
-
-CATALOGUE = """
-SELECT 'column', table_name || '.' || column_name,
-       concat_ws(' ', ordinal_position, data_type, character_maximum_length, is_nullable, column_default,
-                 is_identity)
-FROM information_schema.columns WHERE table_schema = 'public'
-UNION ALL SELECT 'table', relname, concat(relkind, reloptions) FROM pg_class
-    WHERE relnamespace = 'public'::regnamespace
-UNION ALL SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'
-UNION ALL SELECT 'constraint', conrelid::regclass || '.' || conname, pg_get_constraintdef(oid)
-    FROM pg_constraint WHERE connamespace = 'public'::regnamespace
-UNION ALL SELECT 'function', proname, pg_get_functiondef(oid) FROM pg_proc
-    WHERE pronamespace = 'public'::regnamespace
-UNION ALL SELECT 'trigger', tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
-ORDER BY 1, 2, 3
-"""
-
-
-def catalogue(connection: Connection[Any]) -> list[tuple[str, str, str]]:
-    """Return everything our schema consists of, as the server describes it."""
-    return connection.execute(CATALOGUE).fetchall()
 
 
 def recorded(connection: Connection[Any]) -> list[tuple[str, int, str, str]]:

@@ -16,7 +16,6 @@ from psycopg import Connection, sql
 
 from horsies.config.app import AppConfig, CustomQueueConfig, QueueMode
 from horsies.config.postgres import PostgresConfig
-from horsies.db.listen import Listener
 from horsies.db.statements.tasks import cancel_tasks
 from horsies.db.statements.turn import (
     ClaimTasks,
@@ -33,38 +32,11 @@ from horsies.db.statements.turn import (
     retry_tasks,
 )
 from horsies.errors import HorsiesError
+from tests.support.notifications import SENTINEL, Ears
 from tests.support.rows import add_task, ago
-from tests.support.wait import wait_until
 
-SENTINEL = "test_sentinel"
 LONGEST_QUEUE = "q" * 52
-CHANNELS = ("task_new", "task_done", "task_queue_a", "task_queue_b", "horsies_cancel", SENTINEL)
 OWNER = "worker-1"
-
-
-class Ears:
-    """Listens on all channels; ``heard`` returns everything that was committed before the call."""
-
-    def __init__(self, url: str, channels: tuple[str, ...] = CHANNELS) -> None:
-        self._sender = psycopg.connect(url, autocommit=True)
-        self._listener = Listener(lambda: psycopg.connect(url, autocommit=True), channels)
-        self._listener.open()
-
-    def heard(self) -> list[tuple[str, str]]:
-        self._sender.execute("SELECT pg_notify(%s, '')", (SENTINEL,))
-        notes: list[tuple[str, str]] = []
-
-        def has_sentinel() -> bool:
-            notes.extend(self._listener.receive().notifications)
-            return (SENTINEL, "") in notes
-
-        wait_until(has_sentinel)
-        notes.remove((SENTINEL, ""))
-        return notes
-
-    def close(self) -> None:
-        self._listener.close()
-        self._sender.close()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from psycopg import Connection
 
-from horsies.db.statement import Statement, Step
+from horsies.db.statement import Statement
 from horsies.db.statements.tasks import TASKS, find_unique_task
 from horsies.db.statements.turn import (
     TURN,
@@ -32,7 +32,7 @@ from horsies.db.statements.workers import (
     delete_kept_tasks,
     delete_old_untimed_tasks,
 )
-from tests.support.query_plans import nodes
+from tests.support.query_plans import nodes, task_reads
 
 HOT = [
     pytest.param(statement, id=name)
@@ -119,27 +119,6 @@ def test_no_hot_statement_reads_a_big_table_from_end_to_end(
     assert scanned == [], json.dumps(plan, indent=1)
 
 
-COUNTERS = """
-SELECT pg_stat_get_xact_numscans('horsies_tasks'::regclass),
-       pg_stat_get_xact_tuples_fetched('horsies_tasks'::regclass),
-       (SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index
-        WHERE indrelid = 'horsies_tasks'::regclass)
-"""
-
-
-def reads(connection: Connection[Any], step: Step) -> Any:
-    """Run the statement and return its rows with its cost: whole-table scans, rows fetched through
-    an index, index entries read.
-    """
-    statement, params = step
-    before = connection.execute(COUNTERS).fetchone()
-    rows = statement.run(connection, params)
-    after = connection.execute(COUNTERS).fetchone()
-    assert before is not None
-    assert after is not None
-    return rows, *(int(new - old) for old, new in zip(before, after, strict=True))
-
-
 def claim_for(children: int, queues: list[str]) -> ClaimTasks:
     pids = list(range(1, children + 1))
     return ClaimTasks("worker-x", "host", pids, queues, [children] * len(queues))
@@ -151,7 +130,7 @@ def test_a_claim_reads_hardly_more_than_it_takes(
 ) -> None:
     full.execute("SELECT set_config('plan_cache_mode', %s, false)", (plan_cache_mode,))
     for _ in range(7):  # the sixth is where "auto" may change its mind
-        rows, scans, fetched, entries = reads(full, (claim_tasks, claim_for(8, QUEUES)))
+        rows, scans, fetched, entries = task_reads(full, (claim_tasks, claim_for(8, QUEUES)))
         assert len(rows) == 8
         assert scans == 0
         assert fetched < 150
@@ -159,7 +138,7 @@ def test_a_claim_reads_hardly_more_than_it_takes(
 
 
 def test_a_claim_from_a_queue_of_future_work_does_not_read_it(full: Connection[Any]) -> None:
-    rows, scans, fetched, entries = reads(full, (claim_tasks, claim_for(8, ["tomorrow"])))
+    rows, scans, fetched, entries = task_reads(full, (claim_tasks, claim_for(8, ["tomorrow"])))
     assert rows == []
     assert scans == 0
     assert fetched + entries < 20
@@ -168,7 +147,7 @@ def test_a_claim_from_a_queue_of_future_work_does_not_read_it(full: Connection[A
 def test_a_claim_of_everything_due_does_not_read_the_future_work_behind_it(
     full: Connection[Any],
 ) -> None:
-    rows, scans, fetched, entries = reads(full, (claim_tasks, claim_for(5000, QUEUES)))
+    rows, scans, fetched, entries = task_reads(full, (claim_tasks, claim_for(5000, QUEUES)))
     assert len(rows) == 3000
     assert scans == 0
     assert fetched < 3 * 3000 + 100
@@ -193,21 +172,21 @@ def test_planning_the_next_sleep_probes_the_index_and_nothing_else(
     full: Connection[Any], last_look: datetime | None
 ) -> None:
     wanted = LookAhead([*QUEUES, "tomorrow", "empty"], last_look)
-    rows, scans, fetched, entries = reads(full, (seconds_until_due, wanted))
+    rows, scans, fetched, entries = task_reads(full, (seconds_until_due, wanted))
     assert rows[0].seconds == 0, "some deadlines have passed"
     assert scans == 0
     assert fetched + entries < 150
 
 
 def test_expiry_reads_only_what_is_late(full: Connection[Any]) -> None:
-    rows, scans, fetched, entries = reads(full, (expire_tasks, ExpireTasks("{}", 1000)))
+    rows, scans, fetched, entries = task_reads(full, (expire_tasks, ExpireTasks("{}", 1000)))
     assert len(rows) == 100
     assert scans == 0
     assert fetched + entries < 700
 
 
 def test_retention_does_not_read_young_tasks_whose_ids_have_no_time(full: Connection[Any]) -> None:
-    rows, scans, fetched, entries = reads(full, delete_old_untimed_tasks(24, 1000))
+    rows, scans, fetched, entries = task_reads(full, delete_old_untimed_tasks(24, 1000))
     assert rows == []
     assert scans == 0
     assert fetched + entries < 10
@@ -219,7 +198,7 @@ def test_retention_of_their_own_finds_tasks_by_their_index(full: Connection[Any]
         "completed_at = now() - interval '2 hours' WHERE id IN (SELECT id FROM horsies_tasks "
         "WHERE status = 'COMPLETED' LIMIT 50)"
     )
-    rows, scans, fetched, entries = reads(full, delete_kept_tasks(20))
+    rows, scans, fetched, entries = task_reads(full, delete_kept_tasks(20))
     assert len(rows) == 20
     assert scans == 0
     assert fetched + entries < 200
@@ -233,6 +212,6 @@ def test_a_key_that_is_unique_for_a_time_is_found_by_its_index(full: Connection[
     ).fetchone()
     assert found is not None
     key = find_unique_task("work", found[0])
-    rows, scans, fetched, entries = reads(full, key)
+    rows, scans, fetched, entries = task_reads(full, key)
     assert (len(rows), scans) == (1, 0)
     assert fetched + entries < 10

@@ -11,7 +11,7 @@ from psycopg import Connection
 from horsies.db.statements.workers import pass_wake_up, wait_for_tasks
 from horsies.ids import new_id
 from horsies.worker.liveness import lock_key
-from tests.db.test_notify import SENTINEL, Ears
+from tests.support.notifications import SENTINEL, Ears
 from tests.support.rows import add_task, ago
 
 QUEUE_CHANNEL = "task_queue_a"

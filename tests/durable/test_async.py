@@ -16,8 +16,8 @@ from horsies import (
     TaskDefinitionError,
 )
 from horsies.testing import clock_of, run_pending
-from tests.durable.conftest import Effects
 from tests.support.database import Database
+from tests.support.durable_runs import Effects
 
 
 def test_an_async_function_takes_every_kind_of_step_once(

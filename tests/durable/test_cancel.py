@@ -18,8 +18,8 @@ from horsies import (
     TaskStatus,
 )
 from horsies.testing import clock_of, run_pending
-from tests.durable.conftest import Effects, info_of
 from tests.support.database import Database
+from tests.support.durable_runs import Effects, info_of
 
 DAY = timedelta(days=1)
 

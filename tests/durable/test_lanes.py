@@ -7,9 +7,9 @@ from typing import Any
 
 from horsies import AnyNode, Durable, Horsies, MapNode, TaskHandle, TaskStatus
 from horsies.testing import clock_of, run_pending
-from tests.db.test_limits_of_keys import limit
-from tests.durable.conftest import Effects, info_of
 from tests.support.database import Database
+from tests.support.durable_runs import Effects, info_of
+from tests.support.keys import limit
 
 DAY = timedelta(days=1)
 

@@ -25,8 +25,8 @@ from horsies import (
 )
 from horsies.durable import past
 from horsies.testing import clock_of, run_pending
-from tests.durable.conftest import Effects, info_of
 from tests.support.database import Database
+from tests.support.durable_runs import Effects, info_of
 
 
 class Account(BaseModel):

@@ -24,8 +24,8 @@ from horsies import (
 )
 from horsies.durable.time_limit import StepTimeout, within, within_async
 from horsies.testing import clock_of, run_pending
-from tests.durable.conftest import Effects
 from tests.support.database import Database
+from tests.support.durable_runs import Effects
 
 # Longer than any test may last: only an interruption ends it.
 FOREVER = 600.0

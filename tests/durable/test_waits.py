@@ -25,8 +25,8 @@ from horsies import (
 )
 from horsies.db.statements.workers import delete_old_tasks
 from horsies.testing import clock_of, run_pending
-from tests.durable.conftest import Effects, info_of
 from tests.support.database import Database
+from tests.support.durable_runs import Effects, info_of
 
 DAY = timedelta(days=1)
 

@@ -17,8 +17,8 @@ from psycopg import sql
 from horsies.db.statements.durable import ParkTasks, park_tasks, signal_task
 from horsies.db.statements.turn import CompleteTasks, complete_tasks
 from horsies.parking import ParkRequest
-from tests.db.test_limits_of_keys import limit
 from tests.support.database import Database
+from tests.support.keys import limit
 from tests.support.rows import add_task
 
 ROUNDS = 10_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 150

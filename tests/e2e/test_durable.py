@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from horsies import (
     from_node,
 )
 from tests.support.database import Database, backends
+from tests.support.durable_runs import WITNESS, journal_of, start
 from tests.support.explained import Doors, the
 from tests.support.tables import attempts, task, wait_for_status, wait_until_empty
 from tests.support.wait import wait_until
@@ -34,14 +34,6 @@ IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 RUNS, KILLS, WORKER_KILLS = (300, 600, 20) if IS_LONG else (12, 25, 1)
 # The async functions among them run side by side in a child of their own.
 ASYNC = ("--async-children", "1", "--async-slots", "4")
-APPLICATION = "tests.support.apps.durable:app"
-# A row of a step is written once: an update would change the past of a run.
-WITNESS = """
-CREATE TABLE durable_effects (task_id uuid, number integer);
-CREATE FUNCTION e2e_unchanged() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN RAISE EXCEPTION 'a recorded step was changed'; END $$;
-CREATE TRIGGER e2e_unchanged BEFORE UPDATE ON horsies_steps FOR EACH ROW EXECUTE FUNCTION e2e_unchanged();
-"""
 
 
 @pytest.fixture
@@ -60,22 +52,6 @@ def witnessed(connection: Database) -> Iterator[Database]:
         "WHERE application_name LIKE 'horsies:child%' AND datname = current_database()"
     )
     connection.execute("DROP FUNCTION e2e_unchanged CASCADE; DROP TABLE durable_effects")
-
-
-def start(fleet: Fleet, *options: str, processes: int = 2) -> RunningWorker:
-    return fleet.start(
-        *options, application=APPLICATION, processes=processes, config=QUICK_RECOVERY
-    )
-
-
-def journal_of(fleet: Fleet) -> dict[str, Counter[tuple[str, str]]]:
-    """The calls of the functions of steps, by run: how often each token was made."""
-    path = fleet.journal.path
-    made: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
-    for line in path.read_text().splitlines() if path.exists() else []:
-        task_id, step, token = line.split()
-        made[task_id][step, token] += 1
-    return made
 
 
 def kill_child(connection: Database, dice: random.Random) -> bool:

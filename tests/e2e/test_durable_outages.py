@@ -14,8 +14,8 @@ import pytest
 
 from horsies import TaskHandle
 from horsies.tasks.options import TaskOptions
-from tests.e2e.test_durable import APPLICATION, WITNESS, journal_of, start
 from tests.support.database import Database, backends
+from tests.support.durable_runs import APPLICATION, WITNESS, journal_of, start
 from tests.support.private_server import PrivateServer
 from tests.support.rows import add_task, ago
 from tests.support.tables import attempts, recover_dead_workers, wait_for_status, wait_until_empty

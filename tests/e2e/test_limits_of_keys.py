@@ -21,9 +21,9 @@ import psycopg
 import pytest
 
 from horsies import Debounce
-from tests.db.test_keys import add_keyed
-from tests.e2e.test_living_workers import settable_clock
+from tests.support.clocks import settable_clock
 from tests.support.database import Database
+from tests.support.keys import add_keyed
 from tests.support.private_server import PrivateServer
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet, Journal

@@ -7,14 +7,11 @@ HORSIES_TEST_OUTAGES=long takes the default settings and the times that go with 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -22,6 +19,7 @@ import pytest
 from psycopg import sql
 
 from horsies import RecoveryConfig
+from tests.support.clocks import settable_clock
 from tests.support.database import Database, terminate_others
 from tests.support.private_server import LOCKED_ROLE, PASSWORD, PrivateServer
 from tests.support.proxy import Proxy
@@ -29,7 +27,7 @@ from tests.support.rows import insert_raw
 from tests.support.schedulers import every
 from tests.support.tables import attempts, task
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, RunningWorker, faketime_library, is_gone
+from tests.support.workers import Fleet, RunningWorker, is_gone
 
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 
@@ -235,25 +233,6 @@ def test_a_worker_stopped_beyond_all_thresholds_takes_up_its_work_again(
     assert task(connection, lost).status == "FAILED"
     assert len(fleet.journal.lines("start", lost)) == 1
     assert all(one.process.poll() is None for one in (frozen, *others))
-
-
-@contextmanager
-def settable_clock(server: PrivateServer) -> Iterator[Path]:
-    """Restart the server with a clock that follows the offset in a file."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("a server with a wrong clock needs root and setpriv")
-    library = faketime_library()
-    with tempfile.TemporaryDirectory() as directory:
-        # The server runs as another user.
-        Path(directory).chmod(0o755)
-        offset = Path(directory) / "offset"
-        offset.write_text("+0")
-        clock = [f"LD_PRELOAD={library}", f"FAKETIME_TIMESTAMP_FILE={offset}"]
-        options = ["FAKETIME_NO_CACHE=1", "DONT_FAKE_MONOTONIC=1"]
-        server.stop()
-        server.start_through([], 5432, as_owner=["env", *clock, *options], addresses="")
-        yield offset
-        server.stop()
 
 
 def test_steps_of_the_databases_clock_make_no_worker_look_dead(

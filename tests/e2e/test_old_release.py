@@ -18,9 +18,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.db.test_keys import add_keyed
-from tests.db.test_migrate import catalogue
 from tests.support.database import Database
+from tests.support.keys import add_keyed
+from tests.support.migrations import catalogue
 from tests.support.previous_release import release_at
 from tests.support.rows import add_task
 from tests.support.wait import wait_until

@@ -16,11 +16,10 @@ from horsies.monitor.keys import limit_words
 from horsies.monitor.metrics import ClusterGauges
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.keys import lane_of
-from tests.db.test_keys import Ring, add_keyed, add_many_keyed
-from tests.db.test_limits_of_keys import fail, limit, retry
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.explained import Doors, codes, the
+from tests.support.keys import Ring, add_keyed, add_many_keyed, fail, limit, retry
 from tests.support.rows import actions, add_run, add_task, add_worker, ago
 
 pytestmark = pytest.mark.usefixtures("connection")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -13,13 +13,10 @@ from horsies.app import Horsies
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import run_script
 from horsies.db.statements.measures import (
-    AddMeasures,
-    add_measures,
     compact_measures,
     find_failing_tasks,
 )
 from horsies.monitor.measures import (
-    BUCKETS,
     Series,
     done_by_minute_script,
     read_measures_script,
@@ -28,6 +25,7 @@ from horsies.monitor.measures import (
 from horsies.worker.reaper import sweep
 from tests.support.database import Database
 from tests.support.examples import examples
+from tests.support.measures import add
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 BY_BUCKET = """SELECT queue_name, task_name, kind, place, sum(value) FROM horsies_measures,
@@ -36,31 +34,6 @@ BY_BUCKET = """SELECT queue_name, task_name, kind, place, sum(value) FROM horsie
 GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"""
 BY_COLUMN = """SELECT queue_name, task_name, sum(done), sum(failed), sum(retried), sum(crashed),
     sum(stopped), sum(waited_ms), sum(ran_ms) FROM horsies_measures GROUP BY 1, 2 ORDER BY 1, 2"""
-
-
-def add(
-    connection: Database,
-    counts: list[tuple[int, str, str, int]],
-    now: datetime | None = None,
-) -> None:
-    """Add attempts that ended this many minutes ago: (minutes, queue, task, count)."""
-    minute = int((now or datetime.now(UTC)).timestamp()) // 60
-    ages, queues, names, ended = (list(column) for column in zip(*counts, strict=True))
-    buckets = [
-        "{" + ",".join(str(count * (place == count % BUCKETS)) for place in range(BUCKETS)) + "}"
-        for count in ended
-    ]
-    columns = AddMeasures(
-        [minute - age for age in ages],
-        queues,
-        names,
-        *(ended, ended, ended, ended, ended),
-        [count * 1000 for count in ended],
-        [count * 10 for count in ended],
-        buckets,
-        buckets,
-    )
-    add_measures.run(connection, columns)
 
 
 def read(app: Horsies, script: Any) -> Any:

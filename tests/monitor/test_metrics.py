@@ -48,9 +48,9 @@ from horsies.worker.probe import (
     worker_values,
 )
 from horsies.worker.tally import Tally
-from tests.db.test_keys import add_keyed
 from tests.support.command_line import Run
 from tests.support.database import Database
+from tests.support.keys import add_keyed
 from tests.support.pool import claimed
 from tests.support.rows import add_task, add_worker, ago
 from tests.support.wait import wait_until

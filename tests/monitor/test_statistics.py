@@ -18,8 +18,8 @@ from horsies.monitoring import (
     task_statistics_async,
 )
 from horsies.tasks.broker import BrokerErrorCode
-from tests.monitor.test_measures import add
 from tests.support.database import Database
+from tests.support.measures import add
 from tests.support.rows import add_task
 
 HOUR = timedelta(hours=1)

@@ -17,10 +17,9 @@ import typer.main
 import yaml
 
 from horsies.cli.main import command_line
-from tests.db.test_keys import add_keyed
-from tests.db.test_limits_of_keys import limit
 from tests.support.database import Database
 from tests.support.helm import Chart
+from tests.support.keys import add_keyed, limit
 from tests.support.rows import add_task, ago
 from tests.support.workers import REPOSITORY
 

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import environment
+from tests.support.commands import environment, running_worker
 from tests.support.doc_pages import REPOSITORY, blocks, files, page
-from tests.support.wait import wait_until
 
 COMMANDS = ("python ", "horsies check", "horsies version")
 QUICKSTART = REPOSITORY / "examples" / "quickstart"
-
-
-@contextmanager
-def running_worker(
-    directory: Path, database_url: str, locator: str = "tasks.py", log: Path | None = None
-) -> Iterator[Path]:
-    """Run `horsies worker tasks.py` as the pages say; yields its log, expects a clean stop."""
-    log = log or directory / "worker.log"
-    with log.open("w") as output:
-        worker = subprocess.Popen(
-            ["horsies", "worker", locator],
-            cwd=directory,
-            env=environment(HORSIES_DATABASE_URL=database_url),
-            stderr=output,
-        )
-        try:
-            wait_until(lambda: "listening on" in log.read_text() or worker.poll() is not None, 30)
-            yield log
-            worker.send_signal(signal.SIGINT)
-            assert worker.wait() == 0, log.read_text()
-        finally:
-            worker.kill()
-            worker.wait()
 
 
 def sessions(text: str) -> Iterator[tuple[str, str]]:

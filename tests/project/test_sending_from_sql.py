@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.project.test_examples import running_worker
+from tests.support.commands import running_worker
 from tests.support.database import Database
 from tests.support.doc_pages import blocks, files, page, rows, section
 from tests.support.wait import wait_until

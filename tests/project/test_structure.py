@@ -71,6 +71,19 @@ def test_the_page_about_the_way_of_a_task_names_files_that_a_task_enters() -> No
     assert main_line() <= files_on_the_way()
 
 
+def test_helpers_are_imported_from_the_support_folder() -> None:
+    # A test module can then change or go, and the others stay.
+    borrowed = [
+        f"{path}:{node.lineno}"
+        for path in Path("tests").rglob("*.py")
+        if not path.is_relative_to("tests/web")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom)
+        and re.match(r"tests\.(\w+\.)*(test_\w+|conftest)$", node.module or "")
+    ]
+    assert borrowed == []
+
+
 def test_the_tests_look_only_at_the_sessions_of_their_database() -> None:
     # Several test processes share a server: the session of a neighbour must not satisfy a test's wait.
     unscoped = [

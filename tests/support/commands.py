@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,3 +88,26 @@ def run(directory: Path, command: list[str], database_url: str) -> subprocess.Co
         check=False,
         timeout=60,
     )
+
+
+@contextmanager
+def running_worker(
+    directory: Path, database_url: str, locator: str = "tasks.py", log: Path | None = None
+) -> Iterator[Path]:
+    """Run `horsies worker tasks.py` as the pages say; yields its log, expects a clean stop."""
+    log = log or directory / "worker.log"
+    with log.open("w") as output:
+        worker = subprocess.Popen(
+            ["horsies", "worker", locator],
+            cwd=directory,
+            env=environment(HORSIES_DATABASE_URL=database_url),
+            stderr=output,
+        )
+        try:
+            wait_until(lambda: "listening on" in log.read_text() or worker.poll() is not None, 30)
+            yield log
+            worker.send_signal(signal.SIGINT)
+            assert worker.wait() == 0, log.read_text()
+        finally:
+            worker.kill()
+            worker.wait()

@@ -117,3 +117,25 @@ def _actions(callback: Any) -> Iterator[str]:
     for one in (action, *typing.get_args(action)):
         if isinstance(one, type) and issubclass(one, Enum):
             yield from (member.value for member in one)
+
+
+# The width of the help texts that the tests read.
+HELP_COLUMNS = 80
+
+
+def _walk(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, Any]]:
+    context = command.make_context(
+        name,
+        [],
+        parent=parent,
+        resilient_parsing=True,
+        terminal_width=HELP_COLUMNS,
+        max_content_width=HELP_COLUMNS,
+    )
+    yield context.command_path, context
+    for child_name, child in getattr(command, "commands", {}).items():
+        yield from _walk(child, child_name, context)
+
+
+# Every command by its path, with its context.
+CONTEXTS = dict(_walk(typer.main.get_command(command_line()), "horsies"))

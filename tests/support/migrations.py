@@ -78,3 +78,25 @@ def git(*arguments: str) -> list[str]:
     except OSError:
         return []
     return found.stdout.split()
+
+
+CATALOGUE = """
+SELECT 'column', table_name || '.' || column_name,
+       concat_ws(' ', ordinal_position, data_type, character_maximum_length, is_nullable, column_default,
+                 is_identity)
+FROM information_schema.columns WHERE table_schema = 'public'
+UNION ALL SELECT 'table', relname, concat(relkind, reloptions) FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace
+UNION ALL SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'
+UNION ALL SELECT 'constraint', conrelid::regclass || '.' || conname, pg_get_constraintdef(oid)
+    FROM pg_constraint WHERE connamespace = 'public'::regnamespace
+UNION ALL SELECT 'function', proname, pg_get_functiondef(oid) FROM pg_proc
+    WHERE pronamespace = 'public'::regnamespace
+UNION ALL SELECT 'trigger', tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
+ORDER BY 1, 2, 3
+"""
+
+
+def catalogue(connection: Connection[Any]) -> list[tuple[str, str, str]]:
+    """Return everything our schema consists of, as the server describes it."""
+    return connection.execute(CATALOGUE).fetchall()

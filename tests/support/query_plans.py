@@ -47,3 +47,24 @@ def full(full_url: str, request: pytest.FixtureRequest) -> Iterator[Connection[A
         connection.execute("SELECT set_config('plan_cache_mode', %s, false)", (request.param,))
         yield connection
         connection.rollback()
+
+
+TASK_COUNTERS = """
+SELECT pg_stat_get_xact_numscans('horsies_tasks'::regclass),
+       pg_stat_get_xact_tuples_fetched('horsies_tasks'::regclass),
+       (SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid)) FROM pg_index
+        WHERE indrelid = 'horsies_tasks'::regclass)
+"""
+
+
+def task_reads(connection: Connection[Any], step: Step) -> Any:
+    """Run the statement and return its rows with its cost: whole-table scans, rows fetched through
+    an index, index entries read.
+    """
+    statement, params = step
+    before = connection.execute(TASK_COUNTERS).fetchone()
+    rows = statement.run(connection, params)
+    after = connection.execute(TASK_COUNTERS).fetchone()
+    assert before is not None
+    assert after is not None
+    return rows, *(int(new - old) for old, new in zip(before, after, strict=True))

@@ -217,3 +217,13 @@ def retried(*codes: str) -> dict[str, Any]:
     """Return the columns of a task that is retried once for these codes."""
     policy = RetryPolicy.fixed([5], auto_retry_for=list(codes), jitter=False)
     return {"max_retries": 1, "task_options": json.dumps({"retry_policy": policy.to_json()})}
+
+
+def add_many(connection: Database, count: int, queue: str = "default") -> None:
+    """Insert that many due tasks, one millisecond apart."""
+    connection.execute(
+        "INSERT INTO horsies_tasks (id, task_name, queue_name, enqueue_sha, enqueued_at) "
+        "SELECT gen_random_uuid(), 'work', %s, 'sha', now() - n * interval '1 millisecond' "
+        "FROM generate_series(1, %s) AS n",
+        (queue, count),
+    )

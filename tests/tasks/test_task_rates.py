@@ -13,9 +13,9 @@ from horsies.errors import TaskDefinitionError
 from horsies.tasks.keys import key_of_task, lane_of
 from horsies.worker.keyed import LimitsOfKeys
 from horsies.worker.known_tasks import task_defaults
-from tests.db.test_keys import Ring
 from tests.support.applications import Task
 from tests.support.database import Database
+from tests.support.keys import Ring
 
 SLOWLY = Rate(count=1, per_seconds=60, burst=2)
 

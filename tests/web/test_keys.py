@@ -9,9 +9,8 @@ import pytest
 
 from horsies import Horsies
 from horsies.web import AllowAll, ViewOnly
-from tests.db.test_keys import add_keyed
-from tests.db.test_limits_of_keys import limit
 from tests.support.database import Database
+from tests.support.keys import add_keyed, limit
 from tests.support.rows import actions, add_task, ago
 from tests.web.test_actions import Visitor
 from tests.web.test_panels import cells

@@ -51,7 +51,7 @@ from horsies.worker.turn import (
     release_unheld,
     take_turn,
 )
-from tests.db.test_keys import add_keyed
+from tests.support.keys import add_keyed
 from tests.support.poison import DEFERRED, IMMEDIATE, SECRET, poisoned
 from tests.support.pool import claimed
 from tests.support.rows import add_task, ago, row_of

@@ -18,9 +18,9 @@ from horsies.db.statements.turn import CompleteTasks, RetryTasks, complete_tasks
 from horsies.errors import WorkflowValidationError
 from horsies.ids import new_id
 from horsies.tasks.keys import lane_of
-from tests.db.test_keys import Ring
 from tests.support.applications import Task
 from tests.support.database import Database
+from tests.support.keys import Ring
 from tests.support.turns import Tasks
 
 ROWS = """SELECT task_name::text, lane_key, lane, held FROM horsies_tasks

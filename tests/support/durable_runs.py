@@ -1,0 +1,51 @@
+"""Runs of durable functions: workers that run them, and what the functions of their steps did."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from horsies import TaskHandle, TaskInfo
+from tests.support.workers import QUICK_RECOVERY, Fleet, RunningWorker
+
+APPLICATION = "tests.support.apps.durable:app"
+
+
+# A row of a step is written once: an update would change the past of a run.
+WITNESS = """
+CREATE TABLE durable_effects (task_id uuid, number integer);
+CREATE FUNCTION e2e_unchanged() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'a recorded step was changed'; END $$;
+CREATE TRIGGER e2e_unchanged BEFORE UPDATE ON horsies_steps FOR EACH ROW EXECUTE FUNCTION e2e_unchanged();
+"""
+
+
+def start(fleet: Fleet, *options: str, processes: int = 2) -> RunningWorker:
+    return fleet.start(
+        *options, application=APPLICATION, processes=processes, config=QUICK_RECOVERY
+    )
+
+
+def journal_of(fleet: Fleet) -> dict[str, Counter[tuple[str, str]]]:
+    """The calls of the functions of steps, by run: how often each token was made."""
+    path = fleet.journal.path
+    made: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    for line in path.read_text().splitlines() if path.exists() else []:
+        task_id, step, token = line.split()
+        made[task_id][step, token] += 1
+    return made
+
+
+def info_of(sent: TaskHandle[Any]) -> TaskInfo:
+    """The present state of a run's task."""
+    found = sent.info().unwrap()
+    assert found is not None
+    return found
+
+
+class Effects(Counter[str]):
+    """How often each effect happened, outside of the database."""
+
+    def note(self, what: str) -> str:
+        self[what] += 1
+        return what
