@@ -21,6 +21,8 @@ PACKAGE = REPOSITORY / "src" / "horsies"
 TRACER = REPOSITORY / "tools" / "trace"
 STATIONS = REPOSITORY / "docs" / "internals" / "one-task.md"
 RECORDINGS = 5
+# The most files on the main line that a reader follows. This number only goes down.
+MAIN_LINE_MAX = 14
 # Catalogues hold no functions, so the tracer cannot see them.
 SQL = (
     *("db/statements/tasks.py", "db/statements/tasks.sql"),
