@@ -10,9 +10,10 @@ import signal
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -24,9 +25,12 @@ from horsies import Debounce
 from tests.support.clocks import settable_clock
 from tests.support.database import Database
 from tests.support.keys import add_keyed
+from tests.support.poison import poisoned
 from tests.support.private_server import PrivateServer
+from tests.support.proxy import Proxy
+from tests.support.tables import count
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, Journal
+from tests.support.workers import HARDLY_POLLS, Fleet, Journal, RunningWorker
 
 APPLICATION = "tests.support.apps.limited_keys:app"
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
@@ -68,9 +72,9 @@ def send(limited: ModuleType) -> int:
     sent = 0
     for task in (limited.capped, limited.ordered):
         for key in range(KEYS):
-            count = TASKS * (10 if key == 0 else 1)
-            task.send_many(task.bind(f"key{key}", number) for number in range(count)).unwrap()
-            sent += count
+            tasks = TASKS * (10 if key == 0 else 1)
+            task.send_many(task.bind(f"key{key}", number) for number in range(tasks)).unwrap()
+            sent += tasks
     for key in range(4):
         limited.rated.send_many(
             limited.rated.bind(f"key{key}", number) for number in range(10 * TASKS)
@@ -79,36 +83,76 @@ def send(limited: ModuleType) -> int:
     return sent
 
 
-def most_at_once(lines: list[Line]) -> int:
-    """The most attempts of one key that ran at an instant; those of killed children have no end."""
-    ended = {(line.pid, line.key, line.number) for line in lines if line.what != "start"}
+class Kill(NamedTuple):
+    """When a worker was killed at the earliest, and its children."""
+
+    at: float
+    pids: frozenset[int]
+
+
+def most_at_once(lines: list[Line], kills: list[Kill]) -> int:
+    """The most attempts of one key that ran at an instant. An attempt without an end ran at least until its
+    worker was killed.
+    """
+    killed_at = {pid: kill.at for kill in kills for pid in kill.pids}
+    events: list[tuple[float, int, str]] = []
+    by_child: dict[int, list[Line]] = defaultdict(list)
+    for line in sorted(lines):
+        by_child[line.pid].append(line)
+    for pid, written in by_child.items():
+        for line, following in zip_longest(written, written[1:]):
+            events.append((line.at, 1 if line.what == "start" else -1, line.key))
+            if line.what == "start" and (following is None or following.what == "start"):
+                assert pid in killed_at, f"{line} has no end, and nobody killed its worker"
+                events.append((max(line.at, killed_at[pid]), -1, line.key))
     running: Counter[str] = Counter()
     most = 0
-    for line in sorted(lines):
-        if line.what == "start" and (line.pid, line.key, line.number) in ended:
-            running[line.key] += 1
-            most = max(most, running[line.key])
-        elif line.what != "start":
-            running[line.key] -= 1
+    for _, step, key in sorted(events):
+        running[key] += step
+        most = max(most, running[key])
     return most
 
 
 COMPLETED = """SELECT count(*) FROM horsies_tasks
     WHERE status = 'COMPLETED' AND queue_name IN ('capped', 'ordered', 'rated')"""
 OPEN_TASKS = "SELECT count(*) FROM horsies_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
-# Starts and ends in their order; an end at the moment of a start comes before it.
+# Every claim, at the moment that limits are about, and the end of every place, with any outcome.
+NOTE_CLAIMS = """
+CREATE TABLE e2e_claims (queue_name text, lane_key text, step integer, at timestamptz);
+CREATE FUNCTION e2e_note_claim() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO public.e2e_claims VALUES (NEW.queue_name, NEW.lane_key, TG_ARGV[0]::integer,
+        CASE TG_ARGV[0] WHEN '1' THEN NEW.claimed_at ELSE clock_timestamp() END);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER e2e_note_claim AFTER UPDATE ON horsies_tasks FOR EACH ROW
+    WHEN (OLD.status = 'PENDING' AND NEW.status IN ('CLAIMED', 'RUNNING'))
+    EXECUTE FUNCTION e2e_note_claim('1');
+CREATE TRIGGER e2e_note_end AFTER UPDATE ON horsies_tasks FOR EACH ROW
+    WHEN (OLD.status IN ('CLAIMED', 'RUNNING') AND NEW.status NOT IN ('CLAIMED', 'RUNNING'))
+    EXECUTE FUNCTION e2e_note_claim('-1');
+"""
+NO_CLAIMS = "DROP FUNCTION e2e_note_claim CASCADE; DROP TABLE e2e_claims"
+# An end at the moment of a start comes before it.
 OVERLAPS = """SELECT coalesce(max(overlap), 0) FROM (
-    SELECT sum(step) OVER (PARTITION BY lane ORDER BY at, step ROWS UNBOUNDED PRECEDING) AS overlap FROM (
-        SELECT task.lane, event.at, event.step FROM horsies_tasks AS task
-        CROSS JOIN LATERAL (VALUES
-            (task.claimed_at, 1), (coalesce(task.completed_at, task.failed_at), -1)) AS event (at, step)
-        WHERE task.queue_name = %s AND task.claimed_at IS NOT NULL AND event.at IS NOT NULL) AS events
-    ) AS found"""
+    SELECT sum(step) OVER (PARTITION BY lane_key ORDER BY at, step ROWS UNBOUNDED PRECEDING) AS overlap
+    FROM e2e_claims WHERE queue_name = %s) AS found"""
 RATES = """SELECT coalesce(max(starts), 0) FROM (
     SELECT count(*) OVER (
-        PARTITION BY task.lane ORDER BY task.claimed_at
+        PARTITION BY lane_key ORDER BY at
         RANGE BETWEEN CURRENT ROW AND interval '0.97 seconds' FOLLOWING) AS starts
-    FROM horsies_tasks AS task WHERE task.queue_name = 'rated' AND task.claimed_at IS NOT NULL) AS found"""
+    FROM e2e_claims WHERE queue_name = 'rated' AND step = 1) AS found"""
+CLAIMS = "SELECT count(*) FROM e2e_claims WHERE queue_name = %s AND step = 1"
+
+
+@contextmanager
+def noted_claims(connection: Database) -> Iterator[None]:
+    """Have the database itself write down every claim and every end of a place."""
+    connection.execute(NOTE_CLAIMS)
+    try:
+        yield
+    finally:
+        connection.execute(NO_CLAIMS)
 
 
 def _is_past(moment: float) -> bool:
@@ -130,52 +174,67 @@ def send_newest(limited: ModuleType, number: int) -> None:
         document.send(f"key{key}", number).unwrap()
 
 
+def kill_one_after_another(
+    fleet: Fleet, limited: ModuleType, workers: list[RunningWorker]
+) -> list[Kill]:
+    """Kill a worker about every second and start another one in its place, with sends in between."""
+    until = time.monotonic() + SECONDS
+    kills: list[Kill] = []
+    while time.monotonic() < until:
+        pause = time.monotonic() + random.uniform(0.5, 1.5)
+        wait_until(partial(_is_past, pause))
+        victim = workers.pop(random.randrange(len(workers)))
+        pids = frozenset(victim.family()) | victim.seen_pids
+        kills.append(Kill(time.monotonic(), pids))
+        victim.signal(signal.SIGKILL)
+        send_newest(limited, 2 * len(kills) - 2)
+        workers.append(fleet.start(application=APPLICATION, processes=3))
+        send_newest(limited, 2 * len(kills) - 1)
+    return kills
+
+
 @pytest.mark.timeout(600 if IS_LONG else 300)
 def test_limits_hold_while_workers_are_killed(
     fleet: Fleet, limited: ModuleType, journal: Journal, connection: Database
 ) -> None:
     sent = send(limited)
-    workers = [fleet.start(application=APPLICATION, processes=3) for _ in range(4)]
-    until = time.monotonic() + SECONDS
-    kills = 0
-    while time.monotonic() < until:
-        pause = time.monotonic() + random.uniform(0.5, 1.5)
-        wait_until(partial(_is_past, pause))
-        victim = workers.pop(random.randrange(len(workers)))
-        victim.signal(signal.SIGKILL)
-        send_newest(limited, 2 * kills)
-        workers.append(fleet.start(application=APPLICATION, processes=3))
-        kills += 1
-        send_newest(limited, 2 * kills - 1)
-    wait_until(lambda: number(connection, OPEN_TASKS) == 0, 180)
-    lines = read(journal)
-    by_queue: dict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        by_queue[line.queue].append(line)
-    print(f"{kills} kills, {sent} tasks, {len(lines)} lines")
-    assert number(connection, COMPLETED) == sent, "nothing is lost"
-    assert most_at_once(by_queue["capped"]) <= limited.CAP
-    assert most_at_once(by_queue["ordered"]) <= 1
-    assert number(connection, OVERLAPS, "capped") <= limited.CAP
-    assert number(connection, OVERLAPS, "ordered") <= 1
-    for key in range(KEYS):
-        ends = [
-            one.number
-            for one in by_queue["ordered"]
-            if one.what == "end" and one.key == f"key{key}"
-        ]
-        # A task whose child was killed after its last line runs again, and nothing passes it.
-        assert ends == sorted(ends), f"key{key} ended in the order {ends}"
-        assert set(ends) == set(range(TASKS * (10 if key == 0 else 1)))
+    with noted_claims(connection):
+        workers = [fleet.start(application=APPLICATION, processes=3) for _ in range(4)]
+        kills = kill_one_after_another(fleet, limited, workers)
+        wait_until(lambda: number(connection, OPEN_TASKS) == 0, 180)
+        by_queue: dict[str, list[Line]] = defaultdict(list)
+        for line in read(journal):
+            by_queue[line.queue].append(line)
+        assert number(connection, COMPLETED) == sent, "nothing is lost"
+        overlaps = {queue: number(connection, OVERLAPS, queue) for queue in ("capped", "ordered")}
+        rate, claims = number(connection, RATES), number(connection, CLAIMS, "rated")
+    seen = {queue: most_at_once(by_queue[queue], kills) for queue in overlaps}
+    print(
+        f"{len(kills)} kills, {sent} tasks, {claims} claims under the rate, at most {rate} in a period; "
+        f"most of a key at once {seen} by the journal, {overlaps} by the claims"
+    )
+    assert seen["capped"] <= overlaps["capped"] <= limited.CAP
+    assert seen["ordered"] <= overlaps["ordered"] <= 1
+    assert rate <= limited.PER_SECOND + limited.BURST - 1
+    assert sum(one.what == "start" for one in by_queue["rated"]) <= claims
+    assert_in_order(by_queue["ordered"])
     for key in range(4):
         newest = [one for one in by_queue["newest"] if one.what == "end" and one.key == f"key{key}"]
-        assert 2 * kills - 1 in [one.number for one in newest], (
+        assert 2 * len(kills) - 1 in [one.number for one in newest], (
             f"the newest value of key{key} was run"
         )
-    assert number(connection, RATES) <= limited.PER_SECOND + limited.BURST - 1
     # A kill delays the ends of the keys whose places it held, until it is noticed, but no first start.
     started = [one.key for one in sorted(by_queue["capped"]) if one.what == "start"]
     assert_none_starved({key: started.index(key) for key in started}, started)
+
+
+def assert_in_order(lines: list[Line]) -> None:
+    """Each key of the fifo queue has ended its tasks in the order of their sends, and all of them."""
+    for key in range(KEYS):
+        ends = [one.number for one in sorted(lines) if one.what == "end" and one.key == f"key{key}"]
+        # A task whose child was killed after its last line runs again, and nothing passes it.
+        assert ends == sorted(ends), f"key{key} ended in the order {ends}"
+        assert set(ends) == set(range(TASKS * (10 if key == 0 else 1)))
 
 
 def test_a_noisy_key_starves_no_other(
@@ -237,3 +296,130 @@ def test_rates_hold_while_the_clock_of_the_database_is_stepped(
 
 def starts(journal: Journal) -> list[float]:
     return [line.at for line in sorted(read(journal)) if line.what == "start"]
+
+
+RECORDED = "NEW.id = {} AND NEW.status IN ('COMPLETED', 'FAILED')"
+
+
+def test_the_place_of_a_task_that_is_recorded_late_is_offered_to_others(
+    fleet: Fleet, limited: ModuleType, connection: Database
+) -> None:
+    """The worker that records it is busy; the one that could go on lives on notifications."""
+    of_key = limited.rest.with_options(queue_name="ordered", key="a")
+    first = of_key.send("first").unwrap()
+    with poisoned(connection, RECORDED, first.task_id):
+        busy = fleet.start(application=APPLICATION, processes=1, config=HARDLY_POLLS)
+        fleet.journal.release("first")
+        busy.wait_for("blocked")
+        limited.rest.send("busy").unwrap()
+        wait_until(lambda: count(connection, "RUNNING") == 2)
+        fleet.start(application=APPLICATION, processes=1, config=HARDLY_POLLS)
+        second = of_key.send("first").unwrap()
+        other = limited.rest.with_options(queue_name="ordered", key="b").send("first").unwrap()
+        assert other.get(30_000).is_ok(), (
+            "the idle worker has looked at the lane of the second task"
+        )
+    assert first.get(30_000).is_ok()
+    assert second.get(30_000).is_ok()
+    fleet.journal.release("busy")
+
+
+# A claim of the key "frozen" stays open, with its locks, until the test ends it.
+FREEZE = """
+CREATE FUNCTION e2e_freeze() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    WHILE NOT pg_try_advisory_xact_lock_shared(4242, 4242) LOOP
+        PERFORM pg_sleep(0.02);
+    END LOOP;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER e2e_freeze AFTER UPDATE ON horsies_tasks FOR EACH ROW
+    WHEN (OLD.status = 'PENDING' AND NEW.status = 'RUNNING' AND NEW.lane_key = 'frozen')
+    EXECUTE FUNCTION e2e_freeze();
+SELECT pg_advisory_lock(4242, 4242);
+"""
+THAW = "SELECT pg_advisory_unlock_all(); DROP FUNCTION e2e_freeze CASCADE"
+LOCKED_LANES = """SELECT count(*) FROM pg_locks
+    WHERE locktype = 'advisory' AND classid = 1751348597 AND objsubid = 2 AND granted
+      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
+
+@contextmanager
+def frozen_claims(connection: Database) -> Iterator[None]:
+    """Keep the claims of one key open in this block."""
+    connection.execute(FREEZE)
+    try:
+        yield
+    finally:
+        connection.execute(THAW)
+
+
+@pytest.mark.parametrize("queue", ["capped", "ordered"])
+def test_a_worker_that_freezes_while_it_has_locked_a_key_stops_no_other_key(
+    fleet: Fleet, limited: ModuleType, journal: Journal, connection: Database, queue: str
+) -> None:
+    task = getattr(limited, queue)
+    with frozen_claims(connection):
+        frozen = fleet.start(application=APPLICATION, processes=1)
+        task.send_many(task.bind("frozen", number) for number in range(2)).unwrap()
+        wait_until(lambda: number(connection, LOCKED_LANES) == 1)
+        frozen.signal(signal.SIGSTOP)
+        fleet.start(application=APPLICATION, processes=2)
+        others = [task.bind(f"key{key}", number) for key in range(4) for number in range(5)]
+        task.send_many(others).unwrap()
+        wait_until(lambda: count(connection, "COMPLETED") == len(others))
+        assert number(connection, LOCKED_LANES) >= 1, "the key was locked all the time"
+        assert not any(line.key == "frozen" for line in read(journal)), (
+            "nothing has passed the lock"
+        )
+    frozen.signal(signal.SIGCONT)
+    wait_until(lambda: count(connection, "COMPLETED") == len(others) + 2)
+
+
+def test_limits_hold_when_the_database_is_restarted_under_load(
+    own_server: PrivateServer, own_fleet: Fleet, limited: ModuleType
+) -> None:
+    for _ in range(2):
+        own_fleet.start(application=APPLICATION, processes=3)
+    calls = [
+        {"task": queue, "kwargs": {"key": f"key{key}", "number": number}}
+        for queue in ("capped", "ordered")
+        for key in range(KEYS)
+        for number in range(TASKS * (10 if key == 0 else 1))
+    ]
+    with psycopg.connect(own_server.url, autocommit=True) as connection:
+        registered = "SELECT count(*) FROM horsies_task_defaults WHERE task_name = 'ordered'"
+        wait_until(lambda: number(connection, registered) == 1)
+        connection.execute("SELECT horsies_send_many_v1(%s::jsonb)", (json.dumps(calls),))
+    for goal in (20, 100):
+        wait_until(lambda goal=goal: len(starts(own_fleet.journal)) > goal)  # type: ignore[misc]
+        own_server.crash()
+        own_server.start()
+    with psycopg.connect(own_server.url, autocommit=True) as connection:
+        wait_until(lambda: number(connection, OPEN_TASKS) == 0, 180)
+        assert number(connection, COMPLETED) == len(calls), "nothing is lost"
+    lines = read(own_fleet.journal)
+    assert most_at_once([one for one in lines if one.queue == "capped"], []) <= limited.CAP
+    ordered = [one for one in lines if one.queue == "ordered"]
+    assert most_at_once(ordered, []) == 1
+    assert_in_order(ordered)
+
+
+def test_without_any_notification_everything_runs_by_the_poll(
+    fleet: Fleet, limited: ModuleType, journal: Journal, connection: Database
+) -> None:
+    with Proxy(fleet.database_url) as proxy:
+        silent = {"broker": {"session_database_url": proxy.url}}
+        workers = [
+            fleet.start(application=APPLICATION, processes=3, config=silent) for _ in range(2)
+        ]
+        proxy.is_silent = True
+        sent = send(limited)
+        wait_until(lambda: number(connection, COMPLETED) > sent / 3)
+        workers[0].signal(signal.SIGKILL)
+        fleet.start(application=APPLICATION, processes=3, config=silent)
+        wait_until(lambda: number(connection, COMPLETED) == sent, 180)
+        limited.capped.with_options(delay=timedelta(milliseconds=300)).send("late", 0).unwrap()
+        limited.ordered.send("late", 0).unwrap()
+        wait_until(lambda: number(connection, COMPLETED) == sent + 2)
+    assert_in_order([one for one in read(journal) if one.queue == "ordered"])

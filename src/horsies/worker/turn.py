@@ -197,6 +197,9 @@ class TurnRequest(NamedTuple):
         return self._replace(pids=(), ahead=(), prefetch=0)
 
 
+NO_REQUEST = TurnRequest()
+
+
 class TurnResult(NamedTuple):
     """The ids of recorded outcomes, the children of prefetched tasks that started, and the claimed tasks.
 
@@ -450,7 +453,7 @@ def _turn_beside_parks(
     )
     rest = [one for one in outcomes if one.park is None]
     turned = NOTHING_DONE
-    if rest or request.starting or request.claims or (claimer.is_capped and request.freed):
+    if rest or request.starting or _needs_claim(claimer, request):
         turned = take_turn(pipeline, claimer, rest, request, blocked)
     return turned._replace(
         recorded=turned.recorded | parked.recorded,
@@ -579,12 +582,13 @@ def record_alone(
     claimer: Claimer,
     outcome: Outcome,
     blocked: Blocked,
-    freed: Mapping[str, int] = MappingProxyType({}),
+    freed: TurnRequest = NO_REQUEST,
     last_seconds: float | None = None,
     *,
     waits: bool = False,
 ) -> TurnResult | None:
-    """Record one outcome in a transaction; None if the database refuses it.
+    """Record one outcome in a transaction, and offer the places that it frees to other workers; None if
+    the database refuses it.
 
     If the database rejects an outcome's own texts, the outcome is recorded as a failure without them.
     If a trigger or a constraint refuses it, for example because of its run's progress, or if an error
@@ -593,12 +597,11 @@ def record_alone(
     for a lock.
     """
     change = Change("record", outcome.task_id, outcome.workflow_id)
-    request = TurnRequest(freed=freed)
     limits: Steps = {} if waits else {"limits": blocked.lock_wait()}
     started = time.monotonic()
     seconds = blocked.seconds_alone(outcome.task_id) if last_seconds is None else last_seconds
     try:
-        turned = _run(pipeline, limits | _steps(claimer, [outcome], request), seconds)
+        turned = _run(pipeline, limits | _steps(claimer, [outcome], freed), seconds)
     except psycopg.Error as error:
         if not is_of_one(error):
             raise
@@ -612,7 +615,7 @@ def record_alone(
             )
         instead = None
         if is_of_text(error):
-            instead = _record_without_result(pipeline, claimer, outcome, request, seconds)
+            instead = _record_without_result(pipeline, claimer, outcome, freed, seconds)
         if instead is None:
             blocked.note(pipeline, change, error, time.monotonic() - started)
             return None

@@ -527,7 +527,10 @@ class Work:
         for outcome, seconds, waits in _last_attempts(refused) if is_last else _attempts(refused):
             if not is_last and blocked.is_waiting(outcome.task_id):
                 continue
-            freed = freed_by_queue(ledger.owned, [outcome])
+            freed = TurnRequest(
+                freed=freed_by_queue(ledger.owned, [outcome]),
+                freed_lanes=freed_lanes(ledger.owned, [outcome]),
+            )
             turned = record_alone(
                 pipeline, self._claimer, outcome, blocked, freed, seconds, waits=waits
             )

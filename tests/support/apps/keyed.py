@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from horsies import AppConfig, Horsies, PostgresConfig, RetryLater, WorkerResilienceConfig
-from tests.support.workers import broker_settings
+from tests.support.workers import HARDLY_POLLS, broker_settings
 
 app = Horsies(
     AppConfig(
         broker=PostgresConfig(**broker_settings()),
-        resilience=WorkerResilienceConfig(notify_poll_interval_ms=60_000),
+        resilience=WorkerResilienceConfig(**HARDLY_POLLS["resilience"]),
     )
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
@@ -18,12 +19,19 @@ from horsies import (
     RetryPolicy,
     WorkerResilienceConfig,
 )
-from tests.support.workers import QUICK_RECOVERY, broker_settings
+from tests.support.workers import CONFIG_VARIABLE, QUICK_RECOVERY, broker_settings
 
 JOURNAL = os.environ.get("HORSIES_E2E_JOURNAL", "")
 CAP = 2
 PER_SECOND = 20
 BURST = 2
+
+
+def read_resilience() -> WorkerResilienceConfig:
+    config = json.loads(os.environ.get(CONFIG_VARIABLE) or "{}")
+    settings = {"notify_poll_interval_ms": 1_000, "db_retry_max_ms": 500}
+    return WorkerResilienceConfig(**settings | config.get("resilience", {}))
+
 
 app = Horsies(
     AppConfig(
@@ -38,7 +46,7 @@ app = Horsies(
             CustomQueueConfig(name="newest"),
         ],
         recovery=RecoveryConfig.model_validate(QUICK_RECOVERY["recovery"]),
-        resilience=WorkerResilienceConfig(notify_poll_interval_ms=1_000),
+        resilience=read_resilience(),
     )
 )
 
@@ -84,3 +92,10 @@ def rated(key: str, number: int) -> None:
 @app.task("newest", queue_name="newest", key="key", retry_policy=ALWAYS)
 def newest(key: str, number: int) -> None:
     _work("newest", key, number)
+
+
+@app.task("rest", queue_name="newest", retry_policy=ALWAYS)
+def rest(label: str) -> None:
+    """Run until the test releases the label."""
+    while not os.path.exists(f"{JOURNAL}.{label}"):
+        time.sleep(0.01)
