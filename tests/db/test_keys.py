@@ -26,7 +26,7 @@ def by_ring(keys: Sequence[str], queue: str = "default") -> list[str]:
     return sorted(keys, key=lambda key: lane_of(queue, key).number)
 
 
-@pytest.mark.parametrize("key", ["acme", "ä\x1f\n", "x" * 255, "0"])
+@pytest.mark.parametrize("key", ["acme", "ä\x1f\n", "x" * 255, "0", "@"])
 def test_the_database_computes_the_same_lane(connection: Database, key: str) -> None:
     (row,) = connection.execute("SELECT horsies_lane_v1('api', %s)", (key,)).fetchall()
     assert row[0] == lane_of("api", key).number

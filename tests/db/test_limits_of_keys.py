@@ -65,6 +65,21 @@ def test_the_limit_of_one_key_wins(connection: Database) -> None:
     assert Counter(Ring(connection).claim(8)) == {"big": 3, "small": 1}
 
 
+def test_two_keys_with_the_same_number_share_a_lane_and_keep_their_names(
+    connection: Database,
+) -> None:
+    """The numbers of two keys are equal once in 2^64 pairs."""
+    limit(connection, max_concurrency=1)
+    for key in ("acme", "zeta"):
+        add_task(connection, lane_key=key, lane=7, held=True)
+    ring = Ring(connection)
+    (first,) = ring.take(8)
+    assert ring.claim(8) == []
+    end(connection, first)
+    (second,) = ring.take(8)
+    assert [key_of(connection, task) for task in (first, second)] == ["acme", "zeta"]
+
+
 def test_a_cap_of_zero_pauses_all_keys_and_nothing_else(connection: Database) -> None:
     limit(connection, max_concurrency=0)
     add_keyed(connection, "a", 2)

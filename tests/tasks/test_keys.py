@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
-from horsies import Debounce
+from horsies import CustomQueueConfig, Debounce, PerKey, QueueMode, Rate
 from horsies.app import Horsies
-from horsies.errors import TaskDefinitionError
+from horsies.db.statements.workers import register_defaults, store_lane_limits
+from horsies.errors import ConfigurationError, InvalidFieldError, TaskDefinitionError
 from horsies.tasks.keys import lane_of
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode
-from tests.support.applications import Call, Task
+from horsies.worker.keyed import LimitsOfKeys
+from horsies.worker.known_tasks import task_defaults
+from tests.db.test_notify import SENTINEL, Ears
+from tests.support.applications import Call, Task, app_at
 from tests.support.database import Database
 from tests.support.rows import row_of
 
@@ -70,6 +77,14 @@ def test_many_sends_have_a_key_each(sync: Task, add: Task, connection: Database)
     assert found == [(2_500,)]
     (one,) = add.with_options(key="shared").send_many([add.bind(1)]).unwrap()
     assert stored_key(connection, one.task_id) == "shared"
+
+
+def test_sends_with_ten_thousand_keys_notify_their_queue_once(
+    sync: Task, connection: Database, process_url: str
+) -> None:
+    with closing(Ears(process_url, ("task_queue_default", SENTINEL))) as ears:
+        sync.send_many(sync.bind(1, f"@{number}") for number in range(10_000)).unwrap()
+        assert ears.heard() == [("task_queue_default", "@")]
 
 
 def test_a_send_by_name_has_the_key_of_its_task(
@@ -204,3 +219,145 @@ def test_a_computed_key_must_be_given_from_sql(connection: Database) -> None:
         send_sql(connection, {"task": "sync", "kwargs": {}})
     sent = send_sql(connection, {"task": "sync", "kwargs": {}, "key": "acme"})
     assert stored_key(connection, sent) == "acme"
+
+
+@pytest.fixture
+def ordered(process_url: str, connection: Database) -> Iterator[Horsies]:
+    """An application with a fifo queue, as its workers register it."""
+    queues = [
+        CustomQueueConfig(name="orders", priority=7, per_key=PerKey(order="fifo")),
+        CustomQueueConfig(name="others"),
+    ]
+    app = app_at(process_url, queue_mode=QueueMode.CUSTOM, custom_queues=queues)
+
+    @app.task("sync", queue_name="orders", key="tenant")
+    def sync(tenant: str) -> None: ...
+
+    @app.task("rated", queue_name="orders", rate=Rate(count=100))
+    def rated(tenant: str) -> None: ...
+
+    @app.task("plain", queue_name="orders")
+    def plain(tenant: str) -> None: ...
+
+    register_defaults.run(connection, (task_defaults(app),))
+    limits = LimitsOfKeys(app.config, app.definitions())
+    assert limits.unstored is not None
+    statement, values = store_lane_limits(limits.unstored, limits.queues)
+    statement.run(connection, values)
+    yield app
+    app.close()
+
+
+LATER = datetime(2035, 1, 1, tzinfo=UTC)
+DEBOUNCE = Debounce(quiet=timedelta(seconds=2), at_most=timedelta(seconds=30))
+# The options that choose a place, in Python and in SQL, and the one that the refusal names.
+PLACES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"priority": 5}, {"priority": 5}, "priority"),
+    ({"at": LATER}, {"at": LATER.isoformat()}, "at"),
+    ({"delay": timedelta(seconds=2)}, {"delay": 2}, "delay"),
+    (
+        {"debounce": DEBOUNCE, "idempotency_key": "k"},
+        {"debounce": {"quiet": 2, "at_most": 30}, "idempotency_key": "k"},
+        "debounce",
+    ),
+    ({"delay": timedelta(seconds=2), "priority": 5}, {"delay": 2, "priority": 5}, "priority"),
+]
+ORDERED = "queue 'orders' runs the tasks of a key in the order of their sends; leave {} out."
+
+
+def refusal_from_sql(connection: Database, *calls: dict[str, Any]) -> str | None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as caught:
+        connection.execute("SELECT horsies_send_many_v1(%s::jsonb)", (json.dumps(calls),))
+    return caught.value.diag.message_primary
+
+
+@pytest.mark.parametrize("name", ["sync", "rated"])
+@pytest.mark.parametrize(("options", "given", "refused"), PLACES, ids=[one[2] for one in PLACES])
+def test_a_task_with_a_key_cannot_choose_its_place_in_a_fifo_queue(
+    ordered: Horsies,
+    connection: Database,
+    call: Call,
+    name: str,
+    options: dict[str, Any],
+    given: dict[str, Any],
+    refused: str,
+) -> None:
+    sentence = f"Task {name!r} was not sent: {ORDERED.format(refused)}"
+    task = ordered.tasks[name].with_options(**options)
+    error = call(ordered, task, "send", "acme").unwrap_err()
+    assert (error.code, error.message) == (TaskSendErrorCode.VALIDATION_FAILED, sentence)
+    if "debounce" not in options:
+        calls = [ordered.tasks[name].bind("acme")]
+        error = call(ordered, task, "send_many", calls).unwrap_err()
+        assert error.message == f"Call 0 of send_many: {sentence}"
+    by_sql = {"task": name, "kwargs": {"tenant": "acme"}, **given}
+    assert refusal_from_sql(connection, by_sql) == sentence
+    first = {"task": name, "kwargs": {"tenant": "acme"}}
+    assert refusal_from_sql(connection, first, by_sql) == f"Call 1 of p_calls: {sentence}"
+    assert connection.execute("SELECT FROM horsies_tasks").rowcount == 0
+
+
+def test_a_task_with_a_key_cannot_be_scheduled_in_a_fifo_queue(
+    ordered: Horsies, call: Call
+) -> None:
+    error = call(ordered, ordered.tasks["sync"], "schedule", 2, "acme").unwrap_err()
+    assert error.message == f"Task 'sync' was not sent: {ORDERED.format('schedule')}"
+    elsewhere = ordered.tasks["sync"].with_options(queue_name="others")
+    assert call(ordered, elsewhere, "schedule", 2, "acme").is_ok()
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        pytest.param("sync", {"key": None}, id="no key for this send"),
+        pytest.param("rated", {"key": None}, id="no key for this send of a task with a rate"),
+        pytest.param("plain", {}, id="no key"),
+        pytest.param("sync", {"queue": "others"}, id="a queue without an order"),
+    ],
+)
+def test_other_tasks_choose_their_place_from_python_and_from_sql(
+    ordered: Horsies, connection: Database, name: str, more: dict[str, Any]
+) -> None:
+    options = {("queue_name" if key == "queue" else key): value for key, value in more.items()}
+    sent = ordered.tasks[name].with_options(priority=5, **options).send("acme").unwrap()
+    by_sql = {"task": name, "kwargs": {"tenant": "acme"}, "priority": 5, **more}
+    rows = [row_of(connection, one) for one in (sent.task_id, send_sql(connection, by_sql))]
+    assert [row["priority"] for row in rows] == [5, 5]
+    assert rows[0]["lane_key"] == rows[1]["lane_key"]
+    assert rows[0]["queue_name"] == rows[1]["queue_name"]
+
+
+def test_a_key_chosen_for_one_send_keeps_the_order(ordered: Horsies, connection: Database) -> None:
+    sentence = f"Task 'plain' was not sent: {ORDERED.format('priority')}"
+    error = ordered.tasks["plain"].with_options(key="acme", priority=5).send("acme").unwrap_err()
+    assert error.message == sentence
+    by_sql = {"task": "plain", "kwargs": {"tenant": "acme"}, "key": "acme", "priority": 5}
+    assert refusal_from_sql(connection, by_sql) == sentence
+    assert refusal_from_sql(connection, {**by_sql, "queue": "orders"}) == sentence
+
+
+@pytest.mark.parametrize(
+    ("limits", "field"),
+    [
+        ({"max_concurrency": -1}, "max_concurrency"),
+        ({"max_concurrency": True}, "max_concurrency"),
+        ({"max_concurrency": 2**31}, "max_concurrency"),
+        ({"max_concurrency": "2"}, "max_concurrency"),
+        ({"weight": 0}, "weight"),
+        ({"weight": -1.0}, "weight"),
+        ({"weight": 100.5}, "weight"),
+        ({"weight": float("nan")}, "weight"),
+        ({"order": "lifo"}, "order"),
+        ({"order": "fifo", "on_failure": "stop"}, "on_failure"),
+        ({"fair": True}, "fair"),
+    ],
+)
+def test_a_limit_out_of_range_is_refused(limits: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidFieldError, match=field):
+        PerKey(**limits)
+
+
+def test_only_a_fifo_queue_halts_after_a_failure() -> None:
+    with pytest.raises(ConfigurationError, match='on_failure="halt" needs order="fifo"'):
+        PerKey(on_failure="halt")
+    assert PerKey(order="fifo", on_failure="halt").on_failure == "halt"

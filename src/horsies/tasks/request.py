@@ -240,10 +240,10 @@ def call_key(
     else:
         found = CallKey(options.key)
     if found.key is not None and options is not NO_OPTIONS:
-        for name in _UNORDERED:
-            if getattr(options, name) is not None:
-                queue_name = options.queue_name or definition.queue_name
-                found = found._replace(problem=fifo_problem(config, queue_name, name))
+        name = next((name for name in _UNORDERED if getattr(options, name) is not None), None)
+        if name is not None:
+            queue_name = options.queue_name or definition.queue_name
+            found = found._replace(problem=fifo_problem(config, queue_name, name))
     return found
 
 

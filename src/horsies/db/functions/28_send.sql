@@ -144,15 +144,24 @@ BEGIN
 END
 $$;
 
--- Why a call with a key cannot choose its place in its queue, or NULL.
-CREATE OR REPLACE FUNCTION horsies_order_problem(p_given jsonb, p_key_parameter text) RETURNS text
-LANGUAGE plpgsql STABLE AS $$
+-- Why a call with a key cannot choose its place in its queue, or NULL. The call chooses its key or none; otherwise its task
+-- may have one.
+CREATE OR REPLACE FUNCTION horsies_order_problem(p_call jsonb) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    queue text := coalesce(p_given ->> 'queue',
-        (SELECT defaults.queue_name FROM horsies_task_defaults AS defaults WHERE defaults.task_name = p_given ->> 'task'));
-    option text := (SELECT name FROM unnest('{priority,at,delay,debounce}'::text[]) AS name WHERE p_given ? name LIMIT 1);
+    queue text := p_call ->> 'queue';
+    has_key boolean := p_call ->> 'key' IS NOT NULL;
+    option text := (
+        SELECT name FROM unnest('{priority,at,delay,debounce}'::text[]) WITH ORDINALITY AS options (name, place)
+        WHERE p_call ->> name IS NOT NULL ORDER BY place LIMIT 1);
 BEGIN
-    IF option IS NOT NULL AND (p_given ? 'key' OR p_key_parameter IS NOT NULL) AND (
+    IF option IS NULL THEN
+        RETURN NULL;
+    ELSIF queue IS NULL OR NOT p_call ? 'key' THEN
+        SELECT coalesce(queue, defaults.queue_name), CASE WHEN p_call ? 'key' THEN has_key
+            ELSE defaults.key_parameter IS NOT NULL OR defaults.fixed_key IS NOT NULL END
+        INTO queue, has_key FROM horsies_task_defaults AS defaults WHERE defaults.task_name = p_call ->> 'task';
+    END IF;
+    IF has_key AND (
         SELECT stored.is_fifo FROM horsies_lanes AS stored WHERE stored.queue_name = queue AND stored.lane = 0) THEN
         RETURN format('queue %L runs the tasks of a key in the order of their sends; leave %s out', queue, option);
     END IF;
@@ -207,10 +216,11 @@ BEGIN
         RETURN format('the arguments are %s bytes, more than payload.reject_bytes (%s); store the data and send a '
             'reference to it', to_char(size, 'FM9,999,999,999'), to_char(p_reject_bytes, 'FM9,999,999,999'));
     END IF;
-    RETURN coalesce(horsies_key_problem(p_call, p_key_parameter, p_computes_key), horsies_order_problem(given, p_key_parameter),
+    RETURN coalesce(horsies_key_problem(p_call, p_key_parameter, p_computes_key),
         CASE WHEN given ? 'debounce' THEN horsies_debounce_problem(given) END,
         horsies_queue_problem(given -> 'queue', p_queues),
-        CASE WHEN given ? 'headers' THEN horsies_headers_problem(given -> 'headers') END);
+        CASE WHEN given ? 'headers' THEN horsies_headers_problem(given -> 'headers') END,
+        horsies_order_problem(p_call));
 END
 $$;
 
