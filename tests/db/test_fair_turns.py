@@ -1,7 +1,8 @@
-"""Fairness of the claim by keys, for any number of keys, children and late arrivals."""
+"""Fairness of the claim by keys, for any number of keys, children and late arrivals, and for any weights."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from hypothesis import HealthCheck, example, given, settings
@@ -71,3 +72,55 @@ def waiting(connection: Database) -> set[str]:
         "SELECT DISTINCT lane_key FROM horsies_tasks WHERE status = 'PENDING' AND lane IS NOT NULL"
     )
     return {key for (key,) in connection.execute(query).fetchall()}
+
+
+# Enough for the shares to show.
+STARTS = 600
+WEIGHTS = st.sampled_from([0.25, 0.5, 1.0, 1.5, 3.0, 5.0])
+
+
+@settings(
+    max_examples=examples(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    weights=st.lists(WEIGHTS, min_size=2, max_size=4),
+    children=st.sampled_from([1, 2, 5, 8, 16]),
+    has_plain=st.booleans(),
+)
+@example(weights=[3.0, 1.0], children=8, has_plain=False)
+@example(weights=[0.25, 1.0], children=8, has_plain=False)
+@example(weights=[3.0, 3.0], children=16, has_plain=True)
+def test_keys_that_always_have_tasks_start_by_their_weights(
+    connection: Database, weights: list[float], children: int, has_plain: bool
+) -> None:
+    connection.execute("TRUNCATE horsies_tasks, horsies_lanes CASCADE")
+    limit(connection, weight=1.0)
+    by_key: dict[str | None, float] = {None: 1.0} if has_plain else {}
+    for number, weight in enumerate(weights):
+        limit(connection, f"key {number}", weight=weight)
+        add_many_keyed(connection, f"key {number}", STARTS + children)
+        by_key[f"key {number}"] = weight
+    if has_plain:
+        add_many(connection, STARTS + children)
+    ring = Ring(connection)
+    served: Counter[str | None] = Counter()
+    while served.total() < STARTS:
+        before = served.total()
+        served.update(ring.claim(children))
+        assert served.total() - before == children, "no child is left idle"
+    for key, weight in by_key.items():
+        share = weight / sum(by_key.values())
+        expected = share * served.total()
+        # A turn ends at random: six standard deviations, and a turn at either end.
+        others = [other for name, other in by_key.items() if name != key]
+        rounds = served.total() / sum(by_key.values())
+        variance = (1 - share) ** 2 * spread(weight) + share**2 * sum(map(spread, others))
+        tolerance = 6 * math.sqrt(rounds * variance) + 2 * children + 5
+        assert abs(served[key] - expected) <= tolerance, (key, weight, served)
+
+
+def spread(weight: float) -> float:
+    """The variance of the number of tasks at one turn."""
+    return weight * (weight - 1) if weight >= 1 else weight * (1 - weight)

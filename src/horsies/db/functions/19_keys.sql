@@ -427,6 +427,21 @@ CREATE OR REPLACE FUNCTION horsies_turns(p_weight double precision) RETURNS inte
         ELSE (random() < p_weight)::integer END
 $$;
 
+-- The shares of so many places by the weights of lanes, up to the room of each: exact on average, because the places
+-- are dealt out from a random point of their sum.
+CREATE OR REPLACE FUNCTION horsies_shares_by_weight(p_places integer, p_weights double precision[], p_rooms integer[])
+RETURNS integer[] LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    start double precision := random();
+BEGIN
+    RETURN ARRAY(
+        SELECT least(dealt.upto - lag(dealt.upto, 1, 0) OVER (ORDER BY dealt.place), p_rooms[dealt.place]) FROM (
+            SELECT given.place, least(p_places, floor(start + p_places * sum(given.weight) OVER (ORDER BY given.place)
+                / sum(given.weight) OVER ())::integer) AS upto
+            FROM unnest(p_weights) WITH ORDINALITY AS given (weight, place)) AS dealt ORDER BY dealt.place);
+END
+$$;
+
 -- Lock and return those first tasks of lanes that this claim may take. They were chosen without a lock, so another claim
 -- may have taken some of them.
 CREATE OR REPLACE FUNCTION horsies_lock_heads(
@@ -480,7 +495,10 @@ DECLARE
     -- The lanes that have had a turn and may have more, and how many more of each may start.
     generous bigint[] := '{}';
     rooms integer[] := '{}';
+    weights double precision[] := '{}';
     quotas integer[];
+    -- Whether the lanes in "generous" have different weights.
+    is_weighted boolean;
     -- The place of the lane that gets the last one of a round.
     last integer;
     rounds integer := 0;
@@ -520,6 +538,7 @@ BEGIN
                         places := places - 1;
                         generous := generous || cursor;
                         rooms := rooms || NULL::integer;
+                        weights := weights || 1::double precision;
                     END IF;
                     CONTINUE;
                 END IF;
@@ -546,6 +565,7 @@ BEGIN
                     AND cardinality(heads.ids) = least(turns, places + cardinality(heads.ids)) THEN
                     generous := generous || cursor;
                     rooms := rooms || visit.room - cardinality(heads.ids);
+                    weights := weights || limits.weight;
                 END IF;
                 IF limits.rate_seconds IS NOT NULL THEN
                     wait_seconds := least(wait_seconds, horsies_note_lane_starts(
@@ -599,15 +619,17 @@ BEGIN
     END LOOP;
     -- Every lane has had its turn: they share the places that are left, as far as their limits allow. A lane that gives
     -- less than it was asked for is empty, and the others share its places, beginning behind the lane that got the
-    -- last one; a few rounds are enough for one claim. Lane 0 takes part, and counts as never empty.
+    -- last one; a few rounds are enough for one claim. Lane 0 takes part, and counts as never empty. Lanes with weights
+    -- share by them.
+    is_weighted := has_limits AND array_remove(weights, 1) <> '{}';
     WHILE places > 0 AND is_drained AND array_remove(generous, 0) <> '{}' LOOP
         rounds := rounds + 1;
         is_drained := rounds <= 8;
         EXIT WHEN NOT is_drained;
-        last := (places - 1) % cardinality(generous) + 1;
-        quotas := ARRAY(
+        last := CASE WHEN is_weighted THEN cardinality(generous) ELSE (places - 1) % cardinality(generous) + 1 END;
+        quotas := CASE WHEN is_weighted THEN horsies_shares_by_weight(places, weights, rooms) ELSE ARRAY(
             SELECT least((places - place + cardinality(generous)) / cardinality(generous), rooms[place])
-            FROM generate_subscripts(generous, 1) AS place ORDER BY place);
+            FROM generate_subscripts(generous, 1) AS place ORDER BY place) END;
         heads := horsies_lane_heads(
             p_queue, generous, quotas, ids, p_look_at, p_only_short, p_short_names, p_is_async, p_unknown_names,
             p_refused_ids, p_refused_by, p_marks);
@@ -623,10 +645,13 @@ BEGIN
                     p_queue, generous[place], limits, heads.counts[place], ids, p_marks));
             END IF;
         END LOOP;
-        cursor := generous[last];
+        IF NOT is_weighted THEN
+            cursor := generous[last];
+        END IF;
         SELECT coalesce(array_agg(generous[place] ORDER BY place <= last, place), '{}'),
-            coalesce(array_agg(rooms[place] - heads.counts[place] ORDER BY place <= last, place), '{}')
-        INTO generous, rooms FROM generate_subscripts(generous, 1) AS place
+            coalesce(array_agg(rooms[place] - heads.counts[place] ORDER BY place <= last, place), '{}'),
+            coalesce(array_agg(weights[place] ORDER BY place <= last, place), '{}')
+        INTO generous, rooms, weights FROM generate_subscripts(generous, 1) AS place
         WHERE heads.counts[place] = quotas[place]
           AND rooms[place] - heads.counts[place] IS DISTINCT FROM 0;
     END LOOP;
