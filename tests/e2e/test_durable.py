@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from horsies import (
     from_node,
 )
 from tests.support.database import Database, backends
-from tests.support.durable_runs import WITNESS, journal_of, start
+from tests.support.durable_runs import APPLICATION, WITNESS, journal_of, start
 from tests.support.explained import Doors, the
 from tests.support.tables import attempts, task, wait_for_status, wait_until_empty
 from tests.support.wait import wait_until

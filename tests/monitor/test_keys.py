@@ -19,8 +19,8 @@ from horsies.tasks.keys import lane_of
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.explained import Doors, codes, the
-from tests.support.keys import Ring, add_keyed, add_many_keyed, fail, limit, retry
-from tests.support.rows import actions, add_run, add_task, add_worker, ago
+from tests.support.keys import Ring, add_keyed, add_many_keyed, end, fail, limit, retry
+from tests.support.rows import actions, add_run, add_task, add_worker, ago, row_of
 
 pytestmark = pytest.mark.usefixtures("connection")
 
@@ -48,6 +48,25 @@ def test_a_delayed_task_is_due_at_its_time_although_no_worker_moves_it_to_its_la
     keyed(connection, "acme", enqueued_at=ago(800), updated_at=ago(900))
     keyed(connection, "acme", enqueued_at=ago(950), next_retry_at=ago(10), updated_at=ago(900))
     assert counts() == [(2, 2, True)]
+
+
+# Sent again
+
+
+def test_a_task_that_is_sent_again_keeps_its_key(app: Horsies, connection: Database) -> None:
+    limit(connection, is_fifo=True)
+    waiting = keyed(connection, "acme")
+    old = keyed(connection, "acme", status="FAILED", claimed_by_worker_id="w")
+    again = app.retry_task(old).unwrap().task_id
+    columns = [row_of(connection, one) for one in (old, again)]
+    assert columns[0]["lane"] == columns[1]["lane"]
+    assert (columns[1]["lane_key"], columns[1]["held"]) == ("acme", True)
+    ring = Ring(connection)
+    order = []
+    while taken := ring.take(4):
+        order += [task.id for task in taken]
+        end(connection, *taken)
+    assert order == [waiting, again], "it stands behind the tasks that wait"
 
 
 # app.keys

@@ -22,7 +22,9 @@ from horsies.scheduler.api import switch_script
 from horsies.scheduler.targets import jitter_share, run_id
 from horsies.scheduler.tick import Refused, columns, decide_all
 from horsies.tasks.blocked import PATIENCE
+from horsies.tasks.keys import lane_of
 from horsies.timetable.patterns import DailySchedule, HourlySchedule, IntervalSchedule
+from tests.db.test_keys import Ring
 from tests.support.database import Database
 from tests.support.poison import DEFERRED, IMMEDIATE, poisoned
 from tests.support.scheduling import (
@@ -66,6 +68,25 @@ def test_a_due_slot_becomes_a_task_and_the_next_one_is_noted(
     assert (now["skipped_at"], now["skip_reason"]) == (None, None)
     assert ticked.seconds_until_next is not None
     assert 3590 < ticked.seconds_until_next < 3601
+
+
+@pytest.mark.parametrize("queue_name", [None, "fast"])
+def test_a_scheduled_task_has_the_key_of_its_arguments(
+    connection: Database, make_app: MakeApp, queue_name: str | None
+) -> None:
+    one = schedule(task_name="sync", kwargs={"tenant": "acme"}, queue_name=queue_name)
+    app = make_app(one)
+
+    @app.task("sync", queue_name="plain", key="tenant")
+    def sync(tenant: str) -> None: ...
+
+    registry = enter(connection, app)
+    make_due(connection, ago(connection, 0))
+    tick(connection, registry)
+    (task,) = tasks(connection)
+    lane = lane_of(queue_name or "plain", "acme")
+    assert (task["lane_key"], task["lane"], task["held"]) == (*lane, True)
+    assert Ring(connection, task["queue_name"]).claim(4) == ["acme"]
 
 
 def test_nothing_fires_early_or_twice(connection: Database, make_app: MakeApp) -> None:
