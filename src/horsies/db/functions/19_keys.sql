@@ -725,6 +725,18 @@ BEGIN
 END
 $$;
 
+-- The first due task of a lane.
+CREATE OR REPLACE FUNCTION horsies_lane_head(p_queue text, p_lane bigint) RETURNS uuid
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN (
+        SELECT task.id FROM horsies_tasks AS task
+        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+          AND task.queue_name = p_queue AND task.lane = p_lane
+        ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1);
+END
+$$;
+
 -- Whether a task that no worker knows may fail without a run: a paused lane keeps its tasks, a fifo lane their order.
 CREATE OR REPLACE FUNCTION horsies_may_leave_lane_v1(p_queue text, p_lane bigint, p_id uuid) RETURNS boolean
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
@@ -735,11 +747,79 @@ BEGIN
         RETURN false;
     END IF;
     RETURN NOT horsies_keeps_place_v1(p_queue, p_lane) OR (
-        horsies_lane_in_flight(p_queue, p_lane, true) = 0 AND p_id = (
+        horsies_lane_in_flight(p_queue, p_lane, true) = 0 AND p_id = horsies_lane_head(p_queue, p_lane));
+END
+$$;
+
+-- Lock and return due tasks with keys of this name, which no worker knows, up to a number: of a fifo lane only its head,
+-- none of a paused lane. "p_only" restricts the search to these tasks. A queue in order is searched by the heads of its
+-- lanes, because a check of every task took 0.16 ms each.
+CREATE OR REPLACE FUNCTION horsies_lock_unresolvable_v1(
+    p_queue text, p_name text, p_grace_seconds float8, p_excluded uuid[], p_only uuid[], p_limit integer) RETURNS uuid[]
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    due_at timestamptz := now() - p_grace_seconds * interval '1 second';
+    is_fifo boolean := coalesce((
+        SELECT stored.is_fifo FROM horsies_lanes AS stored WHERE stored.queue_name = p_queue AND stored.lane = 0), false);
+    -- The lanes that are paused or have their own order.
+    special bigint[] := ARRAY(
+        SELECT stored.lane FROM horsies_lanes AS stored
+        WHERE stored.queue_name = p_queue AND stored.lane <> 0 AND (stored.paused_at IS NOT NULL OR stored.is_fifo));
+    cursor bigint := -9223372036854775808;
+    walk record;
+    heads uuid[];
+    ids uuid[] := '{}';
+BEGIN
+    IF NOT is_fifo THEN
+        ids := ARRAY(
             SELECT task.id FROM horsies_tasks AS task
             WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-              AND task.queue_name = p_queue AND task.lane = p_lane
-            ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1));
+              AND task.queue_name = p_queue AND task.task_name = p_name AND task.enqueued_at <= due_at
+              AND (task.good_until IS NULL OR task.good_until > now()) AND task.id <> ALL(p_excluded)
+              AND (p_only IS NULL OR task.id = ANY(p_only)) AND task.lane <> ALL(special)
+            ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT p_limit FOR UPDATE SKIP LOCKED);
+        heads := ARRAY(SELECT horsies_lane_head(p_queue, lane) FROM unnest(special) AS lane);
+    END IF;
+    LOOP
+        IF is_fifo THEN
+            walk := horsies_walk_lanes(p_queue, -9223372036854775808, cursor, 256);
+            heads := walk.heads;
+            cursor := walk.lanes[cardinality(walk.lanes)];
+        END IF;
+        ids := ids || ARRAY(
+            SELECT task.id FROM horsies_tasks AS task
+            WHERE task.id = ANY(heads) AND coalesce(task.status, '') = 'PENDING' AND task.task_name = p_name
+              AND task.enqueued_at <= due_at AND (task.good_until IS NULL OR task.good_until > now())
+              AND task.id <> ALL(p_excluded) AND (p_only IS NULL OR task.id = ANY(p_only))
+              AND horsies_may_leave_lane_v1(task.queue_name, task.lane, task.id)
+            ORDER BY task.lane LIMIT p_limit - cardinality(ids) FOR UPDATE SKIP LOCKED);
+        EXIT WHEN NOT is_fifo OR cardinality(ids) >= p_limit;
+        EXIT WHEN walk.is_past;
+    END LOOP;
+    RETURN ids;
+END
+$$;
+
+-- The first tasks of lanes that a worker may change one by one, one of each of up to "p_limit" lanes; see find_due.
+CREATE OR REPLACE FUNCTION horsies_first_of_lanes_v1(
+    p_queue text, p_grace_seconds float8, p_excluded uuid[], p_unknown_names text[], p_refused_by text[],
+    p_names text[], p_limit integer)
+RETURNS TABLE (id uuid, workflow_id uuid, priority integer, enqueued_at timestamptz, lane bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+BEGIN
+    RETURN QUERY
+    SELECT head.* FROM unnest((horsies_walk_lanes(
+        p_queue, -9223372036854775808, -9223372036854775808, p_limit)).lanes) AS ring (lane)
+    CROSS JOIN LATERAL (
+        SELECT task.id, task.workflow_id, task.priority, task.enqueued_at, task.lane FROM horsies_tasks AS task
+        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+          AND task.queue_name = p_queue AND task.lane = ring.lane
+          AND task.enqueued_at <= clock_timestamp() - p_grace_seconds * interval '1 second'
+          AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
+          AND task.id <> ALL(p_excluded) AND task.task_name <> ALL(p_unknown_names)
+          AND NOT horsies_is_refused(task.id, p_refused_by, clock_timestamp())
+          AND (p_names IS NULL OR task.task_name = ANY(p_names))
+        ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1) AS head;
 END
 $$;
 

@@ -74,18 +74,9 @@ CROSS JOIN LATERAL ((
       AND (%(names)s::text[] IS NULL OR task.task_name = ANY(%(names)s::text[]))
     ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s)
     UNION ALL
-    SELECT head.* FROM unnest((horsies_walk_lanes(
-        queue.name, -9223372036854775808, -9223372036854775808, %(limit)s::integer)).lanes) AS ring (lane)
-    CROSS JOIN LATERAL (
-        SELECT task.id, task.workflow_id, task.priority, task.enqueued_at, task.lane FROM horsies_tasks AS task
-        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-          AND task.queue_name = queue.name AND task.lane = ring.lane
-          AND task.enqueued_at <= clock_timestamp() - %(grace_seconds)s::float8 * interval '1 second'
-          AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
-          AND task.id <> ALL(%(excluded)s::uuid[]) AND task.task_name <> ALL(%(unknown_names)s::text[])
-          AND NOT horsies_is_refused(task.id, %(refused_by)s::text[], clock_timestamp())
-          AND (%(names)s::text[] IS NULL OR task.task_name = ANY(%(names)s::text[]))
-        ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1) AS head) AS due
+    SELECT head.* FROM horsies_first_of_lanes_v1(
+        queue.name, %(grace_seconds)s::float8, %(excluded)s::uuid[], %(unknown_names)s::text[],
+        %(refused_by)s::text[], %(names)s::text[], %(limit)s::integer) AS head) AS due
 WHERE NOT EXISTS (
     SELECT FROM horsies_queues AS stored WHERE stored.queue_name = queue.name AND stored.paused_at IS NOT NULL)
 ORDER BY queue.place, due.priority, due.enqueued_at, due.id LIMIT %(limit)s

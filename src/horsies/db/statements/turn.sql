@@ -194,19 +194,13 @@ chosen AS MATERIALIZED (
         ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS due
     LIMIT %(limit)s),
 keyed AS MATERIALIZED (
-    SELECT due.id FROM unresolvable CROSS JOIN LATERAL (
-        SELECT task.id FROM horsies_tasks AS task
-        WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-          AND task.queue_name = unresolvable.queue_name AND task.task_name = unresolvable.task_name
-          AND task.enqueued_at <= now() - %(grace_seconds)s::float8 * interval '1 second'
-          AND (task.good_until IS NULL OR task.good_until > now())
-          AND task.id <> ALL(%(excluded)s::uuid[])
-          AND (%(only)s::uuid[] IS NULL OR task.id = ANY(%(only)s::uuid[]))
-          AND NOT EXISTS (
-              SELECT FROM horsies_queues AS stored
-              WHERE stored.queue_name = task.queue_name AND stored.paused_at IS NOT NULL)
-          AND horsies_may_leave_lane_v1(task.queue_name, task.lane, task.id)
-        ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS due
+    SELECT unnest(horsies_lock_unresolvable_v1(
+        unresolvable.queue_name, unresolvable.task_name, %(grace_seconds)s::float8, %(excluded)s::uuid[],
+        %(only)s::uuid[], %(limit)s::integer)) AS id
+    FROM unresolvable
+    WHERE NOT EXISTS (
+        SELECT FROM horsies_queues AS stored
+        WHERE stored.queue_name = unresolvable.queue_name AND stored.paused_at IS NOT NULL)
     LIMIT %(limit)s)
 UPDATE horsies_tasks AS task SET
     status = 'RUNNING', generation = task.generation + 1, claimed_by_worker_id = %(worker_id)s,
