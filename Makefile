@@ -85,6 +85,7 @@ SOAK_SECONDS ?= 600
 soak: $(READY) ## run many random examples, long outages at default settings, then ten minutes of random faults
 	$(PYTEST) -m hypothesis --hypothesis-profile long
 	HORSIES_TEST_OUTAGES=long $(BIN)/pytest -n 3 tests/e2e/test_living_workers.py tests/e2e/test_takeover.py \
+		tests/e2e/test_keys.py tests/e2e/test_limits_of_keys.py tests/e2e/test_batches.py tests/db/test_key_plans.py \
 		tests/e2e/test_parent_kill.py tests/e2e/test_windows.py tests/e2e/test_exactly_once.py tests/worker/test_blocked.py
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
 
