@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -179,6 +181,42 @@ def test_a_name_with_private_addresses_gets_nothing(monkeypatch: pytest.MonkeyPa
             deliver_event(hook(url=f"https://hooks.example:{receiver.port}/x"), EVENT)
         assert caught.value.code == "WEBHOOK_ADDRESS_PRIVATE"
         assert not receiver.received
+
+
+@contextmanager
+def swallowing(address: str, port: int) -> Iterator[None]:
+    """An address that answers no connection: the queue of its listener is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind((address, port))
+        listener.listen(0)
+        for _ in range(4):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex((address, port))
+        yield
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_address_that_swallows_packets_leaves_time_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    real = socket.getaddrinfo
+
+    def both(host: str, port: int, *rest: Any, **options: Any) -> Any:
+        if host != "hooks.example":
+            return real(host, port, *rest, **options)
+        return answers("127.0.0.2", "127.0.0.1")(host, port)
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    with receiving() as receiver, swallowing("127.0.0.2", receiver.port):
+        url = f"{scheme}://hooks.example:{receiver.port}/x"
+        there = hook(url=url, allow_private=True, timeout_seconds=6)
+        if scheme == "http":
+            assert deliver_event(there, EVENT) == 200
+        else:  # the second address was tried: it does not speak TLS
+            with pytest.raises(TaskFailed, match=r"did not answer: (?!timed out)"):
+                deliver_event(there, EVENT)
 
 
 def test_the_connection_goes_to_the_checked_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,24 +69,31 @@ def post(
 
 
 def _connect(destination: Destination, addresses: list[str], deadline: float) -> socket.socket:
-    """Connect to the first address that answers; the name is used for the certificate only."""
+    """Connect to the first address that answers within its share of the time that is left."""
     last: OSError = OSError("the host has no address")
-    for address in addresses:
+    for tried, address in enumerate(addresses):
+        share = _left(deadline) / (len(addresses) - tried)
         try:
-            stream = socket.create_connection((address, destination.port), _left(deadline))
+            return _open(destination, address, time.monotonic() + share)
+        except ssl.SSLCertVerificationError:
+            raise
         except OSError as error:
             last = error
-            continue
-        if destination.scheme == "http":
-            return stream
-        try:
-            stream.settimeout(_left(deadline))
-            context = ssl.create_default_context()
-            return context.wrap_socket(stream, server_hostname=destination.host)
-        except BaseException:
-            stream.close()
-            raise
     raise last
+
+
+def _open(destination: Destination, address: str, deadline: float) -> socket.socket:
+    """Connect to one address; the name is used for the certificate only."""
+    stream = socket.create_connection((address, destination.port), _left(deadline))
+    if destination.scheme == "http":
+        return stream
+    try:
+        stream.settimeout(_left(deadline))
+        context = ssl.create_default_context()
+        return context.wrap_socket(stream, server_hostname=destination.host)
+    except BaseException:
+        stream.close()
+        raise
 
 
 def _exchange(
