@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -37,6 +38,9 @@ from horsies.db.statements.turn import (
 from horsies.db.statements.webhooks import ask_for_findings, record_findings, store_webhooks
 from horsies.db.statements.workflows import expire_run
 from horsies.ids import new_id
+from horsies.monitor.diagnose import doctor
+from horsies.monitor.diagnose.doctor import CHEAP_IDS, SLOW_IDS
+from horsies.webhooks.findings import due_checks, look_for_findings
 from horsies.webhooks.task import subscriptions
 from tests.support.database import Database
 from tests.support.receiver import SECRET
@@ -459,6 +463,43 @@ def test_a_finding_is_announced_when_it_opens_and_when_it_closes(
         ("finding.closed", "B", "queue mail"),
         ("finding.closed", "A", "queue mail"),
         ("finding.opened", "A", "queue mail"),
+    ]
+
+
+def test_slow_checks_run_every_tenth_minute_and_their_findings_do_not_flap(
+    connection: Database, app: Horsies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine the checks take longer.
+    monkeypatch.setattr(doctor, "PATIENCE_SECONDS", 60.0)
+    subscribe(connection, app, on=["finding.opened", "finding.closed"])
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+    def look(minute: int) -> list[str]:
+        look_for_findings(app.get_broker(), noon + timedelta(minutes=minute))
+        return [kind for kind, code, _ in changes(connection) if code == "TRIGGERS"]
+
+    connection.execute("ALTER TABLE horsies_tasks DISABLE TRIGGER horsies_task_changed")
+    try:
+        assert look(9) == []
+        assert look(10) == ["finding.opened"]
+        assert look(11) == look(20) == ["finding.opened"]
+    finally:
+        connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER horsies_task_changed")
+    assert look(21) == ["finding.opened"], "only the slow check itself can close it"
+    assert look(30) == ["finding.opened", "finding.closed"]
+
+
+def test_a_check_runs_once_in_ten_minutes_or_every_minute() -> None:
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+    asked = [due_checks(noon + timedelta(minutes=minute, seconds=59)) for minute in range(60)]
+    assert [ids[0] for ids in asked] == [CHEAP_IDS] * 60
+    assert [minute for minute, ids in enumerate(asked) if SLOW_IDS in ids] == [
+        0,
+        10,
+        20,
+        30,
+        40,
+        50,
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from horsies import AppConfig, Horsies, PostgresConfig
 from tests.support.database import Database
@@ -200,18 +201,49 @@ def test_findings_are_delivered_when_they_open_and_when_they_close(
     start(fleet, receiver, connection, on=["finding.opened", "finding.closed"])
 
     def of(kind: str) -> list[Received]:
-        return [one for one in receiver.accepted() if one.event["type"] == kind]
+        return findings(receiver, kind, "QUEUE_UNSERVED")
 
     opened = wait_until(lambda: of("finding.opened"))[0]
     assert opened.is_signed()
-    facts = opened.event["data"]
-    assert (facts["code"], facts["subject"]) == ("QUEUE_UNSERVED", "queue elsewhere")
+    assert opened.event["data"]["subject"] == "queue elsewhere"
     connection.execute("DELETE FROM horsies_tasks WHERE id = %s", (lost,))
     # The check of the next minute, now.
     insert_raw(connection, "horsies.findings", "[]")
-    closed = wait_until(lambda: of("finding.closed"))[0]
-    assert closed.event["data"]["code"] == "QUEUE_UNSERVED"
+    wait_until(lambda: of("finding.closed"))
     assert len(of("finding.opened")) == 1
+
+
+def findings(receiver: Receiver, kind: str, code: str) -> list[Received]:
+    """The accepted events of one type about findings with this code."""
+    events = [one for one in receiver.accepted() if one.event["type"] == kind]
+    return [one for one in events if one.event["data"]["code"] == code]
+
+
+def test_findings_of_slow_checks_are_delivered_and_stay_open_between_their_looks(
+    fleet: Fleet, receiver: Receiver, connection: Database
+) -> None:
+    def look(*, slow: bool) -> None:
+        """Send the check of a minute in the past in which slow checks run, or do not."""
+        minute = "date_bin('10 minutes', now(), 'epoch')" + ("" if slow else " - interval '1 min'")
+        due = {"task_name": "horsies.findings", "args": "[]", "kwargs": "{}"}
+        sent = add_task(connection, **due, enqueued_at=sql.SQL(minute))
+        wait_until(lambda: task(connection, sent).status == "COMPLETED")
+
+    start(fleet, receiver, connection, on=["finding.opened", "finding.closed"])
+    connection.execute("ALTER TABLE horsies_workflows DISABLE TRIGGER horsies_workflows_truncated")
+    try:
+        look(slow=True)
+        wait_until(lambda: findings(receiver, "finding.opened", "TRIGGERS"))
+    finally:
+        connection.execute(
+            "ALTER TABLE horsies_workflows ENABLE TRIGGER horsies_workflows_truncated"
+        )
+    look(slow=False)
+    open_now = "SELECT FROM horsies_findings WHERE code = 'TRIGGERS'"
+    assert connection.execute(open_now).fetchone() is not None, "nobody has looked again"
+    look(slow=True)
+    wait_until(lambda: findings(receiver, "finding.closed", "TRIGGERS"))
+    assert len(findings(receiver, "finding.opened", "TRIGGERS")) == 1
 
 
 class Storm(NamedTuple):

@@ -1,22 +1,25 @@
 """The built-in task that compares the findings of the checks with those that webhooks have been told about.
 
 One worker sends it once a minute for all, if a webhook subscribes to findings. It runs the cheap checks of
-`horsies doctor` in a child, because they may take seconds.
+`horsies doctor` in a child, because they may take seconds, and every tenth time the slow ones as well. The
+findings of a check stay open until that check runs again and does not find them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from horsies.config.app import AppConfig
 from horsies.config.webhooks import FINDING_EVENTS
+from horsies.current_task import running_task
 from horsies.db.statement import Script
 from horsies.db.statements.webhooks import record_findings
 from horsies.errors import TaskFailed
 from horsies.findings import Level
-from horsies.monitor.diagnose.doctor import CHEAP_IDS, CheckReport, run_doctor
+from horsies.monitor.diagnose.doctor import CHEAP_IDS, SLOW_IDS, CheckReport, run_doctor
 from horsies.result import Err
 from horsies.tasks.broker import BrokerErrorCode, PostgresBroker
 from horsies.tasks.definition import (
@@ -27,7 +30,9 @@ from horsies.tasks.definition import (
 )
 
 UNREADABLE = "FINDINGS_UNREADABLE"
-_TIMEOUT_MS = 30_000
+# The checks of one kind end after 15 seconds.
+_TIMEOUT_MS = 45_000
+SLOW_MINUTES = 10
 
 
 def findings_task(
@@ -39,15 +44,27 @@ def findings_task(
         return None
 
     def look() -> int:
-        return look_for_findings(get_broker())
+        task = running_task()
+        due_at = None if task is None else task.enqueued_at
+        return look_for_findings(get_broker(), due_at or datetime.now(UTC))
 
     options = DecoratorOptions(hook.queue_name, None, None, None, _TIMEOUT_MS, {}, on_stop="fail")
     return define_builtin(config, look, FINDINGS_TASK, options)
 
 
-def look_for_findings(broker: PostgresBroker) -> int:
-    """Run the checks, store the differences, and return how many events they have."""
-    reports = run_doctor(broker, CHEAP_IDS)
+def look_for_findings(broker: PostgresBroker, due_at: datetime) -> int:
+    """Run the checks that are due, store the differences, and return how many events they have."""
+    return sum(_look(broker, ids) for ids in due_checks(due_at))
+
+
+def due_checks(due_at: datetime) -> list[Collection[str]]:
+    """Return the checks of this minute; the slow ones apart, because they may use up their time."""
+    minute = int(due_at.timestamp() // 60)
+    return [CHEAP_IDS] if minute % SLOW_MINUTES else [CHEAP_IDS, SLOW_IDS]
+
+
+def _look(broker: PostgresBroker, ids: Collection[str]) -> int:
+    reports = run_doctor(broker, ids)
     if isinstance(reports, Err):
         raise TaskFailed(UNREADABLE, reports.value.message)
     code = BrokerErrorCode.MONITORING_QUERY_FAILED
