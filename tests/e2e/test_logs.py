@@ -8,14 +8,16 @@ import os
 import signal
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 
 from tests.support.database import Database
+from tests.support.poison import poisoned
+from tests.support.rows import add_task, ago
 from tests.support.tables import attempts, wait_for_status, wait_until_empty
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, is_gone
+from tests.support.workers import Fleet, RunningWorker, is_gone
 
 APPLICATION = "tests.support.apps.talking:app"
 KEPT = {"log_capture": {"max_lines": 100, "max_bytes": 8_192}}
@@ -172,21 +174,81 @@ def test_nothing_is_kept_without_the_setting(
     assert connection.execute("SELECT count(*) FROM horsies_task_logs").fetchone() == (0,)
 
 
+HEADERS = {"request_id": "r-17", "secret": "s-99"}
+NAMED = {"log_headers": ["request_id"]}
+
+
+def start_naming(fleet: Fleet, **config: Any) -> RunningWorker:
+    """A worker whose lines about a task show one of its headers."""
+    return fleet.start("--log-format", "json", application=APPLICATION, config=NAMED | config)
+
+
+def messages_about(worker: RunningWorker, task_id: str) -> dict[str, list[str]]:
+    """The worker's lines that name the task, by logger; each has the header, and none the other one."""
+    lines = [json.loads(line) for line in worker.log().splitlines() if line.startswith("{")]
+    about = [line for line in lines if task_id in json.dumps(line)]
+    assert [line["headers"] for line in about] == [{"request_id": "r-17"}] * len(about)
+    assert "s-99" not in worker.log()
+    found: dict[str, list[str]] = {}
+    for line in about:
+        found.setdefault(line["logger"], []).append(line["message"])
+    return found
+
+
 def test_named_headers_stand_in_the_lines_of_the_task_and_of_the_worker(
     fleet: Fleet, talking: ModuleType
 ) -> None:
-    worker = fleet.start(
-        "--log-format", "json", application=APPLICATION, config={"log_headers": ["request_id"]}
-    )
-    headers = {"request_id": "r-17", "secret": "s-99"}
-    sent = talking.wait_here.with_options(headers=headers).send("never").unwrap()
+    worker = start_naming(fleet)
+    sent = talking.wait_here.with_options(headers=HEADERS).send("never").unwrap()
     ((_, _, pid, _),) = wait_until(lambda: journal_of(fleet))
     os.kill(int(pid), signal.SIGKILL)
     assert sent.get(30_000).err_value.error_code == "WORKER_CRASHED"
     assert worker.stop() == 0
-    lines = [json.loads(line) for line in worker.log().splitlines() if line.startswith("{")]
-    about = [line for line in lines if sent.task_id in json.dumps(line)]
-    loggers = {line["logger"] for line in about}
-    assert {"talking", "horsies.worker", "horsies.tasks"} <= loggers
-    assert [line["headers"] for line in about] == [{"request_id": "r-17"}] * len(about)
-    assert "s-99" not in worker.log()
+    assert {"talking", "horsies.worker", "horsies.tasks"} <= set(
+        messages_about(worker, sent.task_id)
+    )
+
+
+def test_named_headers_stand_in_the_line_of_the_worker_that_recovers_the_task(
+    fleet: Fleet, talking: ModuleType, connection: Database
+) -> None:
+    doomed = start_naming(fleet)
+    sent = talking.wait_here.with_options(headers=HEADERS).send("never").unwrap()
+    wait_until(lambda: journal_of(fleet))
+    heir = start_naming(fleet)
+    doomed.signal(signal.SIGKILL)
+    wait_for_status(connection, sent.task_id, "FAILED")
+    assert heir.stop() == 0
+    (line,) = messages_about(heir, sent.task_id)["horsies.recover"]
+    assert line.startswith(f"recovered task wait_here {sent.task_id}")
+
+
+@pytest.mark.parametrize(
+    "refused",
+    ["NEW.status IN ('CLAIMED', 'RUNNING')", "NEW.status = 'COMPLETED'"],
+    ids=["claim", "record"],
+)
+def test_named_headers_stand_in_the_line_about_a_blocked_task(
+    fleet: Fleet, talking: ModuleType, connection: Database, refused: LiteralString
+) -> None:
+    sent = talking.quiet.with_options(headers=HEADERS).send().unwrap()
+    with poisoned(connection, f"NEW.id = {{}} AND {refused}", sent.task_id):
+        worker = start_naming(fleet)
+        worker.wait_for("blocked")
+    assert sent.get(30_000).ok_value == "done"
+    assert worker.stop() == 0
+    (line,) = messages_about(worker, sent.task_id)["horsies.blocked"]
+    assert f"task {sent.task_id} is blocked" in line
+
+
+def test_named_headers_stand_in_the_lines_about_an_unknown_task(
+    fleet: Fleet, talking: ModuleType, connection: Database
+) -> None:
+    worker = start_naming(fleet, recovery={"unknown_task_grace_ms": 1_000})
+    options = json.dumps({"headers": HEADERS})
+    sent = add_task(connection, task_name="nobody", enqueued_at=ago(0), task_options=options)
+    wait_for_status(connection, sent, "FAILED")
+    assert worker.stop() == 0
+    lines = [line for found in messages_about(worker, sent).values() for line in found]
+    assert any("leaves it to other workers" in line for line in lines)
+    assert any("No worker of queue 'default' has had a task 'nobody'" in line for line in lines)

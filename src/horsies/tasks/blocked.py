@@ -36,7 +36,7 @@ from horsies.db.statements.blocked import (
     limit_lock_wait,
     note_blocked,
 )
-from horsies.logs import EventName, as_event
+from horsies.logs import EventName, as_event, headers_to_log
 
 logger = logging.getLogger("horsies.blocked")
 
@@ -182,10 +182,13 @@ class Change(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The first refusal of a change, with the error on one line."""
+    """The first refusal of a change, with the error on one line, and the stored options of the task once
+    they are known.
+    """
 
     change: Change
     reason: str
+    task_options: str | None = None
 
 
 @dataclass(slots=True)
@@ -422,7 +425,8 @@ class Blocked:
         every task.
         """
         self._unreported += refused  # until they are recorded, because the connection may be lost
-        new = [one for one in self._unreported if self._is_new(pipeline, one)]
+        noted = [self._note_new(pipeline, one) for one in self._unreported]
+        new = [one for one in noted if one is not None]
         self._unreported = []
         for action in dict.fromkeys(one.change.action for one in new):
             found = [one for one in new if one.change.action == action]
@@ -434,11 +438,11 @@ class Blocked:
                 alike.is_logged = True
                 _log_database(action, found)
 
-    def _is_new(self, pipeline: Pipeline, refusal: Refusal) -> bool:
-        """Record a refusal; False if any worker has recorded it before."""
+    def _note_new(self, pipeline: Pipeline, refusal: Refusal) -> Refusal | None:
+        """Record a refusal; None if any worker has recorded it before."""
         if self._clock() < self._locked_until:
             self._unrecorded.append(refusal)
-            return True
+            return refusal
         change = refusal.change
         row = note_blocked(change.id, change.is_run, change.action, refusal.reason, self._worker_id)
         try:
@@ -450,9 +454,9 @@ class Blocked:
             elif is_transient(error):
                 raise
             logger.warning("a blocked task cannot be recorded: %s", describe_refusal(error))
-            return True
+            return refusal
         self.has_recorded = True
-        return bool(found)
+        return refusal._replace(task_options=found[0].task_options) if found else None
 
     def update_record(self, pipeline: Pipeline) -> None:
         """Record the refusals that could not be recorded while the table was locked. Once no task or
@@ -462,7 +466,7 @@ class Blocked:
             unrecorded, self._unrecorded = self._unrecorded, []
             for refusal in unrecorded:
                 if refusal.change.id in self.delays:
-                    self._is_new(pipeline, refusal)
+                    self._note_new(pipeline, refusal)
         if self.has_recorded and not self.delays:
             pipeline.run([self.lock_wait(), delete_unblocked()])
             self.has_recorded = False
@@ -480,19 +484,21 @@ def is_of_database(found: Sequence[Refusal], alike_count: int, has_success: bool
 
 
 def _log_blocked(refusal: Refusal) -> None:
-    change, reason = refusal
+    change, reason, options = refusal
+    event = as_event(
+        "blocked",
+        id=change.id,
+        workflow_id=change.workflow_id,
+        action=change.action,
+        error=reason,
+    )
+    about = {} if change.is_run else {"task_id": change.id}
     logger.error(
         "%s is blocked, other work continues: the database refuses to %s it: %s",
         change,
         change.action,
         reason,
-        extra=as_event(
-            "blocked",
-            id=change.id,
-            workflow_id=change.workflow_id,
-            action=change.action,
-            error=reason,
-        ),
+        extra=event | about | headers_to_log(options),
     )
 
 

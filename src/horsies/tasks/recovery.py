@@ -36,6 +36,7 @@ from horsies.db.statements.workers import (
     wake_queues,
 )
 from horsies.error_codes import OperationalErrorCode, OutcomeCode
+from horsies.logs import headers_to_log
 from horsies.task_result import TaskError
 from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.outcome import locking_steps, outcome_of_loss, recording_steps
@@ -169,11 +170,16 @@ def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask], blocke
         changed += len(outcomes)
         for task in abandoned:
             if task.id in outcomes:
-                logger.warning(
-                    "recovered task %s %s, whose worker %s is gone: %s",
-                    *(task.task_name, task.id, task.worker_id, outcomes[task.id]),
-                )
+                _log_recovered(task, outcomes[task.id])
     return changed
+
+
+def _log_recovered(task: AbandonedTask, outcome: str) -> None:
+    logger.warning(
+        "recovered task %s %s, whose worker %s is gone: %s",
+        *(task.task_name, task.id, task.worker_id, outcome),
+        extra={"task_id": task.id, "task_name": task.task_name} | headers_to_log(task.task_options),
+    )
 
 
 def _recovery(task: AbandonedTask) -> Change:

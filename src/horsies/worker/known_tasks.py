@@ -42,7 +42,7 @@ from horsies.db.statements.refusals import (
 )
 from horsies.db.statements.turn import ClaimedTask, ClaimUnresolvable, claim_unresolvable
 from horsies.error_codes import OperationalErrorCode
-from horsies.logs import as_event
+from horsies.logs import as_event, headers_to_log
 from horsies.task_result import TaskError
 from horsies.tasks.blocked import Blocked, Change
 from horsies.tasks.definition import TaskDefinition
@@ -254,7 +254,7 @@ class UnknownTasks:
         if wanted.kind == "workflows":
             code = OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED
             return _failure(task, code, missing_definition(wanted.name))
-        self._warn(wanted, task.queue_name)
+        self._warn(wanted, task)
         self._met_at.setdefault(wanted.name, now)
         self._check_at = min(self._check_at, now + self._grace_seconds)
         return None
@@ -301,8 +301,7 @@ class UnknownTasks:
         left |= {task.id for task, outcome in uncalled if _missing_key(outcome) is not None}
         for task, outcome in uncalled:
             if task.id in left:
-                message = outcome.error_message or ""
-                self._warn(self._wanted(task, outcome), task.queue_name, message)
+                self._warn(self._wanted(task, outcome), task, outcome.error_message or "")
         for one in refused:
             if one.id in left:
                 until, look_at = self._refused.get(one.fingerprint, (0.0, NEVER))
@@ -354,14 +353,16 @@ class UnknownTasks:
             f"{self._grace_seconds:g} s (unknown_task_grace_ms); add its module to discover_tasks, "
             "or send it to a queue of workers that have it."
         )
-        logger.error("%s", text)
+        about = {"task_id": task.id, "task_name": task.task_name}
+        logger.error("%s", text, extra=about | headers_to_log(task.task_options))
         return _failure(task, OperationalErrorCode.WORKER_RESOLUTION_ERROR, text)
 
-    def _warn(self, wanted: Wanted, queue_name: str, message: str = "") -> None:
-        """Log once that tasks are left to others; the message says why a call does not fit."""
+    def _warn(self, wanted: Wanted, task: ClaimedTask, message: str = "") -> None:
+        """Log once that tasks like this one are left to others; the message says why a call does not fit."""
         if wanted in self._warned:
             return
         self._warned.add(wanted)
+        queue_name = task.queue_name
         what = "workflow with the definition key" if wanted.kind == "workflows" else "task"
         one = f"{what} {wanted.name!r} on queue {queue_name!r}"
         if wanted.kind == "keys":
@@ -378,8 +379,8 @@ class UnknownTasks:
                 f"this worker has no {one} and leaves it to other workers; add its module to "
                 "discover_tasks, deploy the same release to every worker, or use a queue of its own"
             )
-        event = as_event("unknown_task", task_name=wanted.name, queue=queue_name)
-        logger.warning("%s", text, extra=event)
+        event = as_event("unknown_task", task_name=wanted.name, queue=queue_name, task_id=task.id)
+        logger.warning("%s", text, extra=event | headers_to_log(task.task_options))
 
 
 def claim_unknown(

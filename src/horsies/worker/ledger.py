@@ -317,13 +317,14 @@ def _log_parked(outcome: Outcome, task: ClaimedTask, is_recorded: bool) -> None:
         logger.error(text, task.task_name, task.id, outcome.park.problem, extra=extra)
     else:
         event = as_event("run_parked", task_id=task.id, task_name=task.task_name)
-        logger.debug("%s %s is parked", task.task_name, task.id, extra=event)
+        extra = event | headers_to_log(task.task_options)
+        logger.debug("%s %s is parked", task.task_name, task.id, extra=extra)
 
 
 def _log_cleaning(task: ClaimedTask) -> None:
     event = as_event("run_cleaning", task_id=task.id, task_name=task.task_name)
     text = "%s %s was cancelled and continues with its clean-up"
-    logger.info(text, task.task_name, task.id, extra=event)
+    logger.info(text, task.task_name, task.id, extra=event | headers_to_log(task.task_options))
 
 
 def _log_dropped(task: ClaimedTask) -> None:

@@ -51,7 +51,8 @@ class Traces:
                 will_retry=outcome.delay_seconds is not None,
             )
         except Exception:  # the application's sampler or span processor may raise
-            logger.exception("the span of task %s could not be made", assignment.task_id)
+            about = {"task_id": assignment.task_id}
+            logger.exception("the span of task %s could not be made", about["task_id"], extra=about)
             return
         self._ended[assignment.task_id] = assignment.attempt, traceparent
 

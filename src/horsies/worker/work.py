@@ -298,7 +298,8 @@ class Work:
             left = self._refusals.store(pipeline, uncalled)
             ledger.give_back([task for task, _ in uncalled if task.id in left])
             for task, outcome in ledger.outcomes(UNCALLED):
-                logger.error("%s", outcome.error_message)
+                about = {"task_id": task.id, "task_name": task.task_name}
+                logger.error("%s", outcome.error_message, extra=about)
                 ledger.put(task, ENDED, outcome)
         now = time.monotonic()
         if unknown.forget_old(now):

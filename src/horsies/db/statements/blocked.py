@@ -20,6 +20,11 @@ class ChangedId(NamedTuple):
     id: str
 
 
+class NotedBlocked(NamedTuple):
+    id: str
+    task_options: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class BlockedRow:
     """A task or run whose next change the database refuses."""
@@ -63,7 +68,7 @@ class DueTask(NamedTuple):
 @BLOCKED.statement
 def note_blocked(
     id: str, is_run: bool, action: str, error: str, worker_id: str | None
-) -> ChangedId: ...
+) -> NotedBlocked: ...
 @BLOCKED.statement
 def limit_lock_wait(milliseconds: int) -> Setting: ...
 @BLOCKED.statement

@@ -3,8 +3,9 @@
 -- a task.
 
 -- name: note_blocked
--- One row per blocked task or run. A row is returned only if it is new, so that only one worker logs it. The state is
--- stored too, to show later whether the task or run has changed since. Parameters: a refused change, that is, its
+-- One row per blocked task or run. A row is returned only if it is new, so that only one worker logs it, with the
+-- task's options, which have its headers. The state is stored too, to show later whether the task or run has changed
+-- since. Parameters: a refused change, that is, its
 -- task or run, the worker, and the error on one line.
 INSERT INTO horsies_blocked AS known (id, kind, workflow_id, status, generation, action, error, worker_id)
 SELECT task.id, 'task', task.workflow_id, task.status, task.generation, %(action)s, %(error)s, %(worker_id)s
@@ -16,7 +17,9 @@ ON CONFLICT (id, kind) DO UPDATE SET
     status = EXCLUDED.status, generation = EXCLUDED.generation, action = EXCLUDED.action,
     error = EXCLUDED.error, worker_id = EXCLUDED.worker_id, since = EXCLUDED.since
 WHERE (known.status, known.generation) IS DISTINCT FROM (EXCLUDED.status, EXCLUDED.generation)
-RETURNING known.id::text
+RETURNING known.id::text, (
+    SELECT task.task_options FROM horsies_tasks AS task WHERE task.id = known.id AND known.kind = 'task'
+) AS task_options
 
 -- name: limit_lock_wait
 -- For the rest of the transaction. A task that is alone in its transaction need not wait for a lock, because the

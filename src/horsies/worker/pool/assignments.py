@@ -195,6 +195,7 @@ class Assignments:
             child.pid,
             act,
             "no task" if task is None else f"task {task.task_name!r} ({task.task_id})",
+            extra=None if task is None else {"task_id": task.task_id},
         )
         self.return_tasks(self.take_back(child))
 
