@@ -382,9 +382,10 @@ def test_the_doctor_finds_paused_keys_with_due_tasks_only(
 def test_gauges_count_keys_and_name_none(app: Horsies, connection: Database) -> None:
     def keys() -> dict[tuple[str, ...], float]:
         gauges = ClusterGauges("public")
-        samples = app.get_broker().perform(BrokerErrorCode.MONITORING_QUERY_FAILED, gauges.script())
+        code = BrokerErrorCode.MONITORING_QUERY_FAILED
+        app.get_broker().perform(code, gauges.script()).unwrap()
         return {
-            one.labels: one.value for one in samples.unwrap() if one.name == "horsies_queue_keys"
+            one.labels: one.value for one in gauges.samples() if one.name == "horsies_queue_keys"
         }
 
     assert keys() == {}

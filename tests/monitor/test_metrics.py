@@ -9,6 +9,7 @@ import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from socket import create_connection
 from typing import Any
 from urllib.error import HTTPError
@@ -20,17 +21,22 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from horsies import Horsies
 from horsies.db.statement import Script
+from horsies.findings import Finding, Level
 from horsies.monitor import metrics
 from horsies.monitor.measures import BOUNDS, NAMES_MAX, Series, Slot
 from horsies.monitor.metrics import (
     CATALOGUE,
     CLUSTER,
+    NOT_CHECKED,
+    RED_CODES,
+    UP,
     WORKER,
     ClusterGauges,
     Metric,
     MissingExtraError,
     drain_seconds,
     exposition,
+    finding_samples,
     require_prometheus,
 )
 from horsies.monitoring import count_sends
@@ -99,6 +105,16 @@ def test_names_follow_the_rules_of_prometheus() -> None:
         assert not {"task_id", "worker_id", "host", "error_code"} & set(metric.labels)
 
 
+def collect(app: Horsies, gauges: ClusterGauges) -> list[str]:
+    """Collect the gauges and the findings, as the dashboard does, and return the statements."""
+    asked: list[str] = []
+    perform = partial(app.get_broker().perform, BrokerErrorCode.MONITORING_QUERY_FAILED)
+    assert perform(noted(gauges.script(), asked)).is_ok()
+    if gauges.wants_details():
+        assert perform(noted(gauges.details_script(), asked)).is_ok()
+    return asked
+
+
 def test_the_gauges_of_the_cluster_are_those_of_the_catalogue(
     app: Horsies, connection: Database
 ) -> None:
@@ -118,10 +134,9 @@ def test_the_gauges_of_the_cluster_are_those_of_the_catalogue(
         " FROM generate_series(-1, 3) AS n"
     )
     add_keyed(connection, "acme")
-    samples = app.get_broker().perform(
-        BrokerErrorCode.MONITORING_QUERY_FAILED, ClusterGauges("public").script()
-    )
-    body, content_type = exposition(samples.unwrap())
+    gauges = ClusterGauges("public")
+    collect(app, gauges)
+    body, content_type = exposition(gauges.samples())
     assert content_type.startswith("text/plain")
     text = body.decode()
     assert_in_catalogue(text, CLUSTER)
@@ -148,28 +163,75 @@ def noted(script: Script[Any], asked: list[str]) -> Script[Any]:
         return finished.value
 
 
-def test_scrapers_share_a_collection_and_sizes_are_read_rarely(app: Horsies) -> None:
+def test_scrapers_share_a_collection_and_findings_and_sizes_are_read_rarely(app: Horsies) -> None:
     now = [1_000.0]
     gauges = ClusterGauges("public", clock=lambda: now[0])
-    broker = app.get_broker()
-
-    def collect() -> list[str]:
-        asked: list[str] = []
-        script = noted(gauges.script(), asked)
-        assert broker.perform(BrokerErrorCode.MONITORING_QUERY_FAILED, script).is_ok()
-        return asked
-
     assert gauges.fresh() is None
-    assert "read_table_sizes" in collect()
+    asked = collect(app, gauges)
+    assert {"read_table_sizes", "find_failing_tasks"} <= set(asked)
+    repeated = {name for name in asked if asked.count(name) > 1}
+    assert repeated == {"list_blocked"}, "the checks share the rows of the gauges"
     now[0] += 4.9
     assert gauges.fresh() is not None
     now[0] += 0.2
     assert gauges.fresh() is None
-    assert "read_table_sizes" not in collect()
+    assert not {"read_table_sizes", "find_failing_tasks"} & set(collect(app, gauges))
+    now[0] += 15
+    asked = collect(app, gauges)
+    assert "find_failing_tasks" in asked
+    assert "read_table_sizes" not in asked
     now[0] += 60
-    assert "read_table_sizes" in collect()
+    assert "read_table_sizes" in collect(app, gauges)
     gauges.note_failure()
     assert [(one.name, one.value) for one in gauges.fresh() or ()][-1] == ("horsies_up", 0.0)
+    assert "horsies_findings" not in {one.name for one in gauges.samples()}
+
+
+def test_sizes_that_cannot_be_read_hide_the_findings_of_one_look(app: Horsies) -> None:
+    now = [1_000.0]
+    gauges = ClusterGauges("public", clock=lambda: now[0])
+    perform = partial(app.get_broker().perform, BrokerErrorCode.MONITORING_QUERY_FAILED)
+    assert perform(gauges.script()).is_ok()
+    assert perform(cut_off(gauges.details_script(), "read_table_sizes")).is_ok()
+    gauges.note_no_details()
+    assert NOT_CHECKED in {one.labels for one in gauges.samples()}
+    now[0] += 15
+    asked = collect(app, gauges)
+    assert "find_failing_tasks" in asked
+    assert "read_table_sizes" not in asked
+    assert NOT_CHECKED not in {one.labels for one in gauges.samples()}
+
+
+def cut_off(script: Script[None], last: str) -> Script[None]:
+    """The same script; it ends with a statement that does not answer."""
+    rows: Any = None
+    while (step := script.send(rows))[0].name != last:
+        rows = yield step
+
+
+def test_findings_that_cannot_be_read_are_a_red_finding_and_hide_no_gauge(app: Horsies) -> None:
+    gauges = ClusterGauges("public")
+    collect(app, gauges)
+    gauges.note_no_details()
+    samples = gauges.samples()
+    assert [one.labels for one in samples if one.name == "horsies_findings"] == [NOT_CHECKED]
+    assert samples[-1] == UP
+
+
+def test_findings_are_counted_by_code_and_level() -> None:
+    found = [
+        Finding("TASK_UNKNOWN", "a", Level.RED),
+        Finding("TASK_UNKNOWN", "b", Level.RED),
+        Finding("LOCKS", "c", Level.RED),
+        Finding("TASK_RETRYING", "d", Level.YELLOW),
+    ]
+    counts = {one.labels: one.value for one in finding_samples(found) if one.value}
+    assert counts == {
+        ("TASK_UNKNOWN", "red"): 2,
+        ("LOCKS", "red"): 1,
+        ("TASK_RETRYING", "yellow"): 1,
+    }
+    assert {one.labels for one in finding_samples([])} == {(code, "red") for code in RED_CODES}
 
 
 def test_a_lost_worker_is_counted_once_and_the_counter_never_falls(
@@ -178,8 +240,8 @@ def test_a_lost_worker_is_counted_once_and_the_counter_never_falls(
     gauges = ClusterGauges("public")
 
     def lost() -> float:
-        found = app.get_broker().perform(BrokerErrorCode.MONITORING_QUERY_FAILED, gauges.script())
-        (total,) = [one for one in found.unwrap() if one.name == "horsies_workers_lost_total"]
+        collect(app, gauges)
+        (total,) = [one for one in gauges.samples() if one.name == "horsies_workers_lost_total"]
         return total.value
 
     assert lost() == 0
@@ -206,8 +268,8 @@ def test_queues_beyond_the_limit_share_a_label(
     connection.execute("INSERT INTO horsies_queues VALUES ('c', now())")
     add_worker(connection, queues=["a", "c", "other"], processes=3)
     gauges = ClusterGauges("public")
-    done = app.get_broker().perform(BrokerErrorCode.MONITORING_QUERY_FAILED, gauges.script())
-    found = families(exposition(done.unwrap())[0].decode())
+    collect(app, gauges)
+    found = families(exposition(gauges.samples())[0].decode())
     tasks = {
         sample.labels["queue"]: sample.value
         for sample in found["horsies_queue_tasks"].samples

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
-from horsies.monitor.metrics import CATALOGUE
+from horsies.findings import CATALOGUE as FINDINGS
+from horsies.findings import Level
+from horsies.monitor.diagnose.doctor import CHECKS
+from horsies.monitor.metrics import CATALOGUE, NOT_CHECKED
+from tests.support.alerts import RULES, reached_by, rules
 from tests.support.workers import REPOSITORY
 
-RULES = REPOSITORY / "docs" / "prometheus" / "rules.yaml"
 DASHBOARD = REPOSITORY / "docs" / "prometheus" / "grafana.json"
 PAGE = REPOSITORY / "docs" / "metrics.md"
 
@@ -71,11 +73,6 @@ def check(expression: str) -> None:
         assert set(re.findall(r"(\w+)\s*(?:=|!)", matchers)) <= known[name], expression
 
 
-def rules() -> list[dict[str, Any]]:
-    document = yaml.safe_load(RULES.read_text("utf-8"))
-    return [rule for group in document["groups"] for rule in group["rules"]]
-
-
 def panels() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
     return found
@@ -96,6 +93,22 @@ def test_alerts_cover_what_needs_attention() -> None:
     watched = " ".join(rule["expr"] for rule in rules())
     for metric in ("queue_oldest_due_seconds", "queue_children", "workers", "schedules_overdue"):
         assert f"horsies_{metric}" in watched
+
+
+def test_every_red_finding_reaches_a_rule() -> None:
+    reds = {code for code, entry in FINDINGS.items() if entry.level is Level.RED}
+    reds |= {check.code for check in CHECKS if check.is_cheap and check.red}
+    assert reds >= {"TASK_UNKNOWN", "PAYLOAD_UNREADABLE", "BLOCKED", "HELD_BY_RECORD", "LOCKS"}
+    assert {code for code in reds if reached_by(code, "red") != ["HorsiesFindingRed"]} == set()
+    assert reached_by(*NOT_CHECKED) == ["HorsiesFindingRed"]
+
+
+def test_a_yellow_finding_reaches_one_rule_and_a_storm_of_retries_its_own() -> None:
+    yellows = {code for code, entry in FINDINGS.items() if entry.level is Level.YELLOW}
+    reached = {code: reached_by(code, "yellow") for code in yellows}
+    assert reached.pop("TASK_RETRYING") == ["HorsiesTasksRetried"]
+    assert {code for code, names in reached.items() if names != ["HorsiesFindingYellow"]} == set()
+    assert reached_by("QUEUE_UNSERVED", "green") == []
 
 
 @pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])

@@ -20,6 +20,7 @@ from horsies.app import Horsies
 from horsies.web import reading
 from horsies.web.app import ROUTES
 from tests.support.database import Database
+from tests.support.rows import add_task, ago
 from tests.support.web_rows import fill, path_of
 from tests.support.web_server import Ask, client_of
 
@@ -105,6 +106,17 @@ def test_a_lock_on_a_table_that_the_checks_read_is_on_the_overview(
         (line, *_) = ask("/api/overview").json()["attention"]
     assert line["code"] == "DATABASE_LOCKED"
     assert f"pid {pid} (user" in line["sentence"]
+
+
+def test_a_lock_on_a_table_that_only_the_checks_read_hides_no_gauge_and_is_alerted(
+    ask: Ask, connection: Database, process_url: str
+) -> None:
+    add_task(connection, queue_name="mail", enqueued_at=ago(9))
+    with locked(process_url, "horsies_refusals"):
+        metrics = ask("/metrics").text
+    assert "\nhorsies_up 1.0\n" in metrics
+    assert 'horsies_queue_tasks{queue="mail",state="due"} 1.0' in metrics
+    assert 'horsies_findings{code="NOT_CHECKED",level="red"} 1.0' in metrics
 
 
 def test_the_doctor_runs_the_checks_that_can_be_run(

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from psycopg import sql
 
 from horsies import Horsies, Ok
@@ -20,6 +21,7 @@ from horsies.monitor.diagnose import doctor
 from horsies.monitor.diagnose.checks import Check, red
 from horsies.monitor.facts import Facts
 from horsies.web import attention
+from tests.support.alerts import reached_by
 from tests.support.database import Database
 from tests.support.red_states import RED_STATES, add_overdue_schedule
 from tests.support.rows import add_run
@@ -53,6 +55,16 @@ def test_what_the_doctor_calls_red_is_on_the_overview_and_explained(
     assert f'data-key="{code} ' in ask("/").text
     reasons = ask(f"/api{made.path}/explain").json()["reasons"]
     assert (made.explained or code) in {one["code"] for one in reasons}
+    (alerted,) = [one for one in alerting(ask("/metrics").text) if one["code"] == code]
+    assert reached_by(code, alerted["level"]) == ["HorsiesFindingRed"]
+
+
+def alerting(metrics: str) -> list[dict[str, str]]:
+    """The labels of the findings that the metrics count."""
+    (family,) = [
+        one for one in text_string_to_metric_families(metrics) if one.name == "horsies_findings"
+    ]
+    return [sample.labels for sample in family.samples if sample.value]
 
 
 def test_every_red_code_of_the_catalogue_is_made_here() -> None:

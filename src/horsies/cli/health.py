@@ -28,6 +28,7 @@ from horsies.cli.session import (
     read_each,
     unwrap_or_exit,
 )
+from horsies.db.statement import Script
 from horsies.db.statements.monitor import WorkerSummary
 from horsies.logs import LogFormat, LogLevel, attach_handler
 from horsies.monitor.defaults import PING_TIMEOUT_SECONDS
@@ -173,7 +174,11 @@ class _Collector:
         with self._collecting:
             if (fresh := self._gauges.fresh()) is not None:
                 return Ok(fresh)
-            done = self._broker.perform(
-                BrokerErrorCode.MONITORING_QUERY_FAILED, self._gauges.script()
-            )
-            return done if isinstance(done, Ok) else Ok(self._gauges.note_failure())
+            if not self._is_read(self._gauges.script()):
+                self._gauges.note_failure()
+            elif self._gauges.wants_details() and not self._is_read(self._gauges.details_script()):
+                self._gauges.note_no_details()
+            return Ok(self._gauges.samples())
+
+    def _is_read(self, script: Script[None]) -> bool:
+        return self._broker.perform(BrokerErrorCode.MONITORING_QUERY_FAILED, script).is_ok()

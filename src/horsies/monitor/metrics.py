@@ -22,7 +22,10 @@ from horsies.db.statements.metrics import (
     read_table_sizes,
 )
 from horsies.db.statements.monitor import WorkerSummary
-from horsies.monitor.defaults import OVERDUE_SECONDS
+from horsies.findings import CATALOGUE as FINDINGS
+from horsies.findings import Finding, Level
+from horsies.monitor.defaults import LOSSES_MOST, LOSSES_SECONDS, OVERDUE_SECONDS
+from horsies.monitor.facts import Facts
 from horsies.monitor.measures import BOUNDS, NAMES_MAX, Series, read_split_measures_script
 from horsies.monitor.overview import (
     Overview,
@@ -38,13 +41,12 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as Family
 
-# Scrapers share a collection up to this age; table sizes are read less often.
+# Scrapers share a collection up to this age; findings and table sizes are read less often.
 COLLECT_SECONDS = 5.0
+FINDINGS_SECONDS = 15.0
 SIZES_SECONDS = 60.0
 # The period of the rate from which the time to drain a queue is computed.
 RATE_SPAN = timedelta(minutes=5)
-# Losses are searched so far back: longer than any pause between two collections that matters.
-LOSSES_SECONDS = 3600.0
 # Runs and schedules are counted up to this number.
 COUNT_MOST = 10_000
 # Keys are counted up to this number for each queue.
@@ -150,6 +152,12 @@ CLUSTER = _metrics(
         *("horsies_notify_queue_ratio", "gauge", ()),
         "How full the server's queue of notifications is, from 0 to 1.",
     ),
+    (
+        *("horsies_findings", "gauge", ("code", "level")),
+        "Findings of the cheap checks of `horsies doctor`, read every 15 seconds; NOT_CHECKED when they "
+        "could not be read.",
+        tuple(Level),
+    ),
     (*("horsies_collect_seconds", "gauge", ()), "How long the collection of these gauges took."),
     (
         *("horsies_up", "gauge", ()),
@@ -221,6 +229,7 @@ PRODUCER = _metrics(
     ),
 )
 CATALOGUE = (*CLUSTER, *WORKER, *PRODUCER)
+RED_CODES = tuple(code for code, entry in FINDINGS.items() if entry.level is Level.RED)
 _BY_NAME = {metric.name: metric for metric in CATALOGUE}
 
 # The label for all tasks beyond a process's first 200 names, and for all queues beyond the first 500.
@@ -341,14 +350,22 @@ def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
 class ClusterGauges:
     """The cluster's gauges, collected at most every five seconds, however many scrapers there are.
 
-    While ``fresh`` is None, one caller at a time runs ``script`` on its own connection.
+    While ``fresh`` is None, one caller at a time runs ``script`` on its own connection. If
+    ``wants_details`` is true then, it runs ``details_script`` as well, for findings and sizes of tables,
+    in another transaction: a lock on a table that only these read hides no other gauge.
     """
 
     schema: str
     configured: Mapping[str, int | None] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
-    _samples: Sequence[Sample] | None = None
-    _collected_at: float = 0.0
+    # Empty while the database cannot be read.
+    _samples: Sequence[Sample] = ()
+    _seconds: float = 0.0
+    _collected_at: float | None = None
+    # The rows of the last collection, which the checks read as well, and the findings.
+    _facts: Facts = field(default_factory=Facts)
+    _findings: Sequence[Sample] = ()
+    _found_at: float | None = None
     _sizes: Sequence[TableSize] = ()
     _sized_at: float | None = None
     # The losses of the last hour that were counted, and the number of all that were.
@@ -357,24 +374,29 @@ class ClusterGauges:
 
     def fresh(self) -> Sequence[Sample] | None:
         """The last collection, if it is recent."""
-        is_recent = self.clock() - self._collected_at < COLLECT_SECONDS
-        return self._samples if is_recent else None
+        at = self._collected_at
+        is_recent = at is not None and self.clock() - at < COLLECT_SECONDS
+        return self.samples() if is_recent else None
 
-    def script(self) -> Script[Sequence[Sample]]:
+    def samples(self) -> Sequence[Sample]:
+        """The last collection, and the details unless it failed."""
+        is_up = bool(self._samples)
+        details = [*self._findings, *size_samples(self._sizes)] if is_up else []
+        return [*self._samples, *details, *_about(self._seconds, up=is_up)]
+
+    def script(self) -> Script[None]:
         """Read and keep the gauges."""
         started = self.clock()
-        overview = yield from overview_script(self.configured)
+        self._facts = Facts(self.schema)
+        overview = yield from overview_script(self.configured, self._facts)
         series = yield from read_split_measures_script("queue", RATE_SPAN, durations=())
         query = read_gauges(self.schema, COUNT_MOST, OVERDUE_SECONDS)
         (gauges,) = yield query
-        if self._sized_at is None or started - self._sized_at >= SIZES_SECONDS:
-            self._sizes = yield read_table_sizes(self.schema)
-            self._sized_at = started
-        self._count_losses((yield list_losses(LOSSES_SECONDS, COUNT_MOST)))
+        self._count_losses((yield from self._facts.read(list_losses(LOSSES_SECONDS, LOSSES_MOST))))
         keys: list[KeyCounts] = yield count_keys(KEYS_MOST)
-        samples = list(cluster_samples(overview, series, gauges, self._sizes, keys))
+        samples = list(cluster_samples(overview, series, gauges, keys))
         samples.append(Sample("horsies_workers_lost_total", (), self._lost))
-        return self._keep([*samples, *_about(self.clock() - started, up=True)])
+        self._keep(samples, started)
 
     def _count_losses(self, losses: Iterable[Loss]) -> None:
         """Count only new losses: expired rows are deleted, but a counter must never decrease."""
@@ -382,16 +404,47 @@ class ClusterGauges:
         self._lost += len(found - self._losses)
         self._losses = found
 
-    def note_failure(self, seconds: float = 0.0) -> Sequence[Sample]:
-        """Note that the database could not be read; this answer is kept as long as any other."""
-        return self._keep(list(_about(seconds, up=False)))
+    def wants_details(self) -> bool:
+        """Whether the findings are old. The caller has just run ``script``."""
+        return _is_old(self._found_at, self.clock(), FINDINGS_SECONDS)
 
-    def _keep(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+    def details_script(self) -> Script[None]:
+        """Run the cheap checks on the rows of the last collection and some more, and keep the findings; read
+        the sizes of the tables if they are old.
+        """
+        # Only here: the worker and producers, which use this module, never load the checks.
+        from horsies.monitor.diagnose.attention import findings_script
+
+        started = self._found_at = self.clock()
+        found = yield from findings_script(self._facts)
+        self._findings = list(finding_samples(found))
+        if _is_old(self._sized_at, started, SIZES_SECONDS):
+            # Noted before: a locked table keeps the findings of a minute from being read once.
+            self._sized_at = started
+            self._sizes = yield read_table_sizes(self.schema)
+        self._seconds += self.clock() - started
+
+    def note_no_details(self) -> None:
+        """Note that the details could not be read, which is a finding as well."""
+        self._found_at = self.clock()
+        self._findings = [Sample("horsies_findings", NOT_CHECKED, 1.0)]
+
+    def note_failure(self) -> None:
+        """Note that the database could not be read; this answer is kept as long as any other."""
+        self._keep((), self.clock())
+
+    def _keep(self, samples: Sequence[Sample], started: float) -> None:
         self._samples, self._collected_at = samples, self.clock()
-        return samples
+        self._seconds = self._collected_at - started
+
+
+def _is_old(read_at: float | None, now: float, seconds: float) -> bool:
+    return read_at is None or now - read_at >= seconds
 
 
 UP = Sample("horsies_up", (), 1.0)
+# The labels of the one finding that stands for findings which could not be read.
+NOT_CHECKED = ("NOT_CHECKED", Level.RED.value)
 
 
 def _about(seconds: float, *, up: bool) -> Iterator[Sample]:
@@ -399,12 +452,21 @@ def _about(seconds: float, *, up: bool) -> Iterator[Sample]:
     yield Sample("horsies_up", (), float(up))
 
 
+def finding_samples(findings: Iterable[Finding]) -> Iterator[Sample]:
+    """Count findings by code and level; the red codes of the catalogue are there even without one."""
+    counts = {(code, Level.RED.value): 0 for code in RED_CODES}
+    for one in findings:
+        labels = one.code, one.level.value
+        counts[labels] = counts.get(labels, 0) + 1
+    for labels, count in sorted(counts.items()):
+        yield Sample("horsies_findings", labels, count)
+
+
 def cluster_samples(
     overview: Overview,
     series: Mapping[str, Series],
     gauges: Gauges,
-    sizes: Iterable[TableSize],
-    keys: Iterable[KeyCounts] = (),
+    keys: Iterable[KeyCounts],
 ) -> Iterator[Sample]:
     """Turn facts from the database into gauges."""
     own, others = split_queues(overview.queues)
@@ -426,6 +488,10 @@ def cluster_samples(
     yield Sample("horsies_tasks_stored", (), gauges.tasks_stored or 0.0)
     yield Sample("horsies_oldest_transaction_seconds", (), gauges.oldest_transaction_seconds)
     yield Sample("horsies_notify_queue_ratio", (), gauges.notify_queue_ratio)
+
+
+def size_samples(sizes: Iterable[TableSize]) -> Iterator[Sample]:
+    """Turn the sizes of tables into gauges."""
     for size in sizes:
         yield Sample("horsies_table_bytes", (size.name,), size.bytes)
         yield Sample("horsies_table_dead_rows", (size.name,), size.dead_rows)

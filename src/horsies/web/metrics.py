@@ -47,9 +47,20 @@ async def _collect(site: Site) -> Sequence[Sample]:
         if (fresh := gauges.fresh()) is not None:
             return fresh
         try:
-            return await site.reader.read(gauges.script())
+            await site.reader.read(gauges.script())
         except Problem:
-            return gauges.note_failure()
+            gauges.note_failure()
+        else:
+            await _add_details(site, gauges)
+        return gauges.samples()
+
+
+async def _add_details(site: Site, gauges: ClusterGauges) -> None:
+    if gauges.wants_details():
+        try:
+            await site.reader.read(gauges.details_script())
+        except Problem:
+            gauges.note_no_details()
 
 
 def _shared(site: Site) -> _Shared:

@@ -50,6 +50,7 @@ from horsies.db.statements.refusals import list_refused
 from horsies.db.statements.workflows import BrokenRun, find_broken_runs
 from horsies.findings import Finding, Level, Subject, between, command, finding
 from horsies.monitor.action_log import authors_script
+from horsies.monitor.defaults import LOSSES_MOST, LOSSES_SECONDS
 from horsies.monitor.diagnose.checks import Check, Rule, red, yellow
 from horsies.monitor.diagnose.known_names import names_by_worker, unknown_names_script
 from horsies.monitor.diagnose.queues import (
@@ -85,8 +86,6 @@ SHOWN = 20
 FAILURES_MIN = 10
 FAILURES_TIMES = 5.0
 RETRIES_MIN = 50
-# The most lost workers of an hour that are counted.
-LOSSES_MOST = 1_000
 
 
 def _read_workers(facts: Facts) -> Script[list[WorkerSummary]]:
@@ -117,7 +116,7 @@ def worker_reasons(worker: WorkerSummary) -> Iterator[Finding]:
 
 
 def _losses(facts: Facts) -> Script[Iterable[Finding]]:
-    return judge_losses((yield from facts.read(list_losses(HOUR, LOSSES_MOST))))
+    return judge_losses((yield from facts.read(list_losses(LOSSES_SECONDS, LOSSES_MOST))))
 
 
 def judge_losses(losses: Sequence[Loss]) -> Iterator[Finding]:
