@@ -9,7 +9,8 @@ import pytest
 from playwright.sync_api import Page, expect
 from psycopg.types.json import Jsonb
 
-from horsies.monitor.search import PREFIX_MIN, id_range
+from horsies.monitor import search
+from horsies.monitor.search import PREFIX_MIN, SHOWN, id_range
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_task, add_worker, ago
@@ -90,6 +91,52 @@ def test_matches_have_counts_and_details(ask: Ask) -> None:
     assert found(ask, "01a1dd42")[0]["detail"] == "payments.charge, FAILED"
 
 
+@pytest.mark.usefixtures("_rows")
+def test_queues_schedules_and_runs_have_counts(
+    ask: Ask, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        add_task(connection, queue_name="mail", enqueued_at=ago(9))
+    add_task(connection, queue_name="mail", enqueued_at=ago(-999))
+    connection.execute("UPDATE horsies_schedule_state SET run_count = 41")
+    for number in range(SHOWN + 2):
+        add_run(connection, name="orders", workflow_key=f"order-7{number}")
+    details = {one["name"]: one["detail"] for one in found(ask, "mail")}
+    assert details == {"mail": "3 due", "mailings": "0 due", "nightly mail": "fired 41 times"}
+    runs = [one for one in found(ask, "order-7") if one["kind"] == "run"]
+    assert {one["detail"] for one in runs} == {"orders, RUNNING; 12 runs found"}
+    assert len(runs) == SHOWN
+    monkeypatch.setattr(search, "WAITING_MOST", 2)
+    assert found(ask, "mailings")[0]["detail"] == "0 due"
+    assert found(ask, "mail")[0]["detail"] == "2+ due"
+
+
+def suggested(ask: Ask, text: str) -> list[dict[str, Any]]:
+    """The suggestions for a viewer who may see arguments."""
+    path = f"/api/search?{urlencode({'q': text})}"
+    matches: list[dict[str, Any]] = ask(path, payload=True).json()["matches"]
+    return matches
+
+
+@pytest.mark.usefixtures("_rows")
+def test_a_search_of_arguments_is_suggested_when_nothing_else_matches(
+    ask: Ask, connection: Database
+) -> None:
+    add_task(connection, kwargs='{"customer": "Miller & Sons"}')
+    (match,) = suggested(ask, "Miller & Sons")
+    assert (match["kind"], match["name"]) == ("arguments", "Miller & Sons")
+    assert match["path"] == "/tasks?argument=Miller+%26+Sons"
+    listed = ask(match["path"], payload=True)
+    assert listed.status_code == 200
+    assert "None of the" not in listed.text
+    assert "arguments" not in {one["kind"] for one in suggested(ask, "charge")}
+    assert found(ask, "Miller & Sons") == [], "this viewer may not see arguments"
+    assert suggested(ask, "password=x") == [], "a masked value cannot be searched"
+    page = ask("/search?q=Miller", payload=True)
+    assert page.status_code == 200, "the page offers it as a link"
+    assert "/tasks?argument=Miller" in page.text
+
+
 def test_nothing_found_says_what_was_searched(ask: Ask, connection: Database) -> None:
     page = ask("/search?q=%3Cb%3Enothing")
     assert page.status_code == 200
@@ -163,3 +210,22 @@ def test_suggestions_are_chosen_by_keys_alone(page: Page) -> None:
     expect(options.first).to_contain_text("9 attempts in a day")
     page.keyboard.press("Escape")
     expect(options).to_have_count(0)
+
+
+@pytest.mark.browser
+def test_a_value_leads_to_the_search_of_arguments_by_keys_alone(
+    page: Page, connection: Database
+) -> None:
+    task = add_task(connection, task_name="charge", kwargs='{"customer": "Miller"}')
+    page.goto("/queues")
+    page.keyboard.press("/")
+    page.keyboard.type("miller")
+    option = page.get_by_role("option")
+    expect(option).to_contain_text("search the arguments of the newest tasks")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("Miller")
+    expect(option).to_contain_text("Miller")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/tasks?argument=Miller")
+    expect(page.locator(f'[data-key="{task}"]')).to_be_visible()

@@ -6,12 +6,12 @@ Every statement reads a bounded number of rows. A match has the path of its page
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
 from horsies.db.statement import Script
+from horsies.db.statements.explain import DueCount, count_due
 from horsies.db.statements.monitor import QueueName, list_known_queues
 from horsies.db.statements.search import (
     FoundError,
@@ -24,12 +24,15 @@ from horsies.db.statements.search import (
     search_schedules,
     search_task_names,
 )
+from horsies.words import counted
 
 # The most matches of one kind.
 SHOWN = 10
 # The newest runs and attempts that are searched.
 RUNS_WINDOW = 20_000
 ATTEMPTS_WINDOW = 10_000
+# The most waiting tasks of a queue that are counted.
+WAITING_MOST = 1_000
 # Fewer digits of an id would match the tasks of hours.
 PREFIX_MIN = 6
 _HEX = re.compile(r"[0-9a-f]+")
@@ -71,14 +74,14 @@ def search_script(text: str) -> Script[list[Match]]:
     """Search for a text, in upper or lower case, everywhere; the most specific matches come first."""
     wanted = text.strip().lower()
     rows = yield from prefix_script(wanted)
-    queues: list[QueueName] = yield list_known_queues()
+    queues = yield from _queues_script(wanted)
     names: list[FoundName] = yield search_task_names(wanted, SHOWN)
     schedules: list[FoundName] = yield search_schedules(wanted, SHOWN)
     runs: list[FoundRun] = yield search_runs(wanted, RUNS_WINDOW, SHOWN)
     errors: list[FoundError] = yield search_errors(wanted, ATTEMPTS_WINDOW, SHOWN)
     return [
         *map(_row, rows),
-        *_queues(wanted, [one.name for one in queues]),
+        *map(_queue, queues),
         *map(_task_name, names),
         *map(_schedule, schedules),
         *map(_run, runs),
@@ -86,14 +89,24 @@ def search_script(text: str) -> Script[list[Match]]:
     ]
 
 
+def _queues_script(wanted: str) -> Script[list[DueCount]]:
+    """Read the first queues whose name contains the text, with their waiting tasks."""
+    known: list[QueueName] = yield list_known_queues()
+    names = [one.name for one in known if wanted in one.name.lower()][:SHOWN]
+    found: list[DueCount] = []
+    if names:
+        found = yield count_due(names, WAITING_MOST)
+    return sorted(found)
+
+
 def _row(row: FoundRow) -> Match:
     page = "tasks" if row.kind == "task" else "workflows"
     return Match(row.kind, row.id, f"/{page}/{row.id}", f"{row.name}, {row.status}")
 
 
-def _queues(wanted: str, names: Sequence[str]) -> Iterator[Match]:
-    found = [name for name in names if wanted in name.lower()]
-    return (Match("queue", name, f"/queues/{quote(name, safe='')}") for name in found[:SHOWN])
+def _queue(found: DueCount) -> Match:
+    due = f"{found.due:,}+" if found.due >= WAITING_MOST else f"{found.due:,}"
+    return Match("queue", found.name, f"/queues/{quote(found.name, safe='')}", f"{due} due")
 
 
 def _task_name(found: FoundName) -> Match:
@@ -102,11 +115,19 @@ def _task_name(found: FoundName) -> Match:
 
 
 def _schedule(found: FoundName) -> Match:
-    return Match("schedule", found.name, f"/schedules/{quote(found.name, safe='')}")
+    path = f"/schedules/{quote(found.name, safe='')}"
+    return Match("schedule", found.name, path, f"fired {counted(found.total, 'time')}")
 
 
 def _run(run: FoundRun) -> Match:
-    return Match("run", run.key or run.name, f"/workflows/{run.id}", f"{run.name}, {run.status}")
+    detail = f"{run.name}, {run.status}; {counted(run.total, 'run')} found"
+    return Match("run", run.key or run.name, f"/workflows/{run.id}", detail)
+
+
+def argument_match(text: str) -> Match:
+    """Return a search for a text in the arguments of tasks, as a match."""
+    path = f"/tasks?{urlencode({'argument': text})}"
+    return Match("arguments", text, path, "search the arguments of the newest tasks")
 
 
 def _error(found: FoundError) -> Match:

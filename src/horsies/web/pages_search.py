@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 from starlette.responses import RedirectResponse, Response
 
-from horsies.monitor.search import search_script
+from horsies.monitor.arguments import ArgumentProblem, parse_argument
+from horsies.monitor.search import Match, argument_match, search_script
 from horsies.web.answers import answer_document
 from horsies.web.filters import refuse_unknown, text_of
 from horsies.web.reading import BadRequest
@@ -34,10 +35,22 @@ async def search(view: View) -> Page | Response:
 
 
 async def search_api(view: View) -> Response:
-    """Return the matches as JSON."""
+    """Return the matches as JSON; without one, a search of arguments as the only suggestion."""
     asked = _asked(view)
     found = await view.read(search_script(asked)) if asked else []
-    return answer_document({"q": asked, "matches": [asdict(one) for one in found]})
+    shown = found or _in_arguments(view, asked)
+    return answer_document({"q": asked, "matches": [asdict(one) for one in shown]})
+
+
+def _in_arguments(view: View, asked: str) -> list[Match]:
+    """Suggest a search of arguments, if the viewer may make it."""
+    if not view.access.sees_payload:
+        return []
+    try:
+        parse_argument(asked, view.site.masking)
+    except ArgumentProblem:
+        return []
+    return [argument_match(asked)]
 
 
 ROUTES = (Route("GET", "/search", None, search), Route("GET", "/api/search", None, search_api))

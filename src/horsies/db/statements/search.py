@@ -20,15 +20,20 @@ class FoundRow(NamedTuple):
 
 
 class FoundName(NamedTuple):
+    """A task's name with its attempts of a day, or a schedule's with the slots that it has fired."""
+
     name: str
     total: int
 
 
 class FoundRun(NamedTuple):
+    """A run; the total counts all runs that were found, those beyond the limit included."""
+
     id: str
     name: str
     key: str | None
     status: str
+    total: int
 
 
 class FoundError(NamedTuple):

@@ -26,16 +26,17 @@ SELECT found.name, sum(found.attempts)::bigint AS total FROM (
 WHERE found.name <> '' GROUP BY found.name ORDER BY total DESC, found.name LIMIT %(limit)s::integer
 
 -- name: search_schedules
-SELECT schedule_name::text AS name, 0::bigint AS total FROM horsies_schedule_state
+SELECT schedule_name::text AS name, run_count::bigint AS total FROM horsies_schedule_state
 WHERE strpos(lower(schedule_name), %(text)s) > 0 ORDER BY schedule_name LIMIT %(limit)s::integer
 
 -- name: search_runs
--- The newest runs whose key or name contains the text.
-SELECT newest.id::text AS id, newest.name::text AS name, newest.workflow_key AS key, newest.status::text AS status
+-- The newest runs whose key or name contains the text, and how many there are.
+SELECT newest.id::text AS id, newest.name::text AS name, newest.workflow_key AS key, newest.status::text AS status,
+    count(*) OVER () AS total
 FROM (SELECT id, name, workflow_key, status FROM horsies_workflows
       ORDER BY created_at DESC, id DESC LIMIT %(window)s::integer) AS newest
 WHERE strpos(lower(newest.workflow_key), %(text)s) > 0 OR strpos(lower(newest.name), %(text)s) > 0
-LIMIT %(limit)s::integer
+ORDER BY newest.id DESC LIMIT %(limit)s::integer
 
 -- name: search_errors
 -- Failures among the newest attempts whose message, code, exception class or place contains the text, by task and
