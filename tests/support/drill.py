@@ -1,4 +1,4 @@
-"""The drill table: what each break of an on-call drill shows, and after how many seconds.
+"""The drill table: what each break of an on-call drill shows, and how many seconds after the break.
 
 `python -m tests.support.drill` runs the drill on the command line and in a browser, each in its own
 process, and prints one table.
@@ -20,9 +20,10 @@ VARIABLE = "HORSIES_TEST_DRILL"
 ROWS = os.environ.get(VARIABLE)
 COLUMNS = {
     "shown": "Where it is shown",
-    "browser": "Browser, s",
+    "seen": "Shown after, s",
+    "browser": "Page loaded in, s",
     "command": "Command",
-    "answered": "Command line, s",
+    "answered": "Command answers in, s",
 }
 
 

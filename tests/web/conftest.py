@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,6 +30,7 @@ from tests.support.web_server import (
     served,
     watched,
 )
+from tests.support.workers import Fleet
 
 # The dashboard rests twenty times as long as it took to read a page, so a live update of a large graph
 # may take longer than Playwright's five seconds on a slow machine.
@@ -81,6 +83,14 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def fleet(process_url: str, tmp_path: Path) -> Iterator[Fleet]:
+    """Workers on this process's database, none at first."""
+    fleet = Fleet(process_url, tmp_path)
+    yield fleet
+    fleet.destroy()
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """An on-call drill: each break is on the overview, or answered by one command and one page, with its cause.
 
-`python -m tests.support.drill` prints the drill table with the times. A worker that is really killed is in
-`tests/e2e/test_lost_workers.py`; all commands, on a frozen server too, are in
-`tests/monitor/test_locked_database.py`.
+`python -m tests.support.drill` prints the drill table with the times. In the browser a worker is really
+killed and tasks really fail; elsewhere rows stand for the break. All commands, on a frozen server too, are
+in `tests/monitor/test_locked_database.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 import pytest
@@ -30,8 +31,17 @@ from tests.support.commands import environment
 from tests.support.database import Database
 from tests.support.drill import note
 from tests.support.private_server import PrivateServer
-from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
-from tests.support.web_server import Ask, served, watched
+from tests.support.rows import (
+    add_attempt,
+    add_snapshot,
+    add_task,
+    add_worker,
+    ago,
+    insert_raw,
+)
+from tests.support.wait import wait_until
+from tests.support.web_server import Ask, WebServer, served, watched
+from tests.support.workers import Fleet
 
 TASK = "01a1dd00-0000-7000-8000-000000000001"
 # A deadline only: the badge changes after ten seconds without an answer, a frozen page ends after eight.
@@ -110,6 +120,24 @@ def wait_in_a_free_queue(connection: Database) -> None:
     send(connection)
 
 
+def kill_a_worker(connection: Database, fleet: Fleet) -> float:
+    """Kill one of two workers, and return when."""
+    alpha = fleet.start("--name", "alpha", processes=1)
+    fleet.start("--name", "beta", processes=1)
+    began = time.monotonic()
+    alpha.signal(signal.SIGKILL)
+    return began
+
+
+def run_failing_tasks(connection: Database, fleet: Fleet) -> float:
+    """Send tasks that fail to a worker, and return when."""
+    fleet.start(processes=1)
+    began = time.monotonic()
+    for _ in range(15):
+        insert_raw(connection, "refuse", "[]")
+    return began
+
+
 @contextmanager
 def holding(url: str, statement: str) -> Iterator[None]:
     with psycopg.connect(url, application_name="report") as holder:
@@ -121,7 +149,8 @@ def holding(url: str, statement: str) -> Iterator[None]:
 class Break:
     """A break, its line on the overview, and the command that names the cause with these words.
 
-    A break without a line has a page that names the cause.
+    A break without a line has a page that names the cause. `make` writes the rows that the break leaves;
+    `really` makes it with workers.
     """
 
     make: Callable[[Database], object]
@@ -130,10 +159,19 @@ class Break:
     says: str
     statement: str | None = None
     page: str = "/"
+    really: Callable[[Database, Fleet], float] | None = None
 
     @property
     def shown(self) -> str:
         return "its explanation" if self.line is None else f"overview: {self.line}"
+
+    def begin(self, connection: Database, fleet: Fleet) -> float:
+        """Make the break, for real if that is possible, and return when it began."""
+        if self.really is not None:
+            return self.really(connection, fleet)
+        began = time.monotonic()
+        self.make(connection)
+        return began
 
     def held(self, url: str) -> AbstractContextManager[None]:
         return nullcontext() if self.statement is None else holding(url, self.statement)
@@ -148,6 +186,7 @@ BREAKS = {
         "WORKERS_LOST",
         ("explain", "queue", "mail"),
         "The last one, alpha, was lost",
+        really=kill_a_worker,
     ),
     "schedule overdue": Break(
         miss_a_slot, "NO_SCHEDULER", ("explain", "schedule", "nightly"), "no scheduler is connected"
@@ -156,7 +195,11 @@ BREAKS = {
         reach_the_cap, None, ("explain", TASK), "QUEUE_CAP", page=f"/tasks/{TASK}/explain"
     ),
     "15 plain failures": Break(
-        measure(failed=15), "TASK_FAILING", ("doctor",), "Task pay has 15 failures in 10 minutes"
+        measure(failed=15),
+        "TASK_FAILING",
+        ("doctor",),
+        "Task pay has 15 failures in 10 minutes",
+        really=run_failing_tasks,
     ),
     # `CRASHES` joins the overview with the checks that run once a minute.
     "poison": Break(poison, "TASK_FAILING", ("doctor",), "Task pay ended its process 15 times"),
@@ -195,12 +238,16 @@ def test_a_break_is_on_the_overview_or_answered_by_one_command(
         began = time.monotonic()
         answer = horsies(*broken.command)
         answered = time.monotonic() - began
-    codes = [one["code"] for one in document.get("attention", [document])]
     words = " ".join(broken.command).replace(TASK, "ID")
     note(name, command=f"`horsies {words}`", answered=answered)
     if broken.line is not None:
-        assert broken.line in codes
+        assert broken.line in codes_of(document)
     assert broken.says in " ".join((answer.out + answer.err).split())
+
+
+def codes_of(overview: dict[str, Any]) -> list[str]:
+    """The codes of the lines, or that of the answer in place of the overview."""
+    return [one["code"] for one in overview.get("attention", [overview])]
 
 
 def start_waiting_run(app: Horsies) -> str:
@@ -229,13 +276,22 @@ def test_the_reason_of_a_pause_is_on_the_line(ask: Ask, connection: Database) ->
 @pytest.mark.browser
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_break_is_seen_in_a_browser(
-    page: Page, connection: Database, process_url: str, name: str
+    page: Page,
+    dashboard: WebServer,
+    fleet: Fleet,
+    connection: Database,
+    process_url: str,
+    name: str,
 ) -> None:
     broken = BREAKS[name]
-    broken.make(connection)
     if name == "table locked":  # the answer is 504, which the console of the browser reports
         page.context.watch.expected.append("504")  # type: ignore[attr-defined]
+    broke_at = broken.begin(connection, fleet)
     with broken.held(process_url):
+        if broken.line is not None:
+            # Workers store their counts every half minute.
+            wait_until(lambda: broken.line in codes_of(dashboard.get("/api/overview").json()), 90)
+            note(name, seen=time.monotonic() - broke_at)
         began = time.monotonic()
         page.goto(broken.page)
         if broken.line is not None and broken.statement is None:
@@ -292,7 +348,7 @@ def test_a_frozen_server_is_seen_in_a_browser_and_on_the_command_line(browser: B
     finally:
         server.remove()
     assert (ended.returncode, "did not answer in time" in ended.stderr) == (1, True), ended.stderr
-    note("database frozen", shown="badge: stale since", browser=seen)
+    note("database frozen", shown="badge: stale since", seen=seen)
     note("database frozen", command="`horsies status`", answered=answered)
 
 

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -44,14 +43,6 @@ GEOMETRY = """svg => {
     });
     return {boxes, edges, wide};
 }"""
-
-
-@pytest.fixture
-def fleet(process_url: str, tmp_path: Path) -> Iterator[Fleet]:
-    """A worker that is not started yet."""
-    fleet = Fleet(process_url, tmp_path)
-    yield fleet
-    fleet.destroy()
 
 
 @pytest.fixture

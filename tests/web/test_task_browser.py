@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -15,13 +12,6 @@ from tests.support.wait import wait_until
 from tests.support.workers import Fleet
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def fleet(process_url: str, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(process_url, tmp_path)
-    yield fleet
-    fleet.destroy()
 
 
 def count(connection: Database, query: str, task_id: str) -> int:
