@@ -84,9 +84,12 @@ SOAK_SECONDS ?= 600
 
 soak: $(READY) ## run many random examples, long outages at default settings, then ten minutes of random faults
 	$(PYTEST) -m hypothesis --hypothesis-profile long
-	HORSIES_TEST_OUTAGES=long $(BIN)/pytest -n 3 tests/e2e/test_living_workers.py tests/e2e/test_takeover.py \
+	HORSIES_TEST_OUTAGES=long HORSIES_WEBHOOK_KILL_SECONDS=60 $(BIN)/pytest -n 3 tests/e2e/test_living_workers.py \
+		tests/e2e/test_takeover.py tests/e2e/test_parent_kill.py tests/e2e/test_windows.py tests/e2e/test_exactly_once.py \
 		tests/e2e/test_keys.py tests/e2e/test_limits_of_keys.py tests/e2e/test_batches.py tests/db/test_key_plans.py \
-		tests/e2e/test_parent_kill.py tests/e2e/test_windows.py tests/e2e/test_exactly_once.py tests/worker/test_blocked.py
+		tests/e2e/test_durable.py tests/e2e/test_encryption.py tests/e2e/test_payload_store.py tests/e2e/test_logs.py \
+		tests/e2e/test_webhooks.py tests/durable/test_wake_ups.py tests/worker/test_blocked.py \
+		tests/monitor/test_locked_database.py tests/web/test_locked_database.py
 	$(BIN)/python -m tests.soak --seconds $(SOAK_SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY) ## measure throughput and latency, as ratios within one run, on an idle machine
