@@ -16,8 +16,8 @@ from horsies.monitor.diagnose.work import judge_held_runs
 from horsies.monitor.metrics import ClusterGauges, exposition
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.testing import clock_of, run_pending
-from tests.durable.conftest import Effects
 from tests.support.command_line import Run
+from tests.support.durable_runs import Effects
 
 DAY = timedelta(days=1)
 
@@ -104,9 +104,9 @@ def test_a_finding_counts_all_held_runs_and_shows_the_first() -> None:
 
 def metric(app: Horsies) -> dict[str, float]:
     """The values of horsies_durable_runs by state, as a scraper reads them."""
-    script = ClusterGauges("public").script()
-    samples = app.get_broker().perform(BrokerErrorCode.MONITORING_QUERY_FAILED, script).unwrap()
-    lines = exposition(samples)[0].decode().splitlines()
+    gauges = ClusterGauges("public")
+    app.get_broker().perform(BrokerErrorCode.MONITORING_QUERY_FAILED, gauges.script()).unwrap()
+    lines = exposition(gauges.samples())[0].decode().splitlines()
     states = partial('horsies_durable_runs{{state="{}"}} '.format)
     return {
         state: float(line.removeprefix(states(state)))

@@ -12,8 +12,8 @@ import pytest
 
 from horsies import AsyncDurable, Durable, Horsies, TaskHandle, TaskTransaction
 from horsies.testing import ReplayMismatch, check_replay, clock_of, replay, run_pending
-from tests.durable.conftest import Effects
 from tests.support.command_line import Run
+from tests.support.durable_runs import Effects
 
 
 def one() -> int:

@@ -24,8 +24,8 @@ from horsies.scheduler.tick import Refused, columns, decide_all
 from horsies.tasks.blocked import PATIENCE
 from horsies.tasks.keys import lane_of
 from horsies.timetable.patterns import DailySchedule, HourlySchedule, IntervalSchedule
-from tests.db.test_keys import Ring
 from tests.support.database import Database
+from tests.support.keys import Ring
 from tests.support.poison import DEFERRED, IMMEDIATE, poisoned
 from tests.support.scheduling import (
     LONG_AGO,

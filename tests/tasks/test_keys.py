@@ -19,9 +19,9 @@ from horsies.tasks.keys import lane_of
 from horsies.tasks.request import TaskSendError, TaskSendErrorCode
 from horsies.worker.keyed import LimitsOfKeys
 from horsies.worker.known_tasks import task_defaults
-from tests.db.test_notify import SENTINEL, Ears
 from tests.support.applications import Call, Task, app_at
 from tests.support.database import Database
+from tests.support.notifications import SENTINEL, Ears
 from tests.support.rows import row_of
 
 
