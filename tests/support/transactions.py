@@ -10,6 +10,8 @@ from tests.support.database import Database
 APPLICATION = "tests.support.apps.booking:app"
 # The sessions of tasks, with the id of their task while one runs.
 TX_ROLE = "horsies:child-tx%"
+# The sessions that tasks open themselves.
+OWN_ROLE = "booking"
 
 EFFECTS = """CREATE TABLE bookings (
     number integer NOT NULL, attempt integer NOT NULL, task_id uuid NOT NULL,
@@ -17,11 +19,14 @@ EFFECTS = """CREATE TABLE bookings (
     CONSTRAINT once UNIQUE (number) DEFERRABLE INITIALLY DEFERRED)"""
 # Per task: its effects, whether it is completed, and the tasks it has sent.
 _DIFFERENCES = """
-    SELECT task.id::text, task.status,
-        (SELECT count(*) FROM bookings WHERE bookings.task_id = task.id) AS effects,
-        (SELECT count(*) FROM horsies_tasks AS sent
-         WHERE sent.task_name = 'receipt' AND sent.args = task.args) AS receipts
-    FROM horsies_tasks AS task WHERE task.task_name = %s"""
+    SELECT task.id::text, task.status, coalesce(effect.number, 0), coalesce(receipt.number, 0)
+    FROM horsies_tasks AS task
+    LEFT JOIN (SELECT task_id, count(*) AS number FROM bookings GROUP BY task_id) AS effect
+        ON effect.task_id = task.id
+    LEFT JOIN (
+        SELECT args, count(*) AS number FROM horsies_tasks WHERE task_name = 'receipt' GROUP BY args
+    ) AS receipt ON receipt.args = task.args
+    WHERE task.task_name = %s"""
 # The test holds this advisory lock to keep statements, or commits, of the table `bookings` waiting.
 GATE = 4711
 _GATES = {
@@ -51,12 +56,21 @@ def open_gate(connection: Database) -> None:
     connection.execute("SELECT pg_advisory_unlock_all()")
 
 
-def waits_at_gate(connection: Database) -> list[int]:
+def waits_at_gate(connection: Database, role: str = TX_ROLE) -> list[int]:
     """The sessions of tasks that wait at the gate."""
+    return _waiting(connection, role, "advisory")
+
+
+def waits_for_row(connection: Database, role: str = TX_ROLE) -> list[int]:
+    """The sessions of tasks that wait for a row which another session has locked."""
+    return _waiting(connection, role, "transactionid", "tuple")
+
+
+def _waiting(connection: Database, role: str, *events: str) -> list[int]:
     rows = connection.execute(
         "SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s "
-        "AND wait_event = 'advisory' AND datname = current_database()",
-        (TX_ROLE,),
+        "AND wait_event = ANY(%s) AND datname = current_database()",
+        (role, list(events)),
     )
     return [pid for (pid,) in rows]
 
@@ -72,8 +86,9 @@ def effects_table(connection: Database) -> Iterator[None]:
         # A worker that the test has frozen would keep the table locked.
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE application_name LIKE %s AND datname = current_database()",
-            (TX_ROLE,),
+            "WHERE (application_name LIKE %s OR application_name = %s AND state <> 'idle') "
+            "AND datname = current_database()",
+            (TX_ROLE, OWN_ROLE),
         )
         connection.execute("DROP TABLE IF EXISTS bookings")
 

@@ -26,6 +26,7 @@ from horsies import (
     current_task,
 )
 from tests.support.apps.programs import read_config, write_down
+from tests.support.transactions import OWN_ROLE
 from tests.support.workers import DATABASE_VARIABLE, JOURNAL_VARIABLE
 
 app = Horsies(read_config())
@@ -44,10 +45,14 @@ def insert(tx: TaskTransaction, number: int) -> None:
     )
 
 
+def is_released(label: str) -> bool:
+    return os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}")
+
+
 def rest(label: str) -> None:
     """Note that the task has come this far, and wait until the test releases the label."""
     write_down(label)
-    while not os.path.exists(f"{os.environ[JOURNAL_VARIABLE]}.{label}"):
+    while not is_released(label):
         time.sleep(0.005)
 
 
@@ -107,6 +112,24 @@ def book_slowly(number: int, seconds: float, tx: TaskTransaction = INJECTED) -> 
     write_down("slow")
     tx.connection.execute("SELECT pg_sleep(%s)", (seconds / 2,))
     time.sleep(seconds / 2)
+    return number
+
+
+@app.task("rest_node")
+def rest_node(label: str) -> str:
+    rest(label)
+    return label
+
+
+@app.task("record_slowly")
+def record_slowly(number: int, seconds: float, tx: TaskTransaction = INJECTED) -> int:
+    """Keep the transaction open behind the recorded outcome, inside a statement."""
+    with Session(engine) as session, session.begin():
+        row = {"number": number, "attempt": tx.attempt, "id": current_task().id}
+        session.execute(text("INSERT INTO bookings VALUES (:number, :attempt, :id)"), row)
+        tx.record_in(session, number)
+        write_down("slow")
+        session.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": seconds})
     return number
 
 
@@ -208,7 +231,8 @@ def leave_traces(tx: TaskTransaction = INJECTED) -> str:
 
 
 ALCHEMY_URL = os.environ[DATABASE_VARIABLE].replace("postgresql://", "postgresql+psycopg://")
-engine = create_engine(ALCHEMY_URL)
+OWN_SESSIONS = {"application_name": OWN_ROLE}
+engine = create_engine(ALCHEMY_URL, connect_args=OWN_SESSIONS)
 
 
 @app.task("book_in_session", retry_policy=AGAIN)
@@ -219,6 +243,8 @@ def book_in_session(number: int, how: str, tx: TaskTransaction = INJECTED) -> in
         session.execute(text("INSERT INTO bookings VALUES (:number, :attempt, :id)"), row)
         if how == "twice":
             tx.connection.execute("SELECT 1")
+        elif how == "commit before":
+            session.commit()
         result = tx.record_in(session, "a text" if how == "wrong type" else number)
         if how == "roll back":
             session.rollback()
@@ -240,10 +266,19 @@ def book_with_psycopg(number: int, how: str, tx: TaskTransaction = INJECTED) -> 
             url = make_conninfo(os.environ[DATABASE_VARIABLE], dbname="postgres")
             with psycopg.connect(url) as other:
                 return tx.record_in(other, number)
-        connection.execute(
-            "INSERT INTO bookings VALUES (%s, %s, %s)", (number, tx.attempt, current_task().id)
-        )
-        return tx.record_in(connection, number)
+        if how == "two-phase":
+            connection.tpc_begin(connection.xid(1, "a", "b"))
+        row = (number, tx.attempt, current_task().id)
+        connection.execute("INSERT INTO bookings VALUES (%s, %s, %s)", row)
+        if how == "pipeline":
+            with connection.pipeline():
+                return tx.record_in(connection, number)
+        if "commit before" in how:
+            connection.commit()
+        result = tx.record_in(connection, number)
+        if "roll back" in how:
+            connection.rollback()
+        return result
 
 
 @app.task("book_next")
@@ -299,12 +334,21 @@ async def unused_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
 
 @app.task("book_in_async_session")
 async def book_in_async_session(number: int, how: str, tx: AsyncTaskTransaction = INJECTED) -> int:
-    engine = create_async_engine(ALCHEMY_URL, poolclass=NullPool)
+    engine = create_async_engine(ALCHEMY_URL, poolclass=NullPool, connect_args=OWN_SESSIONS)
     async with AsyncSession(engine) as session:
         row = {"number": number, "attempt": tx.attempt, "id": current_task().id}
         await session.execute(text("INSERT INTO bookings VALUES (:number, :attempt, :id)"), row)
+        if how == "commit before":
+            await session.commit()
         result = await tx.record_in(session, number)
-        await (session.commit() if how == "commit" else session.rollback())
+        if how == "roll back":
+            await session.rollback()
+        elif how == "raise":
+            raise ValueError("before the commit")
+        elif how != "forget":
+            await session.commit()
+        if how == "raise after":
+            raise ValueError("after the commit")
     await engine.dispose()
     return result
 

@@ -143,7 +143,7 @@ class _Running:
         self.number = number
         self.context = contextvars.copy_context()
         self.current: CurrentTask | None = None
-        self.task: asyncio.Task[ChildReport] | None = None
+        self.task: _AssignmentTask | None = None
         # False until the coroutine's first step.
         self.has_begun = False
         self.started_ns = time.perf_counter_ns()
@@ -165,7 +165,7 @@ class _Running:
     def stop(self) -> None:
         self.is_stopped = True
         if self.task is not None:
-            self.task.cancel()
+            self.task.stop()
 
 
 class _AssignmentTask(asyncio.Task[ChildReport]):
@@ -176,12 +176,32 @@ class _AssignmentTask(asyncio.Task[ChildReport]):
     running: _Running | None = None
     # Its code is over, and its outcome is being recorded in its transaction: not even a stop interrupts that.
     is_finishing = False
+    # Its code commits the outcome that it has recorded: the worker's stop waits, and only that.
+    _defers_stops = False
+    _has_deferred_stop = False
+
+    def stop(self) -> None:
+        """Cancel it for the worker."""
+        if self._defers_stops:
+            self._has_deferred_stop = True
+        else:
+            self.cancel()
+
+    def suspend_stops(self) -> None:
+        self._defers_stops = True
+
+    def resume_stops(self) -> None:
+        self._defers_stops = False
+        if self._has_deferred_stop:
+            self._has_deferred_stop = False
+            self.cancel()
 
     def cancel(self, msg: Any | None = None) -> bool:
         running, caller = self.running, running_task()
         if self.is_finishing:
             return False
-        if running is None or caller is None or running.is_stopped:
+        is_stopped = running is not None and running.is_stopped and not self._defers_stops
+        if running is None or caller is None or is_stopped:
             return super().cancel(msg)
         if caller.id == running.assignment.task_id:
             return super().cancel(msg)

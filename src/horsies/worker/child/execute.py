@@ -443,9 +443,11 @@ def _execute(
     transaction = AttemptTransaction(record, assignment)
     try:
         call.kwargs[parameter] = transaction.given
-        returned = transaction.judged(_call(app, definition, call))
-        report = _encode(app, definition, assignment, returned)
+        returned = _call_until_stop(app, definition, call)
         ended = transaction.recorded()
+        if (stop := _stop_of(returned)) is not None:
+            return _end_of_stopped(assignment, stop, ended)
+        report = _encode(app, definition, assignment, transaction.judged(returned))
         if ended is None and report.ok and transaction.is_open:
             ended = transaction.finish(report.result_json)
         return _with_transaction(assignment, report, ended)
@@ -492,7 +494,8 @@ async def _await_durable(
     run.is_over = True
     if run.left is not None:
         return durable_run.left(app.config, assignment, run.left)
-    _raise_stop(returned)
+    if (stop := _stop_of(returned)) is not None:
+        raise stop
     return _encode(app, definition, assignment, durable_run.judged(assignment, run, returned))
 
 
@@ -508,9 +511,10 @@ async def _await_in_transaction(
     try:
         kwargs = {**call.kwargs, definition.signature.transaction or "": transaction.given}
         awaited = await await_function(app.config, definition, call.args, kwargs)
-        _raise_stop(awaited)
-        report = _encode(app, definition, assignment, transaction.judged(awaited))
         ended = await transaction.recorded()
+        if (stop := _stop_of(awaited)) is not None:
+            return _end_of_stopped(assignment, stop, ended)
+        report = _encode(app, definition, assignment, transaction.judged(awaited))
         if ended is None and report.ok and transaction.is_open:
             ended = await transaction.finish(report.result_json)
         return _with_transaction(assignment, report, ended)
@@ -518,15 +522,44 @@ async def _await_in_transaction(
         await transaction.close()
 
 
-def _raise_stop(returned: TaskResult[Any, TaskError] | TaskError) -> None:
-    """Pass on a stop by the worker that ended the coroutine: a cancellation in an async child,
+def _call_until_stop(
+    app: Horsies, definition: TaskDefinition, call: BoundCall
+) -> TaskResult[Any, TaskError] | TaskError:
+    """``_call``, with TaskStopped as an error: the task may have committed its recorded outcome before."""
+    try:
+        return _call(app, definition, call)
+    except TaskStopped as stop:
+        code = OperationalErrorCode.UNHANDLED_EXCEPTION
+        return TaskError(error_code=code, exception=stop)
+
+
+def _stop_of(
+    returned: TaskResult[Any, TaskError] | TaskError,
+) -> TaskStopped | asyncio.CancelledError | None:
+    """The stop by the worker that ended a task's code, or None: a cancellation in an async child,
     TaskStopped in a child that runs one task at a time.
     """
     raised = returned.exception if isinstance(returned, TaskError) else None
     if isinstance(raised, TaskStopped):
-        raise raised
-    if _is_stop(raised):
-        raise asyncio.CancelledError
+        return raised
+    return asyncio.CancelledError() if _is_stop(raised) else None
+
+
+def _end_of_stopped(
+    assignment: Assignment, stop: TaskStopped | asyncio.CancelledError, ended: Ended | None
+) -> ChildReport:
+    """The report of a stopped task that has committed its recorded outcome; any other one passes the
+    stop on.
+    """
+    if ended is None or ended.recorded is None:
+        raise stop
+    return _recorded(assignment, ended.recorded, ended)
+
+
+def _recorded(assignment: Assignment, result_json: str, ended: Ended) -> ChildReport:
+    task_id, generation = assignment.task_id, assignment.generation
+    report = ChildReport(task_id, generation, True, result_json, None, None)
+    return report._replace(transaction=ended.end)
 
 
 def _with_transaction(
@@ -539,9 +572,8 @@ def _with_transaction(
     if ended is None:
         return report
     if ended.recorded is not None:
-        task_id, generation = assignment.task_id, assignment.generation
-        report = ChildReport(task_id, generation, True, ended.recorded, None, None)
-    elif report.ok and ended.error is not None:
+        return _recorded(assignment, ended.recorded, ended)
+    if report.ok and ended.error is not None:
         report = _failure(assignment, ended.error)
     return report._replace(transaction=ended.end)
 

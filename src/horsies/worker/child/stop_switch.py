@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from horsies.errors import TaskStopped
 from horsies.tasks.invoke import stop_coroutine
@@ -17,11 +20,12 @@ class StopSwitch:
     signals the whole group: the parent has received it as well, and decides about the running tasks.
     """
 
-    __slots__ = ("_came_early", "_is_armed", "_parent", "has_stopped")
+    __slots__ = ("_came_early", "_is_armed", "_is_suspended", "_parent", "has_stopped")
 
     def __init__(self, parent: ParentSocket) -> None:
         self._parent = parent
         self._is_armed = False
+        self._is_suspended = False
         self._came_early = False
         self.has_stopped = False
 
@@ -40,13 +44,26 @@ class StopSwitch:
         """
         global _armed
         _armed = self
-        self._is_armed = True
+        self._is_armed, self._is_suspended = True, False
         if self._came_early:
             self._came_early = False
             self.handle(signal.SIGTERM, None)
 
     def disarm(self) -> None:
-        self._is_armed = False
+        self._is_armed = self._is_suspended = False
+
+    def suspend(self) -> None:
+        """Note that user code follows which no stop interrupts; only ``resume`` ends that."""
+        if self._is_armed:
+            self._is_armed, self._is_suspended = False, True
+
+    def resume(self) -> None:
+        """Let stops interrupt user code again, unless it is over; one that came meanwhile takes effect."""
+        if self._is_suspended:
+            self._is_armed, self._is_suspended = True, False
+            if self._came_early:
+                self._came_early = False
+                signal.raise_signal(signal.SIGTERM)  # handled in the main thread, wherever this is
 
 
 # The switch that was armed last; a child has one.
@@ -57,3 +74,25 @@ def disarm_stops() -> None:
     """Note that user code is over: a stop does not interrupt the statements that record its outcome."""
     if _armed is not None:
         _armed.disarm()
+
+
+@contextmanager
+def stops_deferred(task: Any = None) -> Iterator[None]:
+    """No stop interrupts the block and the user code behind it, which commits the outcome that the block
+    records. If the block raises, stops take effect again.
+
+    ``task`` is the one that runs the coroutine of an assignment; in an async child, it defers its own stops.
+    """
+    switch, is_shared = _armed, hasattr(task, "resume_stops")
+    if switch is not None:
+        switch.suspend()
+    if is_shared:
+        task.suspend_stops()
+    try:
+        yield
+    except BaseException:
+        if is_shared:
+            task.resume_stops()
+        if switch is not None:
+            switch.resume()
+        raise

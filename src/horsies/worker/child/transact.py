@@ -65,7 +65,7 @@ from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.outcome import Outcome, locking_steps, recording_steps
 from horsies.tasks.transaction import CALLED_DIRECTLY, AsyncTaskTransaction, TaskTransaction
 from horsies.worker.child.payload import stored_result, stored_result_async
-from horsies.worker.child.stop_switch import disarm_stops
+from horsies.worker.child.stop_switch import disarm_stops, stops_deferred
 from horsies.worker.protocol import Assignment, TransactionEnd
 
 # The most sessions a child opens; if an async child runs more tasks than this at a time, they wait.
@@ -492,13 +492,13 @@ class AttemptTransaction:
         text = record.encoded(result, self.is_open)
         refuse_if(is_nested(transaction), _NESTED)
         stored = record.stored(text)
-        disarm_stops()
-        try:
-            with borrowed(transaction, record.transactions.installation) as execute:
-                rows = drive(execute, record.recording(stored))
-        except Exception as error:
-            raise record.misuse(error) from error
-        record.note(rows, text)
+        with stops_deferred():
+            try:
+                with borrowed(transaction, record.transactions.installation) as execute:
+                    rows = drive(execute, record.recording(stored))
+            except Exception as error:
+                raise record.misuse(error) from error
+            record.note(rows, text)
 
     def recorded(self) -> Ended | None:
         """How a task ended that recorded its outcome in its own transaction; None if it did not."""
@@ -530,6 +530,8 @@ class AsyncAttemptTransaction:
             record, record.transactions.pool_async, AsyncTaskSession, record.stored_async
         )
         self._opening = asyncio.Lock()
+        # The task's code may call record_in in another one, which the stop of this one would cancel.
+        self._task = asyncio.current_task()
         self.judged = self._attempt.judged
         self.given = AsyncTaskTransaction(assignment.attempt, assignment.generation, self)
 
@@ -547,12 +549,13 @@ class AsyncAttemptTransaction:
         text = record.encoded(result, self.is_open)
         refuse_if(is_nested(transaction), _NESTED)
         stored = await record.stored_async(text)
-        try:
-            async with borrowed_async(transaction, record.transactions.installation) as execute:
-                rows = await drive_async(execute, record.recording(stored))
-        except Exception as error:
-            raise record.misuse(error) from error
-        record.note(rows, text)
+        with stops_deferred(self._task):
+            try:
+                async with borrowed_async(transaction, record.transactions.installation) as execute:
+                    rows = await drive_async(execute, record.recording(stored))
+            except Exception as error:
+                raise record.misuse(error) from error
+            record.note(rows, text)
 
     async def recorded(self) -> Ended | None:
         record = self._record

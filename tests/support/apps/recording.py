@@ -1,0 +1,239 @@
+"""Tasks that record their outcome in their own transaction, and rest at one point of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import copy_context
+from types import FrameType
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from horsies import (
+    INJECTED,
+    AsyncTaskTransaction,
+    TaskTransaction,
+    current_task,
+)
+from horsies.errors import TaskStopped, TransactionMisuse
+from tests.support.apps.booking import (
+    ALCHEMY_URL,
+    OWN_SESSIONS,
+    app,
+    engine,
+    is_released,
+    rest,
+)
+from tests.support.apps.programs import write_down
+from tests.support.workers import DATABASE_VARIABLE
+
+__all__ = ["app"]
+
+INSERT = "INSERT INTO bookings VALUES (:number, :attempt, :id)"
+# A transaction that waits must not be idle for two seconds after its outcome is recorded.
+BRIEFLY = text("SELECT pg_sleep(0.01)")
+
+
+def row_of(tx: TaskTransaction | AsyncTaskTransaction, number: int) -> dict[str, Any]:
+    return {"number": number, "attempt": tx.attempt, "id": current_task().id}
+
+
+@asynccontextmanager
+async def async_session() -> AsyncIterator[AsyncSession]:
+    made = create_async_engine(ALCHEMY_URL, poolclass=NullPool, connect_args=OWN_SESSIONS)
+    try:
+        async with AsyncSession(made) as session:
+            yield session
+    finally:
+        await made.dispose()
+
+
+@contextmanager
+def noting_stop() -> Iterator[None]:
+    """Write down when the worker's stop reaches this process: a frame in an async child, else a signal."""
+    running = current_task()._page
+    if hasattr(running, "is_stopped"):
+        with _watching(running):
+            yield
+        return
+    before: Any = signal.getsignal(signal.SIGTERM)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        write_down("asked to stop")
+        before(number, frame)
+
+    signal.signal(signal.SIGTERM, note)  # the child restores its own
+    yield
+
+
+@contextmanager
+def _watching(running: Any) -> Iterator[None]:
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not (running.is_stopped or is_over.wait(0.005)):
+            pass
+        if running.is_stopped:
+            write_down("asked to stop")
+
+    thread = threading.Thread(target=copy_context().run, args=(watch,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def rest_in(session: Session, label: str) -> None:
+    """Rest inside the transaction."""
+    write_down(label)
+    while not is_released(label):
+        session.execute(BRIEFLY)
+
+
+async def rest_in_async(session: AsyncSession, label: str) -> None:
+    write_down(label)
+    while not is_released(label):
+        await session.execute(BRIEFLY)
+
+
+async def rest_async(label: str) -> None:
+    write_down(label)
+    while not is_released(label):  # noqa: ASYNC110 - the test creates a file
+        await asyncio.sleep(0.005)
+
+
+def record(number: int, point: str, tx: TaskTransaction) -> int:
+    """Write, record and commit; rest before, between or after."""
+    with noting_stop(), Session(engine) as session:
+        session.execute(text(INSERT), row_of(tx, number))
+        if point == "written":
+            rest_in(session, point)
+        tx.record_in(session, number)
+        if point == "recorded":
+            rest_in(session, point)
+        session.commit()
+        if point == "committed":
+            rest(point)
+    return number
+
+
+async def record_async(number: int, point: str, tx: AsyncTaskTransaction) -> int:
+    with noting_stop():
+        async with async_session() as session:
+            await session.execute(text(INSERT), row_of(tx, number))
+            if point == "written":
+                await rest_in_async(session, point)
+            await tx.record_in(session, number)
+            if point == "recorded":
+                await rest_in_async(session, point)
+            await session.commit()
+            if point == "committed":
+                await rest_async(point)
+    return number
+
+
+@app.task("record_or_return", on_stop="requeue")
+def record_or_return(number: int, point: str, tx: TaskTransaction = INJECTED) -> int:
+    return record(number, point, tx)
+
+
+@app.task("record_or_return_async", on_stop="requeue")
+async def record_or_return_async(
+    number: int, point: str, tx: AsyncTaskTransaction = INJECTED
+) -> int:
+    return await record_async(number, point, tx)
+
+
+@app.task("record_in_a_task", on_stop="requeue")
+async def record_in_a_task(number: int, point: str, tx: AsyncTaskTransaction = INJECTED) -> int:
+    """Record in another task of the event loop."""
+    return await asyncio.create_task(record_async(number, point, tx))
+
+
+@app.task("record_in_time", timeout_ms=5_000)
+def record_in_time(number: int, tx: TaskTransaction = INJECTED) -> int:
+    return record(number, "recorded", tx)
+
+
+@app.task("record_in_time_async", timeout_ms=5_000)
+async def record_in_time_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
+    return await record_async(number, "recorded", tx)
+
+
+@app.task("record_when_stopped", on_stop="requeue")
+def record_when_stopped(number: int, tx: TaskTransaction = INJECTED) -> int:
+    """Write, record and commit only when the worker stops the task."""
+    try:
+        rest("until stopped")
+    finally:
+        with Session(engine) as session, session.begin():
+            session.execute(text(INSERT), row_of(tx, number))
+            tx.record_in(session, number)
+    return number
+
+
+@app.task("record_when_stopped_async", on_stop="requeue")
+async def record_when_stopped_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
+    try:
+        await rest_async("until stopped")
+    finally:
+        async with async_session() as session, session.begin():
+            await session.execute(text(INSERT), row_of(tx, number))
+            await tx.record_in(session, number)
+    return number
+
+
+@app.task("stop_after_commit")
+def stop_after_commit(number: int, tx: TaskTransaction = INJECTED) -> int:
+    """Raise the worker's exception after the commit."""
+    record(number, "", tx)
+    raise TaskStopped
+
+
+def unusable_connection(how: str) -> psycopg.Connection[Any]:
+    url = os.environ[DATABASE_VARIABLE]
+    if how == "elsewhere":
+        return psycopg.connect(make_conninfo(url, dbname="postgres"))
+    return psycopg.connect(url, autocommit=True)
+
+
+@app.task("rest_after_refusal")
+def rest_after_refusal(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
+    """Catch the refusal of record_in, and rest until the worker stops the task."""
+    with unusable_connection(how) as connection, suppress(TransactionMisuse):
+        tx.record_in(connection, number)
+    try:
+        rest("refused")
+    finally:
+        write_down("stopped")
+    return number
+
+
+@app.task("rest_after_refusal_async")
+async def rest_after_refusal_async(
+    number: int, how: str, tx: AsyncTaskTransaction = INJECTED
+) -> int:
+    parameters = {"dbname": "postgres"} if how == "elsewhere" else {}
+    url = make_conninfo(os.environ[DATABASE_VARIABLE], **parameters)
+    async with await psycopg.AsyncConnection.connect(
+        url, autocommit=how == "autocommit"
+    ) as connection:
+        with suppress(TransactionMisuse):
+            await tx.record_in(connection, number)
+    try:
+        await rest_async("refused")
+    finally:
+        write_down("stopped")
+    return number
