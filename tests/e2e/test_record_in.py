@@ -1,4 +1,4 @@
-"""`record_in` under stops and time limits."""
+"""`record_in` under stops, time limits, lost sessions and a transaction that is left idle."""
 
 from __future__ import annotations
 
@@ -164,3 +164,45 @@ def test_a_task_that_records_and_commits_when_it_is_stopped_is_completed(
     assert bookings(effects) == [1]
     assert [one.outcome for one in attempts(effects, sent.task_id)] == ["COMPLETED"]
     assert "dropped" not in worker.log()
+
+
+def idle_sessions(connection: Database) -> list[int]:
+    """The sessions of tasks that are idle inside their own transaction."""
+    rows = connection.execute(
+        "SELECT pid FROM pg_stat_activity WHERE application_name = %s "
+        "AND state = 'idle in transaction' AND datname = current_database()",
+        (OWN_ROLE,),
+    )
+    return [pid for (pid,) in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("idle_after_record", "raise"),
+        ("idle_after_record_async", "raise"),
+        ("idle_after_record", "return"),
+    ],
+)
+def test_a_transaction_that_is_left_idle_behind_record_in_is_lost(
+    fleet: Fleet, recording: ModuleType, effects: Database, journal: Journal, name: str, how: str
+) -> None:
+    start(fleet, *ASYNC)
+    sent = getattr(recording, name).send(1, how).unwrap()
+    wait_until(lambda: journal.lines("idle"))
+    wait_until(lambda: not idle_sessions(effects), what="the end of the session")
+    # Nothing holds the row of the task any more, and nothing is written.
+    status = "SELECT status FROM horsies_tasks WHERE id = %s FOR UPDATE NOWAIT"
+    assert effects.execute(status, (sent.task_id,)).fetchone() == ("RUNNING",)
+    assert bookings(effects) == []
+    journal.release("idle")
+    result = sent.get(30_000)
+    codes = [one.error_code for one in attempts(effects, sent.task_id)]
+    if how == "raise":
+        assert codes == ["TRANSACTION_LOST", None]
+        assert result.ok_value == 1
+        assert effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)]
+    else:
+        assert codes == ["TRANSACTION_NOT_COMMITTED"]
+        assert "rolled back or is still open" in (result.err_value.message or "")
+        assert bookings(effects) == []

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -27,6 +28,7 @@ from horsies import (
 )
 from horsies.errors import TaskStopped, TransactionMisuse
 from tests.support.apps.booking import (
+    AGAIN,
     ALCHEMY_URL,
     OWN_SESSIONS,
     app,
@@ -236,4 +238,37 @@ async def rest_after_refusal_async(
         await rest_async("refused")
     finally:
         write_down("stopped")
+    return number
+
+
+@app.task("idle_after_record", retry_policy=AGAIN)
+def idle_after_record(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
+    """Leave the transaction idle between record_in and the commit, in the first attempt."""
+    with Session(engine) as session:
+        session.execute(text(INSERT), row_of(tx, number))
+        tx.record_in(session, number)
+        if tx.attempt == 1:
+            rest("idle")
+        try:
+            session.commit()
+        except SQLAlchemyError:
+            if how == "raise":
+                raise
+    return number
+
+
+@app.task("idle_after_record_async", retry_policy=AGAIN)
+async def idle_after_record_async(
+    number: int, how: str, tx: AsyncTaskTransaction = INJECTED
+) -> int:
+    async with async_session() as session:
+        await session.execute(text(INSERT), row_of(tx, number))
+        await tx.record_in(session, number)
+        if tx.attempt == 1:
+            await rest_async("idle")
+        try:
+            await session.commit()
+        except SQLAlchemyError:
+            if how == "raise":
+                raise
     return number

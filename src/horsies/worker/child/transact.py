@@ -71,6 +71,8 @@ from horsies.worker.protocol import Assignment, TransactionEnd
 # The most sessions a child opens; if an async child runs more tasks than this at a time, they wait.
 SESSIONS_MAX = 4
 _SESSION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
+# The server has shut down or crashed, or has ended the session for a time limit of sessions.
+_ENDED_SESSIONS = ("57P01", "57P02", "57P05", "25P03", "25P04")
 _CAUSES_MAX = 10
 _TWO_TRANSACTIONS = "A task uses either tx.connection or record_in: they are two transactions."
 _RECORDED_TWICE = "The outcome of this task is already recorded."
@@ -164,6 +166,14 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             return
         yield cause
         cause = cause.__cause__
+
+
+def _ends_session(error: BaseException) -> bool:
+    """Whether an error of any driver means that its session has ended."""
+    state = getattr(error, "sqlstate", None)
+    if state is None:
+        return isinstance(error, psycopg.OperationalError)
+    return state in _ENDED_SESSIONS or str(state).startswith("08")
 
 
 def _is_answer(error: BaseException) -> bool:
@@ -283,8 +293,11 @@ class AttemptRecord:
             return _NOT_COMMITTED
         if any(getattr(one, "sqlstate", None) in CONFLICTS for one in causes):
             return _CONFLICT
-        is_of_session = any(isinstance(one, _SESSION_ERRORS) for one in causes)
-        return _LOST if is_of_session and (self.was_lost or is_session_lost) else None
+        if self.was_lost or is_session_lost:
+            is_lost = any(isinstance(one, _SESSION_ERRORS) for one in causes)
+        else:  # after record_in, the session to lose is that of the task's own transaction
+            is_lost = self.result is not None and any(map(_ends_session, causes))
+        return _LOST if is_lost else None
 
     def _resolved(self, error: BaseException, code: OperationalErrorCode | None) -> Any:
         definition, config = self._definition, self.transactions.config
