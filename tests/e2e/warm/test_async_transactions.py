@@ -74,10 +74,34 @@ def test_a_cancelled_coroutine_is_rolled_back(
     assert bookings(effects) == []
 
 
+@pytest.mark.parametrize("how", ["commit", "raise after"])
 def test_the_outcome_commits_with_an_async_session(
-    worker: RunningWorker, booking: ModuleType, effects: Database
+    worker: RunningWorker, booking: ModuleType, effects: Database, how: str
 ) -> None:
-    assert booking.book_in_async_session.send(1, "commit").unwrap().get(30_000).ok_value == 1
-    error = booking.book_in_async_session.send(2, "roll back").unwrap().get(30_000).err_value
-    assert error.error_code == "TRANSACTION_NOT_COMMITTED"
+    sent = booking.book_in_async_session.send(1, how).unwrap()
+    assert sent.get(30_000).ok_value == 1
     assert bookings(effects) == [1]
+    assert [one.outcome for one in attempts(effects, sent.task_id)] == ["COMPLETED"]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "sentence"),
+    [
+        ("roll back", "TRANSACTION_NOT_COMMITTED", "rolled back or is still open"),
+        ("forget", "TRANSACTION_NOT_COMMITTED", "rolled back or is still open"),
+        ("raise", "UNHANDLED_EXCEPTION", "before the commit"),
+        ("commit before", "TRANSACTION_NOT_COMMITTED", "no open transaction"),
+    ],
+)
+def test_an_async_session_that_does_not_commit_the_outcome_fails_the_task(
+    worker: RunningWorker,
+    booking: ModuleType,
+    effects: Database,
+    how: str,
+    code: str,
+    sentence: str,
+) -> None:
+    error = booking.book_in_async_session.send(2, how).unwrap().get(30_000).err_value
+    assert error.error_code == code
+    assert sentence in (error.message or "")
+    assert bookings(effects) == ([2] if how == "commit before" else [])

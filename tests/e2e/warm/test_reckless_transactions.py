@@ -158,6 +158,19 @@ def test_a_task_that_meddles_with_its_session_commits_everything_or_nothing(
     assert bookings(effects) == ([1, 2] if code is None else [2])
 
 
+@pytest.mark.parametrize("name", ["return_unstorable", "return_unstorable_async"])
+def test_a_result_that_cannot_be_stored_rolls_back(
+    worker: RunningWorker, reckless: ModuleType, booking: ModuleType, effects: Database, name: str
+) -> None:
+    sent = getattr(reckless, name).send(1).unwrap()
+    error = sent.get(30_000).err_value
+    assert error.error_code == "WORKER_SERIALIZATION_ERROR"
+    assert "cannot be stored" in (error.message or "")
+    assert [one.outcome for one in attempts(effects, sent.task_id)] == ["FAILED"]
+    book_next(booking, 2)
+    assert bookings(effects) == [2]
+
+
 def test_a_commit_below_psycopg_is_found(
     worker: RunningWorker, reckless: ModuleType, effects: Database
 ) -> None:

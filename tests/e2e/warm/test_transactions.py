@@ -232,6 +232,8 @@ def test_record_in_takes_a_psycopg_connection(
     [
         ("autocommit", "commits every statement by itself"),
         ("elsewhere", "a transaction of the application's database"),
+        ("two-phase", "a two-phase transaction"),
+        ("pipeline", "pipeline mode"),
     ],
 )
 def test_record_in_refuses_a_transaction_that_cannot_hold_the_outcome(
@@ -240,6 +242,33 @@ def test_record_in_refuses_a_transaction_that_cannot_hold_the_outcome(
     error = booking.book_with_psycopg.send(4, how).unwrap().get(30_000).err_value
     assert error.error_code == "TRANSACTION_NOT_COMMITTED"
     assert sentence in (error.message or "")
+    # In autocommit, the row is committed before the call.
+    assert bookings(effects) == ([4] if how == "autocommit" else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "sentence"),
+    [
+        ("book_with_psycopg", "commit before", None),
+        ("book_with_psycopg", "commit before, roll back", "rolled back or is still open"),
+        ("book_in_session", "commit before", "no open transaction"),
+    ],
+)
+def test_rows_that_the_task_commits_before_record_in_stay(
+    worker: RunningWorker,
+    booking: ModuleType,
+    effects: Database,
+    name: str,
+    how: str,
+    sentence: str | None,
+) -> None:
+    result = getattr(booking, name).send(4, how).unwrap().get(30_000)
+    if sentence is None:
+        assert result.ok_value == 4
+    else:
+        assert result.err_value.error_code == "TRANSACTION_NOT_COMMITTED"
+        assert sentence in (result.err_value.message or "")
+    assert bookings(effects) == [4]
 
 
 @pytest.mark.pooled

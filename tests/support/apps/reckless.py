@@ -135,6 +135,19 @@ def meddle(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
     return number
 
 
+@app.task("return_unstorable")
+def return_unstorable(number: int, tx: TaskTransaction = INJECTED) -> Any:
+    """Return a value that no JSON text has."""
+    insert(tx, number)
+    return threading.Lock()
+
+
+@app.task("return_unstorable_async")
+async def return_unstorable_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> Any:
+    await insert_async(tx, number)
+    return threading.Lock()
+
+
 @app.task("prepare_and_roll_back")
 def prepare_and_roll_back(number: int, tx: TaskTransaction = INJECTED) -> int:
     """Make psycopg prepare a statement, at its fifth use, and deallocate it, after a rollback."""
