@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import random
@@ -18,6 +19,7 @@ import psycopg
 import pytest
 
 from horsies import TaskOptions, from_node
+from tests.e2e.test_durable_outages import stop_family
 from tests.support.database import Database, backends
 from tests.support.private_server import PrivateServer
 from tests.support.proxy import Proxy
@@ -32,13 +34,18 @@ from tests.support.transactions import (
     closed_gate,
     open_gate,
     waits_at_gate,
+    waits_for_row,
 )
 from tests.support.wait import wait_until
 from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker
 
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
-# `make soak` kills two thousand; a worker that is killed has to be started again.
-KILLS, WORKER_KILLS, SERVER_CRASHES = (1_900, 80, 20) if IS_LONG else (40, 1, 1)
+# `make soak` kills two thousand; a worker or a server that is killed has to be started again.
+ALL_KILLS = int(os.environ.get("HORSIES_TEST_KILLS", 2_000 if IS_LONG else 42))
+WORKER_KILLS, SERVER_CRASHES = max(1, ALL_KILLS // 25), max(1, ALL_KILLS // 100)
+KILLS = ALL_KILLS - WORKER_KILLS - SERVER_CRASHES
+# A child that records its outcome again and again needs tasks: a storm sends more when so few are open.
+FEW_TASKS, MORE_TASKS = 100, 200
 # The nodes of a chain, and the kills until it has ended.
 LINKS, CHAIN_KILLS = (100, 100) if IS_LONG else (10, 5)
 DAWDLE_SECONDS = 10.0 if IS_LONG else 1.0
@@ -278,15 +285,6 @@ def held_at(
             yield sent.task_id
 
 
-def waits_for_row(connection: Database) -> bool:
-    row = connection.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s "
-        "AND wait_event IN ('transactionid', 'tuple') AND datname = current_database()",
-        (TX_ROLE,),
-    ).fetchone()
-    return row is not None and row[0] > 0
-
-
 @contextmanager
 def short_statements(connection: Database) -> Iterator[None]:
     connection.execute("SET statement_timeout = '200ms'")
@@ -347,6 +345,87 @@ def test_a_zombie_writes_nothing_before_its_successor(
     journal.release("turn 2")
     assert sent.get(30_000).ok_value == 1
     assert effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)]
+
+
+@pytest.mark.direct("a pooler has sessions of its own")
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("successor", ["runs", "has ended"])
+def test_a_frozen_child_that_wakes_up_rolls_back(
+    fleet: Fleet, booking: ModuleType, effects: Database, journal: Journal, successor: str
+) -> None:
+    effects.execute("ALTER TABLE bookings DROP CONSTRAINT once")
+    zombie = start(fleet)
+    sent = booking.book_in_turn.send(1, "frozen").unwrap()
+    wait_until(lambda: journal.lines("frozen 1"))
+    child, _ = stop_family(zombie, effects, sent.task_id)
+    (session,) = backends(effects, f"{TX_ROLE}{sent.task_id}")
+    start(fleet)
+    wait_until(lambda: journal.lines("frozen 2"), 60)
+    journal.release("frozen 1")
+    if successor == "has ended":
+        journal.release("frozen 2")
+        assert sent.get(30_000).ok_value == 1
+    assert session in backends(effects, f"{TX_ROLE}{sent.task_id}"), "its transaction is open"
+    os.kill(child, signal.SIGCONT)
+    # The transaction ends while the worker of the child is still frozen.
+    wait_until(lambda: session not in backends(effects, f"{TX_ROLE}{sent.task_id}"))
+    assert bookings(effects) == ([1] if successor == "has ended" else [])
+    wait_until(lambda: "belongs to another worker now; its rows were rolled back" in zombie.log())
+    zombie.signal(signal.SIGCONT)
+    # The report of its child, or the loss of the whole worker, whichever the worker notices first.
+    lost = ("its transaction was rolled back", "declared this one lost")
+    wait_until(lambda: any(text in zombie.log() for text in lost))
+    journal.release("frozen 2")
+    assert sent.get(30_000).ok_value == 1
+    assert effects.execute("SELECT attempt FROM bookings").fetchall() == [(2,)]
+    ends = [(one.attempt, one.outcome) for one in attempts(effects, sent.task_id)]
+    assert ends == [(1, "WORKER_FAILURE"), (2, "COMPLETED")]
+
+
+@pytest.fixture
+def ordered(booking: ModuleType) -> Iterator[ModuleType]:
+    module = importlib.import_module("tests.support.apps.ordered_booking")
+    yield module
+    module.app.close()
+
+
+def started(connection: Database) -> dict[str, list[int]]:
+    """The numbers of the tasks that have been claimed, by key."""
+    rows = connection.execute(
+        "SELECT lane_key, array_agg((args::json->>1)::integer ORDER BY args::json->>1) "
+        "FROM horsies_tasks WHERE claimed_at IS NOT NULL GROUP BY lane_key"
+    ).fetchall()
+    return dict(rows)
+
+
+def test_the_effects_of_a_key_are_in_order_when_a_child_is_killed(
+    fleet: Fleet, ordered: ModuleType, gate: Database
+) -> None:
+    fleet.start(application="tests.support.apps.ordered_booking:app", processes=2)
+    firsts = {"a": 0, "b": ordered.SPAN}
+    calls = [
+        ordered.book_in_order.bind(key, first + one)
+        for one in range(5)
+        for key, first in firsts.items()
+    ]
+    handles = ordered.book_in_order.send_many(calls).unwrap()
+    wait_until(lambda: len(waits_at_gate(gate)) == 2)
+    victim = handles[0].task_id
+    os.kill(child_of(gate, victim), signal.SIGKILL)
+    wait_until(lambda: attempts(gate, victim))
+    # The next attempt waits at the gate as well; the tasks behind it wait for its commit.
+    wait_until(lambda: len(waits_at_gate(gate)) == 2)
+    assert started(gate) == {key: [first] for key, first in firsts.items()}
+    open_gate(gate)
+    # A worker that hardly polls starts the next task of a key when the one before it is recorded.
+    results = [one.get(30_000).ok_value for one in handles]
+    for place, (key, first) in enumerate(firsts.items()):
+        before = [list(range(first, first + one)) for one in range(5)]
+        assert results[place::2] == before, f"the effects that each task of key {key} has seen"
+    assert bookings(gate) == sorted(first + one for first in firsts.values() for one in range(5))
+    ends = Counter((one.task_id, one.outcome) for one in attempts(gate))
+    wanted = Counter((one.task_id, "COMPLETED") for one in handles)
+    assert ends == wanted + Counter([(victim, "WORKER_FAILURE")])
 
 
 def test_a_task_whose_server_restarts_is_tried_again(
@@ -421,6 +500,7 @@ class Storm:
         self.fleet, self.booking, self.connection = fleet, booking, connection
         self.number = 0
         self.kills: Counter[str] = Counter()
+        self._begun = 0
 
     def send(self, count: int) -> None:
         for one_task in (self.booking.book, self.booking.book_async):
@@ -430,6 +510,11 @@ class Storm:
             one_task.send_many(calls).unwrap()
             self.number += count // 2
 
+    def keep_tasks(self) -> None:
+        """Send more tasks if few are open."""
+        if self.pending() < FEW_TASKS:
+            self.send(MORE_TASKS)
+
     def pending(self) -> int:
         row = self.connection.execute(
             "SELECT count(*) FROM horsies_tasks WHERE task_name LIKE 'book%' "
@@ -438,28 +523,47 @@ class Storm:
         assert row is not None
         return int(row[0])
 
+    def progress(self) -> None:
+        """Wait until an attempt has begun since the last kill, so that no kill hits the start of a child
+        that the one before it has caused.
+        """
+        wait_until(lambda: self.fleet.journal.length() > self._begun or not self.pending())
+
+    def kill(self) -> None:
+        """Kill a child or end a session, if there is one; note which, and how far the tasks have come."""
+        self.dice.choice((self.kill_child, self.end_session))()
+        self._begun = self.fleet.journal.length()
+
     def kill_child(self) -> None:
         rows = self.connection.execute(
-            "SELECT worker_pid FROM horsies_tasks WHERE status = 'RUNNING' AND task_name LIKE 'book%'"
+            "SELECT worker_pid, task_name FROM horsies_tasks "
+            "WHERE status = 'RUNNING' AND task_name LIKE 'book%'"
         ).fetchall()
         if rows:
+            pid, name = self.dice.choice(rows)
             with suppress(ProcessLookupError):
-                os.kill(self.dice.choice(rows)[0], signal.SIGKILL)
-                self.kills["child"] += 1
+                os.kill(pid, signal.SIGKILL)
+                self.kills["async child" if name.endswith("async") else "child"] += 1
 
     def end_session(self) -> None:
-        found = backends(self.connection, TX_ROLE)
-        if found:
-            self.connection.execute("SELECT pg_terminate_backend(%s)", (self.dice.choice(found),))
-            self.kills["backend"] += 1
+        rows = self.connection.execute(
+            "SELECT pid, task_name FROM pg_stat_activity "
+            "LEFT JOIN horsies_tasks ON id::text = split_part(application_name, ' ', 2) "
+            "WHERE application_name LIKE %s AND datname = current_database()",
+            (TX_ROLE,),
+        ).fetchall()
+        if rows:
+            pid, name = self.dice.choice(rows)
+            self.connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+            self.kills[f"session of {name}" if name else "idle session"] += 1
 
     def rest(self) -> None:
-        """Wait a random time: several kills fall on one task, others between two statements."""
+        """Wait a random time, so that kills hit any statement."""
         deadline = self.dice.uniform(0.0, 0.12)
         self.connection.execute("SELECT pg_sleep(%s)", (deadline,))
 
 
-@pytest.mark.timeout(1800 if IS_LONG else 180)
+@pytest.mark.timeout(3600 if IS_LONG else 180)
 def test_effects_are_the_completed_tasks_under_kills_of_children_sessions_and_workers(
     fleet: Fleet, booking: ModuleType, effects: Database
 ) -> None:
@@ -467,10 +571,10 @@ def test_effects_are_the_completed_tasks_under_kills_of_children_sessions_and_wo
     worker = start(fleet, *ASYNC, processes=2)
     worker_kills = 0
     while storm.kills.total() < KILLS:
-        if storm.pending() < 20:
-            storm.send(40)
-        storm.dice.choice((storm.kill_child, storm.end_session, storm.end_session))()
+        storm.keep_tasks()
+        storm.progress()
         storm.rest()
+        storm.kill()
         if storm.kills.total() > (worker_kills + 1) * KILLS / (WORKER_KILLS + 1):
             worker.signal(signal.SIGKILL)
             worker.wait()
@@ -478,7 +582,7 @@ def test_effects_are_the_completed_tasks_under_kills_of_children_sessions_and_wo
             worker_kills += 1
     wait_until_empty(effects, 120)
     report(effects, storm.kills | {"worker": worker_kills})
-    assert worker_kills == WORKER_KILLS
+    assert (storm.kills.total(), worker_kills) == (KILLS, WORKER_KILLS)
     assert_books_match(effects, fleet, "book", "book_async")
     statuses = dict(
         effects.execute(
@@ -539,8 +643,9 @@ def test_a_chain_of_transactions_under_kills_has_the_effect_of_every_node_once(
     start(fleet, processes=2)
     handle = spec.start().unwrap()
     while storm.kills.total() < CHAIN_KILLS and storm.pending():
-        storm.dice.choice((storm.kill_child, storm.end_session))()
+        storm.progress()
         storm.rest()
+        storm.kill()
     assert handle.get(120_000).ok_value == LINKS
     wait_until_empty(effects)
     report(effects, storm.kills)
@@ -551,36 +656,43 @@ def test_a_chain_of_transactions_under_kills_has_the_effect_of_every_node_once(
     assert set(begun.values()) == {1}
 
 
-@pytest.mark.timeout(180)
-def test_a_node_that_keeps_its_transaction_open_delays_no_other_run(
-    fleet: Fleet, booking: ModuleType, effects: Database, journal: Journal
+def run_seconds(booking: ModuleType, number: int) -> float:
+    """Start a run of two nodes, which writes this number and the next one; measure the time until its end."""
+    first = booking.book_next.node()(before=number - 1)
+    second = booking.book_next.node()(before=from_node(first))
+    spec = booking.app.workflow("pair", [first, second], definition_key="booking.pair")
+    began = time.perf_counter()
+    assert spec.start().unwrap().get(30_000).is_ok()
+    return time.perf_counter() - began
+
+
+def has_booked(connection: Database, number: int) -> bool:
+    return number in bookings(connection)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["book_slowly", "record_slowly"])
+def test_other_runs_end_beside_a_node_that_keeps_its_transaction_open(
+    fleet: Fleet, booking: ModuleType, effects: Database, journal: Journal, name: str
 ) -> None:
+    """It keeps it open before its outcome is recorded, or behind that, with the root of its run locked."""
     start(fleet, processes=3)
     numbers = itertools.count(1_000, 10)
-
-    def run_seconds() -> float:
-        """Start a run of two nodes, and measure the time until its end."""
-        first = booking.book_next.node()(before=next(numbers))
-        second = booking.book_next.node()(before=from_node(first))
-        spec = booking.app.workflow("pair", [first, second], definition_key="booking.pair")
-        began = time.perf_counter()
-        assert spec.start().unwrap().get(30_000).is_ok()
-        return time.perf_counter() - began
-
-    alone = [run_seconds() for _ in range(10)]
-    slow = booking.book_slowly.node()(number=1, seconds=DAWDLE_SECONDS)
-    # Its sibling ends meanwhile, in the turns of the same worker.
-    beside = booking.book_next.node()(before=1)
-    spec = booking.app.workflow("slow", [slow, beside], definition_key="booking.slow")
+    alone = [run_seconds(booking, next(numbers)) for _ in range(10)]
+    slow = getattr(booking, name).node()(number=1, seconds=DAWDLE_SECONDS)
+    after_sibling = booking.rest_node.node()(label="sibling")
+    spec = booking.app.workflow("slow", [slow, after_sibling], definition_key="booking.slow")
     handle = spec.start().unwrap()
-    wait_until(lambda: journal.lines("slow"))
+    wait_until(lambda: journal.lines("slow") and journal.lines("sibling"))
+    # The sibling ends now: the worker records that in its turns, beside the outcomes of other runs.
+    journal.release("sibling")
     meanwhile = []
-    while 1 not in bookings(effects):
-        meanwhile.append(run_seconds())
+    while not has_booked(effects, 1):
+        meanwhile.append(run_seconds(booking, next(numbers)))
     assert handle.get(30_000).is_ok()
     shown = [
         f"median {statistics.median(one):.3f} s, longest {max(one):.3f} s"
         for one in (alone, meanwhile)
     ]
-    print(f"\na run of two nodes: alone {shown[0]}; beside an open transaction {shown[1]}")
+    print(f"\n{name}: a run of two nodes: alone {shown[0]}; beside the open transaction {shown[1]}")
     assert meanwhile
