@@ -88,6 +88,7 @@ def test_an_update_changes_rows_in_place_and_disturbs_nothing(page: Page, rows: 
     assert words(page) == ["new", "first", "changed", "fourth"]
     assert kept is not None
     assert kept.evaluate("row => row.isConnected")
+    expect(page.get_by_text("More than three")).to_be_visible()  # above the table
     expect(link).to_be_focused()
     expect(page.get_by_text("4 rows")).to_be_visible()
     expect(page.get_by_label("Filter")).to_have_value("typed")
@@ -96,6 +97,16 @@ def test_an_update_changes_rows_in_place_and_disturbs_nothing(page: Page, rows: 
         "two changed",
         "three third",
     ]
+
+
+def test_a_line_that_goes_leaves_the_focus(page: Page, rows: Rows) -> None:
+    rows.write(one="first", two="second", three="third", four="fourth")
+    expect(page.get_by_text("More than three")).to_be_visible()
+    link = row(page, "two").get_by_role("link")
+    link.focus()
+    rows.write(one="first", two="second", three="third")
+    expect(page.get_by_text("More than three")).to_have_count(0)
+    expect(link).to_be_focused()
 
 
 def test_rows_are_never_reordered(page: Page, rows: Rows) -> None:

@@ -9,6 +9,7 @@ from horsies import Horsies, RetryPolicy
 from tests.support.database import Database
 from tests.support.rows import add_task, finish
 from tests.support.wait import wait_until
+from tests.support.web_keyboard import WIDTHS, resize
 from tests.support.workers import Fleet
 
 pytestmark = pytest.mark.browser
@@ -61,9 +62,11 @@ def test_the_page_of_a_task_follows_a_real_worker_without_a_reload(
     assert other.evaluate("window.isSamePage") is True
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 def test_keys_move_and_select_and_a_selection_survives_live_updates(
-    page: Page, connection: Database
+    page: Page, connection: Database, width: int
 ) -> None:
+    resize(page, width)
     ids = [add_task(connection) for _ in range(3)][::-1]
     page.goto("/tasks")
     row = [page.locator(f"tr[data-key='{one}']") for one in ids]
@@ -93,9 +96,21 @@ def test_keys_move_and_select_and_a_selection_survives_live_updates(
     expect(page.get_by_text("1 newer")).to_be_visible()
     expect(page.locator(f"tr[data-key='{newer}']")).to_have_count(0)
 
-    row[0].locator("a").first.focus()
+    page.keyboard.press("k")
+    expect(row[0].locator("a").first).to_be_focused()
     page.keyboard.press("Enter")
     expect(page).to_have_url(f"{page.url.split('/tasks')[0]}/tasks/{ids[0]}")
+
+
+def test_a_newer_task_leaves_the_focus_on_its_row(page: Page, connection: Database) -> None:
+    second = [add_task(connection) for _ in range(3)][1]
+    page.goto("/tasks")
+    link = page.locator(f"tr[data-key='{second}'] a").first
+    link.focus()
+    for count in (1, 2):
+        add_task(connection)
+        expect(page.get_by_text(f"{count} newer")).to_be_visible()
+        expect(link).to_be_focused()
 
 
 def test_a_search_in_the_browser_keeps_its_filter_in_the_address(

@@ -18,6 +18,9 @@ TEMPLATES["rows.html"] = """{% extends "base.html" %}{% block main %}
 <section data-region="rows">{% block region_rows %}
 <details><summary>More</summary><p>{{ count }} rows</p></details>
 <p><label>Filter <input id="filter" name="filter"></label> <time datetime="{{ at }}">12:00:00</time></p>
+{% if count > 3 %}
+<p>More than three</p>
+{% endif %}
 <table class="table"><tbody>
 {% for row in rows %}
 <tr data-key="{{ row.key }}"><td><input type="checkbox" data-select aria-label="select"></td>

@@ -52,12 +52,17 @@
 
   const isSame = (a, b) => a.nodeType === b.nodeType && a.nodeName === b.nodeName && a.id === b.id;
 
+  // Pairs from both ends first, so an element that comes or goes replaces none of the others.
   function patchInOrder(old, fresh) {
     const before = [...old.childNodes];
     const after = [...fresh.childNodes];
+    const pairAt = (at) => before.length && after.length && isSame(before.at(at), after.at(at));
+    let end = null;
+    while (pairAt(0)) patchNode(before.shift(), after.shift());
+    while (pairAt(-1)) patchNode(end = before.pop(), after.pop());
     after.forEach((node, index) => {
       const there = before[index];
-      if (!there) old.append(node);
+      if (!there) old.insertBefore(node, end);
       else if (isSame(there, node)) patchNode(there, node);
       else there.replaceWith(node);
     });
@@ -112,10 +117,11 @@
   const clock = (date) => format(date).slice(11, 19);
   const showStale = (why) => show("stale", `stale since ${clock(sampledAt)}`, why);
 
-  // A region without the white space before its block, which would shift the places of all children.
+  // A region without the white space around its block, which the samples do not have.
   function trimmed(region) {
-    const first = region.firstChild;
-    if (first && first.nodeType === Node.TEXT_NODE && !first.data.trim()) first.remove();
+    for (const node of [region.firstChild, region.lastChild]) {
+      if (node && node.nodeType === Node.TEXT_NODE && !node.data.trim()) node.remove();
+    }
     return region;
   }
 
@@ -471,16 +477,11 @@
     action();
   }
 
-  // ---- Small helpers of pages: copy, confirm, select all.
+  // ---- Small helpers of pages: copy, select all.
 
   document.addEventListener("click", (event) => {
     const copy = event.target.closest("[data-copy]");
     if (copy && navigator.clipboard) navigator.clipboard.writeText(copy.dataset.copy);
-  });
-
-  document.addEventListener("submit", (event) => {
-    const question = event.submitter?.dataset.confirm || event.target.dataset.confirm;
-    if (question && !confirm(question)) event.preventDefault();
   });
 
   document.addEventListener("change", (event) => {

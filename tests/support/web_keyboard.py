@@ -1,0 +1,31 @@
+"""A page in a browser without a mouse: the widths of its window, and how the keyboard reaches its parts."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page
+
+# A phone, a small window beside another, and a screen.
+WIDTHS = (390, 1024, 1440)
+
+# What has the focus, in words.
+FOCUS = """() => { const at = document.activeElement; return at === document.body ? "" :
+    `${at.getAttribute("name") || ""} ${at.textContent.trim()}`; }"""
+
+
+def resize(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+
+
+def enter(page: Page) -> None:
+    """Press Enter, which leads to another page."""
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+
+
+def tab_to(page: Page, words: str, key: str = "Tab") -> None:
+    """Press the key until something with these words has the focus."""
+    for _ in range(80):
+        page.keyboard.press(key)
+        if words in page.evaluate(FOCUS):
+            return
+    raise AssertionError(f"the keyboard does not reach {words!r}")
