@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from playwright.sync_api import Browser, Dialog, Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from horsies.testing.database import empty_tables
 from tests.support.database import Database
@@ -93,20 +93,18 @@ def send_failed_tasks_again(page: Page, dashboard: WebServer, database: Database
     wait_until(lambda: count_again(database, failed) == 3)
     page.reload()
     expect(page.locator('[data-outcome="done"]')).to_contain_text("3 of 3 sent again")
+    expect(page.locator("[data-undoing]")).to_contain_text("To undo it: horsies cancel --since")
     page.goto(f"{dashboard.url}/tasks?status=PENDING&task_name={name}")
     page.get_by_role("checkbox", name="Select task").first.check()
-    asked: list[str] = []
-
-    def answer(dialog: Dialog) -> None:
-        asked.append(dialog.message)
-        dialog.accept()
-
-    page.on("dialog", answer)
     page.get_by_role("button", name="Cancel").click()
-    page.wait_for_url("**/orders/*")
-    assert asked in ([], ["Cancel the selected tasks? This cannot be undone."])
+    question = page.locator("[data-question]")
+    expect(question).to_contain_text("Cancel 1 task? This cannot be undone; to send them again:")
     cancelled = "SELECT count(*) FROM horsies_tasks WHERE task_name = %s AND status = 'CANCELLED'"
+    assert database.execute(cancelled, (name,)).fetchone() == (0,)
+    page.get_by_role("button", name="Cancel: 1 task").click()
+    page.wait_for_url("**/orders/*")
     wait_until(lambda: database.execute(cancelled, (name,)).fetchone() == (1,))
+    expect(page.locator("[data-undoing]")).to_contain_text("horsies retry")
 
 
 def count_again(database: Database, ids: list[str]) -> int:

@@ -7,6 +7,7 @@ import html
 import json
 import logging
 import re
+import shlex
 from collections.abc import Iterator
 from datetime import time
 from typing import Any
@@ -21,6 +22,7 @@ from horsies.monitor import orders
 from horsies.web import AllowAll, ViewOnly, create_app
 from horsies.web.access import Access, Policy
 from horsies.web.app import ROUTES
+from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.rows import actions, add_failed, add_run, add_task, ago, drafts, resent, row_of
 from tests.support.wait import wait_until
@@ -327,17 +329,72 @@ def test_an_order_that_is_stopped_before_its_turn_changes_nothing(
     assert anna.finish(second)["done"] == 1
 
 
-def test_selected_tasks_are_cancelled(anna: Visitor, connection: Database) -> None:
+def test_selected_tasks_are_cancelled_after_a_dry_run(anna: Visitor, connection: Database) -> None:
     first, second, third = (add_task(connection) for _ in range(3))
     ids = [first, second]
-    answer = anna.post("/orders/selected?verb=cancel_task", "cancel_task", id=ids)
-    ended = anna.finish(answer.headers["location"].removeprefix("/orders/"))
+    page = anna.post("/orders/selected?verb=cancel_task", "cancel_task", id=ids)
+    again = f"This cannot be undone; to send them again: horsies retry {first} {second}"
+    assert f"<b>Cancel 2 tasks?</b> {again}" in page.text
+    assert row_of(connection, first)["status"] == "PENDING"
+    path = anna.post("/orders", "cancel_task", order=order_of(page)).headers["location"]
+    ended = anna.finish(path.removeprefix("/orders/"))
     assert (ended["done"], ended["subject"]) == (2, "2 selected tasks")
+    assert again in anna.get(path).text
     assert row_of(connection, third)["status"] == "PENDING"
     runs = anna.post("/orders/selected?verb=resume_runs", "control_run", id=third)
     assert (runs.status_code, "ids are those of tasks" in runs.text) == (400, True)
     none = anna.post("/orders/selected", "cancel_task", verb="cancel_task")
     assert anna.notice(none) == "No task is selected."
+
+
+def test_selected_tasks_are_sent_again_at_once(anna: Visitor, connection: Database) -> None:
+    failed = [add_task(connection, status="FAILED") for _ in range(2)]
+    answer = anna.post("/orders/selected?verb=retry_task", "retry_task", id=failed)
+    assert anna.finish(answer.headers["location"].removeprefix("/orders/"))["done"] == 2
+
+
+UNDOING = re.compile(r"(?:To undo it|to send them again): horsies ([^<]+)</p>")
+
+
+def undoing(page: httpx.Response) -> list[str]:
+    """Return the words of the command that the page of an order names."""
+    found = UNDOING.search(page.text)
+    assert found, page.text
+    return shlex.split(html.unescape(found[1]))
+
+
+def test_the_page_of_an_order_names_the_command_that_undoes_it(
+    anna: Visitor, connection: Database, horsies: Run
+) -> None:
+    """The commands change the tasks of the order, and none of those sent just before and after it."""
+    states = "SELECT status, count(*) FROM horsies_tasks GROUP BY status ORDER BY status"
+    other = add_task(connection, queue_name="mail")
+    add_failed(connection, 3)
+    dry_run = anna.get("/orders/new?verb=retry_task")
+    path = anna.post("/orders", "retry_task", order=order_of(dry_run)).headers["location"]
+    assert anna.finish(path.removeprefix("/orders/"))["done"] == 3
+    late = add_task(connection)
+    assert undoing(dry_run) == undoing(anna.get(path))
+    assert horsies(*undoing(dry_run), "--yes").code == 0
+    counts = connection.execute(states).fetchall()
+    assert counts == [("CANCELLED", 3), ("FAILED", 3), ("PENDING", 2)]
+
+    dry_run = anna.get("/orders/new?verb=cancel_task&queue=mail&task_name=work")
+    path = anna.post("/orders", "cancel_task", order=order_of(dry_run)).headers["location"]
+    assert anna.finish(path.removeprefix("/orders/"))["done"] == 1
+    assert horsies(*undoing(anna.get(path)), "--yes").code == 0
+    sent = connection.execute(
+        "SELECT retried_from_task_id::text FROM horsies_tasks WHERE status = 'PENDING' AND id <> %s",
+        [late],
+    ).fetchall()
+    assert sent == [(other,)]
+
+
+def test_an_order_that_is_final_says_so(anna: Visitor, connection: Database) -> None:
+    ended = add_task(connection, status="COMPLETED")
+    page = anna.post("/orders/selected?verb=delete_tasks", "erase_task", id=ended)
+    assert "<b>Delete 1 task permanently?</b> This cannot be undone.</p>" in page.text
+    assert row_of(connection, ended)["status"] == "COMPLETED"
 
 
 def test_a_queue_is_purged_after_a_dry_run(anna: Visitor, connection: Database) -> None:

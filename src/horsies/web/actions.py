@@ -35,11 +35,11 @@ from horsies.web.answers import (
     is_on,
     json_field,
     text_field,
-    undo,
     unwrapped,
 )
 from horsies.web.reading import BadRequest, Refused
 from horsies.web.rendering import Handler, Page, Route, View
+from horsies.web.undoing import cannot_undo, undo
 from horsies.workflow.run.handle import WorkflowHandle
 
 HISTORY_LIMIT = 50
@@ -139,7 +139,7 @@ async def cancel_task(view: View) -> Response:
     notice = f"Task {task_id} was {was}; it is cancelled."
     if was == "RUNNING":
         notice = f"Task {task_id} is running; its worker has been asked to stop it."
-    notice += f" This cannot be undone; to send it again: horsies retry {task_id}"
+    notice += cannot_undo(f"horsies retry {task_id}")
     return done(view, f"/tasks/{task_id}", notice, asdict(cancelled))
 
 
@@ -188,7 +188,7 @@ async def cancel_run(view: View) -> Response:
     interrupt = await is_on(view, "interrupt", False)
     with acting_as(view.access.user, "web"):
         result = await handle.cancel_async(interrupt=interrupt, reason=reason)
-    notice = f"Workflow {handle.workflow_id} is cancelled. This cannot be undone."
+    notice = f"Workflow {handle.workflow_id} is cancelled.{cannot_undo()}"
     return _run_answer(view, result, notice)
 
 

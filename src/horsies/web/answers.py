@@ -87,16 +87,11 @@ def answer_document(document: Mapping[str, Any], status: int = 200) -> Response:
     return Response(json_text(dict(document)), status, media_type="application/json")
 
 
-def undo(command: str) -> str:
-    """Return the end of a notice: the command that undoes the change."""
-    return f" To undo it: {command}"
-
-
 def done(view: View, fallback: str, notice: str, document: Mapping[str, Any]) -> Response:
     """Return the answer to a change: a document, or the form's page with a notice."""
     if is_api(view):
         return answer_document(document)
-    return view.redirect(_origin(view) or fallback, notice)
+    return view.redirect(origin(view) or fallback, notice)
 
 
 def unwrapped(view: View, result: Result[T, Any], page: str) -> T:
@@ -107,7 +102,7 @@ def unwrapped(view: View, result: Result[T, Any], page: str) -> T:
     status = getattr(error, "current_status", None)
     problem = problem_of(error, **({} if status is None else {"task_status": status.value}))
     if isinstance(problem, Refused) and not is_api(view):
-        raise RefusedForm(view.redirect(_origin(view) or page, error.message))
+        raise RefusedForm(view.redirect(origin(view) or page, error.message))
     raise problem
 
 
@@ -123,7 +118,7 @@ def problem_of(error: Any, **members: object) -> Problem:
     return Refused(error.message, code=code, **members)
 
 
-def _origin(view: View) -> str | None:
+def origin(view: View) -> str | None:
     """Return the form's page, below the mount point; a Referer from another site is ignored."""
     referer = view.request.headers.get("referer", "")
     root = view.url("")

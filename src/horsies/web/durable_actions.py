@@ -9,6 +9,7 @@ from horsies.tasks.recording import acting_as
 from horsies.web.answers import both, done, json_field, text_field, unwrapped
 from horsies.web.reading import BadRequest
 from horsies.web.rendering import Route, View
+from horsies.web.undoing import cannot_undo
 from horsies.words import counted
 
 
@@ -55,8 +56,8 @@ async def reset_task(view: View) -> Response:
         result = await handle.reset_async(step, reason=reason)
     forgotten = unwrapped(view, result, f"/tasks/{handle.task_id}")
     notice = (
-        f"Run {handle.task_id} has forgotten {counted(forgotten, 'step')} and continues with {step}. "
-        "This cannot be undone."
+        f"Run {handle.task_id} has forgotten {counted(forgotten, 'step')} and continues with {step}."
+        f"{cannot_undo()}"
     )
     document = {"task_id": handle.task_id, "step": step, "forgotten": forgotten}
     return done(view, f"/tasks/{handle.task_id}", notice, document)

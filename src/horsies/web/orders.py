@@ -1,7 +1,7 @@
 """Bulk orders from the dashboard: the dry run, the start, the progress, the stop.
 
 A dry run is stored as its order's draft, and its form names the draft, so that exactly the displayed
-changes are made. This is the only GET that writes. A draft changes no task or run, and only its author
+changes are made. Its page is the only GET that writes. A draft changes no task or run, and only its author
 can start it, through a form. An author has at most ``DRAFTS_MAX`` of them, each for an hour. An order
 is carried out in the background, one at a time per process. Its progress is in the database: any
 process can show it, stop it and continue it.
@@ -49,6 +49,7 @@ from horsies.web.answers import (
     is_api,
     is_on,
     keyed_id,
+    origin,
     problem_of,
     text_field,
     unwrapped,
@@ -65,6 +66,7 @@ from horsies.web.filters import (
 from horsies.web.pages_edit import send_edited, sent_again
 from horsies.web.reading import BadRequest, Forbidden, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
+from horsies.web.undoing import undo_order
 
 WAITING_MAX = 10
 
@@ -141,15 +143,22 @@ async def new_order(view: View) -> Page:
             code="INVALID_FILTER",
         )
     preview = await _preview(view, verb, _filters_of(view, verb))
-    await _stored(view, preview.order, "draft")
+    return await _dry_run(view, preview, _list_page(preview.order) + _filter_query(view))
+
+
+async def _dry_run(view: View, preview: Preview, back: str) -> Page:
+    """Store a dry run as its order's draft, and show it with the question before the start."""
+    order = preview.order
+    await _stored(view, order, "draft")
     context = {
         "preview": preview,
-        "order": preview.order,
-        "right": _RIGHTS[verb],
-        "back": view.url(_list_page(preview.order)) + _filter_query(view),
+        "order": order,
+        "question": order.words.question.format(order.counted(preview.eligible)),
+        "undoing": undo_order(order),
+        "right": _RIGHTS[order.verb],
+        "back": view.url(back),
     }
-    title = f"{preview.order.words.title}: dry run"
-    return Page("order_new.html", title, context, live_seconds=None)
+    return Page("order_new.html", f"{order.words.title}: dry run", context, live_seconds=None)
 
 
 async def _stored(view: View, order: Order, outcome: Literal["draft", "running"]) -> OrderState:
@@ -212,15 +221,17 @@ def _may_start(view: View, state: OrderState) -> bool:
     return state.outcome != "draft" or state.actor == Actor(view.access.user).stored_name
 
 
-async def start_selected(view: View) -> Response:
-    """Start an order for the tasks that were selected in a list."""
+async def start_selected(view: View) -> Page | Response:
+    """Send the selected tasks of a list again; for a change that is final, show the dry run first."""
     verb = await _selected_verb(view)
     fields = parse_qsl(view.body.decode(errors="replace"))
     ids = [value for name, value in fields if name == "id"]
     if not ids:
         return view.redirect("/tasks", "No task is selected.")
     preview = await _preview(view, verb, TaskFilters(), ids=ids)
-    return await _started(view, preview.order)
+    if verb is OrderVerb.RETRY_TASKS:
+        return await _started(view, preview.order)
+    return await _dry_run(view, preview, origin(view) or "/tasks")
 
 
 async def _started(view: View, order: Order) -> Response:
@@ -265,6 +276,7 @@ async def show_order(view: View) -> Page:
     context = {
         "state": state,
         "order": state.order,
+        "undoing": undo_order(state.order),
         "right": _RIGHTS[state.order.verb],
         "may_start": _may_start(view, state) and state.order.id not in _running,
         "list_page": _list_page(state.order),

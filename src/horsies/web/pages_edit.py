@@ -28,11 +28,12 @@ from horsies.monitor.edited_calls import (
 )
 from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.recording import acting_as
-from horsies.web.answers import answer_document, fields_of, is_api, text_field, undo, unwrapped
+from horsies.web.answers import answer_document, fields_of, is_api, text_field, unwrapped
 from horsies.web.filters import refuse_unknown
 from horsies.web.masking import NotJson
 from horsies.web.reading import BadRequest, Forbidden, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
+from horsies.web.undoing import undo
 
 # A form's body is limited to 64 KB, and a form writes most signs as three characters.
 EDITED_CHARACTERS_MAX = 16_000

@@ -28,13 +28,13 @@ from horsies.web.answers import (
     is_on,
     problem_of,
     text_field,
-    undo,
     unwrapped,
 )
 from horsies.web.filters import refuse_unknown
 from horsies.web.pages_schedules import schedule_path
 from horsies.web.reading import BadRequest, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
+from horsies.web.undoing import undo
 
 STATUS_UNFIT = 422
 

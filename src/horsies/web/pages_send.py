@@ -36,12 +36,12 @@ from horsies.web.answers import (
     keyed_id,
     problem_of,
     text_field,
-    undo,
 )
 from horsies.web.filters import refuse_unknown
 from horsies.web.masking import NotJson
 from horsies.web.reading import BadRequest, NotFound, Refused
 from horsies.web.rendering import Page, Route, View
+from horsies.web.undoing import undo
 
 STATUS_UNFIT = 422
 # How long a checked call may wait for its button, and how many names the first page lists.

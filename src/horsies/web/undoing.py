@@ -1,0 +1,68 @@
+"""How a change is undone: the end of its notice, and the sentence on the pages of a bulk order."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import timedelta
+
+from horsies.ids import first_id_at
+from horsies.monitor.order_plan import Order, OrderVerb
+from horsies.monitor.queries import TaskFilters, sent_time
+
+# The most tasks that a command names one by one.
+IDS_MAX = 20
+_MILLISECOND = timedelta(milliseconds=1)
+_FORM = "%Y-%m-%dT%H:%M:%S.%fZ"
+_FINAL = " This cannot be undone."
+
+
+def undo(command: str) -> str:
+    """Return the end of a notice: the command that undoes the change."""
+    return f" To undo it: {command}"
+
+
+def cannot_undo(again: str | None = None, what: str = "it") -> str:
+    """Return the end of a notice about a final change; ``again`` sends its tasks again."""
+    return f" This cannot be undone; to send {what} again: {again}" if again else _FINAL
+
+
+def undo_order(order: Order) -> str:
+    """Return what undoes a bulk order, in the words of the notice after a single change."""
+    match order.verb:
+        case OrderVerb.RETRY_TASKS if order.at is not None:
+            # The new tasks have the time of the dry run in their ids.
+            first = first_id_at(order.at)
+            return undo(shlex.join(["horsies", "cancel", *_sent_between(first, first)]))
+        case OrderVerb.CANCEL_TASKS | OrderVerb.PURGE_QUEUE:
+            return _undo_cancel(order)
+        case OrderVerb.PAUSE_RUNS:
+            return undo("horsies workflow resume ID, for each run")
+        case OrderVerb.RESUME_RUNS:
+            return undo("horsies workflow pause ID, for each run")
+        case OrderVerb.RETRY_RUNS:
+            return " To stop it: horsies workflow pause ID, for each run"
+        case _:
+            return _FINAL
+
+
+def _undo_cancel(order: Order) -> str:
+    if len(order.ids) > IDS_MAX:
+        return cannot_undo("horsies retry ID", "one of them")
+    if order.ids:
+        return cannot_undo(shlex.join(["horsies", "retry", *order.ids]), "them")
+    tasks = order.tasks or TaskFilters()
+    words = ["horsies", "retry", "--status", "CANCELLED"]
+    for option, values in (("--queue", tasks.queues), ("--name", tasks.names)):
+        words += [word for value in values for word in (option, value)]
+    if order.oldest is not None and order.newest is not None:
+        words += _sent_between(order.oldest, order.newest)
+    return cannot_undo(shlex.join(words), "them")
+
+
+def _sent_between(oldest: str, newest: str) -> list[str]:
+    """Return the options for tasks sent from the millisecond of one id to that of another, both included.
+
+    The times are in the middle of a millisecond, so that no rounding moves them to another one.
+    """
+    since, until = sent_time(oldest) + _MILLISECOND / 2, sent_time(newest) + _MILLISECOND * 1.5
+    return ["--since", f"{since:{_FORM}}", "--until", f"{until:{_FORM}}"]
