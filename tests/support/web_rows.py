@@ -11,12 +11,20 @@ from psycopg import sql
 from horsies import from_node
 from horsies.app import Horsies
 from horsies.config.schedules import TaskSchedule
+from horsies.monitor.order_plan import OrderVerb, draft_order
+from horsies.monitor.orders import preview_script, store_script
+from horsies.monitor.queries import TaskFilters
+from horsies.tasks.broker import BrokerErrorCode
+from horsies.tasks.recording import Actor
 from horsies.timetable.patterns import IntervalSchedule
 from horsies.web.rendering import Route
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_snapshot, add_task, add_worker, ago
 
 QUEUE = "default"
+# Pages that do not open without a query.
+QUERIES = {"/orders/new": "?verb=cancel_task"}
+_READING = BrokerErrorCode.MONITORING_QUERY_FAILED
 FINGERPRINT = "ef96c64c5a97"
 TRACEBACK = '{"err":{"error_code":"CARD_REFUSED","message":"the bank said no","data":null}}'
 
@@ -35,6 +43,8 @@ def fill(app: Horsies, connection: Database) -> dict[str, str]:
         "schedules": _add_schedule(app),
         "failures": FINGERPRINT,
         "names": "charge_card",
+        "orders": _store_order(app),
+        "payload": "kwargs",
     }
 
 
@@ -52,6 +62,7 @@ def _add_tasks(connection: Database, worker_id: str) -> str:
         error_code="CARD_REFUSED",
         fingerprint=FINGERPRINT,
         result=TRACEBACK,
+        args="[]",
         kwargs='{"order_id":17,"card":"4111111111111111"}',
         started_at=ago(3),
         failed_at=ago(2),
@@ -96,10 +107,23 @@ def _add_schedule(app: Horsies) -> str:
     return app.schedules.add(schedule).unwrap().name
 
 
+def _store_order(app: Horsies) -> str:
+    """Store an order that runs in no process, so its page has a button for everything."""
+
+    @app.task("charge_card")
+    def charge_card(order_id: int, card: str = "") -> None: ...
+
+    broker = app.get_broker()
+    draft = draft_order(OrderVerb.CANCEL_TASKS, TaskFilters(queues=["payments"])).unwrap()
+    order = broker.perform(_READING, preview_script(draft)).unwrap().order
+    script = store_script(order, "running", Actor("anonymous", "web"))
+    return broker.perform(_READING, script, atomic=True).unwrap().order.id
+
+
 def path_of(route: Route, examples: dict[str, str]) -> str:
-    """Return the path of a route with an example for each parameter."""
+    """Return the path of a route with an example for each parameter, and with the query that it needs."""
     (path,) = paths_of(route, {folder: [example] for folder, example in examples.items()})
-    return path
+    return path + QUERIES.get(route.path, "")
 
 
 def paths_of(route: Route, known: Mapping[str, Sequence[str]]) -> Iterator[str]:

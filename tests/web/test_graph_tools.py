@@ -7,6 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support.database import Database
 from tests.support.rows import add_run
+from tests.support.web_keyboard import WIDTHS, resize
 
 pytestmark = pytest.mark.browser
 
@@ -37,9 +38,11 @@ def large_run(connection: Database) -> str:
     return run_id
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 def test_a_large_graph_opens_fitted_and_is_explored_by_keys(
-    page: Page, connection: Database
+    page: Page, connection: Database, width: int
 ) -> None:
+    resize(page, width)
     page.goto(f"/workflows/{large_run(connection)}?boxes=all")
     graph = page.locator("svg.graph")
     assert page.locator("g.node").count() == 240

@@ -14,6 +14,7 @@ from horsies.monitor.search import PREFIX_MIN, SHOWN, id_range
 from tests.support.command_line import Run
 from tests.support.database import Database
 from tests.support.rows import add_attempt, add_run, add_task, add_worker, ago
+from tests.support.web_keyboard import WIDTHS, enter, resize, tab_to
 from tests.support.web_server import Ask
 
 TASK = "01a1dd42-fbaa-74ac-a8e3-bab50b3dfa8a"
@@ -175,23 +176,26 @@ def test_commands_take_the_first_digits_of_an_id(horsies: Run, connection: Datab
 
 @pytest.mark.browser
 @pytest.mark.usefixtures("_rows")
-def test_the_search_works_with_the_keyboard_alone(page: Page) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_search_works_with_the_keyboard_alone(page: Page, width: int) -> None:
+    resize(page, width)
     page.goto("/")
     page.keyboard.press("/")
     expect(page.locator("#search")).to_be_focused()
     page.keyboard.type("mail")
     page.keyboard.press("Enter")
     expect(page.get_by_text("matches for")).to_be_visible()
-    link = page.locator("main a").first
-    expect(link).to_have_text("mail")
-    link.focus()
-    page.keyboard.press("Enter")
+    expect(page.locator("main a").first).to_have_text("mail")
+    tab_to(page, "mail")
+    enter(page)
     page.wait_for_url("**/queues/mail")
 
 
 @pytest.mark.browser
 @pytest.mark.usefixtures("_rows")
-def test_suggestions_are_chosen_by_keys_alone(page: Page) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+def test_suggestions_are_chosen_by_keys_alone(page: Page, width: int) -> None:
+    resize(page, width)
     page.goto("/queues")
     page.keyboard.press("/")
     page.keyboard.type("mail")

@@ -16,10 +16,11 @@ from horsies import Horsies
 from horsies.tasks.options import OutgoingTask
 from horsies.web import VERBS, Access, AllowAll
 from tests.support.database import Database
+from tests.support.web_keyboard import WIDTHS, enter, tab_to
 from tests.support.web_server import WebServer, served, watched
 from tests.support.workers import DATABASE_VARIABLE
 from tests.web.test_actions import Visitor
-from tests.web.test_every_page import AXE_RUN, WIDTHS, _enter, _tab_to
+from tests.web.test_every_page import AXE_RUN
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -243,16 +244,16 @@ def test_a_task_is_sent_with_the_keyboard_alone(
     ):
         page = tabs.new_page()
         page.goto("/send?task=log_lines")
-        _tab_to(page, "argument.text")
+        tab_to(page, "argument.text")
         page.keyboard.type("<b>ünïcode</b>")
-        _enter(page)  # checks: the first button of the form
+        enter(page)  # checks: the first button of the form
         page.evaluate(AXE_SCRIPT)
         assert page.evaluate(AXE_RUN) == []
         page.emulate_media(color_scheme="dark")
         assert page.evaluate(AXE_RUN) == []
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         assert sent(connection) == []
-        _tab_to(page, "Send now")
-        _enter(page)
+        tab_to(page, "Send now")
+        enter(page)
         expect(page.get_by_text("Task log_lines was sent as this one.")).to_be_visible()
         assert sent(connection) == [("log_lines", {"text": "<b>ünïcode</b>"})]
