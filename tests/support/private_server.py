@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,16 @@ class PrivateServer:
         postmaster = int((Path(self._server.pgdata) / "postmaster.pid").read_text().split()[0])
         children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
         return [postmaster, *map(int, children)]
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop all of its processes for the block: connections are accepted, and nothing answers."""
+        pids = self.pids()
+        _signal_each(pids, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            _signal_each(pids, signal.SIGCONT)
 
     def stop(self) -> None:
         """Stop the server; connections are cut and new ones refused."""
@@ -99,3 +112,10 @@ class PrivateServer:
         """Stop the server and delete its data."""
         self._server.cleanup()
         shutil.rmtree(self._parent, ignore_errors=True)
+
+
+def _signal_each(pids: Iterable[int], number: signal.Signals) -> None:
+    """Signal the processes, except those that have just ended, as that of a closed session."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

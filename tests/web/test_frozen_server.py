@@ -1,4 +1,8 @@
-"""A database session that falls silent: the page says so in bounded time, and the next one works."""
+"""A database session that falls silent, or a whole server: pages say so in bounded time, and then work again.
+
+`HORSIES_TEST_OUTAGES=long pytest -s tests/web/test_frozen_server.py` asks every page and the whole API on a
+frozen server, and prints the time of each.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,35 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from horsies import Horsies
+from horsies.db.migrate import apply_migrations
 from horsies.web import AllowAll, create_app, reading
+from horsies.web.app import ROUTES
+from tests.support.applications import app_at
 from tests.support.database import Database
+from tests.support.private_server import PrivateServer
+from tests.support.web_rows import fill, path_of
+from tests.support.web_server import WebServer, served
+from tests.support.workers import DATABASE_VARIABLE
 
 SILENCE_SECONDS = 1.0
 INTENT = {"X-Horsies-Intent": "action"}
+IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
+SAMPLE = ("/", "/tasks", "/tasks/{id}", "/doctor", "/orders/new", "/api/overview", "/metrics")
+SEARCHES = ["/search?q=mail", "/api/search?q=mail"]
+# Without a query, these send no statement.
+NEEDS_NO_DATABASE = ("/help", "/send", "/explain", "/search", "/api/search")
+# The limit of a silence or of an attempt to connect, and the slack of a busy machine.
+PAGE_SECONDS = reading.SILENCE_SECONDS + 12.0
 
 
 @asynccontextmanager
@@ -101,6 +121,60 @@ def test_a_change_whose_session_freezes_after_its_first_read_ends(
         await dashboard.site.broker.close_async()
 
     asyncio.run(main())
+
+
+@contextmanager
+def private_dashboard() -> Iterator[tuple[PrivateServer, WebServer, list[str]]]:
+    """A server with the rows of every page, a dashboard that has read from it, and the paths to ask."""
+    server = PrivateServer()
+    try:
+        with (
+            psycopg.connect(server.url, autocommit=True) as connection,
+            closing(app_at(server.url)) as app,
+        ):
+            apply_migrations(connection)
+            examples = fill(app, connection)
+        gets = [route for route in ROUTES if route.method == "GET"]
+        paths = [path_of(route, examples) for route in gets if IS_LONG or route.path in SAMPLE]
+        paths += SEARCHES if IS_LONG else []
+        options = ("tests.support.apps.cards:app", "--enable-actions", "--payload")
+        with served(*options, env={DATABASE_VARIABLE: server.url}) as dashboard:
+            for path in paths:  # as viewers do before an outage: sessions are open
+                assert dashboard.get(path).status_code < 400, path
+            yield server, dashboard, paths
+    finally:
+        server.remove()
+
+
+def names_the_silence(path: str, answer: httpx.Response) -> bool:
+    if path in NEEDS_NO_DATABASE:
+        return answer.status_code == 200
+    if path == "/metrics":
+        return "\nhorsies_up 0.0\n" in answer.text
+    text = answer.text
+    return answer.status_code == 503 and ("did not answer" in text or "does not answer" in text)
+
+
+@pytest.mark.slow
+def test_on_a_frozen_server_every_page_ends_and_says_so() -> None:
+    """Several viewers at a time; the postmaster accepts connections in the kernel, and nothing answers."""
+    with private_dashboard() as (server, dashboard, paths):
+
+        def look(path: str) -> tuple[httpx.Response, float]:
+            began = time.monotonic()
+            answer = dashboard.get(path, timeout=120)
+            return answer, time.monotonic() - began
+
+        with server.frozen(), ThreadPoolExecutor(6) as viewers:
+            seen = list(viewers.map(look, paths))
+        assert dashboard.get("/queues").status_code == 200
+    wrong = []
+    for path, (answer, seconds) in zip(paths, seen, strict=True):
+        if IS_LONG:
+            print(f"{path:60.60} {answer.status_code} {seconds:6.2f} s")
+        if seconds > PAGE_SECONDS or not names_the_silence(path, answer):
+            wrong.append(f"{path}: {answer.status_code}, {seconds:.1f} s, {answer.text[-900:]}")
+    assert wrong == []
 
 
 def test_the_limit_of_a_silence_is_above_that_of_a_statement() -> None:

@@ -7,14 +7,13 @@ in `tests/monitor/test_locked_database.py`.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -330,7 +329,7 @@ def test_a_frozen_server_is_seen_in_a_browser_and_on_the_command_line(browser: B
             page = tabs.new_page()
             page.goto("/")
             expect(page.locator("[data-badge]")).to_have_text("live")
-            with frozen(server):
+            with server.frozen():
                 began = time.monotonic()
                 command = [sys.executable, "-m", "horsies", "status"]
                 variables = environment(DATABASE_URL=server.url, COLUMNS="300")
@@ -350,21 +349,3 @@ def test_a_frozen_server_is_seen_in_a_browser_and_on_the_command_line(browser: B
     assert (ended.returncode, "did not answer in time" in ended.stderr) == (1, True), ended.stderr
     note("database frozen", shown="badge: stale since", seen=seen)
     note("database frozen", command="`horsies status`", answered=answered)
-
-
-@contextmanager
-def frozen(server: PrivateServer) -> Iterator[None]:
-    """A server whose processes are stopped."""
-    pids = server.pids()
-    signal_each(pids, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        signal_each(pids, signal.SIGCONT)
-
-
-def signal_each(pids: Iterable[int], number: signal.Signals) -> None:
-    """Signal the processes, except those that have just ended, as that of a closed session."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)

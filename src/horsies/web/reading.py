@@ -260,6 +260,9 @@ def _problem(error: Exception) -> Problem:
     if isinstance(error, psycopg.DataError) and error.sqlstate is None:  # refused before sending
         return BadRequest(f"{error}.")
     if isinstance(error, PoolTimeout):
-        sentence = f"All {CONNECTIONS_MAX} connections of the dashboard are in use; try again."
+        sentence = (
+            f"All {CONNECTIONS_MAX} connections of the dashboard are in use: many viewers ask at once, or "
+            "the database does not answer; try again."
+        )
         return Unavailable(sentence, retryable=True)
     return Unavailable(describe(error), retryable=is_transient(error))
