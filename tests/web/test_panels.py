@@ -231,6 +231,23 @@ def test_workers_are_listed_with_their_state(ask: Ask, connection: Database) -> 
     assert "/workers/ping" not in stopped
 
 
+def test_workers_have_pages_and_those_in_trouble_come_first(
+    ask: Ask, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "WORKERS_PER_PAGE", 2)
+    for name in ("b", "a", "c"):
+        add_worker(connection, worker_id=name, name=name)
+    add_worker(connection, worker_id="lost", name="lost", seen_at=ago(400), lock_key=7)
+    texts = [ask(f"/workers?page={number}").text for number in (1, 2, 3)]
+    keys = [re.findall(r'<tr data-key="([^"]*)">', text) for text in texts]
+    assert keys == [["lost", "a"], ["b", "c"], []]
+    assert 'rel="next" href="/workers?page=2"' in texts[0]
+    assert "4 workers" in plain(texts[1])
+    assert 'rel="next"' not in texts[1]
+    assert "There are no more workers." in plain(texts[2])
+    assert ask("/workers?page=0").status_code == 400
+
+
 def test_a_worker_shows_its_children_and_their_tasks(ask: Ask, connection: Database) -> None:
     worker = fill(connection)
     page = plain(ask(f"/workers/{worker}").text)

@@ -60,6 +60,10 @@ BUDGETS = {
     "search by argument": Budget("/tasks?argument=order_id%3D17", 60_000, None, 800),
     "search by part": Budget("/search?q=task_1", 60_000, None, 600),
     "search by words of an error": Budget("/search?q=nothing+like+this", 60_000, None, 600),
+    "suggestions": Budget("/api/search?q=task_1", 60_000, None, 600),
+    "search by the beginning of an id": Budget("/api/search?q={prefix}", 60_000, None, 600),
+    "queues": Budget("/queues", 5_000, 2.0, 250),
+    "task name": Budget("/names/task_1", 30_000, None, 300),
     "task": Budget("/tasks/{task}", 200, 1.2, 40),
     "explain": Budget("/tasks/{waiting}/explain", 2_500, 2.0, 80),
     "failures": Budget("/failures", 30_000, None, 300),
@@ -81,6 +85,7 @@ class Filled:
         self._connection = connection
         self._names = {
             "task": self._one("SELECT max(id::text) FROM horsies_tasks WHERE status = 'FAILED'"),
+            "prefix": self._one("SELECT left(max(id::text), 9) FROM horsies_tasks"),
             "fingerprint": self._one("SELECT max(fingerprint) FROM horsies_task_attempts"),
             "waiting": self._one(
                 "SELECT min(id::text) FROM horsies_tasks WHERE status = 'PENDING'"
@@ -194,8 +199,8 @@ def test_a_page_stays_within_its_budget(small: Filled, big: Filled, name: str) -
     assert slowest <= budget.milliseconds
 
 
-# Pages of an installation with 3,000 queues and 10,000 task names: bytes, and milliseconds of processor time
-# of the dashboard and the server together, which other load on the machine does not change.
+# Pages of an installation with 3,000 queues, 10,000 task names and 3,000 schedules: bytes, and milliseconds
+# of processor time of the dashboard and the server together, which other load does not change.
 MANY = {
     "/": (300_000, 1_000),
     "/queues": (300_000, 1_000),
@@ -203,7 +208,13 @@ MANY = {
     "/queues/tenant-17": (100_000, 1_000),
     "/failures": (300_000, 1_000),
     "/names/shop.task_17": (100_000, 1_000),
+    "/tasks": (300_000, 1_000),
+    "/tasks?queue=tenant-17": (300_000, 1_000),
+    "/schedules": (300_000, 1_000),
+    "/workflows": (300_000, 1_000),
+    "/history": (100_000, 1_000),
     "/workers": (300_000, 1_000),
+    "/workers?page=4": (300_000, 1_000),
     "/search?q=tenant-29": (100_000, 1_000),
     "/doctor": (300_000, 3_000),
     "/metrics": (600_000, 1_000),
@@ -218,7 +229,7 @@ LOST = "UPDATE horsies_workers SET seen_at = now() - interval '10 minutes';"
 
 @pytest.fixture(scope="module", params=["", LOST], ids=["alive", "lost"])
 def many(server_url: str, request: pytest.FixtureRequest) -> Iterator[Filled]:
-    """A dashboard on 3,000 queues and 10,000 task names, whose 40 workers are alive, or all lost."""
+    """A dashboard on 3,000 queues and 10,000 task names, whose 400 workers are alive, or all lost."""
     fill = (Path(__file__).parent / "many_names_rows.sql").read_text("utf-8")
     with filled(server_url, fill + request.param) as dashboard:
         yield dashboard

@@ -42,6 +42,7 @@ from horsies.monitor.panels import (
 )
 from horsies.web.attention import attention
 from horsies.web.charts import Chart, Column, column_chart, line_chart, sparkline
+from horsies.web.filters import number_of
 from horsies.web.reading import BadRequest, NotFound, TookTooLong
 from horsies.web.rendering import Page, Route, View
 from horsies.web.words import duration
@@ -60,6 +61,8 @@ PERCENTILES = ("p50", "p95", "p99")
 # Rows of queues on the overview and on a page of all queues; a row is about 1 KB with its line.
 QUEUES_SHOWN = 50
 QUEUES_PER_PAGE = 100
+WORKERS_PER_PAGE = 100
+PAGES_MAX = 1_000
 LINKS_MAX = 20
 
 
@@ -189,14 +192,28 @@ def _waited(key: KeyState) -> float | None:
 
 
 async def workers(view: View) -> Page:
-    """List the workers; stopped ones with ``?stopped=1``."""
+    """List the workers a page at a time, those in trouble first; stopped ones with ``?stopped=1``."""
     with_stopped = view.query.get("stopped") == "1"
+    page = number_of(view, "page", 1, PAGES_MAX)
     script = read_rows(list_workers(with_stopped))
-    found: list[WorkerSummary] = await view.read(script)
+    found: list[WorkerSummary] = sorted(await view.read(script), key=_place)
+    shown = found[(page - 1) * WORKERS_PER_PAGE : page * WORKERS_PER_PAGE]
     # Most workers serve the same queues, and rendering their links took half of this page's time.
     queue_links = cache(partial(_queue_links, view))
-    rows = [(_worker_row(worker), queue_links(tuple(worker.queues))) for worker in found]
-    return Page("workers.html", "Workers", {"workers": rows, "with_stopped": with_stopped})
+    context = {
+        "workers": [(_worker_row(worker), queue_links(tuple(worker.queues))) for worker in shown],
+        "with_stopped": with_stopped,
+        "page": page,
+        "total": len(found),
+        "has_more": page * WORKERS_PER_PAGE < len(found),
+    }
+    return Page("workers.html", "Workers", context)
+
+
+def _place(worker: WorkerSummary) -> tuple[bool, bool, str, str]:
+    """The place of a worker in the list, which no heartbeat changes."""
+    is_well = health_of(worker) is WorkerHealth.ALIVE and not misses_notifications(worker)
+    return worker.stopped_at is not None, is_well, worker.label, worker.worker_id
 
 
 async def worker(view: View) -> Page:
