@@ -2,6 +2,8 @@
 
 `make screenshots` writes them; as a test the same steps check that every page has its content, that nothing
 needs sideways scrolling, and that the documentation shows pictures of the same widths.
+`HORSIES_SCREENSHOTS_INTO=DIRECTORY pytest -m browser tests/web/test_screenshots.py` takes every page at three
+widths, light and dark, with the rows of `tests/support/web_rows.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +26,14 @@ import psycopg
 import pytest
 from playwright.sync_api import Browser, Page
 
+from horsies.app import Horsies
+from tests.support.database import Database
 from tests.support.doc_pages import REPOSITORY
-from tests.support.web_server import WebServer, watched
+from tests.support.web_keyboard import WIDTHS
+from tests.support.web_rows import fill, path_of
+from tests.support.web_server import WebServer, served, watched
+from tests.support.workers import DATABASE_VARIABLE
+from tests.web.test_every_page import PAGES
 
 pytestmark = pytest.mark.browser
 
@@ -45,6 +53,7 @@ FROM generate_series(1, 60) AS ago,
 ON CONFLICT DO NOTHING
 """
 WRITES = os.environ.get("HORSIES_WRITE_SCREENSHOTS") == "1"
+INTO = os.environ.get("HORSIES_SCREENSHOTS_INTO")
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +150,35 @@ def test_pages_look_as_documented(
                     page.screenshot()
                 )  # with a path, Playwright leaves a thread behind
             assert _width(image) == width
+
+
+@pytest.mark.skipif(INTO is None, reason="HORSIES_SCREENSHOTS_INTO names no directory")
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page_is_taken(
+    app: Horsies,
+    connection: Database,
+    process_url: str,
+    browser: Browser,
+    width: int,
+    scheme: Literal["light", "dark"],
+) -> None:
+    directory = Path(INTO or "")
+    examples = fill(app, connection)
+    connection.execute(LAST_HOUR)
+    options = ("tests.support.apps.cards:app", "--enable-actions", "--payload")
+    size: dict[str, int] = {"width": width, "height": 900}
+    with (
+        served(*options, env={DATABASE_VARIABLE: process_url}) as server,
+        watched(browser, server, viewport=size, color_scheme=scheme) as context,
+    ):
+        page = context.new_page()
+        for route in PAGES:
+            page.goto(path_of(route, examples))
+            name = re.sub(r"\W+", "-", route.path).strip("-") or "overview"
+            image = directory / f"{name}-{width}-{scheme}.png"
+            image.write_bytes(page.screenshot(full_page=True))
+    assert len(list(directory.glob(f"*-{width}-{scheme}.png"))) == len(PAGES)
 
 
 def test_the_documentation_shows_every_picture() -> None:
