@@ -62,7 +62,8 @@ QUERIES = {
     "recurring": "scheduling.html",
     "periodic task": "scheduling.html",
     "eta": "sending.html",
-    "batch": "sending.html",
+    "batch": "batches.html",
+    "batch insert": "batches.html",
     "saga": "durable-functions.html",
     "dag": "workflows.html",
     "multi tenant": "keys.html cookbook.html",
@@ -83,6 +84,16 @@ class Quiet(SimpleHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Say nothing."""
+    "encrypt": "encryption.html",
+    "gdpr": "personal-data.html",
+    "personal data": "personal-data.html",
+    "webhook": "webhooks.html",
+    "s3": "large-payload.html",
+    "large result": "large-payload.html",
+    "upload": "large-payload.html",
+    "per-tenant limit": "keys.html",
+    "memory limit": "time-limits.html",
+    "task logs": "logs.html",
 
 
 @pytest.fixture(scope="module")
