@@ -18,7 +18,10 @@ from itertools import groupby
 from tests.support import site_map
 
 LONG, TOO_LONG = 35, 45
-FLOOR = 20
+# Tabs that people read from the beginning to the end: no sentence there is long.
+READ_THROUGH = ("Start", "Guides", "Cookbook")
+# How often a tab, and each of its pages, says "you" or "we" in a thousand words.
+FLOOR, FLOOR_OF_PAGE = 20, 15
 COMMAND = "python -m tests.support.voice"
 # Written from docstrings, and history: neither is a text for a reader to follow.
 LEFT_OUT = ("api/", "changelog.md")
