@@ -4,53 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import environment, running_worker
 from tests.support.doc_pages import REPOSITORY, blocks, files, page
+from tests.support.followed_pages import follow_with_worker
 
-COMMANDS = ("python ", "horsies check", "horsies version")
 QUICKSTART = REPOSITORY / "examples" / "quickstart"
-
-
-def sessions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the commands a page shows, each with the output it shows below it."""
-    for block in blocks(text):
-        if block.language == "console":
-            for part in block.text.split("$ ")[1:]:
-                command, _, output = part.partition("\n")
-                yield command, output
-
-
-def follow(text: str, directory: Path, database_url: str) -> list[str]:
-    """Make the page's files, run its commands, compare what they print; return the commands run."""
-    for name, content in files(text).items():
-        (directory / name).write_text(content)
-    wanted = [(command, shown) for command, shown in sessions(text) if command.startswith(COMMANDS)]
-    for command, shown in wanted:
-        finished = subprocess.run(
-            command.split(),
-            cwd=directory,
-            env=environment(HORSIES_DATABASE_URL=database_url),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert (finished.stdout, finished.returncode) == (shown, 0), finished.stderr
-    return [command for command, _ in wanted]
-
-
-def follow_with_worker(name: str, directory: Path, database_url: str) -> tuple[list[str], str]:
-    """Follow a page while a worker runs; return the commands and what the worker logged."""
-    text = page(name)
-    (directory / "tasks.py").write_text(files(text)["tasks.py"])
-    with running_worker(directory, database_url) as log:
-        commands = follow(text, directory, database_url)
-    return commands, log.read_text()
 
 
 def test_the_first_example_works_as_it_is_shown(tmp_path: Path, database_url: str) -> None:

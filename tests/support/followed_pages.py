@@ -1,0 +1,59 @@
+"""Following a page as its reader does: make its files, run its commands, compare what they print."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.support.commands import environment, running_worker
+from tests.support.doc_pages import blocks, files, page
+
+# The commands of a page that end by themselves and need nothing but its files.
+COMMANDS = ("python ", "horsies check", "horsies version")
+
+
+def sessions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the commands a page shows, each with the output it shows below it."""
+    for block in blocks(text):
+        if block.language == "console":
+            for part in block.text.split("$ ")[1:]:
+                command, _, output = part.partition("\n")
+                yield command, output
+
+
+def make_files(contents: Mapping[str, str], directory: Path) -> None:
+    """Make the files of a page."""
+    for name, content in contents.items():
+        (directory / name).write_text(content)
+
+
+def run(command: str, directory: Path, database_url: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as it would be pasted into a shell."""
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=directory,
+        env=environment(HORSIES_DATABASE_URL=database_url),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def run_all(wanted: list[tuple[str, str]], directory: Path, database_url: str) -> list[str]:
+    """Run the commands that end by themselves, compare what they print; return the commands run."""
+    chosen = [(command, shown) for command, shown in wanted if command.startswith(COMMANDS)]
+    for command, shown in chosen:
+        finished = run(command, directory, database_url)
+        assert (finished.stdout, finished.returncode) == (shown, 0), finished.stderr
+    return [command for command, _ in chosen]
+
+
+def follow_with_worker(name: str, directory: Path, database_url: str) -> tuple[list[str], str]:
+    """Follow a page while a worker runs; return the commands and what the worker logged."""
+    text = page(name)
+    make_files(files(text), directory)
+    with running_worker(directory, database_url) as log:
+        commands = run_all(list(sessions(text)), directory, database_url)
+    return commands, log.read_text()
