@@ -12,14 +12,13 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src" / "horsies"
 INIT = SOURCE / "__init__.py"
 
-# The page of each group of names in `__all__`.
+# The page of each group of names in `__all__` of `horsies`, and of the other public modules.
 PAGES = {
     "the application": "application",
     "tasks and their handles": "tasks",
@@ -35,7 +34,11 @@ PAGES = {
     "health and operations": "operations",
     "results as values": "values-and-mistakes",
     "mistakes": "values-and-mistakes",
+    "names of horsies.testing": "testing",
+    "names of horsies.web": "dashboard",
+    "names of horsies.django": "django",
 }
+OF_MODULE = "names of "
 # Enumerations whose members explain themselves.
 PLAIN_VALUES = {"Weekday", "Month"}
 
@@ -58,10 +61,9 @@ class Member:
 
 @cache
 def _tree(module: str) -> ast.Module:
-    spec = find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    return ast.parse(Path(spec.origin).read_text("utf-8"))
+    place = SOURCE.parent.joinpath(*module.split("."))
+    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    return ast.parse(path.read_text("utf-8"))
 
 
 @cache
@@ -77,13 +79,34 @@ def _imports(module: str) -> dict[str, str]:
 
 @cache
 def groups() -> dict[str, list[str]]:
-    """The comments of ``__all__`` and the names below each."""
+    """The comments of ``__all__`` and the names below each, then the names of the other modules."""
     text = INIT.read_text("utf-8").partition("__all__ = [")[2].partition("]")[0]
     parts = [one.partition("\n") for one in re.split(r"^\s*# ", text, flags=re.MULTILINE)[1:]]
-    return {
+    own = {
         heading.strip(): [name for name in re.findall(r'"(\w+)"', names) if name != "__version__"]
         for heading, _, names in parts
     }
+    others = [group for group in PAGES if group.startswith(OF_MODULE)]
+    return own | {group: _names_of(group.removeprefix(OF_MODULE)) for group in others}
+
+
+def _names_of(module: str) -> list[str]:
+    """The names in ``__all__`` of a module."""
+    node = _find(module, "__all__")
+    assert isinstance(node, ast.Assign)
+    return [str(name) for name in ast.literal_eval(node.value)]
+
+
+@cache
+def package_of(name: str) -> str:
+    """Return the module that a public name is imported from."""
+    group = next(group for group, names in groups().items() if name in names)
+    return group.removeprefix(OF_MODULE) if group.startswith(OF_MODULE) else "horsies"
+
+
+def _home(name: str) -> str:
+    """Return the module that a public name is defined in."""
+    return _imports(package_of(name))[name]
 
 
 @cache
@@ -158,7 +181,7 @@ def without_meaning() -> list[str]:
     """Return the public names, and their fields, values and methods, that no docstring explains."""
     missing = []
     for name in (name for names in groups().values() for name in names):
-        module = _imports("horsies")[name]
+        module = _home(name)
         node = _find(module, name)
         if not _first_sentence(name):
             missing.append(name)
@@ -170,7 +193,7 @@ def without_meaning() -> list[str]:
 
 def values_of(name: str) -> dict[str, tuple[str, str]]:
     """Return the values of an enumeration, each with the name of its member and its meaning."""
-    node = _find(_imports("horsies")[name], name)
+    node = _find(_home(name), name)
     assert isinstance(node, ast.ClassDef)
     return {one.shown: (one.name, one.meaning.replace(_FROM_DOCS, "")) for one in _values(node)}
 
@@ -180,7 +203,7 @@ def _first_sentence(name: str) -> str:
 
 
 def _text_of(name: str) -> str:
-    module = _imports("horsies")[name]
+    module = _home(name)
     node = _find(module, name)
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return _plain(ast.get_docstring(node) or "")
@@ -188,7 +211,7 @@ def _text_of(name: str) -> str:
 
 
 def _entry(name: str) -> str:
-    module = _imports("horsies")[name]
+    module = _home(name)
     node = _find(module, name)
     if isinstance(node, ast.ClassDef):
         body = [_prose(ast.get_docstring(node)), *_members(name, module, node)]
@@ -377,7 +400,8 @@ def _without_self(arguments: ast.arguments) -> ast.arguments:
 
 def _public_types(shown: str, owner: str) -> list[str]:
     """The public names in a signature or type, without the one that it belongs to."""
-    public = {name for names in groups().values() for name in names}
+    packages = {package_of(owner)} if page_of(owner) == "django" else {"horsies", package_of(owner)}
+    public = {name for names in groups().values() for name in names if package_of(name) in packages}
     words = dict.fromkeys(re.findall(r"\b[A-Z]\w+\b", shown))
     return [word for word in words if word in public and word != owner]
 

@@ -42,6 +42,7 @@ BOOSTS_OF_PAGES = {
     "benchmarks.md": 0.3,
     "comparison.md": 0.8,
     "faq.md": 1.2,
+    "words.md": 0.3,
     "changelog.md": 0.1,
     "contributing.md": 0.2,
 }

@@ -38,7 +38,9 @@ class HorsiesDatabase:
     """A test's database: ``app`` uses it, and ``url`` is its address for other libraries."""
 
     app: Horsies
+    """The application, which uses this database during the test."""
     url: str = field(repr=False)  # pytest prints the fixtures of a failed test
+    """The address of the database, for other libraries."""
 
     def clean(self) -> None:
         """Delete all tasks, runs and schedules, and set the clock back to the real time."""

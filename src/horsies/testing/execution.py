@@ -41,11 +41,17 @@ class Attempt:
     """One attempt that the test ran; ``number`` counts the attempts of its task from 1."""
 
     task: str
+    """The name of the task."""
     task_id: str
+    """The id of the task, the same for all its attempts."""
     number: int
+    """The number of this attempt of its task, from 1."""
     outcome: AttemptOutcome
+    """`completed`, `retried`, or `failed` without another attempt."""
     error_code: str | None = None
+    """The error code of the failure; None after a success."""
     error_message: str | None = None
+    """The message of the failure; None after a success."""
 
     @classmethod
     def of(cls, task: ClaimedTask, outcome: Outcome) -> Attempt:
@@ -66,6 +72,7 @@ class Attempts:
     """The attempts that a test ran, in order."""
 
     attempts: list[Attempt] = field(default_factory=list)
+    """One entry for each attempt, in the order in which they ran."""
 
     @property
     def completed(self) -> int:

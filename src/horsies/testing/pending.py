@@ -47,7 +47,9 @@ class PendingRun(Attempts):
     """What one ``run_pending`` did: its attempts, the expired tasks, and the slots of schedules."""
 
     expired: int = 0
+    """How many tasks had passed their `good_until` without a start."""
     slots: int = 0
+    """How many slots of schedules were sent."""
 
 
 class Clock:

@@ -32,20 +32,35 @@ class CapturedSend:
     """
 
     task: str
+    """The name of the task."""
     args: tuple[Any, ...]
+    """The positional arguments."""
     kwargs: Mapping[str, Any]
+    """The keyword arguments."""
     task_id: str
+    """The id that the handle has."""
     queue_name: str
+    """The queue: that of the task, or of the send."""
     priority: int
+    """The priority in the queue: that of the send, or of the queue."""
     at: datetime | None = None
+    """When the task becomes claimable, if the send said so."""
     delay: timedelta | None = None
+    """How long the task waits, from `delay` or `schedule`."""
     good_until: datetime | None = None
+    """The time by which the task must have started."""
     timeout_ms: int | None = None
+    """The time limit: that of the send, or of the task."""
     retention: timedelta | None = None
+    """How long the row is kept after the end, if the send said so."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    """The headers, with those that hooks have set."""
     idempotency_key: str | None = None
+    """The idempotency key."""
     unique: Uniqueness = "forever"
+    """How long the idempotency key is taken."""
     transaction: object = None
+    """The connection or session that was passed."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """All arguments by parameter name, whether they were passed by position or by name."""
 
@@ -73,11 +88,17 @@ class CapturedStart:
     """The start of a workflow run; ``nodes`` are its tasks by node id, with their encoded arguments."""
 
     workflow: str
+    """The name of the workflow."""
     workflow_id: str
+    """The id that the handle has."""
     workflow_key: str | None
+    """The key of the run, if the start named one."""
     definition_key: str | None
+    """The identity of the workflow across deployments."""
     nodes: Mapping[str, str]
+    """The name of the task of each node, by node id."""
     transaction: object = None
+    """The connection or session that was passed."""
 
 
 class CapturedSends(Sequence[CapturedSend]):

@@ -31,8 +31,11 @@ class WorkerProcess:
     """A worker or scheduler process with its log and its lifecycle events."""
 
     process: subprocess.Popen[bytes]
+    """The process of the worker; its children are not in it."""
     log_path: Path
+    """The file with the log of the worker and its children."""
     events_path: Path
+    """The file with the lifecycle events, one JSON object per line."""
 
     @classmethod
     def launch(

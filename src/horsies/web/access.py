@@ -36,7 +36,9 @@ Verb = Literal[
     "run_schedule",
     "ping",
 ]
+"""A change that the dashboard can make: `Access.may` lists those of a user."""
 VERBS: frozenset[Verb] = frozenset(get_args(Verb))
+"""All changes, for a user who may make every one of them."""
 
 LOOPBACK = ("127.0.0.1", "::1")
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -57,8 +59,11 @@ class Access(NamedTuple):
     """
 
     user: str
+    """The name under which changes are recorded."""
     may: frozenset[Verb] = frozenset()
+    """The changes that the user may make."""
     sees_payload: bool = False
+    """Whether the user sees arguments, results and kept log lines."""
 
 
 class Policy(Protocol):
