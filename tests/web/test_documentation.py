@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import subprocess
@@ -15,12 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.support import site_map
-from tests.support.commands import environment
+from tests.support.commands import running_worker
 from tests.support.doc_pages import REPOSITORY, blocks, page
-from tests.support.web_server import watched
+from tests.support.followed_pages import COMMANDS, make_files, run, run_all, sessions
+from tests.support.web_server import WebServer, watched
 
 pytestmark = pytest.mark.browser
 
@@ -76,14 +78,6 @@ QUERIES = {
     "revoke": "time-limits.html",
     "crash": "recovery.html how-it-works.html",
     "event loop": "async-tasks.html sending.html",
-}
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    """Serve files without a line per request."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing."""
     "encrypt": "encryption.html",
     "gdpr": "personal-data.html",
     "personal data": "personal-data.html",
@@ -94,6 +88,14 @@ class Quiet(SimpleHTTPRequestHandler):
     "per-tenant limit": "keys.html",
     "memory limit": "time-limits.html",
     "task logs": "logs.html",
+}
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serve files without a line per request."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -183,31 +185,62 @@ def test_pages_show_drawings_and_the_way_on_and_ask_no_other_host(
         assert shown.locator(".admonition").count() >= 2
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser: Browser, address: str) -> None:
+# It loads every page of the site, which takes minutes on a busy machine.
+@pytest.mark.timeout(1200)
+def test_no_page_needs_sideways_scrolling_on_a_phone(browser: Browser, address: str) -> None:
+    wide = {}
     with tab(browser, address, viewport={"width": 360, "height": 740}) as shown:
-        for name in ("index", "how-it-works", "cookbook", "transactions"):
-            shown.goto(f"/{name}.html")
-            wide = shown.evaluate("document.documentElement.scrollWidth")
-            assert wide <= 360, name
+        for entry in site_map.entries():
+            shown.goto(f"/{entry.name.replace('.md', '.html')}", wait_until="load")
+            for width in (360, 390):
+                shown.set_viewport_size({"width": width, "height": 740})
+                found = shown.evaluate("document.documentElement.scrollWidth")
+                if found > width:
+                    wide[entry.name, width] = found
+    assert wide == {}
 
 
-def test_the_copy_button_takes_commands_that_run(browser: Browser, address: str) -> None:
+def copied(browser: Browser, address: str, name: str) -> list[str]:
+    """What the copy buttons of a page take, block by block."""
     with tab(browser, address) as shown:
         shown.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        shown.goto("/install.html")
-        copied = []
-        for block in shown.locator(".language-console").all():
-            block.scroll_into_view_if_needed()
-            block.locator("[data-clipboard-target]").click()
-            copied.append(shown.evaluate("navigator.clipboard.readText()"))
-    consoles = [one.text for one in blocks(page("install.md")) if one.language == "console"]
-    commands = ["\n".join(re.findall(r"^\$ (.*)$", text, re.MULTILINE)) for text in consoles]
-    assert [one.strip() for one in copied] == commands
-    (version,) = [one for one in copied if "version" in one]
-    done = subprocess.run(
-        ["bash", "-c", version], env=environment(), capture_output=True, text=True, check=False
-    )
-    assert done.stdout.startswith("horsies "), done.stderr
+        shown.goto(f"/{name.replace('.md', '.html')}")
+        return [_taken(shown, one) for one in shown.locator("div.highlight").all()]
+
+
+def _taken(shown: Page, block: Locator) -> str:
+    shown.evaluate("navigator.clipboard.writeText('')")
+    block.scroll_into_view_if_needed()
+    block.locator("[data-clipboard-target]").click()
+    shown.wait_for_function("navigator.clipboard.readText().then(text => text !== '')")
+    return str(shown.evaluate("navigator.clipboard.readText()"))
+
+
+@pytest.mark.parametrize("name", ["install.md", "tutorial.md"])
+def test_what_the_copy_buttons_take_can_be_run(
+    browser: Browser, address: str, name: str, tmp_path: Path, database_url: str
+) -> None:
+    text = page(name)
+    taken = list(zip(blocks(text), copied(browser, address, name), strict=True))
+    made = {block.file_name: one for block, one in taken if block.file_name}
+    pasted = "".join(one for block, one in taken if block.language == "console").splitlines()
+    shown = [output for _, output in sessions(text)]
+    assert pasted == [command for command, _ in sessions(text)]
+    make_files(made, tmp_path)
+    with running_worker(tmp_path, database_url):
+        ran = run_all(list(zip(pasted, shown, strict=True)), tmp_path, database_url)
+    assert len(ran) == sum(command.startswith(COMMANDS) for command, _ in sessions(text)) > 1
+
+
+def test_a_copied_command_of_several_lines_can_be_run(
+    browser: Browser, address: str, dashboard: WebServer, process_url: str, tmp_path: Path
+) -> None:
+    (_, both) = copied(browser, address, "dashboard-api.md")
+    assert "\\\n" in both
+    command = both.replace("localhost:8600", dashboard.url.removeprefix("http://"))
+    finished = run(command, tmp_path, process_url)
+    paused, order = json.loads(f"[{finished.stdout.replace('}{', '},{')}]")
+    assert (paused["code"], order["verb"], order["matching"]) == ("UNKNOWN_QUEUE", "retry_tasks", 0)
 
 
 def test_every_page_has_its_own_description_and_place_in_the_sitemap(directory: Path) -> None:
