@@ -146,8 +146,7 @@ class PostgresBroker:
     """One process's access to the database: pools, schema, and result waiters.
 
     Without ``migrates`` it never changes a table: an outdated schema is a failure. With ``limits``,
-    no statement waits long, and a failure names the session that holds the lock. ``find_obstacle``
-    explains a task for the message of a wait that times out.
+    no statement waits long, and a failure names the session that holds the lock.
     """
 
     def __init__(
@@ -157,10 +156,8 @@ class PostgresBroker:
         role: str = "producer",
         migrates: bool = True,
         limits: Limits | None = None,
-        find_obstacle: FindObstacle | None = None,
     ) -> None:
         self.config = config
-        self._find_obstacle = find_obstacle
         self.database = Database(config, role, migrates=migrates, limits=limits)
         # Whether statements may bypass psycopg's cursors. A pooler in transaction mode needs a
         # transaction with settings around each statement, and ``echo`` logs each statement.
@@ -168,6 +165,8 @@ class PostgresBroker:
         # The schema found in a caller's transaction.
         self._within = self.database.installation
         self._waiters: Waiters | None = None
+        # Explains a task for the message of a wait that times out.
+        self.find_obstacle: FindObstacle | None = None
         # Replaced in a forked process, because one of the parent's threads may have held the lock
         # during the fork.
         self._locks: dict[int, threading.Lock] = {}
@@ -180,7 +179,7 @@ class PostgresBroker:
             with self._lock():
                 if self._waiters is None:
                     made = result_waiters.Waiters(
-                        self._connect_waiters, find_obstacle=self._find_obstacle
+                        self._connect_waiters, find_obstacle=self.find_obstacle
                     )
                     made.was_reached = self._schema_ready_in_pid is not None
                     self._waiters = made
@@ -548,7 +547,7 @@ def build_broker(
 ) -> PostgresBroker:
     """Return a broker that connects on first use; HRS-211 if it cannot even be built."""
     try:
-        return PostgresBroker(config, role=role, migrates=migrates, find_obstacle=find_obstacle)
+        broker = PostgresBroker(config, role=role, migrates=migrates)
     except HorsiesError:
         raise
     except Exception as error:
@@ -556,3 +555,5 @@ def build_broker(
             f"The broker could not be built: {describe(error)}",
             code=ErrorCode.BROKER_INIT_FAILED,
         ) from presentable(error)
+    broker.find_obstacle = find_obstacle
+    return broker
