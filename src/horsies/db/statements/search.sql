@@ -26,8 +26,13 @@ SELECT found.name, sum(found.attempts)::bigint AS total FROM (
 WHERE found.name <> '' GROUP BY found.name ORDER BY total DESC, found.name LIMIT %(limit)s::integer
 
 -- name: search_schedules
-SELECT schedule_name::text AS name, run_count::bigint AS total FROM horsies_schedule_state
-WHERE strpos(lower(schedule_name), %(text)s) > 0 ORDER BY schedule_name LIMIT %(limit)s::integer
+-- Names are searched in the index alone; only the rows that are found are read.
+SELECT found.schedule_name::text AS name, (
+    SELECT state.run_count::bigint FROM horsies_schedule_state AS state WHERE state.schedule_name = found.schedule_name
+) AS total
+FROM (SELECT schedule_name FROM horsies_schedule_state
+      WHERE strpos(lower(schedule_name), %(text)s) > 0 ORDER BY schedule_name LIMIT %(limit)s::integer) AS found
+ORDER BY found.schedule_name
 
 -- name: search_runs
 -- The newest runs whose key or name contains the text, and how many there are.
