@@ -14,13 +14,19 @@ import pytest
 
 from horsies import TaskHandle
 from horsies.tasks.options import TaskOptions
-from tests.support.database import Database, backends
+from tests.support.database import Database
 from tests.support.durable_runs import APPLICATION, WITNESS, journal_of, start
 from tests.support.private_server import PrivateServer
 from tests.support.rows import add_task, ago
-from tests.support.tables import attempts, recover_dead_workers, wait_for_status, wait_until_empty
+from tests.support.tables import (
+    attempts,
+    recover_dead_workers,
+    stop_family,
+    wait_for_status,
+    wait_until_empty,
+)
 from tests.support.wait import wait_until
-from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker
+from tests.support.workers import QUICK_RECOVERY, Fleet, Journal
 
 # A statement that stores no row is counted as well: that of an attempt that has lost its run.
 TRIES = """
@@ -104,18 +110,6 @@ def test_runs_survive_the_restart_of_their_server_parked_and_in_their_steps(
     assert calls_of(own_fleet, in_step, "wait") == 1, "its process outlives the server"
     assert calls_of(own_fleet, in_tx, "wait") == 2, "its transaction does not"
     assert dict(effects) == {in_step: 1, in_tx: 1}
-
-
-def stop_family(worker: RunningWorker, connection: Database, task_id: str) -> list[int]:
-    """Freeze a worker and the child that runs the task, and end the worker's session."""
-    (child,) = connection.execute(
-        "SELECT worker_pid FROM horsies_tasks WHERE id = %s", (task_id,)
-    ).fetchone() or (0,)
-    os.kill(child, signal.SIGSTOP)
-    worker.signal(signal.SIGSTOP)
-    for pid in backends(connection, "horsies:turn"):
-        connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
-    return [child, worker.pid]
 
 
 @pytest.mark.timeout(180)

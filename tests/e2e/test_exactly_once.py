@@ -19,12 +19,11 @@ import psycopg
 import pytest
 
 from horsies import TaskOptions, from_node
-from tests.e2e.test_durable_outages import stop_family
 from tests.support.database import Database, backends
 from tests.support.private_server import PrivateServer
 from tests.support.proxy import Proxy
 from tests.support.rows import add_task, ago
-from tests.support.tables import attempts, task, wait_for_status, wait_until_empty
+from tests.support.tables import attempts, stop_family, task, wait_for_status, wait_until_empty
 from tests.support.transactions import (
     APPLICATION,
     EFFECTS,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +15,7 @@ from psycopg.rows import namedtuple_row
 from tests.support.database import Database, backends
 from tests.support.pgbouncer import client_names, server_pids
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet
+from tests.support.workers import Fleet, RunningWorker
 
 # A task or an attempt as a named tuple of the columns below.
 TaskRow: TypeAlias = Any
@@ -134,6 +136,18 @@ RETURNING task_id::text, attempt
 def recover_dead_workers(connection: Database) -> list[tuple[str, int]]:
     """Recover the tasks of dead workers; return the attempts that this ended."""
     return list(connection.execute(RECOVER))
+
+
+def stop_family(worker: RunningWorker, connection: Database, task_id: str) -> list[int]:
+    """Freeze a worker and the child that runs the task, and end the worker's session."""
+    (child,) = connection.execute(
+        "SELECT worker_pid FROM horsies_tasks WHERE id = %s", (task_id,)
+    ).fetchone() or (0,)
+    os.kill(child, signal.SIGSTOP)
+    worker.signal(signal.SIGSTOP)
+    for pid in backends(connection, "horsies:turn"):
+        connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    return [child, worker.pid]
 
 
 WITNESS = """
