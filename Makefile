@@ -35,7 +35,7 @@ test-web: $(READY) $(SITE_READY) ## run the tests of the dashboard in a real bro
 test-web-scale: $(READY) ## hold the pages to their budgets on a million tasks, then look for ten minutes
 	$(BIN)/pytest -p no:randomly -s -m scale tests/web/test_scale.py
 
-screenshots: $(READY) ## take the pictures of the documentation again
+screenshots: $(READY) ## retake the screenshots of the documentation
 	mkdir -p docs/images
 	HORSIES_WRITE_SCREENSHOTS=1 $(BIN)/pytest -m browser tests/web/test_screenshots.py
 

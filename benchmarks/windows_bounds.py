@@ -80,7 +80,7 @@ def running(url: str, workers: int, children: int, *flags: str) -> Iterator[Drai
 
 
 def taken_back(url: str, workers: int, children: int) -> dict[str, float]:
-    """When the last task behind a slow one began elsewhere, after the start of the slow one."""
+    """How long after the start of a slow task the last task behind it began in another child."""
     with running(url, workers, children) as drain:
         runs = drain([*BACKLOG, SLOW_SECONDS, *BACKLOG])
     slow, *rest = runs[len(BACKLOG) :]

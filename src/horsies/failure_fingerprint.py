@@ -84,8 +84,8 @@ def is_installed(file: str) -> bool:
 def _place(traceback: TracebackType | None) -> str | None:
     """Return the innermost frame of the application's code.
 
-    An application that is itself installed has no such frame: then the innermost one outside of the
-    standard library and of this one counts.
+    For an installed application, which has no such frame, return the innermost one outside the standard
+    library and this package.
     """
     frames = list(_frames(traceback))
     frames = [one for one in frames if not one[0].co_filename.startswith(_OURS)] or frames

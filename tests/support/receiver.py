@@ -89,7 +89,7 @@ class Receiver:
 
 @contextmanager
 def receiving(given: Receiver | None = None) -> Iterator[Receiver]:
-    """Run a receiver on a free port; with the port of an earlier one it comes back there."""
+    """Run a receiver on a free port, or bring an earlier one back on its port."""
     receiver = given or Receiver()
     receiver.is_awake.set()
     lock = threading.Lock()

@@ -27,7 +27,7 @@ _DIFFERENCES = """
         SELECT args, count(*) AS number FROM horsies_tasks WHERE task_name = 'receipt' GROUP BY args
     ) AS receipt ON receipt.args = task.args
     WHERE task.task_name = %s"""
-# The test holds this advisory lock to keep statements, or commits, of the table `bookings` waiting.
+# The test holds this advisory lock to block statements on the table `bookings`, or commits that change it.
 GATE = 4711
 _GATES = {
     "write": "CREATE TRIGGER e2e_gate BEFORE INSERT ON bookings FOR EACH ROW EXECUTE FUNCTION e2e_gate()",

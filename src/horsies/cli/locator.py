@@ -37,5 +37,5 @@ def _move_locator(parameters: Iterable[Any], values: dict[str, Any]) -> None:
 
 
 def name_before_locator(name: str | None, locator: str | None) -> tuple[str | None, str | None]:
-    """Return the name and the locator of a command that needs a name; it may look like a locator."""
+    """Return a command's required name and its locator, even if the name looks like a locator."""
     return (locator, None) if name is None else (name, locator)

@@ -353,8 +353,8 @@ class PayloadConfig(FrozenModel):
     """
 
     max_result_bytes: int | None = Field(default=None, ge=1)
-    """Size in bytes of the JSON text of a result above which the task fails with PAYLOAD_TOO_LARGE and
-    the result is lost, at least 1. None sets no limit. Defaults to None.
+    """The most bytes of the JSON text of a result, at least 1. A task with a larger result fails with
+    PAYLOAD_TOO_LARGE, and the result is lost. None sets no limit. Defaults to None.
     """
 
     max_input_bytes: int = Field(default=268_435_456, ge=1, le=805_306_368)

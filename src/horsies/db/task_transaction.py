@@ -375,7 +375,7 @@ class AsyncTaskSession:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the session unless its transaction is over: the server rolls back."""
+        """Close the session if its transaction is still open, so that the server rolls back."""
         self._loan.is_over = True
         pgconn = self._connection.pgconn
         if pgconn.transaction_status == TransactionStatus.IDLE and pgconn.status == ConnStatus.OK:

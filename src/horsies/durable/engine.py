@@ -231,7 +231,7 @@ def fails_with(error: Exception, is_lost: bool) -> Called:
 
 
 def first_leaving(errors: Sequence[BaseException | None]) -> Leaving | None:
-    """How a function is left if one of several steps has to; a run that waits wakes for the first of them."""
+    """How to leave the function if several steps need to; a waiting run wakes for the first due one."""
     left = [one for one in errors if isinstance(one, Leaving)]
     waits = [one.request.seconds for one in left if isinstance(one, Parked)]
     seconds = [one for one in waits if one is not None]

@@ -297,7 +297,7 @@ class Run:
     # Waits
 
     def sleep(self, seconds: float) -> Effects[None]:
-        """Wait in this process, or park the run if that takes longer."""
+        """Wait in this process, or park the run if the wait is too long for that."""
         name = self.past.name("sleep")
         if (known := self.past.visit(name, "sleep")) is None:
             self.past.admit(name)

@@ -114,7 +114,7 @@ class _Changes(Generic[Info]):
         return f"There is no task {self._task_id}."
 
     def take(self, read: BrokerResult[Info | None]) -> Info | None:
-        """Return the state if it has changed; tolerate a failure that may pass."""
+        """Return the state if it has changed; tolerate a transient failure."""
         if isinstance(read, Err):
             if read.value.retryable:
                 return None

@@ -1,4 +1,4 @@
-"""`/send`: send a new task manually, with arguments that its parameters check.
+"""`/send`: send a new task manually, with arguments that are checked against its parameters.
 
 A form is checked first, and the page shows what will be sent. Only a call that was shown can be sent: the
 button carries the id of the new task and a digest of the call, so pressing it twice sends one task.

@@ -100,7 +100,7 @@ class KeyRings:
         return LaneMarks(*map(list, zip(*sorted(found), strict=True))) if found else NO_MARKS
 
     def note_taken(self, claimed: Iterable[ClaimedTask]) -> None:
-        """These tasks were claimed, those of a lane in order if their priorities are equal."""
+        """Note that these tasks were claimed; those of one lane and one priority come in order."""
         for task in claimed:
             if task.lane is not None:
                 self._busy.setdefault(task.queue_name, BusyLanes()).note(task.lane, task)

@@ -346,7 +346,7 @@ class Work:
                 wake_ups.note_passed(passed.woken, now)
 
     def _requests(self, ends_nodes: bool) -> list[tuple[TaskKind, TurnRequest]]:
-        """The kinds of which there are tasks to start or claim; the end of a node may create tasks."""
+        """The kinds that have tasks to start or claim; the end of a node may create tasks."""
         room = self._room()
         found: list[tuple[TaskKind, TurnRequest]] = []
         # Without a limit, each kind has its own places.

@@ -150,7 +150,7 @@ async def return_unstorable_async(number: int, tx: AsyncTaskTransaction = INJECT
 
 @app.task("prepare_and_roll_back")
 def prepare_and_roll_back(number: int, tx: TaskTransaction = INJECTED) -> int:
-    """Make psycopg prepare a statement, at its fifth use, and deallocate it, after a rollback."""
+    """Make psycopg prepare a statement on its fifth use and deallocate it after a rollback."""
     for _ in range(7):
         insert(tx, number)
         tx.connection.execute("DELETE FROM bookings WHERE number = %s", (number,))

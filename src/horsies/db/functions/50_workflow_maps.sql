@@ -240,8 +240,7 @@ BEGIN
 END
 $$;
 
--- A map's next parked items become due, in order. An item that has begun is a durable function, which other events
--- wake. A cancelled run has none left.
+-- A map's next parked items become due, in order. Items that have begun are left out: they are durable functions, and other events wake them. A cancelled run has none left.
 CREATE OR REPLACE FUNCTION horsies_unpark_items(p_run_id uuid, p_index integer, p_count integer) RETURNS void
 LANGUAGE sql AS $$
     UPDATE horsies_tasks SET enqueued_at = clock_timestamp(), updated_at = clock_timestamp()

@@ -85,7 +85,7 @@ BEGIN
 END
 $$;
 
--- Whether a child, a task or a workflow, has ended; one whose row is deleted has.
+-- Whether a child (a task or a workflow) has ended. A child whose row is deleted counts as ended.
 CREATE OR REPLACE FUNCTION horsies_has_ended(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
     SELECT NOT EXISTS (
         SELECT FROM horsies_tasks AS task

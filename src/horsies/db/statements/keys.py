@@ -26,7 +26,7 @@ class KeyState(NamedTuple):
     in_flight: int
     """How many of its tasks are claimed or running."""
     max_concurrency: int | None
-    """The most tasks in flight; None without a limit."""
+    """The most tasks in flight; None if there is no limit."""
     rate_seconds: float | None
     """The seconds between two starts under its rate; None without a rate."""
     rate_burst: int | None

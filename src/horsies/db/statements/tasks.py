@@ -156,7 +156,7 @@ class TaskColumns:
     retry_count: int
     """How many retries have been used."""
     max_retries: int | None
-    """How many retries the task may use, or None without a limit."""
+    """How many retries the task may use, or None if there is no limit."""
     next_retry_at: datetime | None
     """When the next attempt becomes due, while the task waits for a retry."""
     sent_at: datetime | None

@@ -1,7 +1,7 @@
 """The shape of a workflow: node ids, edges, cycles, joins, output and success cases.
 
-Without unique ids no error message could name a node, so mistakes in ids are raised first and by
-themselves. The other checks are pure functions that yield every mistake they find.
+Without unique ids no error message could name a node, so errors in ids are raised first, apart from the
+others. The other checks are pure functions that yield every mistake they find.
 """
 
 from __future__ import annotations
