@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -291,6 +293,39 @@ def test_a_failed_explanation_costs_only_the_reason(
             asked.result(30)
         assert waiters.obstacle(task_id, asked) == ""
         connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
+        assert status(patient) == "COMPLETED"
+
+
+def test_an_explanation_that_is_given_up_costs_no_result(
+    connection: Connection[Any], process_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its late answer is not taken for that of a later read."""
+    monkeypatch.setattr(waiters_module, "OBSTACLE_SECONDS", 0.5)
+    task_id = add_task(connection)
+    pids = (
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'test:waiters' "
+        "AND datname = current_database()"
+    )
+    frozen: list[int] = []
+
+    def freezes(_: str) -> Script[Finding | None]:
+        (row,) = connection.execute(pids).fetchall()
+        frozen.append(row[0])
+        os.kill(row[0], signal.SIGSTOP)
+        yield read_outcomes([task_id])
+        return None
+
+    with explaining(process_url, freezes) as waiters:
+        patient = waiters.watch(task_id)
+        waiters.watch(task_id, once=True).result(30)
+        try:
+            with pytest.raises(psycopg.OperationalError):
+                waiters.ask_obstacle(task_id).result(30)
+        finally:
+            for pid in frozen:
+                os.kill(pid, signal.SIGCONT)
+        connection.execute("UPDATE horsies_tasks SET status = 'COMPLETED'")
+        assert status(waiters.watch(task_id)) == "COMPLETED"
         assert status(patient) == "COMPLETED"
 
 

@@ -21,7 +21,7 @@ from psycopg import Connection, Error
 from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import DataError, OperationalError, QueryCanceled, error_from_result
-from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, PipelineStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from horsies.db.database import (
@@ -151,6 +151,11 @@ class Pipeline:
     def is_doubtful(self) -> bool:
         """Whether it is unknown which statements the session has prepared: only a new session helps."""
         return self._prepared is not None and self._prepared.is_doubtful
+
+    @property
+    def is_midway(self) -> bool:
+        """Whether a group was given up before its answer arrived: only a new session helps."""
+        return self.connection.pgconn.pipeline_status != PipelineStatus.OFF
 
     @property
     def sender_pid(self) -> int | None:

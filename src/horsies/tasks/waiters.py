@@ -348,6 +348,8 @@ class Waiters:
         try:
             found = None if find is None else _explain(pipeline, find(key[1]))
         except Exception as error:  # results of other tasks are still waited for
+            if pipeline.is_midway:  # the next read would take the late answer for its own
+                pipeline.connection.close()
             self._fail([key], error, lambda _, waiter: self._is_current(waiter))
         else:
             self._deliver(key, found)
