@@ -25,8 +25,10 @@ from horsies import (
     TaskResult,
 )
 from horsies.cli import main
+from horsies.codec.calls import EncodedCall
 from horsies.db.database import Database as Connections
 from horsies.db.migrate import prepare_schema
+from horsies.monitor.actions import retry_task
 from tests.support.routes import FLEETS
 from tests.support.schedulers import every, slots
 from tests.support.wait import wait_until
@@ -42,6 +44,7 @@ OF_PRODUCERS = {
     "horsies_task_attempts": {"SELECT"},
     "horsies_task_progress": {"SELECT"},
     "horsies_task_defaults": {"SELECT"},
+    "horsies_lanes": {"SELECT"},
     "horsies_webhooks": {"SELECT"},
     "horsies_tasks": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflows": {"SELECT", "INSERT", "UPDATE"},
@@ -50,7 +53,7 @@ OF_PRODUCERS = {
     "horsies_task_signals": {"SELECT", "INSERT"},
     "horsies_steps": {"SELECT", "INSERT"},
     "horsies_payloads": {"SELECT", "INSERT"},
-    "horsies_payload_owners": {"SELECT", "INSERT"},
+    "horsies_payload_owners": {"SELECT", "INSERT", "DELETE"},
     "horsies_parked": {"SELECT", "UPDATE", "DELETE"},
     "horsies_actions": {"INSERT"},
 }
@@ -186,6 +189,11 @@ def test_producers_workers_and_viewers_do_their_work(
         with psycopg.connect(installed.url_of(PRODUCER)) as producer:
             wait_until(lambda: "add" in registered_tasks(installed))
             producer.execute("""SELECT horsies.horsies_send_v1('add', '{"a": 1, "b": 2}')""")
+            # Whether a queue is fifo is looked up for a call that chooses its place and has a key.
+            producer.execute(
+                """SELECT horsies.horsies_send_v1(
+                    'add', '{"a": 1, "b": 2}', p_delay => '1 hour', p_options => '{"key": "acme"}')"""
+            )
         later = add.schedule(600, 1, 2).unwrap()
         assert later.cancel().unwrap()
         first = add.node()(a=1, b=2)
@@ -323,6 +331,8 @@ def test_producers_retry_failed_tasks_and_runs(
         ):
             code, complaint = command(PRODUCER, *arguments)
             assert code == 0, (arguments, complaint)
+        edited = EncodedCall("[]", '{"code": "Y"}')
+        assert retry_task(app.get_broker(), failed.task_id, call=edited).is_ok()
         assert worker.stop() == 0
     finally:
         app.close()
