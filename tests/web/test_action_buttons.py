@@ -93,7 +93,7 @@ def send_failed_tasks_again(page: Page, dashboard: WebServer, database: Database
     wait_until(lambda: count_again(database, failed) == 3)
     page.reload()
     expect(page.locator('[data-outcome="done"]')).to_contain_text("3 of 3 sent again")
-    expect(page.locator("[data-undoing]")).to_contain_text("To undo it: horsies cancel --since")
+    expect(page.locator("[data-undoing]")).to_contain_text("millisecond: horsies cancel --since")
     page.goto(f"{dashboard.url}/tasks?status=PENDING&task_name={name}")
     page.get_by_role("checkbox", name="Select task").first.check()
     page.get_by_role("button", name="Cancel").click()

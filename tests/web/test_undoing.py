@@ -41,7 +41,25 @@ def test_a_purge_names_the_tasks_that_it_cancelled() -> None:
     )
     for verb in (OrderVerb.PURGE_QUEUE, OrderVerb.CANCEL_TASKS):
         words = undo_order(Order("o", verb, tasks=filters, oldest=oldest, newest=newest))
-        assert words == f"{FINAL}; to send them again: {again}"
+        assert words == f"{FINAL}; to send all cancelled tasks of that time again: {again}"
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        TaskFilters(error_codes=["NO"]),
+        TaskFilters(workers=["host-1"]),
+        TaskFilters(retried_only=True),
+        TaskFilters(fingerprint="ab12"),
+    ],
+)
+def test_no_command_takes_tasks_that_the_order_left_out(filters: TaskFilters) -> None:
+    oldest, newest = first_id_at(NOON), first_id_at(NOON + timedelta(hours=1))
+    order = Order("o", OrderVerb.CANCEL_TASKS, tasks=filters, oldest=oldest, newest=newest)
+    words = undo_order(order)
+    assert words == f"{FINAL}; to send one of them again: horsies retry ID"
+    unbounded = undo_order(Order("o", OrderVerb.PURGE_QUEUE, tasks=TaskFilters(queues=["mail"])))
+    assert unbounded == words
 
 
 def test_many_selected_tasks_are_not_named_one_by_one() -> None:

@@ -32,7 +32,8 @@ def undo_order(order: Order) -> str:
         case OrderVerb.RETRY_TASKS if order.at is not None:
             # The new tasks have the time of the dry run in their ids.
             first = first_id_at(order.at)
-            return undo(shlex.join(["horsies", "cancel", *_sent_between(first, first)]))
+            command = shlex.join(["horsies", "cancel", *_sent_between(first, first)])
+            return f" To undo it, and cancel any other task sent in that millisecond: {command}"
         case OrderVerb.CANCEL_TASKS | OrderVerb.PURGE_QUEUE:
             return _undo_cancel(order)
         case OrderVerb.PAUSE_RUNS:
@@ -51,12 +52,24 @@ def _undo_cancel(order: Order) -> str:
     if order.ids:
         return cannot_undo(shlex.join(["horsies", "retry", *order.ids]), "them")
     tasks = order.tasks or TaskFilters()
+    if order.oldest is None or order.newest is None or _is_narrow(tasks):
+        return cannot_undo("horsies retry ID", "one of them")
     words = ["horsies", "retry", "--status", "CANCELLED"]
     for option, values in (("--queue", tasks.queues), ("--name", tasks.names)):
         words += [word for value in values for word in (option, value)]
-    if order.oldest is not None and order.newest is not None:
-        words += _sent_between(order.oldest, order.newest)
-    return cannot_undo(shlex.join(words), "them")
+    words += _sent_between(order.oldest, order.newest)
+    return cannot_undo(shlex.join(words), "all cancelled tasks of that time")
+
+
+def _is_narrow(tasks: TaskFilters) -> bool:
+    """Whether a filter leaves out tasks that no longer differ from the others once they are cancelled."""
+    return bool(
+        tasks.error_codes
+        or tasks.workers
+        or tasks.retried_only
+        or tasks.search is not None
+        or tasks.fingerprint is not None
+    )
 
 
 def _sent_between(oldest: str, newest: str) -> list[str]:
