@@ -170,9 +170,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _ends_session(error: BaseException) -> bool:
     """Whether an error of any driver means that its session has ended."""
-    state = getattr(error, "sqlstate", None)
-    if state is None:
-        return isinstance(error, psycopg.OperationalError)
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if state is None:  # exactly this class: errors such as PoolTimeout are subclasses
+        name = f"{type(error).__module__}.{type(error).__name__}"
+        return type(error) is psycopg.OperationalError or name == "psycopg2.OperationalError"
     return state in _ENDED_SESSIONS or str(state).startswith("08")
 
 
