@@ -232,6 +232,7 @@ def test_what_the_copy_buttons_take_can_be_run(
     assert len(ran) == sum(command.startswith(COMMANDS) for command, _ in sessions(text)) > 1
 
 
+@pytest.mark.usefixtures("connection")  # which empties the tables: no queue is known
 def test_a_copied_command_of_several_lines_can_be_run(
     browser: Browser, address: str, dashboard: WebServer, process_url: str, tmp_path: Path
 ) -> None:
