@@ -7,17 +7,20 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx
-from playwright.sync_api import Browser, BrowserContext, Page
 
 from horsies.app import Horsies
 from horsies.web import AllowAll, create_app
 from horsies.web.access import Policy
 from tests.support.ports import free_port
 from tests.support.wait import wait_until
+
+# Tests without a browser use the dashboard too, where Playwright is not installed.
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 CHROMIUM = "/usr/bin/chromium"
 APT_LINE = "apt-get install -y --no-install-recommends chromium"
