@@ -46,7 +46,7 @@ from horsies.db.embedded import program, start_or_join
 from horsies.db.migrate import apply_migrations
 
 # Enough for the workers of the largest benchmark.
-CONNECTIONS = 1_200
+CONNECTIONS = max(1_200, *(size + 100 for size in sessions.SIZES))
 
 ALL: dict[str, Callable[[str], bool]] = {
     **producer.BENCHMARKS,

@@ -1,54 +1,58 @@
-"""The cost of the logs of attempts: off, on without any line, and on with one line for every task."""
+"""The cost of the logs of attempts: without the checks whether they are on, off, on without any line, and on
+with one line for every task.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from functools import partial
+import mmap
 
-from benchmarks.rounds import alternate, heading, ratios, spread
-from benchmarks.worker import drain
+from benchmarks.paired import Side, alone_us, compare, is_within, report
+from horsies import LogCapture
+from horsies.captured_log import LogLimits
+from horsies.current_task import CurrentTask
+from horsies.worker.child.log_capture import Capture
+from horsies.worker.log_area import LogArea, area_bytes
+from horsies.worker.protocol import Assignment
 
 # Read by noop_app.py.
 LOGS_VARIABLE = "HORSIES_BENCH_LOGS"
-CHILDREN = 2
-TASKS = int(os.environ.get("HORSIES_BENCH_TASKS", "10000"))
-ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "5"))
-# Kept logs of tasks that log nothing may cost this share of the rate.
-TARGET = 0.97
-METRICS = ("rate", "parent_us", "children_us")
+# Kept logs of tasks that log nothing may cost this share of the drain.
+TARGET = 0.03
+# The setting that is off may cost nothing that this comparison can see.
+FREE = 0.01
+# "off again" has the code and the settings of "off": it shows what the machine contributes.
+SIDES = {
+    "no checks": Side({LOGS_VARIABLE: "removed"}),
+    "off": Side({LOGS_VARIABLE: "off"}),
+    "off again": Side({LOGS_VARIABLE: "off"}),
+    "idle": Side({LOGS_VARIABLE: "on"}),
+    "a line": Side({LOGS_VARIABLE: "on"}, task="say"),
+}
 
 
 def logs(url: str) -> bool:
-    """Drain in turns with the setting off, on and unused, and on with one line for every task."""
-    kinds = {"off": ("off", "noop"), "idle": ("on", "noop"), "a line": ("on", "say")}
-    variants = {name: partial(_drain, url, *kind) for name, kind in kinds.items()}
-    found = alternate(variants, ROUNDS)
-    heading(
-        f"logs of attempts: {TASKS:,} tasks with {CHILDREN} children, median (min-max) of {ROUNDS}; "
-        "ratio to off round by round"
-    )
-    for name, runs in found.items():
-        print(f"  {name:<8}" + "   ".join(_figure(runs, found["off"], one) for one in METRICS))
-    idle = sorted(ratios(found["idle"], found["off"], "rate"))[ROUNDS // 2]
-    print(f"  target: idle at least {TARGET} of the rate; measured {idle:.3f}")
-    return idle >= TARGET
+    """Drain in turns without the checks, with the setting off, twice, on and unused, and on with a line."""
+    found = compare(url, SIDES)
+    was_idle = report("logs of attempts", found, "off")
+    print(f"  one process: {_idle_us():.2f} µs for an attempt that logs nothing, all in the child")
+    is_free = is_within(found, "off", "no checks", FREE, was_idle=was_idle)
+    return is_within(found, "idle", "off", TARGET, was_idle=was_idle) and is_free
 
 
-def _figure(
-    runs: Sequence[Mapping[str, float]], base: Sequence[Mapping[str, float]], metric: str
-) -> str:
-    values = [run[metric] for run in runs]
-    return f"{metric} {spread(values, 1)} x{spread(ratios(runs, base, metric), 3)}"
+def _idle_us() -> float:
+    """Time all that a child does for an attempt that logs nothing."""
+    settings = LogCapture()
+    limits = LogLimits(settings.max_bytes, settings.max_lines)
+    assignment = Assignment("0" * 36, 1, "noop", 1, "[]", "{}", None)
+    task = CurrentTask(assignment, 0.0)
+    with mmap.mmap(-1, area_bytes(limits)) as memory:
+        capture = Capture([LogArea(memory, 0, limits)], settings.level)
 
+        def attempt() -> None:
+            capture.begin(task, assignment)
+            capture.end(task)
 
-def _drain(url: str, capture: str, task_name: str) -> dict[str, float]:
-    os.environ[LOGS_VARIABLE] = capture
-    flags = ("--max-tasks-per-child", "0", "--quiet-tasks", "--loglevel", "warning")
-    try:
-        return drain(url, CHILDREN, TASKS, *flags, task_name=task_name)
-    finally:
-        del os.environ[LOGS_VARIABLE]
+        return alone_us(attempt)
 
 
 BENCHMARKS = {"logs": logs}

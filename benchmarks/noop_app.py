@@ -21,13 +21,17 @@ if os.environ.get("HORSIES_BENCH_TALLY") == "off":
 
 # "off" removes the checks for tracing, to measure their cost in an application without tracing.
 if os.environ.get("HORSIES_BENCH_TRACING") == "off":
-    from benchmarks.untraced import remove_checks
+    from benchmarks.unchecked import TRACING, remove_checks
 
-    remove_checks()
+    remove_checks(TRACING)
 
-# "on" keeps the logs of attempts.
+# "on" keeps the logs of attempts, "removed" removes the checks for it.
 _settings: dict[str, Any] = {}
-if os.environ.get("HORSIES_BENCH_LOGS") == "on":
+if os.environ.get("HORSIES_BENCH_LOGS") == "removed":
+    from benchmarks.unchecked import LOGS, remove_checks
+
+    remove_checks(LOGS)
+elif os.environ.get("HORSIES_BENCH_LOGS") == "on":
     _settings["log_capture"] = {}
     # So that children write no lines to standard error.
     logging.getLogger().addHandler(logging.NullHandler())

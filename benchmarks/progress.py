@@ -23,7 +23,7 @@ MICROSECONDS_TARGET = 2.0
 
 
 def progress(url: str) -> bool:
-    """Run a task that reports all the time; count the rows, and take the time of its calls."""
+    """Run a task that reports progress continuously; count the rows and time its calls."""
     rows, calls, costs = [], [], []
     with connect(url) as connection:
         lifecycle.load(connection, 1)

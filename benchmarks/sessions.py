@@ -1,8 +1,11 @@
 """Where one server ends: a thousand sessions that listen, send heartbeats, claim and finish like workers,
 from one process and by the statements of workers.
 
-``HORSIES_BENCH_SESSIONS=200,1000`` measures other numbers. The program that plays the workers shares the
-processors with the server; its part is printed, too.
+``HORSIES_BENCH_SESSIONS=200,1000,5000`` measures other numbers, and ``HORSIES_BENCH_SEND_SECONDS=1`` sends
+once a second. A session takes two to three megabytes of the server's memory. The program that plays the
+workers shares the processors with the server; its part is printed, too. It runs one statement at a time, so
+sessions never wait for each other's locks here, and "late" says how far it falls behind with heartbeats.
+``HORSIES_BENCH_SAVE`` keeps the results.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import heapq
 import os
 import random
+import resource
 import selectors
 import statistics
 import time
@@ -22,6 +26,7 @@ from psycopg import Connection
 
 from benchmarks.fleet import COMMITS, parent_of, used_seconds
 from benchmarks.rounds import begin_round, heading
+from benchmarks.saved import save_result
 from benchmarks.worker import connect
 from horsies.db.statements.turn import ClaimTasks, CompleteTasks, claim_tasks, complete_tasks
 from horsies.db.statements.workers import register_worker, see_worker, watch_workers
@@ -31,8 +36,8 @@ from horsies.worker.notifications import ECHO_CHANNEL, WAKE_CHANNEL_PREFIX
 
 SIZES = tuple(map(int, os.environ.get("HORSIES_BENCH_SESSIONS", "200,1000").split(",")))
 IDLE_SECONDS = 15.0
-SENDS = 100
-SEND_SECONDS = 0.1
+SENDS = int(os.environ.get("HORSIES_BENCH_SENDS", "100"))
+SEND_SECONDS = float(os.environ.get("HORSIES_BENCH_SEND_SECONDS", "0.1"))
 HEARTBEAT_SECONDS = 2.5
 LATE_SECONDS = 3.125
 RESULT = '{"ok": null}'
@@ -123,12 +128,15 @@ class Crowd:
 
 
 def sessions(url: str) -> bool:
-    """Measure idle sessions, then single sends at ten a second."""
-    begin_round()
-    found = {size: _measure(url, size) for size in SIZES}
-    heading(
-        f"sessions like those of workers; {SENDS} single sends, {1 / SEND_SECONDS:.0f} a second"
-    )
+    """Measure idle sessions, then single sends."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    found = {}
+    for size in SIZES:
+        begin_round()
+        found[size] = _measure(url, size)
+        save_result(str(size), found[size])
+    heading(f"sessions like those of workers; {SENDS} single sends, {1 / SEND_SECONDS:g} a second")
     titles = (
         "commits/s",
         "server %",

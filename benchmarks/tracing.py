@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.rounds import alternate, heading, ratios, spread
-from benchmarks.untraced import checked_functions, code_without_checks
+from benchmarks.unchecked import TRACING, checked_functions, code_without_checks
 from benchmarks.worker import drain
 
 # Read by noop_app.py.
@@ -65,7 +65,9 @@ def _calls() -> dict[str, Callable[[], object]]:
 
 def _compare(name: str, call: Callable[[], object]) -> float:
     """Time the call in turns; return how many µs the checks add to the fastest round."""
-    codes = {one: (one.__code__, code_without_checks(one)) for one in checked_functions()}
+    codes = {
+        one: (one.__code__, code_without_checks(one, TRACING)) for one in checked_functions(TRACING)
+    }
     taken: tuple[list[float], list[float]] = [], []
     for done in range(2 * CALL_ROUNDS):
         for function, versions in codes.items():

@@ -1,21 +1,21 @@
 """The cost of the number of workers: 2, 10 and 40 workers with one child each, and 5 workers with eight.
 
 ``HORSIES_BENCH_WORKERS=2,10,40,200`` measures other numbers of workers. A worker takes about 60 MB of memory,
-and half a second of processor time to start. ``HORSIES_BENCH_SAVE=FILE`` adds the results to a JSON file, as
-the series HORSIES_BENCH_SERIES ("now" by default), for ``python -m benchmarks.plot``.
+and half a second of processor time to start. ``HORSIES_BENCH_SAVE=FILE`` adds each result to a JSON file as
+soon as it is measured, as the series HORSIES_BENCH_SERIES ("now" by default), for ``benchmarks.plot``. Large
+numbers take minutes: measure them in pieces that add to one file.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 from benchmarks.rounds import Checkout, alternate, heading, spread
+from benchmarks.saved import save_result
 
 SIZES = tuple(map(int, os.environ.get("HORSIES_BENCH_WORKERS", "2,10,40").split(",")))
 ROUNDS = int(os.environ.get("HORSIES_BENCH_ROUNDS", "3"))
@@ -48,13 +48,11 @@ def workers(url: str) -> bool:
     """Measure fleets of several sizes; the cost of a single task must hardly grow with the workers."""
     here = Checkout(url)
     few = f"{FEW} x {FEW_CHILDREN}"
-    variants = {str(size): partial(here.measure, "fleet", workers=size) for size in SIZES}
+    variants = {str(size): partial(_measure, here, str(size), workers=size) for size in SIZES}
     variants[few] = partial(
-        here.measure, "fleet", workers=FEW, children=FEW_CHILDREN, sends=0, kills=0, idle_seconds=0
+        _measure, here, few, workers=FEW, children=FEW_CHILDREN, sends=0, kills=0, idle_seconds=0
     )
     found = alternate(variants, ROUNDS)
-    if path := os.environ.get("HORSIES_BENCH_SAVE"):
-        _save(Path(path), os.environ.get("HORSIES_BENCH_SERIES", "now"), found)
     heading(
         f"workers with one child each, median (min-max) of {ROUNDS}: idle, one task at a time, the task of a "
         "killed worker, a drain"
@@ -65,13 +63,10 @@ def workers(url: str) -> bool:
     return _judge({size: found[str(size)] for size in SIZES}, found[few])
 
 
-def _save(path: Path, series: str, found: Mapping[str, Runs]) -> None:
-    """Add the rounds of each size to those that the file has."""
-    results = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    sizes = results.setdefault(series, {})
-    for size, runs in found.items():
-        sizes.setdefault(size, []).extend(runs)
-    path.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+def _measure(here: Checkout, name: str, **arguments: int) -> dict[str, float]:
+    found = here.measure("fleet", **arguments)
+    save_result(name, found)
+    return found
 
 
 def _cell(runs: Runs, metric: str, _: str, digits: int) -> str:

@@ -34,7 +34,7 @@ STARTS = 200
 SENDS = 600
 START_TARGET = 0.4
 
-# From the first start to the last end; the node before a fan or a map and the one behind are not part of it.
+# From the first start to the last end, without the nodes before and after a fan or a map.
 PLAIN_SECONDS = """
 SELECT extract(epoch FROM max(completed_at) - min(started_at)) FROM horsies_tasks
 WHERE id = ANY(%s::uuid[])

@@ -1,7 +1,7 @@
-"""Make the virtual environment of the peers: ``python -m benchmarks.peers.environment DIRECTORY``.
+"""Create the virtual environment of the peers: ``python -m benchmarks.peers.environment DIRECTORY``.
 
-Uses the standard library only. A package that the index does not have is reported in one line; its
-peer is left out of the tables. An overlay holds packages for one peer that others do not accept.
+Uses the standard library only. If the index lacks a package, one line says so and
+its peer is left out of the tables. An overlay holds packages that only one peer can work with.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def fact_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[st
 
 
 def setting_rows(measured: Mapping[str, Measured]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows of the settings."""
+    """Return the headings and rows of the table of settings."""
     rows = [
         [peer, f"`{choice['setting']}`", _linked(choice)]
         for peer, found in measured.items()

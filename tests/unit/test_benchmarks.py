@@ -1,15 +1,18 @@
-"""The benchmarks' judgement of an idle machine, the order of their rounds, and the model of capacity."""
+"""The judgement of an idle machine, the order and the ratios of the rounds, and the model of capacity."""
 
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from types import FunctionType
 
 import pytest
+from benchmarks import saved
 from benchmarks.capacity import Cost, Line, tasks_per_second
 from benchmarks.machine import BUSY_MARK, Machine, MachineBusyError, is_idle, used_share
+from benchmarks.paired import Share, is_within, order
 from benchmarks.rounds import alternate, ratios, spread
-from benchmarks.untraced import checked_functions, code_without_checks
+from benchmarks.unchecked import LOGS, TRACING, Feature, checked_functions, code_without_checks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,9 +75,9 @@ def test_a_busy_machine_marks_the_figures_when_it_is_accepted() -> None:
 
 
 def test_every_variant_is_first_in_some_round() -> None:
-    order: list[str] = []
-    found = alternate({name: partial(order.append, name) for name in "abc"}, 3)
-    assert "".join(order) == "abcbcacab"
+    ran: list[str] = []
+    found = alternate({name: partial(ran.append, name) for name in "abc"}, 3)
+    assert "".join(ran) == "abcbcacab"
     assert {name: len(runs) for name, runs in found.items()} == {"a": 3, "b": 3, "c": 3}
 
 
@@ -84,14 +87,49 @@ def test_ratios_are_those_of_the_rounds() -> None:
     assert spread([1.0, 2.0, 1_500.0]) == "2 (1-1,500)"
 
 
-@pytest.mark.parametrize("function", checked_functions(), ids=lambda one: one.__qualname__)
-def test_the_checks_for_tracing_can_be_removed(function: FunctionType) -> None:
-    checked, unchecked = function.__code__, code_without_checks(function)
+CHECKED = [(feature, one) for feature in (TRACING, LOGS) for one in checked_functions(feature)]
+
+
+@pytest.mark.parametrize(
+    ("feature", "function"), CHECKED, ids=lambda one: getattr(one, "__qualname__", "")
+)
+def test_the_checks_for_a_feature_can_be_removed(feature: Feature, function: FunctionType) -> None:
+    checked = code_without_checks(function, Feature(frozenset(), ()))
+    unchecked = code_without_checks(function, feature)
     assert len(unchecked.co_code) < len(checked.co_code)
     assert (
         unchecked.co_varnames[: unchecked.co_argcount] == checked.co_varnames[: checked.co_argcount]
     )
-    assert not {"tracing", "_tracing", "traces"} & set(unchecked.co_names)
+    gone = {"tracing", "_tracing", "traces"} if feature is TRACING else {"begin"}
+    assert not gone & set(unchecked.co_names)
+
+
+def test_every_round_reverses_the_one_before_and_every_side_is_first_in_some_round() -> None:
+    found = ["".join(order("abc", done)) for done in range(6)]
+    assert found == ["abc", "cba", "bca", "acb", "cab", "bac"]
+
+
+def figures(*rates: float) -> list[dict[str, float]]:
+    return [{"rate": rate, "total_us": 1_000 / rate} for rate in rates]
+
+
+def test_a_side_is_judged_by_the_median_of_its_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    base = [figures(10.0, 10.0, 10.0), figures(20.0, 20.0)]
+    found = {"off": base, "idle": [figures(9.8, 9.9, 4.0), figures(19.8, 40.0)]}
+    share = Share.of(found, "idle", "off", "rate")
+    assert share.median == pytest.approx(0.99)
+    assert share.sessions == pytest.approx([0.98, 1.495])
+    assert is_within(found, "idle", "off", 0.03, was_idle=True)
+    assert not is_within(found, "idle", "off", 0.005, was_idle=True)
+    assert "measured 1.010 and 0.990" in capsys.readouterr().out
+
+
+def test_the_rate_of_a_busy_machine_is_not_judged() -> None:
+    base, slower = [{"rate": 10.0, "total_us": 100.0}] * 3, [{"rate": 5.0, "total_us": 101.0}] * 3
+    found = {"off": [base], "idle": [slower]}
+    assert not is_within(found, "idle", "off", 0.03, was_idle=True)
+    assert is_within(found, "idle", "off", 0.03, was_idle=False)
+    assert not is_within(found, "idle", "off", 0.005, was_idle=False)
 
 
 COST = Cost(Line(300, 40), Line(500, 60), 100, 2, 8)
@@ -126,3 +164,26 @@ def test_another_worker_never_lowers_the_rate(workers: int, cores: int, flush: f
         for count in (workers, workers + 1)
     )
     assert more >= fewer * (1 - 1e-9)
+
+
+def test_results_are_kept_one_by_one_and_drawn_as_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved, "RESULTS", tmp_path)
+    monkeypatch.setenv("HORSIES_BENCH_SAVE", str(tmp_path / "found.json"))
+    monkeypatch.setenv("HORSIES_BENCH_SERIES", "quiet")
+    for size, milliseconds in (("10", 30.0), ("2", 4.0), ("10", 20.0), ("10", 100.0)):
+        saved.save_result(size, {"ms": milliseconds, "more": 2.0})
+    saved.save_result("5 x 8", {"more": 1_500.0})
+    rows = [
+        saved.Row("both", ["ms", "more"], 1),
+        saved.Row("each", ["ms"], is_each=True),
+        saved.Row("more", ["more"]),
+    ]
+    assert saved.markdown("found.json", "quiet", "workers", rows).splitlines() == [
+        "| workers | 2 | 10 | 5 x 8 |",
+        "| --- | --- | --- | --- |",
+        "| both | 6.0 | 32.0 (22.0-102.0) | - |",
+        "| each | 2 | 3 (2-10) | - |",
+        "| more | 2 | 2 | 1,500 |",
+    ]

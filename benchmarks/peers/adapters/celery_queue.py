@@ -139,7 +139,7 @@ def crash_state() -> str:
 
 
 def worker_command(slots: int, recycle: int | None) -> Sequence[str]:
-    """Return the command line of the documentation."""
+    """Return the worker's command line as Celery's documentation gives it."""
     return [
         *(sys.executable, "-m", "celery", "-A", f"{__name__}:app", "worker"),
         *("--pool", "prefork", "--concurrency", str(slots), "--loglevel", "WARNING"),
