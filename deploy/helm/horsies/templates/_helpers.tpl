@@ -13,7 +13,7 @@ securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 {{- end }}
 
 {{- define "horsies.pod" -}}
-securityContext: {runAsNonRoot: true, runAsUser: 10001}
+securityContext: {runAsNonRoot: true, runAsUser: 10001, seccompProfile: {type: RuntimeDefault}}
 {{- if $.Values.imagePullSecrets }}
 imagePullSecrets: {{ toJson $.Values.imagePullSecrets }}
 {{- end }}
