@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
@@ -272,6 +273,7 @@ class Horsies(Operations):
         on_stop: OnStop = "requeue",
         version: int | None = None,
         signals: Mapping[str, Any] | None = None,
+        deadline: timedelta | float | None = None,
     ) -> DurableDecorator:
         """Register a durable function: a task whose steps are recorded, so that its runs survive any crash.
 
@@ -281,7 +283,8 @@ class Horsies(Operations):
         survives a hundred crashes; a policy must list WORKER_CRASHED. ``timeout_ms`` limits each stay in a
         process, not the waits. ``version`` becomes part of the stored name (``onboard@2``), so that only
         workers with that version continue its runs. ``signals`` declares the names and types of signals,
-        which ``app.signal`` then checks.
+        which ``app.signal`` then checks. ``deadline`` limits the whole run from its first start on, its
+        waits included: a run that has not ended by then is cancelled, with its clean-up steps.
 
         Example:
             @app.durable("onboard")
@@ -298,7 +301,7 @@ class Horsies(Operations):
             timeout_ms,
             {},
             on_stop,
-            durable=DurableTraits(signals),
+            durable=DurableTraits(signals, deadline),
             memory_limit_mb=memory_limit_mb,
         )
 

@@ -187,7 +187,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "SENT_FOR_LATER": _obstacle("The task was sent with a delay.", "Wait."),
         "EXPIRED_UNSWEPT": _obstacle(
             "The deadline `good_until` has passed; a worker's next turn ends the task as EXPIRED.",
-            "Send it again with a later `good_until`, and start a worker if none runs.",
+            "Send it again with a later `good_until`, and start a worker if none is running.",
         ),
         "QUEUE_PAUSED": _obstacle(
             "An operator paused the queue.",
@@ -202,14 +202,16 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "TASK_UNKNOWN": _obstacle(
             "Live workers serve the queue, but none has this task or sub-workflow; after "
-            "`unknown_task_grace_ms` the task fails with `WORKER_RESOLUTION_ERROR`.",
+            "`unknown_task_grace_ms` the task fails with `WORKER_RESOLUTION_ERROR`. The run of a durable "
+            "function waits instead.",
             "Deploy workers that have the task's module, or add the module to `discover_tasks`.",
             level=Level.RED,
             urgency=Urgency.STOPPED,
         ),
         "CALL_DOES_NOT_FIT": _obstacle(
             "The stored call fits the parameters of no live worker on the queue; after "
-            "`unknown_task_grace_ms` the task fails with `WORKER_SERIALIZATION_ERROR`.",
+            "`unknown_task_grace_ms` the task fails with `WORKER_SERIALIZATION_ERROR`. The run of a "
+            "durable function with recorded steps waits instead.",
             "Deploy workers of the release that sent the call, or cancel the task and send it with "
             "the parameters that the workers have.",
             level=Level.RED,
@@ -319,11 +321,11 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "LEASE_LAPSED": _obstacle(
             "The claim's lease has run out; a worker's next turn returns the task to the queue.",
-            "Start a worker if none runs.",
+            "Start a worker if none is running.",
         ),
         "CLAIMER_LOST": _obstacle(
             "The worker that claimed it is gone; recovery returns it to the queue.",
-            "Start a worker if none runs, or call `requeue_stale_claimed`.",
+            "Start a worker if none is running, or call `requeue_stale_claimed`.",
         ),
     },
     "task, running": {
@@ -335,7 +337,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "STOPPING": _remark("Cancellation was requested; its worker stops it.", "None is needed."),
         "RUNNER_LOST": _obstacle(
             "The worker that ran it is gone; recovery retries or fails it according to its policy.",
-            "Start a worker if none runs, or call `mark_stale_tasks_as_failed`.",
+            "Start a worker if none is running, or call `mark_stale_tasks_as_failed`.",
         ),
         "OVER_LIMIT": _obstacle(
             "It has run for longer than its `timeout_ms`; its worker should have stopped it.",
@@ -454,8 +456,8 @@ GROUPS: dict[str, dict[str, Entry]] = {
         ),
         "WORKERS_LOST": _remark(
             "Workers were lost within the last hour; other workers have recovered their tasks.",
-            "Look for the end of the process in its log and in that of its host: out of memory, "
-            "`kill -9`, a node that was taken away.",
+            "Look in the process's log and in its host's for how it ended: out of memory, "
+            "`kill -9`, a node that was removed.",
             level=Level.YELLOW,
             urgency=Urgency.FAILING,
         ),

@@ -22,7 +22,7 @@ _LOGGERS = ("boto3", "botocore")
 
 
 class S3Store:
-    """Keeps large payload as objects in a bucket: of Amazon S3, or of a server with the same interface.
+    """Keeps large payload as objects in a bucket, on Amazon S3 or a server with the same interface.
 
     The name of an object is ``prefix`` and a UUID. Credentials are found where boto3 looks for them: the
     variables ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``, its files, or the role of the machine. They

@@ -377,7 +377,7 @@ class TaskFunction(TaskSendOptions[P, T], Generic[P, T, R_co]):
         )
 
     def retry_schedule(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:
-        """Repeat a schedule that failed with ENQUEUE_FAILED; the delay starts over."""
+        """Repeat a call of ``schedule`` that failed with ENQUEUE_FAILED; the delay starts over."""
         return store_prepared(self._sender, self._sender.prepare_retry(error, scheduled=True))
 
     async def retry_schedule_async(self, error: TaskSendError) -> TaskSendResult[TaskHandle[T]]:

@@ -245,6 +245,8 @@ def _print_run(info: DurableInfo, unread: str | None) -> None:
         ("task", info.task_name),
         ("status", info.status.value),
     ]
+    if info.deadline is not None:
+        facts.append(("deadline", f"{info.deadline:{_TIME}%z}"))
     events = [f"signal {name}" for name in info.signals] + [f"task {one}" for one in info.children]
     if info.parked_until is not None:
         events.append(f"until {info.parked_until:{_TIME}%z}")

@@ -24,6 +24,7 @@ from horsies.cli.options import exit_with as exit_with
 from horsies.cli.options import named_database, open_app, refuse_both
 from horsies.config.defaults import default_config
 from horsies.database_url import database_name
+from horsies.db.limits import READING as READING
 from horsies.db.limits import Limits
 from horsies.errors import ErrorCode, HorsiesError
 from horsies.ids import stored_form
@@ -44,9 +45,8 @@ else:
 
 T = TypeVar("T")
 
-# The time limits of a command that reads, and of one that changes rows or reads all of them. A change
-# waits for the locks of other changes, which take milliseconds unless a session keeps them.
-READING = Limits(lock_ms=1_500, statement_ms=8_000, silence_seconds=10.0)
+# The time limits of a command that changes rows or reads all of them. A change waits for the locks of
+# other changes, which take milliseconds unless a session keeps them.
 CHANGING = Limits(lock_ms=5_000, statement_ms=60_000, silence_seconds=70.0)
 _CHANGES = frozenset(
     {

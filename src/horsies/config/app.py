@@ -253,7 +253,8 @@ class RecoveryConfig(FrozenModel):
     """Milliseconds that a task waits for a worker that can run it, from 1,000 to 86,400,000 (a day).
     After that time a task whose name no worker knows fails with WORKER_RESOLUTION_ERROR, a sub-workflow
     with SUBWORKFLOW_LOAD_FAILED, and a call that fits no worker's parameters with
-    WORKER_SERIALIZATION_ERROR. Defaults to 600,000 (ten minutes).
+    WORKER_SERIALIZATION_ERROR. A run of a durable function waits instead. Defaults to 600,000 (ten
+    minutes).
     """
 
     paused_workflow_auto_cancel_after: timedelta | None = None

@@ -53,11 +53,11 @@ class Schedule(FrozenModel):
     """The name of the schedule, 1 to 255 printable characters, unique in the database. Required."""
 
     pattern: SchedulePattern
-    """When it fires: an IntervalSchedule, HourlySchedule, DailySchedule, WeeklySchedule, MonthlySchedule or
-    CronSchedule. Required."""
+    """When its slots are due: an IntervalSchedule, HourlySchedule, DailySchedule, WeeklySchedule,
+    MonthlySchedule or CronSchedule. Required."""
 
     enabled: bool = True
-    """Whether schedulers fire it. Defaults to True."""
+    """Whether schedulers send its slots. Defaults to True."""
 
     timezone: str = "UTC"
     """The IANA name of the pattern's time zone, such as Europe/Berlin. Intervals ignore it. Defaults to
@@ -85,7 +85,7 @@ class Schedule(FrozenModel):
     Defaults to False."""
 
     max_catch_up_runs: int = Field(default=100, ge=1, le=10_000)
-    """How many missed slots fire at once, from 1 to 10,000; the rest follow later. Defaults to 100."""
+    """How many missed slots are sent in one go, from 1 to 10,000; the rest follow later. Defaults to 100."""
 
     misfire_grace_seconds: float | None = Field(default=None, gt=0, le=SECONDS_MAX)
     """Drop slots that are late by more than this many seconds, above 0 and at most 100 years. None
@@ -93,7 +93,7 @@ class Schedule(FrozenModel):
     """
 
     overlap: Overlap = "allow"
-    """The rule for a slot while the task or run of an earlier slot is unfinished: `allow` fires it
+    """The rule for a slot while the task or run of an earlier slot is unfinished: `allow` sends it
     anyway, `skip` drops it, `queue` keeps it until the earlier task or run has ended. Defaults to
     allow.
     """
@@ -207,7 +207,7 @@ class ScheduleConfig(FrozenModel):
     """The schedules of an application, and its scheduler's settings.
 
     Example:
-        ScheduleConfig(schedules=[TaskSchedule(...), WorkflowSchedule(...)])
+        ScheduleConfig(schedules=[nightly_report, nightly_books], check_interval_seconds=5)
     """
 
     enabled: bool = True

@@ -35,6 +35,8 @@ class Limits(NamedTuple):
 
 
 NO_LIMITS = Limits()
+# The limits of a command that reads, and of a check: a person waits for it.
+READING = Limits(lock_ms=1_500, statement_ms=8_000, silence_seconds=10.0)
 
 
 def answering(connection: Any, wait: PQGen[Value], seconds: float) -> PQGen[Value]:
@@ -68,8 +70,8 @@ def silent(seconds: float) -> OperationalError:
 
 
 def hang_up(connection: Any) -> None:
-    """Close the socket below a connection, which ends every wait for it; a cancelled call of psycopg
-    waits for the server again.
+    """Shut down a connection's socket, which ends every wait on it. Cancelling a psycopg call is not enough:
+    it goes back to waiting for the server.
     """
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as stream:
         stream.shutdown(socket.SHUT_RDWR)

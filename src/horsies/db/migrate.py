@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import Connection, sql
@@ -92,7 +93,7 @@ ORDER BY relname LIMIT 1
 _IS_HIDDEN = "SELECT pg_catalog.row_security_active(pg_catalog.to_regclass(%s)::oid)"
 
 _FIND_BLOCKERS = """
-SELECT DISTINCT held.pid, activity.application_name, activity.state, activity.xact_start
+SELECT DISTINCT held.pid, activity.usename, activity.application_name, activity.state, activity.xact_start
 FROM pg_catalog.pg_locks AS held JOIN pg_catalog.pg_stat_activity AS activity ON activity.pid = held.pid
 LEFT JOIN pg_catalog.pg_class AS locked ON locked.oid = held.relation
 WHERE held.granted AND held.pid <> pg_backend_pid()
@@ -110,6 +111,7 @@ _LOCK_TIMEOUT = f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"
 
 
 Kind: TypeAlias = Literal["migration", "function"]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,11 @@ class _Record:
 def prepare_schema(database: Database) -> None:
     """Bring the schema up to date; raise if it is outdated and this process must not change it."""
     with database.connect("schema", session=True) as connection:
-        record = _read_record(connection)
+        record = (
+            _patiently(connection, partial(_read_record, connection))
+            if database.limits is None
+            else _read_record(connection)
+        )
         if _pending(record):
             (apply_migrations if database.migrates else require_current_schema)(connection)
         elif _pending(record, replaces=True):
@@ -310,22 +316,38 @@ def require_current_schema(connection: Connection[Any]) -> None:
 def apply_migrations(connection: Connection[Any], *, replaces: bool = False) -> Sequence[Migration]:
     """Bring the database up to date in one transaction and return what was applied.
 
-    The wait for an unavailable lock is split into short attempts, so that other sessions can work in
-    between.
+    A connection that is in a transaction stays in it.
     """
-    if not pending_migrations(connection, replaces=replaces):
+    if not _patiently(connection, partial(pending_migrations, connection, replaces=replaces)):
         return ()
-    if connection.info.transaction_status != TransactionStatus.IDLE:
-        return _apply_pending(connection, replaces)
+    return _patiently(connection, partial(_apply_pending, connection, replaces))
+
+
+def _patiently(connection: Connection[Any], act: Callable[[], Value]) -> Value:
+    """Call ``act`` in its own transaction, again and again while another session's lock blocks it.
+
+    The wait for a lock is split into short attempts, so that other sessions can work in between. The first
+    one that fails logs who holds the lock.
+    """
+    if not connection.autocommit or connection.info.transaction_status != TransactionStatus.IDLE:
+        return act()
     deadline = time.monotonic() + PATIENCE_SECONDS
+    is_first = True
     while True:
         try:
             with connection.transaction():
                 connection.execute(f"{_ISOLATION}; {_LOCK_TIMEOUT}".encode())
-                return _apply_pending(connection, replaces)
+                return act()
         except LockNotAvailable as error:
+            sessions = _describe_blockers(connection)
             if time.monotonic() >= deadline:
-                raise SchemaBusyError(_describe_blockers(connection)) from error
+                raise SchemaBusyError(
+                    f"The tables of horsies cannot be read or migrated: for {PATIENCE_SECONDS:g} s other "
+                    f"sessions held locks on them, now {sessions}"
+                ) from error
+            if is_first:
+                logger.warning("waiting for locks on the tables of horsies, held by %s", sessions)
+        is_first = False
         time.sleep(RETRY_SECONDS)
 
 
@@ -376,16 +398,21 @@ def _create_schema(connection: Connection[Any], schema: str) -> None:
 
 
 def _describe_blockers(connection: Connection[Any]) -> str:
+    """Name the sessions in the way, the oldest first, and the way to end that one."""
     schema = installation_of(connection).schema
-    found = connection.execute(_FIND_BLOCKERS, {"schema": schema, "key": _migration_lock(schema)})
+    found = connection.execute(
+        _FIND_BLOCKERS, {"schema": schema, "key": _migration_lock(schema)}
+    ).fetchall()
     sessions = [
-        f"pid {pid} ({name or 'no application name'}, {state or 'unknown state'}"
+        f"pid {pid} (user {user}, {name or 'no application name'}, {state or 'unknown state'}"
         + (f", in a transaction since {since:%Y-%m-%d %H:%M:%S %Z})" if since else ")")
-        for pid, name, state, since in found
+        for pid, user, name, state, since in found
     ]
+    if not sessions:
+        return "none; try again later."
+    end = f"SELECT pg_terminate_backend({found[0][0]})"
     return (
-        f"The tables of horsies cannot be migrated: for {PATIENCE_SECONDS:g} s other sessions held locks on "
-        f"them, now {', '.join(sessions) or 'none'}; end their transactions, or try again later."
+        f"{', '.join(sessions)}; end their transactions, the oldest with {end}, or try again later."
     )
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
 
@@ -47,8 +48,8 @@ CANCEL_SECONDS = 1.0
 # separate transaction, though in the same message: DISCARD takes a snapshot, after which the task could
 # not choose its isolation level.
 _CLEAN = (
-    "BEGIN; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; CLOSE ALL; UNLISTEN *; "
-    "SELECT pg_catalog.pg_advisory_unlock_all(); COMMIT; "
+    b"BEGIN; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; DISCARD TEMP; CLOSE ALL; UNLISTEN *; "
+    b"SELECT pg_catalog.pg_advisory_unlock_all(); COMMIT; "
 )
 _BY_ITSELF = (
     "the transaction commits with the outcome of the task, when its function returns a success"
@@ -134,6 +135,14 @@ class TaskCursor(Cursor[Any]):
         _refuse_end(query)
         return super().execute(query, *arguments, **options)
 
+    def executemany(self, query: Any, *arguments: Any, **options: Any) -> None:
+        _refuse_end(query)
+        super().executemany(query, *arguments, **options)
+
+    def stream(self, query: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
+        _refuse_end(query)
+        return super().stream(query, *arguments, **options)
+
 
 class AsyncTaskCursor(AsyncCursor[Any]):
     """``TaskCursor`` for a coroutine."""
@@ -141,6 +150,14 @@ class AsyncTaskCursor(AsyncCursor[Any]):
     async def execute(self, query: Any, *arguments: Any, **options: Any) -> Self:
         _refuse_end(query)
         return await super().execute(query, *arguments, **options)
+
+    async def executemany(self, query: Any, *arguments: Any, **options: Any) -> None:
+        _refuse_end(query)
+        await super().executemany(query, *arguments, **options)
+
+    def stream(self, query: Any, *arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        _refuse_end(query)
+        return super().stream(query, *arguments, **options)
 
 
 class TaskConnection(Connection[Any]):
@@ -223,6 +240,10 @@ class SessionConnection(OwnConnection):
 
     # Between two transactions, its sessions belong to other clients.
     is_pooled = False
+    # Whether a task has used the session.
+    is_used = False
+    # At which use psycopg prepares a statement of a task.
+    prepares_at: int | None = None
     # Runs the library's own statements.
     own: Pipeline
 
@@ -231,6 +252,8 @@ class AsyncSessionConnection(AsyncOwnConnection):
     """``SessionConnection`` for coroutines."""
 
     is_pooled = False
+    is_used = False
+    prepares_at: int | None = None
 
 
 class Recorded(NamedTuple):
@@ -247,11 +270,13 @@ class TaskSession:
         self._connection = connection
         self._mark = mark
         self._loan = _Loan()
+        _forget_task(connection)
         self.lent = _view(TaskConnection, connection, self._loan)
         self.lent.cursor_factory = TaskCursor
 
     def begin(self) -> None:
-        self._connection.own.command(_begin_command(self._mark, self._connection.is_pooled))
+        self._connection.own.command(_begin_command(self._mark, self._connection))
+        _refuse_standby(self._connection)
 
     @property
     def is_forked(self) -> bool:
@@ -317,12 +342,14 @@ class AsyncTaskSession:
         self._connection = connection
         self._mark = mark
         self._loan = _Loan()
+        _forget_task(connection)
         self.lent = _view(AsyncTaskConnection, connection, self._loan)
         self.lent.cursor_factory = AsyncTaskCursor
 
     async def begin(self) -> None:
-        command = _begin_command(self._mark, self._connection.is_pooled)
+        command = _begin_command(self._mark, self._connection)
         await self._connection.execute(command, prepare=False)
+        _refuse_standby(self._connection)
 
     @property
     def is_forked(self) -> bool:
@@ -391,21 +418,33 @@ class AsyncTaskSession:
 AnyTaskSession: TypeAlias = TaskSession | AsyncTaskSession
 
 
+def _forget_task(connection: SessionConnection | AsyncSessionConnection) -> None:
+    """Undo what the previous task has changed in psycopg's part of the session."""
+    connection._notice_handlers.clear()
+    connection._notify_handlers.clear()
+    connection._notifies_backlog = deque()
+    connection._prepared.prepare_threshold = connection.prepares_at
+    connection._prepared.prepared_max = PrepareManager.prepared_max
+
+
 def _view(kind: type[View], connection: Any, loan: _Loan) -> View:
     """A new object of this kind that shares a connection's state."""
     view: Any = kind.__new__(kind)
     view.__dict__.update(connection.__dict__)
     view.loan = loan
     view._pool = None  # psycopg warns when a connection without a pool is not closed
+    view._adapters = None  # those that the task registers are its own
     found: View = view
     return found
 
 
-def _begin_command(mark: str, is_pooled: bool) -> bytes:
-    clean = "" if is_pooled else _CLEAN
+def _begin_command(mark: str, connection: SessionConnection | AsyncSessionConnection) -> bytes:
+    """The commands that begin a task's transaction, behind those that clean up after another task."""
+    first = _CLEAN if connection.is_used and not connection.is_pooled else b""
+    connection.is_used = True
     name = f"horsies:{ROLE} {mark.partition('/')[0]}"  # by which others find the session of a task
     settings = f"SET LOCAL horsies.attempt = '{mark}'; SET LOCAL application_name = '{name}'"
-    return f"{clean}BEGIN; {settings}".encode()
+    return first + f"BEGIN; {settings}".encode()
 
 
 def _with_checks(steps: Sequence[Step], mark: str) -> list[Step]:
@@ -437,6 +476,13 @@ def _unrecorded(error: InvalidTextRepresentation) -> Recorded:
 
 def _is_lost(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
     return bool(connection.closed or connection.pgconn.status != ConnStatus.OK)
+
+
+def _refuse_standby(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    """Close a session whose server takes no writes: after a failover, the next one may reach the primary."""
+    if connection.pgconn.parameter_status(b"in_hot_standby") == b"on":
+        connection.pgconn.finish()
+        raise psycopg.OperationalError("the session leads to a standby, which takes no writes")
 
 
 def _problem_of(
@@ -477,6 +523,7 @@ def _connect(database: Database) -> SessionConnection:
     connection = SessionConnection.connect(database.urls()[0], **_parameters(database))
     connection.installation = database.installation
     connection.is_pooled = database.config.pgbouncer_transaction_mode
+    connection.prepares_at = connection.prepare_threshold
     connection.own = Pipeline(connection, prepared=not connection.is_pooled, inside=True)
     _keep_statements(connection)
     return connection
@@ -487,7 +534,6 @@ def _keep_statements(connection: SessionConnection) -> None:
     the library's.
     """
     statements = _OwnStatements()
-    statements.prepare_threshold = connection.prepare_threshold
     connection._prepared = statements
 
 
@@ -504,6 +550,7 @@ async def _connect_async(database: Database) -> AsyncSessionConnection:
     connection = await AsyncSessionConnection.connect(database.urls()[0], **_parameters(database))
     connection.installation = database.installation
     connection.is_pooled = database.config.pgbouncer_transaction_mode
+    connection.prepares_at = connection.prepare_threshold
     return connection
 
 

@@ -111,6 +111,8 @@ class DurableInfo:
     """The ids of the tasks that it waits for."""
     problem: str | None
     """Why it is held, or None."""
+    deadline: datetime | None = None
+    """When the run is cancelled if it has not ended, or None without a deadline."""
     missing_key: str | None = None
     """The id of the key without which some values are shown as ``encrypted``, or None."""
 
@@ -393,6 +395,7 @@ class DurableHandle:
                 list(run.signals or ()),
                 list(run.children or ()),
                 run.problem,
+                run.deadline,
                 _missing_key(rows),
             )
         )

@@ -21,10 +21,12 @@ from horsies.codec.results import decode_untyped, split_result
 from horsies.db.statement import Script, Step
 from horsies.db.statements.durable import (
     HoldRun,
+    LimitedRun,
     RecordedStep,
     RecordStep,
     TakeSignal,
     find_events,
+    limit_run,
     read_step,
     record_step,
     take_signal,
@@ -50,12 +52,13 @@ from horsies.parking import ParkRequest
 from horsies.result import Err
 from horsies.retry import decide_retry, exception_names
 from horsies.states import TaskStatus
+from horsies.tasks.definition import LONGEST_RUN
 
 # A shorter sleep stays in its process.
 IN_PROCESS_SECONDS = 1.0
 # A step that failed is tried again in its process if the wait is not longer.
 TRY_AGAIN_SECONDS = 5.0
-LONGEST_WAIT = timedelta(days=3650)
+LONGEST_WAIT = LONGEST_RUN
 PARALLEL_MAX = 256
 
 # The step in which the code of this thread or coroutine runs.
@@ -135,6 +138,8 @@ class Run:
     patches: dict[str, bool] = field(default_factory=dict)
     # The clean-up steps that this call has registered.
     clean_ups: list[tuple[str, Call]] = field(default_factory=list)
+    # Whether the run was cancelled for its deadline.
+    is_late: bool = False
 
     def check_use(self) -> None:
         """Refuse a use of the context inside a step or after the end of the function."""
@@ -359,7 +364,7 @@ class Run:
     def wait_any(
         self, events: Sequence[Child[Any] | str], timeout: float | None
     ) -> Effects[Child[Any] | str]:
-        """The first of these children and signals that has ended or come; the run is parked until then."""
+        """The first of these children to end or signals to arrive; the run is parked until then."""
         by_key = self._events(events)
         name = self.past.name("any")
         limit = self.past.visit(f"{name}{LIMIT}", "limit")
@@ -439,7 +444,8 @@ class Run:
                     yield from self.new_step(call, f"{name}{DONE}", "step")
             except StepFailed as failure:
                 failed.append(f"clean-up step {call.base!r} failed with {failure.code}")
-        raise RunCancelled(f"{'; '.join(['The run was cancelled', *failed])}.")
+        reason = "The run reached its deadline" if self.is_late else "The run was cancelled"
+        raise RunCancelled(f"{'; '.join([reason, *failed])}.")
 
     # Children
 
@@ -469,6 +475,15 @@ class Run:
         result, failure = ended
         error = None if failure is None else failure.to_json()
         return (yield from self.recording(name, "result", result, error))
+
+
+def limited(run: Run, seconds: float) -> Effects[None]:
+    """Store when a run ends at the latest, unless an earlier call has; a worker cancels it then."""
+    worker_id, task_id, generation, _ = run.fence
+    rows: list[LimitedRun] = yield limit_run(worker_id, task_id, generation, seconds)
+    if not rows:
+        raise RunLost
+    run.is_late = rows[0].is_late
 
 
 def _stored(step: RecordStep) -> RecordedStep:

@@ -581,7 +581,7 @@ def _worker_states(workers: Iterable[WorkerSummary]) -> dict[str, int]:
 
 
 class _Sends(Protocol):
-    """What counting sends needs from an application."""
+    """The part of an application that ``count_sends`` needs."""
 
     _producer: Producer
 

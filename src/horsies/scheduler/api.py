@@ -169,7 +169,7 @@ class Schedules:
         return await self._read_async(list_script())
 
     def pause(self, name: str, *, reason: str | None = None) -> BrokerResult[ScheduleState]:
-        """Stop firing the slots of a schedule, on all schedulers, until it is resumed."""
+        """Stop sending the slots of a schedule, on all schedulers, until it is resumed."""
         script = switch_script(name, pause_schedule)
         return self._change("pause_schedule", name, script, reason).map(_state)
 

@@ -17,8 +17,10 @@ from pydantic import ValidationError
 
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
+from horsies.db.blockers import named
 from horsies.db.database import Database
 from horsies.db.errors import describe
+from horsies.db.limits import READING
 from horsies.db.listen import receives_own_notification
 from horsies.db.migrate import UnusableSchemaError, pending_migrations, require_current_schema
 from horsies.db.statements.monitor import read_rights
@@ -252,7 +254,7 @@ def live_errors(
     Uses its own connections and closes them; the application's broker is not touched. No table is
     created or changed.
     """
-    database = Database(config, "check")
+    database = Database(config, "check", limits=READING)
     failure = "The database is unreachable."
     try:
         with database.connect("check") as connection:
@@ -268,7 +270,7 @@ def live_errors(
     except UnusableSchemaError as error:
         return [_live_error(str(error), code=ErrorCode.BROKER_INIT_FAILED)]
     except Exception as error:
-        return [_live_error(f"{failure} {describe(error)}")]
+        return [_live_error(f"{failure} {describe(named(database, error))}")]
     return [] if delivered else [_live_error(_NO_DELIVERY, _DIRECT_ADDRESS)]
 
 
@@ -277,7 +279,7 @@ def live_notes(config: PostgresConfig, *, migrates: bool = True) -> list[str]:
     obstacles that concern only workers.
     """
     notes = [error.message for error in live_errors(config, role="worker", migrates=migrates)]
-    with Database(config, "check").connect("check") as connection:
+    with Database(config, "check", limits=READING).connect("check") as connection:
         pending = [one for one in pending_migrations(connection) if one.kind == "migration"]
     if pending:
         is_empty = pending[0].version == 1

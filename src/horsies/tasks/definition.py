@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from inspect import Parameter
 from types import FunctionType, UnionType
 from typing import (
@@ -43,6 +44,7 @@ from horsies.tasks.keys import LANE_KEY_LENGTH_MAX, TaskKey, key_of_task
 NAME_LENGTH_MAX = 255
 # The column is a 32-bit integer.
 TIMEOUTS_MS = range(100, 2**31)
+LONGEST_RUN = timedelta(days=3650)
 TIMEOUT_PROBLEM = "timeout_ms must be a whole number of milliseconds from 100 to 2,147,483,647"
 MEMORY_LIMITS_MB = range(1, 2**24)
 RESERVED_PREFIX = "horsies."
@@ -57,9 +59,18 @@ KeySource: TypeAlias = str | Callable[..., str]
 
 @dataclass(frozen=True, slots=True)
 class DurableTraits:
-    """What a durable function has beside the options of a task: the types of its signals, if declared."""
+    """What a durable function has beside the options of a task: the types of its signals, if declared, and
+    the time that a run may take from its first start to its end.
+    """
 
     signals: Mapping[str, Any] | None = None
+    deadline: timedelta | float | None = None
+
+    @property
+    def deadline_seconds(self) -> float | None:
+        """The deadline as seconds."""
+        given = self.deadline
+        return given.total_seconds() if isinstance(given, timedelta) else given
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +404,21 @@ def _durable_problems(function: FunctionType, options: DecoratorOptions) -> Iter
             "its runs.",
             f'add "{_LOST_RUN}" to auto_retry_for, or leave retry_policy out',
         )
+    if not _is_deadline(options.durable):
+        yield _Problem(
+            f"The deadline of durable function {name!r} must be a timedelta or a number of seconds, above 0 "
+            f"and up to {LONGEST_RUN.days:,} days.",
+            "write deadline=timedelta(days=30), for example",
+        )
+
+
+def _is_deadline(traits: DurableTraits | None) -> bool:
+    """Whether a durable function has no deadline, or one that can be stored."""
+    seconds: object = None if traits is None else traits.deadline_seconds
+    if seconds is None:
+        return True
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return is_number and 0 < float(str(seconds)) <= LONGEST_RUN.total_seconds()
 
 
 def _transaction_problems(

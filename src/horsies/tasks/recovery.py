@@ -17,8 +17,8 @@ from operator import attrgetter
 from horsies.codec.results import encode_task_error
 from horsies.db.pipeline import Pipeline
 from horsies.db.statement import Statement, Step
-from horsies.db.statements.blocked import FoundTask, find_lapsed, find_late
-from horsies.db.statements.durable import CleanedRun
+from horsies.db.statements.blocked import FoundTask, find_lapsed, find_late, find_late_runs
+from horsies.db.statements.durable import CleanedRun, end_late_runs
 from horsies.db.statements.tasks import TaskId
 from horsies.db.statements.turn import (
     ExpireTasks,
@@ -100,6 +100,26 @@ def expire_pending(pipeline: Pipeline) -> int:
         # A delay may have passed by now, although it grows with every refusal.
         if not expired and {one: delay.seconds for one, delay in blocked.delays.items()} == known:
             return total
+
+
+def end_late(pipeline: Pipeline, blocked: Blocked) -> int:
+    """Cancel runs past their deadline, in one transaction, or each in its own after a refusal."""
+    return blocked.isolated(
+        pipeline,
+        "expire",
+        lambda: len(pipeline.run([end_late_runs(EXPIRY_BATCH, blocked.excluded())])[0]),
+        lambda: _end_late_one_by_one(pipeline, blocked),
+        "deadlines of runs",
+    )
+
+
+def _end_late_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:
+    changed = 0
+    for run in _others(pipeline, find_late_runs, blocked):
+        change = Change("expire", run.id, run.workflow_id)
+        answers = blocked.attempt(pipeline, change, [end_late_runs(1, [], [run.id])])
+        changed += len(answers[0]) if answers else 0
+    return changed
 
 
 def _expire_batch(pipeline: Pipeline, excluded: Sequence[str]) -> int:

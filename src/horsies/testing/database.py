@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,25 @@ SELECT relname FROM pg_catalog.pg_class
 WHERE relkind IN ('r', 'p') AND relnamespace = to_regnamespace(%s) AND relname LIKE 'horsies\\_%%'
   AND relname <> %s
 """
+
+# TRUNCATE makes new files for a table and its indexes, and every session reads its catalogue again: 15 ms of
+# processor time for one row, where DELETE takes 3 ms. A table that has grown is truncated. So is one to
+# which a table of the application refers, because those rows must go as well.
+_DELETED_BYTES_MAX = 131_072
+_MAY_DELETE = """
+WITH filled AS (SELECT name::regclass AS oid FROM unnest(%(names)s::text[]) AS name)
+SELECT current_setting('is_superuser') = 'on'
+  AND NOT EXISTS (SELECT FROM filled WHERE pg_catalog.pg_table_size(oid) > %(most)s)
+  AND NOT EXISTS (
+      SELECT FROM pg_catalog.pg_constraint JOIN pg_catalog.pg_class AS other ON other.oid = conrelid
+      WHERE contype = 'f' AND confrelid IN (SELECT oid FROM filled)
+        AND other.relname NOT LIKE 'horsies\\_%%')
+"""
+_RESTART_IDENTITIES = sql.SQL("""
+SELECT pg_catalog.setval(objid::regclass, seqstart, false)
+FROM pg_catalog.pg_depend JOIN pg_catalog.pg_sequence ON seqrelid = objid
+WHERE refobjid = ANY (ARRAY[{}]::text[]::regclass[]) AND deptype = 'i'
+""")
 
 
 @dataclass(frozen=True)
@@ -113,18 +132,38 @@ def drop_database(server: str, name: str) -> None:
 
 
 def empty_tables(connection: psycopg.Connection[Any], schema: str = DEFAULT_SCHEMA) -> None:
-    """Truncate only the tables that have rows: truncating all takes 60 ms, and most tests fill one
-    or two.
-    """
+    """Empty the tables that have rows, in the cheapest way: most tests fill one or two with a few rows."""
     found = connection.execute(_FIND_TABLES, (schema, MIGRATIONS_TABLE))
     tables = [sql.Identifier(schema, name) for (name,) in found]
     if not tables:
         return
     has_rows = sql.SQL(", ").join(sql.SQL("EXISTS (SELECT FROM {})").format(one) for one in tables)
     (flags,) = connection.execute(sql.SQL("SELECT {}").format(has_rows))
-    if filled := [one for one, has_row in zip(tables, flags, strict=True) if has_row]:
+    filled = [one for one, has_row in zip(tables, flags, strict=True) if has_row]
+    if not filled:
+        return
+    names = [one.as_string() for one in filled]
+    (may_delete,) = connection.execute(_MAY_DELETE, {"names": names, "most": _DELETED_BYTES_MAX})
+    if may_delete == (True,):
+        connection.execute(_deletions(filled))
+    else:
         truncate = sql.SQL("TRUNCATE {} RESTART IDENTITY CASCADE")
         connection.execute(truncate.format(sql.SQL(", ").join(filled)))
+
+
+def _deletions(tables: Sequence[sql.Identifier]) -> sql.Composed:
+    """Delete every row and restart the identity columns, as TRUNCATE does, in one transaction."""
+    return sql.SQL("; ").join(
+        [
+            # No trigger fires, and no foreign key is checked.
+            sql.SQL("SET LOCAL session_replication_role = replica"),
+            *(sql.SQL("DELETE FROM {}").format(one) for one in tables),
+            sql.SQL("SET LOCAL session_replication_role = origin"),
+            _RESTART_IDENTITIES.format(
+                sql.SQL(", ").join(sql.Literal(one.as_string()) for one in tables)
+            ),
+        ]
+    )
 
 
 def point_at(app: Horsies, url: str) -> None:

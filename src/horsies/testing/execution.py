@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from horsies.app import Horsies
 from horsies.current_task import CurrentTask, set_running_task, set_running_task_here
@@ -45,7 +45,7 @@ class Attempt:
     task_id: str
     """The id of the task, the same for all its attempts."""
     number: int
-    """The number of this attempt of its task, from 1."""
+    """The attempt's number, starting at 1."""
     outcome: AttemptOutcome
     """`completed`, `retried`, or `failed` without another attempt."""
     error_code: str | None = None
@@ -93,8 +93,13 @@ class Attempts:
         return sum(one.outcome == outcome for one in self.attempts)
 
 
-# The outcome of an attempt, and the exception that the function raised.
-Ended = tuple[Outcome, BaseException | None]
+class Ended(NamedTuple):
+    """The outcome of an attempt, the exception that the function raised, and whether it was called."""
+
+    outcome: Outcome
+    raised: BaseException | None = None
+    was_called: bool = True
+
 
 # The tasks running in this process, innermost last: a task that sends inline runs another one
 # inside itself.
@@ -178,7 +183,7 @@ class Execution:
             raise raised  # Ctrl-C, a cancelled test, or an outcome of pytest such as pytest.fail()
         # No jitter: a test waits exactly as long as the policy specifies.
         outcome = outcome_of_report(task, report, random=lambda: 0.0)
-        return with_transaction(outcome, report), raised
+        return Ended(with_transaction(outcome, report), raised, report.was_called)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ class _Inline:
             return
         task, due_at = _claimed(row), row.sent_at
         while True:
-            outcome, raised = yield task
+            outcome, raised, _ = yield task
             due_at += timedelta(seconds=outcome.delay_seconds or 0.0)
             if row.good_until is not None and due_at >= row.good_until:
                 outcome = outcome._replace(delay_seconds=None)

@@ -21,17 +21,20 @@ from horsies.app import Horsies
 from horsies.config.app import AppConfig
 from horsies.db.pipeline import Pipeline
 from horsies.db.statements.clock import (
+    advance_deadlines,
     advance_nodes,
     advance_schedules,
     advance_steps,
     advance_tasks,
 )
+from horsies.db.statements.durable import list_steps
 from horsies.db.statements.schedules import DueSchedule, fire_slots
 from horsies.db.statements.turn import ClaimedTask, LookAtKeys, look_at_keys
 from horsies.scheduler.registry import Registry, store_configured
 from horsies.scheduler.tick import columns, decide_all
+from horsies.tasks.blocked import Blocked
 from horsies.tasks.outcome import Outcome
-from horsies.tasks.recovery import expire_pending
+from horsies.tasks.recovery import end_late, expire_pending
 from horsies.testing.execution import Attempt, Attempts, Ended, Execution
 from horsies.worker.child.builtin_tasks import BUILTIN_TASKS
 from horsies.worker.keyed import PROMOTED_MAX, KeyRings
@@ -84,6 +87,7 @@ class Clock:
         steps = [
             advance_tasks(seconds),
             advance_steps(seconds),
+            advance_deadlines(seconds),
             advance_nodes(seconds),
             advance_schedules(0.0, seconds),
         ]
@@ -165,6 +169,7 @@ class _Pending:
         self._inputs = NodeInputs(tasks_with_injection(app), app.config.payload.max_input_bytes)
         self._schedules = _Schedules.of(app, pipeline)
         self._unknown: list[str] = []
+        self._refused: list[str] = []
         self.done = PendingRun()
 
     def run(self) -> Running:
@@ -172,8 +177,12 @@ class _Pending:
         while True:
             fired = self._fire()
             self.done.expired += expire_pending(self._pipeline)
+            end_late(self._pipeline, Blocked())
             request = TurnRequest(
-                pids=[os.getpid()], unknown_names=self._unknown, cursors=self._look_at_keys()
+                pids=[os.getpid()],
+                unknown_names=self._unknown,
+                refused_ids=self._refused,
+                cursors=self._look_at_keys(),
             )
             turned = take_turn(self._pipeline, self._claimer, outcomes, request)
             served = {task.queue_name for task in turned.claimed}
@@ -185,9 +194,10 @@ class _Pending:
                 if self._leaves(task):
                     continue
                 node, refused = self._node(task)
-                ended: Ended = (refused, None) if refused else (yield task, node)
-                outcomes.append(ended[0])
-                self._note(task, *ended)
+                ended = Ended(refused) if refused else (yield task, node)
+                if ended.was_called or not self._waits_for_its_code(task):
+                    outcomes.append(ended.outcome)
+                    self._note(task, ended.outcome, ended.raised)
 
     def _look_at_keys(self) -> Sequence[int | None]:
         """Let tasks with keys become due; return where the claim by keys continues in each queue."""
@@ -206,6 +216,14 @@ class _Pending:
         if self._app.get_task(task.task_name) or task.task_name in BUILTIN_TASKS:
             return False
         self._unknown.append(task.task_name)
+        release_unheld(self._pipeline, self._claimer.worker_id, [])
+        return True
+
+    def _waits_for_its_code(self, task: ClaimedTask) -> bool:
+        """Return a run whose arguments do not fit to its queue, as a worker does if steps are recorded."""
+        if not self._pipeline.run([list_steps(task.id)])[0]:
+            return False
+        self._refused.append(task.id)
         release_unheld(self._pipeline, self._claimer.worker_id, [])
         return True
 

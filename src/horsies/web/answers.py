@@ -51,7 +51,7 @@ async def fields_of(view: View) -> Mapping[str, Any]:
 
 
 async def text_field(view: View, name: str) -> str | None:
-    """Return a text from the request; None if it is missing or blank."""
+    """Return a string from the request; None if it is missing or blank."""
     value = (await fields_of(view)).get(name)
     if value is None or (isinstance(value, str) and not value.strip()):
         return None

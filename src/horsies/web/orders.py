@@ -222,15 +222,13 @@ def _may_start(view: View, state: OrderState) -> bool:
 
 
 async def start_selected(view: View) -> Page | Response:
-    """Send the selected tasks of a list again; for a change that is final, show the dry run first."""
+    """Show the dry run of an order for the selected tasks of a list."""
     verb = await _selected_verb(view)
     fields = parse_qsl(view.body.decode(errors="replace"))
     ids = [value for name, value in fields if name == "id"]
     if not ids:
         return view.redirect("/tasks", "No task is selected.")
     preview = await _preview(view, verb, TaskFilters(), ids=ids)
-    if verb is OrderVerb.RETRY_TASKS:
-        return await _started(view, preview.order)
     return await _dry_run(view, preview, origin(view) or "/tasks")
 
 

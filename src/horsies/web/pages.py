@@ -217,7 +217,7 @@ def _place(worker: WorkerSummary) -> tuple[bool, bool, str, str]:
 
 
 async def worker(view: View) -> Page:
-    """Show one worker: its children, its tasks in flight and its last day."""
+    """Show one worker: its children, its tasks in flight and its past 24 hours."""
     panel = await view.read(worker_script(view.params["id"]))
     if panel is None:
         sentence = f"There is no worker {view.params['id'][:100]!r} on record."

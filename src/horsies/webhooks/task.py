@@ -50,7 +50,7 @@ _RETRIED = (FAILED, "TASK_TIMEOUT", "WORKER_CRASHED", "WORKER_STOPPED")
 def builtin_tasks(
     config: AppConfig, get_broker: Callable[[], PostgresBroker]
 ) -> Iterator[TaskDefinition]:
-    """The tasks that an application with webhooks has beside those of its user."""
+    """The tasks that webhooks add to those of the application."""
     for hook in config.webhooks:
         yield delivery_of(config, hook)
     if wants_findings(config) and (task := findings.findings_task(config, get_broker)):

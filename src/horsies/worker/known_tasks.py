@@ -6,7 +6,8 @@ does not know, or whose stored call does not fit, it releases the task without c
 excludes it from later claims: all tasks with an unknown name, otherwise only this task, because another
 call with the same name may fit. Such a refusal is stored with the fingerprint, so that workers with the
 same parameters skip the task without claiming it. The task fails once no worker has taken it for the
-grace period.
+grace period. The run of a durable function waits longer: for a worker with its name in any case, and for
+one with its parameters once it has recorded a step.
 """
 
 from __future__ import annotations
@@ -293,10 +294,10 @@ class UnknownTasks:
         """Return the tasks to leave to other workers; the others fail. A task is left while some worker
         may take it, and for the grace period after that. A prefetched task is always left, because only
         a started task can fail. So is a task without an answer, because its refusal could not be
-        stored. A task whose key is missing never fails.
+        stored. A task whose key is missing never fails, nor does a run with recorded steps.
         """
         asked = {one.id for one in takers}
-        left = {one.id for one in takers if one.is_known or one.is_recent}
+        left = {one.id for one in takers if one.is_known or one.is_recent or one.has_record}
         left |= {task.id for task, _ in uncalled if task.worker_pid is None or task.id not in asked}
         left |= {task.id for task, outcome in uncalled if _missing_key(outcome) is not None}
         for task, outcome in uncalled:

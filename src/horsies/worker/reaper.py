@@ -30,6 +30,7 @@ from horsies.db.statements.workers import (
     delete_kept_tasks,
     delete_old_heartbeats,
     delete_old_logs,
+    delete_old_meters,
     delete_old_tasks,
     delete_old_untimed_tasks,
     delete_old_worker_states,
@@ -57,6 +58,8 @@ logger = logging.getLogger("horsies.reaper")
 RETENTION_BATCH = 1000
 # The record of changes made by people is kept for 90 days.
 ACTION_RETENTION_HOURS = 90 * 24
+# A key with a rate has a meter, which says nothing once its starts are paid for.
+METER_RETENTION_HOURS = 1
 # Counts whole trees of runs, with all their nodes and tasks.
 RETENTION_RUNS = 50
 EXPIRE_BATCH = 50
@@ -210,6 +213,7 @@ def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | Non
         (delete_old_worker_states, recovery.worker_state_retention_hours),
         (delete_old_workers, recovery.worker_state_retention_hours),
         (delete_old_actions, ACTION_RETENTION_HOURS),
+        (delete_old_meters, METER_RETENTION_HOURS),
         (delete_old_logs, recovery.log_retention_hours),
         (delete_old_tasks, recovery.terminal_record_retention_hours),
         (delete_old_untimed_tasks, recovery.terminal_record_retention_hours),

@@ -30,6 +30,7 @@ from horsies.tasks.outcome import RUN_OF, Outcome
 from horsies.tasks.recovery import (
     EXPIRED_RESULT,
     EXPIRY_BATCH,
+    end_late,
     expire_one_by_one,
     release_one_by_one,
 )
@@ -74,16 +75,24 @@ _NO_CLAIM = nullcontext()
 
 
 def _expire(pipeline: Pipeline, blocked: Blocked) -> bool:
-    """Expire tasks past their deadline and free lapsed claims; return whether there were any."""
+    """Expire tasks and end runs past their deadline, and free lapsed claims; return whether there were
+    any.
+    """
     expired, lapsed = blocked.isolated(
         pipeline,
         "expire",
         lambda: _expire_batch(pipeline, blocked),
         lambda: _expire_each(pipeline, blocked),
     )
-    if expired or lapsed:
-        logger.info("%d task(s) expired, %d lapsed claim(s) freed", expired, lapsed)
-    return bool(expired or lapsed)
+    late = end_late(pipeline, blocked)
+    if expired or lapsed or late:
+        logger.info(
+            "%d task(s) expired, %d lapsed claim(s) freed, %d deadline(s) of runs passed",
+            expired,
+            lapsed,
+            late,
+        )
+    return bool(expired or lapsed or late)
 
 
 def _expire_batch(pipeline: Pipeline, blocked: Blocked) -> tuple[int, int]:

@@ -12,6 +12,7 @@ BEGIN
         DELETE FROM horsies_steps;
         DELETE FROM horsies_task_signals;
         DELETE FROM horsies_parked;
+        DELETE FROM horsies_deadlines;
         DELETE FROM horsies_task_logs;
         PERFORM horsies_disown_payloads_v1(ARRAY(SELECT owner.owner_id FROM horsies_payload_owners AS owner));
     ELSE
@@ -31,6 +32,10 @@ BEGIN
         IF EXISTS (SELECT FROM horsies_parked) THEN
             DELETE FROM horsies_parked AS parked
             WHERE parked.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
+        END IF;
+        IF EXISTS (SELECT FROM horsies_deadlines) THEN
+            DELETE FROM horsies_deadlines AS deadline
+            WHERE deadline.task_id = ANY(ARRAY(SELECT deleted.id FROM deleted));
         END IF;
         IF EXISTS (SELECT FROM horsies_payload_owners) THEN
             PERFORM horsies_disown_payloads_v1(ARRAY(SELECT deleted.id FROM deleted));

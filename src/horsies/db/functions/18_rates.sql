@@ -7,6 +7,23 @@
 -- so no two turns use the same start, and a turn that rolls back has used none. Lock order: caps, then meters by
 -- name, then tasks.
 
+-- A meter gets another rate, under its lock. The starts that are not paid for yet are paid at the new rate, so a higher
+-- one holds at once, instead of when the old one would have allowed the next start. Their number stays: while workers of
+-- two configurations take turns, neither gets starts from the other. It is at most a burst, whatever a step of the clock
+-- has made of the time.
+CREATE OR REPLACE FUNCTION horsies_change_rate(p_meter horsies_meters, p_seconds float8, p_burst integer)
+RETURNS timestamptz LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE horsies_meters AS stored SET
+        next_at = clock_timestamp() + p_seconds * interval '1 second' * least(greatest(p_burst, stored.burst),
+            greatest(0, extract(epoch FROM stored.next_at - clock_timestamp())::float8) / stored.seconds),
+        seconds = p_seconds, burst = p_burst
+    WHERE stored.queue_name = p_meter.queue_name AND stored.lane = p_meter.lane
+    RETURNING stored.next_at INTO p_meter.next_at;
+    RETURN p_meter.next_at;
+END
+$$;
+
 -- The limits of a claim, lowered to the starts that are allowed now. A queue without seconds has no rate.
 CREATE OR REPLACE FUNCTION horsies_metered_limits(
     p_queues text[], p_limits integer[], p_seconds float8[], p_bursts integer[])
@@ -15,16 +32,19 @@ DECLARE
     rated text[] := ARRAY(
         SELECT queue.name FROM unnest(p_queues, p_seconds) AS queue (name, seconds)
         WHERE queue.seconds IS NOT NULL ORDER BY queue.name);
-    meter record;
+    meter horsies_meters;
     place integer;
     found_count integer := 0;
 BEGIN
     FOR attempt IN 1 .. 2 LOOP
         FOR meter IN
-            SELECT stored.queue_name::text AS name, stored.next_at FROM horsies_meters AS stored
+            SELECT * FROM horsies_meters AS stored
             WHERE stored.queue_name = ANY(rated) AND stored.lane = 0 ORDER BY stored.queue_name FOR UPDATE
         LOOP
-            place := array_position(p_queues, meter.name);
+            place := array_position(p_queues, meter.queue_name::text);
+            IF meter.seconds <> p_seconds[place] OR meter.burst <> p_bursts[place] THEN
+                meter.next_at := horsies_change_rate(meter, p_seconds[place], p_bursts[place]);
+            END IF;
             p_limits[place] := least(p_limits[place], greatest(0, floor(p_bursts[place] + 1e-6
                 - greatest(0, extract(epoch FROM meter.next_at - clock_timestamp())::float8) / p_seconds[place])));
             found_count := found_count + 1;

@@ -25,50 +25,60 @@ BEGIN
 END
 $$;
 
--- The first lane with due tasks in a part of the ring, and the first of these tasks; marked lanes are searched behind
--- their marks. Only horsies_walk_lanes calls it.
-CREATE OR REPLACE FUNCTION horsies_next_marked_lane(
-    p_queue text, p_after bigint, p_until bigint, p_marks horsies_lane_marks, OUT next_lane bigint, OUT head uuid)
+-- The first lane with due "async def" tasks in a part of the ring, and the first of these tasks, by their own index: a
+-- lane may have any number of other tasks before them. In the lane "p_marked" only tasks behind the mark count, and
+-- the search ends there. Only horsies_walk_lanes calls it.
+CREATE OR REPLACE FUNCTION horsies_next_async_lane(
+    p_queue text, p_after bigint, p_until bigint, p_marked bigint, p_priority integer, p_moment timestamptz, p_id uuid,
+    OUT next_lane bigint, OUT head uuid)
 LANGUAGE plpgsql AS $$
-DECLARE
-    before bigint := p_after;
 BEGIN
-    FOR place IN 1 .. cardinality(p_marks.lanes) LOOP
-        CONTINUE WHEN p_marks.lanes[place] <= before;
-        EXIT WHEN p_marks.lanes[place] > p_until;
+    IF p_marked <= p_until THEN
+        SELECT found.lane, found.id INTO next_lane, head FROM (
+            (SELECT task.lane, task.id FROM horsies_tasks AS task
+             WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+               AND task.task_options LIKE '{"async":true%'
+               AND task.queue_name = p_queue AND task.lane > p_after AND task.lane < p_marked
+             ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1)
+            UNION ALL
+            (SELECT task.lane, task.id FROM horsies_tasks AS task
+             WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+               AND task.task_options LIKE '{"async":true%'
+               AND task.queue_name = p_queue AND task.lane = p_marked
+               AND (task.priority, task.enqueued_at, task.id) > (p_priority, p_moment, p_id)
+             ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)) AS found LIMIT 1;
+    ELSE
         SELECT task.lane, task.id INTO next_lane, head FROM horsies_tasks AS task
         WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-          AND task.queue_name = p_queue AND task.lane > before AND task.lane < p_marks.lanes[place]
+          AND task.task_options LIKE '{"async":true%'
+          AND task.queue_name = p_queue AND task.lane > p_after AND task.lane <= p_until
         ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1;
-        IF next_lane IS NULL THEN
-            before := p_marks.lanes[place];
-            SELECT task.lane, task.id INTO next_lane, head FROM horsies_tasks AS task
-            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-              AND task.queue_name = p_queue AND task.lane = before AND (task.priority, task.enqueued_at, task.id)
-                  > (p_marks.priorities[place], p_marks.moments[place], p_marks.ids[place])
-            ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1;
-        END IF;
-        IF next_lane IS NOT NULL THEN
-            RETURN;
-        END IF;
-    END LOOP;
-    SELECT task.lane, task.id INTO next_lane, head FROM horsies_tasks AS task
-    WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
-      AND task.queue_name = p_queue AND task.lane > before AND task.lane <= p_until
-    ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1;
+    END IF;
 END
 $$;
 
 -- The next lanes with due tasks behind a place of the ring, in order, up to the place where the walk began, and the
--- first task of each. Lane 0 is always among them, without a task, and is not one of the "p_count". "is_past" says
--- whether the walk has gone past the end of the ring and on from its beginning.
+-- first task of each; marked lanes are searched behind their marks. Lane 0 is always among them, without a task, and is
+-- not one of the "p_count". "is_past" says whether the walk has gone past the end of the ring and on from its
+-- beginning. "p_is_async" meets only lanes with "async def" tasks, and the first of these. One query finds a lane before
+-- the next mark or the marked one itself: two queries, in a function that was called for each lane, took 0.045 ms for
+-- each lane, and a lane without a mark takes 0.016 ms.
 CREATE OR REPLACE FUNCTION horsies_walk_lanes(
     p_queue text, p_begin bigint, p_after bigint, p_count integer, p_is_past boolean DEFAULT false,
-    p_marks horsies_lane_marks DEFAULT NULL, OUT lanes bigint[], OUT heads uuid[], OUT is_past boolean)
+    p_marks horsies_lane_marks DEFAULT NULL, p_is_async boolean DEFAULT NULL,
+    OUT lanes bigint[], OUT heads uuid[], OUT is_past boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     before bigint := p_after;
     until bigint := CASE WHEN p_is_past THEN p_begin ELSE 9223372036854775807 END;
+    -- The marks, and the place of the first one behind "before".
+    marked bigint[] := p_marks.lanes;
+    priorities integer[] := p_marks.priorities;
+    moments timestamptz[] := p_marks.moments;
+    ids uuid[] := p_marks.ids;
+    mark integer := 1;
+    -- The marked lane that has no task behind its mark.
+    empty bigint;
     next_lane bigint;
     head uuid;
     count integer := 0;
@@ -77,16 +87,32 @@ BEGIN
     heads := '{}';
     is_past := p_is_past;
     WHILE count < p_count LOOP
-        IF p_marks IS NULL THEN
+        WHILE marked[mark] <= before LOOP
+            mark := mark + 1;
+        END LOOP;
+        IF p_is_async THEN
+            SELECT found.next_lane, found.head INTO next_lane, head FROM horsies_next_async_lane(
+                p_queue, before, until, marked[mark], priorities[mark], moments[mark], ids[mark]) AS found;
+        ELSIF marked[mark] <= until THEN
+            SELECT found.lane, found.id INTO next_lane, head FROM (
+                (SELECT task.lane, task.id FROM horsies_tasks AS task
+                 WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+                   AND task.queue_name = p_queue AND task.lane > before AND task.lane < marked[mark]
+                 ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1)
+                UNION ALL
+                (SELECT task.lane, task.id FROM horsies_tasks AS task
+                 WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+                   AND task.queue_name = p_queue AND task.lane = marked[mark]
+                   AND (task.priority, task.enqueued_at, task.id) > (priorities[mark], moments[mark], ids[mark])
+                 ORDER BY task.priority, task.enqueued_at, task.id LIMIT 1)) AS found LIMIT 1;
+        ELSE
             SELECT task.lane, task.id INTO next_lane, head FROM horsies_tasks AS task
             WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
               AND task.queue_name = p_queue AND task.lane > before AND task.lane <= until
             ORDER BY task.lane, task.priority, task.enqueued_at, task.id LIMIT 1;
-        ELSE
-            SELECT marked.next_lane, marked.head INTO next_lane, head
-            FROM horsies_next_marked_lane(p_queue, before, until, p_marks) AS marked;
         END IF;
-        IF before < 0 AND until >= 0 AND coalesce(next_lane > 0, true) THEN
+        empty := CASE WHEN next_lane IS NULL AND marked[mark] <= until THEN marked[mark] END;
+        IF before < 0 AND until >= 0 AND coalesce(next_lane, empty, 1) > 0 THEN
             lanes := lanes || 0::bigint;
             heads := heads || NULL::uuid;
             before := 0;
@@ -96,12 +122,15 @@ BEGIN
             heads := heads || head;
             before := next_lane;
             count := count + 1;
+        ELSIF empty IS NOT NULL THEN
+            before := empty;
         ELSIF is_past THEN
             EXIT;
         ELSE
             is_past := true;
             before := -9223372036854775808;
             until := p_begin;
+            mark := 1;
         END IF;
     END LOOP;
 END
@@ -222,6 +251,45 @@ BEGIN
 END
 $$;
 
+-- horsies_lane_heads for "async def" tasks alone, through their own index. None of them may wait in a child.
+CREATE OR REPLACE FUNCTION horsies_async_lane_heads(
+    p_queue text, p_lanes bigint[], p_quotas integer[], p_taken uuid[], p_look_at timestamptz,
+    p_unknown_names text[], p_refused_ids uuid[], p_refused_by text[], p_marks horsies_lane_marks,
+    OUT ids uuid[], OUT counts integer[])
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+DECLARE
+    head record;
+BEGIN
+    ids := '{}';
+    counts := array_fill(0, ARRAY[cardinality(p_lanes)]);
+    FOR head IN
+        SELECT found.id, asked.place FROM unnest(p_lanes, p_quotas) WITH ORDINALITY AS asked (lane, quota, place)
+        CROSS JOIN LATERAL (
+            SELECT coalesce(p_marks.priorities[mark.place], -1) AS priority,
+                coalesce(p_marks.moments[mark.place], '-infinity') AS moment,
+                coalesce(p_marks.ids[mark.place], '00000000-0000-0000-0000-000000000000') AS id
+            FROM (SELECT array_position(p_marks.lanes, asked.lane) OFFSET 0) AS mark (place) OFFSET 0) AS mark
+        CROSS JOIN LATERAL (
+            SELECT task.id, task.priority, task.enqueued_at FROM horsies_tasks AS task
+            WHERE task.lane IS NOT NULL AND task.status = 'PENDING' AND task.enqueued_at <= task.updated_at
+              AND task.task_options LIKE '{"async":true%'
+              AND task.queue_name = p_queue AND task.lane = asked.lane
+              AND (task.priority, task.enqueued_at, task.id) > (mark.priority, mark.moment, mark.id)
+              AND (task.good_until IS NULL OR task.good_until > p_look_at)
+              AND task.task_name <> ALL(p_unknown_names) AND task.id <> ALL(p_refused_ids)
+              AND task.id <> ALL(p_taken) AND (task.next_retry_at <= task.updated_at) IS NOT FALSE
+              AND (p_refused_by = '{}' OR NOT horsies_is_refused(task.id, p_refused_by, p_look_at))
+            ORDER BY task.priority, task.enqueued_at, task.id LIMIT asked.quota FOR UPDATE SKIP LOCKED) AS found
+        WHERE asked.lane <> 0
+        ORDER BY row_number() OVER (
+            PARTITION BY asked.place ORDER BY found.priority, found.enqueued_at, found.id), asked.place
+    LOOP
+        ids := ids || head.id;
+        counts[head.place] := counts[head.place] + 1;
+    END LOOP;
+END
+$$;
+
 -- Lock and return the first due tasks of these lanes, up to a number of each, in order: the first of each lane, the
 -- second of each, and so on. Lane 0 gives none here. A retry that kept its place when the lane was fifo waits for its
 -- time, until a search moves it (horsies_look_at_keys_v1). "p_only_short" takes only tasks that may wait in a child
@@ -235,6 +303,12 @@ DECLARE
     head record;
     is_left boolean := false;
 BEGIN
+    IF p_is_async THEN
+        SELECT heads.* INTO ids, counts FROM horsies_async_lane_heads(
+            p_queue, p_lanes, p_quotas, p_taken, p_look_at, p_unknown_names, p_refused_ids, p_refused_by, p_marks)
+            AS heads;
+        RETURN;
+    END IF;
     ids := '{}';
     counts := array_fill(0, ARRAY[cardinality(p_lanes)]);
     FOR head IN
@@ -275,8 +349,10 @@ BEGIN
 END
 $$;
 
--- The tasks of a lane in flight. As under every cap, a lapsed lease does not count, nor does a task whose code has ended
--- but whose outcome the database refuses. Both hold a fifo lane all the same: its second task may not pass the first.
+-- The tasks of a lane in flight. Unlike under other caps, a lapsed lease counts until the task is released: its worker may
+-- start it in a transaction that began before, and a claim that did not see that would exceed the cap. As under every
+-- cap, a task whose code has ended but whose outcome the database refuses does not count; it holds a fifo lane all the
+-- same, because the second task may not pass the first.
 CREATE OR REPLACE FUNCTION horsies_lane_in_flight(p_queue text, p_lane bigint, p_is_fifo boolean) RETURNS bigint
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
 BEGIN
@@ -284,7 +360,6 @@ BEGIN
         SELECT count(*) FROM horsies_tasks AS task
         WHERE task.lane IS NOT NULL AND task.status IN ('CLAIMED', 'RUNNING') AND task.queue_name = p_queue
           AND task.lane = p_lane
-          AND (p_is_fifo OR task.status = 'RUNNING' OR task.claim_expires_at > clock_timestamp())
           AND (p_is_fifo OR NOT EXISTS (SELECT FROM horsies_blocked) OR NOT EXISTS (
               SELECT FROM horsies_blocked AS blocked
               WHERE blocked.id = task.id AND blocked.kind = 'task' AND blocked.generation = task.generation
@@ -327,6 +402,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     cap integer := p_limits.max_concurrency;
     seconds double precision := p_limits.rate_seconds;
+    meter horsies_meters;
     ahead_seconds double precision;
 BEGIN
     room := 2147483647;
@@ -344,9 +420,11 @@ BEGIN
             room := greatest(0, cap - horsies_lane_in_flight(p_queue, p_lane, p_limits.is_fifo));
         END IF;
         IF seconds IS NOT NULL THEN
-            SELECT greatest(0, extract(epoch FROM meter.next_at - clock_timestamp())) INTO ahead_seconds
-            FROM horsies_meters AS meter WHERE meter.queue_name = p_queue AND meter.lane = p_lane;
-            ahead_seconds := coalesce(ahead_seconds, 0);
+            SELECT * INTO meter FROM horsies_meters AS stored WHERE stored.queue_name = p_queue AND stored.lane = p_lane;
+            IF meter.seconds <> seconds OR meter.burst <> p_limits.rate_burst THEN
+                meter.next_at := horsies_change_rate(meter, seconds, p_limits.rate_burst);
+            END IF;
+            ahead_seconds := coalesce(greatest(0, extract(epoch FROM meter.next_at - clock_timestamp())), 0);
             room := least(room, greatest(0, floor(p_limits.rate_burst + 1e-6 - ahead_seconds / seconds)));
             wait_seconds := CASE WHEN room = 0 THEN greatest(0, ahead_seconds - (p_limits.rate_burst - 1) * seconds) END;
         END IF;
@@ -523,7 +601,7 @@ BEGIN
         is_drained := false;
         asked := least(places, looks);
         EXIT WHEN asked <= 0;
-        walk := horsies_walk_lanes(p_queue, p_cursor, cursor, asked, is_past, p_marks);
+        walk := horsies_walk_lanes(p_queue, p_cursor, cursor, asked, is_past, p_marks, p_is_async);
         is_past := walk.is_past;
         lanes := walk.lanes;
         looks := looks - cardinality(lanes);

@@ -417,8 +417,8 @@ $$;
 
 -- Seconds until a task on these queues becomes due or expires, or NULL if none will, and the time of this query. A
 -- task that became due since the last query counts as due now, because it may have become due after the claim that
--- did not find it. "overdue" says that a task is past its deadline, or a claim past its lease: the statements that
--- end those cost three times as much as this function, so an idle worker runs them only then. Takes one index
+-- did not find it. "overdue" says that a task or a run is past its deadline, or a claim past its lease: the statements
+-- that end those cost three times as much as this function, so an idle worker runs them only then. Takes one index
 -- probe per queue and priority in use.
 CREATE OR REPLACE FUNCTION horsies_seconds_until_due_v1(
     p_queues text[], p_last_look timestamptz, OUT seconds double precision, OUT looked_at timestamptz,
@@ -435,6 +435,9 @@ BEGIN
     WHERE task.status = 'PENDING' AND task.good_until IS NOT NULL ORDER BY task.good_until LIMIT 1;
     SELECT task.claim_expires_at INTO due_at FROM horsies_tasks AS task
     WHERE task.status = 'CLAIMED' ORDER BY task.claim_expires_at LIMIT 1;
+    earliest := least(earliest, due_at);
+    SELECT deadline.ends_at INTO due_at FROM horsies_deadlines AS deadline
+    WHERE deadline.reached_at IS NULL ORDER BY deadline.ends_at LIMIT 1;
     earliest := least(earliest, due_at);
     overdue := coalesce(earliest <= looked_at, false);
     FOREACH queue IN ARRAY p_queues LOOP

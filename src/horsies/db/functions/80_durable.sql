@@ -63,7 +63,8 @@ BEGIN
                 THEN horsies_returned_lane_v1(task.lane, task.workflow_id) END,
             enqueued_at = CASE WHEN keeps_place THEN task.enqueued_at WHEN has_come OR request ? 'problem' THEN clock_timestamp()
                 ELSE coalesce(wakes_at, horsies_never_v1()) END,
-            updated_at = clock_timestamp()
+            -- A lane holds what was enqueued by then; the clock may have stepped back since.
+            updated_at = greatest(clock_timestamp(), CASE WHEN keeps_place THEN task.enqueued_at END)
         WHERE task.id = p_ids[place] AND task.generation = p_generations[place]
           AND task.claimed_by_worker_id = p_worker_id AND coalesce(task.status, '') = 'RUNNING'
           AND task.cancel_requested_at IS NULL
@@ -83,6 +84,14 @@ BEGIN
         RETURN NEXT run_id;
     END LOOP;
 END
+$$;
+
+-- Whether tasks with this name are runs of a durable function. A run is never failed for the lack of a worker that has
+-- its function: its record would be of no use. A name that no worker has registered yet shows it by its version.
+CREATE OR REPLACE FUNCTION horsies_is_durable_v1(p_task_name text) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT coalesce((
+        SELECT defaults.is_durable FROM horsies_task_defaults AS defaults WHERE defaults.task_name = p_task_name),
+        p_task_name ~ '@[1-9][0-9]*$')
 $$;
 
 -- Whether a child (a task or a workflow) has ended. A child whose row is deleted counts as ended.
@@ -369,12 +378,54 @@ BEGIN
 END
 $$;
 
--- Those of these runs that have begun their clean-up and are not held.
+-- Whether a waiting task has live workers on its queue, but none that has its function with parameters that it fits.
+CREATE OR REPLACE FUNCTION horsies_lacks_code(p_id uuid) RETURNS boolean LANGUAGE sql STABLE AS $$
+    SELECT coalesce((
+        SELECT count(*) > 0 AND count(*) FILTER (
+            WHERE worker.known_tasks IS NULL OR worker.known_tasks -> 'tasks' ? task.task_name
+              AND NOT EXISTS (
+                  SELECT FROM horsies_refusals AS refusal WHERE refusal.task_id = task.id
+                    AND refusal.fingerprint = worker.known_tasks -> 'tasks' ->> task.task_name)) = 0
+        FROM horsies_tasks AS task JOIN horsies_workers AS worker
+            ON worker.stopped_at IS NULL AND task.queue_name = ANY(worker.queues)
+        WHERE task.id = p_id AND coalesce(task.status, '') = 'PENDING'), false)
+$$;
+
+-- Those of these runs that have begun their clean-up and can continue it: not those that are held, or that none of the
+-- live workers on their queue can run.
 CREATE OR REPLACE FUNCTION horsies_cleaning(p_ids uuid[]) RETURNS uuid[] LANGUAGE sql STABLE AS $$
     SELECT ARRAY(
         SELECT step.task_id FROM horsies_steps AS step
         WHERE step.task_id = ANY(p_ids) AND step.name = '!cancel' AND NOT EXISTS (
             SELECT FROM horsies_parked AS parked JOIN horsies_tasks AS task ON task.id = parked.task_id
             WHERE parked.task_id = step.task_id AND parked.problem IS NOT NULL
-              AND parked.generation = task.generation AND coalesce(task.status, '') = 'PENDING'))
+              AND parked.generation = task.generation AND coalesce(task.status, '') = 'PENDING')
+          AND NOT horsies_lacks_code(step.task_id))
+$$;
+
+-- Cancel the runs whose deadline has passed, running ones as well: like every cancelled run they do their clean-up
+-- first. A run that is cancelled already keeps its end. Returns the ids of the rows that were due; "p_only" restricts
+-- them. A row is locked before that of its task, whose delete locks them the other way round: PostgreSQL then ends one of
+-- the two transactions, which is repeated.
+CREATE OR REPLACE FUNCTION horsies_end_late_runs_v1(
+    p_limit integer, p_excluded uuid[], p_only uuid[]) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
+DECLARE
+    due uuid[] := ARRAY(
+        SELECT deadline.task_id FROM horsies_deadlines AS deadline
+        WHERE deadline.reached_at IS NULL AND deadline.ends_at <= clock_timestamp()
+          AND deadline.task_id <> ALL(p_excluded) AND (p_only IS NULL OR deadline.task_id = ANY(p_only))
+        ORDER BY deadline.ends_at LIMIT p_limit FOR UPDATE SKIP LOCKED);
+    late uuid[] := ARRAY(
+        SELECT task.id FROM horsies_tasks AS task
+        WHERE task.id = ANY(due) AND coalesce(task.status, '') IN ('PENDING', 'CLAIMED', 'RUNNING')
+          AND task.cancel_requested_at IS NULL AND NOT EXISTS (
+              SELECT FROM horsies_steps AS step WHERE step.task_id = task.id AND step.name = '!cancel'));
+BEGIN
+    DELETE FROM horsies_deadlines AS deadline WHERE deadline.task_id = ANY(due) AND deadline.task_id <> ALL(late);
+    UPDATE horsies_deadlines AS deadline SET reached_at = clock_timestamp() WHERE deadline.task_id = ANY(late);
+    PERFORM horsies_cancel_tasks_v1(late, true);
+    UPDATE horsies_tasks AS task SET failed_reason = 'The run reached its deadline.'
+    WHERE task.id = ANY(late) AND coalesce(task.status, '') = 'CANCELLED';
+    RETURN QUERY SELECT unnest(due);
+END
 $$;

@@ -108,6 +108,11 @@ CREATE INDEX horsies_tasks_claim_async ON horsies_tasks (queue_name, priority, e
 -- order of this one: the planner would take it, and read all tasks of one lane to find those of another.
 CREATE INDEX horsies_tasks_lane ON horsies_tasks (queue_name, lane, priority, enqueued_at, id)
     WHERE lane IS NOT NULL AND status = 'PENDING' AND enqueued_at <= updated_at;
+-- Those of "async def" functions, so that a claim for async children meets no lane without one and none of the tasks
+-- before it. A query that names its predicate reads less by it than by the index above, which has these tasks, too.
+CREATE INDEX horsies_tasks_lane_async ON horsies_tasks (queue_name, lane, priority, enqueued_at, id)
+    WHERE lane IS NOT NULL AND status = 'PENDING' AND enqueued_at <= updated_at
+      AND task_options LIKE '{"async":true%';
 CREATE INDEX horsies_tasks_lane_later ON horsies_tasks (queue_name, greatest(enqueued_at, next_retry_at))
     WHERE lane IS NOT NULL AND status = 'PENDING' AND greatest(enqueued_at, next_retry_at) > updated_at;
 CREATE INDEX horsies_tasks_lane_in_flight ON horsies_tasks (queue_name, lane)
@@ -299,6 +304,17 @@ CREATE TABLE horsies_parked (
 );
 
 CREATE INDEX horsies_parked_held ON horsies_parked (since) WHERE problem IS NOT NULL;
+
+-- When runs of durable functions with a deadline are ended, counted from their first start. A row of a run that ended
+-- in time is deleted once the deadline has passed.
+CREATE TABLE horsies_deadlines (
+    task_id     uuid         PRIMARY KEY,
+    ends_at     timestamptz  NOT NULL,
+    -- When a worker cancelled the run for its deadline.
+    reached_at  timestamptz
+);
+
+CREATE INDEX horsies_deadlines_next ON horsies_deadlines (ends_at) WHERE reached_at IS NULL;
 
 -- Refused changes and calls -------------------------------------------------------------------------
 -- Tasks and runs whose next change the database refuses. A worker skips such a task or run, tries again after a
@@ -516,7 +532,7 @@ CREATE TABLE horsies_lanes (
     PRIMARY KEY (queue_name, lane)
 );
 
--- Lanes in order, and for each of them the task behind which a claim looks first.
+-- Lanes in order, each with the task after which a claim starts to look.
 CREATE TYPE horsies_lane_marks AS (
     lanes bigint[], priorities integer[], moments timestamptz[], ids uuid[]);
 

@@ -45,6 +45,14 @@ SELECT id::text, workflow_id::text FROM horsies_tasks
 WHERE status = 'PENDING' AND good_until IS NOT NULL AND good_until <= now() AND id <> ALL(%(excluded)s::uuid[])
 ORDER BY good_until LIMIT %(limit)s
 
+-- name: find_late_runs
+-- The runs that end_late_runs would take, by the same index.
+SELECT task_id::text AS id, (
+    SELECT task.workflow_id::text FROM horsies_tasks AS task WHERE task.id = deadline.task_id) AS workflow_id
+FROM horsies_deadlines AS deadline
+WHERE reached_at IS NULL AND ends_at <= now() AND task_id <> ALL(%(excluded)s::uuid[])
+ORDER BY ends_at LIMIT %(limit)s
+
 -- name: find_lapsed
 -- The tasks that release_lapsed would take, by the same index.
 SELECT id::text, workflow_id::text FROM horsies_tasks
@@ -63,10 +71,14 @@ ORDER BY task.id
 -- name: find_due
 -- The tasks that a claim would take, queue by queue in the given order, by the claim index, and the first one of each
 -- key. With "names", only tasks with these names that have been due for the grace period, as claim_unresolvable takes
--- them.
+-- them: no runs of durable functions.
 SELECT due.id::text, due.workflow_id::text, queue.name AS queue_name, due.priority,
     due.enqueued_at::text AS enqueued_at, due.lane
 FROM unnest(%(queues)s::text[]) WITH ORDINALITY AS queue (name, place)
+CROSS JOIN (
+    SELECT CASE WHEN %(names)s::text[] IS NOT NULL THEN ARRAY(
+        SELECT one.name FROM unnest(%(names)s::text[]) AS one (name) WHERE NOT horsies_is_durable_v1(one.name)) END
+) AS failing (names)
 CROSS JOIN LATERAL ((
     SELECT task.id, task.workflow_id, task.priority, task.enqueued_at, task.lane FROM horsies_tasks AS task
     WHERE task.status = 'PENDING' AND NOT task.held AND task.queue_name = queue.name
@@ -74,12 +86,12 @@ CROSS JOIN LATERAL ((
       AND (task.good_until IS NULL OR task.good_until > clock_timestamp())
       AND task.id <> ALL(%(excluded)s::uuid[]) AND task.task_name <> ALL(%(unknown_names)s::text[])
       AND NOT horsies_is_refused(task.id, %(refused_by)s::text[], clock_timestamp())
-      AND (%(names)s::text[] IS NULL OR task.task_name = ANY(%(names)s::text[]))
+      AND (failing.names IS NULL OR task.task_name = ANY(failing.names))
     ORDER BY task.priority, task.enqueued_at, task.id LIMIT %(limit)s)
     UNION ALL
     SELECT head.* FROM horsies_first_of_lanes_v1(
         queue.name, %(grace_seconds)s::float8, %(excluded)s::uuid[], %(unknown_names)s::text[],
-        %(refused_by)s::text[], %(names)s::text[], %(limit)s::integer) AS head) AS due
+        %(refused_by)s::text[], failing.names, %(limit)s::integer) AS head) AS due
 WHERE NOT EXISTS (
     SELECT FROM horsies_queues AS stored WHERE stored.queue_name = queue.name AND stored.paused_at IS NOT NULL)
 ORDER BY queue.place, due.priority, due.enqueued_at, due.id LIMIT %(limit)s

@@ -27,6 +27,12 @@ UPDATE horsies_schedule_state SET next_run_at = next_run_at - %(slots)s::float8 
 WHERE next_run_at IS NOT NULL
 RETURNING schedule_name AS id
 
+-- name: advance_deadlines
+-- The deadlines of durable functions come earlier.
+UPDATE horsies_deadlines SET ends_at = ends_at - %(seconds)s::float8 * interval '1 second'
+WHERE reached_at IS NULL
+RETURNING task_id::text AS id
+
 -- name: advance_steps
 -- The sleeps and limits of durable functions end earlier.
 UPDATE horsies_steps SET due_at = due_at - %(seconds)s::float8 * interval '1 second'

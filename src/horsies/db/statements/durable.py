@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from horsies.db.statement import StatementFile
+from horsies.db.statements.tasks import TaskId
 from horsies.encryption import Owner, Payload, ShownPayload
 
 DURABLE = StatementFile("durable.sql")
@@ -121,6 +122,7 @@ class RunRow(NamedTuple):
     encrypts: bool
     args_start: str | None
     kwargs_start: str | None
+    deadline: datetime | None
 
 
 class CallRow(NamedTuple):
@@ -164,6 +166,12 @@ class ParkedCount(NamedTuple):
     held: int
 
 
+class LimitedRun(NamedTuple):
+    """Whether a run was cancelled for its deadline."""
+
+    is_late: bool
+
+
 class HeldRun(NamedTuple):
     id: str
     task_name: str
@@ -177,6 +185,16 @@ record_step = DURABLE.declare("record_step", RecordStep, StepName)
 park_tasks = DURABLE.declare("park_tasks", ParkTasks, ParkedTask)
 clean_up_runs = DURABLE.declare("clean_up_runs", CleanUpRuns, CleanedRun)
 take_signal = DURABLE.declare("take_signal", TakeSignal, TakenSignal)
+
+
+@DURABLE.statement
+def limit_run(worker_id: str, task_id: str, generation: int, seconds: float) -> LimitedRun: ...
+
+
+@DURABLE.statement
+def end_late_runs(
+    limit: int, excluded: Sequence[str], only: Sequence[str] | None = None
+) -> TaskId: ...
 
 
 @DURABLE.statement

@@ -22,6 +22,27 @@ WHERE task.id = %(task_id)s::uuid AND task.generation = %(generation)s::integer
   AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'
 FOR SHARE
 
+-- name: limit_run
+-- Store the deadline of a run at its first call. "is_late" says that it was cancelled for its deadline; without a row
+-- the run belongs to another attempt.
+WITH mine AS (
+    SELECT task.id FROM horsies_tasks AS task
+    WHERE task.id = %(task_id)s::uuid AND task.generation = %(generation)s::integer
+      AND task.claimed_by_worker_id = %(worker_id)s AND coalesce(task.status, '') = 'RUNNING'),
+stored AS (
+    INSERT INTO horsies_deadlines (task_id, ends_at)
+    SELECT mine.id, clock_timestamp() + %(seconds)s::float8 * interval '1 second' FROM mine
+    ON CONFLICT (task_id) DO NOTHING)
+SELECT EXISTS (
+    SELECT FROM horsies_deadlines AS known WHERE known.task_id = mine.id AND known.reached_at IS NOT NULL) AS is_late
+FROM mine
+
+-- name: end_late_runs
+-- PENDING, CLAIMED or RUNNING -> CANCELLED past the deadline of the run, after its clean-up; see
+-- horsies_end_late_runs_v1.
+SELECT ended::text AS id FROM horsies_end_late_runs_v1(
+    %(limit)s::integer, %(excluded)s::uuid[], %(only)s::uuid[]) AS ended
+
 -- name: load_steps
 -- All steps of a run, in the order in which they were recorded. What the run waited for is over.
 WITH over AS (
@@ -76,11 +97,12 @@ SELECT horsies_reset_task_v1(%(task_id)s::uuid, %(step)s) AS answer
 SELECT task.task_name, task.status, task.generation, task.held, parked.since, parked.until, parked.signals,
     parked.children::text[] AS children, parked.problem, defaults.is_durable, defaults.signals AS declared,
     coalesce(defaults.encrypts, false) AS encrypts, left(task.args, 64) AS args_start,
-    left(task.kwargs, 64) AS kwargs_start
+    left(task.kwargs, 64) AS kwargs_start, deadline.ends_at AS deadline
 FROM horsies_tasks AS task LEFT JOIN horsies_parked AS parked
     ON parked.task_id = task.id AND parked.generation = task.generation
     AND coalesce(task.status, '') = 'PENDING'
 LEFT JOIN horsies_task_defaults AS defaults ON defaults.task_name = task.task_name
+LEFT JOIN horsies_deadlines AS deadline ON deadline.task_id = task.id
 WHERE task.id = %(task_id)s::uuid
 
 -- name: list_steps

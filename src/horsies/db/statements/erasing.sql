@@ -147,8 +147,8 @@ WHERE run.workflow_key IS NOT NULL AND (run.id = ANY(%(ids)s::uuid[])
     OR (run.root_workflow_id = ANY(%(ids)s::uuid[]) AND run.parent_workflow_id IS NOT NULL))
 
 -- name: forget_run_keys
--- The filters of earlier bulk orders name runs by their keys. Only this list of the plan changes: an equal text elsewhere
--- is a name, or a member of the plan. Reads every order of runs on record.
+-- The filters of earlier bulk orders name runs by their keys. Only this list in the plan is rewritten: the same text
+-- elsewhere in it is a name or a JSON key, and stays. Reads every order of runs on record.
 UPDATE horsies_actions AS change SET order_plan = jsonb_set(change.order_plan::jsonb, '{runs,workflow_keys}', (
     SELECT jsonb_agg(CASE WHEN named.key = ANY(%(keys)s::text[]) THEN 'erased' ELSE named.key END ORDER BY named.position)
     FROM jsonb_array_elements_text(change.order_plan::jsonb #> '{runs,workflow_keys}') WITH ORDINALITY

@@ -73,6 +73,12 @@ class TaskFacts(NamedTuple):
     # NULL while its run is paused, even if the task has a key.
     lane: int | None = None
     next_retry_at: datetime | None = None
+    # A run of a durable function, and whether it has recorded steps.
+    is_durable: bool = False
+    has_record: bool = False
+    # When a run is cancelled that has not ended, and whether that has happened.
+    deadline: datetime | None = None
+    is_late: bool = False
 
     @property
     def due_at(self) -> datetime:

@@ -25,7 +25,10 @@ SELECT task.id::text, task.task_name, task.queue_name, task.status, task.priorit
     beat.sent_at AS heartbeat_at, progress.done AS progress_done, progress.total AS progress_total,
     now() AS looked_at, coalesce(task.task_options LIKE '{"async":true%%', false) AS is_async,
     parked.since AS parked_since, parked.signals AS parked_signals, parked.children::text[] AS parked_children,
-    parked.problem AS parked_problem, task.lane_key, task.lane, task.next_retry_at
+    parked.problem AS parked_problem, task.lane_key, task.lane, task.next_retry_at,
+    horsies_is_durable_v1(task.task_name) AS is_durable,
+    EXISTS (SELECT FROM horsies_steps AS step WHERE step.task_id = task.id) AS has_record,
+    deadline.ends_at AS deadline, deadline.reached_at IS NOT NULL AS is_late
 FROM horsies_tasks AS task
 LEFT JOIN horsies_workflow_tasks AS node
     ON node.workflow_id = task.workflow_id AND node.task_index = task.workflow_node_index
@@ -36,6 +39,7 @@ LEFT JOIN horsies_blocked AS blocked ON blocked.id = task.id AND blocked.kind = 
 LEFT JOIN horsies_workers AS owner ON owner.worker_id = task.claimed_by_worker_id
 LEFT JOIN horsies_parked AS parked
     ON parked.task_id = task.id AND parked.generation = task.generation AND task.status = 'PENDING'
+LEFT JOIN horsies_deadlines AS deadline ON deadline.task_id = task.id
 LEFT JOIN horsies_task_progress AS progress
     ON progress.task_id = task.id AND progress.attempt = task.retry_count + 1
 LEFT JOIN LATERAL (

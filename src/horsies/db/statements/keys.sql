@@ -33,17 +33,23 @@ WITH stored AS (
 SELECT stored.name::text FROM stored CROSS JOIN LATERAL pg_notify('task_queue_' || stored.name, '@') AS woken
 
 -- name: clear_key
--- The key has the limits of its queue again; a pause stays.
-WITH gone AS (
-    DELETE FROM horsies_lanes AS stored
+-- The key has the limits of its queue again; a pause stays. Its row is locked first: a change that commits meanwhile
+-- decides whether the row is still needed.
+WITH locked AS MATERIALIZED (
+    SELECT stored.queue_name, stored.lane,
+        stored.paused_at IS NOT NULL OR stored.task_rate_seconds IS NOT NULL AS is_needed
+    FROM horsies_lanes AS stored
     WHERE stored.queue_name = %(queue)s::text AND stored.lane = horsies_lane_v1(%(queue)s::text, %(key)s::text)
-      AND stored.paused_at IS NULL AND stored.task_rate_seconds IS NULL
+    FOR UPDATE),
+gone AS (
+    DELETE FROM horsies_lanes AS stored USING locked
+    WHERE stored.queue_name = locked.queue_name AND stored.lane = locked.lane AND NOT locked.is_needed
     RETURNING stored.queue_name),
 cleared AS (
     UPDATE horsies_lanes AS stored SET
         max_concurrency = NULL, rate_seconds = NULL, rate_burst = NULL, weight = NULL, updated_at = clock_timestamp()
-    WHERE stored.queue_name = %(queue)s::text AND stored.lane = horsies_lane_v1(%(queue)s::text, %(key)s::text)
-      AND (stored.paused_at IS NOT NULL OR stored.task_rate_seconds IS NOT NULL)
+    FROM locked
+    WHERE stored.queue_name = locked.queue_name AND stored.lane = locked.lane AND locked.is_needed
     RETURNING stored.queue_name)
 SELECT changed.queue_name::text AS name
 FROM (SELECT queue_name FROM gone UNION ALL SELECT queue_name FROM cleared) AS changed
@@ -59,18 +65,23 @@ ON CONFLICT (queue_name, lane) DO UPDATE SET
 RETURNING stored.queue_name::text AS name
 
 -- name: resume_key
--- Workers start the tasks of the key again immediately: a notification wakes them, as for a new task.
-WITH gone AS (
-    DELETE FROM horsies_lanes AS stored
+-- Workers start the tasks of the key again immediately: a notification wakes them, as for a new task. As in clear_key,
+-- the row is locked first.
+WITH locked AS MATERIALIZED (
+    SELECT stored.queue_name, stored.lane,
+        stored.max_concurrency IS NOT NULL OR stored.rate_seconds IS NOT NULL OR stored.weight IS NOT NULL
+            OR stored.task_rate_seconds IS NOT NULL AS is_needed
+    FROM horsies_lanes AS stored
     WHERE stored.queue_name = %(queue)s::text AND stored.lane = horsies_lane_v1(%(queue)s::text, %(key)s::text)
-      AND stored.max_concurrency IS NULL AND stored.rate_seconds IS NULL AND stored.weight IS NULL
-      AND stored.task_rate_seconds IS NULL
+    FOR UPDATE),
+gone AS (
+    DELETE FROM horsies_lanes AS stored USING locked
+    WHERE stored.queue_name = locked.queue_name AND stored.lane = locked.lane AND NOT locked.is_needed
     RETURNING stored.queue_name),
 resumed AS (
     UPDATE horsies_lanes AS stored SET paused_at = NULL, pause_reason = NULL, updated_at = clock_timestamp()
-    WHERE stored.queue_name = %(queue)s::text AND stored.lane = horsies_lane_v1(%(queue)s::text, %(key)s::text)
-      AND (stored.max_concurrency IS NOT NULL OR stored.rate_seconds IS NOT NULL OR stored.weight IS NOT NULL
-           OR stored.task_rate_seconds IS NOT NULL)
+    FROM locked
+    WHERE stored.queue_name = locked.queue_name AND stored.lane = locked.lane AND locked.is_needed
     RETURNING stored.queue_name)
 SELECT changed.queue_name::text AS name
 FROM (SELECT queue_name FROM gone UNION ALL SELECT queue_name FROM resumed) AS changed

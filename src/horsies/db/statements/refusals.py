@@ -21,7 +21,7 @@ UNREACHABLE = ":unreachable"
 
 
 class RefusedTask(NamedTuple):
-    """A task, and how many seconds workers with this fingerprint skip it."""
+    """A task, and for how many seconds workers with this fingerprint skip it."""
 
     id: str
     fingerprint: str
@@ -29,11 +29,14 @@ class RefusedTask(NamedTuple):
 
 
 class Taker(NamedTuple):
-    """Whether another worker may run a task, and whether it is too early to fail it."""
+    """Whether another worker may run a task, whether it is too early to fail it, and whether it is the run of
+    a durable function with recorded steps, which waits without a limit.
+    """
 
     id: str
     is_known: bool
     is_recent: bool
+    has_record: bool = False
 
 
 class RefusedCalls(NamedTuple):

@@ -26,11 +26,13 @@ RETURNING known.task_id::text AS id, known.fingerprint,
 -- For each of these refused tasks: whether one of its queue's workers may run it ("is_known"), and whether one could
 -- within the grace period, or the first refusal is more recent than that ("is_recent"). A worker may run it if it
 -- registered the task or sub-workflow with parameters that have not refused this task, or if it registered no names
--- at all. Parameters: refused tasks, as columns: kinds are "tasks" or "workflows".
+-- at all. A run of a durable function that has recorded steps ("has_record") is never failed for its arguments.
+-- Parameters: refused tasks, as columns: kinds are "tasks" or "workflows".
 SELECT asked.id::text, count(worker.worker_id) FILTER (WHERE worker.stopped_at IS NULL) > 0 AS is_known,
     count(worker.worker_id) > 0
         OR coalesce((SELECT min(refusal.since) FROM horsies_refusals AS refusal WHERE refusal.task_id = asked.id)
-                    > now() - %(grace_seconds)s::float8 * interval '1 second', true) AS is_recent
+                    > now() - %(grace_seconds)s::float8 * interval '1 second', true) AS is_recent,
+    EXISTS (SELECT FROM horsies_steps AS step WHERE step.task_id = asked.id) AS has_record
 FROM unnest(%(ids)s::uuid[], %(kinds)s::text[], %(names)s::text[], %(queues)s::text[])
     AS asked (id, kind, name, queue_name)
 LEFT JOIN horsies_workers AS worker

@@ -17,13 +17,17 @@ class Requirement(NamedTuple):
 
 class Setting(NamedTuple):
     setting: str
+    check_setting: str
 
 
 class Mark(NamedTuple):
-    """The transaction is still the one that the library began; its plans are general ones from now on."""
+    """The transaction is still the one that the library began; its plans are general ones from now on,
+    and its role is that of the session.
+    """
 
     met: int
     plan_mode: str
+    role: str
 
 
 @TRANSACTIONS.statement
@@ -31,7 +35,7 @@ def require_mark(mark: str) -> Mark: ...
 @TRANSACTIONS.statement
 def require_completed(id: str, generation: int) -> Requirement: ...
 @TRANSACTIONS.statement
-def limit_idle(milliseconds: int) -> Setting: ...
+def limit_idle(milliseconds: int, check_milliseconds: int) -> Setting: ...
 
 
 TRANSACTIONS.complete()

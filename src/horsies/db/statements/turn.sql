@@ -49,14 +49,16 @@ finished AS (
         claimed_at = NULL, next_retry_at = report.due_at[array_position(%(ids)s::uuid[], task.id)],
         lane = CASE WHEN task.lane IS NOT NULL AND task.workflow_id IS NOT NULL
             THEN horsies_returned_lane_v1(task.lane, task.workflow_id) ELSE task.lane END,
-        -- A task of a fifo lane keeps its place.
+        -- A task of a fifo lane keeps its place, even if the clock has stepped back since its send: see updated_at.
         enqueued_at = CASE WHEN task.lane IS NOT NULL AND horsies_keeps_place_v1(task.queue_name, task.lane)
             THEN task.enqueued_at ELSE report.due_at[array_position(%(ids)s::uuid[], task.id)] END,
         started_at = coalesce(least(clock_timestamp(), now() + interval '1 second') - interval '1 microsecond'
             * (%(runs_us)s::bigint[])[array_position(%(ids)s::uuid[], task.id)], task.started_at),
         max_retries = greatest(task.max_retries,
             (%(max_retries)s::integer[])[array_position(%(ids)s::uuid[], task.id)]),
-        updated_at = clock_timestamp()
+        -- A lane holds what was enqueued by then.
+        updated_at = greatest(clock_timestamp(), CASE WHEN task.lane IS NOT NULL
+            AND horsies_keeps_place_v1(task.queue_name, task.lane) THEN task.enqueued_at END)
     FROM report
     WHERE task.id = ANY(%(ids)s::uuid[])
       AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
@@ -168,12 +170,12 @@ FROM horsies_claim_batch_v1(
 -- name: claim_unresolvable
 -- PENDING -> RUNNING without a child, so that this worker can fail them: tasks that have been due for the grace
 -- period and whose name no worker on their queue has known for that long. A worker that registered no names may know
--- any task. While every name is known to a worker, no task is read. A batch that fails is repeated task by task, each
--- named by "only".
+-- any task. Runs of durable functions wait for a worker that has their function. As long as some worker knows every
+-- name, no task row is read. If a batch fails, its tasks are tried one at a time, with "only" naming the task.
 WITH unresolvable AS MATERIALIZED (
     SELECT queue.name AS queue_name, task.name AS task_name
     FROM unnest(%(queues)s::text[]) AS queue (name) CROSS JOIN unnest(%(names)s::text[]) AS task (name)
-    WHERE NOT EXISTS (
+    WHERE NOT horsies_is_durable_v1(task.name) AND NOT EXISTS (
         SELECT FROM horsies_workers AS worker
         WHERE (worker.stopped_at IS NULL
                OR worker.stopped_at > now() - %(grace_seconds)s::float8 * interval '1 second')
@@ -244,7 +246,8 @@ UPDATE horsies_tasks AS task SET
     started_at = NULL, worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL,
     lane = CASE WHEN task.lane IS NOT NULL AND task.workflow_id IS NOT NULL
         THEN horsies_returned_lane_v1(task.lane, task.workflow_id) ELSE task.lane END,
-    updated_at = clock_timestamp()
+    -- Back in its lane, even if the clock has stepped back since its send.
+    updated_at = greatest(clock_timestamp(), task.enqueued_at)
 WHERE task.claimed_by_worker_id = %(worker_id)s AND task.status IN ('CLAIMED', 'RUNNING')
   AND NOT EXISTS (SELECT FROM held WHERE held.id = task.id AND held.generation = task.generation)
   AND (SELECT count(*) FROM roots) >= 0 AND task.id <> ALL(ARRAY(SELECT cleaning.id FROM cleaning))
@@ -320,7 +323,7 @@ RETURNING task.id::text
 -- CLAIMED -> PENDING if the lease has lapsed: the worker has not started the task. "only" as above.
 UPDATE horsies_tasks AS task SET
     status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL,
-    claimed_at = NULL, worker_hostname = NULL, updated_at = clock_timestamp()
+    claimed_at = NULL, worker_hostname = NULL, updated_at = greatest(clock_timestamp(), task.enqueued_at)
 WHERE task.id = ANY(ARRAY(
     SELECT lapsed.id FROM horsies_tasks AS lapsed
     WHERE lapsed.status = 'CLAIMED' AND lapsed.claim_expires_at <= now()
@@ -333,7 +336,7 @@ RETURNING task.id::text
 -- CLAIMED -> PENDING for tasks of a worker that died before it started them.
 UPDATE horsies_tasks AS task SET
     status = 'PENDING', claimed = false, claim_expires_at = NULL, claimed_by_worker_id = NULL,
-    claimed_at = NULL, worker_hostname = NULL, updated_at = clock_timestamp()
+    claimed_at = NULL, worker_hostname = NULL, updated_at = greatest(clock_timestamp(), task.enqueued_at)
 WHERE task.id = ANY(%(ids)s::uuid[])
   AND task.generation = (%(generations)s::integer[])[array_position(%(ids)s::uuid[], task.id)]
   AND task.claimed_by_worker_id IS NOT DISTINCT FROM %(worker_id)s AND coalesce(task.status, '') = 'CLAIMED'

@@ -319,6 +319,14 @@ DELETE FROM horsies_workers WHERE worker_id = ANY(ARRAY(
     LIMIT %(limit)s))
 RETURNING worker_id::text AS id
 
+-- name: delete_old_meters
+-- Those of keys whose starts were paid for that long ago: such a meter says what none says.
+DELETE FROM horsies_meters WHERE ctid = ANY(ARRAY(
+    SELECT old.ctid FROM horsies_meters AS old
+    WHERE old.lane <> 0 AND old.next_at < now() - %(hours)s * interval '1 hour'
+    LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING queue_name::text AS id
+
 -- name: delete_old_logs
 DELETE FROM horsies_task_logs WHERE id = ANY(ARRAY(
     SELECT id FROM horsies_task_logs WHERE created_at < now() - %(hours)s * interval '1 hour'

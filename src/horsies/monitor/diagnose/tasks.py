@@ -226,11 +226,18 @@ def _parked_run(task: TaskFacts) -> Finding:
         remedy = command("explain", children[0])
     return finding(
         "PARKED_RUN",
-        f"It is parked and waits for {' or '.join(events)}.",
+        f"It is parked and waits for {' or '.join(events)}{_ends_by(task)}.",
         since=task.parked_since,
         subjects=[*signals, *children],
         remedy=remedy,
     )
+
+
+def _ends_by(task: TaskFacts) -> str:
+    """When the deadline of a run cancels it."""
+    if task.deadline is None or task.is_late:
+        return ""
+    return f"; its deadline cancels it in {between(task.looked_at, task.deadline)}"
 
 
 def _parked_signal(task: TaskFacts) -> Finding:
@@ -284,12 +291,12 @@ def _worker_reasons(situation: TaskSituation) -> Iterator[Finding]:
 
 def _unknown(situation: TaskSituation) -> Finding:
     task, queue = situation.task, situation.queue
-    grace = _grace_seconds(queue)
-    fails = "" if grace is None else f" after {lasting(grace)}"
+    ends = f"it fails with WORKER_RESOLUTION_ERROR{_after_grace(queue)}"
+    if task.is_durable:
+        ends = "it waits for one that does, keeps its recorded steps and uses up no attempt"
     return finding(
         "TASK_UNKNOWN",
-        f"No live worker of queue {queue.name!r} knows {_wanted(task)}; it fails with "
-        f"WORKER_RESOLUTION_ERROR{fails}.",
+        f"No live worker of queue {queue.name!r} knows {_wanted(task)}; {ends}.",
         since=task.enqueued_at,
         subjects=[worker.label for worker in queue.servers],
         remedy=f"deploy a worker of queue {queue.name} that has {_wanted(task)}",
@@ -307,12 +314,13 @@ def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Findin
         held = f"{workers} of queue {queue.name!r} cannot read it"
         return unreadable_reason(queue, max(keys), held, since)
     fault = first_sentence(refusals[0].refusal or "")
-    grace = _grace_seconds(queue)
-    fails = "" if grace is None else f" after {lasting(grace)}"
+    waits = "The task waits for a worker of another release"
+    ends = f" and fails with WORKER_SERIALIZATION_ERROR{_after_grace(queue)}"
+    if situation.task.has_record:
+        ends = ", keeps its recorded steps and uses up no attempt"
     return finding(
         "CALL_DOES_NOT_FIT",
-        f"{workers} of queue {queue.name!r} cannot run it: {fault}. "
-        f"The task waits for a worker of another release and fails with WORKER_SERIALIZATION_ERROR{fails}.",
+        f"{workers} of queue {queue.name!r} cannot run it: {fault}. {waits}{ends}.",
         since=since,
         subjects=[worker.label for worker in knowing],
         remedy=f"deploy a worker of queue {queue.name} with the release that sent the call; or "
@@ -320,10 +328,11 @@ def _unfit(situation: TaskSituation, knowing: Sequence[WorkerSummary]) -> Findin
     )
 
 
-def _grace_seconds(queue: QueueSituation) -> float | None:
+def _after_grace(queue: QueueSituation) -> str:
+    """After which time workers fail a task that none of them can run, if they have stored their settings."""
     graces = [_setting(queue, worker, "unknown_task_grace_ms") for worker in queue.servers]
     known = [grace for grace in graces if isinstance(grace, int)]
-    return max(known) / 1000 if known else None
+    return f" after {lasting(max(known) / 1000)}" if known else ""
 
 
 def _wanted(task: TaskFacts) -> str:
@@ -638,7 +647,7 @@ def _ended(task: TaskFacts) -> Iterator[Finding]:
     verb = {
         TaskStatus.COMPLETED: f"It completed{when}",
         TaskStatus.FAILED: f"It failed with {task.error_code or 'an error without a code'}{when}",
-        TaskStatus.CANCELLED: f"It was cancelled{when}",
+        TaskStatus.CANCELLED: f"It was cancelled{when}{_late(task)}",
         TaskStatus.EXPIRED: f"It expired{when}: it did not start before its good_until",
     }[status]
     if status is not TaskStatus.FAILED:
@@ -648,6 +657,10 @@ def _ended(task: TaskFacts) -> Iterator[Finding]:
     cause = command("show", task.id, "--payload")
     yield finding("ENDED", f"{verb}.", since=task.ended_at, remedy=cause)
     yield replace(_not_retried(task), remedy=_again(task))
+
+
+def _late(task: TaskFacts) -> str:
+    return ": the run reached its deadline" if task.is_late else ""
 
 
 def _again(task: TaskFacts) -> str | None:

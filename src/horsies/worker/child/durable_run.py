@@ -24,7 +24,7 @@ from horsies.durable.context import Durable
 from horsies.durable.engine import Engine, left_after, patiently
 from horsies.durable.leaving import Leaving, Parked, RecordRefused, RunCancelled, Unreadable
 from horsies.durable.past import Past
-from horsies.durable.run import Fence, Run
+from horsies.durable.run import Fence, Run, limited
 from horsies.error_codes import (
     OperationalErrorCode,
     error_code_text,
@@ -55,7 +55,10 @@ def begun(transactions: Transactions, definition: TaskDefinition, assignment: As
     """The engine of a call, with the recorded steps of its run."""
     _refuse_without_worker(transactions)
     past = _read_past(transactions, assignment) if assignment.generation > 1 else Past()
-    return Engine(_run(transactions, definition, assignment, past), transactions)
+    engine = Engine(_run(transactions, definition, assignment, past), transactions)
+    if (seconds := _deadline_of(definition)) is not None:
+        engine.perform(limited(engine.run, seconds))
+    return engine
 
 
 async def begun_async(
@@ -69,7 +72,14 @@ async def begun_async(
             return Past(await load_steps.run_async(connection, _run_of(assignment)))
 
     past = await patiently_async(read) if assignment.generation > 1 else Past()
-    return AsyncEngine(_run(transactions, definition, assignment, past), transactions)
+    engine = AsyncEngine(_run(transactions, definition, assignment, past), transactions)
+    if (seconds := _deadline_of(definition)) is not None:
+        await engine.perform(limited(engine.run, seconds))
+    return engine
+
+
+def _deadline_of(definition: TaskDefinition) -> float | None:
+    return None if definition.durable is None else definition.durable.deadline_seconds
 
 
 def _run_of(assignment: Assignment) -> tuple[str, int]:

@@ -313,8 +313,8 @@ def _call_batch(
     batch: BatchTraits,
     called: Sequence[tuple[Assignment, Any]],
 ) -> list[ChildReport]:
-    """Call a batched function, and report the outcome of each item. An error of the call is the outcome of
-    every task; its traceback is logged once.
+    """Call a batched function and report the outcome of each item. If the call fails, every task gets its
+    error; its traceback is logged once.
     """
     items = [item for _, item in called]
     # The value of the call is a list; that of each task is checked below.

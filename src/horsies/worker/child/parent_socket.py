@@ -95,7 +95,7 @@ class ParentSocket:
             self._poll.poll()
             try:
                 data = self.socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:  # a thread or process left behind by a task has read it first
+            except BlockingIOError:  # a thread or process left behind by a task read it first
                 continue
             if not data:
                 return None

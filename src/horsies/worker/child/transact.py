@@ -46,6 +46,7 @@ from horsies.db.statement import (
 from horsies.db.statements.transactions import limit_idle
 from horsies.db.statements.turn import find_completed
 from horsies.db.task_transaction import (
+    CLIENT_CHECK_MS,
     IDLE_AFTER_RECORD_MS,
     LOST,
     OVER,
@@ -236,7 +237,7 @@ class AttemptRecord:
         rows: list[Any] = []
         for step in self.steps(stored_json):
             rows = yield step
-        yield limit_idle(IDLE_AFTER_RECORD_MS)
+        yield limit_idle(IDLE_AFTER_RECORD_MS, CLIENT_CHECK_MS)
         return rows
 
     def note(self, rows: list[Any], result_json: str) -> None:

@@ -35,7 +35,7 @@ class RestartDelay:
     __slots__ = ("_died_at", "deaths", "not_before")
 
     def __init__(self) -> None:
-        # How many there were since a process lived.
+        # Early deaths in a row, since a process last lived.
         self.deaths = 0
         self._died_at = self.not_before = 0.0
 
@@ -180,7 +180,7 @@ class ChildProcess:
     # Whether a task has interfered with the socket or the permits: the child takes no more tasks and is
     # replaced.
     is_tainted: bool = False
-    # Whether it has not started its latest tasks for seconds: its event loop is blocked or receives no data.
+    # Whether its latest tasks have waited for seconds to start: its event loop is blocked or gets no data.
     is_stuck: bool = False
     verdict: str | None = None
     failed_hook: tuple[str, str] | None = None

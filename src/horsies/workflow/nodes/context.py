@@ -59,8 +59,9 @@ class WorkflowContext:
 
     Example:
         @app.task("report")
-        def report(workflow_ctx: WorkflowContext | None = None) -> TaskResult[str, TaskError]:
+        def report(workflow_ctx: WorkflowContext | None = None) -> str:
             total = workflow_ctx.result_for(total_node)
+            return f"{total.ok_value} orders" if total.is_ok() else "no orders"
     """
 
     workflow_id: str

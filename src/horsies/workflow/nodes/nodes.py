@@ -142,7 +142,7 @@ class Node(Generic[R_co]):
     min_success: int | None = None
     """How many successes a quorum needs."""
     node_id: str | None = None
-    """The id in the run; otherwise derived from the workflow's name and the index."""
+    """The id in the run; if omitted, it is derived from the workflow's name and the index."""
     index: int | None = None
     """The position in the workflow, set when the workflow is built."""
     frozen: bool = field(default=False, init=False)
