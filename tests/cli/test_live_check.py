@@ -123,6 +123,20 @@ def test_a_live_check_says_who_cannot_run_workers(database_url: str, role: str) 
     assert live_notes(config) == []
 
 
+def test_a_live_check_names_the_session_that_locks_a_table(database_url: str) -> None:
+    with psycopg.connect(database_url) as holder:
+        apply_migrations(holder)
+        holder.commit()
+        holder.execute("LOCK TABLE horsies_migrations IN ACCESS EXCLUSIVE MODE")
+        config = PostgresConfig(database_url=database_url)
+        (error,) = live_errors(config)
+        pid = holder.info.backend_pid
+    assert error.message.startswith(
+        f"The tables of horsies cannot be used. Another session locks horsies_migrations: pid {pid} ("
+    )
+    assert error.message.endswith(f"to end it: SELECT pg_terminate_backend({pid})")
+
+
 def test_a_live_check_says_that_migrations_are_missing(
     database_url: str, horsies: Run, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ from tests.support.query_plans import task_reads
 MANY = 1_000_000 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 100_000
 QUEUES = ["default", "empty"]
 NOISY = lane_of("default", "noisy").number
+ASYNC = '{"async":true}'
 FIRST_ID, LAST_ID = str(UUID(int=0)), str(UUID(int=2**128 - 1))
 
 
@@ -53,8 +54,10 @@ def crowded(connection: Database, request: pytest.FixtureRequest) -> Database:
                 step[0].run(connection, step[1])
     connection.execute("ALTER TABLE horsies_tasks DISABLE TRIGGER USER")
     add_many_keyed(connection, "noisy", MANY)
-    for number in range(20):
+    for number in range(60):
         add_keyed(connection, f"quiet {number}")
+    for key in ("noisy", "quiet 0"):
+        add_keyed(connection, key, task_options=ASYNC)
     connection.execute("ALTER TABLE horsies_tasks ENABLE TRIGGER USER")
     if not is_planned:
         connection.execute("ANALYZE horsies_tasks")
@@ -78,6 +81,10 @@ def steps() -> list[Step]:
     return [
         (claim_tasks, claim),
         (claim_tasks, marked),
+        (claim_tasks, claim._replace(is_async=True)),
+        (claim_tasks, marked._replace(is_async=True)),
+        (claim_tasks, claim._replace(is_async=False)),
+        (claim_tasks, claim._replace(idle=2, short_names=["work"])),
         (look_at_keys, LookAtKeys(QUEUES, 10)),
         (seconds_until_due, LookAhead(QUEUES, None)),
         count_waiting(100),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,8 +19,11 @@ from horsies.db.statements.turn import (
 )
 from horsies.tasks.keys import lane_of
 from tests.support.database import Database
-from tests.support.keys import Ring, add_keyed, add_many_keyed
+from tests.support.keys import Ring, add_keyed, add_many_keyed, key_of, limit
+from tests.support.query_plans import task_reads
 from tests.support.rows import add_task, ago
+
+ASYNC = '{"async":true}'
 
 
 def by_ring(keys: Sequence[str], queue: str = "default") -> list[str]:
@@ -176,10 +180,35 @@ def test_windows_leave_long_tasks_alone(connection: Database) -> None:
 
 def test_kinds_of_tasks_are_claimed_apart(connection: Database) -> None:
     add_keyed(connection, "a", task_name="plain")
-    add_keyed(connection, "a", task_name="async", task_options='{"async":true}')
+    add_keyed(connection, "a", task_name="async", task_options=ASYNC)
     ring = Ring(connection)
     assert [task.task_name for task in ring.take(4, is_async=True)] == ["async"]
     assert [task.task_name for task in ring.take(4, is_async=False)] == ["plain"]
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_concurrency": 3}, {"weight": 2.0}])
+def test_async_tasks_are_found_behind_any_number_of_others_of_their_keys(
+    connection: Database, limits: dict[str, Any]
+) -> None:
+    if limits:
+        limit(connection, **limits)
+    connection.execute("SET plan_cache_mode = force_generic_plan")
+    for key in ("a", "b"):
+        add_many_keyed(connection, key, 20_000)
+        add_keyed(connection, key, 2, task_options=ASYNC)
+    add_many_keyed(connection, "c", 10)
+    add_keyed(connection, "a", task_options=ASYNC, priority=1, task_name="first")
+    ring = Ring(connection)
+    wanted = ClaimTasks("w", "host", [1, 2, 3, 4], ["default"], [4], cursors=[0], is_async=True)
+    rows, _, fetched, entries = task_reads(connection, (claim_tasks, wanted))
+    taken = [row for row in rows if row.id]
+    assert Counter(key_of(connection, task) for task in taken) == {"a": 2, "b": 2}
+    assert "first" in [task.task_name for task in taken]
+    assert fetched + entries < 200, "the other 40,000 were not read"
+    assert ring.claim(2, is_async=True) == ["a"]
+    assert ring.claim(2, is_async=True) == []
+    assert ring.is_drained
+    assert len(ring.claim(3, is_async=False)) == 3
 
 
 def test_names_that_a_worker_does_not_know_are_left_out(connection: Database) -> None:

@@ -41,8 +41,9 @@ def _marks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Taker:
     """A worker's claims by keys on a clock of the test's own, with its marks."""
 
-    def __init__(self, connection: Database) -> None:
+    def __init__(self, connection: Database, *, is_async: bool = False) -> None:
         self.claimer = Claimer("w", "host", QUEUES, [None])
+        self.is_async = True if is_async else None
         self.bookmarks, self.rings = Bookmarks(QUEUES), KeyRings(QUEUES)
         self.rings.note_keyed(QUEUES)
         self.now = 1_000.0
@@ -57,6 +58,7 @@ class Taker:
             positions=positions,
             cursors=self.rings.cursors(),
             lane_marks=NO_MARKS if positions is EVERYWHERE else marks,
+            is_async=self.is_async,
         )
 
     def take(self, children: int = 1, **more: Any) -> list[ClaimedTask]:
@@ -272,12 +274,18 @@ STEPS = st.one_of(
 )
 
 
-def change(connection: Database, step: tuple[Any, ...], running: list[ClaimedTask]) -> set[str]:
+def change(
+    connection: Database,
+    step: tuple[Any, ...],
+    running: list[ClaimedTask],
+    task_options: str | None,
+) -> set[str]:
     """Carry out a step that is not a claim; return the tasks that it put into lanes."""
     match step:
         case ("send", key, priority, seconds):
+            columns = {"priority": priority, "enqueued_at": ago(seconds)}
             before = ids_of(connection)
-            add_keyed(connection, key, priority=priority, enqueued_at=ago(seconds))
+            add_keyed(connection, key, task_options=task_options, **columns)
             return ids_of(connection) - before
         case ("cancel", number):
             waiting = sorted(ids_of(connection))
@@ -325,14 +333,15 @@ def ids_of(connection: Database) -> set[str]:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(steps=st.lists(STEPS, max_size=40), is_fifo=st.booleans())
+@given(steps=st.lists(STEPS, max_size=40), is_fifo=st.booleans(), is_async=st.booleans())
 def test_whatever_happens_to_tasks_they_are_claimed_in_order_and_none_is_forgotten(
-    connection: Database, steps: list[tuple[Any, ...]], is_fifo: bool
+    connection: Database, steps: list[tuple[Any, ...]], is_fifo: bool, is_async: bool
 ) -> None:
     connection.execute("TRUNCATE horsies_tasks, horsies_lanes CASCADE")
     for key in "abc":
         limit(connection, key, is_fifo=is_fifo)
-    taker, lanes = Taker(connection), Lanes(connection)
+    taker, lanes = Taker(connection, is_async=is_async), Lanes(connection)
+    task_options = '{"async":true}' if is_async else None
     running: list[ClaimedTask] = []
     for step in steps:
         match step:
@@ -353,7 +362,7 @@ def test_whatever_happens_to_tasks_they_are_claimed_in_order_and_none_is_forgott
                     lanes.check(before, taken, taker)
                 running += claimed
             case _:
-                lanes.fresh |= change(connection, step, running)
+                lanes.fresh |= change(connection, step, running, task_options)
     drain(connection, taker, running)
     assert not ids_of(connection)
 

@@ -13,19 +13,30 @@ from typing import Any
 import psycopg
 import pytest
 
+from horsies import RecoveryConfig
+from horsies.db.pipeline import Pipeline
 from horsies.db.statements.turn import (
     ClaimTasks,
     ClaimUnresolvable,
     CompleteTasks,
+    ExpireTasks,
     LookAtKeys,
+    ReleaseLapsed,
+    ReleaseUnstarted,
+    StartTasks,
     claim_tasks,
     claim_unresolvable,
     complete_tasks,
+    expire_tasks,
     look_at_keys,
+    release_lapsed,
+    release_unstarted,
+    start_tasks,
 )
 from horsies.db.statements.workers import store_lane_limits
 from horsies.tasks.keys import lane_of
 from horsies.worker.keyed import KeyRings
+from horsies.worker.reaper import sweep
 from tests.support.database import Database
 from tests.support.keys import (
     FIRST,
@@ -220,6 +231,35 @@ def test_the_claim_that_uses_up_a_rate_says_when_to_look_again(connection: Datab
     assert ring.wait_seconds == 0, "no task is left to wait for"
 
 
+def test_a_higher_rate_of_a_key_holds_at_once(connection: Database) -> None:
+    limit(connection, rate_seconds=3600.0, rate_burst=2)
+    limit(connection, "acme", rate_seconds=3600.0, rate_burst=2)
+    add_keyed(connection, "acme", 9)
+    ring = Ring(connection)
+    assert ring.claim(9) == ["acme", "acme"]
+    raise_rate = "UPDATE horsies_lanes SET rate_seconds = 0.5 WHERE lane_key = 'acme'"
+    connection.execute(raise_rate)
+    ring.claim(9)
+    assert ring.wait_seconds <= 1, "an hour under the old rate"
+    wait_until(lambda: ring.claim(9) == ["acme"])
+
+
+def test_keys_with_a_rate_leave_no_meters_behind(connection: Database) -> None:
+    limit(connection, rate_seconds=1.0, rate_burst=1)
+    for key in ("old", "new"):
+        add_keyed(connection, key)
+    assert len(Ring(connection).claim(2)) == 2
+    connection.execute(
+        "UPDATE horsies_meters SET next_at = next_at - interval '61 minutes' WHERE lane = %s",
+        (lane_of("default", "old").number,),
+    )
+    sweep(Pipeline(connection, prepared=False), RecoveryConfig())
+    left = connection.execute("SELECT lane FROM horsies_meters").fetchall()
+    assert left == [(lane_of("default", "new").number,)]
+    add_keyed(connection, "old", 2)
+    assert Ring(connection).claim(4) == ["old"], "the rate holds without the meter"
+
+
 def test_a_rolled_back_claim_has_used_no_start(connection: Database, process_url: str) -> None:
     limit(connection, rate_seconds=3600.0, rate_burst=1)
     add_keyed(connection, "a", 3)
@@ -389,6 +429,58 @@ def test_a_lapsed_claim_holds_a_fifo_lane_until_it_is_released(connection: Datab
         "claimed_by_worker_id = NULL, claimed_at = NULL WHERE claimed"
     )
     assert [task.task_name for task in ring.take(8)] == ["first"]
+
+
+@pytest.mark.parametrize("way", ["retried", "released", "lapsed"])
+def test_a_task_of_a_fifo_lane_keeps_its_place_when_the_clock_has_stepped_back(
+    connection: Database, way: str
+) -> None:
+    limit(connection, is_fifo=True)
+    for name in ("first", "second"):  # sent before the step
+        add_keyed(connection, "a", task_name=name, enqueued_at=ago(-30), updated_at=ago(-30))
+    ring = Ring(connection)
+    is_ahead = way == "lapsed"
+    (first,) = ring.take(int(not is_ahead), prefetch=int(is_ahead), lease_ms=1, queue_limits=[1])
+    if way == "retried":
+        retry(connection, first, 0)
+    elif way == "released":
+        assert release_unstarted.run(connection, ReleaseUnstarted("w", [], []))
+    else:
+        wait_until(lambda: release_lapsed.run(connection, ReleaseLapsed(1)))
+    assert first.task_name == "first"
+    assert [task.task_name for task in ring.take(1)] == ["first"]
+
+
+def test_the_head_of_a_fifo_lane_that_expires_is_passed_once_it_has_ended(
+    connection: Database, process_url: str
+) -> None:
+    limit(connection, is_fifo=True)
+    add_keyed(connection, "a", task_name="first", good_until=ago(1))
+    add_keyed(connection, "a", task_name="second")
+    ring = Ring(connection)
+    assert ring.take(8) == [], "the first one has not ended"
+    with closing(Ears(process_url, ("task_queue_default", SENTINEL))) as ears:
+        expire_tasks.run(connection, ExpireTasks('{"err":"late"}', 10))
+        assert ears.heard() == [OFFER]
+    assert [task.task_name for task in ring.take(8)] == ["second"]
+
+
+def test_a_task_claimed_ahead_that_starts_while_its_lease_ends_keeps_its_place(
+    connection: Database, process_url: str
+) -> None:
+    limit(connection, max_concurrency=1)
+    add_keyed(connection, "a", 2)
+    (ahead,) = Ring(connection).take(0, prefetch=1, lease_ms=200, queue_limits=[1])
+    lapsed = "SELECT FROM horsies_tasks WHERE claim_expires_at <= clock_timestamp()"
+    with psycopg.connect(process_url) as other:
+        start = StartTasks("w", [ahead.id], [ahead.generation], [7])
+        assert start_tasks.run(other, start)
+        wait_until(lambda: connection.execute(lapsed).rowcount)
+        assert Ring(connection).claim(2) == [], (
+            "it has started, and its worker will soon commit that"
+        )
+        other.commit()
+    assert Ring(connection).claim(2) == []
 
 
 def test_tasks_with_keys_that_no_worker_knows_are_claimed_to_fail(connection: Database) -> None:

@@ -588,7 +588,11 @@ def test_a_migration_gives_way_and_then_names_the_sessions_that_block_it(
         blocker.rollback()
         assert list(apply_migrations(empty)) == [change, *functions()]
     message = str(caught.value)
-    assert f"pid {pid} (report, idle in transaction, in a transaction since 2" in message
+    assert (
+        f"pid {pid} (user postgres, report, idle in transaction, in a transaction since 2"
+        in message
+    )
+    assert f"the oldest with SELECT pg_terminate_backend({pid})" in message
     assert "secret" not in message
     assert is_transient(caught.value)
 
@@ -614,6 +618,30 @@ def test_a_migration_waits_in_short_turns_for_a_lock_that_is_freed(
         blocker.rollback()
         thread.join()
     assert applied == [change, *functions()]
+
+
+@pytest.mark.parametrize("start", [apply_migrations, prepare_schema])
+def test_a_start_with_a_locked_record_names_the_holder_and_ends(
+    start: Any,
+    empty: Connection[Any],
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    apply_migrations(empty)
+    monkeypatch.setattr(migrate, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(migrate, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(migrate, "_LOCK_TIMEOUT", "SET LOCAL lock_timeout = 100")
+    database = Database(PostgresConfig(database_url=database_url))
+    with psycopg.connect(database_url, application_name="report") as blocker:
+        blocker.execute("LOCK TABLE horsies_migrations IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(migrate.SchemaBusyError) as caught:
+            start(database if start is prepare_schema else empty)
+        end = f"pg_terminate_backend({blocker.info.backend_pid})"
+    assert end in str(caught.value)
+    (waits,) = [one.getMessage() for one in caplog.records if one.name == "horsies.schema"]
+    assert waits.startswith("waiting for locks on the tables of horsies, held by pid ")
+    assert end in waits
 
 
 def _waits_for_a_table(connection: Connection[Any]) -> bool:

@@ -150,14 +150,6 @@ def test_a_clock_that_steps_back_delays_by_no_more_than_the_step(connection: Dat
     assert len(claim(connection, seconds=[1.0], bursts=[1])) == 1
 
 
-def test_a_changed_rate_applies_from_the_next_claim_on(connection: Database) -> None:
-    fill(connection, 9)
-    claim(connection)
-    assert len(claim(connection, seconds=[0.001], bursts=[3])) == 0
-    shift_clock(connection, 2 * SLOW)
-    assert len(claim(connection, seconds=[0.001], bursts=[3])) == 3
-
-
 @pytest.mark.parametrize("burst", [1, 5])
 def test_many_claimers_never_exceed_the_rate(
     connection: Database, process_url: str, burst: int
@@ -190,6 +182,27 @@ def test_many_claimers_never_exceed_the_rate(
         for later in range(place + burst, len(starts)):
             allowed = (starts[later] - at + 0.015) / seconds + burst
             assert later - place + 1 <= allowed + 1e-6
+
+
+def test_another_rate_holds_at_once_and_keeps_the_starts_so_far(connection: Database) -> None:
+    fill(connection, 9)
+    assert len(claim(connection, bursts=[2])) == 2
+    assert claim(connection, seconds=[60], bursts=[2]) == []
+    assert 50 < (until_start(connection) or 0) <= 60, "an hour under the old rate"
+    assert claim(connection, seconds=[SLOW], bursts=[2]) == []
+    assert 50 * 60 < (until_start(connection) or 0) <= SLOW
+    assert len(claim(connection, seconds=[SLOW], bursts=[3])) == 1, "two of three are used"
+    shift_clock(connection, -SLOW)  # stepped back: more is ahead than any burst can be
+    assert claim(connection, seconds=[60], bursts=[1]) == []
+    assert 50 < (until_start(connection) or 0) <= 180
+
+
+def test_workers_of_two_rates_do_not_lend_each_other_starts(connection: Database) -> None:
+    fill(connection, 40)
+    for _ in range(5):
+        claim(connection, bursts=[8])
+        claim(connection, seconds=[SLOW / 2], bursts=[1])
+    assert connection.execute("SELECT FROM horsies_tasks WHERE status = 'RUNNING'").rowcount == 8
 
 
 def test_a_turn_that_waits_for_a_meter_deals_what_is_left(

@@ -173,10 +173,10 @@ def test_a_task_that_every_worker_has_refused_is_recent_until_the_first_refusal_
     add_worker(connection, NEW_TASK)
     task_id = add_task(connection)
     refuse(connection, task_id, "2")
-    assert taker_of(connection, task_id)[1:] == (False, True)
+    assert taker_of(connection, task_id)[1:3] == (False, True)
     age_refusals(connection)
     refuse(connection, task_id, "1")
-    assert taker_of(connection, task_id)[1:] == (False, False)
+    assert taker_of(connection, task_id)[1:3] == (False, False)
 
 
 def test_a_refusal_lasts_for_the_grace_period_and_then_for_a_pause(connection: Database) -> None:

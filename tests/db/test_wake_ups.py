@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from psycopg import Connection
 
 from horsies.db.statements.workers import pass_wake_up, wait_for_tasks
-from horsies.ids import new_id
 from horsies.worker.liveness import lock_key
 from tests.support.notifications import SENTINEL, Ears
 from tests.support.rows import add_task, ago
@@ -26,7 +26,8 @@ VALUES (%s, %s, 'host', 1, 1, %s, %s, %s)
 def add_worker(
     connection: Connection[Any], *, waits: bool = True, queue: str = "a", hears: bool = True
 ) -> str:
-    worker_id = new_id()
+    # Ids of one process count upwards within a millisecond; those of many workers are spread.
+    worker_id = str(uuid4())
     values = (worker_id, lock_key(worker_id), [queue], waits, hears)
     connection.execute(INSERT, values)
     return worker_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from horsies import (
 from horsies.testing import clock_of, run_pending
 from tests.support.database import Database
 from tests.support.durable_runs import Effects, info_of
+from tests.support.rows import add_worker
 
 DAY = timedelta(days=1)
 
@@ -207,6 +209,43 @@ def test_a_clean_up_that_the_code_no_longer_has_holds_the_run_until_a_second_can
     assert "the record goes on with 'on_cancel:note'" in (info.problem or "")
     sent.cancel().unwrap()
     assert status_of(sent) is TaskStatus.CANCELLED
+    assert effects == {}
+
+
+@pytest.mark.parametrize(
+    ("known", "refused", "ends"),
+    [({}, None, True), ({"order": "1"}, None, False), ({"order": "1"}, "1", True)],
+    ids=["no code", "a worker that has it", "other parameters"],
+)
+def test_a_clean_up_that_no_live_worker_can_run_is_left_out_by_a_second_cancel(
+    app: Horsies,
+    connection: Database,
+    effects: Effects,
+    known: dict[str, str],
+    refused: str | None,
+    ends: bool,
+) -> None:
+    @app.durable("order")
+    def place(ctx: Durable) -> None:
+        ctx.on_cancel(effects.note, "undo")
+        ctx.sleep(DAY)
+
+    sent = place.enqueue()
+    run_pending(app)
+    sent.cancel().unwrap()
+    sent.cancel().unwrap()
+    assert status_of(sent) is TaskStatus.PENDING, (
+        "no worker serves the queue; one may have the code"
+    )
+    add_worker(connection, known_tasks=json.dumps({"tasks": known, "workflows": {}}))
+    if refused is not None:
+        connection.execute(
+            "INSERT INTO horsies_refusals (task_id, fingerprint, worker_id, message, until) "
+            "VALUES (%s, %s, 'worker', 'no', now())",
+            (sent.task_id, refused),
+        )
+    sent.cancel().unwrap()
+    assert status_of(sent) is (TaskStatus.CANCELLED if ends else TaskStatus.PENDING)
     assert effects == {}
 
 

@@ -44,6 +44,26 @@ def test_a_parked_run_keeps_its_place_in_a_fifo_lane(
     ]
 
 
+def test_a_parked_run_keeps_its_place_when_the_clock_has_stepped_back(
+    app: Horsies, connection: Database, effects: Effects
+) -> None:
+    limit(connection, is_fifo=True)
+
+    @app.durable("talk")
+    def talk(ctx: Durable, name: str) -> str:
+        ctx.step(effects.note, name)
+        return str(ctx.wait_signal("go"))
+
+    for name in ("first", "second"):
+        talk.with_options(key="acme").enqueue(name)
+    sent_before = "enqueued_at + interval '1 minute', updated_at + interval '1 minute'"
+    connection.execute(
+        f"UPDATE horsies_tasks SET (enqueued_at, updated_at) = ({sent_before})".encode()
+    )
+    run_pending(app)
+    assert effects == {"first": 1}, "the first one has parked, and the second waits behind it"
+
+
 def test_a_held_run_keeps_its_place_in_a_fifo_lane(
     app: Horsies, connection: Database, effects: Effects
 ) -> None:

@@ -29,7 +29,7 @@ from tests.support.durable_runs import APPLICATION, WITNESS, journal_of, start
 from tests.support.explained import Doors, the
 from tests.support.tables import attempts, task, wait_for_status, wait_until_empty
 from tests.support.wait import wait_until
-from tests.support.workers import QUICK_RECOVERY, Fleet, Journal, RunningWorker
+from tests.support.workers import HARDLY_POLLS, QUICK_RECOVERY, Fleet, Journal, RunningWorker
 
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 RUNS, KILLS, WORKER_KILLS = (300, 600, 20) if IS_LONG else (12, 25, 1)
@@ -385,6 +385,61 @@ def test_runs_of_a_former_version_wait_for_a_worker_that_has_it(
         assert [one.outcome for one in attempts(witnessed, task_id)] == ["COMPLETED"]
     effects = witnessed.execute("SELECT task_id::text, number FROM durable_effects").fetchall()
     assert sorted(effects) == sorted([*((task_id, 1) for task_id in runs), (newer, 2)])
+
+
+@pytest.mark.timeout(120)
+def test_runs_end_at_their_deadline_wherever_they_are(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    # Only the deadline itself can wake this worker in time.
+    fleet.start(application=APPLICATION, processes=2, config=HARDLY_POLLS)
+    sent = {label: durable.late.enqueue(label) for label in ("parked", "running")}
+    for label, one in sent.items():
+        row = wait_for_status(witnessed, one.task_id, "CANCELLED")
+        assert [what for what, _ in journal_of(fleet)[one.task_id]][-1] == "act-1", label
+        info = one.info(include_failed_reason=True).unwrap()
+        assert info is not None
+        assert info.failed_reason == "The run reached its deadline."
+        took = "SELECT extract(epoch FROM failed_at - sent_at)::float8 FROM horsies_tasks WHERE id = %s"
+        (seconds,) = witnessed.execute(took, (one.task_id,)).fetchone() or (0.0,)
+        assert 2.0 <= seconds < 20.0, (label, row)
+
+
+QUICK_GRACE = {"recovery": {**QUICK_RECOVERY["recovery"], "unknown_task_grace_ms": 1_000}}
+
+
+@pytest.mark.timeout(120)
+def test_a_run_without_a_worker_for_its_version_never_fails(
+    fleet: Fleet, durable: ModuleType, witnessed: Database
+) -> None:
+    former = start_release(fleet, durable, "1")
+    parked = sent_release(durable, 1)
+    wait_until(lambda: witnessed.execute("SELECT FROM horsies_parked").fetchall() != [])
+    assert former.stop() == 0
+
+    durable.app.signal(parked, "go", "went").unwrap()
+    # Nobody has ever registered version 9; only its name shows that it is a durable function.
+    runs = [parked, sent_release(durable, 1), sent_release(durable, 9)]
+    fleet.start(
+        application=APPLICATION, config=QUICK_GRACE, environment={durable.VERSIONS: "2"}
+    ).wait_for("unknown_task", times=2)
+    # A task with an unknown name fails after the grace period, so that of the runs is over by then.
+    for name in ("first nobody", "second nobody"):
+        unknown = durable.app.send_by_name(name).unwrap()
+        assert unknown.get(timeout_ms=30_000).err_value.error_code == "WORKER_RESOLUTION_ERROR"
+    doors = Doors(durable.app)
+    for task_id in runs:
+        wait_for_status(witnessed, task_id, "PENDING")
+        assert attempts(witnessed, task_id) == []
+        sentence = the(doors.task(task_id), "TASK_UNKNOWN").sentence
+        assert "waits for one" in sentence
+        assert "fails" not in sentence
+
+    start_release(fleet, durable, "1 9")
+    durable.app.signal(runs[1], "go", "went").unwrap()
+    durable.app.signal(runs[2], "go", "went").unwrap()
+    for task_id in runs:
+        wait_for_status(witnessed, task_id, "COMPLETED")
 
 
 @pytest.mark.timeout(120)

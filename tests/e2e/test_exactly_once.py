@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
-import random
 import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from types import ModuleType
 
@@ -23,15 +23,22 @@ from tests.support.database import Database, backends
 from tests.support.private_server import PrivateServer
 from tests.support.proxy import Proxy
 from tests.support.rows import add_task, ago
+from tests.support.schedulers import config_of, every, slots
 from tests.support.tables import attempts, stop_family, task, wait_for_status, wait_until_empty
 from tests.support.transactions import (
     APPLICATION,
     EFFECTS,
     TX_ROLE,
+    add_bookings,
+    assert_books_match,
     assert_effects_match,
     bookings,
     closed_gate,
+    has_begun,
+    journal_of,
     open_gate,
+    report,
+    seeded_dice,
     waits_at_gate,
     waits_for_row,
 )
@@ -74,24 +81,27 @@ def start(fleet: Fleet, *options: str, processes: int = 1, url: str | None = Non
     )
 
 
-def test_a_child_killed_between_the_recorded_outcome_and_the_commit_leaves_nothing(
-    fleet: Fleet, booking: ModuleType, gate: Database
+@pytest.mark.parametrize("point", ["write", "commit"])
+@pytest.mark.parametrize("name", ["book", "book_async"])
+def test_a_child_killed_inside_its_transaction_leaves_nothing(
+    fleet: Fleet, booking: ModuleType, effects: Database, name: str, point: str
 ) -> None:
-    start(fleet)
-    sent = booking.book.send(1, 0.0).unwrap()
-    wait_until(lambda: waits_at_gate(gate))
-    assert task(gate, sent.task_id).status == "RUNNING"
-    os.kill(child_of(gate, sent.task_id), signal.SIGKILL)
-    # The server notices that its client is gone, and the worker records the crash, while the gate is closed.
-    wait_until(lambda: attempts(gate, sent.task_id))
-    (first,) = attempts(gate, sent.task_id)
-    assert (first.outcome, first.error_code) == ("WORKER_FAILURE", "WORKER_CRASHED")
-    assert bookings(gate) == []
-    open_gate(gate)
-    assert sent.get(30_000).ok_value == 1
-    assert bookings(gate) == [1]
-    wait_until_empty(gate)
-    assert_effects_match(gate, "book")
+    """Before its outcome is recorded, or between that and the commit."""
+    start(fleet, *ASYNC)
+    with closed_gate(effects, point):
+        sent = getattr(booking, name).send(1, 0.0).unwrap()
+        wait_until(lambda: waits_at_gate(effects))
+        os.kill(child_of(effects, sent.task_id), signal.SIGKILL)
+        # The server notices that its client is gone, and the worker records the crash, behind a closed gate.
+        wait_until(lambda: attempts(effects, sent.task_id))
+        (first,) = attempts(effects, sent.task_id)
+        assert (first.outcome, first.error_code) == ("WORKER_FAILURE", "WORKER_CRASHED")
+        assert bookings(effects) == []
+        open_gate(effects)
+        assert sent.get(30_000).ok_value == 1
+    assert effects.execute("SELECT number, attempt FROM bookings").fetchall() == [(1, 2)]
+    wait_until_empty(effects)
+    assert_effects_match(effects, name)
 
 
 @pytest.mark.direct("a pooler has connections of its own")
@@ -381,6 +391,36 @@ def test_a_frozen_child_that_wakes_up_rolls_back(
     assert ends == [(1, "WORKER_FAILURE"), (2, "COMPLETED")]
 
 
+def test_every_slot_of_a_schedule_has_its_effect_once_when_a_child_is_killed(
+    fleet: Fleet, booking: ModuleType, effects: Database
+) -> None:
+    config = QUICK_RECOVERY | config_of(every(1, "slots", task_name="book_own_id"))
+    with closed_gate(effects):
+        worker = fleet.start(
+            "--with-scheduler", application=APPLICATION, processes=1, config=config
+        )
+        wait_until(lambda: waits_at_gate(effects))
+        (victim,) = running(effects)
+        os.kill(child_of(effects, victim), signal.SIGKILL)
+        wait_until(lambda: attempts(effects, victim))
+        open_gate(effects)
+        wait_until(lambda: len(bookings(effects)) >= 3)
+    assert worker.stop() == 0
+    completed = "SELECT id::text, 1 FROM horsies_tasks WHERE status = 'COMPLETED'"
+    effects_of = "SELECT task_id::text, count(*)::integer FROM bookings GROUP BY task_id"
+    assert dict(effects.execute(effects_of).fetchall()) == dict(
+        effects.execute(completed).fetchall()
+    )
+    assert [one.error_code for one in attempts(effects, victim)] == ["WORKER_CRASHED", None]
+    times = slots(effects, "slots")
+    assert times == [times[0] + timedelta(seconds=number) for number in range(len(times))]
+
+
+def running(connection: Database) -> list[str]:
+    rows = connection.execute("SELECT id::text FROM horsies_tasks WHERE status = 'RUNNING'")
+    return [task_id for (task_id,) in rows]
+
+
 @pytest.fixture
 def ordered(booking: ModuleType) -> Iterator[ModuleType]:
     module = importlib.import_module("tests.support.apps.ordered_booking")
@@ -454,48 +494,11 @@ def test_a_task_whose_server_restarts_is_tried_again(
         assert bookings(connection) == [1]
 
 
-def journal_of(fleet: Fleet) -> Counter[tuple[str, int]]:
-    """How often the code of each attempt began, by task and attempt."""
-    path = fleet.journal.path
-    lines = path.read_text().splitlines() if path.exists() else []
-    return Counter((line.split()[0], int(line.split()[1])) for line in lines)
-
-
-def has_begun(fleet: Fleet, wanted: int) -> bool:
-    return journal_of(fleet).total() >= wanted
-
-
-def assert_books_match(connection: Database, fleet: Fleet, *names: str) -> None:
-    """The journal outside the database, the attempts and the effects agree."""
-    begun = journal_of(fleet)
-    assert set(begun.values()) <= {1}, "an attempt began twice"
-    recorded = {(one.task_id, one.attempt) for one in attempts(connection)}
-    assert set(begun) <= recorded, "an attempt began and is not recorded"
-    rows = connection.execute("SELECT task_id::text, attempt FROM bookings").fetchall()
-    assert set(rows) <= set(begun), "an effect of an attempt that never began"
-    for name in names:
-        assert_effects_match(connection, name)
-
-
-def report(connection: Database, kills: Mapping[str, int]) -> None:
-    """Print the figures of a storm (`pytest -s`)."""
-    (figures,) = connection.execute(
-        "SELECT count(*) FILTER (WHERE task_name LIKE 'book%'), "
-        "count(*) FILTER (WHERE task_name LIKE 'book%' AND status = 'COMPLETED'), "
-        "count(*) FILTER (WHERE task_name = 'receipt'), (SELECT count(*) FROM bookings), "
-        "(SELECT count(*) FROM horsies_task_attempts) FROM horsies_tasks"
-    )
-    names = ("tasks", "completed", "follow-up sends", "effect rows", "attempts")
-    print(f"\nkills {dict(kills)}", dict(zip(names, figures, strict=True)))
-
-
 class Storm:
     """Tasks under kills at random instants."""
 
     def __init__(self, fleet: Fleet, booking: ModuleType, connection: Database) -> None:
-        seed = random.SystemRandom().randint(0, 1 << 32)
-        print(f"seed {seed}")
-        self.dice = random.Random(seed)
+        self.dice = seeded_dice()
         self.fleet, self.booking, self.connection = fleet, booking, connection
         self.number = 0
         self.kills: Counter[str] = Counter()
@@ -595,23 +598,10 @@ def test_effects_are_the_completed_tasks_under_kills_of_children_sessions_and_wo
 def test_effects_are_the_completed_tasks_when_the_server_crashes(
     own_server: PrivateServer, own_fleet: Fleet, booking: ModuleType
 ) -> None:
-    dice, numbers = random.Random(7), itertools.count()
-    kills: Counter[str] = Counter()
-
-    def send(connection: Database, count: int) -> None:
-        for number in itertools.islice(numbers, count):
-            is_async = number % 2 == 1
-            columns = {
-                "task_name": "book_async" if is_async else "book",
-                "args": f"[{number},{dice.choice((0.0, 0.002, 0.004))}]",
-                "task_options": TaskOptions(booking.AGAIN, is_async=is_async).to_json(),
-                "max_retries": 100,
-            }
-            add_task(connection, enqueued_at=ago(0), **columns)
-
+    dice, kills = seeded_dice(), Counter[str]()
     with psycopg.connect(own_server.url, autocommit=True) as connection:
         connection.execute(EFFECTS)
-        send(connection, 60)
+        add_bookings(connection, booking, range(60), dice)
     worker = start(own_fleet, *ASYNC, processes=2)
     for number in range(SERVER_CRASHES):
         wanted = journal_of(own_fleet).total() + dice.randint(1, 20)
@@ -621,7 +611,7 @@ def test_effects_are_the_completed_tasks_when_the_server_crashes(
         kills["server crash" if is_crash else "server restart"] += 1
         own_server.start()
         with psycopg.connect(own_server.url, autocommit=True) as connection:
-            send(connection, 60)
+            add_bookings(connection, booking, range(60 * (number + 1), 60 * (number + 2)), dice)
     with psycopg.connect(own_server.url, autocommit=True) as connection:
         wait_until_empty(connection, 120)
         report(connection, kills)

@@ -13,13 +13,17 @@ import psycopg
 import pytest
 
 from tests.support.database import Database
+from tests.support.scrapes import port_of, scraped
 from tests.support.tables import count
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet
 
 APPLICATION = "tests.support.apps.keyed:app"
+IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 # How long the late transaction stays open after its key has run empty.
-HELD_SECONDS = 10 if os.environ.get("HORSIES_TEST_OUTAGES") == "long" else 0
+HELD_SECONDS = 10 if IS_LONG else 0
+# How many tasks are sent at once, each with a key of its own.
+KEYS_AT_ONCE = 100_000 if IS_LONG else 6_000
 
 
 @pytest.fixture
@@ -78,8 +82,55 @@ def test_a_late_commit_is_noticed_after_its_key_has_run_empty(
         wait_until(lambda: count(connection, "COMPLETED") == 20)
         held_until = time.monotonic() + HELD_SECONDS
         wait_until(lambda: time.monotonic() >= held_until)
+        ((commits_at,),) = connection.execute("SELECT clock_timestamp()").fetchall()
         other.commit()
         wait_until(lambda: count(connection, "COMPLETED") == 21)
+    newest = "SELECT max(started_at) FROM horsies_tasks"
+    ((started_at,),) = connection.execute(newest).fetchall()
+    late_ms = 1000 * (started_at - commits_at).total_seconds()
+    print(f"started {late_ms:.0f} ms after the commit, which came after {HELD_SECONDS} s")
+    assert late_ms < 5_000, "within a tenth of a second on an idle machine"
+
+
+@pytest.mark.timeout(900 if IS_LONG else 180)
+def test_very_many_keys_in_one_send_cost_a_worker_neither_memory_nor_long_turns(
+    fleet: Fleet, keyed: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start("--metrics-port", "0", "--quiet-tasks", application=APPLICATION)
+    port = port_of(worker)
+    before_mb = parent_mb(port)
+    keyed.work.send_many(
+        keyed.work.bind(f"key {number}") for number in range(KEYS_AT_ONCE)
+    ).unwrap()
+    peak_mb = before_mb
+
+    def are_done() -> bool:
+        nonlocal peak_mb
+        peak_mb = max(peak_mb, parent_mb(port))
+        return not connection.execute(OPEN_TASKS).rowcount
+
+    wait_until(are_done, 600)
+    assert count(connection, "COMPLETED") == KEYS_AT_ONCE
+    turns = turns_by_bound(port)
+    print(f"{before_mb:.1f} MB, at most {peak_mb:.1f} MB; turns up to so many seconds: {turns}")
+    assert peak_mb - before_mb <= 30
+    assert turns["0.025"] >= 0.9 * turns["+Inf"], "no turn goes through all keys"
+
+
+OPEN_TASKS = "SELECT FROM horsies_tasks WHERE status <> 'COMPLETED' LIMIT 1"
+
+
+def parent_mb(port: int) -> float:
+    """The memory of a worker's own process."""
+    samples = scraped(port)["horsies_worker_memory_bytes"].samples
+    (used,) = [one.value for one in samples if "parent" in one.labels.values()]
+    return float(used) / 2**20
+
+
+def turns_by_bound(port: int) -> dict[str, int]:
+    """How many turns took at most so many seconds."""
+    samples = scraped(port)["horsies_turn_duration_seconds"].samples
+    return {one.labels["le"]: int(one.value) for one in samples if one.name.endswith("_bucket")}
 
 
 def test_a_burst_worker_runs_what_has_keys(

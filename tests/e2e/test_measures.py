@@ -15,11 +15,11 @@ from urllib.request import urlopen
 
 import psycopg
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import tables
+from tests.support.scrapes import port_of, scraped
 from tests.support.wait import wait_until
-from tests.support.workers import Fleet, RunningWorker
+from tests.support.workers import Fleet
 
 COLUMNS = ("done", "failed", "retried", "crashed", "stopped")
 SUMS = (
@@ -31,12 +31,6 @@ ENDS = """SELECT CASE WHEN will_retry THEN 'retried' WHEN outcome = 'COMPLETED' 
 FROM horsies_task_attempts GROUP BY 1"""
 
 
-def scraped(port: int) -> dict[str, Any]:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
-        text = response.read().decode()
-    return {family.name: family for family in text_string_to_metric_families(text)}
-
-
 def ends_of(port: int) -> Counter[str]:
     """The attempts of a worker by their end."""
     ends: Counter[str] = Counter()
@@ -44,10 +38,6 @@ def ends_of(port: int) -> Counter[str]:
     for sample in counted.samples if counted else ():
         ends[sample.labels["outcome"]] += round(sample.value)
     return +ends
-
-
-def port_of(worker: RunningWorker) -> int:
-    return int(worker.wait_for("metrics_served")["port"])
 
 
 def command(fleet: Fleet, *words: str) -> str:

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from tests.support.database import Database
-from tests.support.tables import attempts, task
+from tests.support.tables import attempts, count, task, widest_window
 from tests.support.wait import wait_until
 from tests.support.workers import Fleet, Journal, is_gone
 
@@ -88,6 +88,36 @@ def test_a_coroutine_with_a_limit_does_not_end_the_tasks_of_an_async_child(
     assert hungry.own_pid.send().unwrap().get(30_000).ok_value != line.pid
     journal.release("on the loop")
     assert neighbour.get(30_000).ok_value == "done"
+
+
+def test_the_memory_of_threads_counts(
+    fleet: Fleet, hungry: ModuleType, connection: Database
+) -> None:
+    worker = fleet.start(application=APPLICATION)
+    error = hungry.eat_in_threads.send(4, 5).unwrap().get(30_000).err_value
+    assert error.error_code == "MEMORY_LIMIT"
+    assert [one.error_code for one in attempts(connection)] == ["MEMORY_LIMIT"]
+    assert worker.stop() == 0
+
+
+def test_short_tasks_in_windows_finish_beside_tasks_that_are_ended(
+    fleet: Fleet, hungry: ModuleType, connection: Database
+) -> None:
+    """A task with a limit never waits in a window, and none waits behind it, so its end costs no other."""
+    short, hungry_ones = [], []
+    for part in range(6):
+        numbers = range(part * 200, (part + 1) * 200)
+        short += hungry.quick.send_many([hungry.quick.bind(number) for number in numbers]).unwrap()
+        hungry_ones.append(hungry.eat.send(100).unwrap())
+    fleet.start("--quiet-tasks", processes=3, application=APPLICATION)
+    widest = 0
+    while count(connection, "PENDING", "CLAIMED", "RUNNING"):
+        widest = max(widest, widest_window(connection))
+    assert widest > 1, "no window opened"
+    assert [one.get(30_000).ok_value for one in short] == list(range(1_200))
+    codes = [str(one.get(30_000).err_value.error_code) for one in hungry_ones]
+    assert codes == ["MEMORY_LIMIT"] * 6
+    assert [one.attempt for one in attempts(connection)] == [1] * 1_206
 
 
 def test_tasks_without_a_limit_may_use_more(fleet: Fleet, hungry: ModuleType) -> None:

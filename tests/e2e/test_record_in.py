@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -103,6 +104,32 @@ def test_a_stop_behind_record_in_comes_too_late(
     ends = [one.outcome for one in attempts(effects, task_id)]
     assert ends[-1:] == ["COMPLETED"]
     assert ends.count("COMPLETED") == 1
+
+
+@pytest.mark.direct("a pooler has sessions of its own")
+@pytest.mark.parametrize("point", ["written", "recorded", "commit"])
+@pytest.mark.parametrize(
+    ("name", "options"), [("record_or_return", ()), ("record_or_return_async", ASYNC)]
+)
+def test_a_child_killed_before_its_own_commit_leaves_nothing(
+    fleet: Fleet,
+    recording: ModuleType,
+    effects: Database,
+    journal: Journal,
+    point: str,
+    name: str,
+    options: tuple[str, ...],
+) -> None:
+    start(fleet, *options)
+    with held_at(effects, recording, journal, point, name) as task_id:
+        os.kill(wait_for_status(effects, task_id, "RUNNING").worker_pid, signal.SIGKILL)
+        # Behind the recorded outcome the server rolls back when it notices that its client is gone.
+        wait_until(lambda: attempts(effects, task_id))
+        assert bookings(effects) == []
+    wait_for_status(effects, task_id, "COMPLETED")
+    codes = [one.error_code for one in attempts(effects, task_id)]
+    assert codes == ["WORKER_CRASHED", None]
+    assert effects.execute("SELECT number, attempt FROM bookings").fetchall() == [(1, 2)]
 
 
 @pytest.mark.direct("a pooler has sessions of its own")

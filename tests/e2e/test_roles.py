@@ -46,6 +46,9 @@ OF_PRODUCERS = {
     "horsies_task_defaults": {"SELECT"},
     "horsies_lanes": {"SELECT"},
     "horsies_webhooks": {"SELECT"},
+    "horsies_workers": {"SELECT"},
+    "horsies_refusals": {"SELECT"},
+    "horsies_deadlines": {"SELECT"},
     "horsies_tasks": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflows": {"SELECT", "INSERT", "UPDATE"},
     "horsies_workflow_tasks": {"SELECT", "INSERT", "UPDATE"},
@@ -196,6 +199,15 @@ def test_producers_workers_and_viewers_do_their_work(
             )
         later = add.schedule(600, 1, 2).unwrap()
         assert later.cancel().unwrap()
+        cleaning = add.schedule(600, 1, 2).unwrap()
+        with psycopg.connect(installed.url, autocommit=True) as owner:
+            owner.execute(
+                "INSERT INTO horsies.horsies_steps (task_id, name, position, kind, attempt, started_at, "
+                "ended_at) VALUES (%s, '!cancel', 1, 'cancel', 1, now(), now())",
+                (cleaning.task_id,),
+            )
+        # Whether a live worker can do the clean-up is looked up for a second cancel.
+        assert cleaning.cancel().is_ok()
         first = add.node()(a=1, b=2)
         gate = SignalNode("go", value_type=int, waits_for=[first])
         last = add.node(waits_for=[gate])(a=3, b=4)

@@ -24,6 +24,7 @@ from tests.support.tables import (
     tasks,
     wait_for_status,
     wait_until_empty,
+    widest_window,
     witnessed,
 )
 from tests.support.wait import wait_until
@@ -32,7 +33,7 @@ from tests.support.workers import QUICK_RECOVERY, Fleet, RunningWorker
 APPLICATION = "tests.support.apps.bursts:app"
 # `make soak` kills ten thousand, in rounds with books of their own.
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
-ROUNDS, KILLS = (50, 200) if IS_LONG else (1, 60)
+ROUNDS, KILLS = (50, 200) if IS_LONG else (1, 25)
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +70,6 @@ def check_books(connection: Database, fleet: Fleet) -> None:
 def send(task: object, number: int, *args: object) -> list[str]:
     calls = [task.bind(*args) for _ in range(number)]  # type: ignore[attr-defined]
     return [one.task_id for one in task.send_many(calls).unwrap()]  # type: ignore[attr-defined]
-
-
-def widest_window(connection: Database) -> int:
-    """How many tasks one child holds at this moment."""
-    rows = connection.execute(
-        "SELECT count(*) FROM horsies_tasks WHERE status = 'RUNNING' GROUP BY worker_pid"
-    ).fetchall()
-    return max((held for (held,) in rows), default=0)
 
 
 def wait_for_windows(connection: Database) -> None:

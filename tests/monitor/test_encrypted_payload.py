@@ -51,10 +51,10 @@ def app(process_url: str, database: Database) -> Iterator[Horsies]:
 
 
 def test_a_command_without_the_key_shows_the_word_encrypted(app: Horsies, horsies: Run) -> None:
-    sent = store_task(app).send({"name": "ada"}).unwrap()
+    sent = store_task(app).send({"name": "grace"}).unwrap()
     shown = horsies("show", sent.task_id, "--payload").out
     assert '"encrypted"' in shown
-    assert "ada" not in shown
+    assert "grace" not in shown
     assert "__horsies" not in shown
     document = json.loads(horsies("show", sent.task_id, "--payload", "--json").out)
     assert document["args"] == "encrypted"
@@ -63,8 +63,8 @@ def test_a_command_without_the_key_shows_the_word_encrypted(app: Horsies, horsie
 def test_an_argument_is_found_with_the_key(app: Horsies) -> None:
     task = store_task(app)
     task.send({"name": "bob"}).unwrap()
-    sent = task.send({"name": "ada"}).unwrap()
-    argument = parse_argument("ada", NoMask())
+    sent = task.send({"name": "grace"}).unwrap()
+    argument = parse_argument("grace", NoMask())
     for wanted, expected in ((argument, []), (argument.among_encrypted(), [sent.task_id])):
         found = app.get_broker().perform(READING, find_script(Wanted(argument=wanted)))
         assert found.unwrap().tasks == expected
@@ -73,13 +73,13 @@ def test_an_argument_is_found_with_the_key(app: Horsies) -> None:
 def test_an_export_is_readable_with_the_key_and_says_which_key_is_missing(
     app: Horsies, horsies: Run, locator: str
 ) -> None:
-    sent = store_task(app).send({"name": "ada"}).unwrap()
+    sent = store_task(app).send({"name": "grace"}).unwrap()
     readable = horsies("export", sent.task_id, locator)
-    assert json.loads(readable.out)["args"] == [{"name": "ada"}]
+    assert json.loads(readable.out)["args"] == [{"name": "grace"}]
     assert readable.err == ""
     stored = horsies("export", sent.task_id)
     assert stored.code == 0
-    assert "ada" not in stored.out
+    assert "grace" not in stored.out
     assert FernetCodec(KEY).key_id in stored.out
     assert stored.err.splitlines() == [
         "Some texts are encrypted with a key that is missing here "
@@ -90,7 +90,7 @@ def test_an_export_is_readable_with_the_key_and_says_which_key_is_missing(
 def test_a_list_of_failures_shows_messages_with_the_key(
     app: Horsies, horsies: Run, database: Database, locator: str
 ) -> None:
-    message = f"no line for ada {'x' * 300}"
+    message = f"no line for grace {'x' * 300}"
     encrypted = Payloads(FernetCodec(KEY)).encrypt_message(message)
     failed = add_task(database, status="FAILED")
     add_attempt(

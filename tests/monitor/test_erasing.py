@@ -51,10 +51,10 @@ def done(finished: Finished) -> Finished:
 
 
 NOT_REACHED = (
-    "Not reached: copies that your code made; log lines and spans that were written; events that webhooks "
-    "have delivered; the log and the error message of a batch, which its other tasks keep; deliveries of "
-    "findings, until their retention ends; backups, the WAL of this server and its replicas, and dead row "
-    "versions until VACUUM. See `horsies docs personal-data`."
+    "Not reached: copies that your code made; log lines and spans that were written; the log of the "
+    "database server; events that webhooks have delivered; the log and the error message of a batch, "
+    "which its other tasks keep; deliveries of findings, until their retention ends; backups, the WAL of "
+    "this server and its replicas, and dead row versions until VACUUM. See `horsies docs personal-data`."
 )
 BY_PERSON = [("--argument", f"customer={PERSON}"), ("--argument", PERSON), ("--key", PERSON)]
 

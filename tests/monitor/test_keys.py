@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 from pydantic import ValidationError
 
 from horsies import Horsies, Rate
+from horsies.db.statements.keys import pause_key, set_key
 from horsies.findings import Level
 from horsies.monitor.diagnose.doctor import run_doctor
 from horsies.monitor.keys import limit_words
@@ -17,10 +20,11 @@ from horsies.monitor.metrics import ClusterGauges
 from horsies.tasks.broker import BrokerErrorCode
 from horsies.tasks.keys import lane_of
 from tests.support.command_line import Run
-from tests.support.database import Database
+from tests.support.database import Database, lock_waiters
 from tests.support.explained import Doors, codes, the
 from tests.support.keys import Ring, add_keyed, add_many_keyed, end, fail, limit, retry
 from tests.support.rows import actions, add_run, add_task, add_worker, ago, row_of
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.usefixtures("connection")
 
@@ -139,6 +143,27 @@ def test_a_paused_key_waits_until_it_is_resumed_and_others_do_not(
     assert not app.keys.resume("default", "acme").unwrap().is_paused
     assert connection.execute("SELECT FROM horsies_lanes").fetchall() == []
     assert ring.claim(9) == ["acme"]
+
+
+@pytest.mark.parametrize("first", ["resume", "clear"])
+def test_two_operators_who_change_a_key_at_once_both_have_their_way(
+    app: Horsies, connection: Database, process_url: str, first: str
+) -> None:
+    """The second change waits for the first one, and its own words were chosen before that."""
+    if first == "clear":
+        app.keys.set("default", "acme", weight=2).unwrap()
+        wanted, held_up = pause_key("default", "acme", None), app.keys.clear
+    else:
+        app.keys.pause("default", "acme").unwrap()
+        wanted = set_key("default", "acme", ["weight"], None, None, None, 2)
+        held_up = app.keys.resume
+    with psycopg.connect(process_url) as other, ThreadPoolExecutor(1) as threads:
+        wanted[0].run(other, wanted[1])
+        waiting = threads.submit(held_up, "default", "acme")
+        wait_until(lambda: lock_waiters(connection) == 1)
+        other.commit()
+        state = waiting.result().unwrap()
+    assert (state.is_paused, state.weight) == ((True, 1) if first == "clear" else (False, 2))
 
 
 def test_every_change_notifies_the_workers_of_the_queue_and_is_recorded(

@@ -439,10 +439,17 @@ def test_sentences_name_those_in_the_way_and_the_numbers() -> None:
         "WORKER_RESOLUTION_ERROR after 10 min."
     )
     assert "workflow 'sub'" in sentence(waits(queue(**grace), definition_key="sub"), "TASK_UNKNOWN")
+    assert sentence(waits(queue(**grace), is_durable=True), "TASK_UNKNOWN") == (
+        "No live worker of queue 'mail' knows task 'charge'; it waits for one that does, keeps its "
+        "recorded steps and uses up no attempt."
+    )
     grace["known"] = [knowing(refusal="There is no parameter 'note'. Correct the call.")]
     assert sentence(waits(queue(**grace)), "CALL_DOES_NOT_FIT") == (
         "1 live worker of queue 'mail' cannot run it: There is no parameter 'note'. The task waits for a "
         "worker of another release and fails with WORKER_SERIALIZATION_ERROR after 10 min."
+    )
+    assert sentence(waits(queue(**grace), has_record=True), "CALL_DOES_NOT_FIT").endswith(
+        "The task waits for a worker of another release, keeps its recorded steps and uses up no attempt."
     )
     item = waits(enqueued_at=LATER, **ITEM, node_id="m", map_places=[MapPlace("i1", "RUNNING")])
     assert sentence(item, "PARKED_MAP") == (

@@ -537,8 +537,9 @@ def test_a_thousand_nodes_start_with_as_few_statements_as_ten(
             else:
                 run_closing(app, spec.start_async()).unwrap()
         counts.append(len(statements))
-    assert counts[0] <= 5
-    assert counts[1] == 1 if face == "sync" else counts[1] <= 5
+    # The first start prepares its session and checks the schema, waiting at most two seconds for its locks.
+    assert counts[0] <= 6
+    assert counts[1] == 1 if face == "sync" else counts[1] <= 6
     assert hands.count("horsies_workflow_tasks") == 11 + 1000
 
 

@@ -138,6 +138,17 @@ def test_statements_of_the_library_outlive_those_that_psycopg_deallocates(
         ("SET DateStyle = 'SQL, DMY'; SET IntervalStyle = 'iso_8601'", None, ""),
         ("SET standard_conforming_strings = off", None, ""),
         ("SET array_nulls = off", "WORKER_SERIALIZATION_ERROR", "did not commit"),
+        ("SET LOCAL ROLE pg_monitor", None, ""),
+        ("SET ROLE pg_monitor", None, ""),
+        ("SET LOCAL statement_timeout = 1", "UNHANDLED_EXCEPTION", "did not commit"),
+        ("SET plan_cache_mode = force_custom_plan", None, ""),
+        ("SET enable_indexscan = off; SET enable_seqscan = off", None, ""),
+        ("SET default_transaction_isolation = 'serializable'", None, ""),
+        ("CREATE TEMP TABLE horsies_tasks (id integer)", None, ""),
+        ("SET CONSTRAINTS ALL IMMEDIATE", None, ""),
+        ("copy", None, ""),
+        ("executemany", NOT_COMMITTED, "COMMIT is refused on tx.connection"),
+        ("stream", NOT_COMMITTED, "COMMIT is refused on tx.connection"),
     ],
 )
 def test_a_task_that_meddles_with_its_session_commits_everything_or_nothing(
@@ -227,3 +238,13 @@ def test_a_coroutine_that_cancels_its_own_commit_has_effects_only_if_it_is_compl
     assert len(attempts(effects, sent.task_id)) == 1
     assert f"outcome of task {sent.task_id} dropped" not in worker.log()
     assert task(effects, sent.task_id).status == row.status
+
+
+@pytest.mark.direct("a pooler gives each transaction another session")
+@pytest.mark.parametrize("name", ["leave_behind", "leave_behind_async"])
+def test_a_task_finds_nothing_that_the_one_before_has_left_in_its_session(
+    worker: RunningWorker, reckless: ModuleType, effects: Database, name: str
+) -> None:
+    first, second = (getattr(reckless, name).send().unwrap().get(30_000).ok_value for _ in range(2))
+    assert first["pid"] == second.pop("pid"), "the tasks had different sessions"
+    assert second == dict.fromkeys(second, 0)
