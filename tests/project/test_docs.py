@@ -12,9 +12,10 @@ import pytest
 from pydantic import BaseModel
 
 import horsies
+from horsies import FernetCodec
 from horsies.config.app import AppConfig
 from horsies.config.postgres import PostgresConfig
-from horsies.errors import ErrorCode, HorsiesError
+from horsies.errors import HorsiesError
 from horsies.tasks.request import TaskSendErrorCode
 from horsies.worker.loop import ExitCode
 from tests.support import doc_pages, generated_docs
@@ -58,14 +59,15 @@ def test_the_limits_written_by_hand_are_the_real_ones(
 
 def test_every_code_has_an_entry_with_the_first_step() -> None:
     listed = re.findall("^### (.+)$", page("codes.md"), re.MULTILINE)
-    codes = {
-        code.value
-        for family in generated_docs.CODE_FAMILIES
-        for code in family
-        if family is not ErrorCode
-    }
-    assert listed == sorted(codes | {code.value for code in ErrorCode})
+    codes = {code.value for family in generated_docs.CODE_FAMILIES for code in family}
+    assert listed == sorted(codes)
     assert set(REMEDIES) == codes
+
+
+def test_every_family_of_codes_is_explained() -> None:
+    explained = [re.findall(r"\[(\w+)\]", cells[0]) for cells in rows(page("codes.md"))]
+    families = [family.__name__ for family in generated_docs.CODE_FAMILIES]
+    assert sorted(name for names in explained for name in names) == sorted(families)
 
 
 def test_the_table_of_failed_sends_has_every_code() -> None:
@@ -149,7 +151,7 @@ def _names(path: Path, word: str) -> bool:
 def test_python_blocks_compile_and_use_public_names(path: Path) -> None:
     for block in doc_pages.blocks(path.read_text("utf-8")):
         if block.is_python:
-            text = _in_a_coroutine(block.text) if "no-run" in block.language else block.text
+            text = _in_a_coroutine(block.text) if block.mark else block.text
             tree = ast.parse(text, doc_pages.title(path))
             assert _imported_from_horsies(tree) <= set(horsies.__all__)
 
@@ -172,7 +174,8 @@ def _in_a_coroutine(text: str) -> str:
 WITH_AN_APPLICATION = (
     *("sending.md", "results.md", "retries.md", "configuration.md", "scheduling.md"),
     *("monitoring-from-python.md", "inside-a-task.md", "tracing.md", "dashboard-access.md"),
-    *("hooks.md", "child-processes.md", "webhooks.md"),
+    *("hooks.md", "child-processes.md", "webhooks.md", "developing.md", "explain.md"),
+    *("encryption.md", "large-payload.md"),
     "coming-from-celery.md",
     *("workflows.md", "workflows-steering.md"),
     *("index.md", "transactions.md", "idempotency.md", "time-limits.md", "queues.md"),
@@ -203,6 +206,7 @@ def test_the_examples_of_a_page_run_in_order(
     name: str, process_url: str, connection: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HORSIES_DATABASE_URL", process_url)
+    monkeypatch.setenv("PAYLOAD_KEYS", FernetCodec.new_key())
     doc_pages.run_page(name)["app"].close()
 
 

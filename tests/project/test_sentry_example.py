@@ -44,6 +44,7 @@ def kept() -> Iterator[KeptEnvelopes]:
         traces_sample_rate=1.0,
         default_integrations=False,
         auto_enabling_integrations=False,
+        enable_backpressure_handling=False,  # its thread would sleep ten seconds before it ends
     )
     yield transport
     sentry_sdk.get_client().close(timeout=0)

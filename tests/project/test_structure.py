@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -74,14 +75,24 @@ def test_the_page_about_the_way_of_a_task_names_a_few_files_that_a_task_enters()
     assert len(line) <= MAIN_LINE_MAX
 
 
+@lru_cache
+def nodes_of_tests() -> tuple[tuple[Path, ast.AST], ...]:
+    """Every node of the tests' syntax trees with its file; reading all of them takes seconds."""
+    return tuple(
+        (path, node)
+        for path in Path("tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom | ast.Constant)
+    )
+
+
 def test_helpers_are_imported_from_the_support_folder() -> None:
     # A test module can then change or go, and the others stay.
     borrowed = [
         f"{path}:{node.lineno}"
-        for path in Path("tests").rglob("*.py")
-        if not path.is_relative_to("tests/web")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path, node in nodes_of_tests()
         if isinstance(node, ast.ImportFrom)
+        and not path.is_relative_to("tests/web")
         and re.match(r"tests\.(\w+\.)*(test_\w+|conftest)$", node.module or "")
     ]
     assert borrowed == []
@@ -91,8 +102,7 @@ def test_the_tests_look_only_at_the_sessions_of_their_database() -> None:
     # Several test processes share a server: the session of a neighbour must not satisfy a test's wait.
     unscoped = [
         f"{path}:{node.lineno}"
-        for path in Path("tests").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path, node in nodes_of_tests()
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and re.search(r"FROM (pg_stat_activity|pg_locks)\b", node.value)

@@ -445,4 +445,4 @@ def _prose(docstring: str | None) -> str:
 
 
 def _block(found: re.Match[str]) -> str:
-    return f"```python no-run\n{textwrap.dedent(found[1]).strip()}\n```\n\n"
+    return f"```python with-setting\n{textwrap.dedent(found[1]).strip()}\n```\n\n"

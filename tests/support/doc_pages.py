@@ -21,6 +21,9 @@ PAGES = sorted(
     ]
 )
 
+# How a block is run that does not run in the order of its page: a test gives it a setting, it is part of an
+# example, a test makes its file and runs that, or it is code of another system and only compiled.
+MARKS = ("with-setting", "quoted", "as-file", "other-system")
 _BLOCK = re.compile(r"(?:<!-- file: (\S+) -->\n)?^```(.*)\n((?:.*\n)*?)^```$", re.MULTILINE)
 _LINK = re.compile(r"\[(`?)([^\]]+?)\1\]\(([^)\s]+)\)")
 _ANCHOR = re.compile(r'<a id="([\w-]+)"></a>')
@@ -44,6 +47,11 @@ class Block:
     def is_run(self) -> bool:
         """Whether it can be executed in the order of its page."""
         return self.language == "python"
+
+    @property
+    def mark(self) -> str:
+        """How it is run if not in the order of its page: one of MARKS."""
+        return self.language.partition(" ")[2]
 
 
 @dataclass(frozen=True)

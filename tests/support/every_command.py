@@ -14,7 +14,8 @@ import typer.main
 
 from horsies.cli.main import command_line
 
-# The words after each command; TASK and RUN stand for ids.
+APPLICATION = "tests.support.apps.programs:app"
+# The words after each command; TASK and RUN stand for ids, APP for APPLICATION.
 READS: dict[str, tuple[str, ...]] = {
     "status": (),
     "workers": (),
@@ -36,6 +37,8 @@ READS: dict[str, tuple[str, ...]] = {
     "schedules next": ("nightly",),
     "schedules runs": ("nightly",),
     "doctor": (),
+    "check --live": ("APP",),
+    "run": ("TASK", "APP"),
     "health": ("--timeout", "0.1"),
     "migrate --check": (),
     "workflow show": ("RUN",),
@@ -45,6 +48,7 @@ READS: dict[str, tuple[str, ...]] = {
     "durable export --failed": (),
 }
 CHANGES: dict[str, tuple[str, ...]] = {
+    "migrate": (),
     "cancel": ("TASK",),
     "retry": ("TASK",),
     "delete": ("TASK", "--yes"),
@@ -60,6 +64,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "schedules resume": ("nightly",),
     "schedules edit": ("nightly", "--pattern", "every 2 hours"),
     "schedules reset": ("nightly",),
+    "schedules run": ("nightly", "APP"),
     "workflow pause": ("RUN",),
     "workflow resume": ("RUN",),
     "workflow cancel": ("RUN",),
@@ -76,10 +81,7 @@ WITHOUT: dict[str, str] = {
     "web": "runs until it is stopped; its pages have a test of their own",
     "metrics": "runs until it is stopped; a scrape has the limits of a command that reads",
     "demo": "has its own database",
-    "migrate": "waits for the locks of the tables that it changes, as long as they are held",
-    "check": "reads code; --live is a probe",
-    "run": "runs the code of a task, for as long as that takes",
-    "schedules run": "needs the code of the task",
+    "check": "reads code; --live has an example",
     "init": "no database",
     "docs": "no database",
     "version": "no database",

@@ -14,6 +14,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -49,7 +50,7 @@ from horsies.tasks.handle import TaskActionErrorCode
 from horsies.tasks.request import TaskSendErrorCode
 from horsies.workflow.run.info import HandleErrorCode, WorkflowStartErrorCode
 from tests.support import api_page, site_map
-from tests.support.code_remedies import AT_THE_START, REMEDIES
+from tests.support.code_remedies import REMEDIES
 from tests.support.transitions import TASK_TRANSITIONS
 
 REPOSITORY = Path(__file__).parents[2]
@@ -340,6 +341,7 @@ def _flag_default(parameter: Any) -> str:
     return f"`{value.value if isinstance(value, Enum) else value}`"
 
 
+@lru_cache
 def commands() -> dict[str, Any]:
     """Return every command that the help shows, by its name without `horsies`."""
     program: Any = typer.main.get_command(command_line())
@@ -369,6 +371,7 @@ def _purpose(command: Any) -> str:
     return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
 
 
+@lru_cache
 def shared_flags() -> dict[tuple[str, str, str], int]:
     """Return the flags that many commands have, in the order of the first command."""
     counts = Counter(_row(one) for command in commands().values() for one in _visible(command))
@@ -417,9 +420,7 @@ def codes_list() -> str:
                 f"- [{name}]({api_page.address(name)}){shown}: {meaning}"
             )
     return "\n\n".join(
-        "\n".join(
-            [f"### {code}", "", *lines, "", f"**Remedy:** {REMEDIES.get(code, AT_THE_START)}"]
-        )
+        "\n".join([f"### {code}", "", *lines, "", f"**Remedy:** {REMEDIES[code]}"])
         for code, lines in sorted(entries.items())
     )
 

@@ -29,6 +29,19 @@ def release_at(commit: str, directory: Path) -> Path:
     return directory / "src"
 
 
+def has_commit(name: str) -> bool:
+    """Whether the git history has this commit."""
+    return git("cat-file", "-t", name) == ["commit"]
+
+
+def other_numbering(directory: Path) -> Path:
+    """Copy this code with another name of its first migration, as before the numbering started again."""
+    shutil.copytree(REPOSITORY / "src", directory, ignore=shutil.ignore_patterns("__pycache__"))
+    first = directory / Path(MIGRATIONS).relative_to("src") / FIRST
+    first.rename(first.with_name(FIRST.replace("schema", "tables")))
+    return directory
+
+
 def next_release(directory: Path) -> Path:
     """The release behind the previous one: this code, with more migrations if their schemas are the same."""
     has_older = next(_older_commits(), None) is not None

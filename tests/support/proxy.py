@@ -48,6 +48,8 @@ class Proxy:
         self.rewrite: Callable[[bytes], bytes] = bytes
         # While set, every notification is lost; everything else passes.
         self.is_silent = False
+        # What clients have sent, by connection; nothing is kept unless it is a list.
+        self.questions: list[bytearray] | None = None
         self.swallowed = threading.Event()
 
     @property
@@ -144,8 +146,13 @@ class Proxy:
         return server
 
     def _forward_questions(self, client: socket.socket, server: socket.socket) -> None:
+        kept = bytearray()
+        if self.questions is not None:
+            self.questions.append(kept)
         with suppress(OSError), client:
             while data := client.recv(65536):
+                if self.questions is not None:
+                    kept += data
                 self._is_flowing.wait()
                 server.sendall(data)
         with suppress(OSError):

@@ -68,6 +68,14 @@ def count(connection: Database, *statuses: str) -> int:
     return int(row[0])
 
 
+def widest_window(connection: Database) -> int:
+    """How many tasks one child holds at this moment."""
+    rows = connection.execute(
+        "SELECT count(*) FROM horsies_tasks WHERE status = 'RUNNING' GROUP BY worker_pid"
+    ).fetchall()
+    return max((held for (held,) in rows), default=0)
+
+
 def wait_for_status(
     connection: Database, task_id: str, status: str, seconds: float = 60.0
 ) -> TaskRow:

@@ -29,6 +29,7 @@ _KEPT: dict[str, set[str]] = {
     "horsies_steps": {"kind"},
     "horsies_task_signals": set(),
     "horsies_parked": set(),
+    "horsies_deadlines": set(),
     "horsies_blocked": {"kind", "status", "action", "worker_id"},
     "horsies_refusals": {"fingerprint", "worker_id"},
     "horsies_workflows": {"name", "status", "on_error", "definition_key", "schedule_name"},

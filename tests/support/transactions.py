@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import ModuleType
 
+from horsies import TaskOptions
 from tests.support.database import Database
+from tests.support.rows import add_task, ago
+from tests.support.tables import attempts
+from tests.support.workers import Fleet
 
 APPLICATION = "tests.support.apps.booking:app"
 # The sessions of tasks, with the id of their task while one runs.
@@ -42,14 +49,19 @@ BEGIN PERFORM pg_advisory_xact_lock_shared({GATE}); RETURN NEW; END $$"""
 @contextmanager
 def closed_gate(connection: Database, point: str = "commit") -> Iterator[None]:
     """Tasks wait inside their INSERT, or in COMMIT behind their recorded outcome, until ``open_gate``."""
-    connection.execute(_FUNCTION)
-    connection.execute(_GATES[point].encode())
-    connection.execute("SELECT pg_advisory_lock(%s)", (GATE,))
+    close_gate(connection, point)
     try:
         yield
     finally:
         open_gate(connection)
         connection.execute("DROP FUNCTION e2e_gate CASCADE")
+
+
+def close_gate(connection: Database, point: str = "commit") -> None:
+    """Close the gate until ``open_gate``, or until the server of this connection is gone."""
+    connection.execute(_FUNCTION)
+    connection.execute(_GATES[point].encode())
+    connection.execute("SELECT pg_advisory_lock(%s)", (GATE,))
 
 
 def open_gate(connection: Database) -> None:
@@ -104,3 +116,60 @@ def assert_effects_match(connection: Database, task_name: str) -> None:
     wrong = [row for row in rows if {row[2], row[3]} != {int(row[1] == "COMPLETED")}]
     assert rows
     assert not wrong, wrong
+
+
+def seeded_dice() -> random.Random:
+    """Random choices, which the printed seed repeats."""
+    seed = random.SystemRandom().randint(0, 1 << 32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def add_bookings(
+    connection: Database, booking: ModuleType, numbers: Iterable[int], dice: random.Random
+) -> None:
+    """Store tasks that write these numbers, every other one for an async child."""
+    for number in numbers:
+        is_async = number % 2 == 1
+        columns = {
+            "task_name": "book_async" if is_async else "book",
+            "args": f"[{number},{dice.choice((0.0, 0.002, 0.004))}]",
+            "task_options": TaskOptions(booking.AGAIN, is_async=is_async).to_json(),
+            "max_retries": 100,
+        }
+        add_task(connection, enqueued_at=ago(0), **columns)
+
+
+def journal_of(fleet: Fleet) -> Counter[tuple[str, int]]:
+    """How often the code of each attempt began, by task and attempt."""
+    path = fleet.journal.path
+    lines = path.read_text().splitlines() if path.exists() else []
+    return Counter((line.split()[0], int(line.split()[1])) for line in lines)
+
+
+def has_begun(fleet: Fleet, wanted: int) -> bool:
+    return journal_of(fleet).total() >= wanted
+
+
+def assert_books_match(connection: Database, fleet: Fleet, *names: str) -> None:
+    """The journal outside the database, the attempts and the effects agree."""
+    begun = journal_of(fleet)
+    assert set(begun.values()) <= {1}, "an attempt began twice"
+    recorded = {(one.task_id, one.attempt) for one in attempts(connection)}
+    assert set(begun) <= recorded, "an attempt began and is not recorded"
+    rows = connection.execute("SELECT task_id::text, attempt FROM bookings").fetchall()
+    assert set(rows) <= set(begun), "an effect of an attempt that never began"
+    for name in names:
+        assert_effects_match(connection, name)
+
+
+def report(connection: Database, kills: Mapping[str, int]) -> None:
+    """Print the figures of a storm (`pytest -s`)."""
+    (figures,) = connection.execute(
+        "SELECT count(*) FILTER (WHERE task_name LIKE 'book%'), "
+        "count(*) FILTER (WHERE task_name LIKE 'book%' AND status = 'COMPLETED'), "
+        "count(*) FILTER (WHERE task_name = 'receipt'), (SELECT count(*) FROM bookings), "
+        "(SELECT count(*) FROM horsies_task_attempts) FROM horsies_tasks"
+    )
+    names = ("tasks", "completed", "follow-up sends", "effect rows", "attempts")
+    print(f"\nkills {dict(kills)}", dict(zip(names, figures, strict=True)))

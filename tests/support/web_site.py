@@ -95,12 +95,17 @@ def dashboard_of(policy: Policy | None = None, **settings: Any) -> Dashboard:
 
 
 class Elements(HTMLParser):
-    """The addresses of a page, and its attributes that a strict policy forbids."""
+    """The addresses of a page, and its attributes that a strict policy forbids.
+
+    The changes `at_once` are those that a first click makes: their forms are not behind another button.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.addresses: set[str] = set()
         self.posts: set[str] = set()
+        self.at_once: set[str] = set()
+        self._details = 0
         self.forbidden: list[str] = []
         self.texts: list[str] = []
         self.feed(text)
@@ -110,6 +115,9 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         is_post = dict(attrs).get("method") == "post"
+        self._details += tag == "details"
+        if is_post and self._details == 0:
+            self.at_once.add(dict(attrs).get("action") or "")
         for name, value in attrs:
             if name in ("href", "src", "action", "data-live") and value:
                 (self.posts if is_post else self.addresses).add(value)
@@ -117,3 +125,6 @@ class Elements(HTMLParser):
                 self.forbidden.append(f"<{tag} {name}>")
         if tag == "style" or (tag == "script" and not dict(attrs).get("src")):
             self.forbidden.append(f"<{tag}>")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._details -= tag == "details"

@@ -71,7 +71,8 @@ def test_the_buttons_change_queues_and_tasks(
         expect(page.get_by_role("status")).to_contain_text("Queue default is not paused.")
         wait_until(lambda: row_of(database, waiting[1])["status"] == "COMPLETED")
         page.goto(f"{dashboard.url}/tasks/{waiting[1]}")
-        page.get_by_role("button", name="Send again").click()
+        page.get_by_text("Send again…", exact=True).click()
+        page.get_by_role("button", name="Send the task again").click()
         expect(page.get_by_role("status")).to_contain_text("was sent again as this one")
         again = page.url.rpartition("/")[2]
         assert row_of(database, again)["retried_from_task_id"] == waiting[1]

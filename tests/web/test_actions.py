@@ -347,9 +347,12 @@ def test_selected_tasks_are_cancelled_after_a_dry_run(anna: Visitor, connection:
     assert anna.notice(none) == "No task is selected."
 
 
-def test_selected_tasks_are_sent_again_at_once(anna: Visitor, connection: Database) -> None:
+def test_selected_tasks_are_sent_again_after_a_dry_run(anna: Visitor, connection: Database) -> None:
     failed = [add_task(connection, status="FAILED") for _ in range(2)]
-    answer = anna.post("/orders/selected?verb=retry_task", "retry_task", id=failed)
+    page = anna.post("/orders/selected?verb=retry_task", "retry_task", id=failed)
+    assert "<b>Send 2 tasks again?</b>" in page.text
+    assert connection.execute("SELECT count(*) FROM horsies_tasks").fetchone() == (2,)
+    answer = anna.post("/orders", "retry_task", order=order_of(page))
     assert anna.finish(answer.headers["location"].removeprefix("/orders/"))["done"] == 2
 
 

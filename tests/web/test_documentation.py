@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import re
-import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page
 
-from tests.support import site_map
+from tests.support import reader, site_map
 from tests.support.commands import running_worker
-from tests.support.doc_pages import REPOSITORY, blocks, page
+from tests.support.doc_pages import blocks, page
+from tests.support.documentation_site import ADDRESS, build, hit_links, served_files, type_query
 from tests.support.followed_pages import COMMANDS, make_files, run, run_all, sessions
+from tests.support.newcomer import QUESTIONS
 from tests.support.web_server import WebServer, watched
 
 pytestmark = pytest.mark.browser
 
-ADDRESS = "https://docs.example/horsies/"
-MKDOCS = REPOSITORY / ".venv-site" / "bin" / "mkdocs"
 # Words of beginners, and the pages of which one must be the first or second hit.
 QUERIES = {
     "retry": "retries.html",
@@ -88,44 +83,25 @@ QUERIES = {
     "per-tenant limit": "keys.html",
     "memory limit": "time-limits.html",
     "task logs": "logs.html",
+    "exponential": "retries.html",
+    "traceback": "results.html",
+    "locator": "cli.html workers.html",
 }
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    """Serve files without a line per request."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing."""
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as for publishing."""
-    if not MKDOCS.exists():
-        pytest.fail("the tools of the site are missing; run: make site", pytrace=False)
     place = tmp_path_factory.mktemp("site")
-    settings = {**os.environ, "HORSIES_SITE_URL": ADDRESS, "NO_MKDOCS_2_WARNING": "1"}
-    command = [str(MKDOCS), "build", "--strict", "--quiet", "--site-dir", str(place)]
-    built = subprocess.run(
-        command, cwd=REPOSITORY, env=settings, capture_output=True, text=True, check=False
-    )
-    assert built.returncode == 0, built.stderr
+    build(place)
     return place
 
 
 @pytest.fixture(scope="module")
 def address(directory: Path) -> Iterator[str]:
     """The site on a server of this process."""
-    handler = functools.partial(Quiet, directory=str(directory))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served_files(directory) as served:
+        yield served
 
 
 @contextmanager
@@ -137,15 +113,8 @@ def tab(browser: Browser, address: str, **options: Any) -> Iterator[Page]:
 
 def hits(tab: Page, query: str) -> list[str]:
     """Type a query and return the pages that are found, in order."""
-    field, said = (
-        tab.locator("[data-md-component=search-query]"),
-        tab.locator(".md-search-result__meta"),
-    )
-    for text, answer in (("", "Type to start"), (query, "matching document")):
-        field.fill(text)
-        field.dispatch_event("keyup")
-        expect(said).to_contain_text(answer)
-    found = tab.locator(".md-search-result__item > a.md-search-result__link")
+    type_query(tab, query)
+    found = hit_links(tab)
     addresses = found.evaluate_all("links => links.map(link => link.pathname)")
     return list(dict.fromkeys(one.rpartition("/")[2] for one in addresses))
 
@@ -242,6 +211,25 @@ def test_a_copied_command_of_several_lines_can_be_run(
     finished = run(command, tmp_path, process_url)
     paused, order = json.loads(f"[{finished.stdout.replace('}{', '},{')}]")
     assert (paused["code"], order["verb"], order["matching"]) == ("UNKNOWN_QUEUE", "retry_tasks", 0)
+
+
+def test_a_reader_answers_a_question_screen_by_screen(directory: Path, tmp_path: Path) -> None:
+    process = reader.start(tmp_path, str(directory))
+    try:
+        assert QUESTIONS[7].text in reader.step(tmp_path, "question", "8")
+        assert "idempotency.html" in reader.step(tmp_path, "search", "double click").splitlines()[0]
+        shown = reader.step(tmp_path, "follow", "1")
+        assert shown.startswith("Idempotency")
+        assert "idempotency_key" in reader.step(tmp_path, "find", "one task per key")
+        assert reader.step(tmp_path, "more", "") != shown
+        assert "Not possible" in reader.step(tmp_path, "follow", "1")  # the list has gone
+        reader.step(tmp_path, "answer", "with a key")
+        (line,) = reader.report(tmp_path / "log.jsonl").splitlines()[1:]
+        question, pages, searches, *_, answer = line.split(" | ")
+        assert (question, pages, searches, answer) == ("8", "1", "1", "with a key")
+    finally:
+        reader.step(tmp_path, "stop", "")
+        assert process.wait(60) == 0
 
 
 def test_every_page_has_its_own_description_and_place_in_the_sitemap(directory: Path) -> None:

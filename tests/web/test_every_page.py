@@ -112,6 +112,28 @@ def test_characters_that_hide_or_reverse_text_show_on_every_page(
     assert asyncio.run(main()) == {}
 
 
+# Changes that a click undoes, and an order of selected tasks, which begins with its dry run.
+UNDONE_BY_A_CLICK = ("/pause", "/resume", "/ping", "/stop", "/selected", "/reset")
+# Pages that are themselves the question.
+QUESTIONS = ("/orders/new", "/orders/{id}", "/tasks/{id}/edit", "/schedules/{name:path}/edit")
+
+
+def test_no_change_that_cannot_be_undone_is_one_click_away(
+    app: Horsies, examples: dict[str, str]
+) -> None:
+    async def main() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        async with client_of(app, actions=True, payload=True) as client:
+            for route in PAGES:
+                elements = Elements((await client.get(path_of(route, examples))).text)
+                final = {one for one in elements.at_once if not one.endswith(UNDONE_BY_A_CLICK)}
+                if final and route.path not in QUESTIONS:
+                    found[route.path] = final
+        return found
+
+    assert asyncio.run(main()) == {}
+
+
 def test_every_api_read_answers_with_json(app: Horsies, examples: dict[str, str]) -> None:
     async def main() -> dict[str, Any]:
         wrong: dict[str, Any] = {}
@@ -295,6 +317,10 @@ AXE_RUN = """axe.run({resultTypes: ["violations"], elementRef: false,
     .filter(one => ["serious", "critical"].includes(one.impact))
     .map(one => `${one.id}: ${one.nodes[0].html.slice(0, 120)}`))"""
 
+# By how many pixels something is wider than the window, or than its card.
+OVERFLOW = """Math.max(document.documentElement.scrollWidth - innerWidth,
+    ...[...document.querySelectorAll(".card")].map(one => one.scrollWidth - one.clientWidth))"""
+
 # A machine with other work takes minutes for all pages.
 PARTS = 5
 
@@ -313,7 +339,7 @@ def test_every_page_is_accessible_in_both_themes_and_all_widths(
             for theme, width in product(("light", "dark"), WIDTHS):
                 page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
                 resize(page, width)
-                overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+                overflow = page.evaluate(OVERFLOW)
                 found = page.evaluate(AXE_RUN)
                 if found or overflow > 0:
                     wrong[f"{path} {theme} {width}"] = (found, overflow)

@@ -1,46 +1,31 @@
-"""An on-call drill: each break is on the overview, or answered by one command and one page, with its cause.
+"""An on-call drill with the rows that breaks leave: each is on the overview, or one command names its cause.
 
-`python -m tests.support.drill` prints the drill table with the times. In the browser a worker is really
-killed and tasks really fail; elsewhere rows stand for the break. All commands, on a frozen server too, are
-in `tests/monitor/test_locked_database.py`.
+`test_real_drill.py` has the same breaks for real, in a browser and with the times.
 """
 
 from __future__ import annotations
 
-import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 import pytest
-from playwright.sync_api import Browser, Page, expect
 from psycopg.types.json import Jsonb
 
 from horsies.app import Horsies
-from horsies.db.migrate import apply_migrations
 from horsies.workflow.nodes.nodes import SignalNode
 from tests.support.command_line import Run
-from tests.support.commands import environment
 from tests.support.database import Database
-from tests.support.drill import note
-from tests.support.private_server import PrivateServer
+from tests.support.drill import codes_of
 from tests.support.rows import (
     add_attempt,
     add_snapshot,
     add_task,
     add_worker,
     ago,
-    insert_raw,
 )
-from tests.support.wait import wait_until
-from tests.support.web_server import Ask, WebServer, served, watched
-from tests.support.workers import Fleet
+from tests.support.web_server import Ask
 
 TASK = "01a1dd00-0000-7000-8000-000000000001"
 # A deadline only: the badge changes after ten seconds without an answer, a frozen page ends after eight.
@@ -119,24 +104,6 @@ def wait_in_a_free_queue(connection: Database) -> None:
     send(connection)
 
 
-def kill_a_worker(connection: Database, fleet: Fleet) -> float:
-    """Kill one of two workers, and return when."""
-    alpha = fleet.start("--name", "alpha", processes=1)
-    fleet.start("--name", "beta", processes=1)
-    began = time.monotonic()
-    alpha.signal(signal.SIGKILL)
-    return began
-
-
-def run_failing_tasks(connection: Database, fleet: Fleet) -> float:
-    """Send tasks that fail to a worker, and return when."""
-    fleet.start(processes=1)
-    began = time.monotonic()
-    for _ in range(15):
-        insert_raw(connection, "refuse", "[]")
-    return began
-
-
 @contextmanager
 def holding(url: str, statement: str) -> Iterator[None]:
     with psycopg.connect(url, application_name="report") as holder:
@@ -146,31 +113,13 @@ def holding(url: str, statement: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Break:
-    """A break, its line on the overview, and the command that names the cause with these words.
-
-    A break without a line has a page that names the cause. `make` writes the rows that the break leaves;
-    `really` makes it with workers.
-    """
+    """The rows that a break leaves, its line on the overview, and the command that names the cause."""
 
     make: Callable[[Database], object]
     line: str | None
     command: tuple[str, ...]
     says: str
     statement: str | None = None
-    page: str = "/"
-    really: Callable[[Database, Fleet], float] | None = None
-
-    @property
-    def shown(self) -> str:
-        return "its explanation" if self.line is None else f"overview: {self.line}"
-
-    def begin(self, connection: Database, fleet: Fleet) -> float:
-        """Make the break, for real if that is possible, and return when it began."""
-        if self.really is not None:
-            return self.really(connection, fleet)
-        began = time.monotonic()
-        self.make(connection)
-        return began
 
     def held(self, url: str) -> AbstractContextManager[None]:
         return nullcontext() if self.statement is None else holding(url, self.statement)
@@ -185,20 +134,16 @@ BREAKS = {
         "WORKERS_LOST",
         ("explain", "queue", "mail"),
         "The last one, alpha, was lost",
-        really=kill_a_worker,
     ),
     "schedule overdue": Break(
         miss_a_slot, "NO_SCHEDULER", ("explain", "schedule", "nightly"), "no scheduler is connected"
     ),
-    "cap reached": Break(
-        reach_the_cap, None, ("explain", TASK), "QUEUE_CAP", page=f"/tasks/{TASK}/explain"
-    ),
+    "cap reached": Break(reach_the_cap, None, ("explain", TASK), "QUEUE_CAP"),
     "15 plain failures": Break(
         measure(failed=15),
         "TASK_FAILING",
         ("doctor",),
         "Task pay has 15 failures in 10 minutes",
-        really=run_failing_tasks,
     ),
     # `CRASHES` joins the overview with the checks that run once a minute.
     "poison": Break(poison, "TASK_FAILING", ("doctor",), "Task pay ended its process 15 times"),
@@ -214,7 +159,6 @@ BREAKS = {
         ("explain", TASK),
         "pg_terminate_backend(",
         f"SELECT FROM horsies_tasks WHERE id = '{TASK}' FOR UPDATE",
-        f"/tasks/{TASK}/explain",
     ),
     "table locked": Break(
         wait_in_a_free_queue,
@@ -234,19 +178,10 @@ def test_a_break_is_on_the_overview_or_answered_by_one_command(
     broken.make(connection)
     with broken.held(process_url):
         document = ask("/api/overview").json()
-        began = time.monotonic()
         answer = horsies(*broken.command)
-        answered = time.monotonic() - began
-    words = " ".join(broken.command).replace(TASK, "ID")
-    note(name, command=f"`horsies {words}`", answered=answered)
     if broken.line is not None:
         assert broken.line in codes_of(document)
     assert broken.says in " ".join((answer.out + answer.err).split())
-
-
-def codes_of(overview: dict[str, Any]) -> list[str]:
-    """The codes of the lines, or that of the answer in place of the overview."""
-    return [one["code"] for one in overview.get("attention", [overview])]
 
 
 def start_waiting_run(app: Horsies) -> str:
@@ -258,10 +193,7 @@ def test_a_run_that_waits_for_a_signal_is_answered_by_one_command(
     app: Horsies, horsies: Run, connection: Database
 ) -> None:
     run_id = start_waiting_run(app)
-    began = time.monotonic()
     answer = horsies("explain", run_id)
-    answered = time.monotonic() - began
-    note("run waits for a signal", command="`horsies explain ID`", answered=answered)
     assert f"horsies workflow signal {run_id} approve" in " ".join(answer.out.split())
 
 
@@ -270,82 +202,3 @@ def test_the_reason_of_a_pause_is_on_the_line(ask: Ask, connection: Database) ->
     lines = ask("/api/overview").json()["attention"]
     (line,) = [one for one in lines if one["code"] == "QUEUE_PAUSED"]
     assert "by anna (the bank is down)" in line["sentence"]
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("name", BREAKS)
-def test_a_break_is_seen_in_a_browser(
-    page: Page,
-    dashboard: WebServer,
-    fleet: Fleet,
-    connection: Database,
-    process_url: str,
-    name: str,
-) -> None:
-    broken = BREAKS[name]
-    if name == "table locked":  # the answer is 504, which the console of the browser reports
-        page.context.watch.expected.append("504")  # type: ignore[attr-defined]
-    broke_at = broken.begin(connection, fleet)
-    with broken.held(process_url):
-        if broken.line is not None:
-            # Workers store their counts every half minute.
-            wait_until(lambda: broken.line in codes_of(dashboard.get("/api/overview").json()), 90)
-            note(name, seen=time.monotonic() - broke_at)
-        began = time.monotonic()
-        page.goto(broken.page)
-        if broken.line is not None and broken.statement is None:
-            expect(page.locator(f'[data-key^="{broken.line} "]').first).to_be_visible()
-        else:
-            expect(page.get_by_text(broken.says).first).to_be_visible()
-        seconds = time.monotonic() - began
-    note(name, shown=broken.shown, browser=seconds)
-
-
-@pytest.mark.browser
-def test_a_run_that_waits_for_a_signal_is_explained_in_a_browser(
-    page: Page, app: Horsies, connection: Database
-) -> None:
-    run_id = start_waiting_run(app)
-    began = time.monotonic()
-    page.goto(f"/workflows/{run_id}/explain")
-    expect(page.get_by_text(f"horsies workflow signal {run_id} approve")).to_be_visible()
-    seconds = time.monotonic() - began
-    note("run waits for a signal", shown="its explanation", browser=seconds)
-
-
-@pytest.mark.browser
-@pytest.mark.slow
-def test_a_frozen_server_is_seen_in_a_browser_and_on_the_command_line(browser: Browser) -> None:
-    """The postmaster accepts connections in the kernel, and nothing answers."""
-    server = PrivateServer()
-    try:
-        with psycopg.connect(server.url) as connection:
-            apply_migrations(connection)
-        with (
-            served("--database-url", server.url) as dashboard,
-            watched(browser, dashboard) as tabs,
-        ):
-            tabs.watch.expected += ["503", "Failed to load"]  # type: ignore[attr-defined]
-            page = tabs.new_page()
-            page.goto("/")
-            expect(page.locator("[data-badge]")).to_have_text("live")
-            with server.frozen():
-                began = time.monotonic()
-                command = [sys.executable, "-m", "horsies", "status"]
-                variables = environment(DATABASE_URL=server.url, COLUMNS="300")
-                ended = subprocess.run(
-                    command, env=variables, capture_output=True, text=True, check=False
-                )
-                answered = time.monotonic() - began
-                stale = re.compile(r"stale since \d\d:\d\d:\d\d")
-                expect(page.locator("[data-badge]")).to_have_text(stale, timeout=WAIT_MS)
-                seen = time.monotonic() - began
-                other = tabs.new_page()
-                other.goto("/queues", timeout=WAIT_MS)
-                expect(other.get_by_text("did not answer")).to_be_visible()
-            expect(page.locator("[data-badge]")).to_have_text("live", timeout=WAIT_MS)
-    finally:
-        server.remove()
-    assert (ended.returncode, "did not answer in time" in ended.stderr) == (1, True), ended.stderr
-    note("database frozen", shown="badge: stale since", seen=seen)
-    note("database frozen", command="`horsies status`", answered=answered)

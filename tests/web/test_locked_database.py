@@ -26,7 +26,8 @@ from tests.support.web_server import Ask, client_of
 
 IS_LONG = os.environ.get("HORSIES_TEST_OUTAGES") == "long"
 SAMPLE = ["horsies_tasks", "horsies_workers"]
-PATHS = [route for route in ROUTES if route.method == "GET" and "/orders/" not in route.path]
+PATHS = [route for route in ROUTES if route.method == "GET"]
+POSTS = [route for route in ROUTES if route.method == "POST"]
 # The limit of a statement, that of the doctor's checks, and the slack of a busy machine.
 PAGE_SECONDS = 8.0
 DOCTOR_SECONDS = 25.0
@@ -46,6 +47,7 @@ def tables_of(connection: Database) -> list[str]:
     return [name for (name,) in found] if IS_LONG else SAMPLE
 
 
+@pytest.mark.timeout(1_800 if IS_LONG else 240)
 def test_with_any_table_locked_every_page_ends_and_names_the_holder(
     app: Horsies, connection: Database, process_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +83,40 @@ def test_with_any_table_locked_every_page_ends_and_names_the_holder(
     asyncio.run(main())
     assert wrong == []
     assert named["horsies_tasks"] > len(paths) / 2
+
+
+@pytest.mark.timeout(1_800 if IS_LONG else 240)
+def test_with_any_table_locked_every_change_ends_and_names_the_holder(
+    app: Horsies, connection: Database, process_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change that needs the table is refused; the others are made, or refused for another reason."""
+    monkeypatch.setattr(reading, "CHANGE_LIMITS", reading.CHANGE_LIMITS._replace(lock_ms=50))
+    monkeypatch.setattr(reading, "_LIMITS", reading._LIMITS.replace(b"'500'", b"'50'"))
+    examples = fill(app, connection)
+    wrong: list[str] = []
+    named: dict[str, set[str]] = {}
+
+    async def change(client: httpx.AsyncClient, path: str, table: str, pid: int) -> None:
+        began = time.monotonic()
+        answer = await client.post(path, headers={"X-Horsies-Intent": "action"})
+        seconds = time.monotonic() - began
+        if is_named := f"pid {pid} (user" in answer.text:
+            named.setdefault(table, set()).add(path)
+        if seconds > PAGE_SECONDS or (answer.status_code >= 500 and not is_named):
+            wrong.append(f"{path} with {table}: {seconds:.1f} s, {answer.text[:300]}")
+
+    async def main() -> None:
+        async with client_of(app, actions=True, payload=True) as client:
+            assert (await client.get("/queues")).status_code == 200
+            for table in tables_of(connection):
+                with locked(process_url, table) as pid:
+                    for route in POSTS:
+                        await change(client, path_of(route, examples), table, pid)
+
+    asyncio.run(main())
+    assert wrong == []
+    for verb in ("cancel", "retry"):
+        assert f"/api/tasks/{examples['tasks']}/{verb}" in named["horsies_tasks"]
 
 
 def test_the_page_has_the_command_that_ends_the_session(

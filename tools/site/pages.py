@@ -22,6 +22,8 @@ _NOT_PROSE = re.compile(
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)\s]+)\)")
 _ANY_LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 _NAMED_BLOCK = re.compile(r"^<!-- file: (\S+) -->\n```(\w+)$", re.MULTILINE)
+# How the tests run a block, as in `python with-setting`, is nothing for readers.
+_MARKED_BLOCK = re.compile(r"^( *)```(python|sql) [a-z-]+$", re.MULTILINE)
 _CALLOUT = re.compile(
     r"^> \[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]\n((?:>.*(?:\n|\Z))+)", re.MULTILINE
 )
@@ -56,7 +58,7 @@ def _callout(found: re.Match[str]) -> str:
 
 def with_blocks(text: str) -> str:
     """Return a page with the titles of its files, and its sequence diagrams drawn."""
-    named = _NAMED_BLOCK.sub(r'```\2 title="\1"', text.replace("```python no-run", "```python"))
+    named = _NAMED_BLOCK.sub(r'```\2 title="\1"', _MARKED_BLOCK.sub(r"\1```\2", text))
     return _MERMAID.sub(lambda found: f'<div class="picture">\n{drawn(found[1])}</div>', named)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 WORDS = {
     "async-tasks.md": ["gevent", "eventlet", "coroutine", "coroutines"],
+    "cli.md": ["locator", "target"],
     "cookbook.md": ["dead", "letter", "dlq", "poison", "llm", "openai"],
     "deployment.md": ["docker", "container"],
     "how-it-works.md": ["broker", "architecture", "dies"],
@@ -18,7 +19,8 @@ WORDS = {
     "personal-data.md": ["gdpr", "privacy", "erasure", "anonymize"],
     "queues.md": ["throttle", "throttling", "semaphore", "mutex"],
     "recovery.md": ["crash", "retention", "cleanup"],
-    "retries.md": ["backoff", "jitter"],
+    "results.md": ["traceback", "tracebacks", "stacktrace"],
+    "retries.md": ["backoff", "jitter", "exponential"],
     "scheduling.md": ["recurring", "periodic", "hourly", "daylight", "dst", "beat", "night"],
     "sending.md": ["eta", "countdown", "defer"],
     "stopping.md": ["sigterm", "graceful"],

@@ -232,7 +232,11 @@ def leave_traces(tx: TaskTransaction = INJECTED) -> str:
 
 ALCHEMY_URL = os.environ[DATABASE_VARIABLE].replace("postgresql://", "postgresql+psycopg://")
 OWN_SESSIONS = {"application_name": OWN_ROLE}
-engine = create_engine(ALCHEMY_URL, connect_args=OWN_SESSIONS)
+# SQLAlchemy cannot read a URL of several hosts.
+engine = create_engine(
+    "postgresql+psycopg://",
+    creator=lambda: psycopg.connect(os.environ[DATABASE_VARIABLE], application_name=OWN_ROLE),
+)
 
 
 @app.task("book_in_session", retry_policy=AGAIN)
@@ -372,6 +376,12 @@ def book_or_return(number: int, label: str, tx: TaskTransaction = INJECTED) -> i
 async def book_or_return_async(number: int, tx: AsyncTaskTransaction = INJECTED) -> int:
     await insert_async(tx, number)
     return number
+
+
+@app.task("book_own_id", retry_policy=AGAIN)
+def book_own_id(tx: TaskTransaction = INJECTED) -> None:
+    """Write a number that the task has to itself, as one without arguments."""
+    insert(tx, int(current_task().id[-7:], 16))
 
 
 @app.task("withdraw", retry_policy=AGAIN_AFTER_CONFLICTS)

@@ -98,6 +98,21 @@ def rest(ctx: Durable, label: str) -> str:
     return token
 
 
+@app.durable("late", retry_policy=AGAIN, deadline=2.0)
+def late(ctx: Durable, label: str) -> None:
+    """Reaches its deadline: in a step that never ends, or parked."""
+
+    def never_end() -> None:
+        note("wait", "-")
+        while True:
+            time.sleep(0.005)
+
+    ctx.with_options(name="undo").on_cancel(act, 1, 0.0)
+    if label == "running":
+        ctx.step(never_end)
+    ctx.wait_signal("go")
+
+
 def write_after_release(tx: TaskTransaction, label: str) -> int:
     note("wait", "-")
     tx.connection.execute("INSERT INTO durable_effects VALUES (%s, 1)", (current_task().id,))
@@ -209,8 +224,8 @@ wanted_number: int | None = None
 
 
 def dies_at_effects(method: Callable[..., Any]) -> Callable[..., Any]:
-    """What an engine does for a run, which dies before or after one of these effects. They are counted in a
-    file, over all calls of the run.
+    """Wrap a method of the engine so that the run dies before or after one chosen effect. Effects are counted
+    in a file, across all calls of the run.
     """
 
     def pass_point() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import threading
 import time
 
 from horsies import Horsies, RetryPolicy
@@ -31,6 +32,30 @@ def eat(step_mb: int, pause_seconds: float = 0.0) -> str:
     while True:
         eaten.append(fill(step_mb))
         time.sleep(pause_seconds)
+
+
+@app.task("eat_in_threads", memory_limit_mb=LIMIT_MB)
+def eat_in_threads(threads: int, step_mb: int) -> str:
+    """Allocate in threads of the process; each keeps what it has."""
+    write_down("start")
+    eaten: list[bytes] = []
+
+    def fill_on() -> None:
+        while True:
+            eaten.append(fill(step_mb))
+            time.sleep(0.01)
+
+    eaters = [threading.Thread(target=fill_on, daemon=True) for _ in range(threads)]
+    for eater in eaters:
+        eater.start()
+    eaters[0].join()
+    return "done"
+
+
+@app.task("quick", retry_policy=RetryPolicy.fixed([1], auto_retry_for=["WORKER_CRASHED"]))
+def quick(number: int) -> int:
+    """May wait in a child behind others of its kind."""
+    return number
 
 
 @app.task(

@@ -1,4 +1,4 @@
-"""An application with a rated queue and one without a rate."""
+"""An application with two queues, one of them limited by a rate."""
 
 from __future__ import annotations
 

@@ -99,6 +99,27 @@ def fork(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
     return number
 
 
+def execute_in_some_way(connection: psycopg.Connection[Any], how: str) -> None:
+    """Execute a statement by psycopg's other methods, or below psycopg."""
+    match how:
+        case "composed":
+            connection.execute(sql.SQL("COMMIT"))
+        case "cursor":
+            with connection.cursor() as cursor:
+                cursor.execute(b"commit and chain")
+        case "raw commit":
+            connection.pgconn.exec_(b"COMMIT")
+        case "executemany":
+            connection.cursor().executemany("COMMIT", [()])
+        case "stream":
+            list(connection.cursor().stream("COMMIT"))
+        case "copy":
+            with connection.cursor().copy(b"COPY (SELECT 1) TO STDOUT") as copy:
+                assert list(copy)
+        case statement:
+            connection.execute(statement.encode())
+
+
 @app.task("meddle")
 def meddle(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
     """Write a row, and change the transaction or the session."""
@@ -123,15 +144,8 @@ def meddle(number: int, how: str, tx: TaskTransaction = INJECTED) -> int:
             os.close(connection.fileno())
         case "finish":
             connection.pgconn.finish()
-        case "composed":
-            connection.execute(sql.SQL("COMMIT"))
-        case "cursor":
-            with connection.cursor() as cursor:
-                cursor.execute(b"commit and chain")
-        case "raw commit":
-            connection.pgconn.exec_(b"COMMIT")
-        case statement:
-            connection.execute(statement.encode())
+        case _:
+            execute_in_some_way(connection, how)
     return number
 
 
@@ -215,3 +229,63 @@ async def cancel_own_commit(number: int, steps: int, tx: AsyncTaskTransaction = 
 
     loop.call_soon(cancel, steps)
     return number
+
+
+# What a task may leave behind in its session; the next task counts what is there.
+LEFT_BEHIND = {
+    "advisory locks": "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()",
+    "channels": "SELECT count(*) FROM pg_listening_channels()",
+    "cursors": "SELECT count(*) FROM pg_cursors WHERE is_holdable",
+    "temporary tables": "SELECT count(*) FROM pg_class WHERE relpersistence = 't' "
+    "AND relnamespace = pg_my_temp_schema()",
+    "role": "SELECT (current_user <> session_user)::integer",
+    "settings": "SELECT count(*) FROM pg_settings WHERE source = 'session' "
+    "AND name IN ('work_mem', 'statement_timeout', 'search_path', 'session_replication_role')",
+}
+LEAVING = (
+    "SELECT pg_advisory_lock(4712)",
+    "LISTEN left_behind",
+    "DECLARE left_behind CURSOR WITH HOLD FOR SELECT 1",
+    "CREATE TEMPORARY TABLE left_behind (number integer)",
+    "SET statement_timeout = '50s'",
+    "SET search_path = pg_temp",
+    "SET work_mem = '5MB'",
+    "SET ROLE pg_monitor",
+)
+
+
+@app.task("leave_behind")
+def leave_behind(tx: TaskTransaction = INJECTED) -> dict[str, int]:
+    """Return what this session still has of the task before, and leave the same behind."""
+    connection = tx.connection
+    found = {
+        name: connection.execute(query).fetchone()[0]  # type: ignore[index]
+        for name, query in LEFT_BEHIND.items()
+    }
+    found["handlers"] = len(connection._notice_handlers) + len(connection._notify_handlers)
+    found["threshold"] = int(connection.prepare_threshold != 5)
+    found["pid"] = connection.info.backend_pid
+    connection.add_notice_handler(kept.append)
+    connection.add_notify_handler(kept.append)
+    connection.prepare_threshold = 1
+    for statement in LEAVING:
+        connection.execute(statement.encode())
+    return found
+
+
+@app.task("leave_behind_async")
+async def leave_behind_async(tx: AsyncTaskTransaction = INJECTED) -> dict[str, int]:
+    """``leave_behind`` in a coroutine."""
+    connection, found = await tx.connection(), {}
+    for name, query in LEFT_BEHIND.items():
+        row = await (await connection.execute(query)).fetchone()
+        found[name] = row[0]  # type: ignore[index]
+    found["handlers"] = len(connection._notice_handlers) + len(connection._notify_handlers)
+    found["threshold"] = int(connection.prepare_threshold != 5)
+    found["pid"] = connection.info.backend_pid
+    connection.add_notice_handler(kept.append)
+    connection.add_notify_handler(kept.append)
+    connection.prepare_threshold = 1
+    for statement in LEAVING:
+        await connection.execute(statement.encode())
+    return found

@@ -146,12 +146,12 @@ async def record_async(number: int, point: str, tx: AsyncTaskTransaction) -> int
     return number
 
 
-@app.task("record_or_return", on_stop="requeue")
+@app.task("record_or_return", on_stop="requeue", retry_policy=AGAIN)
 def record_or_return(number: int, point: str, tx: TaskTransaction = INJECTED) -> int:
     return record(number, point, tx)
 
 
-@app.task("record_or_return_async", on_stop="requeue")
+@app.task("record_or_return_async", on_stop="requeue", retry_policy=AGAIN)
 async def record_or_return_async(
     number: int, point: str, tx: AsyncTaskTransaction = INJECTED
 ) -> int:

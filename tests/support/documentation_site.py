@@ -1,0 +1,69 @@
+"""The documentation site: built, served by this process, and searched in a browser as its readers do."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.doc_pages import REPOSITORY
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+ADDRESS = "https://docs.example/horsies/"
+MKDOCS = REPOSITORY / ".venv-site" / "bin" / "mkdocs"
+
+
+def build(place: Path) -> None:
+    """Build the site as for publishing; a broken link or a page outside the navigation fails."""
+    assert MKDOCS.exists(), "the tools of the site are missing; run: make site"
+    settings = {**os.environ, "HORSIES_SITE_URL": ADDRESS, "NO_MKDOCS_2_WARNING": "1"}
+    command = [str(MKDOCS), "build", "--strict", "--quiet", "--site-dir", str(place)]
+    built = subprocess.run(
+        command, cwd=REPOSITORY, env=settings, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    """Serve files without a line per request."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+@contextmanager
+def served_files(directory: Path) -> Iterator[str]:
+    """The address of a built site on a server of this process, until the end of the block."""
+    handler = functools.partial(_Quiet, directory=str(directory))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def type_query(tab: Page, query: str) -> None:
+    """Type a query into the search field of the site, and wait until it has answered."""
+    field = tab.locator("[data-md-component=search-query]")
+    field.focus()
+    for text, answer in (("", "Type to start"), (query, "matching document")):
+        field.fill(text)
+        field.dispatch_event("keyup")
+        tab.locator(".md-search-result__meta", has_text=answer).wait_for()
+
+
+def hit_links(tab: Page) -> Locator:
+    """The links that the search shows now, best first."""
+    return tab.locator(".md-search-result__item > a.md-search-result__link")

@@ -1,0 +1,22 @@
+"""The metrics that a worker serves."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.workers import RunningWorker
+
+
+def port_of(worker: RunningWorker) -> int:
+    """Where a worker that was started with `--metrics-port 0` serves them."""
+    return int(worker.wait_for("metrics_served")["port"])
+
+
+def scraped(port: int) -> dict[str, Any]:
+    """The families of metrics by name."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+        text = response.read().decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}

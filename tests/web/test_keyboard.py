@@ -1,0 +1,111 @@
+"""Every page without a mouse: each link, button and field can be reached, and shows that it has the focus.
+
+The pages come from the table of routes. What the keyboard then does, and that focus survives live updates,
+is in `test_every_page.py`, `test_script.py` and `test_task_browser.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from horsies.app import Horsies
+from tests.support.database import Database
+from tests.support.web_keyboard import WIDTHS, resize
+from tests.support.web_rows import fill, path_of
+from tests.support.web_server import WebServer, served, watched
+from tests.support.workers import DATABASE_VARIABLE
+from tests.web.test_every_page import PAGES
+
+pytestmark = pytest.mark.browser
+
+THEMES = ("light", "dark")
+# Pages that have more to reach with a query.
+FILTERED = ["/search?q=charge", "/tasks?status=FAILED"]
+# WCAG 2.1, 1.4.11: the contrast of what shows the focus.
+CONTRAST_MIN = 3.0
+# Tabs beyond the number of parts of a page: the browser's own places, and parts of a live update.
+SPARE_TABS = 12
+# A machine with other work takes minutes for all pages.
+PARTS = 4
+
+# Everything that the keyboard must reach, in words. Of a group of radio buttons it reaches one.
+REACHABLE = """() => {
+    document.querySelectorAll("main details").forEach(one => { one.open = true; });
+    const parts = document.querySelectorAll(
+        "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']");
+    return [...new Set([...parts].filter(one => !one.disabled && one.tabIndex >= 0
+        && one.type !== "radio" && one.checkVisibility({visibilityProperty: true})).map(WORDS))]; }"""
+
+WORDS = """(one => [one.tagName, ...["name", "href", "value"].map(name => one.getAttribute(name)),
+    one.textContent.trim().slice(0, 60)].join(" "))"""
+
+# What has the focus, in the same words, whether it shows that, and with which contrast to what is around.
+FOCUS = """() => {
+    const at = document.activeElement;
+    if (!at || at === document.body) return null;
+    const rgb = colour => { const context = new OffscreenCanvas(1, 1).getContext("2d");
+        context.fillStyle = colour; context.fillRect(0, 0, 1, 1);
+        return [...context.getImageData(0, 0, 1, 1).data]; };
+    const light = colour => { const [r, g, b] = rgb(colour).map(part => { const one = part / 255;
+        return one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4; });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const style = getComputedStyle(at);
+    let around = at.parentElement;
+    while (around && rgb(getComputedStyle(around).backgroundColor)[3] < 255) around = around.parentElement;
+    const back = around ? getComputedStyle(around).backgroundColor : "white";
+    const [low, high] = [light(style.outlineColor), light(back)].sort((one, other) => one - other);
+    const shown = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
+    return [WORDS(at), shown ? (high + 0.05) / (low + 0.05) : 0]; }"""
+
+
+def script(text: str) -> str:
+    return text.replace("WORDS", WORDS)
+
+
+@pytest.fixture(scope="module")
+def dashboard(process_url: str) -> Iterator[WebServer]:
+    """`horsies web` with actions, payload and the application, without which some pages do not open."""
+    options = ("tests.support.apps.cards:app", "--enable-actions", "--payload")
+    with served(*options, env={DATABASE_VARIABLE: process_url}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_the_keyboard_reaches_everything_on_every_page_and_shows_where_it_is(
+    part: int, browser: Browser, dashboard: WebServer, app: Horsies, connection: Database
+) -> None:
+    examples = fill(app, connection)
+    paths = [*(path_of(route, examples) for route in PAGES), *FILTERED][part::PARTS]
+    wrong: dict[str, list[str]] = {}
+    with watched(browser, dashboard) as context:
+        page = context.new_page()
+        for path, theme, width in product(paths, THEMES, WIDTHS):
+            page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+            resize(page, width)
+            page.goto(path)
+            if found := problems_of(page):
+                wrong[f"{path} {theme} {width}"] = found
+    assert wrong == {}
+
+
+def problems_of(page: Page) -> list[str]:
+    """Press Tab through a page; return what was not reached, and what did not show the focus."""
+    wanted = set(page.evaluate(script(REACHABLE)))
+    assert wanted
+    reached: dict[str, float] = {}
+    for _ in range(len(wanted) + SPARE_TABS):
+        page.keyboard.press("Tab")
+        if (focus := page.evaluate(script(FOCUS))) is not None:
+            words, contrast = focus
+            reached.setdefault(words, contrast)
+        if wanted <= reached.keys():
+            break
+    return [f"not reached: {words}" for words in sorted(wanted - reached.keys())] + [
+        f"contrast {contrast:.1f}: {words}"
+        for words, contrast in sorted(reached.items())
+        if contrast < CONTRAST_MIN
+    ]
