@@ -104,6 +104,19 @@ def test_a_child_killed_inside_its_transaction_leaves_nothing(
     assert_effects_match(effects, name)
 
 
+@pytest.mark.parametrize("name", ["book", "book_async"])
+def test_a_send_inside_a_transaction_needs_no_other_session(
+    fleet: Fleet, booking: ModuleType, effects: Database, process_url: str, name: str
+) -> None:
+    """The first send of a child does not read the record of migrations, which its worker has read."""
+    booking.app.get_broker().ensure_schema_initialized().unwrap()
+    start(fleet, *ASYNC)
+    with psycopg.connect(process_url) as holder:
+        holder.execute("LOCK TABLE horsies_migrations IN ACCESS EXCLUSIVE MODE")
+        assert getattr(booking, name).send(1, 0.0).unwrap().get(10_000).ok_value == 1
+    assert bookings(effects) == [1]
+
+
 @pytest.mark.direct("a pooler has connections of its own")
 def test_a_worker_killed_after_the_commit_of_its_child_leaves_a_completed_task(
     fleet: Fleet, booking: ModuleType, gate: Database, process_url: str

@@ -170,7 +170,8 @@ class PostgresBroker:
         # Replaced in a forked process, because one of the parent's threads may have held the lock
         # during the fork.
         self._locks: dict[int, threading.Lock] = {}
-        self._schema_ready_in_pid: int | None = None
+        # Inherited by a forked process: the schema belongs to the database.
+        self._is_schema_ready = False
 
     @property
     def waiters(self) -> Waiters:
@@ -181,9 +182,17 @@ class PostgresBroker:
                     made = result_waiters.Waiters(
                         self._connect_waiters, find_obstacle=self.find_obstacle
                     )
-                    made.was_reached = self._schema_ready_in_pid is not None
+                    made.was_reached = self._is_schema_ready
                     self._waiters = made
         return self._waiters
+
+    def skip_schema_check(self) -> None:
+        """Skip the check before the first statement: the worker of this child has made it.
+
+        The check uses a session of its own. In a server crash it would fail a send that belongs to a
+        task's transaction, although the session of that transaction is the one that counts.
+        """
+        self._is_schema_ready = True
 
     def ensure_schema_initialized(self) -> BrokerResult[None]:
         """Create or update the tables if they are outdated; safe to call in many processes at once."""
@@ -238,7 +247,7 @@ class PostgresBroker:
         """``perform`` on the running event loop's connections."""
         logged = self.config.echo
         try:
-            if self._schema_ready_in_pid != os.getpid():
+            if not self._is_schema_ready:
                 await asyncio.to_thread(self._ensure_schema)
             if transaction is None:
                 async with (
@@ -322,7 +331,7 @@ class PostgresBroker:
     ) -> BrokerResult[str] | None:
         """``insert`` on the running event loop's connections."""
         try:
-            if self._schema_ready_in_pid != os.getpid():
+            if not self._is_schema_ready:
                 await asyncio.to_thread(self._ensure_schema)
             pool = self.database.pool_async()
             lent = await pool.take()
@@ -349,7 +358,7 @@ class PostgresBroker:
 
     async def store_stream_async(self, steps: Iterable[Step]) -> BrokerResult[None]:
         try:
-            if self._schema_ready_in_pid != os.getpid():
+            if not self._is_schema_ready:
                 await asyncio.to_thread(self._ensure_schema)
             async with self.database.connection_async() as connection, connection.transaction():
                 await stream_async(connection, steps)
@@ -447,13 +456,13 @@ class PostgresBroker:
         return closed if closed.is_err() else closed_async
 
     def _ensure_schema(self) -> None:
-        if self._schema_ready_in_pid == os.getpid():
+        if self._is_schema_ready:
             return
         with self._lock():
-            if self._schema_ready_in_pid == os.getpid():
+            if self._is_schema_ready:
                 return
             migrate.prepare_schema(self.database)
-            self._schema_ready_in_pid = os.getpid()
+            self._is_schema_ready = True
             if self._waiters is not None:
                 self._waiters.was_reached = True
 

@@ -159,6 +159,7 @@ def load_program(boot: ChildBoot) -> AppProgram:
     with sends_suppressed():
         app = load_app(boot.app_locator)
         app.role = "child"
+        app.get_broker().skip_schema_check()
         set_current_app(app)
         app.import_task_modules(boot.modules or None)
     set_log_headers(app.config.log_headers)
