@@ -114,6 +114,7 @@ $$;
 CREATE OR REPLACE FUNCTION horsies_notify_changed_tasks() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     finished text[];
+    is_plain boolean;
     released text[];
     unsuccessful uuid[];
     failed uuid[];
@@ -128,14 +129,23 @@ DECLARE
     cancelled uuid[];
 BEGIN
     SELECT array_agg(id::text) FILTER (WHERE status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
-        array_agg(DISTINCT CASE WHEN lane IS NULL THEN '' ELSE '@' END || queue_name) FILTER (
+        bool_and((lane IS NULL OR claimed_by_worker_id IS NOT NULL) AND (status IN ('CLAIMED', 'RUNNING')
+            OR (status = 'COMPLETED' AND workflow_id IS NULL AND wakes_task_id IS NULL)))
+    INTO finished, is_plain FROM changed WHERE redacted_at IS NULL;
+    FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
+        PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
+    END LOOP;
+    -- A claim, or successes that nothing but their waiters wait for: most statements end here.
+    IF is_plain IS NOT FALSE THEN
+        RETURN NULL;
+    END IF;
+    SELECT array_agg(DISTINCT CASE WHEN lane IS NULL THEN '' ELSE '@' END || queue_name) FILTER (
             -- A waiting task that ends may have been the head of its lane.
             WHERE status = 'PENDING' OR (lane IS NOT NULL AND claimed_by_worker_id IS NULL)),
         array_agg(id) FILTER (WHERE status IN ('FAILED', 'CANCELLED', 'EXPIRED')),
         bool_or(workflow_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED')),
         bool_or(wakes_task_id IS NOT NULL AND status IN ('COMPLETED', 'FAILED', 'CANCELLED', 'EXPIRED'))
-    INTO finished, released, unsuccessful, has_ended_nodes, has_waiting_runs FROM changed
-    WHERE redacted_at IS NULL;
+    INTO released, unsuccessful, has_ended_nodes, has_waiting_runs FROM changed WHERE redacted_at IS NULL;
     IF unsuccessful IS NOT NULL THEN
         SELECT array_agg(id) FILTER (WHERE lane IS NOT NULL AND status = 'FAILED'),
             array_agg(id) FILTER (WHERE cancel_requested_at IS NOT NULL)
@@ -147,9 +157,6 @@ BEGIN
             PERFORM horsies_announce_tasks(unsuccessful);
         END IF;
     END IF;
-    FOR position IN 1 .. coalesce(array_length(finished, 1), 0) BY 200 LOOP
-        PERFORM pg_notify('task_done', array_to_string(finished[position : position + 199], ','));
-    END LOOP;
     FOR position IN 1 .. coalesce(array_length(released, 1), 0) LOOP
         PERFORM pg_notify('task_queue_' || ltrim(released[position], '@'),
             CASE WHEN starts_with(released[position], '@') THEN '@' ELSE '' END);

@@ -378,7 +378,11 @@ BEGIN
                         claimed_at = clock_timestamp(), worker_hostname = p_hostname,
                         updated_at = clock_timestamp()
                     FROM due WHERE task.id = ANY((SELECT due.ids FROM due)::uuid[])
-                    RETURNING task.*)
+                    RETURNING task.id, task.generation, task.task_name, task.queue_name, task.args, task.kwargs,
+                        task.retry_count, task.max_retries, task.task_options, task.timeout_ms, task.worker_pid,
+                        task.workflow_id, task.workflow_node_index, task.workflow_item_index, task.workflow_inputs,
+                        task.priority, task.enqueued_at, task.sent_at, task.good_until, task.scheduled_for,
+                        task.schedule_name, task.burst, task.lane)
                 SELECT begun.id::text, begun.generation, begun.task_name::text, begun.queue_name::text,
                     begun.args, begun.kwargs, begun.retry_count, begun.max_retries, begun.task_options,
                     begun.timeout_ms, begun.worker_pid, begun.workflow_id::text, begun.workflow_node_index,
