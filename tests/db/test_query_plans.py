@@ -18,6 +18,7 @@ from psycopg import Connection
 
 from horsies.db.statement import Statement
 from horsies.db.statements.tasks import TASKS, find_unique_task
+from horsies.db.statements.transactions import TRANSACTIONS
 from horsies.db.statements.turn import (
     TURN,
     ClaimTasks,
@@ -36,7 +37,7 @@ from tests.support.query_plans import nodes, task_reads
 
 HOT = [
     pytest.param(statement, id=name)
-    for catalogue in (TASKS, TURN, WORKERS)
+    for catalogue in (TASKS, TRANSACTIONS, TURN, WORKERS)
     for name, statement in catalogue.statements.items()
 ]
 BIG_TABLES = ("horsies_tasks", "horsies_task_attempts")

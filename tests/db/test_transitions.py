@@ -12,9 +12,11 @@ from typing import Any, get_args
 import psycopg
 import pytest
 from psycopg import Connection, sql
+from psycopg.errors import InvalidTextRepresentation
 
 from horsies.db.statements.durable import ParkedTask, ParkTasks, park_tasks
 from horsies.db.statements.tasks import CancelledTask, cancel_tasks
+from horsies.db.statements.transactions import complete_own
 from horsies.db.statements.turn import (
     ClaimedTask,
     ClaimTasks,
@@ -44,6 +46,7 @@ from horsies.db.statements.turn import (
     start_tasks,
     store_progress,
 )
+from horsies.db.task_transaction import ENDED_BY_TASK, LOST, refusal_of
 from horsies.parking import ParkRequest
 from horsies.states import TaskStatus
 from horsies.tasks.outcome import STOPPED_FOR_REQUEUE, outcome_of_stop, recording_steps
@@ -82,6 +85,31 @@ def complete(
     return complete_tasks.run(
         connection, CompleteTasks(owner, [task_id], [generation], ['{"ok":1}'])
     )
+
+
+def complete_in_transaction(
+    connection: Connection[Any], task_id: str, owner: str = OWNER, generation: int = GENERATION
+) -> list[FinishedTask]:
+    """``complete`` by the child of a task with a transaction, in that transaction."""
+    refusal = refusal_in_transaction(
+        connection, f"{task_id}/{generation}", task_id, owner, generation
+    )
+    assert refusal in (None, LOST)
+    return [] if refusal else [FinishedTask(task_id)]
+
+
+def refusal_in_transaction(
+    connection: Connection[Any], mark: str, task_id: str, owner: str, generation: int
+) -> str | None:
+    """Complete a task in a transaction that has this mark; return why that is refused."""
+    expected = f"{task_id}/{generation}"
+    try:
+        with connection.transaction():
+            connection.execute("SELECT set_config('horsies.attempt', %s, true)", (mark,))
+            complete_own.fetch(connection, owner, task_id, generation, expected, '{"ok":1}')
+    except InvalidTextRepresentation as error:
+        return refusal_of(error)
+    return None
 
 
 def fail(
@@ -217,8 +245,8 @@ ACTS: dict[TaskVerb, Callable[[Connection[Any], str], Any]] = {
     "expire": expire,
     "cancel": cancel,
 }
-FENCED = [complete, fail, retry, park, heartbeat, progress]
-ENDS = [complete, fail, retry]
+FENCED = [complete, complete_in_transaction, fail, retry, park, heartbeat, progress]
+ENDS = [complete, complete_in_transaction, fail, retry]
 
 STARTED = {"claimed_by_worker_id", "claimed_at", "started_at"}
 WORKER = {"worker_hostname", "worker_pid", "worker_process_name"}
@@ -292,6 +320,51 @@ def test_a_verb_changes_its_own_columns_and_no_others(
     after = row_of(connection, task_id)
     changed = {name for name in before if before[name] != after[name]}
     assert changed == CHANGES[verb, status] | {"status", "updated_at"}
+
+
+def comparable(columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns without their ids; of a time, only whether there is one."""
+    return {
+        name: value is not None if name.endswith("_at") else value
+        for name, value in columns.items()
+        if name not in ("id", "task_id")
+    }
+
+
+@pytest.mark.parametrize("status", TaskStatus)
+@pytest.mark.parametrize("has_attempt", [False, True])
+def test_a_turn_and_a_child_complete_a_task_alike(
+    connection: Connection[Any], status: TaskStatus, has_attempt: bool
+) -> None:
+    """Two statements have the same guard and the same effect."""
+    ends: list[Any] = []
+    for act in (complete, complete_in_transaction):
+        task_id = row_in(connection, status.value)
+        if has_attempt:
+            connection.execute(
+                "INSERT INTO horsies_task_attempts (task_id, attempt, outcome, finished_at) "
+                "VALUES (%s, 2, 'FAILED', now())",
+                (task_id,),
+            )
+        before = row_of(connection, task_id)
+        met = len(act(connection, task_id))
+        after = row_of(connection, task_id)
+        changed = {name for name in before if before[name] != after[name]}
+        attempts = [comparable(one) for one in attempts_of(connection, task_id)]
+        ends.append((met, changed, comparable(after), attempts))
+    of_turn, of_child = ends
+    assert of_child == of_turn or has_attempt
+    assert of_child[1:] == of_turn[1:]
+
+
+def test_a_child_completes_nothing_in_a_transaction_that_is_not_its_own(
+    connection: Connection[Any],
+) -> None:
+    task_id = row_in(connection, "RUNNING")
+    before = picture(connection, task_id)
+    refusal = refusal_in_transaction(connection, "another", task_id, OWNER, GENERATION)
+    assert refusal == ENDED_BY_TASK
+    assert picture(connection, task_id) == before
 
 
 @pytest.mark.parametrize("act", FENCED)
@@ -394,8 +467,10 @@ def test_a_stale_report_does_not_keep_its_neighbours_from_being_recorded(
     assert row_of(connection, ids[2])["result"] == "3"
 
 
+COMPLETED = {"outcome": "COMPLETED", "will_retry": False, "error_code": None}
 EXPECTED_ATTEMPTS = [
-    (complete, {"outcome": "COMPLETED", "will_retry": False, "error_code": None}),
+    (complete, COMPLETED),
+    (complete_in_transaction, COMPLETED),
     (fail, {"outcome": "FAILED", "will_retry": False, "error_code": "BROKE"}),
     (retry, {"outcome": "WORKER_FAILURE", "will_retry": True, "error_code": "CRASHED"}),
 ]

@@ -33,7 +33,7 @@ from horsies.db.database import (
 )
 from horsies.db.pipeline import Pipeline, given_options
 from horsies.db.statement import Step
-from horsies.db.statements.transactions import require_completed, require_mark
+from horsies.db.statements.transactions import require_mark, use_session_role
 from horsies.errors import TransactionMisuse
 
 ROLE = "child-tx"
@@ -300,9 +300,10 @@ class TaskSession:
     def finish(self, steps: Sequence[Step]) -> None:
         """Execute the statements that record the outcome, and COMMIT, in one round trip.
 
-        The server skips the COMMIT if one of the checks fails; ``refusal_of`` has the reason.
+        The last one checks that nothing but the outcome of this attempt is committed: otherwise it
+        fails and the server skips the COMMIT; ``refusal_of`` has the reason.
         """
-        self._connection.own.run(_with_checks(steps, self._mark))
+        self._connection.own.run([_SESSION_ROLE, *steps])
 
     def record(self, steps: Sequence[Step]) -> Recorded:
         """Execute statements of the library before ``commit``, if their rows decide about it."""
@@ -368,7 +369,7 @@ class AsyncTaskSession:
     async def finish(self, steps: Sequence[Step]) -> None:
         connection = self._connection
         async with connection.pipeline():
-            for statement, params in _with_checks(steps, self._mark):
+            for statement, params in [_SESSION_ROLE, *steps]:
                 query = statement.query(connection.installation.schema)
                 stored = await statement.stored_async(params, connection.installation.payloads)
                 await connection.execute(query, statement.mapping(stored))
@@ -447,12 +448,8 @@ def _begin_command(mark: str, connection: SessionConnection | AsyncSessionConnec
     return first + f"BEGIN; {settings}".encode()
 
 
-def _with_checks(steps: Sequence[Step], mark: str) -> list[Step]:
-    """The statements that record the outcome, between the checks that nothing but that is committed."""
-    task_id, _, generation = mark.partition("/")
-    return [require_mark(mark), *steps, require_completed(task_id, int(generation))]
-
-
+# Precedes the statements that record an outcome.
+_SESSION_ROLE = use_session_role()
 # The end of the error of a check. No other statement of a group has a cast that could fail with such a text.
 _REFUSED = re.compile(r'"horsies: (\w+)"$')
 _PROBLEMS = {"ended": ENDED_BY_TASK, "replica": _WITHOUT_TRIGGERS}

@@ -137,7 +137,7 @@ def test_statements_of_the_library_outlive_those_that_psycopg_deallocates(
         ("SET search_path = nowhere", None, ""),
         ("SET DateStyle = 'SQL, DMY'; SET IntervalStyle = 'iso_8601'", None, ""),
         ("SET standard_conforming_strings = off", None, ""),
-        ("SET array_nulls = off", "WORKER_SERIALIZATION_ERROR", "did not commit"),
+        ("SET array_nulls = off", None, ""),
         ("SET LOCAL ROLE pg_monitor", None, ""),
         ("SET ROLE pg_monitor", None, ""),
         ("SET LOCAL statement_timeout = 1", "UNHANDLED_EXCEPTION", "did not commit"),

@@ -15,6 +15,13 @@ class Requirement(NamedTuple):
     met: int
 
 
+class Role(NamedTuple):
+    """The rest of the transaction has the role of the session, and general plans."""
+
+    role: str
+    plan_mode: str
+
+
 class Setting(NamedTuple):
     setting: str
     check_setting: str
@@ -33,7 +40,11 @@ class Mark(NamedTuple):
 @TRANSACTIONS.statement
 def require_mark(mark: str) -> Mark: ...
 @TRANSACTIONS.statement
-def require_completed(id: str, generation: int) -> Requirement: ...
+def use_session_role() -> Role: ...
+@TRANSACTIONS.statement
+def complete_own(
+    worker_id: str, id: str, generation: int, mark: str, result: str
+) -> Requirement: ...
 @TRANSACTIONS.statement
 def limit_idle(milliseconds: int, check_milliseconds: int) -> Setting: ...
 

@@ -43,8 +43,8 @@ from horsies.db.statement import (
     run_script,
     run_script_async,
 )
-from horsies.db.statements.transactions import limit_idle
-from horsies.db.statements.turn import find_completed
+from horsies.db.statements.transactions import complete_own, limit_idle
+from horsies.db.statements.turn import CompleteTasks, complete_tasks, find_completed
 from horsies.db.task_transaction import (
     CLIENT_CHECK_MS,
     IDLE_AFTER_RECORD_MS,
@@ -60,10 +60,9 @@ from horsies.db.task_transaction import (
 from horsies.error_codes import OperationalErrorCode, resolve_exception_code
 from horsies.errors import TransactionMisuse
 from horsies.result import Err
-from horsies.states import TaskAttemptOutcome, TaskStatus
 from horsies.task_result import TaskError, TaskResult
 from horsies.tasks.definition import TaskDefinition
-from horsies.tasks.outcome import Outcome, locking_steps, recording_steps
+from horsies.tasks.outcome import locking_steps
 from horsies.tasks.transaction import CALLED_DIRECTLY, AsyncTaskTransaction, TaskTransaction
 from horsies.worker.child.payload import stored_result, stored_result_async
 from horsies.worker.child.stop_switch import disarm_stops, stops_deferred
@@ -218,24 +217,28 @@ class AttemptRecord:
         payloads = self.transactions.installation.payloads
         return await stored_result_async(payloads, self._assignment, result_json)
 
-    def steps(self, stored_json: str) -> list[Step]:
-        """The statements that record the success, as in a worker's turn."""
-        assignment = self._assignment
-        outcome = Outcome(
-            assignment.task_id,
-            assignment.generation,
-            CurrentTask(assignment, 0.0).workflow_id,
-            TaskStatus.COMPLETED,
-            stored_json,
-            TaskAttemptOutcome.COMPLETED,
-        )
-        steps = recording_steps(self.transactions.worker_id, [outcome])
-        return [*locking_steps([outcome.workflow_id]), *steps.values()]
+    def _locking(self) -> list[Step]:
+        """The statement that locks the task's run, if it is a node."""
+        return locking_steps([CurrentTask(self._assignment, 0.0).workflow_id])
+
+    def finishing(self, stored_json: str) -> list[Step]:
+        """The statements that record the success at the end of the task's transaction."""
+        task_id, generation = self._assignment.task_id, self._assignment.generation
+        owner = self.transactions.worker_id
+        return [
+            *self._locking(),
+            complete_own(owner, task_id, generation, self.mark, stored_json),
+        ]
 
     def recording(self, stored_json: str) -> Script[list[Any]]:
-        """Record the success in one of the task's transactions; return the rows of the recorded tasks."""
+        """Record the success in one of the task's own transactions, by the statements of a worker's turn;
+        return the rows of the recorded tasks.
+        """
+        task_id, generation = self._assignment.task_id, self._assignment.generation
+        owner = self.transactions.worker_id
+        completion = CompleteTasks(owner, [task_id], [generation], [stored_json], [None])
         rows: list[Any] = []
-        for step in self.steps(stored_json):
+        for step in [*self._locking(), (complete_tasks, completion)]:
             rows = yield step
         yield limit_idle(IDLE_AFTER_RECORD_MS, CLIENT_CHECK_MS)
         return rows
@@ -427,7 +430,7 @@ class Attempt:
             return problem
         try:
             stored_json = yield partial(self._stored, result_json)
-            yield partial(session.finish, record.steps(stored_json))
+            yield partial(session.finish, record.finishing(stored_json))
         except BaseException as error:
             return record.commit_failed(error, session)
         return Ended(TransactionEnd.RECORDED)
