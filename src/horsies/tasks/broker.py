@@ -189,7 +189,7 @@ class PostgresBroker:
     def skip_schema_check(self) -> None:
         """Skip the check before the first statement: the worker of this child has made it.
 
-        The check uses a session of its own. In a server crash it would fail a send that belongs to a
+        The check opens a separate session. In a server crash it would fail a send that belongs to a
         task's transaction, although the session of that transaction is the one that counts.
         """
         self._is_schema_ready = True
