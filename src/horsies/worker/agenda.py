@@ -1,6 +1,6 @@
-"""When the worker's loop acts: when it claims, takes a turn, does a regular job, and shuts down.
+"""Decides when the worker's loop acts: when it claims, takes a turn, does a regular job, and shuts down.
 
-Bookkeeping on the monotonic clock, without I/O.
+This module only keeps times of the monotonic clock. It does no I/O.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ NEVER = float("inf")
 # A clock that also runs while the machine is suspended, if the system has one.
 _LIFETIME_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-# An idle worker looks ahead immediately; a busy one at most this often.
+# An idle worker looks ahead immediately. A busy worker waits at least this long between two look-aheads.
 LOOK_AHEAD_SECONDS = 0.1
-# After a look-ahead, the next one waits this many times its duration, so that look-aheads take at
-# most a tenth of the worker's time.
+# After a look-ahead, the worker waits this many times its duration before the next one, so that
+# look-aheads take at most a tenth of the worker's time.
 REST_FACTOR = 10
 
 # Tasks count as short when they take less than a turn, as measured by their child.
 SHORT_SECONDS = 0.0007
-# How long to wait for the rest of a batch: after the batch was handed out, and after the last report
-# from any child.
+# How long a turn waits for the rest of a batch: the first limit counts from the time the batch was handed
+# out, and the second from the last report of any child.
 PATIENCE_SECONDS = 0.002
 SILENCE_SECONDS = 0.001
-# The weight of the newest run time, and its upper bound: the average follows a change of load within a
-# few dozen tasks, even after a task that took an hour.
+# The weight of the newest run time in the average, and the longest run time that the average counts. With
+# these values the average follows a change of load within a few dozen tasks, even after a task that took
+# an hour.
 _WEIGHT = 0.1
 _LONG_SECONDS = 0.05
 
-# How long a stopping worker waits for a lost database to take back a claim in doubt.
+# How long a stopping worker waits for an unavailable database, to release a claim in doubt.
 RELEASE_PATIENCE_SECONDS = 5.0
-# How long a stopping worker without running tasks repeats turns that a reachable database refuses.
+# How long a stopping worker without running tasks keeps repeating a turn that a reachable database
+# refuses.
 REFUSED_PATIENCE_SECONDS = 30.0
 
 
@@ -45,16 +47,16 @@ BurstStep = Literal["go_on", "look_again", "stop"]
 def burst_step(*, is_calm: bool, ended: int, looked_after: int | None) -> BurstStep:
     """Decide whether a worker that only runs due tasks (--burst) has run all of them.
 
-    It has if no attempt has ended since a check of every queue that began while nothing was in flight:
-    ``ended`` is the number of attempts so far, and ``looked_after`` the number before the last such
-    check.
+    All due tasks have run if no attempt has ended since the last check of every queue that started while
+    nothing was in flight. ``ended`` is the number of attempts that have ended so far, and
+    ``looked_after`` is that number just before the check.
     """
     if not is_calm:
         return "go_on"
     return "stop" if looked_after == ended else "look_again"
 
 
-# Returns the seconds on a clock that does not stop while the machine is suspended.
+# Returns seconds from a clock that does not stop while the machine is suspended.
 lifetime_clock = partial(time.clock_gettime, _LIFETIME_CLOCK)
 
 
@@ -67,17 +69,17 @@ class AwakeClock:
 
 
 class Silence:
-    """When a worker that cannot send heartbeats stops its own tasks, once per silence."""
+    """Decides when a worker that cannot send heartbeats stops its own tasks, once per period of silence."""
 
     __slots__ = ("_stopped_after", "limit_seconds")
 
     def __init__(self, limit_ms: int | None) -> None:
         self.limit_seconds = NEVER if limit_ms is None else limit_ms / 1000
-        # The last heartbeat before the tasks were stopped.
+        # The time of the last heartbeat before the worker stopped its tasks.
         self._stopped_after: float | None = None
 
     def seconds_left(self, shown_at: float) -> float:
-        """How long until the tasks must be stopped, if the last heartbeat was at that time."""
+        """Return the seconds until the tasks must be stopped, given the time of the last heartbeat."""
         if self._stopped_after == shown_at:
             return NEVER
         return max(0.0, shown_at + self.limit_seconds - lifetime_clock())
@@ -88,10 +90,10 @@ class Silence:
 
 @dataclass(slots=True)
 class Agenda:
-    """When to claim and when to look ahead.
+    """Decides when a worker claims and when it looks ahead.
 
-    A claim that came back short means that the queues are empty for now. From then on, another claim is
-    worthwhile only after a notification, at a due time or at the safety poll.
+    If a claim returns fewer tasks than it asked for, the queues are empty for now. From then on, another
+    claim is worthwhile only after a notification, at a due time or at the safety poll.
     """
 
     poll_seconds: float
@@ -110,13 +112,15 @@ class Agenda:
         self.may_have_work = True
 
     def look_everywhere(self) -> None:
-        """Claim, and count every due task again, not only those that became due since the last look-ahead."""
+        """Request a claim and a look-ahead that counts every due task, not only those due since the last
+        look-ahead.
+        """
         self.may_have_work = self.needs_look_ahead = True
         self.last_look = None
 
     @property
     def is_drained(self) -> bool:
-        """Whether the last claim left no due task behind and nothing has happened since."""
+        """Whether the last claim left no due task behind and nothing has requested another claim since."""
         return not self.may_have_work and self.claim_at == NEVER
 
     @property
@@ -125,7 +129,7 @@ class Agenda:
         return not (self.may_have_work or self.needs_look_ahead) and self.claim_at == NEVER
 
     def wake_at(self, at: float) -> None:
-        """Claim again at that time at the latest, whether or not a task is known to be due."""
+        """Request a claim at that time, even if no task is known to be due."""
         self.claim_at = min(self.claim_at, at)
 
     def tick(self, now: float, early_seconds: float = 0.0) -> None:
@@ -138,7 +142,7 @@ class Agenda:
             self.claim_at = NEVER
         if now < self.due_at and not is_poll:
             return
-        # Deadlines also pass while every child is busy.
+        # Check even while every child is busy: the deadlines of waiting tasks pass all the same.
         self.needs_look_ahead = True
         if now >= self.due_at:
             self.may_have_work = True
@@ -148,8 +152,8 @@ class Agenda:
         self.poll_at = now + self.poll_seconds
 
     def note_claim(self, wanted: int, got: int) -> None:
-        """Note the size of a claim: after a full one there may be more tasks; after a short one there
-        are none for now.
+        """Note whether a claim was full. After a full claim there may be more tasks; after a short one
+        there are none for now.
         """
         self.may_have_work = got >= wanted
         if got < wanted:
@@ -165,9 +169,7 @@ class Agenda:
         taken_seconds: float = 0.0,
         looked_at: datetime | None = None,
     ) -> None:
-        """Note when the next task is due, in seconds; 0 means now, and None means that no task is
-        scheduled.
-        """
+        """Note in how many seconds the next task is due: 0 means now, None that no task is scheduled."""
         self.needs_look_ahead = False
         self.last_look = looked_at
         self.looked_ahead_at = now + max(0.0, REST_FACTOR * taken_seconds - LOOK_AHEAD_SECONDS)
@@ -176,7 +178,9 @@ class Agenda:
             self.may_have_work = True
 
     def note_next_key(self, now: float, seconds: float) -> None:
-        """Note when the next task with a key is due: look ahead then, and move it to its lane."""
+        """Note when the next task with a key is due. The worker looks ahead then and moves the task to
+        its lane.
+        """
         self.due_at = min(self.due_at, now + seconds)
 
     def next_at(self) -> float:
@@ -195,7 +199,7 @@ class RunTimes:
 
     @classmethod
     def of(cls, run_seconds: float) -> RunTimes:
-        """Start the average at this run time."""
+        """Start the average with this run time."""
         return cls(min(run_seconds, _LONG_SECONDS), 1)
 
     def note(self, run_seconds: float) -> None:
@@ -205,12 +209,12 @@ class RunTimes:
 
 @dataclass(slots=True)
 class Pace:
-    """Whether to wait briefly for the rest of a batch before the next turn.
+    """Decides whether to wait briefly for the rest of a batch before the next turn.
 
-    A turn costs about 0.7 ms, however little it carries. If tasks are shorter than that, the children
-    that one turn gave work to report within a fraction of a millisecond of each other, and a turn taken
-    at the first report carries one outcome instead of all: with two children that halves throughput. If
-    tasks are longer, a turn for the finished ones is over while the others run, and there is no wait:
+    A turn costs about 0.7 ms, however little it carries. If tasks are shorter than that, all children
+    that got a task in one turn report within a fraction of a millisecond. A turn taken at the first
+    report would record one outcome instead of all of them; with two children this halves throughput. If
+    tasks are longer, a turn for the finished tasks is over before the others end, so there is no wait:
     with tasks of 3 ms and eight children, waiting cost a quarter of the throughput.
     """
 
@@ -224,8 +228,10 @@ class Pace:
         self.handed_out_at = now
 
     def note_end(self, task_id: str, run_seconds: float, now: float) -> None:
-        """Note the end of a task, whichever batch it belongs to. Children that are out of step each
-        form their own batch; only waiting for each other brings them back in step.
+        """Note the end of a task, whichever batch it belongs to.
+
+        Children that are out of step form one batch each. They get back into step only by waiting for
+        each other.
         """
         self.outstanding.discard(task_id)
         self.reported_at = now
@@ -256,28 +262,28 @@ class Timer:
 
 
 class Shutdown:
-    """How far a worker's shutdown has come.
+    """Tracks how far a worker's shutdown has come.
 
-    The first request lets running tasks finish. The second one, or the end of the grace period,
-    interrupts them. The third one ends the worker immediately. Without a grace period there is no time
-    limit.
+    After the first request, running tasks may finish. The second request, or the end of the grace period,
+    interrupts them. The third request ends the worker immediately. Without a grace period there is no
+    time limit.
     """
 
     def __init__(self, grace_seconds: float | None) -> None:
         self._grace_seconds = NEVER if grace_seconds is None else grace_seconds
         self._requests = 0
-        # Whether the worker is stopping: it claims nothing new.
+        # Whether a shutdown was requested; the worker then claims no more tasks.
         self.is_requested = False
         self._began_at: float | None = None
         self._grace_ends_at = NEVER
         self._is_over = False
         self._refused_since: float | None = None
         self.has_interrupted = False
-        # Why the worker stops, if the reason is a failure.
+        # The reason why the worker stops, if it stops because of a failure.
         self.failure: str | None = None
 
     def request(self) -> None:
-        """Ask for a shutdown, or for a quicker one; safe in a signal handler."""
+        """Request a shutdown, or speed up the current one; safe to call in a signal handler."""
         self._requests += 1
         self.is_requested = True
 
@@ -286,7 +292,7 @@ class Shutdown:
         return self._requests >= 3
 
     def begin(self, now: float) -> bool:
-        """Start the grace period; True the first time."""
+        """Start the grace period; return True only the first time."""
         if self._began_at is not None:
             return False
         self._began_at = now
@@ -294,23 +300,23 @@ class Shutdown:
         return True
 
     def wants_interruption(self, now: float) -> bool:
-        """Return whether to interrupt the running tasks now; True only once."""
+        """Return whether to interrupt the running tasks now; this is the case only once."""
         if self._is_over:
             return False
         return self._requests >= 2 or now >= self._grace_ends_at
 
     def note_interruption(self, count: int, *, forced: int) -> None:
-        """Count the interrupted tasks; ``forced`` of them were supposed to finish."""
+        """Note that tasks were interrupted; ``forced`` of them were supposed to finish."""
         self._grace_ends_at = NEVER
         self._is_over = count > 0
         self.has_interrupted = forced > 0
 
     def next_at(self) -> float:
-        """When the loop must be awake for the end of the grace period."""
+        """Return the end of the grace period, when the loop must be awake."""
         return self._grace_ends_at
 
     def release_ends_at(self) -> float:
-        """When to stop waiting for a lost database and leave a claim in doubt unreleased."""
+        """Return when to stop waiting for an unavailable database and leave a claim in doubt unreleased."""
         if self._began_at is None:
             return NEVER
         return self._began_at + (0.0 if self._requests >= 2 else RELEASE_PATIENCE_SECONDS)
@@ -320,8 +326,8 @@ class Shutdown:
         self._refused_since = None
 
     def note_refusal(self, now: float) -> bool:
-        """Note that a reachable database refused a turn; True if it has done so for too long since the
-        request.
+        """Note that a reachable database refused a turn; True if it has refused for too long since the
+        shutdown began.
         """
         if self._began_at is None:
             return False

@@ -1,7 +1,7 @@
-"""Batches: the tasks that join a batched one in its child, to be run in one call.
+"""Batches: several tasks of a batched function that a child runs in one call.
 
-A claim gives a batched task to a child like any other. Before it is handed out, the tasks behind it in
-its lane are claimed for the same child. Workers whose applications have no batched task have no
+A batched task is claimed for a child like any other task. Before the child gets it, the tasks behind it
+in its lane are claimed for the same child. A worker whose application has no batched task has no
 ``Batches``.
 """
 
@@ -17,12 +17,12 @@ from horsies.tasks.blocked import Blocked
 from horsies.tasks.definition import TaskDefinition
 from horsies.worker.turn import Claimer
 
-# Tasks that were stored for async children, before their function was batched, run alone.
+# A task with this mark was stored for an async child before its function became batched; it runs alone.
 _ASYNC_MARK = '{"async":true'
 
 
 class _Group(NamedTuple):
-    """What the tasks of one call have in common."""
+    """The fields that all tasks of one call have in common."""
 
     queue_name: str
     lane: int
@@ -30,7 +30,7 @@ class _Group(NamedTuple):
 
 
 class Batches:
-    """The batched tasks of an application, with their sizes."""
+    """Fills calls of an application's batched tasks; ``sizes`` has the batch size of each task name."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._sizes = sizes
@@ -41,7 +41,7 @@ class Batches:
         return cls(sizes) if sizes else None
 
     def takes(self, task: ClaimedTask) -> bool:
-        """Whether the task may run in one call with others."""
+        """Whether the task may run in one call with other tasks."""
         return task.lane is not None and _is_batched(task, self._sizes)
 
     def filled(
@@ -53,8 +53,9 @@ class Batches:
         refused_by: Sequence[str] = (),
         room: int | None = None,
     ) -> Sequence[ClaimedTask]:
-        """The tasks, with the children that run them, and those that join them: at most `room` more, and
-        no more of a queue than one turn may claim.
+        """Return the tasks together with those that join them, each with the child that runs it.
+
+        At most `room` tasks join, and no more of a queue than one turn may claim.
         """
         groups = self._groups(tasks)
         if not groups:
@@ -78,7 +79,9 @@ class Batches:
         return found
 
     def _groups(self, tasks: Iterable[ClaimedTask]) -> dict[_Group, list[ClaimedTask]]:
-        """The batched tasks that children were given, by call, in order."""
+        """Group the batched tasks that were claimed for children, so that tasks of a group may share a
+        call.
+        """
         groups: dict[_Group, list[ClaimedTask]] = {}
         for task in tasks:
             if task.worker_pid and task.lane is not None and _is_batched(task, self._sizes):
@@ -124,8 +127,10 @@ def _joined(
     blocked: Blocked,
     refused_by: Sequence[str],
 ) -> list[ClaimedTask]:
-    """The heads with those that join them. If the database refuses one of these, the heads run without
-    others, and the next claim finds out which one it is.
+    """Return the heads, which are already claimed, together with the tasks that join them.
+
+    If the database refuses one of the joining tasks, the heads run alone, and the next claim finds out
+    which task it was.
     """
     if not claim.wanted and len(heads) < 2:
         return [*heads]
@@ -140,6 +145,8 @@ def _joined(
 
 
 def _moved(heads: Sequence[ClaimedTask], size: int) -> list[ClaimedTask]:
-    """The heads with the children that run them: each child has a full batch before the next one has any."""
+    """Return the heads with their children: each child gets a full batch before the next child gets any
+    task.
+    """
     pids = [one.worker_pid for one in heads]
     return [one._replace(worker_pid=pids[place // size]) for place, one in enumerate(heads)]

@@ -1,8 +1,9 @@
-"""Busy lanes: where a worker was last in the lanes that it has taken many tasks from. Pure.
+"""Busy lanes: the last position in each lane from which a worker has taken many tasks. Pure.
 
 Claimed tasks leave dead entries at the front of their lane until vacuum removes them, which it cannot do
 while any transaction is open. A claim that starts behind the last task taken from a lane scans none of
-them. A task in front of it is found by the claims that search everywhere (``Bookmarks``).
+these entries. A task in front of that position is found by the claims that search everywhere
+(``Bookmarks``).
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from typing import NamedTuple
 
 from horsies.db.statements.turn import ClaimedTask
 
-# A mark costs a claim one more index probe, which few dead entries are not worth.
+# How many tasks must be taken from a lane before it gets a mark. Each mark costs a claim one more index
+# probe, which is more than skipping a few dead entries saves.
 MARKED_AFTER = 32
-# A claim that meets more lanes searches the others from their fronts.
+# The most marks that a claim uses. It searches any further lanes from their fronts.
 MARKS_MAX = 32
-# More lanes than these are forgotten: with so many, each has few dead entries.
+# With more lanes than this, all marks and counts are dropped: each of so many lanes has few dead entries.
 LANES_MAX = 4_096
 
 
 class LaneMarks(NamedTuple):
-    """Lanes in order, and the position of the task behind which to search each of them first."""
+    """Marks as columns: lanes in order, and the position of the task behind which to search each lane
+    first.
+    """
 
     lanes: Sequence[int]
     priorities: Sequence[int]
@@ -31,7 +35,7 @@ class LaneMarks(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The last task taken from a lane."""
+    """The position of the last task taken from a lane."""
 
     lane: int
     priority: int
@@ -43,13 +47,13 @@ NO_MARKS = LaneMarks([], [], [], [])
 
 
 class BusyLanes:
-    """The lanes of one queue."""
+    """The marks of one queue's lanes."""
 
     def __init__(self) -> None:
-        # How many tasks were taken from each lane that has no mark yet.
+        # How many tasks were taken from each lane that does not have a mark yet.
         self._counts: dict[int, int] = {}
         self._marks: dict[int, Mark] = {}
-        # The lanes with a mark, in order.
+        # The lanes with a mark, in ascending order.
         self._ring: list[int] = []
 
     def note(self, lane: int, task: ClaimedTask) -> None:
@@ -72,7 +76,7 @@ class BusyLanes:
             self._ring.remove(lane)
 
     def behind(self, cursor: int) -> list[Mark]:
-        """The marks of the lanes that a claim meets first behind this place of the ring."""
+        """Return the marks of the first lanes that a claim meets behind this place of the ring."""
         begin = bisect_right(self._ring, cursor)
         lanes = self._ring[begin : begin + MARKS_MAX]
         lanes += self._ring[: min(begin, MARKS_MAX - len(lanes))]

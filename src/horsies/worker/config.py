@@ -35,9 +35,9 @@ class WorkerConfig:
     imports: Sequence[str] = ()
     """The task modules, as passed to ``discover_tasks``."""
     max_claim_batch: int = 0
-    """How many tasks to claim at most from a queue at a time; 0 fills all children."""
+    """The most tasks to claim from a queue at a time; 0 claims as many as the children can take."""
     max_claim_per_worker: int = 0
-    """How many tasks to hold at most; 0 for as many as fit."""
+    """The most tasks to hold at a time; 0 for as many as fit."""
     dsn: str | None = field(default=None, repr=False)
     """The address of the database: ``database_url``."""
     session_dsn: str | None = field(default=None, repr=False)
@@ -49,7 +49,9 @@ class WorkerConfig:
     parent_max_overflow: int | None = None
     """Connections that the parent may open beyond ``pool_size``: ``worker_max_overflow``."""
     child_pool_min_size: int | None = None
-    """Connections that a child keeps once it has sent a task: ``worker_child_pool_min_size``."""
+    """Connections that a child keeps open after it has sent its first task:
+    ``worker_child_pool_min_size``.
+    """
     child_pool_max_size: int | None = None
     """Connections that a child may have open: ``worker_child_pool_max_size``."""
     window: int = WIDTH_MAX
@@ -57,7 +59,7 @@ class WorkerConfig:
     max_tasks_per_child: int = DEFAULT_MAX_TASKS_PER_CHILD
     """After how many tasks a child is replaced; 0 for never."""
     max_memory_per_child_mb: int | None = None
-    """The resident memory at which a child is replaced after its task."""
+    """The resident memory, in megabytes, above which a child is replaced after its task."""
     start_method: StartMethod = field(default_factory=default_start_method)
     """How children are started."""
     shutdown_grace_seconds: float | None = None
@@ -90,19 +92,20 @@ class WorkerConfig:
 
     @property
     def effective_claims(self) -> int:
-        """How many tasks this worker may hold at once, running or claimed ahead of time; tasks that
-        wait in a window behind another one count only against an explicit limit.
+        """The most tasks that this worker may hold at a time, running or claimed ahead of time.
+
+        Tasks that wait in a window behind another task count only against an explicit limit.
         """
         return self.held_max if self.max_claim_per_worker else self.places + self.prefetch_buffer
 
     @property
     def window_width(self) -> int:
-        """How many tasks a child may hold; 0 with prefetching, which goes with one task per child."""
+        """The most tasks that a child may hold; 0 with prefetching, which requires one task per child."""
         return 0 if self.prefetch_buffer else self.window
 
     @property
     def held_max(self) -> int:
-        """How many tasks this worker may hold with full windows."""
+        """The number of tasks that this worker holds when all windows are full."""
         behind = self.processes * (max(1, self.window_width) - 1)
         most = self.places + behind + self.prefetch_buffer
         return min(self.max_claim_per_worker or most, most)
@@ -154,7 +157,7 @@ def served_queues(
     """Return a worker's queues in the order in which it serves them: by priority, then as configured.
 
     Each item in ``only`` (--queues) and ``excluded`` (--exclude-queues) has names separated by commas.
-    Raises HRS-206 for unknown names, and if no queue is left.
+    Raises HRS-206 for an unknown name, or if no queue remains.
     """
     known = [queue.name for queue in app.config.queues()]
     chosen = _named_queues("--queues", only, known)

@@ -1,7 +1,7 @@
 """The worker's database connection: turns, LISTEN and the session lock, kept through outages.
 
-The loop asks for the connection and gets it or None; while the database is unavailable the loop
-continues to serve children.
+While the database is unavailable, the loop gets None instead of a connection and continues to serve
+children.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from horsies.worker.notifications import (
 logger = logging.getLogger("horsies.worker")
 
 TURN_ROLE = "turn"
-# Plan each statement once: when PostgreSQL planned every claim, planning took 0.46 of a claim's 0.47
-# ms. A plan made while the table was almost empty would keep scanning the whole table, so only index
-# scans and nested loops are allowed.
+# Plan each statement once: when PostgreSQL planned each claim separately, planning took 0.46 ms of the
+# 0.47 ms that a claim took. A plan made while the table was almost empty would keep scanning the whole
+# table, so only index scans and nested loops are allowed.
 TURN_SETTINGS = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off "
     "-c enable_hashjoin=off -c enable_mergejoin=off -c enable_material=off"
@@ -61,13 +61,14 @@ TURN_SETTINGS = (
 # The selector key's data for the socket that receives notifications.
 NOTIFICATION_SOCKET = "notifications"
 
-# A connection that lasted at least this long is replaced immediately when it breaks, because its lock
-# is free until then, and other workers notice.
+# If a connection has lasted this long, a replacement is opened immediately when it breaks. Until then the
+# worker's lock is free, which other workers notice.
 STEADY_SECONDS = 0.2
 # The time limit for one attempt to reconnect while tasks run, well below worker_lost_after_ms.
 RECONNECT_TIMEOUT_SECONDS = 4
-# Errors of one transaction, by the start of their SQLSTATE: conflicts, resources, locks, cancellation.
-# A standby's refusal to write is not among them, because another connection may find the new primary.
+# The first characters of the SQLSTATEs that concern only one transaction: conflicts, resources, locks,
+# cancellation. A standby's refusal to write is not listed, because a new connection may reach the new
+# primary.
 _SURVIVED = ("40", "53", "54", "55", "57014")
 
 
@@ -86,8 +87,8 @@ def open_turns(database: Database, limits: Limits = NO_LIMITS) -> Pipeline:
 
 
 def _warn_of_silent_triggers(pipeline: Pipeline) -> None:
-    """Warn about session_replication_role, which only a superuser can reset: without triggers, runs
-    stop after a node.
+    """Warn if session_replication_role disables triggers, because runs then stop after their first node.
+    Only a superuser can reset it.
     """
     ((mode,),) = pipeline.run([read_trigger_mode()])
     if mode.is_silent:
@@ -98,7 +99,7 @@ def _warn_of_silent_triggers(pipeline: Pipeline) -> None:
 
 
 class SessionLock:
-    """The advisory lock that shows other workers that this one is alive."""
+    """The advisory lock by which other workers see that this worker is alive."""
 
     __slots__ = ("_key",)
 
@@ -108,12 +109,12 @@ class SessionLock:
     def take(self, connection: Connection[Any]) -> None:
         """Take the lock on a new session, ending an earlier session of this worker that still holds it.
 
-        The server may not have noticed that the earlier session is gone, and may execute its last
-        statements after those of the new session: a late claim would take tasks that this worker does
-        not know about, and a late release would take back a running task. A failure is transient:
-        either an observer is probing the lock, or the earlier session needs time to end. A role
-        replaced by SET ROLE may not end its own sessions, so in that case the server itself must
-        notice.
+        The server may not have noticed that the earlier session is gone, and may execute that session's
+        last statements after those of the new one. A late claim would take tasks that this worker is not
+        aware of, and a late release would take back a running task. A failure is transient: either an
+        observer is probing the lock, or the earlier session needs time to end. After SET ROLE, the role
+        may not have the right to end its own sessions; the server then has to notice the lost session
+        itself.
         """
         if not self._is_taken(connection):
             with suppress(psycopg.errors.InsufficientPrivilege):
@@ -129,10 +130,10 @@ class SessionLock:
 
 
 class Outages:
-    """When to try the database again after an error: with growing delays, but every second while tasks
-    run.
+    """Decides when to try the database again after an error: with growing delays, or every
+    `retry_seconds` while tasks run.
 
-    `holds_tasks` says whether tasks are running; `retry_seconds` is how often to try in that case.
+    `holds_tasks` returns whether tasks are running.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Outages:
         retry_seconds: float,
     ) -> None:
         self.retry_at = 0.0
-        # How many outages have ended.
+        # The number of outages that are over.
         self.ended = 0
         # Whether the worker has ever had a session.
         self.has_been_open = False
@@ -153,7 +154,7 @@ class Outages:
             resilience.db_retry_initial_ms, resilience.db_retry_max_ms, self._max_attempts
         )
         self.is_on = False
-        # The backoff does not count attempts to reconnect before this time.
+        # Failed attempts to reconnect before this time do not lengthen the backoff.
         self._counted_at = 0.0
 
     @property
@@ -161,7 +162,7 @@ class Outages:
         return self.has_been_open and self._holds_tasks()
 
     def retry_now(self, error: psycopg.Error) -> None:
-        """Note that a session that had worked for a while is lost."""
+        """Note that a session was lost after it had worked for a while."""
         self.is_on = True
         self.retry_at = 0.0
         logger.error(
@@ -171,7 +172,9 @@ class Outages:
         )
 
     def pause(self, error: psycopg.Error) -> None:
-        """Wait for the next attempt; raise DatabaseGivenUpError after the last one."""
+        """Schedule the next attempt to reach the database; raise DatabaseGivenUpError if there are none
+        left.
+        """
         self.is_on = True
         now = time.monotonic()
         if now >= self._counted_at:
@@ -198,7 +201,7 @@ class Outages:
         )
 
     def end(self) -> None:
-        """Note that a statement succeeded: the delay after the next error is the shortest."""
+        """Note that a statement succeeded, so that the delay after the next error is the shortest one."""
         logger.info("database is back", extra=as_event("database_back"))
         self.ended += 1
         self.is_on = False
@@ -207,7 +210,7 @@ class Outages:
 
 
 class Deliveries:
-    """Whether notifications arrive in the inbox, judged by the echoes of the worker's own calls."""
+    """Judges by the echoes of the worker's own calls whether notifications arrive."""
 
     def __init__(self, inbox: Inbox, poll_seconds: float) -> None:
         self.check = EchoCheck()
@@ -226,7 +229,9 @@ class Deliveries:
         self.check.note_delivery()
 
     def judge(self, now: float) -> bool:
-        """Whether notifications are delivered, now that the echo of the last call should have arrived."""
+        """Return whether notifications are delivered; to be called when the last call's echo should have
+        arrived.
+        """
         self.note()
         was_receiving = self.check.is_receiving
         self.check.judge(now)
@@ -266,7 +271,7 @@ class WorkerConnection:
         self._limits = limits
         self._channels = channels
         self._selector = selector
-        # An outcome from this worker may pause a run that has tasks in its children's windows.
+        # An outcome that this worker records may pause a run whose tasks are in its children's windows.
         self._inbox = Inbox(kept=[PAUSE_CHANNEL])
         self.deliveries = Deliveries(self._inbox, resilience.notify_poll_interval_ms / 1000)
         self._listener: Listener | None = None
@@ -278,13 +283,13 @@ class WorkerConnection:
         self._opened_at = 0.0
         # Whether any statement has succeeded on the current session for turns.
         self._is_proven = False
-        # How often the session that holds the lock was lost or opened.
+        # How many times the session that holds the lock was opened or lost.
         self.breaks = 0
 
     # Opening, losing and closing
 
     def start(self) -> None:
-        """Migrate the schema, prove that LISTEN works, then listen; raise any error."""
+        """Migrate the schema, check that notifications are delivered, then listen; raise any error."""
         prepare_schema(self._database)
         if not receives_own_notification(lambda: self._database.connect("listener", session=True)):
             raise NotificationsLostError(
@@ -312,7 +317,7 @@ class WorkerConnection:
         return self.is_up and self._session is not None
 
     def open(self) -> Pipeline | None:
-        """Return the session for turns, opening it if it is time to; None while it is unavailable."""
+        """Return the session for turns, and open it if an attempt is due; None while there is no session."""
         if time.monotonic() >= self.outages.retry_at:
             try:
                 return self._open_turns()
@@ -330,7 +335,7 @@ class WorkerConnection:
             try:
                 _warn_of_silent_triggers(pipeline)
             except BaseException:
-                pipeline.connection.close()  # it may hold the worker's lock
+                pipeline.connection.close()  # the session may hold the worker's lock
                 raise
             self.pipeline = pipeline
             self._has_gap = self._has_gap or self._listener is None
@@ -343,7 +348,9 @@ class WorkerConnection:
         return connection
 
     def _prepare_session(self, connection: Connection[Any]) -> None:
-        """Take the lock on a new session, and subscribe unless the listener does."""
+        """Take the worker's lock on a new session. Also subscribe to notifications, unless the listener
+        does that.
+        """
         self.breaks += 1
         self.outages.has_been_open = True
         self._database.connect_seconds = RECONNECT_TIMEOUT_SECONDS
@@ -360,10 +367,10 @@ class WorkerConnection:
     def lose(self, error: psycopg.Error) -> None:
         """Pause after an error, or raise it if only an operator can remove its cause.
 
-        The session is closed unless only a transaction failed. A data error concerns single tasks and
-        is isolated where it happens; if one reaches this method, it must not end a running worker
-        either. A server that rejects the credentials of a worker with tasks may accept them again
-        later: passwords are rotated and databases restored.
+        The session is closed unless only a transaction failed. A data error concerns single tasks and is
+        isolated where it happens; even if one reaches this method, it must not end a running worker. A
+        server that rejects the credentials of a worker with tasks may accept them later, because
+        passwords are rotated and databases are restored.
         """
         kind = kind_of(error)
         is_starting = self.pipeline is None
@@ -420,8 +427,8 @@ class WorkerConnection:
     def watch_socket(self) -> None:
         """Make the selector watch the current socket, if there is one.
 
-        Call it immediately, because the number of a socket that libpq has closed may be reused for a
-        child's socket.
+        Call this immediately after a change, because the number of a socket that libpq has closed can be
+        reused for a child's socket.
         """
         session = self._session
         current = -1 if session is None or session.closed else session.pgconn.socket
@@ -435,10 +442,10 @@ class WorkerConnection:
         self._watched_fd = current
 
     def seconds_until_receive(self) -> float | None:
-        """Seconds until ``receive`` must be called even if the socket is not readable.
+        """Return the seconds until ``receive`` must be called even if the socket is not readable.
 
-        0 after notifications that arrived with the answer to a statement, and on a new session; the
-        remaining delay before a reconnect; None otherwise.
+        This is 0 after notifications that arrived together with a statement's answer, and on a new
+        session. Before a reconnect it is the remaining delay; in all other cases it is None.
         """
         if self._listener is not None:
             has_news = self._has_gap or len(self._inbox)
@@ -453,7 +460,7 @@ class WorkerConnection:
     def receive(self, *, ignores_own: bool = False) -> NotificationBatch:
         """Take the notifications that have arrived, without waiting; reconnect if it is time to.
 
-        `ignores_own` drops those sent by the session for turns, except for pauses.
+        With `ignores_own`, notifications sent by the session for turns are dropped, except for pauses.
         """
         pipeline = self.pipeline
         self._inbox.ignore_pid = pipeline.sender_pid if ignores_own and pipeline else None
@@ -489,8 +496,10 @@ class WorkerConnection:
     # Liveness
 
     def keep_lock(self) -> None:
-        """While a statement waits for its answer, reconnect the session that holds the lock, if it is a
-        separate one. A pooler may hold the statement back for minutes after the server has returned.
+        """While a statement waits for its answer, reconnect the session that holds the lock if that is a
+        separate session.
+
+        A pooler may hold the statement back for minutes after the server is available again.
         """
         listener = self._listener
         if listener is None or self.is_connected() or listener.seconds_until_retry() != 0.0:
@@ -499,11 +508,12 @@ class WorkerConnection:
         self.watch_socket()
 
     def check_notifications(self, now: float) -> bool:
-        """Whether notifications are delivered; call it before ``note_heartbeat``, when the echo of the
-        previous call should have arrived.
+        """Return whether notifications are delivered.
+
+        To be called before ``note_heartbeat``, when the echo of the previous call should have arrived.
         """
         if (session := self._session) is not None:
-            with suppress(psycopg.Error):  # the next receive raises the same error
+            with suppress(psycopg.Error):  # the next ``receive`` raises the same error
                 self._inbox.drain(session.pgconn)
         self.watch_socket()
         return self.deliveries.judge(now) and self._watched_fd >= 0
@@ -511,8 +521,8 @@ class WorkerConnection:
     def note_heartbeat(self, now: float, *, called: bool) -> None:
         """Note that the worker has just sent a heartbeat, and whether it notified itself.
 
-        This is the time to close a session that delivers no notifications. Closing it releases the
-        worker's lock for a moment, but other workers have just seen the heartbeat.
+        A session that delivers no notifications is closed now. This releases the worker's lock for a
+        moment, but other workers have just seen the heartbeat.
         """
         self.deliveries.check.note_heartbeat()
         if called:
@@ -526,7 +536,7 @@ class WorkerConnection:
             self.watch_socket()
 
     def is_connected(self) -> bool:
-        """Whether the session that holds the lock is alive right now."""
+        """Whether the session that holds the worker's lock is alive right now."""
         session = self._session
         is_connected = session is not None and is_connection_alive(session, self._inbox)
         if not is_connected:
@@ -536,7 +546,7 @@ class WorkerConnection:
 
 
 def _client_probes(config: PostgresConfig) -> ClientProbes:
-    """The server's limits for the connection, equal to the client's."""
+    """The server's keepalive limits for the connection, equal to the client's."""
     return ClientProbes(
         str(config.tcp_keepalives_idle),
         str(config.tcp_keepalives_interval),
@@ -546,7 +556,7 @@ def _client_probes(config: PostgresConfig) -> ClientProbes:
 
 
 def _survives(pipeline: Pipeline, error: psycopg.Error) -> bool:
-    """Whether only a transaction failed, and the session is ready for the next one."""
+    """Whether only the transaction failed, so that the session can start the next one."""
     pgconn = pipeline.connection.pgconn
     return (
         (is_of_data(error) or (error.sqlstate or "").startswith(_SURVIVED))

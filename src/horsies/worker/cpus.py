@@ -9,7 +9,7 @@ from pathlib import Path
 
 _OWN_GROUP = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
-# The quota and its period: one file in v2, two in v1.
+# The files with the quota and its period: one file in cgroup v2, two in v1.
 _QUOTA_FILES = (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
 
 
@@ -36,7 +36,10 @@ def _quotas(own_group: Path, groups: Path) -> Iterator[int]:
 
 
 def _folders(own_group: Path, groups: Path) -> list[Path]:
-    """Return the folders of the groups that may have a quota; the lines are ``ID:CONTROLLERS:PATH``."""
+    """Return the folders of the groups that may have a quota.
+
+    The lines have the form ``ID:CONTROLLERS:PATH``.
+    """
     folders: list[Path] = []
     with suppress(OSError, ValueError):
         for line in own_group.read_text("utf-8").splitlines():
@@ -45,7 +48,7 @@ def _folders(own_group: Path, groups: Path) -> list[Path]:
                 continue
             # A group outside the container's namespace is shown as "/../.."
             own = Path(path.removeprefix("/").replace("../", "").removesuffix(".."))
-            # v2 names no controllers; v1 has a hierarchy for each, found by its name.
+            # v2 names no controllers; v1 has a separate hierarchy for each controller, found by its name.
             top = groups / "cpu" if controllers else groups
             folders += [top / one for one in (own, *own.parents)]
     return folders

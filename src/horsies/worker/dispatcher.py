@@ -1,4 +1,4 @@
-"""The dispatcher: gives the ledger's tasks to children and enters the outcomes that come back."""
+"""The dispatcher: gives the ledger's tasks to children and enters their outcomes in the ledger."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from horsies.worker.traces import Traces
 
 logger = logging.getLogger("horsies.worker")
 
-# Accessing an enum member takes 0.1 µs, once per task.
+# Each access to an enum member takes 0.1 µs and would be repeated for every task.
 _LOST = TransactionEnd.LOST
 _ID = attrgetter("id")
 
@@ -67,10 +67,10 @@ class Dispatcher:
         self.pool = pool
         self.ledger = ledger
         self.inputs = inputs or NodeInputs()
-        # None if the application does not use tracing.
+        # The spans of attempts; None if the application does not use tracing.
         self.traces = traces
         self.windows = windows or Windows()
-        # None if no task of the application is batched.
+        # The application's batched tasks; None if there are none.
         self.batches = batches
         self.tally = Tally()
         self.failed_hook: str | None = None
@@ -79,8 +79,8 @@ class Dispatcher:
     # To children
 
     def hand_out(self, tasks: Iterable[ClaimedTask], parts: Parts = NO_PARTS) -> None:
-        """Give tasks to the children they were started for, nodes together with their part in a
-        workflow; keep prefetched tasks for later.
+        """Give tasks to the children for which they were started, and nodes also their part in the
+        workflow. Keep prefetched tasks for later.
         """
         ledger = self.ledger
         handed: list[ClaimedTask] = []
@@ -88,7 +88,8 @@ class Dispatcher:
         batches: dict[int, list[ClaimedTask]] = {}
         for task in tasks:
             if task.id in ledger.owned:
-                # Another worker recovered the task, and it was claimed here again; the old attempt is void.
+                # Another worker has recovered the task, and this worker has claimed it again, so the old
+                # attempt is void.
                 self.pool.stop_task(task.id, STOPPED_BY_LOSS)
             pid = task.worker_pid
             if pid is None:
@@ -146,9 +147,11 @@ class Dispatcher:
     def take_started(
         self, requested: Iterable[ClaimedTask], pids: Mapping[str, int]
     ) -> list[ClaimedTask]:
-        """Return the prefetched tasks that have started. A task without a pid has either been lost or
-        cannot start: it is on hold, past its deadline, or its start was in doubt. In the second case
-        this worker still owns it and must release it.
+        """Return the prefetched tasks that have started.
+
+        A task without a pid either belongs to another worker now, or could not be started: it is on hold
+        or past its deadline, or its start was in doubt. A task that could not be started still belongs to
+        this worker, which must release it.
         """
         started = []
         for task in requested:
@@ -202,9 +205,10 @@ class Dispatcher:
         self.ledger.end(task, outcome, run_seconds, came_at, state)
 
     def _drop(self, task: ClaimedTask) -> None:
-        """Drop a task that another worker owns: its transaction discovered that, and was rolled back.
+        """Drop a task that another worker owns.
 
-        If the database lists the task here all the same, the next release returns it to its queue.
+        The task's own transaction found this out and was rolled back. If the database still lists the
+        task as this worker's, the next release returns it to its queue.
         """
         event = as_event("claim_lost", task_id=task.id)
         text = "task %s belongs to another worker now; its transaction was rolled back"
@@ -213,7 +217,7 @@ class Dispatcher:
 
     def _absorb_stop(self, event: Stopped, came_at: float) -> None:
         if (task := self.ledger.running(event.assignment)) is not None:
-            # A task that records its own outcome may have been stopped after its COMMIT.
+            # A task that records its own outcome may have been stopped after it had committed.
             outcome = outcome_of_stop(
                 task,
                 event.reason,
@@ -241,7 +245,7 @@ class Dispatcher:
             task.id,
             extra=as_event("child_died", child_pid=event.pid, task_id=task.id),
         )
-        # A child that records outcomes itself may have died after its COMMIT.
+        # A child that records outcomes itself may have died after it had committed.
         outcome = outcome_of_crash(task, event.description)._replace(is_in_doubt=True)
         self._end_interrupted(task, outcome, event, came_at)
 
@@ -261,7 +265,7 @@ class Dispatcher:
         self.ledger.give_back([task for task in found if task is not None])
 
     def linger_seconds(self, now: float) -> float:
-        """How long to wait for more reports, so that the next turn records them together."""
+        """Return how long to wait for more reports, so that one turn records them together."""
         if (depth := self.windows.depth) < 2:
             return self._pace.linger_seconds(now)
         if (ended_since := self.ledger.ended_since) is None:
@@ -271,12 +275,14 @@ class Dispatcher:
     # Against children
 
     def put_back(self) -> None:
-        """With the next release, return the tasks that no child has started to their queues."""
+        """Have the next release return the tasks that no child has started to their queues."""
         self.pool.return_unstarted()
         self.ledger.give_back(self.ledger.tasks(WAITING))
 
     def cancel(self, task_ids: Iterable[str]) -> None:
-        """Stop these tasks where they run; return waiting ones, whose start may be in doubt, to the queue."""
+        """Stop these tasks if they are running. Return those that are waiting to the queue; their start
+        may be in doubt.
+        """
         waiting = {task.id: task for task in self.ledger.tasks(WAITING)}
         for task_id in task_ids:
             if task_id in waiting:
@@ -284,8 +290,8 @@ class Dispatcher:
             self.pool.stop_task(task_id, STOPPED_BY_CANCEL)
 
     def keep_owned(self, task_ids: Iterable[str]) -> None:
-        """Kill the children (or cancel the coroutines) of all tasks except these: other workers own
-        them now.
+        """Kill the children, or cancel the coroutines, of all tasks except these, because other workers
+        own the others now.
         """
         waiting = [task.id for task in self.ledger.tasks(WAITING)]
         for task_id in {*self.pool.held_tasks, *waiting}.difference(task_ids):

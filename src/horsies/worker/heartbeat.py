@@ -1,8 +1,9 @@
 """The heartbeat: how a worker shows that it is alive, and finds out which others are not.
 
-A heartbeat renews the worker's row and reads the others' rows. After a freeze or a lost connection it
-comes before any other work, because other workers may have recovered tasks in the meantime. While the
-database refuses heartbeats, the worker reads from its row whether others have declared it lost.
+A heartbeat renews the worker's row and reads the others' rows. After a freeze or a lost connection, a
+heartbeat comes before any other work, because other workers may have recovered this worker's tasks in the
+meantime. While the database refuses heartbeats, the worker reads from its row whether other workers have
+declared it lost.
 """
 
 from __future__ import annotations
@@ -32,15 +33,14 @@ from horsies.worker.watch import Watch, WatchLimits
 
 logger = logging.getLogger("horsies.worker")
 
-# A worker with tasks sends a heartbeat this often; an idle one sends it at its safety poll, with the
-# same statement.
+# How often a worker with tasks sends a heartbeat. An idle worker sends one with its safety poll.
 SEEN_SECONDS = 2.0
 # An idle worker sends a heartbeat early by up to this share of the interval, chosen at random, so that
-# workers that reconnect together after an outage do not keep calling and checking at the same time.
+# workers that reconnect together after an outage do not send their heartbeats at the same time forever.
 SPREAD = 0.1
-# If another transaction goes out anyway, a heartbeat goes along this much before its time.
+# A transaction that is sent anyway carries a heartbeat that is due within this time.
 EARLY_SECONDS = 0.5
-# A heartbeat this late goes out before a turn, because the turn may be waiting for a lock.
+# A heartbeat that is this late is sent before the next turn, because the turn may wait for a lock.
 LATE_SECONDS = 1.0
 
 _JOB = "the heartbeat of this worker"
@@ -52,17 +52,18 @@ _REMEDY = (
 
 @dataclass(slots=True)
 class HeartbeatClock:
-    """When the next heartbeat is due."""
+    """Tracks when the next heartbeat is due."""
 
     busy_seconds: float
     idle_seconds: float
     suspicion_seconds: float
     sent_at: float = -NEVER
-    # No heartbeat is tried before this time, because the database refused the last one.
+    # The time before which no heartbeat is tried, because the database refused the last one.
     refused_until: float = 0.0
     # When the last heartbeat was requested; its answer may come much later.
     asked_at: float = 0.0
-    # Whether the last heartbeat notified this worker, and whether it said that this worker waits for tasks.
+    # Whether the last heartbeat notified this worker, and whether it stored that this worker waits for
+    # tasks.
     calls: bool = False
     waits: bool = False
     # How much earlier the next heartbeat is due while the worker is idle.
@@ -70,7 +71,7 @@ class HeartbeatClock:
 
     @classmethod
     def of(cls, config: AppConfig, limits: WatchLimits) -> HeartbeatClock:
-        """Due well before the worker counts as silent, however rarely it polls."""
+        """A heartbeat is due well before other workers count this one as silent, however rarely it polls."""
         most_seconds = min(limits.look_seconds, limits.lock_seconds)
         poll_seconds = config.resilience.notify_poll_interval_ms / 1000
         return cls(
@@ -95,7 +96,7 @@ class HeartbeatClock:
 
 
 class Heartbeat:
-    """Sends one worker's heartbeats and takes the answers."""
+    """Sends one worker's heartbeats and evaluates the answers."""
 
     def __init__(
         self,
@@ -115,9 +116,11 @@ class Heartbeat:
         self._clock = HeartbeatClock.of(app_config, limits)
         # When the last stored heartbeat began, on the clock that keeps running during a suspend.
         self.shown_at = lifetime_clock()
-        # The connection's breaks before the last accepted heartbeat, and before the last one sent.
+        # How many times the connection had broken before the last accepted heartbeat, and before the last
+        # one sent.
         self._breaks = self._breaks_asked = -1
-        # How often the database had to confirm that this worker still owns its tasks, and how often it did.
+        # How many times the worker needed the database to confirm that it still owns its tasks, and how
+        # many times the database did.
         self._checks_needed = self._checks_done = 0
         self.is_lost = False
         # Whether notifications arrive.
@@ -129,7 +132,9 @@ class Heartbeat:
         return self._clock.due_at(is_idle=is_idle, has_suspects=self._watch.has_suspects)
 
     def poll_early_seconds(self, now: float) -> float:
-        """How much earlier an idle worker polls so that its poll and a due heartbeat share a transaction."""
+        """Return how much earlier an idle worker polls, so that the poll and a due heartbeat share a
+        transaction.
+        """
         return self._clock.early_seconds + EARLY_SECONDS if now >= self.due_at() else 0.0
 
     @property
@@ -145,13 +150,17 @@ class Heartbeat:
         return self._checks_needed != self._checks_done
 
     def note_freeze(self) -> None:
-        """Note that this process did not run for a long time: the ownership of its tasks must be checked."""
+        """Note that this process did not run for a long time, so the ownership of its tasks must be
+        checked.
+        """
         self._checks_needed += 1
         self._watch.note_gap()
 
     def show(self, pipeline: Pipeline, now: float) -> None:
-        """Send a heartbeat, and end tasks that now belong to another worker; repeat it if a freeze has
-        made the answers outdated. A refused heartbeat raises, unless this worker is lost.
+        """Send a heartbeat, and stop the tasks that now belong to another worker.
+
+        If a freeze has made the answers outdated, the heartbeat is repeated. A refused heartbeat raises
+        an error, unless this worker was declared lost.
         """
         self._checks_needed = check = self._checks_needed + 1
         self._clock.sent_at = -NEVER
@@ -183,10 +192,11 @@ class Heartbeat:
             self.send(pipeline, now)
 
     def send(self, pipeline: Pipeline, now: float) -> None:
-        """Send a heartbeat. If the database refuses to change this worker's row, tasks continue: other
-        workers see that its session holds its lock and executes statements.
+        """Send a heartbeat.
 
-        A worker that is not registered must wait, because other workers would not know who owns its tasks.
+        If the database refuses to change this worker's row, tasks continue, because other workers see
+        that its session holds its lock and executes statements. A worker that is not registered must
+        wait: other workers could not find out that it owns its tasks.
         """
         answers: list[list[Any]] | None = None
         steps = [self._blocked.lock_wait(), *self._signs_of_life(now)]
@@ -201,8 +211,9 @@ class Heartbeat:
             self.note_signs(pipeline, answers, now)
 
     def _note_refusal(self, pipeline: Pipeline, now: float) -> None:
-        """After a refused heartbeat, read without locking whether this worker was declared lost. A
-        refused read proves nothing, and neither does a deleted row.
+        """After a refused heartbeat, read without a lock whether this worker was declared lost.
+
+        Neither a refused read nor a deleted row proves anything.
         """
         self._clock.note_refusal(now)
         if not self._liveness.is_registered:
@@ -217,16 +228,17 @@ class Heartbeat:
             self.is_lost = any(row.was_stopped for row in rows)
 
     def carried_signs(self, now: float) -> list[Step]:
-        """A heartbeat's statements, for another transaction to carry along, so that an idle worker
-        needs only one transaction per poll. Empty if it is too early, or while the database refuses
-        heartbeats.
+        """Return a heartbeat's statements for use in another transaction, so that an idle worker needs
+        only one transaction per poll.
+
+        There are none if it is too early for a heartbeat, or while the database refuses heartbeats.
         """
         if now < self.due_at() - EARLY_SECONDS or _JOB in self._blocked.failures.refused_jobs:
             return []
         return [self._blocked.lock_wait(), *self._signs_of_life(now)]
 
     def _signs_of_life(self, now: float) -> list[Step]:
-        """The statements that show this worker alive and look for lost ones."""
+        """Return the statements that show that this worker is alive, and those that look for lost workers."""
         self.is_receiving = self._connection.check_notifications(now)
         self._has_broken()
         self._breaks_asked = self._connection.breaks
@@ -242,17 +254,17 @@ class Heartbeat:
         ]
 
     def _has_broken(self) -> bool:
-        """Whether the connection broke after the last accepted heartbeat; a broken connection
-        interrupts the observation of other workers.
+        """Whether the connection broke after the last accepted heartbeat, which interrupts the
+        observation of other workers.
         """
-        self._connection.is_connected()  # notices a break that only the socket shows
+        self._connection.is_connected()  # this notices a break that only the socket shows
         has_broken = self._breaks != self._connection.breaks
         if has_broken:
             self._watch.note_gap()
         return has_broken
 
     def note_signs(self, pipeline: Pipeline, answers: Sequence[list[Any]], now: float) -> None:
-        """Take the answers to a heartbeat's statements, and recover lost workers' tasks."""
+        """Evaluate the answers to a heartbeat's statements, and recover lost workers' tasks."""
         *_, seen, others = answers
         taken_seconds = time.monotonic() - self._clock.asked_at
         self._clock.note_accepted(now)
@@ -266,7 +278,7 @@ class Heartbeat:
         if self.is_lost:
             self._watch.note_gap()
             return
-        # A pooler may have held the query back through an outage that freed live workers' locks.
+        # A pooler may have held the query back during an outage that freed the locks of live workers.
         if self._has_broken():
             self._breaks = self._connection.breaks
             return
@@ -275,7 +287,7 @@ class Heartbeat:
             recover_lost_workers(pipeline, verdicts, self._app_config, self._blocked)
 
     def register_again(self, pipeline: Pipeline) -> None:
-        """Register again, as after a start, because another worker declared this one lost."""
+        """Register this worker again, as after a start, because another worker declared it lost."""
         self._liveness.forget()
         self.is_lost = False
         self.show(pipeline, time.monotonic())

@@ -1,7 +1,9 @@
-"""Keys: which queues have tasks with keys, and where the next claim of each continues. Pure.
+"""Keys: which queues have tasks with keys, and where the next claim from each of these queues continues.
+Pure.
 
-Keys lie on a ring (``db/functions/19_keys.sql``), and a worker begins at a random place of it: so the
-workers of a queue serve different keys at a time, and none is the first for all of them.
+The lanes of keys form a ring (``db/functions/19_keys.sql``). Each worker starts at a random place of the
+ring, so that the workers of a queue serve different keys at the same time, and no key comes first for all
+workers.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ from horsies.tasks.definition import TaskDefinition
 from horsies.tasks.keys import key_of_task
 from horsies.worker.busy_lanes import NO_MARKS, BusyLanes, LaneMarks
 
-# How many tasks a search moves to their lanes at once.
+# The most tasks that one search moves to their lanes.
 PROMOTED_MAX = 1_000
 # How many places a ring has.
 RING_SIZE = 2**64
 
 
 class SeenLanes(NamedTuple):
-    """Whether lanes have more tasks for this worker now, and after how many seconds they may have."""
+    """Whether lanes have more tasks for this worker now, and in how many seconds a lane may have room
+    again.
+    """
 
     has_more: bool
     wait_seconds: float | None
@@ -33,10 +37,11 @@ class SeenLanes(NamedTuple):
 
 @dataclass(slots=True)
 class Walk:
-    """How far claims have gone along a ring without a task, and when a lane that they met may have one.
+    """How far claims have moved along a ring without finding a task, and when a lane on the way may have
+    room.
 
-    A claim looks at a limited number of lanes: if none of them has a task for this worker, the next
-    claim looks at those behind them, until every lane was seen.
+    A claim looks at a limited number of lanes. If it finds no task for this worker, the next claim looks
+    at the lanes behind them, until claims have seen every lane.
     """
 
     distance: int = 0
@@ -47,20 +52,20 @@ class Walk:
         self.room_at = min(self.room_at, room_at)
 
     def is_over(self, now: float) -> bool:
-        """Whether every lane was seen, and none of them has got room since."""
+        """Whether claims have seen every lane, and no lane has got room since."""
         return self.distance >= RING_SIZE and self.room_at > now
 
 
 class KeyRings:
-    """The rings of one kind of tasks, by queue; a queue without tasks that have keys has none."""
+    """The position of one kind of tasks on each queue's ring; a queue without keyed tasks has no position."""
 
     def __init__(self, queues: Sequence[str]) -> None:
         self._queues = queues
         self._cursors: dict[str, int] = {}
-        # The walks that have found nothing so far.
+        # By queue: the walk along its ring that has found no task so far.
         self._walks: dict[str, Walk] = {}
         self._busy: dict[str, BusyLanes] = {}
-        # No key is served before these are stored.
+        # Tasks with keys are claimed only after these limits are stored.
         self.limits: LimitsOfKeys | None = None
 
     def __bool__(self) -> bool:
@@ -71,26 +76,28 @@ class KeyRings:
         return [*self._cursors]
 
     def note_keyed(self, queues: Iterable[str]) -> None:
-        """These queues have tasks with keys."""
+        """Note that these queues have tasks with keys."""
         for queue in queues:
             if queue in self._queues and queue not in self._cursors:
                 self._cursors[queue] = random.randrange(-(2**63) + 1, 2**63)
 
     def note_search(self, searched: Iterable[str], found: Sequence[str]) -> None:
-        """Of the queues that were searched, only those found have tasks with keys."""
+        """Note that of the queues that were searched, only those found have tasks with keys."""
         for queue in searched:
             if queue not in found:
                 self._cursors.pop(queue, None)
         self.note_keyed(found)
 
     def cursors(self) -> Sequence[int | None]:
-        """Per queue, the place where the next claim continues; empty if no queue has keys."""
+        """Return for each queue the place where the next claim continues; empty if no queue has keys."""
         if not self._cursors or (self.limits is not None and self.limits.unstored is not None):
             return ()
         return [self._cursors.get(queue) for queue in self._queues]
 
     def marks(self) -> LaneMarks:
-        """Where the next claim searches first, in the busy lanes that it meets first in each queue."""
+        """Return the marks from which the next claim searches in busy lanes, for the lanes that it meets
+        first in each queue.
+        """
         found = [
             mark
             for queue, busy in self._busy.items()
@@ -100,25 +107,29 @@ class KeyRings:
         return LaneMarks(*map(list, zip(*sorted(found), strict=True))) if found else NO_MARKS
 
     def note_taken(self, claimed: Iterable[ClaimedTask]) -> None:
-        """Note that these tasks were claimed; those of one lane and one priority come in order."""
+        """Note that these tasks were claimed; tasks of one lane and one priority are passed in order."""
         for task in claimed:
             if task.lane is not None:
                 self._busy.setdefault(task.queue_name, BusyLanes()).note(task.lane, task)
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
-        """Search the lanes of these tasks from their fronts, because they went back to them."""
+        """Search the lanes of these tasks from their fronts again, because the tasks were returned to
+        them.
+        """
         for task in returned:
             if task.lane is not None and task.queue_name in self._busy:
                 self._busy[task.queue_name].forget(task.lane)
 
     def note_news(self) -> None:
-        """Any lane may have tasks, even one that was passed just now."""
+        """Note that any lane may have tasks, even one that a claim has just passed."""
         self._walks.clear()
 
     def note_claim(
         self, answers: Iterable[ClaimedTask], served: Collection[str], now: float
     ) -> SeenLanes:
-        """Continue behind the lanes that a claim has seen; it took tasks of the queues `served`."""
+        """Continue behind the lanes that a claim has seen. The claim took tasks from the queues in
+        `served`.
+        """
         has_more, waits = False, list[float]()
         for answer in answers:
             is_drained, _, wait_seconds = answer.details.partition(" ")
@@ -136,7 +147,7 @@ class KeyRings:
         return SeenLanes(has_more, min(waits, default=None))
 
     def _walk_on(self, queue: str, before: int, after: int, room_at: float, now: float) -> bool:
-        """Note a claim that saw some lanes and took nothing; True if there are lanes to look at."""
+        """Note a claim that saw some lanes and took nothing; True if further lanes may have tasks."""
         walk = self._walks.setdefault(queue, Walk())
         walk.note(before, after, room_at)
         if walk.distance >= RING_SIZE:
@@ -145,7 +156,7 @@ class KeyRings:
 
 
 class LimitsOfKeys:
-    """The limits of the application's queues, and the rates of its tasks, until they are stored."""
+    """The limits for keys in the application's queues, and the rates of its tasks, until they are stored."""
 
     def __init__(self, config: AppConfig, tasks: Mapping[str, TaskDefinition]) -> None:
         limits = [

@@ -1,8 +1,8 @@
-"""The kinds of tasks that a worker claims separately, each with its agenda, bookmarks and slots.
+"""The kinds of tasks that a worker claims separately, each with its own agenda, bookmarks and children.
 
-A worker has one kind. A worker with async children has a second one, the tasks of ``async def``
-functions: they come from the same queues through their own index, and an empty claim of one kind
-says nothing about the other kind.
+A worker has one kind. A worker with async children has a second kind, the tasks of ``async def``
+functions. Both kinds are claimed from the same queues, but through different indexes, so an empty claim
+of one kind does not mean that there are no tasks of the other kind.
 """
 
 from __future__ import annotations
@@ -23,27 +23,32 @@ from horsies.worker.pool.window import Windows
 from horsies.worker.tally import End
 from horsies.worker.turn import Bookmarks
 
-# A claim of a thousand tasks would keep the worker from its other children for a tenth of a second.
+# Limited, because during a claim of a thousand tasks the worker could not serve its other children for a
+# tenth of a second.
 ASYNC_CLAIMS_MAX = 256
 # The claim finds async tasks by these first characters of their options.
 ASYNC_MARK = '{"async":true'
 
 
 class Places(Protocol):
-    """The children of one kind."""
+    """The children that run the tasks of one kind."""
 
     def are_free(self) -> bool:
-        """Whether any of them can take a task; cheap, because every step of the loop asks."""
+        """Whether any of these children can take a task. This must be cheap, because every step of the
+        loop calls it.
+        """
         ...
 
     def take(self, room: int) -> tuple[Sequence[int], Sequence[int]]:
-        """The children to claim for, up to `room`, and those that may take short tasks behind others."""
+        """Return the children to claim tasks for, up to `room`, and those that may take short tasks
+        behind others.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ChildPlaces:
-    """Children that run one task at a time, with windows behind it."""
+    """Children that run one task at a time and may hold short tasks in a window behind it."""
 
     free: FreePlaces
     windows: Windows
@@ -70,11 +75,11 @@ class AsyncPlaces:
 
 
 class TaskKind:
-    """The claims for one kind of tasks: when they are due, where they search first, and for which
-    children.
+    """Decides about the claims of one kind of tasks: when they are due, where they search first, and for
+    which children.
 
-    `is_async` restricts them to tasks of ``async def`` functions, or to the others; None takes both.
-    `prefetch_max` is how many tasks may be claimed ahead of time.
+    `is_async` restricts the claims to tasks of ``async def`` functions (True) or to other tasks (False);
+    None allows both. `prefetch_max` is how many tasks may be claimed ahead of time.
     """
 
     def __init__(
@@ -99,20 +104,24 @@ class TaskKind:
         self.rings.note_news()
 
     def wants_tasks(self, prefetched: int) -> bool:
-        """Whether to claim: for free children, or ahead of time if ``prefetched`` tasks are already held."""
+        """Whether to claim: for free children, or ahead of time if ``prefetched`` is below the limit."""
         if not self.agenda.may_have_work:
             return False
         return prefetched < self.prefetch_max or self.places.are_free()
 
     def space(self, room: int, prefetched: int) -> int:
-        """How many of `room` tasks its children could take now, in addition to the prefetched ones."""
+        """Return how many of `room` tasks the children of this kind can take now, besides the prefetched
+        ones.
+        """
         pids, ahead = self.places.take(room)
         return max(0, len(pids) + len(ahead) + self.prefetch_max - prefetched)
 
     def note_lanes(
         self, answers: Sequence[ClaimedTask], claimed: Sequence[ClaimedTask], now: float
     ) -> None:
-        """Note how the claim by keys of each queue ended: claim again if lanes have more, or will soon."""
+        """Note how the claim by keys ended in each queue. Claim again if lanes have more tasks, or will
+        have room soon.
+        """
         seen = self.rings.note_claim(answers, {task.queue_name for task in claimed}, now)
         self.rings.note_taken(claimed)
         if seen.has_more:
@@ -121,8 +130,9 @@ class TaskKind:
             self.agenda.wake_at(now + seen.wait_seconds)
 
     def note_retries(self, ends: Iterable[End], now: float) -> None:
-        """Look ahead when retries with keys are due: they are moved to their lanes then, and a busy worker
-        looks ahead at its polls only.
+        """Look ahead when retries with keys become due, because the look-ahead moves them to their lanes.
+
+        Without this, a busy worker would look ahead only at its polls.
         """
         delays = [
             outcome.delay_seconds
@@ -133,7 +143,7 @@ class TaskKind:
             self.agenda.note_next_key(now, min(delays))
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
-        """Make the next claim begin with those of these tasks that are of this kind."""
+        """Make the next claim start with these returned tasks, as far as they are of this kind."""
         mine = [task for task in returned if self.takes(task)]
         self.bookmarks.step_back(mine)
         self.rings.step_back(mine)
@@ -151,7 +161,7 @@ def kinds_of(
     windows: Windows,
     prefetch_max: int,
 ) -> list[TaskKind]:
-    """The tasks of the ordinary children, and those of the async children if there are any."""
+    """Return the kind of tasks for ordinary children, and a second kind if there are async children."""
     places = ChildPlaces(free, windows)
     if not free.has_async:
         return [TaskKind(queues, poll_seconds, places, None, prefetch_max)]
@@ -162,8 +172,9 @@ def kinds_of(
 
 
 def look_at_keyed(pipeline: Pipeline, kinds: Sequence[TaskKind], blocked: Blocked) -> None:
-    """Let tasks with keys become due, and find out when the next one will. No key is served before its
-    limits are stored.
+    """Move due tasks with keys to their lanes, and find out when the next one is due.
+
+    Keys are served only after their limits are stored.
     """
     limits = kinds[0].rings.limits
     if limits is not None and limits.unstored is not None:
@@ -192,11 +203,14 @@ def look_at_keyed(pipeline: Pipeline, kinds: Sequence[TaskKind], blocked: Blocke
 
 
 def shared_room(room: int, space: Sequence[int], held: Sequence[int]) -> list[int]:
-    """Divide the tasks that a worker may still claim among their kinds, given how many of each it holds
-    and has space for: each task goes to the kind that has the fewest, or to the first of equal ones.
+    """Divide the tasks that a worker may still claim among the kinds.
 
-    So long-running tasks of one kind leave half of the limit to the other kind, if it has work when
-    they start.
+    ``held`` has the number of tasks that the worker holds of each kind, and ``space`` the number for
+    which it has room. Each further task goes to the kind with the fewest tasks, or to the first of
+    several equal ones.
+
+    In this way, long-running tasks of one kind leave half of the limit to the other kind, if that kind
+    has work when they start.
     """
     shares = [0] * len(space)
     for _ in range(min(room, sum(space))):

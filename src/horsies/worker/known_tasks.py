@@ -1,13 +1,13 @@
 """Known tasks: what this worker's version of the application can run, and the tasks it leaves to others.
 
 During a deployment two releases of an application share the queues. A worker registers the names of its
-tasks and sub-workflows, each with a fingerprint of its parameters. If a worker claims a task that it
-does not know, or whose stored call does not fit, it releases the task without counting an attempt and
-excludes it from later claims: all tasks with an unknown name, otherwise only this task, because another
-call with the same name may fit. Such a refusal is stored with the fingerprint, so that workers with the
-same parameters skip the task without claiming it. The task fails once no worker has taken it for the
-grace period. The run of a durable function waits longer: for a worker with its name in any case, and for
-one with its parameters once it has recorded a step.
+tasks and sub-workflows, each with a fingerprint of its parameters. If a worker claims a task that it does
+not know, or whose stored call does not fit, it releases the task without counting an attempt, and
+excludes it from later claims. If the name is unknown, claims exclude all tasks with that name; otherwise
+only this task, because another call with the same name may fit. Such a refusal is stored with the
+fingerprint, so that workers with the same parameters skip the task without claiming it. The task fails if
+no worker has taken it during the grace period. The run of a durable function waits longer: always for a
+worker that knows its name, and for a worker with fitting parameters once the run has recorded a step.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ from horsies.workflow.expand import missing_definition
 
 logger = logging.getLogger("horsies.worker")
 
-# The longest time for which claims exclude a refused task that is older than the grace period.
+# The longest time for which claims exclude a refused task that has waited for longer than the grace
+# period.
 PAUSE_SECONDS = 60.0
 UNRESOLVABLE_BATCH = 100
 
@@ -84,7 +85,7 @@ class KnownTasks:
 
     tasks: Mapping[str, str] = field(default_factory=dict)
     workflows: Mapping[str, str] = field(default_factory=dict)
-    # The ids of the keys and stores with which it reads payload.
+    # The ids of the keys and stores with which the application reads payload.
     keys: Sequence[str] = ()
 
     @classmethod
@@ -104,7 +105,9 @@ class KnownTasks:
         return json.dumps(known | ({"keys": self.keys} if self.keys else {}))
 
     def wanted_by(self, task: ClaimedTask) -> Wanted:
-        """The sub-workflow that an expansion needs, or the task; without a fingerprint if it is unknown."""
+        """Return what a task needs: for an expansion its sub-workflow, otherwise the task function;
+        without a fingerprint if it is unknown.
+        """
         if task.task_name == EXPAND_TASK and (key := _definition_key(task.kwargs or "")):
             return Wanted("workflows", key, self.workflows.get(key, ""))
         return Wanted("tasks", task.task_name, self.tasks.get(task.task_name, ""))
@@ -151,7 +154,9 @@ def _declared_signals(task: TaskDefinition) -> list[str] | None:
 
 
 def _definition_key(kwargs_json: str) -> str | None:
-    """The key in a stored expansion; None if it is malformed, which the child reports."""
+    """Return the definition's key in a stored expansion; None if the text is malformed, which the child
+    reports.
+    """
     request = expansion_request(kwargs_json)
     key: Any = None if request is None else request[0]
     return key if isinstance(key, str) and key.isprintable() else None
@@ -166,7 +171,7 @@ def fingerprint(signature: CallSignature | None) -> str:
 def _build_fingerprint(definition: AnyDefinition) -> str:
     try:
         return fingerprint(definition.build_signature())
-    except ValueError:  # the child that expands it reports the wrong annotation
+    except ValueError:  # the child that expands the sub-workflow reports the wrong annotation
         return "unreadable"
 
 
@@ -176,10 +181,10 @@ def _types(signature: CallSignature) -> list[tuple[str, str]]:
 
 
 class _WithoutDefaults(GenerateJsonSchema):
-    """A type's schema without the values of defaults, which may differ between processes.
+    """Return a type's schema without the values of defaults, which may differ between processes.
 
-    With them, workers of the same release would have different fingerprints, and a call that fits none
-    of them would never fail. Whether a field has a default is part of the schema.
+    With these values, workers of the same release would have different fingerprints, and a call that fits
+    none of them would never fail. The schema does include whether a field has a default.
     """
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
@@ -187,7 +192,7 @@ class _WithoutDefaults(GenerateJsonSchema):
 
 
 def _type_text(annotation: Any) -> str:
-    """A type's textual form, which is the same in every process and changes with a model's fields."""
+    """Return a type as text, which is the same in every process and changes when a model's fields change."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -205,12 +210,12 @@ class Exclusions(NamedTuple):
 
 
 NO_EXCLUSIONS = Exclusions()
-# Claimed tasks that were not called, each with the outcome it gets if it is not left to others.
+# Claimed tasks that were not called, each with its outcome in case it is not left to other workers.
 Uncalled: TypeAlias = Sequence[tuple[ClaimedTask, Outcome]]
 
 
 class UnknownTasks:
-    """The tasks that this worker has met but cannot run. Bookkeeping, without I/O."""
+    """Keeps track of the tasks that this worker has met but cannot run. It does no I/O."""
 
     def __init__(self, known: KnownTasks, grace_seconds: float, check_seconds: float) -> None:
         self.known = known
@@ -218,12 +223,13 @@ class UnknownTasks:
         self._check_seconds = min(check_seconds, grace_seconds)
         self._pause_seconds = min(PAUSE_SECONDS, grace_seconds)
         self._check_at = NEVER
-        # When this worker first met a name that it does not know; claims exclude the name permanently.
+        # By unknown name: when this worker first met it. Claims exclude the name permanently.
         self._met_at: dict[str, float] = {}
-        # By fingerprint: until when the last refused task is excluded, and when to search for others.
+        # By fingerprint: until when the last refused task is excluded, and when to claim refused tasks
+        # again.
         self._refused: dict[str, tuple[float, float]] = {}
         self._warned: set[Wanted] = set()
-        # The names that need no further check.
+        # The names of tasks that need no further check.
         self._plain = known.tasks.keys() - {EXPAND_TASK}
 
     @property
@@ -237,7 +243,9 @@ class UnknownTasks:
         return Exclusions(list(self._met_at), list(self._refused))
 
     def knows_all(self, tasks: Iterable[ClaimedTask]) -> bool:
-        """Whether all tasks are known by their names alone; cheap, because every claim asks."""
+        """Whether the names alone show that all tasks are known. This must be cheap, because every claim
+        calls it.
+        """
         return self._plain.issuperset(map(_NAME, tasks))
 
     def is_unknown(self, task: ClaimedTask) -> bool:
@@ -278,7 +286,7 @@ class UnknownTasks:
         return refuse, find_takers(self._grace_seconds, ids, kinds, names, queues)
 
     def _wanted(self, task: ClaimedTask, outcome: Outcome) -> Wanted:
-        """What this worker lacks: the key of the payload, or else parameters that the call fits."""
+        """Return what this worker lacks: the payload's key, or else parameters that the call fits."""
         key_id = _missing_key(outcome)
         if key_id is None:
             return self.known.wanted_by(task)
@@ -291,10 +299,12 @@ class UnknownTasks:
         takers: Sequence[Taker],
         now: float,
     ) -> set[str]:
-        """Return the tasks to leave to other workers; the others fail. A task is left while some worker
-        may take it, and for the grace period after that. A prefetched task is always left, because only
-        a started task can fail. So is a task without an answer, because its refusal could not be
-        stored. A task whose key is missing never fails, nor does a run with recorded steps.
+        """Return the tasks to leave to other workers; the other tasks fail.
+
+        A task is left while some worker may take it, and for the grace period after that. A prefetched
+        task is always left, because only a started task can fail. A task without an answer is left too,
+        because its refusal could not be stored. A task whose key is missing never fails, nor does a run
+        with recorded steps.
         """
         asked = {one.id for one in takers}
         left = {one.id for one in takers if one.is_known or one.is_recent or one.has_record}
@@ -317,7 +327,7 @@ class UnknownTasks:
         return min([self._check_at, *(look_at for _, look_at in self._refused.values())])
 
     def forget_old(self, now: float) -> bool:
-        """Whether claims may see refused tasks again because their exclusion has expired."""
+        """Forget expired exclusions; True if claims may see refused tasks again because of this."""
         looks = [one for one, (_, look_at) in self._refused.items() if look_at <= now]
         for one in looks:
             until, _ = self._refused.pop(one)
@@ -328,8 +338,8 @@ class UnknownTasks:
     def check(
         self, worker_id: str, hostname: str, queues: Sequence[str], now: float
     ) -> ClaimUnresolvable | None:
-        """The parameters of the statement that claims tasks unknown to every worker; None if it is too
-        early.
+        """Return the parameters of the statement that claims tasks unknown to every worker; None if it is
+        too early.
         """
         if now < self._check_at:
             return None
@@ -348,7 +358,7 @@ class UnknownTasks:
         self._check_at = 0.0
 
     def outcome(self, task: ClaimedTask) -> Outcome:
-        """The failure of a task that no worker has known for the grace period."""
+        """Return the failure of a task that no worker has known during the grace period."""
         text = (
             f"No worker of queue {task.queue_name!r} has had a task {task.task_name!r} for "
             f"{self._grace_seconds:g} s (unknown_task_grace_ms); add its module to discover_tasks, "
@@ -387,7 +397,9 @@ class UnknownTasks:
 def claim_unknown(
     pipeline: Pipeline, claim: ClaimUnresolvable, blocked: Blocked
 ) -> list[ClaimedTask]:
-    """Claim tasks that no worker knows, in one transaction, or each in its own after a refusal."""
+    """Claim tasks that no worker knows: all in one transaction, or each in its own after the database
+    refused them together.
+    """
     claim = claim._replace(excluded=blocked.excluded())
     return blocked.isolated(
         pipeline,
@@ -408,14 +420,15 @@ def _claim_unknown_one_by_one(
     claimed: list[ClaimedTask] = []
     for due in found:
         step = claim_unresolvable, claim._replace(only=[due.id])
-        # Not "claim": after a refused claim, a worker also claims the tasks that it knows one by one.
+        # Not named "claim", because after a refused "claim" the worker would claim known tasks one by one
+        # too.
         answers = blocked.attempt(pipeline, Change("start", due.id, due.workflow_id), [step])
         claimed += answers[0] if answers else ()
     return claimed
 
 
 def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Outcome:
-    """The outcome for a child's report of this error: a retry if the policy lists the code."""
+    """Return the outcome for a child's report of this error: a retry if the policy lists the code."""
     return outcome_of_error(
         task,
         result_json=encode_task_error(TaskError(error_code=code, message=message)),
@@ -425,7 +438,9 @@ def _failure(task: ClaimedTask, code: OperationalErrorCode, message: str) -> Out
 
 
 def _missing_key(outcome: Outcome) -> str | None:
-    """The key or store without which a child could not read its task's payload, or which did not give it."""
+    """Return the id of the key or store that a child lacks for its task's payload, or that failed to
+    return it.
+    """
     if outcome.error_code != OperationalErrorCode.PAYLOAD_UNREADABLE:
         return None
     data = from_json(outcome.result)["err"]["data"]
@@ -435,5 +450,7 @@ def _missing_key(outcome: Outcome) -> str | None:
 
 
 def _storable(text: str) -> str:
-    """Escape a message so that every database encoding accepts it; it may contain user-chosen names."""
+    """Escape a message, which may contain names chosen by users, so that every database encoding accepts
+    it.
+    """
     return text.encode("ascii", "backslashreplace").decode()

@@ -1,7 +1,7 @@
 """The ledger: every task that this worker owns, from its claim until its outcome is recorded or lost.
 
-A task has one entry, in one state at a time. The ledger does no I/O: ``dispatcher.py`` gives the tasks
-to children and enters their outcomes, and ``work.py`` records the outcomes in the database.
+Each task has one entry, which is in one state at a time. The ledger does no I/O: ``dispatcher.py`` gives
+the tasks to children and enters their outcomes, and ``work.py`` records the outcomes in the database.
 """
 
 from __future__ import annotations
@@ -25,34 +25,37 @@ logger = logging.getLogger("horsies.worker")
 # The most characters of outcomes in one turn. PostgreSQL rejects a statement of a gigabyte and reads an
 # array of texts at about 60 MB/s, so recording more at once would delay the worker's heartbeat.
 TURN_CHARACTERS_MAX = 16 * 1024 * 1024
-# A worker with this many refused outcomes claims no more tasks.
+# With this many refused outcomes, or characters in them, a worker claims no more tasks.
 REFUSED_MAX = 1000
 REFUSED_CHARACTERS_MAX = 256 * 1024 * 1024
-# Outcomes wait this long only if the database does not answer.
+# If an outcome has waited this long, the database does not answer.
 LATE_SECONDS = 1.0
 
 
 class State(IntEnum):
-    """How far along an owned task is."""
+    """The state of a task that the worker owns."""
 
-    # Claimed ahead; not yet given to a child.
+    # Claimed ahead of time, and not yet given to a child.
     WAITING = 0
     RUNNING = 1
-    # Not called: this worker's version of the function cannot take the call, but another one may.
+    # Not called: the function of this worker's release cannot take the call, but another release's
+    # function may.
     UNCALLED = 2
     # The next turn records its outcome.
     ENDED = 3
-    # The database refused its outcome, which is tried again by itself.
+    # The database refused its outcome, which is tried again in its own transaction.
     REFUSED = 4
 
 
-# Accessing an enum member takes 0.1 µs, and every task needs several accesses.
+# Each access to an enum member takes 0.1 µs, and every task would need several.
 WAITING, RUNNING, UNCALLED, ENDED, REFUSED = State
 
 
 @dataclass(eq=False)
 class Owned:
-    """An attempt that this worker owns; if it has ended, with its outcome, its run time and its end."""
+    """An attempt that this worker owns. If it has ended, ``outcome``, ``run_seconds`` and ``ended_at``
+    are set.
+    """
 
     task: ClaimedTask
     state: State
@@ -62,7 +65,7 @@ class Owned:
 
 
 class Attempt(Protocol):
-    """An attempt's assignment or report."""
+    """The assignment or the report of an attempt."""
 
     @property
     def task_id(self) -> str: ...
@@ -71,8 +74,10 @@ class Attempt(Protocol):
 
 
 class _Doubt:
-    """A block that claims tasks. Even if it fails, its claim may have been committed: in that case the
-    worker may own tasks that no child has seen.
+    """A context for code that claims tasks.
+
+    Even if the code fails, its claim may have been committed. The worker may then own tasks that no child
+    has received.
     """
 
     __slots__ = ("is_raised",)
@@ -93,11 +98,11 @@ class Ledger:
 
     def __init__(self) -> None:
         self._owned: dict[str, Owned] = {}
-        # The same entries by state, in the order in which they entered it. A list, because hashing an
-        # enum member takes 0.2 µs, and there were seven hashes per task.
+        # The same entries by state, in the order in which they entered the state. This is a list and not
+        # a dict, because hashing an enum member takes 0.2 µs, and every task would need seven hashes.
         self._by_state: list[dict[str, Owned]] = [{} for _ in State]
-        # Both are read directly: the loop checks nine times per turn whether any task is in a given
-        # state, and method calls for that were a tenth of all calls in a turn.
+        # Callers read these two mappings directly: the loop checks nine times per turn whether any task
+        # is in a given state, and methods for that took a tenth of all calls in a turn.
         self.owned: Mapping[str, Owned] = self._owned
         self.by_state: Sequence[Mapping[str, Owned]] = self._by_state
         # Tasks that no child has started, until they are released.
@@ -111,7 +116,7 @@ class Ledger:
         return not self._owned
 
     def count(self, *states: State) -> int:
-        """How many tasks are in these states, or in any."""
+        """Count the tasks in these states; without an argument, all tasks."""
         if not states:
             return len(self._owned)
         total = 0
@@ -120,22 +125,26 @@ class Ledger:
         return total
 
     def tasks(self, state: State | None = None) -> list[ClaimedTask]:
-        """The tasks in this state, the oldest in it first; or every task that this worker owns."""
+        """Return the tasks in this state, in the order in which they entered it; without a state, all
+        owned tasks.
+        """
         entries = self._owned if state is None else self._by_state[state]
         return [owned.task for owned in entries.values()]
 
     def outcomes(self, state: State) -> list[tuple[ClaimedTask, Outcome]]:
-        """The tasks in this state that have an outcome, with the outcome."""
+        """Return the tasks in this state that have an outcome, each with its outcome."""
         entries = self._by_state[state].values()
         return [(one.task, one.outcome) for one in entries if one.outcome is not None]
 
     def has(self, task_id: str, *states: State) -> bool:
-        """Whether this worker owns the task, in one of these states if any are passed."""
+        """Whether this worker owns the task; if states are passed, whether the task is in one of them."""
         owned = self._owned.get(task_id)
         return owned is not None and (not states or owned.state in states)
 
     def running(self, attempt: Attempt) -> ClaimedTask | None:
-        """The task that a child runs, unless the task was lost and claimed again since that attempt began."""
+        """Return the running task of an attempt; None if the task was lost since the attempt started,
+        even if it was claimed again.
+        """
         owned = self._by_state[RUNNING].get(attempt.task_id)
         if owned is None or owned.task.generation != attempt.generation:
             return None
@@ -151,15 +160,18 @@ class Ledger:
 
     @property
     def ended_since(self) -> float | None:
-        """When the first attempt ended whose outcome the next turn records; None if there is none."""
+        """Return when the earliest attempt ended whose outcome is still to be recorded; None if there is
+        none.
+        """
         first = next(iter(self._by_state[ENDED].values()), None)
         return None if first is None else first.ended_at
 
     # Changes of state
 
     def put(self, task: ClaimedTask, state: State, outcome: Outcome | None = None) -> None:
-        """Own an attempt, with its outcome if it ends without a child. An earlier attempt of the task
-        is void, because another worker recovered it.
+        """Enter an attempt, with its outcome if it ends without a child.
+
+        An earlier attempt of the same task is void, because another worker has recovered it.
         """
         if (earlier := self._owned.get(task.id)) is not None:
             del self._by_state[earlier.state][task.id]
@@ -191,7 +203,7 @@ class Ledger:
             del self._by_state[owned.state][task_id]
 
     def give_back(self, tasks: Iterable[ClaimedTask]) -> None:
-        """With the next release, return these tasks to their queues: no child has started them."""
+        """Have the next release return these tasks to their queues, because no child has started them."""
         for task in tasks:
             self.forget(task.id)
             self._returned.append(task)
@@ -202,8 +214,8 @@ class Ledger:
         """The outcomes for the next turn: all of them, unless their texts are too long for one
         transaction.
 
-        The database computes an attempt's start from its run time, so a wait for the database is added
-        to it.
+        The database computes an attempt's start from its run time, so the time that the outcome has
+        waited for the database is added to the run time.
         """
         outcomes: list[Outcome] = []
         size = 0
@@ -223,8 +235,10 @@ class Ledger:
         return outcomes
 
     def close(self, outcomes: Sequence[Outcome], turned: TurnResult) -> list[End]:
-        """Forget a turn's attempts whose outcome is recorded, or that another worker now owns; keep
-        those whose outcome the database refused. Return the ends as they are recorded.
+        """Forget a turn's attempts that are recorded, or that another worker now owns; keep those whose
+        outcome the database refused.
+
+        Return the ends as they were recorded.
         """
         ends: list[End] = []
         recorded, refused = turned.recorded, turned.refused
@@ -254,46 +268,51 @@ class Ledger:
     # Claims in doubt
 
     def claim_in_doubt(self) -> _Doubt:
-        """``with ledger.claim_in_doubt():`` around code that claims tasks or hands them out."""
+        """Return the context for code that claims tasks or hands them out: ``with
+        ledger.claim_in_doubt():``.
+        """
         return self._doubt
 
     @property
     def needs_release(self) -> bool:
-        """Whether the database may list tasks as this worker's that it does not hold."""
+        """Whether the database may list tasks as this worker's that the worker does not hold."""
         return self._doubt.is_raised or bool(self._returned)
 
     def release_again(self) -> None:
-        """Release the tasks that the database lists but this worker does not hold, even refused ones."""
+        """Have the next release include the tasks that the database lists but this worker does not hold,
+        even refused ones.
+        """
         self._doubt.is_raised = True
 
     def note_released(self) -> Sequence[ClaimedTask]:
-        """Note that the tasks were released; return those that were given back."""
+        """Note that the tasks were released; return the tasks that were waiting for this."""
         returned, self._returned = self._returned, []
         self._doubt.is_raised = False
         return returned
 
 
 def freed_by_queue(owned: Mapping[str, Owned], outcomes: Iterable[Outcome]) -> Mapping[str, int]:
-    """How many places these outcomes of owned tasks free in each queue."""
+    """Count the places that these outcomes of owned tasks free in each queue."""
     return Counter(owned[one.task_id].task.queue_name for one in outcomes)
 
 
 def freed_lanes(owned: Mapping[str, Owned], outcomes: Iterable[Outcome]) -> list[tuple[str, int]]:
-    """The queues and lanes of the owned tasks with keys among these outcomes."""
+    """Return the queues and lanes of the owned tasks with keys among these outcomes."""
     tasks = [owned[one.task_id].task for one in outcomes]
     return [(task.queue_name, task.lane) for task in tasks if task.lane is not None]
 
 
 def options_of(owned: Mapping[str, Owned], task_id: str) -> str | None:
-    """The stored options of a task, if it is owned."""
+    """Return the stored options of a task, if this worker owns it."""
     found = owned.get(task_id)
     return None if found is None else found.task.task_options
 
 
 def _as_recorded(outcome: Outcome, turned: TurnResult) -> Outcome:
-    """The outcome that the database stored: a success that its child had recorded, another outcome in
-    place of texts that it rejects, the outcome for an accepted cancellation, or a failure without the
-    retry that came too late.
+    """Return the outcome that the database has stored instead of the one that the worker decided on.
+
+    It is a success that the child had recorded, an outcome without the texts that the database rejects,
+    the outcome for an accepted cancellation, or a failure whose retry would be too late.
     """
     task_id = outcome.task_id
     if outcome.is_in_doubt and task_id in turned.by_child:

@@ -1,4 +1,4 @@
-"""Liveness: how other workers see that this one is alive, and the state it publishes.
+"""Liveness: how other workers see that this worker is alive, and the state that it publishes.
 
 There are three indicators, from fast to slow: a session advisory lock on the listening connection,
 which the server frees as soon as the process is gone; ``seen_at`` in the worker's row, renewed every
@@ -38,7 +38,7 @@ from horsies.worker.pool.pool import ChildSummary
 logger = logging.getLogger("horsies.worker")
 
 PONG_CHANNEL_PREFIX = "horsies_worker_pong_"
-# The channels on which monitor/health.py waits for pongs; pongs are sent only there.
+# The channels on which monitor/health.py waits for pongs; pongs are sent only on these channels.
 _PONG_CHANNEL = re.compile(PONG_CHANNEL_PREFIX + "[0-9a-f]{32}")
 _MEGABYTE = 1024 * 1024
 
@@ -98,7 +98,9 @@ class Identity:
         )
 
     def sees_gone(self, other: WatchedWorker) -> bool:
-        """Prove from here that another worker's process has ended; False on another host."""
+        """Return whether another worker's process has provably ended; always False for a worker on
+        another host.
+        """
         return (
             self.process_space is not None
             and (other.process_space, other.hostname) == (self.process_space, self.hostname)
@@ -108,7 +110,7 @@ class Identity:
 
 
 class Liveness:
-    """Writes the statements that register the worker, keep its row fresh, and describe it."""
+    """Creates the statements that register the worker, renew its row, and describe it."""
 
     def __init__(self, app_config: AppConfig, config: WorkerConfig, identity: Identity) -> None:
         self._app_config = app_config
@@ -119,7 +121,7 @@ class Liveness:
         self.is_registered = False
 
     def steps(self, *, receives_notifications: bool, waits: bool, calls: bool) -> list[Step]:
-        """The statements that renew this worker's row, and notify the workers if this one `calls`."""
+        """Return the statements that renew this worker's row and, with `calls`, notify all workers."""
         identity = self.identity
         seen = see_worker(identity.worker_id, receives_notifications, waits, calls)
         if self.is_registered:
@@ -142,16 +144,17 @@ class Liveness:
 
     def note_seen(self, rows: Sequence[Presence]) -> bool:
         """Note that the row was renewed; False if another worker has declared this one lost."""
-        # A deleted row proves nothing about this worker: the next heartbeat writes it again.
+        # A deleted row does not mean that this worker was declared lost; the next heartbeat writes the
+        # row again.
         self.is_registered = bool(rows)
         return not any(row.was_stopped for row in rows)
 
     def forget(self) -> None:
-        """Note that another worker closed this worker's row: it must register again."""
+        """Note that another worker closed this worker's row, so that this worker must register again."""
         self.is_registered = False
 
     def snapshot(self, running: int, waiting: int, children: Sequence[ChildSummary]) -> Step:
-        """The statement that stores the load of this worker and its children."""
+        """Return the statement that stores the load of this worker and its children."""
         config = self._app_config
         queues = config.queues()
         caps = {queue.name: queue.max_concurrency for queue in queues}
@@ -176,8 +179,8 @@ class Liveness:
         )
 
     def _usage(self) -> tuple[float | None, float | None, float | None]:
-        """Memory in MB, CPU and memory in percent; None where they cannot be read, for example if there
-        are no free descriptors.
+        """Return the memory in MB, and CPU and memory in percent; None for values that cannot be read,
+        for example if no descriptor is free.
         """
         process = self._process
         try:
@@ -189,7 +192,7 @@ class Liveness:
             return None, None, None
 
     def pongs(self, payloads: Iterable[str]) -> list[Step]:
-        """The answers to these pings; a malformed payload is ignored."""
+        """Return the answers to these pings; a malformed ping is ignored."""
         return [pong for payload in payloads if (pong := self._pong(payload))]
 
     def _pong(self, payload: str) -> Step | None:
@@ -202,7 +205,8 @@ class Liveness:
         identity = self.identity
         if target not in (None, identity.worker_id) or not _PONG_CHANNEL.fullmatch(channel):
             return None
-        # JSON escapes any correlation id; cut to 100 characters, it fits into a notification.
+        # A correlation id, cut to 100 characters, fits into a notification even if JSON escapes all of
+        # it.
         answer = {
             "correlation_id": correlation[:100],
             "worker_id": identity.worker_id,
@@ -212,5 +216,5 @@ class Liveness:
         return send_notification(channel, json.dumps(answer))
 
     def stop(self) -> Step:
-        """The statement that closes this worker's row: it has left no tasks to recover."""
+        """Return the statement that closes this worker's row; the worker has left no tasks to recover."""
         return record_worker_stop(self.identity.worker_id)

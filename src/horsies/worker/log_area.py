@@ -1,7 +1,8 @@
-"""The lines that a running attempt has logged, in memory that its child shares with the worker.
+"""Keeps the lines that a running attempt has logged in memory that its child shares with the worker.
 
-A log call costs the child a copy into that memory: no frame, no system call, no waiting for the worker.
-The child sends the lines with its report. If it is killed first, the worker reads them here.
+For a log call, the child only copies the line into that memory: it sends no frame, makes no system call,
+and does not wait for the worker. The child sends the lines with its report. If it is killed before that,
+the worker reads them here.
 
 The first half of an area has the first lines. When it is full, the second half is a ring that keeps the
 last ones. The worker validates everything that it reads, because task code can write to the memory.
@@ -14,7 +15,8 @@ from struct import Struct
 
 from horsies.captured_log import COUNT_MAX, LINE_BYTES_MAX, CapturedLog, LogLimits
 
-# The attempt's token, bytes in the head, bytes ever written to the ring, and lines ever written.
+# The header: the attempt's token, the bytes in the head, the total of bytes written to the ring, and the
+# total of lines.
 _HEADER = Struct("=QIQI")
 _CUT = b" [...]\n"
 
@@ -29,7 +31,9 @@ def _half(limits: LogLimits) -> int:
 
 
 class LogArea:
-    """The place of one attempt's lines: the child writes, the worker reads after the child's death."""
+    """The memory for one attempt's lines: the child writes them, and the worker reads them if the child
+    dies.
+    """
 
     __slots__ = (
         "_half",
@@ -51,13 +55,13 @@ class LogArea:
         self._token = self._head = self._ring = self._head_lines = self._lines = 0
 
     def begin(self, token: int) -> None:
-        """Forget the lines of the attempt before; those to come belong to the attempt with this token."""
+        """Forget the lines of the previous attempt; the next lines belong to the attempt with this token."""
         self._token = token
         self._head = self._ring = self._head_lines = self._lines = 0
         self._write_header()
 
     def write(self, line: str) -> None:
-        """Add one record, which may have several lines; a very long one is cut."""
+        """Add one log record, which may have several lines; a very long record is cut."""
         data = line.encode(errors="backslashreplace").replace(b"\0", b"?") + b"\n"
         longest = min(LINE_BYTES_MAX, self._half)
         if len(data) > longest:
@@ -93,11 +97,11 @@ class LogArea:
         self._memory[self._start : self._start + _HEADER.size] = header
 
     def take(self) -> CapturedLog | None:
-        """The attempt's lines, for its report; None if it has logged nothing."""
+        """Return the attempt's lines for its report; None if it has logged nothing."""
         return self.read(self._token) if self._lines else None
 
     def read(self, token: int) -> CapturedLog | None:
-        """The lines of the attempt with this token; None if the area has none of them."""
+        """Return the lines of the attempt with this token; None if the area has no lines of that attempt."""
         start = self._start
         found, head, ring, lines = _HEADER.unpack(self._memory[start : start + _HEADER.size])
         if found != token or not lines or head > self._half:
@@ -110,7 +114,7 @@ class LogArea:
         return CapturedLog(kept + last, min(max(0, dropped), COUNT_MAX), cut_after)
 
     def _last_lines(self, written: int) -> bytes:
-        """The whole lines that the ring still has, oldest first."""
+        """Return the complete lines that the ring still has, oldest first."""
         first, half = self._start + _HEADER.size + self._half, self._half
         ring = self._memory[first : first + half]
         data = ring[:written]

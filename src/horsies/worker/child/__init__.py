@@ -1,1 +1,1 @@
-"""The code that runs in a child process. It imports nothing from the parent."""
+"""The code that runs in a child process. It imports none of the parent's modules."""

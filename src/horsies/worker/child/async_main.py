@@ -1,8 +1,8 @@
-"""A child that runs several coroutines at a time, each one an assignment, on one event loop.
+"""An async child: it runs several coroutines at a time on one event loop, one for each assignment.
 
 Every assignment runs in its own context, with its own ``current_task()``, log labels and headers. The
-parent decides how many run here, and stops one by sending a frame, which cancels its coroutine. The
-parent also enforces time limits: it kills the process if a coroutine does not end.
+parent decides how many assignments run here. To stop one, it sends a frame, which cancels the coroutine.
+The parent also enforces time limits: it kills the process if a coroutine does not end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from horsies.worker.protocol import (
     ProtocolError,
 )
 
-# How often a task's progress goes to the parent, which stores it about as often.
+# How often a task's progress is sent to the parent, which stores it about as often.
 PROGRESS_SECONDS = 0.3
 
 _RECEIVE_BYTES = 1 << 18
@@ -86,8 +86,9 @@ def serve_coroutines(
 ) -> None:
     """Run assignments until the parent closes the socket and the last assignment has ended.
 
-    The application's asynchronous hooks use the same loop. None of this module's own coroutines run on
-    it, so code that cancels every task, stops the loop or exits does not end other tasks.
+    The application's asynchronous hooks use the same loop. This module runs no coroutines of its own on
+    that loop, so task code that cancels every asyncio task, stops the loop or exits does not end other
+    tasks.
     """
     loop = kept_event_loop()
     server = _Server(loop, parent, execute, process_state, samples_memory, capture)
@@ -108,8 +109,8 @@ def serve_coroutines(
 
 
 def _leave(loop: asyncio.AbstractEventLoop) -> None:
-    """In a process forked by a coroutine: stop its copy of the loop at the next ``await``, before it
-    runs steps of other tasks a second time.
+    """In a process that a coroutine forked: stop the copy of the loop at the next ``await``, before it
+    runs the next steps of other tasks a second time.
     """
     for handle in tuple(getattr(loop, "_ready", ())):
         handle.cancel()
@@ -117,7 +118,7 @@ def _leave(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Running:
-    """One assignment: its coroutine, its latest progress, and whether the parent has stopped it.
+    """A running assignment: its coroutine, its latest progress, and whether the parent has stopped it.
 
     ``CurrentTask`` uses it in place of the memory that other children share with the worker.
     """
@@ -144,7 +145,7 @@ class _Running:
         self.context = contextvars.copy_context()
         self.current: CurrentTask | None = None
         self.task: _AssignmentTask | None = None
-        # False until the coroutine's first step.
+        # False until the coroutine has run its first step.
         self.has_begun = False
         self.started_ns = time.perf_counter_ns()
         self.is_stopped = False
@@ -169,19 +170,21 @@ class _Running:
 
 
 class _AssignmentTask(asyncio.Task[ChildReport]):
-    """An assignment's coroutine. Code of another assignment cannot cancel it, even by cancelling all
-    tasks of the event loop.
+    """The asyncio task of an assignment. Code of other assignments cannot cancel it, even by cancelling
+    all tasks of the event loop.
     """
 
     running: _Running | None = None
-    # Its code is over, and its outcome is being recorded in its transaction: not even a stop interrupts that.
+    # True while the outcome is recorded in the task's transaction, after the task's code has ended: not
+    # even a stop interrupts that.
     is_finishing = False
-    # Its code commits the outcome that it has recorded: the worker's stop waits, and only that.
+    # True while the task's own code commits the outcome that it has recorded: a stop by the worker is
+    # deferred, but other cancellations are not.
     _defers_stops = False
     _has_deferred_stop = False
 
     def stop(self) -> None:
-        """Cancel it for the worker."""
+        """Cancel the task because the worker stops it."""
         if self._defers_stops:
             self._has_deferred_stop = True
         else:
@@ -241,7 +244,7 @@ class _Server:
 
     @property
     def is_done(self) -> bool:
-        """Whether the parent has closed its end and everything has been sent, or can never be."""
+        """Whether the parent has closed its end and every frame has been sent, or can no longer be sent."""
         outbox = self._outbox
         return outbox.is_broken or (self._is_closed and not self._running and outbox.is_empty)
 
@@ -257,8 +260,8 @@ class _Server:
         self._parent.socket.setblocking(True)
 
     def _listen(self) -> None:
-        """Make the loop call ``_receive``, restoring that and the loop's own wake-ups if a coroutine
-        has removed them.
+        """Make the loop call ``_receive``, and restore that callback and the loop's own wake-ups if a
+        coroutine has removed them.
         """
         if self._is_closed:
             return
@@ -299,7 +302,7 @@ class _Server:
             self._loop.stop()
 
     def _close(self) -> None:
-        """Take no more assignments, and end after those that have started."""
+        """Take no more assignments, and exit once the started ones have ended."""
         self._loop.remove_reader(self._parent.socket)
         self._is_closed = True
 
@@ -308,7 +311,8 @@ class _Server:
             number, _ = protocol.assignment_number(frame)
             if (missing := self._parent.missing_before(number)) is not None:
                 self._note_unstarted(*missing)
-            # Decoded first: an assignment that cannot be decoded is reported as one that never starts.
+            # All assignments are decoded first, so that one that cannot be decoded is reported as never
+            # starting.
             assignment = protocol.decode_assignment(frame)
             self._last_taken = number
             self._start(assignment, number)
@@ -333,7 +337,7 @@ class _Server:
         if self._capture is not None:
             self._capture.begin(current, assignment)
         running.context.run(set_running_task_here, current)
-        # Not loop.create_task(): the application's task factory may not accept a context, or may start
+        # loop.create_task() will not do: the application's task factory may reject a context, or start
         # the task immediately.
         running.task = task = _AssignmentTask(
             self._run(running), loop=self._loop, name=assignment.task_name, context=running.context
@@ -343,7 +347,7 @@ class _Server:
 
     async def _run(self, running: _Running) -> ChildReport:
         running.has_begun = True
-        # a restarted coroutine may have a lower number than others that have started
+        # a restarted coroutine can have a lower number than coroutines that started before it
         if running.number > self._last_begun:
             self._last_begun = running.number
             if (page := self._parent.page) is not None:
@@ -351,7 +355,7 @@ class _Server:
         return await self._execute(running.assignment)
 
     def _finish(self, running: _Running, task: asyncio.Task[ChildReport]) -> None:
-        """Report the end of an assignment: its outcome, or that it was stopped or never started."""
+        """Report the end of an assignment: its outcome, that it was stopped, or that it never started."""
         assignment = running.assignment
         running.is_over = True
         del self._running[assignment.task_id]
@@ -366,7 +370,7 @@ class _Server:
             frame = self._end_frame(running, task, log)
         except (
             BaseException
-        ) as error:  # without a frame, the task would never end as far as the parent knows
+        ) as error:  # without a frame, the parent would wait for the task forever
             text = "The end of task %r cannot be reported."
             log_safely(logger, logging.ERROR, text, assignment.task_name, error=error)
             problem = f"could not report its end: {type(error).__name__}: {exception_text(error)}"
@@ -375,7 +379,8 @@ class _Server:
         if not (self._process_state.restore_limits() or self._is_closed):
             self._close()
         if not self._running:
-            # Tasks share the rest of the process state, so it is restored only when no task is running.
+            # Restore the process state only when no task is running, because all tasks of the process
+            # share it.
             self._process_state.restore()
             self._watch.pause()
             self._listen()
@@ -400,8 +405,8 @@ class _Server:
         return protocol.encode_report(report, rss_bytes, run_microseconds)
 
     def _note_blockage(self, blockage: Blockage) -> None:
-        """Report to the parent that the event loop is blocked; the parent's log is not affected. Called
-        in the watch's thread.
+        """Report to the parent that the event loop is blocked. The parent writes the log line, even if
+        the application has changed the child's logging. Called in the watch's thread.
         """
         others = len(self._running) - 1
         name = None if blockage.task is None else blockage.task.name
@@ -410,7 +415,7 @@ class _Server:
 
 
 def _unreported(assignment: Assignment, problem: str) -> ChildReport:
-    """The failure of an assignment that ended without a report."""
+    """The error to report for an assignment that ended without a report."""
     code = OperationalErrorCode.UNHANDLED_EXCEPTION
     message = f"Task {assignment.task_name!r} {problem}."
     result = encode_task_error(TaskError(error_code=code, message=message))
@@ -420,8 +425,10 @@ def _unreported(assignment: Assignment, problem: str) -> ChildReport:
 
 
 class _Outbox:
-    """Frames to the parent, sent without waiting for it: the rest of a large result follows when the
-    socket accepts it. The watch's thread writes here as well.
+    """Sends frames to the parent without waiting: the rest of a large result follows when the socket
+    accepts it.
+
+    The watch's thread sends frames through this object as well.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, parent: _Parent) -> None:
@@ -432,12 +439,14 @@ class _Outbox:
         self._lock = threading.Lock()
         self._rest = bytearray()
         self.is_broken = False
-        # The latest progress of each task, to be sent with the next batch.
+        # The latest progress of each task since the last batch; the next batch sends it.
         self._progress: dict[str, bytes] = {}
         self._has_timer = False
 
     def send(self, frame: bytes) -> None:
-        """Write one frame. A process forked by a task ends here instead of reporting for it."""
+        """Write one frame. A process that a task has forked exits here instead of sending a report in the
+        task's name.
+        """
         if os.getpid() != self._owner_pid:
             os._exit(0)
         with self._lock:
@@ -474,7 +483,7 @@ class _Outbox:
                 self._loop.stop()
 
     def note_progress(self, task_id: str, frame: bytes) -> None:
-        """Send this progress with the next batch; any thread may call this at any rate."""
+        """Send this progress with the next batch; any thread may call this, as often as it likes."""
         self._progress[task_id] = frame
         if not self._has_timer:
             self._has_timer = True

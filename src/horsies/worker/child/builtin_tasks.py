@@ -1,7 +1,7 @@
-"""The library's own tasks, which are workflow nodes like the tasks that users write.
+"""The library's own tasks, which are workflow nodes like users' tasks.
 
-They run in children after a wait that occupied no child: a finished sleep, a signal that arrived or
-timed out, or the expansion of a sub-workflow into a plan.
+One task ends a sleep, one takes a signal that arrived or timed out, and one expands a sub-workflow into a
+plan. While a node sleeps or waits for a signal, it occupies no child.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _SIGNAL_HEAD = '{"value":'
 _KEY_HEAD, _KWARGS_HEAD = '{"definition_key":', ',"kwargs":'
 
 
-# This release's built-in tasks; a worker leaves those of a newer release to workers that have them.
+# The built-in tasks of this release. A worker leaves built-in tasks that only a newer release has to
+# workers of that release.
 BUILTIN_TASKS = frozenset({SLEEP_TASK, SIGNAL_TASK, EXPAND_TASK})
 
 
@@ -90,7 +91,7 @@ def _expansion(app: Horsies, assignment: Assignment) -> Result[str, TaskError]:
 
 
 def expansion_request(kwargs_json: str) -> tuple[str, str] | None:
-    """The definition key, and the parameters' JSON text, which is decoded by annotation later."""
+    """The definition's key, and its parameters as JSON text, which is later decoded by annotation."""
     try:
         key, end = JSONDecoder().raw_decode(kwargs_json, len(_KEY_HEAD))
     except (JSONDecodeError, RecursionError):

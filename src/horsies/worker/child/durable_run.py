@@ -1,6 +1,8 @@
-"""A call of a durable function in its child: its past before the call, its report after it.
+"""A call of a durable function in its child: reads the recorded steps before the call, and makes the
+report after it.
 
-The first claim of a run has no past, so nothing is read; later ones read all recorded steps in one statement.
+The first claim of a run reads nothing, because no step is recorded yet. A later claim reads all recorded
+steps in one statement.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ _UNVISITED = "%s %s returned without asking for its recorded step %r%s; has its 
 
 
 def begun(transactions: Transactions, definition: TaskDefinition, assignment: Assignment) -> Engine:
-    """The engine of a call, with the recorded steps of its run."""
+    """Create the engine of a call, with the recorded steps of its run."""
     _refuse_without_worker(transactions)
     past = _read_past(transactions, assignment) if assignment.generation > 1 else Past()
     engine = Engine(_run(transactions, definition, assignment, past), transactions)
@@ -113,7 +115,7 @@ def _new_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[str, str]:
-    """The JSON texts of the arguments with which a run continues; DurableMisuse if they do not fit."""
+    """Return the JSON texts of the arguments with which a run continues; DurableMisuse if they do not fit."""
     if current_task().workflow_id is not None:
         raise DurableMisuse("ctx.continue_as is not for nodes: their workflow has their arguments.")
     encoded = encode(transactions.config.payload, definition, args, kwargs)
@@ -123,7 +125,7 @@ def _new_call(
     payloads = transactions.installation.payloads
     if payloads is None:
         return args_json, kwargs_json
-    try:  # the database takes them out of the request
+    try:  # the database takes these texts out of the request
         return payloads.stored(args_json, task_id), payloads.stored(kwargs_json, task_id)
     except psycopg.Error as error:
         raise left_after(error) from error
@@ -149,7 +151,9 @@ def _read_past(transactions: Transactions, assignment: Assignment) -> Past:
 
 
 def with_clean_up(definition: TaskDefinition) -> TaskDefinition:
-    """The definition of a durable function whose calls do the clean-up of a cancelled run, inside hooks."""
+    """Return the definition of a durable function with calls that also do the clean-up of a cancelled
+    run, inside the hooks.
+    """
     function = definition.function
 
     def call(ctx: Durable, *args: Any, **kwargs: Any) -> Any:
@@ -172,7 +176,7 @@ def with_clean_up(definition: TaskDefinition) -> TaskDefinition:
 
 
 def left(config: AppConfig, assignment: Assignment, how: Leaving) -> ChildReport:
-    """The report of a call that left its function without an outcome."""
+    """Return the report of a call that left its function before there was an outcome."""
     report = ChildReport(assignment.task_id, assignment.generation, True, "", None, None)
     if isinstance(how, Parked):
         return report._replace(park=how.request)
@@ -195,7 +199,9 @@ def left(config: AppConfig, assignment: Assignment, how: Leaving) -> ChildReport
 
 
 def judged(assignment: Assignment, run: Run, returned: Returned) -> Returned:
-    """What the function returned or raised; a StepFailed that left it fails the run with the step's code."""
+    """Return what the function returned or raised. A StepFailed that the function did not catch fails the
+    run with the step's code.
+    """
     if not isinstance(returned, TaskError):
         if unvisited := run.past.unvisited:
             others = f" and {len(unvisited) - 1} more" if len(unvisited) > 1 else ""

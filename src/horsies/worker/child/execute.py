@@ -1,4 +1,4 @@
-"""The application inside a child: loads it, and turns each assignment into a report.
+"""Loads the application inside a child, and turns each assignment into a report.
 
 Find the task, decode the call by its signature, call the function, encode its result. A failure at any
 step becomes the error in the report.
@@ -58,7 +58,7 @@ from horsies.worker.protocol import Assignment, ChildBoot, ChildReport
 from horsies.workflow.build.plan import SIGNAL_TASK, SLEEP_TASK
 
 _MESSAGE_CHARACTERS_MAX = 2_000
-# Expansion errors that another release of the application may not have.
+# Errors of an expansion that may not occur with another release of the application.
 _MISFITS = (
     OperationalErrorCode.SUBWORKFLOW_LOAD_FAILED,
     OperationalErrorCode.WORKER_SERIALIZATION_ERROR,
@@ -113,7 +113,7 @@ class AppProgram:
         return execute(self._app, assignment, transactions=self.transactions)
 
     def execute_batch(self, assignments: Sequence[Assignment]) -> Sequence[ChildReport]:
-        """Run assignments in one call, inside the span of the first one; the other reports name it too."""
+        """Run assignments in one call, inside the first assignment's span, which all reports name."""
         if self._tracing is None:
             return execute_batch(self._app, assignments)
         task = current_task()
@@ -142,11 +142,11 @@ class AppProgram:
             return report if span is None else _end_span(span, report, current_task())
 
     def warm_up(self, assignment: Assignment) -> ChildReport:
-        """Run a no-op task through the normal path to warm it up."""
+        """Run a no-op task along the path of ordinary tasks, to warm up that path."""
         return _execute(self._app, _WARM_UP, assignment, self.transactions)
 
     def close(self) -> None:
-        """Close the connections that task code opened by sending, and those of transactions."""
+        """Close the connections that task code opened by sending tasks, and those of task transactions."""
         self.transactions.close()
         closed = self._app.close()
         if isinstance(closed, Err):
@@ -155,7 +155,9 @@ class AppProgram:
 
 
 def load_program(boot: ChildBoot) -> AppProgram:
-    """Load the application as the current one, with its task modules; sends are suppressed while it loads."""
+    """Load the application and its task modules, and make it the current one; sends are suppressed
+    meanwhile.
+    """
     with sends_suppressed():
         app = load_app(boot.app_locator)
         app.role = "child"
@@ -187,7 +189,7 @@ def _span_of(
     try:
         yield span
     except BaseException:
-        span.detach()  # stopped by the worker, which knows the reason and records the span
+        span.detach()  # the worker has stopped the task; it knows the reason and records the span
         raise
 
 
@@ -227,7 +229,7 @@ def execute(
 ) -> ChildReport:
     """Run one of `app`'s assignments and report its outcome. The only exception it raises is TaskStopped.
 
-    The ``around`` hooks enclose the application's hooks.
+    ``around`` are further hooks, which enclose the application's own.
     """
     readable = payload.decrypted(app, assignment)
     if isinstance(readable, ChildReport):
@@ -264,7 +266,8 @@ def execute_batch(
     """Run assignments of one batched task in one call, and report the outcome of each, in order. The
     only exception it raises is TaskStopped.
 
-    Those whose arguments cannot be read or do not fit are reported without a call.
+    An assignment whose arguments cannot be read or do not fit is reported as a failure and left out of
+    the call.
     """
     task = app.get_task(assignments[0].task_name)
     if task is None or task.definition.batch is None:
@@ -292,7 +295,9 @@ def execute_batch(
 def _item_of(
     app: Horsies, definition: TaskDefinition, assignment: Assignment
 ) -> tuple[Assignment, Any] | ChildReport:
-    """An assignment in readable form and its only argument, or a report that there is none."""
+    """Return an assignment in readable form and its only argument, or a report of the failure to read
+    that argument.
+    """
     readable = payload.decrypted(app, assignment)
     if isinstance(readable, ChildReport):
         return readable
@@ -314,11 +319,11 @@ def _call_batch(
     batch: BatchTraits,
     called: Sequence[tuple[Assignment, Any]],
 ) -> list[ChildReport]:
-    """Call a batched function and report the outcome of each item. If the call fails, every task gets its
-    error; its traceback is logged once.
+    """Call a batched function and report the outcome of each item. If the call fails, all of its tasks
+    get the error, whose traceback is logged once.
     """
     items = [item for _, item in called]
-    # The value of the call is a list; that of each task is checked below.
+    # The call returns a list; each task's own value is checked below.
     whole = replace(definition, is_plain=True)
     returned = _call(app, whole, BoundCall((items,), {}))
     outcomes: Sequence[Any] = ()
@@ -391,7 +396,7 @@ async def _executed_async(
             return await _await_in_transaction(app, definition, assignment, call, record)
         returned = await await_function(app.config, definition, call.args, call.kwargs)
         if isinstance(returned, TaskError) and _is_stop(returned.exception):
-            # stopped by the worker, which knows the reason and records the end
+            # the worker has stopped the task; it knows the reason and records the end
             raise asyncio.CancelledError
         return _encode(app, definition, assignment, returned)
     except asyncio.CancelledError:
@@ -463,7 +468,9 @@ def _execute_durable(
     call: BoundCall,
     transactions: Transactions,
 ) -> ChildReport:
-    """Call a durable function with its context; it ends, or leaves its run to wait."""
+    """Call a durable function with its context. Either the function ends, or its run leaves the child to
+    wait.
+    """
     try:
         engine = durable_run.begun(transactions, definition, assignment)
     except Leaving as how:
@@ -472,7 +479,7 @@ def _execute_durable(
     given = BoundCall((Durable(engine), *call.args), call.kwargs)
     returned = _call(app, definition, given)
     run.is_over = True
-    # Even if the code of the run has caught the exception by which it was left.
+    # The run waits even if its code has caught the exception that leaves the function.
     if run.left is not None:
         return durable_run.left(app.config, assignment, run.left)
     return _encode(app, definition, assignment, durable_run.judged(assignment, run, returned))
@@ -526,7 +533,9 @@ async def _await_in_transaction(
 def _call_until_stop(
     app: Horsies, definition: TaskDefinition, call: BoundCall
 ) -> TaskResult[Any, TaskError] | TaskError:
-    """``_call``, with TaskStopped as an error: the task may have committed its recorded outcome before."""
+    """``_call``, but return TaskStopped as an error, because the task may have committed its recorded
+    outcome before the stop.
+    """
     try:
         return _call(app, definition, call)
     except TaskStopped as stop:
@@ -537,8 +546,9 @@ def _call_until_stop(
 def _stop_of(
     returned: TaskResult[Any, TaskError] | TaskError,
 ) -> TaskStopped | asyncio.CancelledError | None:
-    """The stop by the worker that ended a task's code, or None: a cancellation in an async child,
-    TaskStopped in a child that runs one task at a time.
+    """Return the exception by which the worker stopped a task's code, or None if it did not.
+
+    In an async child it is a cancellation, in a child that runs one task at a time TaskStopped.
     """
     raised = returned.exception if isinstance(returned, TaskError) else None
     if isinstance(raised, TaskStopped):
@@ -549,8 +559,8 @@ def _stop_of(
 def _end_of_stopped(
     assignment: Assignment, stop: TaskStopped | asyncio.CancelledError, ended: Ended | None
 ) -> ChildReport:
-    """The report of a stopped task that has committed its recorded outcome; any other one passes the
-    stop on.
+    """Return the report of a stopped task if it has committed its recorded outcome; otherwise raise the
+    stop again.
     """
     if ended is None or ended.recorded is None:
         raise stop
@@ -566,9 +576,10 @@ def _recorded(assignment: Assignment, result_json: str, ended: Ended) -> ChildRe
 def _with_transaction(
     assignment: Assignment, report: ChildReport, ended: Ended | None
 ) -> ChildReport:
-    """A task's report with the end of its transaction; None if it used no transaction, or has failed.
+    """Return a task's report with the end of its transaction.
 
-    A success that the task has recorded in its own transaction counts even if the task failed afterwards.
+    ``ended`` is None if the task used no transaction, or failed. A success that the task has recorded in
+    its own transaction counts even if the task failed afterwards.
     """
     if ended is None:
         return report
@@ -582,7 +593,7 @@ def _with_transaction(
 def _decode_call(
     app: Horsies, definition: TaskDefinition, assignment: Assignment
 ) -> BoundCall | ChildReport:
-    """The arguments of the call, or a report that they do not fit."""
+    """Return the arguments of the call, or a report that they do not fit."""
     signature = definition.signature
     if assignment.node is None:
         call = signature.decode_call(assignment.args_json, assignment.kwargs_json)
@@ -608,7 +619,7 @@ def _encode(
         return _report(app, definition, assignment, encoded.value, error)
     if isinstance(encoded.value, TypeMismatch):
         return _failure(assignment, mismatch_error(definition, returned, encoded.value))
-    if returned.is_err():  # the error's code and message are stored without the rest
+    if returned.is_err():  # only the error's code and message are stored
         return _failure(assignment, returned.err_value)
     problem = f"The result of task {definition.name!r} cannot be stored: {encoded.value.message}"
     return _failure(assignment, _serialization_error(problem))
@@ -620,7 +631,7 @@ def _call(
     try:
         return call_function(app.config, definition, call.args, call.kwargs, clear_timers)
     except KeyboardInterrupt:
-        # Children ignore Ctrl-C, so the task itself raised this.
+        # Children ignore Ctrl-C, so the task itself raised KeyboardInterrupt.
         return TaskError(
             error_code=OperationalErrorCode.UNHANDLED_EXCEPTION,
             message=f"Task {definition.name!r} raised KeyboardInterrupt.",
@@ -651,8 +662,8 @@ def _report(
     result_json: str,
     error: TaskError | None,
 ) -> ChildReport:
-    """Report a result. If it is too large, it is replaced by an error, or by its own error without the
-    data if the task failed.
+    """Report a result. A value that is too large is replaced by an error; an error that is too large
+    loses its data.
     """
     payload, size = app.config.payload, payload_bytes(result_json)
     limit = payload.max_result_bytes
@@ -687,7 +698,9 @@ def _failure(assignment: Assignment, error: TaskError) -> ChildReport:
 
 
 def _uncalled(assignment: Assignment, error: TaskError) -> ChildReport:
-    """Report a call that does not fit; the parent logs the error unless another worker takes the task."""
+    """Report that the stored call does not fit the function; the parent logs this unless another worker
+    takes the task.
+    """
     return ChildReport(
         assignment.task_id,
         assignment.generation,
@@ -700,7 +713,8 @@ def _uncalled(assignment: Assignment, error: TaskError) -> ChildReport:
 
 
 def _error_report(assignment: Assignment, result_json: str, error: TaskError) -> ChildReport:
-    # Log exceptions, and problems found by the library; an error that a task returned is not logged.
+    # Log the exception of a failed task, or a problem that the library found. An error that the task
+    # returned is not logged.
     if isinstance(error.exception, RetryLater):
         log_safely(logger, logging.INFO, "%s", error.message)
     elif isinstance(error.exception, BaseException):
@@ -719,7 +733,9 @@ def _error_report(assignment: Assignment, result_json: str, error: TaskError) ->
 
 
 def _with_exception(report: ChildReport, raised: object) -> ChildReport:
-    """Add the facts from which the worker decides whether an exception is retried, and its origin."""
+    """Add the facts by which the worker decides whether to retry after an exception, and where it was
+    raised.
+    """
     if not isinstance(raised, BaseException):
         return report
     seconds = checked_delay(raised.seconds) if isinstance(raised, RetryLater) else None

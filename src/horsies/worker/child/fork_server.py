@@ -1,7 +1,7 @@
 """The fork server: a process that has imported the application once and forks children from it.
 
-The worker sends it one socket per child. A double fork makes the worker the parent of each child, so
-that the worker notices immediately when a child ends, and loses none if the fork server dies. The fork
+The worker sends it one socket per child. By a double fork, the worker becomes the parent of each child.
+So it notices immediately when a child ends, and it keeps its children if the fork server dies. The fork
 server holds no sockets, no threads and no database connections.
 """
 
@@ -33,7 +33,8 @@ from horsies.worker.protocol import ChildBoot, FrameKind
 
 logger = logging.getLogger("horsies.fork_server")
 
-# How /proc names descriptors that have a peer at the other end, and selectors, timers and the like.
+# How /proc names descriptors that are connected to something outside the process, and kernel objects such
+# as selectors and timers.
 _NOT_TO_BE_SHARED = ("socket:", "pipe:", "anon_inode:")
 
 
@@ -72,8 +73,8 @@ def run_fork_server(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
 
 
 def _ignore_signals() -> None:
-    """A service manager may signal all of the worker's processes; the fork server ignores that and ends
-    with its parent.
+    """A service manager may signal all of the worker's processes. The fork server ignores the signal and
+    exits when its parent does.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -88,7 +89,8 @@ def _load_and_serve(control: socket.socket, boot: ChildBoot, worker_pid: int) ->
         control.sendall(protocol.encode_texts(FrameKind.BOOT_FAILED, problem))
         return EXIT_BOOT_FAILED
     _warn_about_unforkable_state(control)
-    # This also makes the process die with its parent again, in case the import changed its user.
+    # The import may have changed the process's user, after which the process would no longer die with its
+    # parent; this restores that as well.
     warm_up_fork_server(program, worker_pid)
     _ignore_signals()
     gc.collect()
@@ -109,11 +111,11 @@ def _next_request(control: socket.socket) -> int | None:
 
 
 class Reserve:
-    """Forked processes that wait for the socket that makes them children.
+    """Forked processes, each of which becomes a child when it receives a socket.
 
-    A process becomes the worker's child when an intermediate process forks it and exits. The
-    intermediate process costs as much as the child itself, so once children are being replaced, one of
-    them forks several.
+    A process becomes the worker's child when an intermediate process forks it and exits. The intermediate
+    process costs as much as the child itself. So once the worker replaces children, each intermediate
+    process forks several at once.
     """
 
     def __init__(
@@ -123,7 +125,8 @@ class Reserve:
         self._boot = boot
         self._worker_pid = worker_pid
         self._program = program
-        # The initial children are forked one by one: a worker that replaces none keeps no spare process.
+        # The initial children are forked one by one, so a worker that never replaces a child has no
+        # waiting processes.
         self._singly = boot.forks_singly
         self._waiting: list[socket.socket] = []
 
@@ -146,7 +149,7 @@ class Reserve:
         return False
 
     def _fork_some(self, foreign_fd: int) -> None:
-        """Fork processes that wait; fewer or none if the system refuses."""
+        """Fork processes that wait for a socket; fewer or none if the system refuses to fork."""
         count = self._boot.forks_ahead if self._singly <= 0 else 1
         self._singly -= count
         pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -169,9 +172,7 @@ class Reserve:
     def _fork_children(
         self, pairs: list[tuple[socket.socket, socket.socket]], foreign_fd: int
     ) -> NoReturn:
-        """The intermediate process: fork the children and exit, which makes the worker their
-        parent.
-        """
+        """Run the intermediate process: fork the children and exit, which makes the worker their parent."""
         try:
             self._control.close()
             os.close(foreign_fd)
@@ -191,8 +192,8 @@ class Reserve:
     ) -> NoReturn:
         for other in (one for pair in pairs for one in pair if one is not own_end):
             other.close()
-        # By the time the socket arrives, the intermediate process has exited and the worker is this
-        # process's parent.
+        # When the socket arrives, the intermediate process has exited, and the worker is this process's
+        # parent.
         child_fd = _next_request(own_end)
         own_end.close()
         if child_fd is None:
@@ -233,13 +234,13 @@ def _kind_of(fd: int) -> str:
 def _blank_inherited_descriptors(kept_fd: int) -> None:
     """Redirect inherited sockets, pipes and the like to /dev/null; files and devices stay open.
 
-    Closing them would free their numbers, and copies of the worker's objects may close those numbers
-    later.
+    If the descriptors were closed, their numbers could be reused, and copies of the worker's objects
+    might later close descriptors that belong to others.
     """
     null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for fd in _open_descriptors():
         if fd not in (1, 2, kept_fd, null_fd) and _kind_of(fd).startswith(_NOT_TO_BE_SHARED):
-            with suppress(OSError):  # a descriptor above a lowered limit on open files
+            with suppress(OSError):  # the descriptor's number exceeds a limit on open files that was lowered
                 os.dup2(null_fd, fd, inheritable=False)
     os.dup2(null_fd, 0)
     os.close(null_fd)

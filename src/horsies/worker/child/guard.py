@@ -1,12 +1,12 @@
 """The guard: a small process that kills tasks' processes when their worker is killed.
 
 The kernel kills a dead worker's children, but not the programs that tasks have started. The guard finds
-those by a mark that the children set on themselves before any user code runs: an unusual soft limit of
-RLIMIT_RTTIME. The limit only concerns real-time scheduling and any process may read it. Unlike the
-parent, the session or the environment, it survives setsid, a double fork, exec and a change of user.
+those programs by a mark that children set on themselves before any user code runs: an unusual soft limit
+of RLIMIT_RTTIME. This limit only concerns real-time scheduling, and any process may read it. It survives
+setsid, a double fork, exec and a change of user, unlike the parent, the session or the environment.
 
-This file runs as a separate script, in an interpreter that imports nothing but the modules below: the
-guard shares no memory, descriptors or user code with the processes that it outlives.
+This file runs as a script in its own interpreter, which imports only the modules below. So the guard
+shares no memory, descriptors or user code with the processes that it outlives.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main(worker_pid: int, mark: int) -> None:
     with suppress(PermissionError):
         os.setsid()
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    # A worker may run inside a task of another worker, whose guard must not kill this guard early.
+    # This worker may run inside a task of another worker. That worker's guard must not kill this guard
+    # early.
     resource.setrlimit(resource.RLIMIT_RTTIME, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
     while os.getppid() == worker_pid:
@@ -49,10 +50,9 @@ def main(worker_pid: int, mark: int) -> None:
 def kill_marked(mark: int, spared_group: int = 0) -> list[int]:
     """Kill the processes with `mark` until none is left, and return those that cannot be killed.
 
-    One pass is not enough, because a process may fork while the list is being read, and a process that
-    continuously forks and exits can only be killed through its process group. Children are marked just
-    before they leave the worker's group, which also contains other programs, so that group is not
-    killed.
+    One pass is not enough, because a process may fork while the list is being read. A process that
+    continuously forks and exits can only be killed through its process group. Children are marked shortly
+    before they leave the worker's group. That group also contains other programs, so it is not killed.
     """
     deadline = time.monotonic() + _LAST_SECONDS
     empty_passes = 0
@@ -70,20 +70,20 @@ def kill_marked(mark: int, spared_group: int = 0) -> list[int]:
 def find_marked(mark: int) -> dict[int, int]:
     """The live processes with `mark`, and their groups. Reading a process's limits takes about 15 µs."""
     text = b" %d " % mark
-    # Newest first, because they are the most likely to fork.
+    # Newest processes first, because they are the most likely to fork.
     pids = [int(name) for name in reversed(os.listdir("/proc")) if name.isdecimal()]
     found = {pid: _group(pid) for pid in pids if text in _read(pid, "limits")}
     return {pid: group for pid, group in found.items() if group}
 
 
 def _group(pid: int) -> int:
-    """The process group; 0 if the process has ended."""
+    """Return a process's group; 0 if the process has ended."""
     fields = _read(pid, "stat").rpartition(b") ")[2].split()
     return int(fields[2]) if fields and fields[0] not in (b"Z", b"X") else 0
 
 
 def _kill(target: int) -> bool:
-    """Kill a process or a group (negative); False if that is not permitted."""
+    """Kill a process, or the group of a negative number; False if that is not permitted."""
     try:
         with suppress(ProcessLookupError):
             os.kill(target, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Keeps what a running task logs, for its attempt."""
+"""Keeps the lines that a running task logs, as the log of its attempt."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from horsies.worker.sharing import SharedPage
 
 
 class CaptureHandler(logging.Handler):
-    """Writes the records of running tasks to their areas.
+    """Writes the log records of running tasks to their areas.
 
-    Processes that a task forks share the memory but not the position in it, so they write nothing.
+    A process that a task forks shares the memory, but not the write position, so it writes nothing.
     """
 
     def __init__(self, level: str, areas: Mapping[CurrentTask, LogArea]) -> None:
@@ -27,7 +27,7 @@ class CaptureHandler(logging.Handler):
         self._owner_pid = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record; one that cannot be formatted is reported as the standard library does."""
+        """Keep a record. If it cannot be formatted, report that in the way of the standard library."""
         task = running_task()
         area = None if task is None else self._areas.get(task)
         if area is None or os.getpid() != self._owner_pid:
@@ -39,7 +39,7 @@ class CaptureHandler(logging.Handler):
 
 
 class Capture:
-    """The areas of one child: one for each task that it may run at a time."""
+    """The log areas of one child: one for each task that it can run at the same time."""
 
     __slots__ = ("_areas", "_free")
 
@@ -50,21 +50,21 @@ class Capture:
 
     @classmethod
     def of(cls, boot: ChildBoot, page: SharedPage | None) -> Capture | None:
-        """What a child keeps; None if the application keeps nothing."""
+        """Return the areas of a child; None if the application keeps no logs."""
         areas = [] if page is None else page.log_areas(boot.log_limits)
         return cls(areas, boot.captured_level) if areas else None
 
     def begin(
         self, task: CurrentTask, assignment: Assignment, companions: Sequence[CurrentTask] = ()
     ) -> None:
-        """Keep what this task logs from now on, together with its companions in one call."""
+        """Keep what this task logs from now on. The tasks that share its call share its area."""
         if self._free:
             area = self._areas[task] = self._free.pop()
             self._areas.update(dict.fromkeys(companions, area))
             area.begin(attempt_token(assignment.task_id, assignment.generation))
 
     def end(self, task: CurrentTask, companions: Sequence[CurrentTask] = ()) -> CapturedLog | None:
-        """What the task and its companions have logged; its area is free again."""
+        """Return what the task and the tasks of its call have logged, and free its area."""
         for one in companions:
             self._areas.pop(one, None)
         if (area := self._areas.pop(task, None)) is None:

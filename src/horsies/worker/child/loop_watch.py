@@ -1,4 +1,4 @@
-"""Watches an event loop from a thread and names the task that blocks it.
+"""Watches an event loop from a thread, and finds out which task blocks it.
 
 A coroutine that computes or waits without ``await`` blocks all others on its loop. While tasks run, the
 thread schedules a callback on the loop a few times a second, and reads the loop's stack if the callback
@@ -38,7 +38,7 @@ class Blockage(NamedTuple):
 
 
 class LoopWatch:
-    """The thread that watches a loop; it starts with the first task and sleeps while there are none."""
+    """Watches a loop from a thread, which starts with the first task and sleeps while there are no tasks."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[Blockage], None]) -> None:
         self._loop = loop
@@ -51,7 +51,7 @@ class LoopWatch:
         self._reported_at: dict[str | None, float] = {}
 
     def resume(self) -> None:
-        """Watch the loop, because it has tasks now."""
+        """Start watching the loop, because it now has tasks."""
         if self._has_tasks.is_set():
             return
         self._ran_at = time.monotonic()
@@ -78,16 +78,16 @@ class LoopWatch:
             self._ask()
             time.sleep(_LOOK_SECONDS)
             while self._ran_at < asked_at and not self._is_closed:
-                # Many short steps of many tasks also delay the loop, so a task is responsible only if
-                # two checks in a row find it running.
+                # Many short steps of different tasks can delay the loop too. So a task counts as
+                # responsible only if two checks in a row find it running.
                 found, stuck = stuck, asyncio.current_task(self._loop)
                 self._look(time.monotonic() - asked_at, stuck if stuck is found else None)
                 self._ask()
                 time.sleep(_LOOK_SECONDS)
 
     def _ask(self) -> None:
-        # A loop can hang in its own wake-up socket, which a task has made blocking; another wake-up
-        # lets it continue.
+        # A loop hangs in its own wake-up socket if a task has made that socket blocking; another wake-up
+        # lets the loop continue.
         keep_awake(self._loop)
         self._loop.call_soon_threadsafe(self._note_run)
 
@@ -116,7 +116,7 @@ def keep_awake(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _owner_of(stuck: asyncio.Task[object]) -> CurrentTask | None:
-    """Return the application's task that is running, directly or through a coroutine that it started."""
+    """Return the application's task whose code is running, in its own coroutine or in one that it started."""
     for one in gc.get_referents(stuck):  # Task.get_context() is new in Python 3.12
         if isinstance(one, contextvars.Context):
             return one.copy().run(running_task)
@@ -124,7 +124,9 @@ def _owner_of(stuck: asyncio.Task[object]) -> CurrentTask | None:
 
 
 def _line_of(frame: FrameType) -> str:
-    """Return the line in the application's own coroutine, and the innermost line if it is elsewhere."""
+    """Return the current line of the application's coroutine, and also the innermost line if that is in
+    other code.
+    """
     frames = [frame]
     while (outer := frames[-1].f_back) is not None and outer.f_code.co_filename != _EVENTS_FILE:
         frames.append(outer)

@@ -1,8 +1,8 @@
 """A child process: it takes assignments from its socket, runs one at a time and reports.
 
 It is built to survive user code: the socket has a high number, the process-wide state is restored after
-each task, and a process forked by a task can never report in its place. It opens no database connection
-unless a task sends or takes a transaction, and exits when its parent does.
+each task, and a process that a task forks can never report in the child's place. A child opens no
+database connection unless a task sends other tasks or takes a transaction. It exits when its parent does.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ logger = logging.getLogger("horsies.child")
 
 
 class Program(Protocol):
-    """The application as a child sees it."""
+    """The functions of the application that a child calls."""
 
     def start_hooks(self) -> Sequence[Callable[[], object]]:
         """The functions to run once in this process before its first task, in order."""
@@ -95,7 +95,7 @@ def main(socket_fd: int) -> NoReturn:
 
 
 def mark_as_child(boot: ChildBoot) -> None:
-    """Mark this process as one that runs tasks or forks such processes, which inherit the marks."""
+    """Mark this process as one that runs tasks, or as the fork server, whose children inherit the marks."""
     os.environ["HORSIES_CHILD_PROCESS"] = "1"
     os_process.set_mark(boot.guard_mark)
     os_process.schedule_as_batch()
@@ -106,7 +106,8 @@ def run_child(
 ) -> NoReturn:
     """Serve as a child of `worker_pid` until the worker closes the socket; never returns.
 
-    `program` is passed if the process was forked from the fork server, which had already loaded it.
+    `program` is passed if the process was forked from the fork server, which has already loaded the
+    application.
     """
     exit_code = EXIT_BROKEN
     try:
@@ -130,7 +131,7 @@ def run_child(
 
 
 def load_program(boot: ChildBoot) -> Program:
-    """Set up logging and load the application that `boot` names, ready to execute."""
+    """Set up logging, load the application that `boot` names, and return it ready to execute tasks."""
     set_worker_name(boot.worker_name)
     configure_logging(boot.log_level, boot.log_format)
     with suppress(Exception):
@@ -150,8 +151,8 @@ def load_program(boot: ChildBoot) -> Program:
 def exit_child(exit_code: int) -> NoReturn:
     """End this process immediately, after flushing its streams.
 
-    Exit handlers do not run, because in a forked child most of them belong to the process it was forked
-    from.
+    Exit handlers do not run, because most of those in a forked child belong to the process from which it
+    was forked.
     """
     with suppress(Exception):
         logging.shutdown()
@@ -202,10 +203,10 @@ def _boot_and_serve(
 
 
 def _warm_up(program: Program, switch: StopSwitch, process_state: ProcessState) -> None:
-    """Run a no-op task through the normal path before the child reports that it is ready.
+    """Run a no-op task along the normal path before the child reports that it is ready.
 
-    A forked process copies each page of memory the first time it writes there, and Python writes to
-    every page it uses. Without a warm-up the first task took 0.8 ms, with it 0.2 ms; later tasks take
+    A forked process copies each page of memory the first time it writes there, and Python writes to every
+    page it uses. The first task took 0.8 ms without a warm-up and takes 0.2 ms with it; later tasks take
     0.1 ms.
     """
     assignment = protocol.decode_assignment(protocol.encode_assignment(_WARM_UP))
@@ -216,10 +217,10 @@ def _warm_up(program: Program, switch: StopSwitch, process_state: ProcessState) 
 
 
 def warm_up_fork_server(program: Program, worker_pid: int) -> None:
-    """Warm up before forking: serve no-op assignments over a local socket pair.
+    """Warm up before forking, by serving no-op assignments over a local socket pair.
 
-    Python and the linker resolve code when it first runs. Doing so before the fork saves every child
-    0.4 ms.
+    Python and the linker resolve names when code first runs. If this happens before the fork, every child
+    saves 0.4 ms.
     """
     ours, theirs = socket.socketpair()
     with ours:
@@ -234,9 +235,11 @@ def warm_up_fork_server(program: Program, worker_pid: int) -> None:
 
 
 class ForkGuard:
-    """Turns a process that a task forks into an ordinary one: its copy of the socket is closed, and
-    SIGTERM ends it. The signal is blocked during the fork; otherwise a signal sent right after the fork
-    would reach the child's handler.
+    """Turns a process that a task forks into an ordinary process: its copy of the socket is closed, and
+    SIGTERM ends it.
+
+    SIGTERM is blocked during the fork. Otherwise a signal sent right after the fork would run the handler
+    that stops a task.
     """
 
     __slots__ = ("_parent", "_signal_mask")
@@ -266,8 +269,10 @@ class ForkGuard:
 
 
 def watch_parent(connected: socket.socket) -> None:
-    """Kill this process, and the group that it leads, when the other end of the socket closes, even
-    during user code: the portable replacement for the kernel's parent death signal.
+    """Kill this process and the group that it leads when the other end of the socket closes, even during
+    user code.
+
+    This is the portable replacement for the kernel's parent death signal.
     """
     poll = select.poll()
     poll.register(connected, 0)
@@ -280,7 +285,7 @@ def watch_parent(connected: socket.socket) -> None:
 def run_start_hooks(
     hooks: Sequence[Callable[[], object]], budget_seconds: float, parent: ParentSocket
 ) -> None:
-    """Run the application's start hooks in order; a hook that raises or overruns ends this process."""
+    """Run the application's start hooks in order; a hook that raises or takes too long ends this process."""
     for hook in hooks:
         name = getattr(hook, "__qualname__", repr(hook))
         late = f"ran longer than {budget_seconds:g} s"
@@ -298,7 +303,7 @@ def run_start_hooks(
 
 
 def run_stop_hooks(hooks: Sequence[Callable[[], object]], budget_seconds: float) -> None:
-    """Run the application's stop hooks in order; a hook that overruns ends this process."""
+    """Run the application's stop hooks in order; a hook that takes too long ends this process."""
     for hook in hooks:
         name = getattr(hook, "__qualname__", repr(hook))
         timer = threading.Timer(budget_seconds, _leave_hook, (name, budget_seconds))
@@ -335,8 +340,8 @@ def _serve(
     samples_memory: bool,
     capture: Capture | None = None,
 ) -> bytes | None:
-    """Run assignments until another kind of frame arrives, which is returned, or until the parent
-    closes the socket.
+    """Run assignments until a frame of another kind arrives, and return that frame; None if this process
+    must exit.
     """
     while True:
         frame = parent.next_frame()
@@ -365,7 +370,7 @@ def _serve(
 
 
 class _Batches:
-    """Runs batches: the assignments of each in one call."""
+    """Runs batches; one call executes all assignments of a batch."""
 
     def __init__(
         self,
@@ -384,7 +389,7 @@ class _Batches:
         self._capture = capture
 
     def serve(self, frame: bytes) -> bool:
-        """Run the batch that `frame` announces; False if this process is to end."""
+        """Run the batch that `frame` announces; False if this process must exit."""
         parent, capture = self._parent, self._capture
         frames = parent.batch_frames(*protocol.decode_numbers(frame))
         if frames is None:
@@ -419,8 +424,8 @@ class _Batches:
     def _run(
         self, assignments: Sequence[Assignment], tasks: tuple[CurrentTask, ...]
     ) -> tuple[Sequence[ChildReport | None], str]:
-        """The report of each assignment, or None if the parent stopped it, and the id of the first task
-        that was passed to the call.
+        """Return a report for each assignment, None for one that the parent stopped, and the id of the
+        first task in the call.
         """
         switch = self._switch
         set_running_batch(tasks)
@@ -436,7 +441,7 @@ class _Batches:
             set_running_batch(())
         if not switch.has_stopped:
             return reports, first_id
-        # What the call had done before it was stopped counts.
+        # An outcome that the call returned before the stop counts.
         done = {report.task_id: report for report in reports if report.ok}
         return [done.get(one.task_id) for one in assignments], first_id
 
@@ -447,7 +452,7 @@ def _run(
     switch: StopSwitch,
     task: CurrentTask | None = None,
 ) -> ChildReport | None:
-    """The report for one assignment, or None if the parent stopped it."""
+    """Return the report of one assignment, or None if the parent stopped it."""
     set_running_task(task or CurrentTask(assignment, time.time()))
     try:
         switch.arm()
@@ -460,13 +465,14 @@ def _run(
     finally:
         switch.disarm()
         set_running_task(None)
-    # User code may have turned TaskStopped into another exception: a group, or one raised from it.
+    # User code may have turned TaskStopped into another exception, such as an exception group or one
+    # raised from it.
     return None if switch.has_stopped and not report.ok else report
 
 
 def _own_stop(assignment: Assignment) -> ChildReport:
-    """The failure of a task that raised TaskStopped itself. The parent did not stop it, so it expects
-    an outcome.
+    """The error of a task that raised TaskStopped itself. The parent did not stop this task, so the
+    parent expects an outcome.
     """
     message = (
         f"Task {assignment.task_name!r} raised TaskStopped, which only its worker raises; "
@@ -481,7 +487,7 @@ def _own_stop(assignment: Assignment) -> ChildReport:
 
 
 def _move_to_high_number(fd: int) -> int:
-    """Move a descriptor to a high number, out of reach of code that closes or reuses low ones."""
+    """Move a descriptor to a high number, where code that closes or reuses low numbers does not reach it."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = 1000 if soft_limit == resource.RLIM_INFINITY else max(3, min(soft_limit, 1024) - 24)
     high_fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, lowest)

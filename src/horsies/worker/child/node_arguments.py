@@ -1,9 +1,9 @@
-"""The arguments of a node's task: its own, and the results of other nodes.
+"""The arguments of a node's task: its own arguments, and results of other nodes.
 
-Another node's result becomes a parameter, decoded by the parameter's annotation, or a member of the
-context. A parameter that takes the whole result receives an error result if the stored one cannot be
-read, and the task still runs. A parameter that takes the value needs one that fits; otherwise the task
-does not run.
+Another node's result becomes an argument, decoded by the parameter's annotation, or a member of the
+context. If the stored result cannot be read, a parameter that takes a whole result receives an error
+result, and the task still runs. A parameter that takes only the value needs a value that fits; otherwise
+the task does not run.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def build_call(
 ) -> Result[BoundCall, CodecError]:
     """Return a node's call: its own arguments, other nodes' results, context and meta.
 
-    If a source has not ended (the join did not wait for it), its parameter is left out. A required
-    parameter receives an error result instead, because its source had ended and is being retried.
+    A source that the join did not wait for may not have ended; its parameter is then left out. A required
+    parameter receives an error result in this case, because its source had ended and is now being
+    retried.
     """
     node = assignment.node
     assert node is not None
@@ -72,9 +73,10 @@ def build_call(
 
 
 def _with_value_of(kwargs_json: str, signature: CallSignature, element: str) -> str:
-    """Return the stored arguments of a map over a map, with the element replaced by the value in its
-    result. A failed item has no value and becomes null, which only an annotation that allows None
-    accepts.
+    """Return the stored arguments of an item of a map over a map.
+
+    The element, which is a stored result, is replaced by the value in that result. A failed item has no
+    value: its element becomes null, which only an annotation that allows None accepts.
     """
     if not takes_value(signature.annotation_of(element)):
         return kwargs_json
@@ -102,9 +104,9 @@ def _value(
 ) -> Result[dict[str, Any], CodecError]:
     """Return a node's value as an argument.
 
-    For a node that failed or was skipped, the argument is None if the annotation allows it; otherwise
-    the parameter's default applies. A stored value that does not fit was written for another release of
-    the function.
+    For a node that failed or was skipped, the argument is None if the annotation allows it; otherwise the
+    parameter's default applies. If a stored value does not fit, it was written for another release of the
+    function.
     """
     side, text = ("err", "") if source is None else split_result(source.result) or ("", "")
     if source is not None and side == "ok":
@@ -170,7 +172,7 @@ def _injected(
 
 
 def _codec(app: Horsies, source: NodeInput) -> ResultCodec | None:
-    """The codec for a result that the context returns by key alone; None for plain JSON."""
+    """Return the codec for a result that the context returns by key; None for plain JSON."""
     if source.sub_definition_key is not None:
         child = definition_by_key(source.sub_definition_key)
         declared = UNKNOWN_TYPE if child is None else child.output_type()

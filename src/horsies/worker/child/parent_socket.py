@@ -20,9 +20,9 @@ _LARGE_FRAME_BYTES = 1 << 12
 
 
 class ParentSocket:
-    """The child's end of its socket; only the process that opened it may use it.
+    """The child's end of the socket, usable only in the process that opened it.
 
-    It works whether or not task code has made the socket blocking or set timeouts on it.
+    It works even if task code has made the socket blocking or set timeouts on it.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class ParentSocket:
         self._received = 0
         # The kernel doubles the requested value.
         self._buffer_bytes = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
-        # The first and last of the latest assignments that never start here.
+        # The lowest and the highest number of the latest assignments that never start here.
         self._unstarted: tuple[int, int] | None = None
         self._frames = FrameBuffer()
         self._waiting: list[bytes] = []
@@ -57,11 +57,13 @@ class ParentSocket:
         self._poll.register(connected, select.POLLIN)
 
     def marked(self, frame: bytes) -> bytes:
-        """The bytes to send for `frame`."""
+        """Return the bytes to send for `frame`."""
         return self._mark + frame
 
     def send(self, frame: bytes) -> None:
-        """Write one frame. A process forked by a task ends here instead of reporting for it."""
+        """Write one frame. A process that a task has forked exits here instead of sending a report in the
+        task's name.
+        """
         if os.getpid() != self.owner_pid:
             os._exit(0)
         data = self._mark + frame
@@ -90,12 +92,12 @@ class ParentSocket:
         """Wait for the next frame; None if the parent has closed its end."""
         while not self._waiting:
             self._send_unstarted()
-            # A process that sleeps in recv() is also woken when its peer reads its last frame: a
-            # second, useless wake-up per task. A process that sleeps in poll() is not.
+            # A process that sleeps in recv() also wakes up when its peer reads the last frame that it
+            # sent: a second, useless wake-up per task. A process that sleeps in poll() does not.
             self._poll.poll()
             try:
                 data = self.socket.recv(_RECEIVE_BYTES)
-            except BlockingIOError:  # a thread or process left behind by a task read it first
+            except BlockingIOError:  # a thread or process that a task left behind has read the data first
                 continue
             if not data:
                 return None
@@ -107,7 +109,7 @@ class ParentSocket:
         return self._frames.feed(data)
 
     def waiting_frames(self) -> list[bytes]:
-        """Return the frames that were received together with the last one."""
+        """Return the complete frames that arrived together with the last frame."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
@@ -115,8 +117,8 @@ class ParentSocket:
         """Whether the assignment in `frame` may start; False if its permit is gone.
 
         Either the parent has taken the permit back, or other code in this process has read it. Only the
-        parent can distinguish the two, so every skipped assignment is reported to it before a later one
-        starts. Assignments whose frame never arrived are skipped as well.
+        parent knows which of the two happened, so every skipped assignment is reported to it before a
+        later one starts. An assignment whose frame never arrived is skipped as well.
         """
         number, needs_permit = protocol.assignment_number(frame)
         if (missing := self.missing_before(number)) is not None:
@@ -130,8 +132,10 @@ class ParentSocket:
         return True
 
     def batch_frames(self, first: int, last: int) -> list[bytes] | None:
-        """Wait for the assignments with these numbers, and note that they start; None if the parent has
-        closed its end or stops this process. Those that never arrived are reported as skipped.
+        """Wait for the assignments with these numbers, and note that they start.
+
+        Assignments that never arrived are reported as skipped. Return None if the parent has closed its
+        end or stops this process.
         """
         frames: list[bytes] = []
         number = first - 1
@@ -166,7 +170,9 @@ class ParentSocket:
             self._unstarted = None
 
     def has_stop_request(self) -> bool:
-        """Whether the parent's stop frame or an end-of-file follows on the socket, after any assignments."""
+        """Whether the socket has the parent's stop frame or an end-of-file, perhaps behind further
+        assignments.
+        """
         try:
             while data := self.socket.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT):
                 self._waiting += self._frames.feed(data)

@@ -1,8 +1,8 @@
-"""The payload of assignments and reports in a child: decrypted before a task runs, encrypted after it.
+"""Decrypts the payload of assignments before a task runs, and encrypts the payload of reports after it.
 
-The parent passes texts on as they are stored, so children share the work of encryption, and large payload
-that is kept elsewhere never passes through the parent. A child that lacks a key or a store reports it without
-calling the function, and the worker holds the task.
+The parent passes texts on as they are stored. So children share the work of encryption, and large payload
+that is kept elsewhere never passes through the parent. A child that lacks a key or a store reports this
+without calling the function, and the worker holds the task.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from horsies.workflow.build.plan import EXPAND_TASK, SIGNAL_TASK, is_mapped
 logger = logging.getLogger("horsies.child")
 T = TypeVar("T")
 
-# The first and the longest pause of a result that waits for its store, and how often the log has it.
+# The first and the longest pause, in milliseconds, before a child tries again to store a result, and how
+# often it logs that.
 _WAIT_MS = (200, 10_000)
 _REPORT_SECONDS = 60.0
 
 
 def payloads_of(app: Horsies) -> Payloads | None:
-    """The payload of the application's database; None without a codec and a store."""
+    """Return the ``Payloads`` of the application's database; None without a codec and a store."""
     config = app.config.broker
     return Payloads.of(config) if config.store is None else app.get_broker().database.payloads
 
@@ -59,7 +60,7 @@ def decrypted(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
 
 
 def _missing_key(assignment: Assignment) -> str | None:
-    """The id of a key that is needed to read the assignment as it is; None if it is readable."""
+    """Return the id of a key without which the assignment cannot be read; None if it is readable as it is."""
     key_id = missing_key(assignment.args_json, assignment.kwargs_json)
     if key_id is None and assignment.node is not None and assignment.node.sources:
         key_id = missing_key(*[one.result for one in assignment.node.sources])
@@ -67,7 +68,7 @@ def _missing_key(assignment: Assignment) -> str | None:
 
 
 async def decrypted_async(app: Horsies, assignment: Assignment) -> Assignment | ChildReport:
-    """``decrypted`` without blocking the event loop, if one is running, while a store answers."""
+    """``decrypted``, but if an event loop is running, do not block it while the store answers."""
     if app.config.broker.store is None or not is_loop_running():
         return decrypted(app, assignment)
     return await asyncio.to_thread(decrypted, app, assignment)
@@ -86,8 +87,8 @@ def _readable(payloads: Payloads, assignment: Assignment) -> Assignment:
 
 
 def unreadable(config: AppConfig, assignment: Assignment, key_id: str) -> ChildReport:
-    """The report of a task whose payload cannot be read: this application does not have its key or its
-    store, or these do not give it.
+    """Return the report of a task whose payload cannot be read: the application lacks the key or the
+    store, or cannot read the payload with them.
     """
     payload = f"The payload of task {assignment.task_name!r} is"
     if (store_id := store_of(key_id)) is not None:
@@ -113,7 +114,9 @@ def unreadable(config: AppConfig, assignment: Assignment, key_id: str) -> ChildR
 
 
 def _unreachable(assignment: Assignment, error: psycopg.Error) -> ChildReport:
-    """The report of a task whose payload is in a store that does not answer; it is tried again soon."""
+    """Return the report of a task whose payload is in a store that does not answer; the task is tried
+    again soon.
+    """
     texts = [assignment.args_json, assignment.kwargs_json]
     if assignment.node is not None:
         texts += [one.result for one in assignment.node.sources]
@@ -137,11 +140,11 @@ def _held(assignment: Assignment, key_id: str, message: str, **facts: bool) -> C
 
 
 def encrypted(app: Horsies, assignment: Assignment, report: ChildReport) -> ChildReport:
-    """Return the report with its result and its message encrypted, if the application has a codec, and with a
-    reference in place of a large result, if it has a store.
+    """Return the report in the form in which it is stored.
 
-    The plan of a sub-workflow stays readable: the database makes rows of it, and its arguments are encrypted
-    one by one.
+    If the application has a codec, the result and the message are encrypted. If it has a store, a
+    reference replaces a large result. The plan of a sub-workflow stays readable, because the database
+    turns it into rows; its arguments are encrypted one by one.
     """
     payloads = payloads_of(app)
     if payloads is None:
@@ -153,7 +156,7 @@ def encrypted(app: Horsies, assignment: Assignment, report: ChildReport) -> Chil
 
 
 async def encrypted_async(app: Horsies, assignment: Assignment, report: ChildReport) -> ChildReport:
-    """``encrypted`` without blocking the event loop while a store answers."""
+    """``encrypted``, but without blocking the event loop while the store answers."""
     payloads = payloads_of(app)
     if payloads is None or not payloads.has_store:
         return encrypted(app, assignment, report)
@@ -170,7 +173,7 @@ def _encrypted(
     if not report.was_called:
         is_secret = config.codec is not None and config.encrypt_errors
         return _without_reason(assignment, report) if is_secret else report
-    if report.transaction is TransactionEnd.RECORDED:  # with its own reference
+    if report.transaction is TransactionEnd.RECORDED:  # the task stored it, with its own reference
         payloads = Payloads(config.codec, encrypt_errors=config.encrypt_errors)
     try:
         result = _stored(payloads, assignment, report.result_json)
@@ -179,7 +182,7 @@ def _encrypted(
         if kind_of(error) is not ErrorKind.DATA:
             raise
         return _unstorable(assignment, report, describe(error).rstrip("."), error)
-    except Exception as raised:  # by the codec of the application
+    except Exception as raised:  # raised by the application's codec
         name = type(raised.__cause__ or raised).__name__
         problem = f"the codec of the worker's PostgresConfig raised {name} when it encrypted it"
         return _unstorable(assignment, report, problem, raised)
@@ -198,7 +201,7 @@ def stored_result(payloads: Payloads | None, assignment: Assignment, result_json
 async def stored_result_async(
     payloads: Payloads | None, assignment: Assignment, result_json: str
 ) -> str:
-    """``stored_result`` without blocking the event loop while a store answers."""
+    """``stored_result``, but without blocking the event loop while the store answers."""
     if payloads is None or not payloads.has_store:
         return stored_result(payloads, assignment, result_json)
     return await _until_stored_async(
@@ -215,7 +218,7 @@ def _stored(payloads: Payloads, assignment: Assignment, result_json: str) -> str
 
 
 def _until_stored(assignment: Assignment, store: Callable[[], T]) -> T:
-    """Repeat this while the store of the result does not answer. The worker may stop the task meanwhile."""
+    """Call ``store`` again while the result's store does not answer. The worker can still stop the task."""
     outage: _Outage | None = None
     while True:
         try:
@@ -240,7 +243,7 @@ async def _until_stored_async(assignment: Assignment, store: Callable[[], T]) ->
 
 
 class _Outage:
-    """The time in which an ended task waits for a store that does not take its result."""
+    """An outage of the store: a task that has ended waits until the store takes its result."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
@@ -248,8 +251,9 @@ class _Outage:
         self._reports_at = 0.0
 
     def pause_after(self, error: psycopg.Error) -> float:
-        """Report the failure, at most once a minute; return the seconds until the next try, or raise the
-        error if only this result cannot be stored.
+        """Log the failure, at most once a minute, and return the seconds until the next try.
+
+        Raise the error if it concerns only this result.
         """
         if kind_of(error) is ErrorKind.DATA:
             raise error
@@ -262,8 +266,10 @@ class _Outage:
 
 
 def _without_reason(assignment: Assignment, report: ChildReport) -> ChildReport:
-    """The report of a call that does not fit, without the reason: it may quote a validator of the application
-    or the keys of a dict, and the database reads it.
+    """Return the report of a call that does not fit, without the reason.
+
+    The reason may quote an application's validator or the keys of a dictionary, and this text is stored
+    unencrypted.
     """
     if report.error_code != OperationalErrorCode.WORKER_SERIALIZATION_ERROR.value:
         return report
@@ -279,7 +285,7 @@ def _without_reason(assignment: Assignment, report: ChildReport) -> ChildReport:
 def _unstorable(
     assignment: Assignment, report: ChildReport, problem: str, raised: Exception
 ) -> ChildReport:
-    """The report of a task whose outcome cannot be stored. It quotes nothing confidential."""
+    """Return the report of a task whose outcome cannot be stored. Its message quotes nothing confidential."""
     code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
     message = f"The result of task {assignment.task_name!r} cannot be stored: {problem}."
     log_safely(logger, logging.ERROR, "%s", message, error=raised)

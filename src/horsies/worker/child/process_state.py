@@ -1,10 +1,11 @@
 """A child's process-wide state: its logging, and everything that user code may change.
 
-Before the next task, signal handlers, timers, the working directory, the file mode mask and the process
-limits are restored to the values that the start hooks left, and the child is again set to die with its
-parent. A child whose limit cannot be raised again exits. A child writes log records to the standard
-error it inherited; every record from a running task names the task. If a record cannot be written, it
-is lost, but the task is not affected.
+Before the next task, the child restores signal handlers, timers, the working directory, the file mode
+mask and the process limits to their values after the start hooks, and makes itself die with its parent
+again. If a lowered limit cannot be raised again, the child exits.
+
+A child writes log records to the standard error it inherited; every record from a running task names the
+task. A record that cannot be written is lost, without an effect on the task.
 """
 
 from __future__ import annotations
@@ -28,22 +29,24 @@ from horsies.logs import (
 )
 from horsies.worker import os_process
 
-# The public module wraps these functions' results in enum members, which would cost every task 12 µs.
+# The public ``signal`` module wraps the results of these functions in enum members, which would cost
+# every task 12 µs.
 _plain_signal: Any = importlib.import_module("_signal")
 
 _TIMERS = (int(signal.ITIMER_REAL), int(signal.ITIMER_VIRTUAL), int(signal.ITIMER_PROF))
 _COMMON_SIGNALS = tuple(
     int(getattr(signal, f"SIG{name}")) for name in ("ALRM", "CHLD", "HUP", "PIPE", "USR1", "USR2")
 )
-# Timers are cleared by one call for all of them, and signals and limits compared with one list: a loop in
-# Python was a sixth of the child's code for a task.
+# One call clears all timers, and one comparison of lists covers all signals and limits: Python loops took
+# a sixth of the time that the child's own code needs for a task.
 _ZEROS = (0.0,) * len(_TIMERS)
-# The limits that, when lowered, make the next task fail. Reading each one takes about 0.2 µs.
+# The limits that would make the next task fail if a task has lowered them. Reading a limit takes about
+# 0.2 µs.
 _LIMITS = tuple(
     getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE")
 )
 
-# Global, because timers are; empty until the process serves as a child.
+# Global, because timers belong to the whole process; empty until the process serves as a child.
 _cleared_timers: tuple[int, ...] = ()
 
 
@@ -53,8 +56,8 @@ def clear_timers() -> None:
 
 
 def disregard(_signal_number: int, _frame: FrameType | None) -> None:
-    """A signal handler that does nothing. Unlike SIG_IGN, it is not inherited by programs that
-    tasks start.
+    """A signal handler that does nothing. Programs that tasks start do not inherit it, as they would
+    inherit SIG_IGN.
     """
 
 
@@ -78,7 +81,8 @@ class ProcessState:
         self._guards: tuple[tuple[int, Any], ...] = (
             (int(signal.SIGTERM), stop),
             (int(signal.SIGINT), disregard),
-            # Sent when data arrives on a descriptor for which a task requested the signal.
+            # The kernel sends this signal when data arrives on a descriptor for which a task requested
+            # it.
             (int(signal.SIGIO), disregard),
         )
         self.adopt()
@@ -88,10 +92,10 @@ class ProcessState:
         """Take the current state as the one to restore."""
         global _cleared_timers
         known = [(number, _plain_signal.getsignal(number)) for number in _COMMON_SIGNALS]
-        # None stands for a handler that is not Python's and so cannot be restored.
+        # None stands for a handler that was not set by Python and cannot be restored.
         handlers = dict([*self._guards, *(pair for pair in known if pair[1] is not None)])
         self._signals, self._handlers = tuple(handlers), list(handlers.values())
-        # A repeating timer was started to keep running, like those of sampling profilers.
+        # A repeating timer is meant to keep running, like the timer of a sampling profiler.
         _cleared_timers = tuple(
             timer for timer in _TIMERS if _plain_signal.getitimer(timer)[1] == 0.0
         )
@@ -102,8 +106,8 @@ class ProcessState:
 
     def restore(self) -> bool:
         """Undo a task's changes; False if that is not possible and no other task may follow."""
-        # The kernel forgets the death signal when a task or a hook changes its effective user or group.
-        # Setting it again and checking for the parent take about 1 µs.
+        # The kernel clears the parent death signal when a task or a hook changes its effective user or
+        # group. Setting the signal again and checking for the parent takes about 1 µs.
         self._set_death_signal()
         if os.getppid() != self._parent_pid:
             os._exit(0)
@@ -135,7 +139,9 @@ class ProcessState:
 
 
 def _working_directory() -> str:
-    """Return the working directory, or "." if it was removed, as happens to an old release's directory."""
+    """Return the working directory, or "." if the directory was removed, as the directory of an old
+    release may be.
+    """
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -143,9 +149,10 @@ def _working_directory() -> str:
 
 
 def configure_logging(log_level: str, log_format: str) -> None:
-    """Send records of `log_level` and above to standard error, unless the app set up logging.
+    """Send records of `log_level` and above to standard error, unless the application has set up logging.
 
-    A forked process starts with the worker's command-line handler, which shows only the library's loggers.
+    A forked process starts with the worker's command-line handler, which shows only the library's
+    loggers.
     """
     detach_handler()
     root, own = logging.getLogger(), logging.getLogger("horsies")
@@ -169,7 +176,9 @@ def log_safely(
     *args: object,
     error: BaseException | None = None,
 ) -> None:
-    """Log a message with the traceback of `error`. A handler's exception must not lose a task's outcome."""
+    """Log a message with the traceback of `error`. An exception in a log handler must not cause the loss
+    of a task's outcome.
+    """
     try:
         logger.log(level, message, *args, exc_info=error, stacklevel=2)
     except TaskStopped:

@@ -1,4 +1,4 @@
-"""The worker's stop signal, as an exception inside user code."""
+"""Turns the worker's stop signal into an exception inside user code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from horsies.worker.child.parent_socket import ParentSocket
 class StopSwitch:
     """Turns SIGTERM into ``TaskStopped`` inside user code, and only there.
 
-    The parent sends a stop frame first. A SIGTERM without a frame comes from a service manager that
-    signals the whole group: the parent has received it as well, and decides about the running tasks.
+    The parent sends a stop frame before the signal. A SIGTERM without a frame comes from a service
+    manager that signals the whole process group. The parent has received that signal as well, and decides
+    about the running tasks.
     """
 
     __slots__ = ("_came_early", "_is_armed", "_is_suspended", "_parent", "has_stopped")
@@ -39,8 +40,8 @@ class StopSwitch:
             raise TaskStopped
 
     def arm(self) -> None:
-        """Note that user code follows. A signal that arrived before the assignment was read takes
-        effect now.
+        """Note that user code starts now. A signal that arrived before the assignment was read takes
+        effect immediately.
         """
         global _armed
         _armed = self
@@ -53,35 +54,38 @@ class StopSwitch:
         self._is_armed = self._is_suspended = False
 
     def suspend(self) -> None:
-        """Note that user code follows which no stop interrupts; only ``resume`` ends that."""
+        """Note that stops must not interrupt the user code that follows, until ``resume`` is called."""
         if self._is_armed:
             self._is_armed, self._is_suspended = False, True
 
     def resume(self) -> None:
-        """Let stops interrupt user code again, unless it is over; one that came meanwhile takes effect."""
+        """Let stops interrupt user code again, if it is still running. A stop that arrived in the
+        meantime takes effect.
+        """
         if self._is_suspended:
             self._is_armed, self._is_suspended = True, False
             if self._came_early:
                 self._came_early = False
-                signal.raise_signal(signal.SIGTERM)  # handled in the main thread, wherever this is
+                signal.raise_signal(signal.SIGTERM)  # Python handles it in the main thread, from any thread
 
 
-# The switch that was armed last; a child has one.
+# The switch that was armed last; a child has only one.
 _armed: StopSwitch | None = None
 
 
 def disarm_stops() -> None:
-    """Note that user code is over: a stop does not interrupt the statements that record its outcome."""
+    """Note that user code has ended: a stop must not interrupt the statements that record its outcome."""
     if _armed is not None:
         _armed.disarm()
 
 
 @contextmanager
 def stops_deferred(task: Any = None) -> Iterator[None]:
-    """No stop interrupts the block and the user code behind it, which commits the outcome that the block
-    records. If the block raises, stops take effect again.
+    """Defer stops during the block, which records an outcome, and during the user code after it, which
+    commits that outcome. If the block raises, stops take effect again.
 
-    ``task`` is the one that runs the coroutine of an assignment; in an async child, it defers its own stops.
+    ``task`` is the asyncio task that runs an assignment's coroutine; in an async child, that task defers
+    its own stops.
     """
     switch, is_shared = _armed, hasattr(task, "resume_stops")
     if switch is not None:

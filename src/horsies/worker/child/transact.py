@@ -1,9 +1,9 @@
 """A task's transaction in its child (``tx``): the outcome is recorded in it before it commits.
 
-The statements are the ones a worker uses to record outcomes: they match the row only while the task is
-running, belongs to this worker and has this attempt's generation. If there is no such row, the task
-belongs to another worker, and everything is rolled back. A child that is killed before COMMIT leaves
-nothing behind: the server rolls back, and until then the worker's verdict on the dead child waits for
+The statements are the same ones by which a worker records outcomes. They match the row only while the
+task is running, belongs to this worker and has this attempt's generation. If no row matches, the task
+belongs to another worker, and everything is rolled back. If a child is killed before COMMIT, the server
+rolls the transaction back; until then, the worker's own statement about the dead child's task waits for
 the row's lock.
 
 ``AttemptRecord`` decides, ``Attempt`` has the steps, and ``AttemptTransaction`` and
@@ -68,7 +68,7 @@ from horsies.worker.child.payload import stored_result, stored_result_async
 from horsies.worker.child.stop_switch import disarm_stops, stops_deferred
 from horsies.worker.protocol import Assignment, TransactionEnd
 
-# The most sessions a child opens; if an async child runs more tasks than this at a time, they wait.
+# The most sessions that a child opens. In an async child, further tasks wait for a free session.
 SESSIONS_MAX = 4
 _SESSION_ERRORS = (psycopg.OperationalError, psycopg.InterfaceError)
 # The server has shut down or crashed, or has ended the session for a time limit of sessions.
@@ -96,16 +96,16 @@ Calls: TypeAlias = Generator[Callable[[], Any], Any, Answer]
 
 
 class Ended(NamedTuple):
-    """How a transaction ended, with the error to report if the task's success is not recorded."""
+    """How a transaction ended, and the error to report if the task's success was not recorded."""
 
     end: TransactionEnd
     error: TaskError | None = None
-    # The result that the task has recorded in its own transaction.
+    # The result that the task itself has recorded, in its own transaction.
     recorded: str | None = None
 
 
 class Transactions:
-    """The sessions for the transactions of a child's tasks; none is opened before a task asks for one.
+    """The sessions for the transactions of a child's tasks, each opened only when a task asks for it.
 
     Without a worker's id there is no row in which an outcome could be recorded.
     """
@@ -157,9 +157,7 @@ def refuse_if(is_wrong: bool, problem: str) -> None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception and those it was raised from: a failed send, or SQLAlchemy, wraps the driver's
-    exception.
-    """
+    """Yield the exception and its causes. A failed send, or SQLAlchemy, wraps the driver's exception."""
     cause: BaseException | None = error
     for _ in range(_CAUSES_MAX):
         if cause is None:
@@ -169,7 +167,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _ends_session(error: BaseException) -> bool:
-    """Whether an error of any driver means that its session has ended."""
+    """Whether an error, from any driver, means that the session has ended."""
     state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     if state is None:  # exactly this class: errors such as PoolTimeout are subclasses
         name = f"{type(error).__module__}.{type(error).__name__}"
@@ -180,7 +178,7 @@ def _ends_session(error: BaseException) -> bool:
 def _is_answer(error: BaseException) -> bool:
     """Whether an error means that nothing was committed: the server has refused it, or it was never sent.
 
-    A session that is ended (FATAL) may have executed the COMMIT before.
+    A session that ended with a FATAL error may have executed the COMMIT before.
     """
     if not isinstance(error, psycopg.Error):
         return False
@@ -201,7 +199,7 @@ class AttemptRecord:
         # The result that is recorded in the task's own transaction.
         self.result: str | None = None
         self.is_over = False
-        # Whether no session could be obtained, or record_in lost it.
+        # Whether no session could be opened, or the session was lost in record_in.
         self.was_lost = False
 
     @property
@@ -209,7 +207,7 @@ class AttemptRecord:
         return f"{self._assignment.task_id}/{self._assignment.generation}"
 
     def stored(self, result_json: str) -> str:
-        """The success as it is recorded."""
+        """Return the text of the success in its stored form."""
         payloads = self.transactions.installation.payloads
         return stored_result(payloads, self._assignment, result_json)
 
@@ -218,11 +216,11 @@ class AttemptRecord:
         return await stored_result_async(payloads, self._assignment, result_json)
 
     def _locking(self) -> list[Step]:
-        """The statement that locks the task's run, if it is a node."""
+        """Return the statement that locks the task's workflow run, if the task is a node."""
         return locking_steps([CurrentTask(self._assignment, 0.0).workflow_id])
 
     def finishing(self, stored_json: str) -> list[Step]:
-        """The statements that record the success at the end of the task's transaction."""
+        """Return the statements that record the success at the end of the task's transaction."""
         task_id, generation = self._assignment.task_id, self._assignment.generation
         owner = self.transactions.worker_id
         return [
@@ -231,8 +229,10 @@ class AttemptRecord:
         ]
 
     def recording(self, stored_json: str) -> Script[list[Any]]:
-        """Record the success in one of the task's own transactions, by the statements of a worker's turn;
-        return the rows of the recorded tasks.
+        """Record the success in a transaction that the task has opened itself, with the statements of a
+        worker's turn.
+
+        Return the rows of the recorded tasks.
         """
         task_id, generation = self._assignment.task_id, self._assignment.generation
         owner = self.transactions.worker_id
@@ -244,17 +244,19 @@ class AttemptRecord:
         return rows
 
     def note(self, rows: list[Any], result_json: str) -> None:
-        """Note that the success is recorded in one of the task's transactions, unless no row was."""
+        """Note that the success is recorded in a transaction that the task has opened itself; raise if no
+        row was changed.
+        """
         refuse_if(not rows, _NOT_OURS)
         self.result = result_json
 
     def confirming(self) -> Script[Ended]:
-        """Find the success of this attempt, if it is committed."""
+        """Find out whether the success of this attempt is committed."""
         rows = yield find_completed([self._assignment.task_id], [self._assignment.generation])
         return self.found(rows)
 
     def encoded(self, result: object, is_open: bool) -> str:
-        """The JSON text of a success that record_in may record; TransactionMisuse otherwise."""
+        """Return a success as JSON text; TransactionMisuse if record_in may not record it."""
         refuse_if(self.is_over, OVER)
         refuse_if(self.result is not None, _RECORDED_TWICE)
         refuse_if(is_open, _TWO_TRANSACTIONS)
@@ -280,8 +282,8 @@ class AttemptRecord:
         return error
 
     def judged(self, returned: Returned, is_session_lost: bool) -> Returned:
-        """Give a task's exception the code of a conflict, a lost session or a misuse, if it is one and
-        no mapper names another code.
+        """If a task's exception is a conflict, a lost session or a misuse, give it that error code,
+        unless a mapper names another.
         """
         if not isinstance(returned, TaskError):
             return returned
@@ -300,7 +302,7 @@ class AttemptRecord:
             return _CONFLICT
         if self.was_lost or is_session_lost:
             is_lost = any(isinstance(one, _SESSION_ERRORS) for one in causes)
-        else:  # after record_in, the session to lose is that of the task's own transaction
+        else:  # after record_in, the session that counts is the one that the task opened itself
             is_lost = self.result is not None and any(map(_ends_session, causes))
         return _LOST if is_lost else None
 
@@ -315,14 +317,14 @@ class AttemptRecord:
         )
 
     def problem(self, session: AnyTaskSession) -> Ended | None:
-        """The failure for a transaction that cannot commit; None if it can."""
+        """Return the failure of a transaction that cannot commit; None if it can."""
         if session.is_lost:
             return self.failed(_LOST, "its session was lost before COMMIT")
         problem = session.end_loan()
         return None if problem is None else self.failed(_NOT_COMMITTED, problem)
 
     def refused(self, error: BaseException, session: AnyTaskSession) -> Ended:
-        """The failure of a transaction that the server has refused to commit."""
+        """Return the failure of a transaction that the server refused to commit."""
         if isinstance(error, psycopg.Error) and is_of_text(error):
             code: Any = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
         else:
@@ -330,7 +332,7 @@ class AttemptRecord:
         return self.failed(code, describe(error).rstrip("."), error)
 
     def commit_failed(self, error: BaseException, session: AnyTaskSession) -> Ended:
-        """The failure of a COMMIT; in doubt unless the server has answered with an error."""
+        """Return the failure of a COMMIT; its effect is in doubt unless the server answered with an error."""
         if (refusal := refusal_of(error)) == LOST:
             problem = "the task belongs to another worker now; its rows were rolled back"
             return self.failed(_LOST, problem, end=TransactionEnd.LOST)
@@ -343,7 +345,9 @@ class AttemptRecord:
         return self.failed(_LOST, f"{lost} during COMMIT ({why})", error, TransactionEnd.DOUBT)
 
     def found(self, rows: list[Any]) -> Ended:
-        """How a task ended that recorded its outcome in its own transaction, judged by the committed rows."""
+        """Return the end of a task that recorded its outcome in its own transaction, judged by the
+        committed rows.
+        """
         if rows:
             return Ended(TransactionEnd.RECORDED, None, self.result)
         problem = "record_in was called, but the transaction was rolled back or is still open"
@@ -370,7 +374,7 @@ class AttemptRecord:
 class Attempt:
     """The steps of one attempt's transaction, the same for a function and for a coroutine.
 
-    Each method is a generator of calls, which ``make_calls`` makes and ``await_calls`` awaits.
+    Each method is a generator that yields calls: ``make_calls`` makes them, ``await_calls`` awaits them.
     """
 
     def __init__(
@@ -436,7 +440,9 @@ class Attempt:
         return Ended(TransactionEnd.RECORDED)
 
     def close(self) -> Calls[None]:
-        """Roll back unless it has committed, and return the session for this child's next task."""
+        """Roll the transaction back unless it has committed, and return the session to the pool for the
+        child's next task.
+        """
         self.record.is_over = True
         if self.session is not None and not self.session.is_forked:
             try:
@@ -445,7 +451,9 @@ class Attempt:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Return the session as it is; if it is inside a transaction, the pool closes it."""
+        """Return the session to the pool as it is; the pool closes a session that is still inside a
+        transaction.
+        """
         self.record.is_over = True
         lent, self._lent, self.session = self._lent, None, None
         if lent is not None and self._pool is not None:
@@ -453,7 +461,7 @@ class Attempt:
 
 
 def make_calls(calls: Calls[Answer]) -> Answer:
-    """Make a generator's calls one after another, and return its answer."""
+    """Make the calls of a generator one after another, and return the generator's result."""
     try:
         call = next(calls)
         while True:
@@ -496,7 +504,7 @@ class AttemptTransaction:
 
     @property
     def is_open(self) -> bool:
-        """Whether the task has used its connection."""
+        """Whether the task has used its ``connection``."""
         return self._attempt.session is not None
 
     def connection(self) -> Connection[Any]:
@@ -505,7 +513,7 @@ class AttemptTransaction:
             return found
 
     def record_in(self, transaction: object, result: object) -> None:
-        """Record a success in a framework's open transaction, which the task commits."""
+        """Record a success in a framework's open transaction, which the task itself commits."""
         record = self._record
         text = record.encoded(result, self.is_open)
         refuse_if(is_nested(transaction), _NESTED)
@@ -519,7 +527,9 @@ class AttemptTransaction:
             record.note(rows, text)
 
     def recorded(self) -> Ended | None:
-        """How a task ended that recorded its outcome in its own transaction; None if it did not."""
+        """Return the end of a task that recorded its outcome in its own transaction; None if the task
+        recorded none.
+        """
         record = self._record
         if record.result is None:
             return None
@@ -548,7 +558,8 @@ class AsyncAttemptTransaction:
             record, record.transactions.pool_async, AsyncTaskSession, record.stored_async
         )
         self._opening = asyncio.Lock()
-        # The task's code may call record_in in another one, which the stop of this one would cancel.
+        # The task's code may call record_in in another asyncio task; a stop of this one would cancel that
+        # task too.
         self._task = asyncio.current_task()
         self.judged = self._attempt.judged
         self.given = AsyncTaskTransaction(assignment.attempt, assignment.generation, self)
@@ -594,7 +605,9 @@ class AsyncAttemptTransaction:
 
 
 def defer_cancel() -> None:
-    """Note that the running coroutine's code is over: no stop interrupts the recording of its outcome."""
+    """Note that the running coroutine's code has ended: no stop may interrupt the recording of its
+    outcome.
+    """
     disarm_stops()
     task: Any = asyncio.current_task()
     if hasattr(task, "is_finishing"):
