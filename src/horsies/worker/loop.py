@@ -48,9 +48,10 @@ from horsies.worker.work import Work
 
 logger = logging.getLogger("horsies.worker")
 
-# While the database is unavailable, a pooler would hold back the last statements and block the worker.
+# Limits the last statements: while the database is unavailable, a pooler would hold them back and block
+# the worker.
 RECORD_STOP_SECONDS = 1.0
-# The most due tasks per priority that a burst counts in a paused queue.
+# The most due tasks per priority that a worker with --burst counts in a paused queue.
 LEFT_COUNT_MAX = 1_000_000
 
 
@@ -67,8 +68,9 @@ class ImmediateShutdown(BaseException):
 
 
 def turn_limits(resilience: WorkerResilienceConfig, watched: WatchLimits) -> Limits:
-    """The limits of a worker's statements: on waiting for a lock, and in total. No heartbeat is sent
-    while a statement runs.
+    """Return the time limits of a worker's statements: for waiting for a lock, and in total.
+
+    They are short because no heartbeat is sent while a statement runs.
     """
     return Limits(
         round(min(LOCK_TIMEOUT_MS, watched.lock_seconds * 1000)),
@@ -77,7 +79,7 @@ def turn_limits(resilience: WorkerResilienceConfig, watched: WatchLimits) -> Lim
 
 
 def _never_in_windows(definitions: Mapping[str, TaskDefinition]) -> list[str]:
-    """The tasks that never wait in a child behind others."""
+    """Return the names of the tasks that never wait in a child behind other tasks."""
     return [
         name
         for name, task in definitions.items()
@@ -86,7 +88,7 @@ def _never_in_windows(definitions: Mapping[str, TaskDefinition]) -> list[str]:
 
 
 def _identity(app: Horsies, worker_id: str, known: KnownTasks) -> Identity:
-    """The worker, with the settings of its application that the database needs."""
+    """Return the worker's identity, with the settings of its application that the database needs."""
     return Identity.of(
         worker_id,
         known.as_json(),
@@ -170,7 +172,7 @@ class Worker:
         return self._dispatcher.tally
 
     def vitals(self) -> Vitals:
-        """Describe this worker for probes; another thread calls this, so it only reads."""
+        """Describe this worker for probes. Another thread calls this method, so it only reads."""
         pool, connection = self._pool, self._connection
         pids, idle = pool.pids(), pool.idle_children
         busy = len({held.pid for held in list(pool.busy.values())})
@@ -256,11 +258,11 @@ class Worker:
         if (pipeline := self._connection.pipeline) is not None and _owns_nothing(
             self._dispatcher.ledger
         ):
-            pipeline.meanwhile = None  # there are no children left to serve, and the wait is short
+            pipeline.meanwhile = None  # no children are left to serve, and the wait is short
             pipeline.timeout_seconds = RECORD_STOP_SECONDS
             with suppress(
                 psycopg.Error
-            ):  # other workers notice that it is gone even without the record
+            ):  # other workers notice the end of this worker even without the record
                 self._maintenance.record_stop(pipeline)
         self._connection.close()
 
@@ -301,7 +303,7 @@ class Worker:
             if pipeline.round_trips > round_trips:
                 connection.confirm()
                 self._shutdown.note_turn()
-            connection.watch_socket()  # an ignored error may have closed the connection
+            connection.watch_socket()  # an error that was ignored may have closed the connection
 
     def _end_burst(self, pipeline: Pipeline) -> None:
         """Request a shutdown once every due task has run."""
@@ -311,8 +313,8 @@ class Worker:
             self.request_stop()
 
     def _report_paused(self, pipeline: Pipeline) -> None:
-        """Log a burst's paused queues on one line, with their due tasks."""
-        from horsies.db.statements.explain import count_due  # only a burst needs it
+        """With --burst, log on one line which queues are paused and how many due tasks they have."""
+        from horsies.db.statements.explain import count_due  # only a worker with --burst needs this module
 
         (queues,) = pipeline.run([count_due(self._config.queues, LEFT_COUNT_MAX)])
         left = {one.name: one.due for one in queues if one.paused_at is not None}
@@ -321,7 +323,7 @@ class Worker:
             logger.warning("paused queues were not served; due tasks left: %s", ", ".join(shown))
 
     def _next_wakeup(self) -> float:
-        """How many seconds the loop may sleep if nothing happens."""
+        """Return how many seconds the loop may sleep if nothing happens."""
         connection = self._connection
         is_up = connection.is_up
         if self._early_events or (is_up and self._work.has_turn()):
@@ -358,7 +360,9 @@ class Worker:
             self._pool.return_unstarted()
 
     def _seconds_until_silent(self) -> float:
-        """How long until this worker must stop its own tasks because it could not send a heartbeat."""
+        """Return the seconds until this worker must stop its own tasks, because it could not send a
+        heartbeat.
+        """
         if self._silence.limit_seconds == NEVER or not self._pool.busy:
             return NEVER
         return self._silence.seconds_left(self._maintenance.heartbeat.shown_at)
@@ -382,8 +386,8 @@ class Worker:
     def _absorb_early(self) -> None:
         """Absorb the events that arrived during the last statement.
 
-        Their waiting time counts only if the statement took long. After a turn of a millisecond, the
-        worker waits for the rest of the batch as if the events had just arrived.
+        The time that the events have waited counts only if the statement took long. After a turn of a
+        millisecond, the worker waits for the rest of the batch as if the events had just arrived.
         """
         now = time.monotonic()
         for came_at, events in self._early_events:
@@ -403,7 +407,8 @@ class Worker:
         if received.work or received.gap or received.woken:
             self._work.note_news(received.woken, received.keyed)
         if received.paused:
-            # Return all tasks that have not started; the next claim skips the paused queues.
+            # Return all tasks that have not started to their queues; the next claim skips the paused
+            # queues.
             self._dispatcher.put_back()
         self._maintenance.note_cancels(received.cancelled)
         self._maintenance.pings += received.pings
@@ -415,7 +420,8 @@ class Worker:
             seconds = self._dispatcher.linger_seconds(time.monotonic())
             if not seconds:
                 return
-            # An absence of events is no reason to stop: a child that ends or starts also wakes the selector.
+            # Do not stop when there are no events: a child that ends or starts wakes the selector as
+            # well.
             self._dispatcher.absorb(self._pool.collect(seconds))
 
     def _advance_shutdown(self) -> None:
@@ -454,7 +460,9 @@ class Worker:
             self._pool.stop_task(task_id, reason)
 
     def _serve_children(self) -> None:
-        """While a statement runs: enforce time limits, stay connected, obey the third shutdown request."""
+        """Do what is necessary while a statement runs: enforce time limits, stay connected, obey a third
+        shutdown request.
+        """
         self._notice_freeze()
         if events := self._pool.collect(0.0):
             self._early_events.append((time.monotonic(), events))

@@ -1,8 +1,8 @@
-"""The worker's regular jobs besides tasks: show that it is alive, renew leases, recover lost workers'
-tasks, publish its state, delete old rows.
+"""The worker's regular jobs besides running tasks: show that the worker is alive, renew leases, recover
+lost workers' tasks, publish the worker's state, delete old rows.
 
 The loop calls ``perform`` whenever ``next_at`` has come. A job that fails for a transient reason is
-repeated after the reconnect; no job is ever switched off.
+repeated after the worker has reconnected; no job is ever switched off.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from horsies.worker.reaper import (
 
 logger = logging.getLogger("horsies.worker")
 
-# Three rows a second, and a fourth when the task ends.
+# How often a task's progress is stored: three times a second, and again when the task ends.
 PROGRESS_SECONDS = 0.34
 SWEEP_SECONDS = 3600.0
 NEXT_SWEEP_SECONDS = 1.0
@@ -60,12 +60,12 @@ _REMEDY = (
 
 
 class _Registration(NamedTuple):
-    """Settings of the application that the database needs."""
+    """A statement that stores settings of the application in the database."""
 
     what: str
     step: Step
     remedy: str = ""
-    # Whether it is done again with every snapshot.
+    # Whether the statement is repeated with every snapshot.
     is_regular: bool = False
 
 
@@ -92,7 +92,7 @@ def _registrations(config: AppConfig, identity: Identity) -> list[_Registration]
 
 
 class _Sweep:
-    """The deletion of old rows and of large payload that no row needs."""
+    """Deletes old rows, and large payload that no row needs any more."""
 
     def __init__(self, config: AppConfig) -> None:
         self.at = 0.0
@@ -132,7 +132,7 @@ class Maintenance:
         self._sweep = _Sweep(app_config)
         self._progress = Timer(PROGRESS_SECONDS)
         self.pings: list[str] = []
-        # Settings of the application, until they are stored.
+        # The settings of the application that are not stored yet.
         self._unregistered = _registrations(app_config, identity)
 
     def check_cancels(self) -> None:
@@ -140,7 +140,9 @@ class Maintenance:
         self._must_check_cancels = True
 
     def note_cancels(self, task_ids: Iterable[str]) -> None:
-        """Check these tasks for a cancel request: a notification named them, but only the table counts."""
+        """Check these tasks for a cancel request, because a notification named them. Only the table
+        decides.
+        """
         if any(map(self._dispatcher.ledger.has, task_ids)):
             self._must_check_cancels = True
 
@@ -159,8 +161,8 @@ class Maintenance:
         )
 
     def _progress_at(self) -> float:
-        """While tasks run, read their children's shared pages, which takes no statement and 0.05 % of a
-        core.
+        """While tasks run, read the shared pages of their children. This takes no statement and 0.05 % of
+        a core.
         """
         return self._progress.at if self._dispatcher.pool.busy else NEVER
 
@@ -177,7 +179,7 @@ class Maintenance:
             self._progress.done(now)
             self._store_progress(pipeline, list(self._dispatcher.pool.progress().values()))
         is_receiving = self.heartbeat.is_receiving
-        # Otherwise snapshots would contradict the row for half a minute.
+        # Without this, snapshots would contradict the worker's row for half a minute.
         if self._snapshot.is_due(now) or is_receiving != self._snapshot_is_receiving:
             self._snapshot.done(now)
             self._snapshot_is_receiving = is_receiving
@@ -198,8 +200,8 @@ class Maintenance:
             self._sweep.perform(pipeline, now, self._blocked.failures)
 
     def _register(self, pipeline: Pipeline) -> None:
-        """Store settings of the application once, or until the database accepts them, and send what is
-        regular.
+        """Store the application's settings until the database has accepted them once, and repeat the
+        regular statements.
         """
         for one in list(self._unregistered):
             with self._blocked.failures.job(f"registering {one.what}", remedy=one.remedy):
@@ -208,7 +210,7 @@ class Maintenance:
                     self._unregistered.remove(one)
 
     def store_last_progress(self, pipeline: Pipeline, ended_ids: Iterable[str]) -> None:
-        """Store the last progress reports of tasks whose outcomes are recorded next."""
+        """Store the last progress of tasks whose outcomes are about to be recorded."""
         unstored = self._dispatcher.pool.unstored_progress
         reports = [unstored[task_id] for task_id in ended_ids if task_id in unstored]
         self._store_progress(pipeline, reports)
@@ -226,8 +228,10 @@ class Maintenance:
             self._dispatcher.pool.unstored_progress.pop(one.task_id, None)
 
     def _find_forgotten(self, pipeline: Pipeline) -> None:
-        """Find tasks that belong to this worker without its knowledge: behind a pooler, a lost
-        connection's claim may be committed after the release that followed it.
+        """Find tasks that the database lists as this worker's, although the worker does not hold them.
+
+        Behind a pooler, the claim of a lost connection may be committed after the release that was to
+        undo it.
         """
         held = self._dispatcher.ledger.tasks()
         ids, generations = [task.id for task in held], [task.generation for task in held]
@@ -309,7 +313,9 @@ class Maintenance:
         self._flush_tally(pipeline)
 
     def _flush_tally(self, pipeline: Pipeline) -> None:
-        """Store the attempt counts. If that fails they are lost, because a worker does not stop for them."""
+        """Store the attempt counts. If this fails, the counts are lost: a worker does not stop because of
+        them.
+        """
         if steps := self._dispatcher.tally.take_flush():
             name = "storing the counts of attempts"
             with self._blocked.failures.job(name, may_fail=lambda one: not is_transient(one)):

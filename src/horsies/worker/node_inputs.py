@@ -1,9 +1,9 @@
 """Node inputs: the results that claimed workflow tasks take from other nodes, read once and cached.
 
 A node's result is stored once, and the nodes that take it refer to it. A worker fetches results when it
-hands out tasks: it runs one statement for all tasks claimed in a turn, and skips results that it has
-just recorded or read itself. So a chain needs no second round trip, and a large result is fetched once
-for a thousand consumers. Results stay JSON text here; only children decode them.
+hands out tasks, with one statement for all tasks that it claimed in a turn. It skips results that it has
+just recorded or read. So a chain of nodes needs no second round trip, and a large result is fetched once
+for a thousand consumers. In the worker, results stay JSON text; only children decode them.
 
 The statement sums the sizes before it fetches any result. It returns results up to the limit for one
 task, and only the sizes of the others. A task that takes more than the limit fails. If any other task
@@ -38,11 +38,11 @@ logger = logging.getLogger("horsies.worker")
 
 # Enough for a few dozen large results, and small compared with the children's own memory.
 KEPT_BYTES_MAX = 32 * 1024 * 1024
-# The size of an entry without its text: key, object, links.
+# The size of an entry apart from its text: key, object, links.
 _ENTRY_BYTES = 500
 
 Source = tuple[str, int]
-# Tasks that do not reach a child, each with the outcome that records why.
+# Tasks that will not reach a child, each with the outcome that records the reason.
 Refused = list[tuple[ClaimedTask, Outcome]]
 
 
@@ -50,7 +50,8 @@ Refused = list[tuple[ClaimedTask, Outcome]]
 class KeptInputs:
     """A cache of completed nodes' results, which evicts the least recently used.
 
-    Only completed nodes are cached, because they never change; a failed or skipped node may run again.
+    Only completed nodes are cached, because their results never change; a failed or skipped node may run
+    again.
     """
 
     bytes_max: int = KEPT_BYTES_MAX
@@ -80,9 +81,9 @@ def _size(result: NodeInput) -> int:
 
 
 class NodeInputs:
-    """Reads a task's part in its workflow: its node, and the results it takes from other nodes.
-    ``is_injected`` takes a task's name and returns whether its function takes the workflow's context or
-    meta; ``size_max`` is the most bytes of results that one task may take.
+    """Reads the part that a task has in its workflow: its node, and the results that it takes from other
+    nodes. ``is_injected`` takes a task's name and returns whether its function takes the workflow's
+    context or meta; ``size_max`` is the most bytes of results that one task may take.
     """
 
     def __init__(
@@ -93,21 +94,21 @@ class NodeInputs:
         self._kept = KeptInputs()
 
     def has_part(self, task: ClaimedTask) -> bool:
-        """Whether a node's task needs its part in the workflow; if not, it runs like a task outside a
+        """Whether a node's task needs data of its workflow; if not, it runs like a task outside a
         workflow.
         """
         return task.workflow_inputs is not None or self._is_injected(task.task_name)
 
     def note_ends(self, ends: Iterable[End]) -> None:
-        """Keep the results of nodes whose ends are recorded, for the nodes that depend on them."""
+        """Cache the results of nodes whose outcomes were recorded, for the nodes that depend on them."""
         for outcome, task, _ in ends:
             if task.workflow_id is not None and outcome.status is TaskStatus.COMPLETED:
                 self.note_completed(task, outcome.result)
 
     def note_completed(self, task: ClaimedTask, result: str) -> None:
-        """Keep the result of a node's task that this worker recorded.
+        """Cache the result of a node's task that this worker has recorded.
 
-        The result of a map or a sub-workflow is not the result of one of its tasks.
+        Maps and sub-workflows are left out: their result is not the result of a single task.
         """
         if task.workflow_id is None or task.workflow_node_index is None:
             return
@@ -119,10 +120,10 @@ class NodeInputs:
     def read(
         self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]
     ) -> tuple[dict[str, NodePart], Refused]:
-        """Return these tasks' parts by task id, and the tasks whose inputs cannot be read.
+        """Return the workflow parts of these tasks by task id, and the tasks whose inputs cannot be read.
 
-        Raises transient errors, in which case no task is handed out. After a permanent error, which
-        must not affect other tasks, each task's inputs are read separately.
+        Raises transient errors; no task is handed out then. After a permanent error, each task's inputs
+        are read separately, so that the error does not affect other tasks.
         """
         try:
             return self._parts(pipeline, tasks)
@@ -155,7 +156,7 @@ class NodeInputs:
         refused: Refused = []
         for task in tasks:
             taken = set(wanted[task.id])
-            # Texts in memory are counted in characters, which is close enough.
+            # Texts in memory are counted in characters, which is close enough to their size in bytes.
             size = sum(len(found[source].result) for source in taken & found.keys())
             size += sum(left_out[source] for source in taken & left_out.keys() - found.keys())
             if size > self._size_max:
@@ -216,7 +217,10 @@ class NodeInputs:
 
 
 def tasks_with_injection(app: Horsies) -> Callable[[str], bool]:
-    """Return a test by task name for injected parameters; all of the library's own tasks have them."""
+    """Return a function that takes a task's name and returns whether the task has injected parameters.
+
+    All of the library's own tasks have them.
+    """
 
     def is_injected(task_name: str) -> bool:
         task = app.get_task(task_name)
@@ -229,7 +233,9 @@ def tasks_with_injection(app: Horsies) -> Callable[[str], bool]:
 
 
 def _sources(task: ClaimedTask) -> list[Source]:
-    """The nodes whose results a task takes; none if the list is unreadable, which the child reports."""
+    """Return the indexes of the nodes whose results a task takes; none if the stored list is unreadable,
+    which the child reports.
+    """
     if task.workflow_id is None or task.workflow_inputs is None:
         return []
     try:

@@ -1,6 +1,6 @@
 """A worker's notifications: their channels, their meaning, and whether any are delivered.
 
-Pure: ``connection.py`` receives them. Every notification is only a hint, because any client may send one.
+Pure: ``connection.py`` receives them. Every notification is only a hint, because any client can send one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ PAUSE_CHANNEL = "horsies_pause"
 ECHO_CHANNEL = "horsies_echo"
 # A send wakes a few of many workers, each on its own channel; the payload is the queue.
 WAKE_CHANNEL_PREFIX = "horsies_wake_"
-# Says that tasks of the queue have keys; before the name of the queue where the payload is that name.
+# A prefix of the queue's name in a payload: the new tasks of the queue have keys.
 KEYED_HINT = "@"
 
-# After how many heartbeats without any notification a worker calls: the one that called last, and the
-# others. Its heartbeats vary by a tenth, so the difference must be two.
+# After how many heartbeats without any notification a worker notifies all workers (a call). The first
+# number is for the worker that called last, the second for the others. The interval of heartbeats varies
+# by a tenth, so the numbers must differ by two.
 CALLER_PATIENCE = 1
 LISTENER_PATIENCE = 3
 # The minimum time to wait for an echo, however often a worker notifies itself.
@@ -38,7 +39,7 @@ def worker_channels(queues: Iterable[str]) -> list[str]:
 
 
 def own_channels(worker_id: str) -> list[str]:
-    """The channels for the worker itself, which its log does not list."""
+    """Return the channels that belong to one worker alone; its log does not list them."""
     return [ECHO_CHANNEL, f"{WAKE_CHANNEL_PREFIX}{worker_id}"]
 
 
@@ -96,23 +97,23 @@ def sort_notifications(
 
 @dataclass(slots=True)
 class EchoCheck:
-    """Whether notifications are delivered, judged by the echoes of the worker's own calls.
+    """Judges by the echoes of the worker's own calls whether notifications are delivered.
 
     A worker that has received any notification since its last heartbeat does not call: among many
     workers, one call proves delivery to all of them. Every call wakes all listening sessions, so a call
     with each heartbeat would make the server's work grow with the square of the number of workers. For
-    the same reason the worker that called last calls next, and the others have more patience:
-    otherwise all workers whose heartbeat is due before a call arrives would repeat it.
+    the same reason, the worker that called last also makes the next call, and the others wait for longer.
+    Otherwise every worker whose heartbeat is due before a call arrives would call too.
     """
 
     is_receiving: bool = True
     needs_new_connection: bool = False
-    # The heartbeats since anything arrived, and whether a call is due after one of them or after several.
+    # The number of heartbeats since the last notification, and whether this worker was the last to call.
     _quiet: int = LISTENER_PATIENCE
     _is_caller: bool = False
     # Whether the last heartbeat was a call.
     _has_called: bool = False
-    # When the worker sent the oldest notification whose echo is missing.
+    # When the worker sent the oldest call whose echo is missing.
     _called_at: float | None = None
     _rests_until: float = 0.0
     _rest_seconds: float = FIRST_REST_SECONDS
@@ -123,14 +124,15 @@ class EchoCheck:
         return self._quiet >= (CALLER_PATIENCE if self._is_caller else LISTENER_PATIENCE)
 
     def note_call(self, now: float) -> None:
-        """Note that the worker notified itself: an echo should arrive."""
+        """Note that the worker has called, so an echo should arrive."""
         self._is_caller = self._has_called = True
         if self._called_at is None:
             self._called_at = now
 
     def note_heartbeat(self) -> None:
-        """Note a heartbeat: anything that arrives from now on proves delivery at the next one. Whoever
-        received something that was not its own echo leaves the calls to others.
+        """Note a heartbeat: any notification from now on proves delivery when the next heartbeat is due.
+
+        A worker that received a notification other than its own echo leaves the calls to others.
         """
         if not self._quiet and not self._has_called:
             self._is_caller = False
@@ -138,7 +140,7 @@ class EchoCheck:
         self._has_called = False
 
     def note_delivery(self) -> None:
-        """Note a notification; any notification proves delivery, as an echo does."""
+        """Note a notification. Any notification proves delivery, not only an echo."""
         self.is_receiving = True
         self.needs_new_connection = False
         self._quiet = 0
@@ -147,14 +149,14 @@ class EchoCheck:
         self._rest_seconds = FIRST_REST_SECONDS
 
     def note_lost(self) -> None:
-        """Note that the connection is gone, along with the echoes that were on their way."""
+        """Note that the connection was lost, together with any echoes on their way."""
         self.needs_new_connection = False
         self._quiet = LISTENER_PATIENCE
         self._called_at = None
 
     def judge(self, now: float) -> None:
-        """Conclude from a missing echo that nothing is delivered; call this before the worker notifies
-        itself again.
+        """Conclude from a missing echo that notifications are not delivered; to be called before the
+        worker calls again.
         """
         if self._called_at is None or now - self._called_at < PATIENCE_SECONDS:
             return

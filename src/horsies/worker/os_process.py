@@ -17,7 +17,8 @@ from contextlib import suppress
 from functools import partial
 
 if sys.platform != "linux":
-    # On Linux, /proc provides the same figures, and importing psutil costs every process 11 ms and 0.7 MB.
+    # Only where there is no /proc: on Linux it provides the same figures, and importing psutil costs
+    # every process 11 ms and 0.7 MB.
     import psutil
 
 IS_LINUX = sys.platform == "linux"
@@ -28,7 +29,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEGABYTE = 1024 * 1024
 
-# Opened before any fork, because a fresh child pays a few µs for every page that it touches first.
+# libc is opened before any fork, because a fresh child needs a few µs for every memory page that it
+# touches for the first time.
 _library = ctypes.CDLL(None, use_errno=True)
 _library_prctl = _library.prctl if IS_LINUX else None
 
@@ -61,7 +63,8 @@ def death_signal_setter() -> Callable[[], object]:
 def new_mark() -> int:
     """A mark for ``set_mark``; 0 if processes cannot be marked.
 
-    Random, so that no two workers on a host share it. As a limit it amounts to 70,000 years or more.
+    The mark is random, so that no two workers on a host have the same one. As a time limit it is 70,000
+    years or more.
     """
     if not IS_LINUX:
         return 0
@@ -84,8 +87,8 @@ def set_mark(mark: int) -> None:
 def schedule_as_batch() -> None:
     """Make the kernel schedule this process as batch work: waking it does not preempt the waker.
 
-    So the parent hands out a whole batch before the first child runs, which saves a tenth of the
-    processor time per short task on both sides.
+    So the parent hands out a whole batch before the first child runs. This saves a tenth of the processor
+    time per short task, in the parent and in the children.
     """
     if hasattr(os, "SCHED_BATCH"):
         with suppress(OSError):
@@ -93,13 +96,13 @@ def schedule_as_batch() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants' orphans, so that it can reap them."""
+    """Make this process the parent of orphaned descendants, so that it can reap them."""
     if IS_LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def fork() -> int:
-    """Flush the standard streams, then fork; otherwise both processes would write the buffers."""
+    """Flush the standard streams, then fork; otherwise both processes would write the buffered text."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -119,7 +122,7 @@ def start_interpreter(entry_module: str, socket_fd: int, *, keeps_input: bool = 
 
 def start_script(path: str, *arguments: str) -> int:
     """Start an interpreter that runs a file without site packages, and return its pid."""
-    # Not -I: some installations need PYTHONHOME.
+    # -I is not used, because some installations need PYTHONHOME.
     return _spawn("-S", "-P", path, *arguments)
 
 
@@ -144,7 +147,7 @@ def open_process(pid: int) -> int | None:
 
 
 def terminate(pid: int) -> None:
-    """Send SIGTERM to a process that has not been reaped; it may just have ended."""
+    """Send SIGTERM to a process that has not been reaped yet, even if it has just ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGTERM)
 
@@ -152,8 +155,8 @@ def terminate(pid: int) -> None:
 def kill_group(pid: int) -> None:
     """Kill a child and its process group; call it before the child is reaped.
 
-    Until the child is reaped, its pid cannot be reused. A child leads its own group from its first
-    frame on; before that only the process itself is killed.
+    Until the child is reaped, its pid cannot be reused. A child leads its own process group once it has
+    sent its first frame; before that, only the child itself is killed.
     """
     with suppress(ProcessLookupError, PermissionError):
         if os.getpgid(pid) == pid:
@@ -163,7 +166,7 @@ def kill_group(pid: int) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended but is not yet reaped; for systems without pid descriptors."""
+    """Whether a child has ended but has not been reaped yet; for systems without pid descriptors."""
     if sys.platform == "linux":
         with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b") ")[2].startswith(b"Z")
@@ -174,7 +177,7 @@ def has_ended(pid: int) -> bool:
 
 
 def reap(pid: int) -> int | None:
-    """The exit code of `pid` (negative: the signal), or None while it is running.
+    """Return the exit code of `pid`, negative for a signal; None while the process is running.
 
     A process whose status was collected by other code counts as exited with code 0.
     """
@@ -182,7 +185,7 @@ def reap(pid: int) -> int | None:
         reaped, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return 0
-    # A process may make its parent its tracer; in that case waitpid() also reports its stops.
+    # A process may make its parent its tracer. waitpid() then also reports when the process is stopped.
     has_ended = reaped == pid and not os.WIFSTOPPED(status)
     return os.waitstatus_to_exitcode(status) if has_ended else None
 
@@ -193,7 +196,7 @@ def wait_for_exit(pid: int) -> None:
 
 
 def describe_exit(exit_code: int) -> str:
-    """An exit code in words: ``exit code 3`` or ``signal 9 (SIGKILL)``."""
+    """Return an exit code in words: ``exit code 3`` or ``signal 9 (SIGKILL)``."""
     if exit_code >= 0:
         return f"exit code {exit_code}"
     try:
@@ -203,10 +206,10 @@ def describe_exit(exit_code: int) -> str:
 
 
 def reap_orphans(known_pids: Collection[int]) -> int:
-    """Reap children's orphans that have ended, and return how many there were.
+    """Reap orphaned processes of children that have ended, and return how many there were.
 
-    Reaps only processes outside this process's own session, which are descendants of a child. Processes
-    that this one started for other purposes keep their exit status.
+    Only processes outside this process's own session are reaped: they descend from a child. Processes
+    that this process has started for other purposes keep their exit status.
     """
     own_session = os.getsid(0)
     reaped = 0
@@ -236,17 +239,19 @@ def own_rss_bytes() -> int:
 
 
 def rss_megabytes(pids: Collection[int]) -> float:
-    """The sum of the processes' resident memory; processes that have ended count as 0."""
+    """Return the sum of the processes' resident memory; a process that has ended counts as 0."""
     return sum(_rss_bytes(pid) for pid in pids) / _MEGABYTE
 
 
 def private_megabytes(pids: Collection[int]) -> float:
-    """The processes' total private memory; the resident memory where that is unknown."""
+    """Return the total private memory of the processes; for a process where it is unknown, the resident
+    memory.
+    """
     return sum(_private_bytes(pid) for pid in pids) / _MEGABYTE
 
 
 def _private_bytes(pid: int) -> int:
-    # 0.3 ms for a child of 45 MB.
+    # This takes 0.3 ms for a child of 45 MB.
     with suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
         lines = [line.split() for line in file if line.startswith(b"Private_")]
         return 1024 * sum(int(kilobytes) for _, kilobytes, _ in lines)
@@ -295,7 +300,9 @@ def _direct_children() -> list[int]:
 
 
 def process_space() -> str | None:
-    """The kernel's boot and this process's pid namespace: together they make a pid unambiguous."""
+    """Return the ids of the kernel's boot and of this process's pid namespace; together they make a pid
+    unambiguous.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot_id = file.read().strip()
@@ -305,8 +312,9 @@ def process_space() -> str | None:
 
 
 def process_started(pid: int) -> int | None:
-    """A process's start in clock ticks since boot, which differs for a later process with the same pid;
-    None if it cannot be read.
+    """Return when a process started, in clock ticks since boot; None if that cannot be read.
+
+    A later process with the same pid has a different value.
     """
     stat = _read_stat(pid)
     return None if stat is None else int(stat[19])
@@ -326,7 +334,9 @@ def is_process_gone(pid: int, started: int) -> bool:
 
 
 def _read_stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state onwards; the name before them may contain anything."""
+    """Return the fields of /proc/PID/stat from the state onwards. The name before them may contain any
+    characters.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()

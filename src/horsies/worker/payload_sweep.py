@@ -24,7 +24,9 @@ logger = logging.getLogger("horsies.reaper")
 
 
 class PayloadSweep:
-    """Where the next page of objects begins, and the thread that deletes objects outside the database."""
+    """Remembers where the next page of objects starts, and the thread that deletes objects outside the
+    database.
+    """
 
     def __init__(self, config: PostgresConfig) -> None:
         self._config = config
@@ -32,7 +34,7 @@ class PayloadSweep:
         self._deleting: threading.Thread | None = None
 
     def sweep(self, pipeline: Pipeline, failures: Failures) -> bool:
-        """Check the objects of one page; True if there may be more."""
+        """Check the objects of one page; True if there may be further objects."""
         if self._config.store is None or not pipeline.run([RETENTION])[0][0].leads:
             return False
         page = sweep_payloads(self._after, ORPHAN_SECONDS, SWEEP_BATCH)
@@ -43,7 +45,7 @@ class PayloadSweep:
         return self._after != FIRST
 
     def _delete_outside(self) -> None:
-        """In a thread: a store that does not answer must not keep the worker from its heartbeat."""
+        """A thread does this, because a store that does not answer must not delay the worker's heartbeat."""
         if self._deleting is None or not self._deleting.is_alive():
             self._deleting = threading.Thread(
                 target=delete_released, args=(self._config,), name="horsies-payloads", daemon=True
@@ -52,7 +54,7 @@ class PayloadSweep:
 
 
 def delete_released(config: PostgresConfig) -> None:
-    """Delete all objects outside the database that have no owner any more."""
+    """Delete all objects outside the database that no longer have an owner."""
     database = Database(config, "worker", migrates=False)
     try:
         while PayloadKeeper(database).delete_released():

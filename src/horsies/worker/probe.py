@@ -1,9 +1,9 @@
 """The worker's own address for monitoring: ``/metrics`` for Prometheus, ``/livez`` and ``/readyz`` for
 probes.
 
-A thread serves it, so that a probe is answered while the loop waits or hangs. It only reads counters;
-the loop never waits for it. A scrape takes 1 ms of interpreter time, or 70 ms with 200 task names; the
-loop gets its turns in between.
+A thread serves it, so that a probe is answered while the loop waits or hangs. The thread only reads
+counters, and the loop never waits for it. A scrape takes 1 ms of interpreter time, or 70 ms with 200 task
+names; the loop gets its turns in between.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MEGABYTE = 1024 * 1024
 
 
 class Answer(NamedTuple):
-    """The answer to one request."""
+    """The answer to an HTTP request."""
 
     status: int
     body: bytes
@@ -46,11 +46,11 @@ class Answer(NamedTuple):
 
     @classmethod
     def line(cls, text: str, *, ok: bool) -> Answer:
-        """A probe's answer in one line."""
+        """A probe's answer as one line of text."""
         return cls(200 if ok else 503, f"{text}\n".encode())
 
 
-# Keyed by path; the argument is the Accept header.
+# Functions by path; the argument is the Accept header.
 Routes = Mapping[str, Callable[[str], Answer]]
 
 
@@ -129,7 +129,7 @@ def worker_values(vitals: Vitals, tally: Tally) -> Iterator[Value]:
 def _attempt_values(totals: Mapping[Key, Counts]) -> Iterator[Value]:
     labelled: dict[Key, Counts] = {}
     for (queue, name), counts in totals.items():
-        label = queue, name or OTHER  # a task may have this name
+        label = queue, name or OTHER  # a task can have this name
         labelled[label] = counts.plus(labelled[label]) if label in labelled else counts
     for (queue, task), counts in labelled.items():
         for end, count in zip(ENDS, counts.ends, strict=True):
@@ -210,7 +210,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         for oldest in list(self._open)[: len(self._open) - CONNECTIONS_MAX + 1]:
             self._open.pop(oldest, None)
-            with suppress(OSError):  # the connection has ended by itself
+            with suppress(OSError):  # the connection has already ended
                 oldest.shutdown(SHUT_RDWR)
         self._open[request] = None
         super().process_request(request, client_address)

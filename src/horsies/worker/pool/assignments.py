@@ -1,8 +1,9 @@
-"""The assignments that children hold: how they are given out and taken back, and the events they end in.
+"""The assignments that children hold: how they are given out, taken back, and how they end.
 
-A child with one place runs one assignment at a time, the front. With a window it holds more, queued
-behind the front, each with a permit that the worker can take back until the child starts the task. An
-async child runs everything that it holds. A batch is everything that a child holds, and runs in one call.
+A child with one place runs one assignment at a time, the front. If it has a window, it holds further
+assignments in line behind the front, each with a permit that the worker can take back until the child
+starts the task. An async child runs all assignments that it holds at the same time. In a child that runs
+a batch, the assignments that it holds are the batch, and run in one call.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ class Assignments:
     """The assignments of all of a pool's children, the deadlines, and the events."""
 
     def __init__(self, selector: selectors.BaseSelector, *, has_time_limits: bool) -> None:
-        # By task: the assignments that run or run next, and those in line.
+        # Assignments by task id: in ``busy`` those that run or run next, in ``lined`` those in line
+        # behind them.
         self.busy: dict[str, Held] = {}
         self.lined: dict[str, Held] = {}
         self.deadlines: Deadlines[Held | ChildProcess] = Deadlines()
         self.events: list[PoolEvent] = []
         # The latest progress of each task that reported any, until the worker has stored it.
         self.progress: dict[str, ProgressReport] = {}
-        # How many assignments run in a batch, beside the first one of each.
+        # How many assignments run in batches, without the first assignment of each batch.
         self.companions = 0
         self._selector = selector
         self._has_time_limits = has_time_limits
 
     def give(self, child: ChildProcess, assignment: Assignment) -> Held:
-        """Give an assignment to a child that starts it immediately: no other task runs there, or it is
-        async.
+        """Give an assignment to a child that starts it immediately, because no other task runs there or
+        the child is async.
         """
         child.state = BUSY
         child.given = number = child.given + 1
@@ -51,8 +53,9 @@ class Assignments:
         return one
 
     def give_batch(self, child: ChildProcess, batch: Sequence[Assignment]) -> Held:
-        """Give assignments to an idle child that runs them in one call, which has the shortest of their
-        time limits; return the first one.
+        """Give assignments to an idle child that runs them in one call, and return the first assignment.
+
+        The shortest of their time limits applies to the call.
         """
         limits = [one.timeout_ms for one in batch if one.timeout_ms is not None]
         first, now = child.given + 1, time.monotonic()
@@ -63,7 +66,7 @@ class Assignments:
                 assignment = assignment._replace(timeout_ms=min(limits))
             child.given = number = child.given + 1
             one = Held(number, assignment, child, assigned_at=now)
-            # No other assignment may wait behind a batch.
+            # Marked as slow, so that no other assignment waits behind a batch.
             one.is_batched = one.is_slow = True
             child.held[assignment.task_id] = self.busy[assignment.task_id] = one
             frames.append(protocol.encode_assignment(assignment, number, False))
@@ -74,7 +77,9 @@ class Assignments:
         return front
 
     def give_window(self, child: ChildProcess, given: Iterable[tuple[Assignment, float]]) -> None:
-        """Give assignments to a child with a window, each with its patience and its permit."""
+        """Give assignments to a child with a window, each with its patience in seconds, and grant their
+        permits.
+        """
         assert child.permits is not None
         first = child.given + 1
         frames = []
@@ -103,7 +108,7 @@ class Assignments:
             self.arm(one)
 
     def arm(self, one: Held) -> None:
-        """Set the time of a task's next check: its time limit, or earlier if others wait behind it."""
+        """Set the time of a task's next check: its time limit, or earlier if other tasks wait behind it."""
         child, timeout_ms = one.child, one.assignment.timeout_ms
         limit = None if timeout_ms is None or not self._has_time_limits else timeout_ms / 1000
         target: Held | ChildProcess = one
@@ -129,7 +134,7 @@ class Assignments:
             self.note_progress(one)
         del child.held[task_id]
         target = one if child.is_async else child
-        # A child that is exiting has its own deadline.
+        # A child that is exiting has a different deadline, which must stay.
         if target.deadline is not None and one.assigned_at and child.state is BUSY:
             self.deadlines.clear(target)
         if one.stop_reason is not None:
@@ -160,7 +165,7 @@ class Assignments:
             return []
         unused = set(child.permits.take_back())
         taken = [one for one in child.held.values() if one.number in unused]
-        # Last one first, so that none of them becomes the front in between.
+        # The last one first, so that none of the others becomes the front in the meantime.
         for one in reversed(taken):
             self.remove(one)
         return taken
@@ -171,9 +176,11 @@ class Assignments:
             self.events.append(TakenBack(tuple(one.assignment for one in taken)))
 
     def note_unstarted(self, child: ChildProcess, first: int, last: int) -> None:
-        """Note that a child skipped the assignments with these numbers, for lack of permits or
-        messages. Usually the worker has taken them back or stopped them. Otherwise a task has read the
-        worker's messages, or shut down the socket for permits, and the assignments go to another child.
+        """Note that a child skipped the assignments with these numbers, because their permits or messages
+        were missing.
+
+        Usually the worker has taken the assignments back or stopped them. Otherwise a task has read the
+        worker's messages, or shut down the socket for permits, and another child gets the assignments.
         """
         missed = [one for one in child.held.values() if first <= one.number <= last]
         if any(one.stop_reason is None for one in missed):
@@ -200,7 +207,9 @@ class Assignments:
         self.return_tasks(self.take_back(child))
 
     def note_end_by_death(self, child: ChildProcess, description: str) -> bool:
-        """Note that a child has ended with the assignments it holds; return whether it had started any."""
+        """Note that a child has ended, and with it the assignments that it held; return whether it had
+        started any.
+        """
         self.return_tasks(self.take_back(child))
         now, pid, last_begun = time.monotonic(), child.known_pid, child.page.begun
         held = list(child.held.values())

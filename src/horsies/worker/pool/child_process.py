@@ -1,6 +1,6 @@
 """One child process as the pool sees it: its socket, state, assignments and limits.
 
-The other modules decide about a child; this one moves its bytes.
+Other modules make the decisions about a child; this one reads and writes its socket.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ _LONGEST_DELAY_SECONDS = 5.0
 
 
 class RestartDelay:
-    """No delay after a first early death, then 0.1 s doubling to 5 s until a process survives."""
+    """The delay before a child is started again: none after a first early death, then 0.1 s, doubled up
+    to 5 s until a process survives.
+    """
 
     __slots__ = ("_died_at", "deaths", "not_before")
 
     def __init__(self) -> None:
-        # Early deaths in a row, since a process last lived.
+        # The number of early deaths in a row, since a process last survived.
         self.deaths = 0
         self._died_at = self.not_before = 0.0
 
@@ -47,7 +49,7 @@ class RestartDelay:
             self.not_before = time.monotonic() + min(delay, _LONGEST_DELAY_SECONDS)
 
     def reset(self, ready_at: float | None = None) -> None:
-        """Note that a process survived; one that became ready before the last death does not count."""
+        """Note that a process survived. A process that became ready before the last death does not count."""
         if ready_at is None or ready_at > self._died_at:
             self.deaths = 0
             self.not_before = 0.0
@@ -65,7 +67,7 @@ class ChildState(Enum):
     KILLED = auto()
 
 
-# Accessing an enum member takes 0.1 to 0.5 µs, and there are seven accesses per task.
+# Each access to an enum member takes 0.1 to 0.5 µs, and every task would need seven.
 IDLE, BUSY = ChildState.IDLE, ChildState.BUSY
 WITH_ROOM = (IDLE, BUSY)
 
@@ -78,8 +80,8 @@ class RecycleLimits:
     max_rss_bytes: int
 
     def early_task_limit(self) -> int:
-        """A number of tasks in the last tenth of the limit, drawn per child, so that children do not
-        all exit at once.
+        """Draw a number of tasks from the last tenth of the limit, for each child, so that the children
+        do not all exit at the same time.
         """
         if self.max_tasks == 0:
             return 0
@@ -88,7 +90,7 @@ class RecycleLimits:
 
 
 class ChildKind(NamedTuple):
-    """Children with one place each, or async children with several: how many there are, and their limits."""
+    """A kind of children, with one place each or async with several: how many there are, and their limits."""
 
     processes: int
     slots: int
@@ -105,24 +107,24 @@ class ChildKind(NamedTuple):
 
 @dataclass(eq=False)
 class Held:
-    """An assignment in a child, with its number among that child's assignments.
+    """An assignment that a child holds, with its number among that child's assignments.
 
-    If it runs for longer than `patience_seconds`, the assignments queued behind it are taken back; 0
-    means that none are queued while this one is the front. The fields that few tasks need are set later,
-    and belong to the class until then.
+    If it runs for longer than `patience_seconds`, the assignments queued behind it are taken back. With
+    0, no assignments are queued behind it while it is the front. Fields that few tasks need are set
+    later; until then their defaults are those of the class.
     """
 
     number: int
     assignment: Assignment
     child: ChildProcess
     patience_seconds: float = 0.0
-    # When the task became the one that runs or runs next; 0 while it is queued.
+    # When the task became the front, which runs or runs next; 0 while the task is queued.
     assigned_at: float = 0.0
-    # Whether it has kept the tasks behind it waiting for too long.
+    # Whether this task has kept the tasks behind it waiting for too long.
     is_slow: bool = field(default=False, init=False)
     stop_reason: str | None = field(default=None, init=False)
-    # Whether it runs in one call with the others that its child holds; and why it is to stop, which it
-    # does with all of them.
+    # Whether the task runs in one call with the other tasks that its child holds; and the reason for
+    # which it should stop, which happens when all of them should.
     is_batched: bool = field(default=False, init=False)
     stop_wish: str | None = field(default=None, init=False)
     # Set only in an async child; other children have one deadline, which may belong to the front.
@@ -142,7 +144,7 @@ class ExitWatch(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ChildProcess:
-    """The parent's side of one child."""
+    """One child as its parent sees it."""
 
     socket: socket.socket
     kind: ChildKind
@@ -151,7 +153,8 @@ class ChildProcess:
     permits: PermitPipe | None = None
     socket_is_open: bool = True
     frames: FrameBuffer = field(init=False)
-    # Whether it runs all the assignments it holds at once rather than one after another.
+    # Whether the child runs all assignments that it holds at the same time, rather than one after
+    # another.
     is_async: bool = False
     has_limits: bool = False
     soft_task_limit: int = 0
@@ -160,13 +163,14 @@ class ChildProcess:
     exit_fd: int | None = None
     # Bytes that did not fit into the socket; 250 large assignments may wait for one blocked event loop.
     outgoing: bytearray = field(default_factory=bytearray)
-    # In number order. A child with one place runs the first one, the front; the others are in line, or
-    # in the same batch.
+    # The assignments in the order of their numbers. A child with one place runs the first one, the front;
+    # the others are in line behind it, or in the same batch.
     held: dict[str, Held] = field(default_factory=dict)
-    # How many assignments it was given, and how many of those it holds are being stopped.
+    # How many assignments the child was given in total, and how many of those that it holds are being
+    # stopped.
     given: int = 0
     stopping: int = 0
-    # The last progress report that was read.
+    # The last progress report that was read from the page.
     seen_progress: bytes = bytes(28)
     ready_at: float | None = None
     tasks_done: int = 0
@@ -175,12 +179,14 @@ class ChildProcess:
     queued_at: float | None = None
     was_killed: bool = False
     was_retired: bool = False
-    # Whether an async child takes no more tasks: it is replaced now and exits after its last one.
+    # Whether this async child takes no more tasks: its replacement is started now, and it exits after its
+    # last task.
     is_draining: bool = False
-    # Whether a task has interfered with the socket or the permits: the child takes no more tasks and is
-    # replaced.
+    # Whether a task has interfered with the child's socket or permits, so that it takes no more tasks and
+    # is replaced.
     is_tainted: bool = False
-    # Whether its latest tasks have waited for seconds to start: its event loop is blocked or gets no data.
+    # Whether the child's latest tasks have waited for seconds to start, because its event loop is blocked
+    # or gets no data.
     is_stuck: bool = False
     verdict: str | None = None
     failed_hook: tuple[str, str] | None = None
@@ -211,7 +217,9 @@ class ChildProcess:
         return not (self.is_spare or self.is_draining) and self.state is not ChildState.EXITING
 
     def receive(self) -> bytes | None:
-        """One read from the child; None if nothing has arrived, empty if it closed its end."""
+        """Read once from the child's socket; None if nothing has arrived, empty if the child has closed
+        its end.
+        """
         size = _SMALL_RECEIVE_BYTES
         if self.frames.pending and self.frames.wanted_bytes() > size:
             size = _LARGE_RECEIVE_BYTES
@@ -226,7 +234,7 @@ class ChildProcess:
     def send(self, frame: bytes, selector: selectors.BaseSelector) -> None:
         """Write `frame`; bytes that do not fit into the socket follow when it is writable.
 
-        It is not an error if the child is gone: the selector reports that it has ended.
+        It is not an error if the child has ended, because the selector reports that.
         """
         if self.outgoing:
             self.outgoing += frame
@@ -250,7 +258,9 @@ class ChildProcess:
             return len(data)
 
     def watch_exit(self, pid: int, selector: selectors.BaseSelector) -> bool:
-        """Make the selector report when the child, whose pid is now known, ends; False if it cannot."""
+        """Make the selector report the end of the child, whose pid is now known; False if that is not
+        possible.
+        """
         self.pid = pid
         self.exit_fd = os_process.open_process(pid)
         if self.exit_fd is None:
@@ -302,13 +312,13 @@ class ChildProcess:
         )
 
     def is_spent(self) -> bool:
-        """Whether an async child accepts no further tasks."""
+        """Whether an async child should accept no further tasks."""
         limit = self.soft_task_limit
         return 0 < limit <= self.tasks_done + len(self.held) or self.must_retire()
 
     def free_slots(self) -> int:
-        """How many more tasks an async child may take; none while it is stopping one, because that may
-        kill it.
+        """Return how many more tasks an async child may take; none while one of its tasks is being
+        stopped, which may end in killing the child.
         """
         if self.state not in WITH_ROOM or self.stopping or self.is_stuck:
             return 0
@@ -320,7 +330,9 @@ class ChildProcess:
         return max(0, free)
 
     def window_room(self, depth: int) -> int:
-        """How many assignments the child may hold at a time, at most `depth`; 0 if it may take none now."""
+        """Return how many assignments the child may hold at a time, at most `depth`; 0 if it may not take
+        any now.
+        """
         if self.permits is None or self.is_tainted or self.state not in WITH_ROOM:
             return 0
         if (front := self.front) is not None and not _may_be_followed(front):
@@ -334,7 +346,9 @@ class ChildProcess:
 
 
 def _may_be_followed(front: Held) -> bool:
-    """Whether other tasks may wait behind the front: it is short, and has not already run for too long."""
+    """Whether other tasks may wait behind the front: the front is a short task, and has not already run
+    for too long.
+    """
     if front.is_slow or front.stop_reason is not None or not front.patience_seconds:
         return False
     return time.monotonic() < front.assigned_at + front.patience_seconds

@@ -1,8 +1,8 @@
 """A pool's children: the life of each process from launch to reaping.
 
 This module decides when a child of either kind is started, kept as a spare, retired, killed and reaped.
-A child with a single slot that is near its limits is replaced by a spare. An async child takes no more
-tasks, is replaced, and exits after its last task.
+When a child with one place is near its limits, a spare replaces it. When an async child is near its
+limits, it takes no more tasks, is replaced, and exits after its last task.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class PoolSettings:
     max_memory_per_child_mb: int | None = None
     stop_grace_seconds: float = 5.0
     boot_timeout_seconds: float = 60.0
-    # How much longer a child may take to start and to exit, because of the application's hooks.
+    # How many more seconds a child may take to start and to exit because of the application's hooks.
     boot_seconds_of_hooks: float = 0.0
     exit_seconds_of_hooks: float = 0.0
     # Whether a child may hold more than one assignment.
     has_windows: bool = False
     # Whether tasks are stopped at their timeout_ms.
     has_time_limits: bool = True
-    # The most memory that a child may use while it runs these tasks, in megabytes.
+    # By task name: the most memory, in megabytes, that a child may use while it runs the task.
     memory_limits: Mapping[str, int] = field(default_factory=dict)
-    # How many additional children run coroutines, and how many each of them runs at a time.
+    # How many additional async children there are, and how many tasks each of them runs at a time.
     async_children: int = 0
     async_slots: int = 0
-    # How much is kept of what an attempt logs.
+    # The limits on what is kept of an attempt's log.
     log_limits: LogLimits = KEEP_NOTHING
 
     @property
@@ -74,7 +74,7 @@ class PoolSettings:
         return _EXIT_GRACE_SECONDS + self.exit_seconds_of_hooks
 
     def kinds(self) -> list[ChildKind]:
-        """The kinds of children; an async child runs up to `max_tasks_per_child` tasks per slot."""
+        """Return the kinds of children. An async child runs up to `max_tasks_per_child` tasks per slot."""
         tasks, rss_bytes = self.max_tasks_per_child, (self.max_memory_per_child_mb or 0) * MEGABYTE
         slots = self.async_slots
         single, shared = RecycleLimits(tasks, rss_bytes), RecycleLimits(tasks * slots, rss_bytes)
@@ -86,7 +86,7 @@ class PoolSettings:
 
 
 class Children:
-    """All children of one pool. For each kind, `processes` of them are usable, plus at most one spare."""
+    """All children of one pool. Each kind has `processes` usable children, and at most one spare."""
 
     def __init__(
         self,
@@ -96,13 +96,14 @@ class Children:
         assignments: Assignments,
     ) -> None:
         self.all: dict[ChildProcess, None] = {}
-        # The children with one place and no task, the latest last.
+        # The idle children with one place, in the order in which they became idle.
         self.idle: list[ChildProcess] = []
         self.unwatched: set[ChildProcess] = set()
         self.is_closing = False
         self.needs_children = True
         self.delay = RestartDelay()
-        # How many children became ready, and how many ended other than by retirement, by cause.
+        # How many children have become ready, and how many have ended for other causes than retirement,
+        # by cause.
         self.started = 0
         self.deaths: Counter[str] = Counter()
         self._settings = settings
@@ -136,9 +137,10 @@ class Children:
         return wants_spare and not self._is_full(kind) and not self._launch(kind, is_spare=True)
 
     def _is_full(self, kind: ChildKind) -> bool:
-        """Whether the number of exiting children has reached `processes`: another one starts only when
-        one of them has ended. Without this bound, stop hooks slower than the tasks would use up the
-        host's processes.
+        """Whether as many children are exiting as `processes`; another child then starts only when one of
+        them has ended.
+
+        Without this limit, stop hooks that take longer than the tasks would use up the host's processes.
         """
         return sum(child.kind is kind for child in self.all) > 2 * kind.processes
 
@@ -227,7 +229,9 @@ class Children:
             self.idle.append(child)
 
     def release(self, child: ChildProcess) -> None:
-        """Note that a child's tasks have ended or gone: if they were the last, it becomes idle or exits."""
+        """Note that tasks of a child have ended or were taken back. If it has no more tasks, it becomes
+        idle or exits.
+        """
         leaves = False
         if child.is_async:
             if not child.is_draining and child.is_spent():
@@ -244,8 +248,8 @@ class Children:
             self._make_idle(child)
 
     def _retires_now(self, child: ChildProcess) -> bool:
-        """Whether to retire a child: it must retire, or it may and others near their limits also need
-        the spare.
+        """Whether to retire a child: it has reached a limit, or it is near one and other children that
+        are near theirs also need the spare.
         """
         if child.must_retire():
             return True
@@ -259,11 +263,13 @@ class Children:
             child.socket.shutdown(socket.SHUT_WR)
 
     def note_closed(self, child: ChildProcess) -> None:
-        """Handle a child's closed socket: the child is exiting, or user code closed it."""
+        """Handle a closed socket of a child: either the child is exiting, or user code has closed the
+        socket.
+        """
         child.close_socket(self._selector)
         self._return_unstarted(child)
         if child.pid is None:
-            # It never sent its pid; only its socket was known.
+            # The child never sent its pid; only its socket was known.
             self._remove(child)
             self.delay.note_early_death()
             if child.verdict is not None or not child.was_killed:
@@ -284,7 +290,7 @@ class Children:
         self._assignments.return_tasks(self._assignments.take_back(child))
 
     def abandon_all(self) -> None:
-        """Forget children that not even SIGKILL ends, so that the worker can exit."""
+        """Abandon children that not even SIGKILL ends, so that the worker can exit."""
         for child in list(self.all):
             logger.error("Child %s does not end even after SIGKILL; abandoning it.", child.pid)
             self._remove(child)
@@ -311,7 +317,9 @@ class Children:
         self.kill(child)
 
     def reap(self, child: ChildProcess) -> None:
-        """Handle the end of a child: collect its status, kill its remaining processes, add the events."""
+        """Handle the end of a child: collect its exit status, kill the processes that it left behind, and
+        add the events.
+        """
         if child not in self.all or child.pid is None:
             return
         os_process.kill_group(child.pid)
@@ -325,7 +333,7 @@ class Children:
         if had_tasks or child.was_killed or not child.was_retired:
             self.deaths[ended] += 1
         if has_begun:
-            # it died because of one of its tasks and is replaced immediately
+            # the child died because of one of its tasks and is replaced immediately
             self.delay.reset(child.ready_at)
         elif not child.was_retired:
             self._note_early_death(child)

@@ -10,7 +10,7 @@ _STALE_MAX = 1_000
 
 
 class Timed(Protocol):
-    """Something that has at most one deadline, and at most one valid entry in the heap."""
+    """An object that has at most one deadline, and at most one valid entry in the heap."""
 
     deadline: float | None
     queued_at: float | None
@@ -22,8 +22,8 @@ T = TypeVar("T", bound=Timed)
 class Deadlines(Generic[T]):
     """A heap of targets, ordered by a time no later than each target's deadline.
 
-    When a deadline moves to a later time, its entry stays where it is: each short task in a window
-    moves a deadline, and the heap need not change.
+    When a deadline moves to a later time, its entry stays where it is. Each short task in a window moves
+    a deadline, and the heap does not have to change for that.
     """
 
     __slots__ = ("_heap", "_made", "targets")
@@ -31,7 +31,7 @@ class Deadlines(Generic[T]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, T]] = []
         self._made = 0
-        # How many targets have a deadline: without any, there is nothing to ask.
+        # How many targets have a deadline; if none has, the heap need not be checked.
         self.targets = 0
 
     def __len__(self) -> int:
@@ -52,7 +52,9 @@ class Deadlines(Generic[T]):
         heapq.heappush(self._heap, (at, self._made, target))
 
     def sweep(self) -> None:
-        """Remove the targets without a deadline, because an entry keeps a dead child's shared memory open."""
+        """Remove the entries of targets without a deadline, because an entry keeps a dead child's shared
+        memory open.
+        """
         for _, _, target in self._heap:
             if target.deadline is None:
                 target.queued_at = None
@@ -66,10 +68,10 @@ class Deadlines(Generic[T]):
 
     @property
     def next_at(self) -> float | None:
-        """When to call ``pop_due`` again.
+        """Return when to call ``pop_due`` again.
 
-        The entry of a target without a deadline stays until then, because most targets soon get another
-        deadline.
+        Until then, the entry of a target without a deadline stays in the heap, because most targets soon
+        get another deadline.
         """
         while self.targets:
             at, _, target = self._heap[0]
@@ -79,7 +81,7 @@ class Deadlines(Generic[T]):
         return None
 
     def pop_due(self, now: float) -> T | None:
-        """Take a target whose time has come; None if there are no more."""
+        """Take a target whose deadline has passed; None if there are no more."""
         while self.targets and self._heap[0][0] <= now:
             target = self._heap[0][2]
             if target.deadline is not None and target.deadline <= now:

@@ -20,7 +20,7 @@ class Reported(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A child ended unexpectedly, with an assignment that it had started or with none.
+    """A child ended unexpectedly, either while it had a started assignment or while it had none.
 
     `description` reads ``exit code 3`` or ``signal 9 (SIGKILL)``.
     """
@@ -34,9 +34,9 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The worker stopped a task, by asking its child or (`forced`) by killing it.
+    """The worker stopped a task, either on request or (`forced`) by killing its child.
 
-    `description` is why the child ended, if it did.
+    `description` says why the child ended, if it did.
     """
 
     assignment: Assignment
@@ -57,7 +57,7 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class HookFailed:
-    """A child's start hook failed: every further child would fail the same way."""
+    """A child's start hook failed; it would fail in every further child too."""
 
     name: str
     description: str

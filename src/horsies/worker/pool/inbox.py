@@ -1,4 +1,4 @@
-"""The children's frames: reports, notices, and bytes that are not frames."""
+"""Handles the children's frames: reports, notices, and bytes that are not frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from horsies.worker.protocol import FrameKind, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
 
-# More than a socket holds, so that a child that keeps sending does not delay the others.
+# The most bytes read from one child in a row. More than a socket can hold, yet a child that keeps sending
+# does not delay the others.
 _DRAIN_READS = 16
 _KIND_REPORT = int(FrameKind.REPORT)
 
@@ -35,7 +36,7 @@ class Inbox:
         self._selector = selector
 
     def receive(self, child: ChildProcess) -> bool:
-        """Handle one read's worth of frames; False if there was nothing to read."""
+        """Read once from a child and handle the frames; False if there was nothing to read."""
         data = child.receive()
         if data is None:
             return False
@@ -57,7 +58,9 @@ class Inbox:
         return True
 
     def drain(self, child: ChildProcess) -> bool:
-        """Handle the frames that a child has sent; True if it sends faster than they are read."""
+        """Handle the frames that a child has sent; True if the child sends faster than its frames are
+        read.
+        """
         return all(child.socket_is_open and self.receive(child) for _ in range(_DRAIN_READS))
 
     def _take_report(self, child: ChildProcess, frame: bytes) -> None:
@@ -80,7 +83,8 @@ class Inbox:
         if child.permits is not None and child.held and child.must_retire():
             self._assignments.return_tasks(self._assignments.take_back(child))
         if held.stop_reason is not None and not child.is_async:
-            # A stopped child exits; if its task ended first, the stop frame is still on its way.
+            # A stopped child exits. If its task ended before the stop, the stop frame is still on its
+            # way.
             if child.state is BUSY:
                 self._children.retire(child)
         else:

@@ -1,7 +1,7 @@
 """How the pool gets a new child process: from the fork server, or as a fresh interpreter.
 
-Both launchers take the child's end of a socket; from then on the pool sees only that socket and the
-process behind it.
+Both launchers take the child's end of a socket. After that, the pool only deals with the other end of the
+socket and the process behind it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("horsies.pool")
 
 
 class StartMethod(StrEnum):
-    """Where children come from; ``fork`` and ``forkserver`` need Linux."""
+    """How children are started; ``fork`` and ``forkserver`` need Linux."""
 
     FORK = "fork"
     FORKSERVER = "forkserver"
@@ -77,7 +77,7 @@ class ForkServerLauncher:
         self._delay = RestartDelay()
 
     def start(self) -> None:
-        """Start the fork server. Requests may already queue up while it imports the application."""
+        """Start the fork server. It can already receive requests while it imports the application."""
         os_process.adopt_orphans()
         control, server_end = socket.socketpair()
         with server_end:
@@ -100,9 +100,11 @@ class ForkServerLauncher:
             control.sendall(protocol.encode_boot(self.boot, worker_pid))
             entry_module = "horsies.worker.child.fork_server"
             return os_process.start_interpreter(entry_module, server_end.fileno())
-        # Only the first fork server may be forked from the worker, because later the worker holds sockets.
+        # Only the first fork server may be forked from the worker, because later the worker has open
+        # sockets.
         self._forks_worker = False
-        # Both processes keep sharing these pages: a later garbage collection would copy every page it visits.
+        # This keeps the memory pages shared: otherwise a later garbage collection would copy every page
+        # that it visits.
         gc.collect()
         gc.freeze()
         pid = os_process.fork()
@@ -139,7 +141,7 @@ class ForkServerLauncher:
         try:
             self.start()
         except OSError as error:
-            # The next launch of a child tries to start it.
+            # The next launch of a child tries to start the fork server.
             logger.error("The fork server could not be started: %s", error)
             self._delay.note_early_death()
 
@@ -171,7 +173,8 @@ class ForkServerLauncher:
             self.kill()
             return
         if not data:
-            # A closed socket stays readable, so from here on only the end of the process matters.
+            # The selector would report a closed socket forever, so from here on only the end of the
+            # process matters.
             self._selector.unregister(control)
             control.close()
             self._control = None
@@ -188,8 +191,9 @@ class ForkServerLauncher:
 
 
 class Guard:
-    """The process that kills tasks' processes if this worker is killed. Children must start with its
-    `mark`, which is 0 where no guard can run.
+    """The guard, a process that kills tasks' processes if this worker is killed.
+
+    Children must start with its `mark`, which is 0 if no guard can run.
     """
 
     def __init__(self) -> None:
@@ -221,7 +225,7 @@ class Guard:
             logger.warning("Starting the guard process failed (%s); trying again.", error)
 
     def close(self) -> None:
-        """End the guard: this worker is shutting down cleanly and has no children left."""
+        """End the guard, because this worker is shutting down cleanly and has no children left."""
         if self._pid is not None:
             os_process.kill_group(self._pid)
             os_process.wait_for_exit(self._pid)

@@ -1,9 +1,9 @@
 """Memory limits of tasks: a child whose task uses more than its ``memory_limit_mb`` is killed.
 
-The parent reads the resident memory of the children that run a task with a limit, several times a
-second. A limit of the kernel would not do: RLIMIT_AS and RLIMIT_DATA count addresses that are reserved
-and never used, and control groups need rights that most workers do not have. A worker whose tasks have
-no limits has no such watch.
+The parent reads the resident memory of the children that run a task with a limit, several times a second.
+The kernel's own limits are not suitable: RLIMIT_AS and RLIMIT_DATA also count addresses that are reserved
+and never used, and control groups need rights that most workers do not have. If no task has a limit, the
+worker does not watch its children's memory.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class MemoryWatch:
     def __init__(self, children: Children, stops: Stops, limits: Mapping[str, int]) -> None:
         self._children = children
         self._stops = stops
-        # In megabytes, by task name.
+        # The limits in megabytes, by task name.
         self._limits = limits
         self._watched: dict[Held, int] = {}
         self._looked_at = 0.0
         self._fresh_mb = 0.0
 
     def note_fresh(self, fresh_mb: float) -> str | None:
-        """Note the memory of a fresh child; return the problem if it is above a task's limit."""
+        """Note the memory of a fresh child; return a problem if the child already exceeds a task's limit."""
         self._fresh_mb = fresh_mb
         for name, limit_mb in sorted(self._limits.items(), key=lambda one: one[1]):
             if limit_mb <= fresh_mb:
@@ -46,8 +46,10 @@ class MemoryWatch:
         return None
 
     def admits(self, child: ChildProcess, task_name: str) -> bool:
-        """Whether a child has room for a task: less than half of the room that a fresh child offers is
-        taken by memory that earlier tasks have left behind.
+        """Whether a child has enough memory left for a task.
+
+        Memory that earlier tasks have left behind may take up less than half of the room that a fresh
+        child offers.
         """
         limit_mb = self._limits.get(task_name)
         if limit_mb is None or child.is_async or not child.tasks_done:
@@ -56,14 +58,14 @@ class MemoryWatch:
         return used_mb <= (self._fresh_mb + limit_mb) / 2
 
     def note_start(self, held: Held) -> None:
-        """Watch an assignment if its task has a limit; the tasks in an async child have none."""
+        """Watch an assignment if its task has a limit; tasks in async children never have one."""
         limit_mb = self._limits.get(held.assignment.task_name)
         if limit_mb is not None and not held.child.is_async:
             self._watched[held] = limit_mb
 
     @property
     def next_look(self) -> float | None:
-        """When to check again even if nothing happens; None if no task with a limit is running."""
+        """Return when to check again even if nothing happens; None if no task with a limit is running."""
         return self._looked_at + LOOK_SECONDS if self._watched else None
 
     def attend(self, now: float) -> None:
@@ -81,12 +83,14 @@ class MemoryWatch:
                 self._end(held, f"used {used}, more than its memory_limit_mb={limit_mb}")
 
     def _end(self, held: Held, fault: str) -> None:
-        """Kill the child, unless its task has just ended; memory is too short to ask the task to stop."""
+        """Kill the child, unless its task has just ended. There is not enough memory left to ask the task
+        to stop.
+        """
         child = held.child
         self._stops.find_front(child)
         if not _is_running(held):
             return
-        for one in child.held.values():  # several if they are one batch
+        for one in child.held.values():  # several assignments if the child runs a batch
             if one.stop_reason is None:
                 one.stop_reason = STOPPED_BY_MEMORY
                 child.stopping += 1
@@ -100,6 +104,6 @@ def _is_running(held: Held) -> bool:
 
 
 def fresh_megabytes(children: Children) -> float:
-    """The resident memory of the largest child."""
+    """Return the resident memory of the largest child."""
     pids = [child.pid for child in children.all if child.pid is not None]
     return max((os_process.rss_megabytes([pid]) for pid in pids), default=0.0)

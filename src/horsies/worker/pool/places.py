@@ -31,18 +31,18 @@ class FreePlaces:
 
     @property
     def companions(self) -> int:
-        """How many tasks run in a batch, beside the first one of each: they take no place."""
+        """How many tasks run in batches, without the first task of each batch; they take no places."""
         return self._assignments.companions
 
     def idle(self, count: int) -> list[int]:
-        """The children with one place that get the next `count` assignments, in order."""
+        """Return the children with one place that get the next `count` assignments, in order."""
         if count <= 0:
             return []
         return list(map(_PID, self._children.idle[: -count - 1 : -1]))
 
     def idle_and_behind(self, depth: int) -> tuple[list[int], list[int]]:
-        """The idle children that get the next assignments, and the children that may hold up to `depth`
-        and get those behind.
+        """Return the idle children, which get the next assignments, and the children with a window of up
+        to `depth`, which get the assignments after those.
         """
         idle = list(map(_PID, reversed(self._children.idle)))
         if depth <= 1 or not self._has_windows:
@@ -56,7 +56,9 @@ class FreePlaces:
         return idle, fill_order(rooms)
 
     def window_space(self, depth: int) -> tuple[int, int]:
-        """How many more tasks fit into windows of `depth`, and how many in total."""
+        """Return how many more tasks fit into windows of `depth`, and how many tasks such windows hold in
+        total.
+        """
         free = room = 0
         for child in self._children.all:
             if most := child.window_room(depth):
@@ -70,7 +72,9 @@ class FreePlaces:
         return sum(self._free_slots().values())
 
     def next_async(self, count: int) -> list[int]:
-        """The async children for the next `count` assignments, each time the least loaded one."""
+        """Return the async children for the next `count` assignments; each assignment goes to the least
+        loaded child.
+        """
         free = self._free_slots()
         pids: list[int] = []
         while len(pids) < count and any(free.values()):
@@ -80,6 +84,6 @@ class FreePlaces:
         return pids
 
     def _free_slots(self) -> dict[int, int]:
-        """The async children's free slots, by pid."""
+        """Return the free slots of the async children, by pid."""
         shared = (one for one in self._children.all if one.is_async and one.pid is not None)
         return {child.known_pid: child.free_slots() for child in shared}

@@ -44,12 +44,12 @@ class ChildBootError(Exception):
 
 
 class NoIdleChildError(Exception):
-    """An assignment was dispatched although no child, or not the requested one, was idle."""
+    """An assignment was dispatched although no child was idle, or not the requested one."""
 
 
 class ChildSummary(NamedTuple):
-    """One child: its resident memory, how many tasks it has run, when it became ready, and its current
-    task.
+    """The state of one child: its resident memory, how many tasks it has run, when it became ready, and
+    its current task.
     """
 
     pid: int
@@ -57,7 +57,7 @@ class ChildSummary(NamedTuple):
     done: int
     since: datetime | None
     task_id: str | None
-    # How many tasks an async child runs; None for other children.
+    # How many tasks an async child is running; None for other children.
     tasks: int | None = None
 
     @classmethod
@@ -78,8 +78,8 @@ class ChildPool:
     """A fixed number of child processes, each with its own socket: children that run one task at a
     time, and async children with several slots for coroutines.
 
-    `selector` may watch other descriptors as well: ``foreign_keys`` lists those that were ready at the
-    last ``collect``.
+    `selector` may watch other descriptors as well; ``foreign_keys`` lists those of them that were ready
+    at the last ``collect``.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ChildPool:
         self._orphans_checked_at = 0.0
         self.places = FreePlaces(self._children, self._assignments, settings)
         self.foreign_keys: list[tuple[selectors.SelectorKey, int]] = []
-        # The tasks that run or run next, by id.
+        # The assignments that run or run next, by task id.
         self.busy: Mapping[str, Held] = self._assignments.busy
         # Progress reports by task; the caller removes those that it has stored.
         self.unstored_progress: dict[str, ProgressReport] = self._assignments.progress
@@ -118,9 +118,10 @@ class ChildPool:
     def start(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Start all children and wait until every one of them is ready.
 
-        Return False if `should_stop`, called after every event, returned True first. Raises
-        ``ChildBootError`` if the application does not load, a hook fails, or a fresh child is already
-        larger than the memory limit of children or of a task. No process is left behind in either case.
+        `should_stop` is called after every event; return False if it returned True before the children
+        were ready. Raises ``ChildBootError`` if the application does not load, a hook fails, or a fresh
+        child is already larger than the memory limit of children or of a task. No process is left behind
+        in either case.
         """
         wanted = self._settings.processes + self._settings.async_children
         try:
@@ -150,7 +151,8 @@ class ChildPool:
 
     @property
     def idle_children(self) -> int:
-        # A copy made atomically under the interpreter lock, because the metrics thread calls this as well.
+        # The copy is atomic under the interpreter lock. It is needed because the metrics thread calls
+        # this method too.
         return sum(one.state is IDLE for one in list(self._children.all))
 
     def pids(self) -> list[int]:
@@ -178,13 +180,15 @@ class ChildPool:
     ) -> int:
         """Give `assignment` to the next idle child, or to the child `pid`, and return the child's pid.
 
-        The child runs it in one call with its `companions`, if it has any. It may have died without the
-        pool having noticed. If the assignment cannot have started there, a ``TakenBack`` event follows.
+        The child runs it in one call with its `companions`, if it has any. The child may have died
+        without the pool having noticed. If the assignment cannot have started there, a ``TakenBack``
+        event follows.
         """
         idle = self._children.idle
         if pid is None and not idle:
             raise NoIdleChildError("No child is idle; check places.idle_count before dispatching.")
-        # A turn assigns its tasks in the order of ``FreePlaces``: nearly always to the last idle child.
+        # A turn assigns its tasks in the order of ``FreePlaces``, so `pid` is nearly always the last idle
+        # child.
         is_next = bool(idle) and pid in (None, idle[-1].pid)
         child = idle[-1] if is_next or pid is None else self._find(pid)
         if child.state is not IDLE and (not child.is_async or not child.free_slots()):
@@ -203,11 +207,11 @@ class ChildPool:
         return child.known_pid if pid is None else pid
 
     def dispatch_window(self, pid: int, given: Sequence[tuple[Assignment, float]]) -> int:
-        """Give either all of these assignments to the child `pid` or none; return how many of them wait
-        behind another one.
+        """Give all of these assignments to the child `pid`, or none of them. Return how many of them wait
+        behind another assignment.
 
-        Each comes with its patience: if it runs for longer, those behind it are taken back. An async
-        child runs them all at once.
+        Each assignment comes with its patience in seconds: if it runs for longer, the assignments behind
+        it are taken back. An async child runs all of them at the same time.
         """
         child = self._find(pid)
         if child.is_async and child.free_slots() >= len(given):
@@ -232,11 +236,11 @@ class ChildPool:
 
     @property
     def held_tasks(self) -> Iterable[str]:
-        """The tasks that children run, and those in line behind them."""
+        """Return the tasks that children run, and those in line behind them."""
         return [*self.busy, *self._assignments.lined]
 
     def return_unstarted(self) -> None:
-        """Take back everything that no child has started; ``collect`` returns the events."""
+        """Take back all assignments that no child has started; ``collect`` returns the events."""
         for child in {
             one.child for one in (*self.busy.values(), *self._assignments.lined.values())
         }:
@@ -269,8 +273,8 @@ class ChildPool:
                 self._children.kill(held.child)
 
     def drop_task(self, task_id: str, reason: str) -> None:
-        """End a task that this worker no longer owns: cancel its coroutine, stop the batch of which no
-        task is left, or kill its child.
+        """End a task that this worker no longer owns: cancel its coroutine, kill its child, or stop its
+        batch once the worker owns none of the batch's tasks.
         """
         held = self.busy.get(task_id)
         if held is not None and (held.child.is_async or held.is_batched):
@@ -307,7 +311,7 @@ class ChildPool:
             child.page.request_stop()
 
     def progress(self) -> Mapping[str, ProgressReport]:
-        """``unstored_progress`` with the latest reports from the running tasks."""
+        """Return ``unstored_progress`` with the latest reports of the running tasks."""
         for held in self.busy.values():
             if held.child.page.raw_progress != held.child.seen_progress:
                 self._assignments.note_progress(held)
@@ -340,7 +344,7 @@ class ChildPool:
         return events
 
     def next_deadline(self) -> float | None:
-        """When ``collect`` must act even if nothing happens, on the monotonic clock."""
+        """Return when ``collect`` must act even if nothing happens, on the monotonic clock."""
         children, deadlines = self._children, self._assignments.deadlines
         deadline = deadlines.next_at if deadlines.targets else None
         if (look_at := self._stuck.next_look) is not None:
@@ -356,7 +360,7 @@ class ChildPool:
         return deadline
 
     def _bounded(self, timeout_seconds: float | None) -> float | None:
-        if self._assignments.events:  # a stop has read reports or taken tasks back
+        if self._assignments.events:  # a stop may have read reports or taken tasks back
             return 0.0
         if (deadline := self.next_deadline()) is None:
             return timeout_seconds
@@ -370,7 +374,7 @@ class ChildPool:
             unwatched = tuple(children.unwatched)
             ended += [one for one in unwatched if os_process.has_ended(one.known_pid)]
         for child in ended:
-            # First read the frames that it sent before it ended.
+            # First read the frames that the child sent before it ended.
             while self._inbox.drain(child):
                 pass
             children.reap(child)
@@ -408,7 +412,7 @@ class ChildPool:
 
 
 def _check_baseline(baseline_mb: float, limit_mb: int) -> None:
-    """Reject a memory limit that a fresh child exceeds, and warn about one that it almost reaches."""
+    """Reject a memory limit that a fresh child exceeds, and warn about a limit that it almost reaches."""
     if limit_mb <= baseline_mb:
         raise ChildBootError(
             f"A fresh child process already uses {megabytes(baseline_mb)}, which is not below "

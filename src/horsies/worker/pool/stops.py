@@ -1,4 +1,4 @@
-"""Stopping tasks: on request, at their time limit, and those queued behind a slow one."""
+"""Stops tasks on request and at their time limit, and takes back tasks that are queued behind a slow one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from horsies.worker.protocol import FrameKind
 
 
 def ending_with(held: Held, reason: str) -> Sequence[Held]:
-    """Return the tasks that a stop of this one ends: itself, or its batch once each of the others is to
-    stop as well, because they share one call.
+    """Return the tasks that a stop of this task ends.
+
+    The tasks of a batch share one call, so they end only once all of them should stop; any other task
+    ends alone.
     """
     if not held.is_batched:
         return (held,)
@@ -44,8 +46,8 @@ class Stops:
         self._grace_seconds = grace_seconds
 
     def find_front(self, child: ChildProcess) -> None:
-        """Determine which task is running: if no permits are left and all reports have been read, it is
-        the front.
+        """Determine which task is running: when all permits are used and all reports have been read, it
+        is the front.
         """
         self._assignments.return_tasks(self._assignments.take_back(child))
         self._children.release(child)
@@ -73,7 +75,7 @@ class Stops:
             return
         child.page.request_stop()
         # The frame shows the child that the signal comes from its parent. A child that has not read its
-        # assignment yet finds the frame behind it and has nothing to interrupt.
+        # assignment yet finds the frame behind the assignment, and interrupts nothing.
         child.send(protocol.encode_numbers(FrameKind.STOP), self._selector)
         if child.pid is not None:
             os_process.terminate(child.pid)
@@ -81,7 +83,7 @@ class Stops:
     def withdraw(self, held: Held) -> bool:
         """Take back one queued task; False if it has started in the meantime.
 
-        This empties the permit pipe and so takes back the whole window; the other tasks are sent to the
+        This empties the permit pipe, which takes back the whole window; the other tasks are sent to the
         child again.
         """
         child = held.child
@@ -92,7 +94,7 @@ class Stops:
             self._assignments.give_window(child, given)
         self._children.release(child)
         if held not in taken:
-            # Its permit was used, so its predecessor's report has been sent.
+            # The task's permit was used, so the report of the task before it has been sent.
             self._inbox.drain(child)
             return False
         self._assignments.return_tasks([held])
@@ -128,12 +130,13 @@ class Stops:
             return
         taken = self._assignments.take_back(child)
         if front in taken:
-            # The child has not even started. It keeps its front, as it would without a window.
+            # The child has not even started the front. It keeps the front, as it would without a window.
             taken.remove(front)
             given = [(front.assignment, front.patience_seconds)]
             self._assignments.give_window(child, given)
         self._assignments.return_tasks(taken)
-        # Only the front: a task behind it whose permit the child has just used starts when the front reports.
+        # Only the front is slow: a task behind it whose permit the child has just used starts when the
+        # front reports.
         if (kept := child.front) is not None:
             kept.assigned_at, kept.is_slow = front.assigned_at, True
             self._assignments.arm(kept)

@@ -1,9 +1,9 @@
 """Stuck children: those that do not start their task, or have sent half a frame and nothing more.
 
-A healthy child starts a task within milliseconds and sends a frame in one write. If it does neither
-for seconds, it no longer receives assignments, or a task has written to its socket. A stuck child is
-killed: a task that it has not started returns to the queue, and one that it has started would never
-have been reported.
+A healthy child starts a task within milliseconds and sends a frame in one write. If it does neither for
+seconds, it no longer receives assignments, or a task has written to its socket. A stuck child is killed.
+A task that it has not started returns to the queue; the outcome of a started task would never have been
+reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _LOOKS = 3
 
 @dataclass(slots=True)
 class Suspicion:
-    """The state in which a child has not changed: since when, for how many checks, and the problem."""
+    """An unchanged state of a child: since when and for how many checks it has not changed, and the
+    problem.
+    """
 
     sign: Hashable
     problem: str
@@ -35,8 +37,8 @@ class Suspicion:
         return self.looks >= _LOOKS and now - self.since >= STUCK_SECONDS
 
 
-# A value that changes whenever the child makes progress, and the problem if it does not; None for a
-# healthy child.
+# Return a value that changes whenever the child makes progress, and the problem in case it does not; None
+# for a healthy child.
 Sign = tuple[Hashable, str]
 
 
@@ -48,12 +50,13 @@ class StuckWatch:
     def __init__(self, children: Children) -> None:
         self._children = children
         self._suspicions: dict[ChildProcess, Suspicion] = {}
-        # When to check again if anything happens; and even if nothing does, None if no child is suspected.
+        # When to check again if something happens, and when even if nothing happens; the latter is None
+        # if no child is suspected.
         self.look_at = 0.0
         self.next_look: float | None = None
 
     def attend(self, now: float) -> None:
-        """Check all children, and kill those that are stuck; called at ``look_at``."""
+        """Check all children, and kill those that are stuck; to be called at ``look_at``."""
         self.look_at = now + _LOOK_SECONDS
         suspicions: dict[ChildProcess, Suspicion] = {}
         for child in tuple(self._children.all):
@@ -76,7 +79,7 @@ class StuckWatch:
 
 def see_child(child: ChildProcess) -> Sign | None:
     """Return a child's problem, if it has one. An async child that does not start its latest tasks is
-    killed only if it runs no others, because a coroutine may be blocking its event loop.
+    killed only if it runs no other tasks, because one of those may be blocking its event loop.
     """
     if child.state is not ChildState.BUSY and child.state is not ChildState.IDLE:
         return None

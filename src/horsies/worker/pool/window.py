@@ -1,6 +1,7 @@
-"""Windows: how many short tasks a child may hold, which child gets the next ones, and when a turn is
-due. When a task ends, a child with a window finds the next one in its socket, so neither the child nor
-the database waits for the other. Decisions only, without I/O; ``assignments.py`` carries them out.
+"""Windows: how many short tasks a child may hold, which child gets the next ones, and when a turn is due.
+When a task ends, a child with a window finds the next task in its socket, so the child does not wait for
+the database, or the database for the child. Decisions only, without I/O; ``assignments.py`` carries them
+out.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from horsies.db.statements.turn import ClaimedTask
 from horsies.worker.agenda import RunTimes
 
 WIDTH_MAX = 32
-# How much work a child may have behind the running task: 5 ms, plus the overhead of tasks of 5 ms.
+# How much work may wait in a child behind the running task: 5 ms, plus the overhead of a 5 ms task.
 AHEAD_SECONDS = 0.006
-# A task's run times are used once it has ended this many times.
+# The run times of a task are used once the task has ended this many times.
 ENDS_MIN = 10
-# How long tasks wait behind a running one before they are taken back: this long, or this many times its
-# typical run time.
+# How long tasks wait behind a running task before they are taken back: this long, or this many times the
+# running task's typical run time.
 PATIENCE_SECONDS = 0.01
 PATIENCE_FACTOR = 4
 # The longest time that a report waits for others, to be recorded in the same turn.
@@ -24,17 +25,18 @@ LINGER_SECONDS = 0.002
 
 
 def width(typical_seconds: float, widest: int) -> int:
-    """How many tasks with this run time a child may hold, including the running one."""
+    """Return how many tasks with this run time a child may hold, including the running task."""
     if typical_seconds * (widest - 1) <= AHEAD_SECONDS:
         return widest
     return 1 + int(AHEAD_SECONDS / typical_seconds)
 
 
 def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:
-    """The children that get the next tasks behind others, from (pid, tasks held, tasks at most).
+    """Return the children that get the next tasks behind others; `children` has for each the pid, the
+    tasks held and the most it may hold.
 
-    Round robin, starting with the child that holds the fewest, so that a few tasks are spread over all
-    children.
+    The children take turns, starting with the one that holds the fewest tasks, so that a few tasks are
+    spread over all children.
     """
     places = [(at, pid) for pid, held, most in rooms for at in range(held, most)]
     places.sort(key=lambda place: place[0])
@@ -42,8 +44,8 @@ def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:
 
 
 def linger_seconds(free: int, room: int, waiting_since: float, now: float) -> float:
-    """How long a turn waits for more reports: until half of all slots are free, or the first report is
-    old.
+    """Return how long a turn waits for more reports: until half of all slots are free, or the first
+    report has waited long enough.
     """
     if 2 * free >= room:
         return 0.0
@@ -51,10 +53,10 @@ def linger_seconds(free: int, room: int, waiting_since: float, now: float) -> fl
 
 
 class Windows:
-    """The run times of a worker's tasks, and how deep its next claim fills the windows.
+    """Keeps the run times of a worker's tasks, and how deep the next claim fills the windows.
 
-    `widest` is the configured limit; below 2 there are no windows. Tasks named in `apart`, which take a
-    transaction, are durable or batched or have a memory limit, are never in a window.
+    `widest` is the configured limit; below 2 there are no windows. Tasks named in `apart` are never in a
+    window: they take a transaction, are durable or batched, or have a memory limit.
     """
 
     __slots__ = ("_apart", "_next_depth", "_run_times", "depth", "is_on", "widest")
@@ -63,9 +65,9 @@ class Windows:
         self.widest = widest
         self._apart = frozenset(apart)
         self.is_on = widest > 1
-        # How many tasks the next claim may give to each child, including the first.
+        # How many tasks the next claim may give to each child, including the task that runs first.
         self.depth = 1
-        # The depth after the next full claim, unless double the current depth is more.
+        # The lowest depth after the next full claim, unless double the current depth is more.
         self._next_depth = 1
         self._run_times: dict[str, RunTimes] = {}
 
@@ -81,19 +83,19 @@ class Windows:
             self._run_times[task_name] = RunTimes.of(run_seconds)
 
     def width(self, task_name: str) -> int:
-        """How many tasks with that name a child may hold; 1 until enough of them have ended."""
+        """Return how many tasks with that name a child may hold; 1 until enough of them have ended."""
         times = self._run_times.get(task_name)
         if times is None or times.count < ENDS_MIN:
             return 1
         return width(times.typical_seconds, self.widest)
 
     def short_names(self) -> list[str]:
-        """The tasks that may be in windows as deep as the next claim fills them."""
+        """Return the names of the tasks that may be in windows of the depth of the next claim."""
         least = max(2, self.depth)
         return [name for name in self._run_times if self.width(name) >= least]
 
     def patience_seconds(self, task_name: str) -> float:
-        """How long other tasks may wait behind a task with that name; 0 if none may."""
+        """Return how long other tasks may wait behind a task with that name; 0 if they may not."""
         if self.width(task_name) < 2:
             return 0.0
         return max(PATIENCE_SECONDS, PATIENCE_FACTOR * self._run_times[task_name].typical_seconds)
@@ -104,9 +106,9 @@ class Windows:
 
         Windows grow while claims return as many short tasks as they asked for. When the queues are
         drained, windows start small again, so that other workers get a share of the few tasks. In the
-        remaining case, the next task needs its own child or a shallower window, and the claim has
-        locked the rows behind it for nothing: no window is filled until a child takes that task, and
-        then only to half the depth.
+        remaining case, the next task needs its own child or a shallower window, and the claim has locked
+        the rows behind that task for nothing. No window is filled until a child takes that task, and then
+        only to half the depth.
         """
         if not self.is_on or is_drained:
             self.depth = self._next_depth = 1
