@@ -48,7 +48,7 @@ class NotificationBatch(NamedTuple):
 
     `work` says that a queue may have tasks. `cancelled` names tasks that may have been cancelled. `gap`
     says that any number of notifications may have been missed. `paused` says that a queue or a run was
-    paused. `woken` names queues for whose tasks only a few workers were woken, `keyed`
+    paused. `woken` names queues with new tasks for which only a few workers were woken. `keyed` names
     queues whose tasks have keys.
     """
 

@@ -228,7 +228,7 @@ class ChildProcess:
         except BlockingIOError:
             return None
         except OSError:
-            # The kernel reports this if the child ended with unread bytes in its socket.
+            # The kernel raises this error if the child ended with unread bytes in its socket.
             return b""
 
     def send(self, frame: bytes, selector: selectors.BaseSelector) -> None:

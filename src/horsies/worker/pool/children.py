@@ -248,8 +248,8 @@ class Children:
             self._make_idle(child)
 
     def _retires_now(self, child: ChildProcess) -> bool:
-        """Whether to retire a child: it has reached a limit, or it is near one and other children that
-        are near theirs also need the spare.
+        """Whether to retire a child: either it must retire, or it may retire and other children near
+        their limits also need the spare.
         """
         if child.must_retire():
             return True

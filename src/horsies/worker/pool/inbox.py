@@ -17,8 +17,8 @@ from horsies.worker.protocol import FrameKind, ProtocolError
 
 logger = logging.getLogger("horsies.pool")
 
-# The most bytes read from one child in a row. More than a socket can hold, yet a child that keeps sending
-# does not delay the others.
+# The most reads in a row from one child: enough to empty a full socket, but few enough that a child that
+# keeps sending does not delay the others.
 _DRAIN_READS = 16
 _KIND_REPORT = int(FrameKind.REPORT)
 

@@ -68,7 +68,7 @@ class FreePlaces:
 
     @property
     def async_count(self) -> int:
-        """How many coroutines may be dispatched now."""
+        """How many tasks the async children can take now."""
         return sum(self._free_slots().values())
 
     def next_async(self, count: int) -> list[int]:

@@ -32,8 +32,8 @@ def width(typical_seconds: float, widest: int) -> int:
 
 
 def fill_order(rooms: Iterable[tuple[int, int, int]]) -> list[int]:
-    """Return the children that get the next tasks behind others; `children` has for each the pid, the
-    tasks held and the most it may hold.
+    """Return the children that get the next tasks behind others; `rooms` has for each child its pid, the
+    number of tasks that it holds, and the most that it may hold.
 
     The children take turns, starting with the one that holds the fewest tasks, so that a few tasks are
     spread over all children.
