@@ -1,10 +1,10 @@
 """Frames between the worker's parent process and its children: assignments to a child, reports back.
 
-A frame is a four-byte length, a kind byte, fixed numbers (including the lengths of the texts in
-characters) and the texts in UTF-8, one after another. Decoding never builds objects from names: from
-any bytes that a child writes, the parent either reads one of the values below or raises
-``ProtocolError``, in which case only that child is lost. Each of a child's frames begins with a mark,
-random bytes that only this child has, so that bytes written to the socket by task code can be skipped.
+A frame consists of a four-byte length, a byte for its kind, fixed numbers (including the lengths of the
+texts in characters), and the texts in UTF-8, one after another. Decoding never builds objects from names.
+Whatever bytes a child writes, the parent either reads one of the values below or raises
+``ProtocolError``, and then loses only that child. Each of a child's frames begins with a mark, random
+bytes that only this child has, so that bytes written to the socket by task code can be skipped.
 
 Assignments are numbered from 1 in each child, at the beginning and at the end of their frame. Task code
 can read data that the worker has sent to its child; the numbers show the child which frames are missing
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from horsies.tasks.outcome import Outcome
 
 MAX_FRAME_BYTES = 1 << 30
-# The highest number an assignment can have.
+# The highest possible number of an assignment.
 LAST_NUMBER = (1 << 63) - 1
 
 
 class FrameKind(IntEnum):
-    """The kinds of frames; the first three, BATCH, SHARE and STOP_TASK travel to the child, and the rest
-    come back.
+    """The kinds of frames; the first three, BATCH, SHARE and STOP_TASK are sent to the child; the others
+    are sent back.
     """
 
     BOOT = 1
@@ -54,18 +54,18 @@ class FrameKind(IntEnum):
     HOOK_FAILED = 8
     BOOT_FAILED = 9
     TASK_STOPPED = 22
-    # For children that run several coroutines at a time.
+    # These kinds are for children that run several coroutines at a time.
     SHARE = 20
     STOP_TASK = 21
     PROGRESS = 23
     LOOP_BLOCKED = 24
     TASK_UNSTARTED = 25
-    # The assignments that follow, from the first number to the second, are run in one call.
+    # The next assignments, from the first number in the frame to the second, run in one call.
     BATCH = 26
 
 
 class ProgressReport(NamedTuple):
-    """How far an attempt has come; `total` and `note` are optional."""
+    """The progress of an attempt; `total` and `note` are optional."""
 
     task_id: str
     generation: int
@@ -90,7 +90,7 @@ class NodeInput(NamedTuple):
 
 
 class NodePart(NamedTuple):
-    """An assignment's part in a workflow: its run, its node, and the results it takes.
+    """The part that an assignment has in a workflow: its run, its node, and the results that it takes.
 
     `inputs_json` maps parameters and context members to nodes. Only an expansion needs the root of the
     run and its depth.
@@ -105,7 +105,7 @@ class NodePart(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """One attempt of one task, handed to one child; `node` is set if it belongs to a workflow."""
+    """One attempt of a task, as it is given to a child; `node` is set if the task belongs to a workflow."""
 
     task_id: str
     generation: int
@@ -135,7 +135,7 @@ def assignment_of(task: ClaimedTask, node: NodePart | None = None) -> Assignment
 
 
 class TransactionEnd(IntEnum):
-    """What became of a task's transaction (``tx``), in which its child records the outcome."""
+    """The end of a task's transaction (``tx``), in which the child records the outcome."""
 
     # There was no transaction, or it was rolled back: the worker records the outcome.
     NONE = 0
@@ -149,9 +149,9 @@ class TransactionEnd(IntEnum):
 class ChildReport(NamedTuple):
     """The outcome of an assignment: the encoded result, and the code and message of an error.
 
-    ``was_called`` is False if the child could not call the function because the stored call does not
-    fit it: another release of the application may be able to. The class names of an exception and the
-    seconds of a RetryLater serve the decision to retry.
+    ``was_called`` is False if the child could not call the function because the stored call does not fit
+    it: another release of the application may be able to. The class names of an exception and the seconds
+    of a RetryLater are needed to decide about a retry.
     """
 
     task_id: str
@@ -163,10 +163,10 @@ class ChildReport(NamedTuple):
     was_called: bool = True
     exception_names: tuple[str, ...] = ()
     retry_after: float | None = None
-    # The attempt's span, if the application uses tracing.
+    # The attempt's span as a W3C traceparent, if the application uses tracing.
     traceparent: str | None = None
     transaction: TransactionEnd = TransactionEnd.NONE
-    # What a run of a durable function waits for: it has left its child and has no outcome yet.
+    # What the run of a durable function waits for, if it has left its child without an outcome.
     park: ParkRequest | None = None
     # Where an exception was raised, for the fingerprint of the failure.
     origin: Origin = NO_ORIGIN
@@ -184,13 +184,13 @@ def with_transaction(outcome: Outcome, report: ChildReport) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class ChildBoot:
-    """The settings with which a child or the fork server starts; they cross ``exec`` as JSON.
+    """The settings with which a child or the fork server starts, passed as JSON to a fresh interpreter.
 
     ``program`` names the function that loads the application and returns the child's ``Program``. The
-    fork server forks ``forks_singly`` children one by one, then ``forks_ahead`` at a time. The guard
-    finds the processes to kill by ``guard_mark``; 0 means that there is no guard. With
+    fork server forks the first ``forks_singly`` children one by one, and later ones ``forks_ahead`` at a
+    time. The guard finds the processes to kill by ``guard_mark``; 0 means that there is no guard. With
     ``shares_terminal`` the child stays in the worker's session and keeps its standard input.
-    ``worker_id`` is the owner of the tasks: a child uses it when it records the outcome in a task's
+    ``worker_id`` names the owner of the tasks, which a child needs to record an outcome in a task's
     transaction.
     """
 
@@ -220,10 +220,11 @@ _NUMBER_PLACE = slice(_HEADER.size, _HEADER.size + _NUMBER_BYTES)
 _REPORT = Struct("!IBqBqqIIII")
 _NUMBERS = Struct("!IBqq")
 _NO_TEXT = 0xFFFFFFFF
-# The flags of nearly every report: the function was called and succeeded, and no other field follows.
+# The flags of nearly every report: the function was called and succeeded, and the report has no optional
+# fields.
 _SUCCESS = 1
 _NO_TIMEOUT = -1
-# Ten years: an attempt's start is computed from its run time.
+# Ten years; limited because an attempt's start is computed from its run time.
 _RUN_MICROSECONDS_MAX = 10 * 366 * 86_400 * 10**6
 
 # The longest frame of each kind: a frame that declares a greater length is rejected.
@@ -237,7 +238,7 @@ _KIND_REPORT = int(FrameKind.REPORT)
 
 
 def encode_assignment(assignment: Assignment, number: int = 1, needs_permit: bool = False) -> bytes:
-    """Return the frame for `assignment`, whose position among its child's assignments is `number`."""
+    """Return the frame for `assignment`, which is the child's assignment with this `number`."""
     task_id, generation, name, attempt, args, kwargs, timeout_ms, node, stored = assignment
     head, texts = ("", "") if node is None else _node_texts(node)
     body = f"{task_id}{name}{args}{kwargs}{stored}{head}{texts}".encode()
@@ -260,7 +261,7 @@ def encode_assignment(assignment: Assignment, number: int = 1, needs_permit: boo
 
 
 def assignment_number(frame: bytes) -> tuple[int, bool]:
-    """The number of the assignment in `frame`, and whether it needs a permit.
+    """Return the number of the assignment in `frame`, and whether it needs a permit.
 
     Raises ``ProtocolError`` if the beginning and the end belong to different frames.
     """
@@ -300,12 +301,13 @@ def decode_assignment(frame: bytes) -> Assignment:
 
 
 def _node_texts(node: NodePart) -> tuple[str, str]:
-    """The header that describes the task's part in a workflow, followed by the results' texts. Results may be
-    large, so the parent neither parses nor rewrites them.
+    """Return a header that describes the task's part in a workflow, followed by the texts of the results.
+    Results may be large, so the parent neither parses nor rewrites them.
     """
     sources = [(*source[:3], len(source.result), *source[4:]) for source in node.sources]
     place = (node.workflow_id, node.task_index, node.root_workflow_id, node.depth)
-    # Not the standard library's json, which takes five times as long on both sides.
+    # The standard library's json is not used, because it takes five times as long for both writing and
+    # reading.
     head = to_json((place, node.inputs_json, sources)).decode()
     return head, "".join(source.result for source in node.sources)
 
@@ -329,7 +331,9 @@ def _node_part(texts: str, start: int, head_size: int) -> NodePart:
 
 
 def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int = 0) -> bytes:
-    """The frame with `report`, its duration, and the child's memory if it was sampled."""
+    """Return the frame with `report`, the duration of the attempt, and the child's memory if it was
+    sampled.
+    """
     task_id, result = report.task_id, report.result_json
     if (park := report.park) is not None:
         result = park.to_json()
@@ -369,8 +373,8 @@ def encode_report(report: ChildReport, rss_bytes: int = 0, run_microseconds: int
 
 
 def decode_report(frame: bytes) -> tuple[ChildReport, int, int]:
-    """The report in `frame`, the sampled memory in bytes (0 if it was not sampled), and how many
-    microseconds the attempt took.
+    """Return the report in `frame`, the sampled memory in bytes (0 if it was not sampled), and the
+    attempt's duration in microseconds.
     """
     try:
         _, _, generation, flags, rss_bytes, run_microseconds, *sizes = _REPORT.unpack_from(frame)
@@ -433,7 +437,7 @@ def _text_or_none(value: object) -> str | None:
 
 
 def _without_surrogates(report: ChildReport) -> ChildReport:
-    """The report with lone surrogates, as in undecodable file names, written as escapes."""
+    """Return the report with lone surrogates, which occur in undecodable file names, written as escapes."""
     escaped: dict[str, Any] = {
         name: text.encode(errors="backslashreplace").decode()
         for name, text in report._asdict().items()
@@ -443,8 +447,10 @@ def _without_surrogates(report: ChildReport) -> ChildReport:
 
 
 def encode_numbers(kind: FrameKind, first: int = 0, second: int = 0) -> bytes:
-    """A frame of two numbers: (pid, memory in bytes) in hello and ready frames, the first and the last
-    assignment of a batch, unused in a stop.
+    """Return a frame with two numbers.
+
+    They are the pid and the memory in bytes in hello and ready frames, and the numbers of the first and
+    the last assignment in a batch frame. A stop frame does not use them.
     """
     return _NUMBERS.pack(_NUMBERS.size - 4, kind, first, second)
 
@@ -459,7 +465,7 @@ def decode_numbers(frame: bytes) -> tuple[int, int]:
 
 
 def encode_texts(kind: FrameKind, *texts: str) -> bytes:
-    """A frame of a few texts; used where speed does not matter."""
+    """Return a frame with a few texts; used where speed does not matter."""
     body = json.dumps(texts).encode()
     return _HEADER.pack(1 + len(body), kind) + body
 
@@ -478,13 +484,13 @@ def decode_texts(frame: bytes, count: int) -> list[str]:
 
 
 def encode_stopped(assignment: Assignment, log: CapturedLog | None = None) -> bytes:
-    """The frame of a task that has ended because the worker stopped it, with what it had logged."""
+    """Return the frame for a task that ended because the worker stopped it, with the log of the attempt."""
     texts = (assignment.task_id, str(assignment.generation), "" if log is None else json.dumps(log))
     return encode_texts(FrameKind.TASK_STOPPED, *texts)
 
 
 def decode_stopped(frame: bytes) -> tuple[str, CapturedLog | None]:
-    """The task that has ended, and its log."""
+    """Return the task that was stopped, and the log of the attempt."""
     task_id, _, log = decode_texts(frame, 3)
     try:
         return task_id, CapturedLog.checked(json.loads(log)) if log else None
@@ -493,7 +499,7 @@ def decode_stopped(frame: bytes) -> tuple[str, CapturedLog | None]:
 
 
 def encode_progress(task_id: str, generation: int, done: float, total: float, note: str) -> bytes:
-    """A frame with the progress of one of several tasks; `total` may be infinite or not a number."""
+    """Return a frame with the progress of one of several tasks; `total` may be infinite or not a number."""
     values = (task_id, str(generation), repr(float(done)), repr(float(total)), note)
     return encode_texts(FrameKind.PROGRESS, *values)
 
@@ -526,7 +532,7 @@ def decode_boot(frame: bytes) -> tuple[ChildBoot, int]:
 
 
 def receive_boot(connected: socket.socket) -> tuple[ChildBoot, int] | None:
-    """Wait for the boot frame without reading any byte after it; None if the worker is gone."""
+    """Wait for the boot frame, and read no byte after it; None if the worker is gone."""
     length = connected.recv(4, socket.MSG_WAITALL)
     body = connected.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL)
     return decode_boot(length + body) if body else None
@@ -545,7 +551,7 @@ class FrameBuffer:
         self.has_foreign_bytes = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The frames that `data` completes, in order; the rest is kept."""
+        """Return the frames that `data` completes, in order, and keep the incomplete rest."""
         mark = self._mark
         start = len(mark)
         if (
@@ -566,7 +572,7 @@ class FrameBuffer:
         return frames
 
     def _cut(self, data: bytes | bytearray) -> tuple[list[bytes], int]:
-        """Return the complete frames in `data`, and the position where an incomplete frame begins."""
+        """Return the complete frames in `data`, and the position where an incomplete frame starts."""
         frames = []
         mark, end = self._mark, 0
         while (start := self._next_mark(data, end)) + len(mark) <= len(data) - 5:
@@ -579,7 +585,7 @@ class FrameBuffer:
         return frames, start
 
     def _next_mark(self, data: bytes | bytearray, start: int) -> int:
-        """The position where the next frame begins, or may begin once more bytes arrive."""
+        """Return the position where the next frame starts, or may start after further bytes have arrived."""
         mark = self._mark
         if data.startswith(mark, start):
             return start
@@ -593,11 +599,11 @@ class FrameBuffer:
 
     @property
     def pending_bytes(self) -> int:
-        """How many bytes of an incomplete frame have arrived."""
+        """Return how many bytes of an incomplete frame have arrived."""
         return max(0, len(self.pending) - len(self._mark))
 
     def wanted_bytes(self) -> int:
-        """How many bytes the frame in progress still needs; 0 if its length is unknown."""
+        """Return how many bytes the incomplete frame still needs; 0 if its length is unknown."""
         start = len(self._mark)
         if len(self.pending) < start + 4:
             return 0
@@ -606,7 +612,9 @@ class FrameBuffer:
 
 
 def checked_size(header: bytes | bytearray) -> int:
-    """The length in the first five bytes of a frame; rejected if no frame of its kind can be that long."""
+    """Return the length in the first five bytes of a frame; ProtocolError if no frame of its kind can
+    have this length.
+    """
     size, kind = _HEADER.unpack(header)
     if not 1 <= size <= _LONGEST.get(kind, 0):
         raise ProtocolError(f"a frame of kind {kind} claims a length of {size} bytes")

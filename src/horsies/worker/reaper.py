@@ -58,12 +58,12 @@ logger = logging.getLogger("horsies.reaper")
 RETENTION_BATCH = 1000
 # The record of changes made by people is kept for 90 days.
 ACTION_RETENTION_HOURS = 90 * 24
-# A key with a rate has a meter, which says nothing once its starts are paid for.
+# A key with a rate has a meter, which is no longer needed once it allows the next start immediately.
 METER_RETENTION_HOURS = 1
-# Counts whole trees of runs, with all their nodes and tasks.
+# The most whole trees of runs, with all their nodes and tasks, that one statement deletes.
 RETENTION_RUNS = 50
 EXPIRE_BATCH = 50
-# The kind of batch that closes the rows of lost workers.
+# The name, for counting failures, of the batch that closes the rows of lost workers.
 CLOSING = "close lost workers"
 RECOVERY = try_lead(1)
 RETENTION = try_lead(2)
@@ -82,10 +82,10 @@ def recover_lost_workers(
 ) -> Recovered:
     """Close the rows of lost workers and recover their tasks.
 
-    The rows are closed first, so that a worker that comes back in the meantime sees that it was
-    declared lost. If this worker dies in between, ``recover_ownerless`` in another worker finds the
-    tasks, including those that the database refused to recover. If the database refuses to close a row,
-    the error is raised at the end, after the others have been recovered.
+    The rows are closed first, so that a worker that comes back in the meantime sees that it was declared
+    lost. If this worker dies after that, ``recover_ownerless`` in another worker finds the tasks,
+    including those that the database refused to recover. If the database refuses to close a row, the
+    error is raised at the end, when the tasks of the other lost workers have been recovered.
     """
     verdicts = _without_active(pipeline, verdicts, WatchLimits.of(config).held)
     if not verdicts:
@@ -109,8 +109,9 @@ def recover_lost_workers(
 def _close(
     pipeline: Pipeline, verdicts: Sequence[Verdict], blocked: Blocked
 ) -> tuple[list[str], psycopg.Error | None]:
-    """Close lost workers' rows, one by one if the database refuses them together; return the closed
-    ones and a refusal, if there was one.
+    """Close the rows of lost workers, one by one if the database refuses them together.
+
+    Return the workers whose rows were closed, and a refusal if there was one.
     """
     return blocked.failures.isolated(
         CLOSING,
@@ -143,7 +144,7 @@ def _close_rows(pipeline: Pipeline, verdicts: Sequence[Verdict]) -> list[str]:
 def _without_active(
     pipeline: Pipeline, verdicts: Sequence[Verdict], seconds: float
 ) -> Sequence[Verdict]:
-    """Drop workers whose held lock belongs to a session that is still active."""
+    """Leave out workers whose lock is held by a session that is still active."""
     held = [verdict.worker_id for verdict in verdicts if not verdict.needs_free_lock]
     if not held:
         return verdicts
@@ -153,14 +154,14 @@ def _without_active(
 
 
 def _recoverable_statuses(recovery: RecoveryConfig) -> list[str]:
-    """The states in which the configuration lets a reaper recover an abandoned task."""
+    """Return the states in which the configuration lets a reaper recover an abandoned task."""
     claimed = ["CLAIMED"] if recovery.auto_requeue_stale_claimed else []
     return claimed + (["RUNNING"] if recovery.auto_fail_stale_running else [])
 
 
 def recover_ownerless(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked) -> int:
-    """Recover tasks whose worker's row is closed, and tasks without a worker's row that have sent no
-    heartbeat for longer than their state's threshold.
+    """Recover tasks whose worker's row is closed. Also recover tasks whose worker has no row, if their
+    last heartbeat is older than the threshold for their state.
     """
     find = find_ownerless(
         recovery.claimed_stale_threshold_ms / 1000,
@@ -206,7 +207,7 @@ def expire_paused(pipeline: Pipeline, recovery: RecoveryConfig, blocked: Blocked
 
 
 def sweep(pipeline: Pipeline, recovery: RecoveryConfig, failures: Failures | None = None) -> bool:
-    """Delete one bounded batch of every kind of row past its retention; True if there may be more."""
+    """Delete one bounded batch of each kind of old rows; True if there may be more."""
     failures = failures or Failures()
     statements: tuple[tuple[Statement[[float, int], Deleted], int | None], ...] = (
         (delete_old_heartbeats, recovery.heartbeat_retention_hours),
@@ -243,9 +244,9 @@ def _delete(pipeline: Pipeline, step: Step, failures: Failures) -> int:
 
 
 def delete_rows(pipeline: Pipeline, step: Step, failures: Failures) -> list[Any]:
-    """Delete a batch of rows. A batch with a row that cannot be deleted, because of a foreign key or
-    another session's lock, is kept and logged. A missing privilege on the refusals table is only logged
-    as well, because a worker can run without it.
+    """Delete a batch of rows. If a row cannot be deleted because of a foreign key or another session's
+    lock, its whole batch is kept and the reason is logged. A missing privilege on the refusals table is
+    only logged, because a worker can run without it.
     """
     rows: list[Any] = []
     may_fail = partial(lacks_right_on, table=REFUSALS_TABLE)

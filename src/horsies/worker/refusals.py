@@ -1,6 +1,7 @@
-"""Refusals: store which claimed tasks this worker cannot call, so that workers with the same parameters
-skip them. The table may be locked, protected by a trigger, or closed to the role; other tasks are not
-affected.
+"""Refusals: records of the claimed tasks that this worker cannot call, so that workers with the same
+parameters skip them.
+
+If the table is locked, protected by a trigger or closed to the role, other tasks are not affected.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ class Refusals:
         self._has_named_right = False
 
     def store(self, pipeline: Pipeline, uncalled: Uncalled) -> set[str]:
-        """Store the refusal of these tasks. Return those to leave to other workers; the rest fail. A
-        task whose refusal cannot be stored is left to others too; until the next attempt, only this
-        worker excludes it from its claims.
+        """Store the refusal of these tasks. Return the tasks to leave to other workers; the remaining
+        tasks fail.
+
+        A task whose refusal cannot be stored is left to other workers too. Until the next attempt to
+        store it, only this worker excludes the task from its claims.
         """
         stored = self._run_each(pipeline, uncalled, self._refusing_steps)
         refused = [one for answers in stored for one in answers[-2]]
@@ -64,8 +67,8 @@ class Refusals:
     def _run_each(
         self, pipeline: Pipeline, uncalled: Uncalled, steps_of: Callable[[Uncalled], list[Step]]
     ) -> list[list[list[Any]]]:
-        """Run these steps for the tasks; return the answers by transaction, or none if the role lacks
-        the privilege.
+        """Run these steps for the tasks, and return the answers by transaction; no answers if the role
+        lacks the privilege.
         """
         blocked = self._blocked
         try:
@@ -83,6 +86,6 @@ class Refusals:
 
 
 def _reassignment(uncalled: tuple[ClaimedTask, Outcome]) -> Change:
-    """The change that leaves a task to workers of another release."""
+    """Return the change that leaves a task to workers of another release."""
     task, _ = uncalled
     return Change("reassign", task.id, task.workflow_id)

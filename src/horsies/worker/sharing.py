@@ -1,14 +1,16 @@
 """The page and the permits that a child shares with its worker, in addition to the socket between them.
 
-The page is memory: a stop request, the running task's progress, and how far the child has come with its
-assignments. Permits decide which of its assignments a child may start: the parent writes one number per
-assignment into a socket pair, and the child reads one before it starts a task. Both have the reading
-end, and the kernel gives each number to one of them: a number that the parent reads back belongs to a
-task that has not started and never will.
+The page is shared memory with a stop request, the running task's progress, and the number of the last
+assignment that the child has started.
 
-A task's code can reach every descriptor of its process. Worker and child share the reading end, flags
-included, so neither reads it in a way that could block. If a task reads a number, the child misses it
-and reports that assignment as not started.
+Permits decide which of its assignments a child may start. The parent writes one number per assignment
+into a socket pair, and the child reads one number before it starts a task. Both processes have the
+reading end, and the kernel gives each number to only one of them. So if the parent reads a number back,
+the task has not started and never will.
+
+A task's code can reach every descriptor of its process. Worker and child share the reading end, including
+its flags, so neither of them reads it in a way that could block. If a task reads a number, the child
+misses that number and reports the assignment as not started.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from horsies.worker.protocol import Assignment, ProgressReport
 _NUMBER = Struct("!Q")
 # The first byte of a permit, so that a permit read in parts is not mistaken for another one.
 _PERMIT = 0xA5 << 56
-# How far ahead of an assignment the next permit may be, if those in between were taken back.
+# How far ahead of an assignment the next permit may be, if the permits in between were taken back.
 _AHEAD_MAX = 1 << 32
-# More than a socket holds.
+# More bytes than a socket can hold.
 _EVERYTHING = 1 << 20
 _PROGRESS = Struct("=IIddI")
 _PROGRESS_START, _BEGUN_START, _NOTE_START, PAGE_BYTES = 8, 48, 64, 4096
@@ -46,26 +48,26 @@ _PAGE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if _HA
 
 
 class SharedPage:
-    """The memory that a child shares with its worker: a stop request, its task's progress, how many
-    assignments it has started, and the mark with which its frames begin.
+    """The memory that a child shares with its worker: a stop request, the task's progress, how many
+    assignments the child has started, and the mark with which its frames start.
 
-    These are not frames, because a task may report progress ten thousand times a second, from several
-    threads and from processes it forks, and the worker reads the latest report whenever it has time.
-    The worker validates everything that it reads here. Numbers are written in one call, so that threads
-    cannot mix theirs; a report that is read while it is being written is read again.
+    Progress is not sent in frames, because a task may report it ten thousand times a second, from several
+    threads and from processes that it forks. The worker reads only the latest report, whenever it has
+    time. The worker validates everything that it reads here. Numbers are written in one call, so that
+    threads cannot mix theirs; a report that is read while it is being written is read again.
     """
 
     __slots__ = ("_count", "_memory")
 
     def __init__(self, descriptor: int) -> None:
-        # With the areas for the logs of attempts, if there are any.
+        # The size of the page, including the areas for the logs of attempts if there are any.
         self._memory = mmap.mmap(descriptor, 0)
         self._count = 0
         os.close(descriptor)
 
     @classmethod
     def create(cls, log_bytes: int = 0) -> tuple[SharedPage, int]:
-        """A new page with this much memory for logs, and a descriptor for the child."""
+        """Create a page with this much memory for logs, and a descriptor for the child."""
         made = _new_page_file(PAGE_BYTES + log_bytes)
         try:
             page = cls(os.dup(made))
@@ -77,9 +79,9 @@ class SharedPage:
 
     @classmethod
     def open_unseen(cls, descriptor: int) -> SharedPage:
-        """The page in a child, where it stays open without a descriptor that a task could write to.
+        """Open the page in a child, without a descriptor that a task could write to.
 
-        ``mmap`` keeps a copy of the descriptor, under the lowest free number, which it only closes.
+        ``mmap`` keeps a copy of the descriptor under the lowest free number, and only closes that copy.
         """
         os.close(lowest := os.dup(descriptor))
         inode = os.fstat(descriptor).st_ino
@@ -111,9 +113,8 @@ class SharedPage:
         return number
 
     def note_begun(self, number: int) -> None:
-        """Note that the child is starting the assignment with this number.
-
-        Assignments with lower numbers have already started, or never will.
+        """Note that the child starts the assignment with this number. Assignments with lower numbers have
+        already started or never will.
         """
         self._memory[_BEGUN_START:_BEGUN_END] = _NUMBER.pack(number)
 
@@ -126,11 +127,13 @@ class SharedPage:
 
     @property
     def raw_progress(self) -> bytes:
-        """A value that differs whenever there is another report."""
+        """The raw bytes of the latest report, which differ from those of every other report."""
         return self._memory[_PROGRESS_START:_PROGRESS_END]
 
     def read_progress(self, assignment: Assignment) -> ProgressReport | None:
-        """The latest report about this attempt; None if there is none, or while one is being written."""
+        """Return the latest report about this attempt; None if there is none, or while a report is being
+        written.
+        """
         raw = self.raw_progress
         token, _, done, total, size = _PROGRESS.unpack(raw)
         note = self._memory[_NOTE_START:_MARK_START][:size]
@@ -144,22 +147,22 @@ class SharedPage:
         return ProgressReport(task_id, generation, done, finite_total, text)
 
     def log_areas(self, limits: LogLimits) -> list[LogArea]:
-        """The places for the logs of the attempts that the child runs at a time."""
+        """Return the log areas, one for each attempt that the child can run at the same time."""
         if not (size := area_bytes(limits)):
             return []
         starts = range(PAGE_BYTES, len(self._memory) - size + 1, size)
         return [LogArea(self._memory, start, limits) for start in starts]
 
     def read_log(self, assignment: Assignment, limits: LogLimits) -> CapturedLog | None:
-        """What an attempt in a child that has ended had logged."""
+        """Return the log of an attempt whose child has ended."""
         token = attempt_token(assignment.task_id, assignment.generation)
         logs = (area.read(token) for area in self.log_areas(limits))
         return next((log for log in logs if log is not None), None)
 
 
 def _new_page_file(size: int) -> int:
-    """A descriptor for memory that no task can shorten, because reading beyond its end would kill the
-    worker.
+    """Return a descriptor for memory that no task can shorten; if it were shortened, reading beyond its
+    end would kill the worker.
     """
     if not _HAS_MEMFD:
         with tempfile.TemporaryFile() as file:
@@ -180,7 +183,7 @@ class PermitError(Exception):
 
 
 class PermitPipe:
-    """The parent's side: both ends of the socket pair."""
+    """The parent's side of the permits, with both ends of the socket pair."""
 
     __slots__ = ("_reading", "_writing")
 
@@ -194,19 +197,22 @@ class PermitPipe:
     def grant(self, numbers: Iterable[int]) -> None:
         """Permit the assignments with these numbers.
 
-        If a task has shut down the socket, the child finds no permit and reports that.
+        If a task has shut down the socket, the child finds no permits and reports the assignments as not
+        started.
         """
         permits = b"".join([_NUMBER.pack(_PERMIT + number) for number in numbers])
         with suppress(OSError):
             self._writing.send(permits, socket.MSG_DONTWAIT)
 
     def take_back(self) -> Iterable[int]:
-        """Empty the pipe and return the numbers of the assignments that have not started and never will."""
+        """Empty the pipe, and return the numbers of the assignments that have not started and now never
+        will.
+        """
         try:
             data = self._reading.recv(_EVERYTHING, socket.MSG_DONTWAIT)
         except OSError:
             return ()
-        # A task may have read part of the first number.
+        # A task may have read a part of the first number.
         whole = _NUMBER.iter_unpack(data[len(data) % _NUMBER.size :])
         return [permit - _PERMIT for (permit,) in whole]
 
@@ -216,13 +222,14 @@ class PermitPipe:
 
 
 class Permits:
-    """The child's side: reads one number before each task."""
+    """The child's side of the permits, which reads one number before each task."""
 
     __slots__ = ("_ahead", "_reading")
 
     def __init__(self, fd: int) -> None:
         self._reading = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fd)
-        # The number of a later assignment: those before it were taken back.
+        # A number that was already read and belongs to a later assignment; the permits of the assignments
+        # before it were taken back.
         self._ahead: int | None = None
 
     def allows(self, number: int) -> bool:
@@ -248,14 +255,14 @@ class Permits:
 
 
 def send_descriptors(connected: socket.socket, page: int, permits: int | None) -> None:
-    """Give a new child the page that it shares with the worker, and its permits if it has any, with the
-    first byte that it reads.
+    """Send the first byte to a new child, and with it the descriptors of the shared page and of its
+    permits, if it has any.
     """
     socket.send_fds(connected, [b"P"], [page] if permits is None else [page, permits])
 
 
 def receive_descriptors(connected: socket.socket) -> tuple[SharedPage | None, int | None]:
-    """Wait for the page and the permits; no page if the worker is gone."""
+    """Wait for the page and the permits; the page is None if the worker is gone."""
     _, descriptors, _, _ = socket.recv_fds(connected, 1, 2)
     page = SharedPage.open_unseen(descriptors[0]) if descriptors else None
     return page, descriptors[1] if len(descriptors) > 1 else None

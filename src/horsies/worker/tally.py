@@ -1,9 +1,9 @@
-"""Tally: the worker's attempt counts, for ``horsies_measures`` and for Prometheus; and the attempts'
-log lines.
+"""Tally: counts a worker's attempts, for ``horsies_measures`` and for Prometheus, and writes the log
+lines about them.
 
-Counts only grow, so a scrape from another thread needs no lock. The growth since the last ``cut`` goes
-to the database. Each attempt costs 1.2 us here, a third of it for parsing the time at which the task
-was due.
+Counts only grow, so another thread can read them without a lock. The growth since the last ``cut`` is
+stored in the database. Each attempt costs 1.2 µs here; a third of this is for parsing the time at which
+the task was due.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from horsies.states import TaskStatus
 from horsies.tasks.outcome import RETURNED_TO_QUEUE, Outcome
 from horsies.worker.agenda import NEVER
 
-# One line per ended attempt, at about 20 us each, written after the next tasks have gone to the
-# children; --quiet-tasks raises the level.
+# Writes one line per ended attempt, after the next tasks have been given to the children. A line costs
+# about 20 µs; --quiet-tasks raises the logger's level.
 ends_logger = logging.getLogger("horsies.tasks")
 
 FLUSH_SECONDS = 30.0
-# How attempts end, in the order of their counts.
+# The ways in which an attempt can end, in the order of their counts.
 ENDS = ("completed", "failed", "retried", "crashed", "timeout", "cancelled", "stopped")
 # Upper bounds of the buckets for turns, in seconds.
 TURN_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
-# The positions of a queue and task's counts in one list: the ends, the buckets, and two sums in seconds.
+# The layout of the list of counts for a queue and task: the ends, the buckets, and two sums in seconds.
 _WAITED = len(ENDS)
 _RAN = _WAITED + BUCKETS
 _WAITED_SECONDS = _RAN + BUCKETS
@@ -58,7 +58,7 @@ End: TypeAlias = tuple[Outcome, ClaimedTask, float | None]
 
 
 class Counts(NamedTuple):
-    """The attempts of one task in one queue, by how they ended, and the buckets and sums of their
+    """The counts for one task in one queue: attempts by how they ended, and the buckets and sums of their
     durations.
     """
 
@@ -87,22 +87,23 @@ class Counts(NamedTuple):
 class Tally:
     """One worker's counts since its start, by queue and task name.
 
-    After ``NAMES_MAX`` names, all others are counted under ''.
+    After ``NAMES_MAX`` names, all further names are counted together under ''.
     """
 
     def __init__(self) -> None:
         self._counts: dict[Key, list[float]] = {}
         self._names: set[str] = set()
-        # The counts at the last cut, and the growth of each minute that is not in the database yet.
+        # The counts at the last cut, and by minute the growth that is not in the database yet.
         self._cut: dict[Key, list[float]] = {}
         self._grown: dict[tuple[int, Key], list[float]] = {}
-        # The minute of the database's clock to which counts belong, and its beginning and end.
+        # The minute of the database's clock to which new counts belong, and its start and end on this
+        # worker's clock.
         self._minute = 0
         self._minute_at = self._minute_ends_at = 0.0
         # The offset of the database's clock from this host's.
         self._ahead_seconds = 0.0
         self.flush_at = NEVER
-        # Tasks that went to children: to idle ones, and behind another task.
+        # How many tasks were given to idle children, and how many behind another task.
         self.handed_alone = 0
         self.handed_behind = 0
         self.turns = 0
@@ -111,8 +112,8 @@ class Tally:
         self.turn_buckets = [0] * (len(TURN_BOUNDS) + 1)
 
     def note_clock(self, database_now: datetime, taken_seconds: float) -> None:
-        """Set the database's clock, requested ``taken_seconds`` ago: on average it was read halfway
-        through.
+        """Set the database's time, which was requested ``taken_seconds`` ago; on average it was read
+        halfway through that time.
         """
         self._ahead_seconds = database_now.timestamp() - (time.time() - taken_seconds / 2)
 
@@ -124,7 +125,7 @@ class Tally:
         for task in tasks:
             try:
                 waited = now - _parse(task.enqueued_at).timestamp()
-            except ValueError:  # a manual edit may have stored -infinity
+            except ValueError:  # a manual edit of the row may have stored -infinity
                 continue
             counts = find((task.queue_name, task.task_name)) or self._first(task)
             counts[_WAITED + bisect_left(BOUNDS, waited)] += 1
@@ -132,7 +133,7 @@ class Tally:
                 counts[_WAITED_SECONDS] += waited
 
     def note_ends(self, ends: Sequence[End]) -> None:
-        """Count these recorded outcomes."""
+        """Count the attempts with these recorded outcomes."""
         if not ends:
             return
         self._now()
@@ -145,7 +146,7 @@ class Tally:
                 counts[_RAN_SECONDS] += seconds
 
     def note_turn(self, seconds: float, tasks: int) -> None:
-        """Count the tasks that a turn has recorded, started or claimed."""
+        """Count a turn, with the tasks that it has recorded, started or claimed."""
         self.turns += 1
         self.turn_tasks += tasks
         self.turn_seconds += seconds
@@ -158,18 +159,20 @@ class Tally:
 
     def totals(self) -> Mapping[Key, Counts]:
         """All counts since the start; safe to call from another thread."""
-        # Copies made in one interpreter step, because the worker may add a key at the same time.
+        # Each copy is made in a single step of the interpreter, because the worker may add a key at the
+        # same time.
         return {key: Counts.of(list(counts)) for key, counts in list(self._counts.items())}
 
     def take_flush(self) -> list[Step]:
-        """The statement that stores the growth since the last call, if there is any.
+        """Return the statement that stores the growth since the last call, if there is any.
 
-        The growth is dropped here: a COMMIT in doubt is never repeated, so nothing counts twice.
+        The growth is dropped here, even if the statement fails later: a COMMIT in doubt is never
+        repeated, so nothing is counted twice.
         """
         self._cut_minute()
         grown, self._grown = self._grown, {}
         self.flush_at = NEVER
-        self._minute_ends_at = 0.0  # the next count sets the time of the next flush
+        self._minute_ends_at = 0.0  # the next count sets the time of the next call
         return [(add_measures, _as_columns(grown))] if grown else []
 
     def _now(self) -> float:
@@ -203,14 +206,14 @@ class Tally:
             if before == counts:
                 continue
             now = self._cut[key] = list(counts)
-            # If the clock is set back, an earlier minute may come again.
+            # If the clock is set back, an earlier minute may occur a second time.
             earlier = self._grown.get((self._minute, key), _NONE)
             columns = zip(before or _NONE, now, earlier, strict=True)
             self._grown[self._minute, key] = [then - cut + more for cut, then, more in columns]
 
 
 def _end_of(outcome: Outcome) -> int:
-    """The kind of end that an unsuccessful attempt counts as: retried if another attempt follows."""
+    """Return how an unsuccessful attempt is counted: as retried if another attempt follows."""
     if outcome.delay_seconds is not None:
         return _RETRIED
     return _FINAL.get(outcome.error_code or "", _FAILED)
@@ -253,7 +256,7 @@ def log_ends(ends: Iterable[End]) -> None:
 
 
 def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
-    """Log the end of an attempt, and when the next one is due if there is one."""
+    """Log the end of an attempt, and when the next attempt is due if there is one."""
     fields = {
         "task_id": task.id,
         "task_name": task.task_name,
@@ -281,7 +284,8 @@ def log_end(outcome: Outcome, task: ClaimedTask, seconds: float | None) -> None:
     if outcome.retry_reason is not None:
         end += f" ({outcome.retry_reason})"
     text, words = "%s %s #%d %s", (task.task_name, task.id, task.retry_count + 1, end)
-    # Not logger.info, which looks up the caller's line: that takes a fifth of the time per log line.
+    # logger.info is not used, because it looks up the caller's line, which takes a fifth of the time per
+    # log line.
     record = ends_logger.makeRecord(
         ends_logger.name, logging.INFO, __file__, 0, text, words, None, extra=fields
     )

@@ -1,4 +1,5 @@
-"""The spans of a worker's attempts: those that children report, and those of children that died.
+"""The spans of a worker's attempts: those that children report, and those made here for children that
+died.
 
 A retry links to the previous attempt, so the spans are stored with the attempts. Only a worker whose
 application uses tracing has this object.
@@ -64,7 +65,7 @@ class Traces:
         ids, attempts, traceparents = map(list, zip(*found, strict=True))
         try:
             pipeline.run([store_traces(ids, attempts, traceparents)])
-        except psycopg.Error as error:  # the outcomes are recorded: only links are lost
+        except psycopg.Error as error:  # the outcomes are already recorded, so only links are lost
             if is_transient(error):
                 raise
             logger.warning(
@@ -72,7 +73,7 @@ class Traces:
             )
 
     def linked(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask]) -> list[ClaimedTask]:
-        """Return the tasks; retried ones get their previous attempt's span in their options."""
+        """Return the tasks; the options of a retried task get the span of its previous attempt."""
         retried = [task for task in tasks if task.retry_count]
         if not retried:
             return list(tasks)

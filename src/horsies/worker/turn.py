@@ -1,7 +1,7 @@
 """The turn: one transaction, in one round trip, that records finished attempts and claims new tasks.
 
-While one turn commits, reports pile up for the next, so batches grow with load and commits per task
-fall; an idle worker still reacts within one round trip.
+While one turn commits, reports collect for the next turn. So batches grow with the load, and the number
+of commits per task falls; an idle worker still reacts within one round trip.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ logger = logging.getLogger("horsies.turn")
 
 # How long claims may rely on bookmarks alone.
 EVERYWHERE_SECONDS = 0.1
-# Searching everywhere is costly if the whole turn takes longer than this.
+# A search everywhere counts as costly if the whole turn takes longer than this.
 COSTLY_SECONDS = 0.01
 # How many refused claims one turn tolerates; the next turn continues after them.
 REFUSALS_MAX = 100
 
 
 class Positions(NamedTuple):
-    """Per queue, the task after which to search first; and whether to search everywhere for the rest."""
+    """Where a claim searches: per queue the task behind which it searches first, and whether it then
+    searches everywhere for the rest.
+    """
 
     priorities: Sequence[int | None] = ()
     enqueued_at: Sequence[str | None] = ()
@@ -81,7 +83,7 @@ class Bookmarks:
     do while any transaction is open. A claim that starts at the front of the queue scans all of
     them; one that starts behind the last claimed task scans none.
 
-    A claim that searches behind a bookmark does not see a task before it. That task is claimed all the
+    A claim that searches behind a bookmark does not see a task before it. Such a task is claimed all the
     same, because claims search everywhere
 
     * when they are short: the same call searches for the tasks that it did not find behind the bookmarks;
@@ -104,11 +106,11 @@ class Bookmarks:
         self.rested_at = 0.0
 
     def note_news(self) -> None:
-        """Note that there may now be a task before a bookmark."""
+        """Note that there may be a task before a bookmark now."""
         self._has_news = True
 
     def step_back(self, returned: Iterable[ClaimedTask]) -> None:
-        """Begin the next claim with these tasks, which went back to their queues."""
+        """Start the next claim with these tasks, which were returned to their queues."""
         for task in returned:
             last = self._last.get(task.queue_name)
             is_plain = task.lane is None
@@ -117,8 +119,9 @@ class Bookmarks:
                 self._last[task.queue_name] = before
 
     def positions(self, now: float, *, has_lane_marks: bool = False) -> Positions:
-        """Where the next claim searches first. Marks of lanes count as bookmarks: they are for a claim that
-        does not search everywhere.
+        """Return where the next claim searches first.
+
+        Marks of lanes count as bookmarks: only a claim that does not search everywhere uses them.
         """
         is_rested = now >= self.rested_at
         is_time = self._has_news or now >= self._everywhere_at
@@ -127,7 +130,7 @@ class Bookmarks:
         if not self._last:
             return Positions(looks_everywhere=is_rested)
         last = [self._last.get(queue, _NO_TASK) for queue in self._queues]
-        # Lists, because the encoder caches tuples and these values change with every claim.
+        # Lists, because the encoder would cache tuples, and these values change with every claim.
         priorities, times, ids = map(list, zip(*last, strict=True))
         return Positions(priorities, times, ids, is_rested)
 
@@ -139,8 +142,8 @@ class Bookmarks:
         was_short: bool,
         span: tuple[float, float],
     ) -> bool:
-        """Update the bookmarks after a claim from these positions that took this long; True if it
-        searched everywhere.
+        """Update the bookmarks after a claim that started from these positions and took this long; True
+        if it searched everywhere.
         """
         for task in claimed:
             if task.lane is None:
@@ -155,23 +158,25 @@ class Bookmarks:
         return True
 
 
-# The parameters in which the claims of a worker for its idle children differ: the children and ``Positions``.
+# The parameters that differ between a worker's claims for its idle children: the children, and
+# ``Positions``.
 _MARKS = ("marked_priorities", "marked_moments", "marked_ids", "looks_everywhere")
 _VARYING = {"pids", "queue_limits", *_MARKS}
 
 
 class TurnRequest(NamedTuple):
-    """What a turn does besides recording.
+    """What a turn does besides recording outcomes.
 
     ``starting`` are prefetched tasks with the idle children that take them. ``pids`` are the idle
-    children to claim for. ``ahead`` are the children that may take short tasks behind others, with the
-    names of such tasks. ``prefetch`` is how many tasks to claim ahead of time. ``freed`` are the places
-    that the outcomes free in each queue. ``positions`` is where the claim searches first.
-    ``unknown_names``, ``refused_ids`` and ``refused_by`` (fingerprints) are the tasks that it excludes.
-    ``is_async`` restricts the claim to tasks of ``async def`` functions, or to the others; None takes
-    both. ``cursors`` are the places on the rings of lanes where the claim by keys continues, per queue;
-    empty if no queue has keys. ``freed_lanes`` are the queues and lanes of the tasks with keys whose
-    outcomes are recorded. ``lane_marks`` is where the claim searches first in busy lanes.
+    children to claim for. ``ahead`` are the children that may take short tasks behind others, and
+    ``short_names`` are the names of these tasks. ``prefetch`` is how many tasks to claim ahead of time.
+    ``freed`` are the places that the outcomes free in each queue. ``positions`` is where the claim
+    searches first. ``unknown_names``, ``refused_ids`` and ``refused_by`` (fingerprints) are the tasks
+    that it excludes. ``is_async`` restricts the claim to tasks of ``async def`` functions, or to the
+    others; None takes both. ``cursors`` are the places on the rings of lanes where the claim by keys
+    continues, per queue; empty if no queue has keys. ``freed_lanes`` are the queues and lanes of the
+    tasks with keys whose outcomes are recorded. ``lane_marks`` is where the claim searches first in busy
+    lanes.
     """
 
     starting: Sequence[tuple[ClaimedTask, int]] = ()
@@ -201,14 +206,15 @@ NO_REQUEST = TurnRequest()
 
 
 class TurnResult(NamedTuple):
-    """The ids of recorded outcomes, the children of prefetched tasks that started, and the claimed tasks.
+    """The result of a turn: the ids of recorded outcomes, the children of prefetched tasks that started,
+    and the claimed tasks.
 
-    `refused` are the outcomes that the database refused, which the worker keeps. `as_decided` is False
-    if another outcome may have been recorded instead of a refused one. `failed` are the recorded
-    outcomes that are final although the worker may have decided to retry. `cancelled` are those that an
-    accepted cancellation has replaced; `cleaning` are runs that continue with their clean-up after one.
-    `instead` are the outcomes recorded in place of those whose texts the database rejects. `by_child`
-    are those that their child had recorded as successes.
+    `refused` are the outcomes that the database refused and the worker keeps. `as_decided` is False if
+    another outcome may have been recorded instead of the worker's. `failed` are recorded outcomes that
+    are final although the worker may have decided to retry. `cancelled` are outcomes that an accepted
+    cancellation has replaced; `cleaning` are runs that continue with their clean-up after a cancellation.
+    `instead` are the outcomes recorded in place of outcomes whose texts the database rejects. `by_child`
+    are tasks whose child had already recorded a success.
     """
 
     recorded: set[str]
@@ -221,7 +227,7 @@ class TurnResult(NamedTuple):
     cleaning: Set[str] = frozenset()
     instead: Mapping[str, Outcome] = MappingProxyType({})
     by_child: Set[str] = frozenset()
-    # What the claim by keys says of each queue.
+    # One row per queue: how the claim by keys ended there.
     lanes: Sequence[ClaimedTask] = ()
 
 
@@ -230,7 +236,7 @@ NOTHING_DONE = TurnResult(set(), MappingProxyType({}), ())
 
 @dataclass(frozen=True)
 class Claimer:
-    """A worker's side of every claim: its identity, its queues in order, and the caps."""
+    """What all claims of a worker have in common: its identity, its queues in order, and the caps."""
 
     worker_id: str
     hostname: str
@@ -240,7 +246,7 @@ class Claimer:
     max_claim_batch: int = 0
     counts_claimed: bool = True
     lease_ms: int = 60_000
-    # Per queue; empty if no queue has a rate.
+    # The rate of each queue; empty if no queue has one.
     rates: Sequence[Rate | None] = ()
 
     @classmethod
@@ -264,32 +270,32 @@ class Claimer:
 
     @cached_property
     def is_capped(self) -> bool:
-        """Whether a freed slot may let another worker claim."""
+        """Whether a place that this worker frees may let another worker claim."""
         return self.cluster_cap is not None or any(cap is not None for cap in self.queue_caps)
 
     @cached_property
     def rate_seconds(self) -> Sequence[float | None]:
-        """Per queue, the seconds between two starts."""
+        """For each queue, the seconds between two starts."""
         return tuple(None if one is None else one.seconds_per_start for one in self.rates)
 
     @cached_property
     def rate_bursts(self) -> Sequence[int | None]:
-        """Per queue, how many tasks may start at once."""
+        """For each queue, how many tasks may start at once."""
         return tuple(None if one is None else one.burst for one in self.rates)
 
     def only(self, queue: str) -> Claimer:
-        """The same worker, claiming from one queue only."""
+        """Return a claimer for the same worker that claims from one queue only."""
         place = self.queues.index(queue)
         rates = self.rates[place : place + 1]
         return replace(self, queues=(queue,), queue_caps=(self.queue_caps[place],), rates=rates)
 
     def look_ahead(self, last_look: datetime | None) -> Step:
-        """The statement that returns when the next task is due, or may start again under a rate."""
+        """Return the statement that finds out when the next task is due, or may start under a rate."""
         statement = seconds_until_rated if self.rates else seconds_until_due
         return statement, LookAhead(self.queues, last_look)
 
     def seconds_between_starts(self, claimed: Iterable[ClaimedTask]) -> float | None:
-        """The shortest time after which a rate allows the next start on these tasks' queues."""
+        """Return the shortest time after which a rate allows the next start in the queues of these tasks."""
         if not self.rates:
             return None
         rates = dict(zip(self.queues, self.rates, strict=True))
@@ -298,13 +304,14 @@ class Claimer:
 
     @cached_property
     def _usual_claim(self) -> Statement[Any, ClaimedTask]:
-        """The claim for idle children alone, with everything that is the same in each of them."""
+        """The usual claim, which is only for idle children, with all parameters that are always the same."""
         usual = self.claim(TurnRequest())._replace(idle=None)._asdict()
         return claim_tasks.bound(**{name: usual[name] for name in usual.keys() - _VARYING})
 
     def claim_step(self, request: TurnRequest) -> Step:
-        """The statement that claims. Most claims are for idle children and leave nothing out: they send 6
-        of the 30 parameters.
+        """Return the statement that claims.
+
+        Most claims are for idle children and exclude no tasks; they send only 6 of the 30 parameters.
         """
         if (
             request.prefetch
@@ -368,9 +375,9 @@ def take_turn(
 ) -> TurnResult:
     """Record the outcomes, start prefetched tasks and claim new ones, in one transaction.
 
-    Raises transient and installation errors, without knowing whether the COMMIT took effect: recording
-    again is harmless. If single tasks cause an error, every task gets its own transaction, and a task
-    whose change the database refuses is left to ``blocked``.
+    Raises transient errors and errors of the installation. The COMMIT may have taken effect in that case,
+    but recording the outcomes again is harmless. If single tasks cause an error, every task gets its own
+    transaction, and a task whose change the database refuses is left to ``blocked``.
     """
     blocked = blocked or Blocked(claimer.worker_id)
     if len(waiting := [one for one in outcomes if one.park is not None]):
@@ -383,7 +390,7 @@ def take_turn(
             return turned._replace(claimed=_claim_one_by_one(pipeline, claimer, request, blocked))
         request = request._replace(refused_ids=[*request.refused_ids, *blocked.excluded()])
     wanted = outcomes
-    if blocked.delays:  # a search for the cause of an error was interrupted
+    if blocked.delays:  # an earlier search for the cause of an error was interrupted
         wanted = [one for one in outcomes if not blocked.is_waiting(one.task_id, "record")]
     action: Action = "record" if wanted else "start" if request.starting else "claim"
     turned = blocked.isolated(
@@ -406,7 +413,7 @@ def _turn_beside_children(
     request: TurnRequest,
     blocked: Blocked,
 ) -> TurnResult:
-    """A turn for outcomes some of which children have already recorded in their tasks' transactions."""
+    """Take a turn for outcomes of which children have already recorded some, in their tasks' transactions."""
     rest = [one for one in outcomes if not one.is_recorded]
     needs_turn = rest or request.starting or _needs_claim(claimer, request)
     turned = NOTHING_DONE
@@ -419,8 +426,8 @@ def _turn_beside_children(
 
 
 def _store_logs(pipeline: Pipeline, logs: Sequence[Step]) -> None:
-    """Store the logs of attempts that their children have recorded; logs that the database rejects are
-    lost.
+    """Store the logs of attempts whose outcomes children have recorded; logs that the database rejects
+    are lost.
     """
     try:
         pipeline.run(logs)
@@ -440,8 +447,9 @@ def _turn_beside_parks(
 ) -> TurnResult:
     """Park the runs that wait, then take the turn.
 
-    Parks have their own transaction. In one transaction with the ends of tasks, two workers could wait for
-    each other: each would hold the row of a run that it parks, and end a task that wakes the other's run.
+    Parks have their own transaction. If one transaction also recorded the ends of tasks, two workers
+    could wait for each other: each would have locked the row of a run that it parks, and would end a task
+    that wakes the run of the other worker.
     """
     none = TurnRequest()
     parked = blocked.isolated(
@@ -472,8 +480,9 @@ def _one_by_one(
     request: TurnRequest,
     blocked: Blocked,
 ) -> TurnResult:
-    """A turn with one transaction per task. Blocked outcomes do not occupy a slot under a cap, so they
-    are reported before the claim.
+    """Take a turn with one transaction per task.
+
+    Blocked outcomes do not occupy a place under a cap, so they are reported before the claim.
     """
     with blocked.search(pipeline):
         each = {one.task_id: record_alone(pipeline, claimer, one, blocked) for one in outcomes}
@@ -494,19 +503,21 @@ def _one_by_one(
     )
 
 
-# The statements of one transaction, in order. Each has a name, by which its rows are found.
+# The statements of one transaction, in order, by the names under which their rows are found.
 Steps: TypeAlias = dict[str, Step]
 _NO_IDS: Set[str] = frozenset()
 # The statements whose rows are attempts that are now recorded.
 _RECORDED = frozenset((*ENDINGS, "by_child"))
-# A turn asks these of all its outcomes; without a call in Python for each.
+# A turn reads these fields of all its outcomes; attrgetter avoids a Python call for each of them.
 _IS_RECORDED, _IS_IN_DOUBT = attrgetter("is_recorded"), attrgetter("is_in_doubt")
 _LOG = attrgetter("log")
 _TASK_ID = attrgetter("task_id")
 
 
 def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) -> Steps:
-    """Record, then start, then claim: recording frees places under a cap for the claim."""
+    """Return the statements that record, start and claim, in this order: recording frees places under a
+    cap, which the claim can use.
+    """
     starting = request.starting
     runs = list(map(RUN_OF, outcomes))
     if starting:
@@ -536,7 +547,9 @@ def _steps(claimer: Claimer, outcomes: Sequence[Outcome], request: TurnRequest) 
 
 
 def _needs_claim(claimer: Claimer, request: TurnRequest) -> bool:
-    """Whether to claim, or to tell other workers of places that this turn frees."""
+    """Whether the statement that claims is needed: to claim, or to notify other workers of places that
+    this turn frees.
+    """
     frees_places = (claimer.is_capped and request.freed) or request.freed_lanes
     return request.claims > 0 or bool(frees_places)
 
@@ -590,11 +603,12 @@ def record_alone(
     """Record one outcome in a transaction, and offer the places that it frees to other workers; None if
     the database refuses it.
 
-    If the database rejects an outcome's own texts, the outcome is recorded as a failure without them.
-    If a trigger or a constraint refuses it, for example because of its run's progress, or if an error
-    may pass, such as another session's lock, the texts are not the cause: the outcome is kept
-    unchanged. A stopping worker's last attempt may take `last_seconds`; with `waits` it waits longer
-    for a lock.
+    If the database rejects an outcome's own texts, the outcome is recorded as a failure without them. In
+    other cases the texts are not the cause, and the outcome is kept unchanged: a trigger or a constraint
+    refuses it, for example because of its run's progress, or the error may pass, such as another
+    session's lock.
+
+    A stopping worker's last attempt may take `last_seconds`; with `waits` it waits longer for a lock.
     """
     change = Change("record", outcome.task_id, outcome.workflow_id)
     limits: Steps = {} if waits else {"limits": blocked.lock_wait()}
@@ -667,10 +681,10 @@ def _claim_apart(
 def _claim_one_by_one(
     pipeline: Pipeline, claimer: Claimer, request: TurnRequest, blocked: Blocked
 ) -> list[ClaimedTask]:
-    """Claim each task in its own transaction, from the position just before it, or from its lane.
+    """Claim each task in its own transaction, from the position just before the task, or from its lane.
 
-    Another worker may have taken it in the meantime, so the claim itself also excludes tasks that this
-    worker cannot run or change.
+    Another worker may have taken the task in the meantime, so the claim itself also excludes tasks that
+    this worker cannot run or change.
     """
     request = request._replace(ahead=())
     limit = request.claims + REFUSALS_MAX
@@ -716,9 +730,11 @@ def release_unheld(
     held: Sequence[ClaimedTask],
     blocked: Blocked | None = None,
 ) -> int:
-    """Release the tasks that this worker owns in the database but does not hold: no child has seen them.
+    """Release the tasks that this worker owns according to the database but does not hold. No child has
+    received them.
 
-    A retry of a held task may be among them: only the generation distinguishes the two.
+    The retry of a task that the worker holds may be among them; only the generation distinguishes it from
+    the held attempt.
     """
     blocked = blocked or Blocked(worker_id)
     ids, generations = [task.id for task in held], [task.generation for task in held]

@@ -1,9 +1,9 @@
 """Wake-ups: a send wakes a few of many workers, and each of them serves it or passes it on. Pure.
 
 A woken worker must either make a claim that leaves no due task in the queue, or pass the wake-up on. It
-passes it on if its children stay busy, if it excludes tasks that it does not know, or while it shuts
-down. So no task waits because the wrong workers were woken; ``db/functions/10_notify.sql`` chooses
-them.
+does the latter if its children stay busy, if it excludes tasks that it does not know, or while it shuts
+down. So no task waits because the wrong workers were woken; ``db/functions/10_notify.sql`` chooses the
+workers.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from horsies.worker.agenda import NEVER
 
-# A short task ends within this time, and its child takes the next one: in that case there is nothing to
-# pass on.
+# How long a busy worker waits before it passes a wake-up on: a short task ends within this time, and its
+# child takes the next task.
 PASS_SECONDS = 0.005
-# If no other worker waits for tasks, all of them are busy, and each claims again when a task ends.
+# How long a worker waits before it tries again to pass a wake-up on. If no other worker waits for tasks,
+# all workers are busy, and each of them claims again when a task ends.
 REST_SECONDS = 1.0
 
 
@@ -26,7 +27,7 @@ class WakeUps:
 
     # Whether this worker can immediately start a task from any of its queues.
     waits: bool = False
-    # Whether the workers table says so.
+    # Whether the workers table says that this worker waits.
     is_stored: bool = False
     # When to pass on the wake-ups for these queues.
     pass_at: float = NEVER
@@ -35,7 +36,7 @@ class WakeUps:
 
     @property
     def must_store(self) -> bool:
-        """Whether no send would wake this worker although it waits."""
+        """Whether this worker waits for tasks but the table does not say so; no send would wake it."""
         return self.waits and not self.is_stored
 
     def note_wake(self, queues: Iterable[str], now: float) -> None:
@@ -44,13 +45,13 @@ class WakeUps:
             self.pass_at = max(now + PASS_SECONDS, self._rests_until)
 
     def note_served(self) -> None:
-        """Note a claim that left behind no due task that this worker could have met."""
+        """Note a claim after which no due task that this worker can run was left in the queues."""
         self.owed.clear()
         self.pass_at = NEVER
 
     def note_passed(self, woken: int, now: float) -> None:
-        """Note that this many workers were woken instead, and that the table says that this one does
-        not wait.
+        """Note that this many other workers were woken instead, and that the table now says that this
+        worker does not wait.
         """
         self.note_served()
         self.is_stored = False

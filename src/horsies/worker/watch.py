@@ -1,10 +1,10 @@
-"""Watch: which other workers are lost, judged only by this worker's own uninterrupted observation.
+"""Watch: decides which other workers are lost, only by this worker's own uninterrupted observation.
 
 Pure: ``heartbeat.py`` reads the rows of neighbours and silent workers every few seconds and passes them
 on. Silence counts from the moment this worker observed it, on its own monotonic clock; the first poll
-after a start, a lost connection or a pause starts from zero. Outages and locks interrupt the
-observation too, and the server's clock is not used, so none of these can make a live worker count as
-lost. ``docs/internals/liveness.md`` describes the whole protocol.
+after a start, a lost connection or a pause starts from zero. Outages and locks interrupt the observation
+too, and the server's clock is not used. So neither an outage, a lock nor a wrong clock can make a live
+worker count as lost. ``docs/internals/liveness.md`` describes the whole protocol.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ LOOKS_PER_LIMIT = 4
 SUSPICION_SECONDS = 1.0
 # A heartbeat is late after this many times the longest interval between two heartbeats.
 LATE_FACTOR = 1.25
-# A worker without tasks reconnects with growing delays; it may be silent for this many times the
-# longest delay.
+# A worker without tasks reconnects with growing delays. It may be silent for this many times the longest
+# of these delays.
 RETURN_FACTOR = 2.0
 
 
 class WatchLimits(NamedTuple):
-    """Seconds of watched silence after which a worker is lost.
+    """The seconds of observed silence after which a worker is declared lost.
 
-    ``lost`` applies if its lock is free and it has tasks in flight, ``idle`` if its lock is free and it
-    has no task, and ``held`` if a session still holds its lock: the process is frozen, or the server
-    has not noticed a lost connection. After ``own`` without a heartbeat a worker stops its own tasks.
+    ``lost`` applies if the worker's lock is free and it has tasks in flight, and ``idle`` if the lock is
+    free and it has no tasks. ``held`` applies if a session still holds the lock: the process is frozen,
+    or the server has not noticed a lost connection. After ``own`` seconds without a heartbeat, a worker
+    stops its own tasks.
     """
 
     lost: float
@@ -56,26 +57,26 @@ class WatchLimits(NamedTuple):
 
     @property
     def look_seconds(self) -> float:
-        """The longest time between two of an observer's polls."""
+        """The longest time between two polls of an observer."""
         return self.lost / LOOKS_PER_LIMIT
 
     @property
     def late_seconds(self) -> float:
-        """The age from which a heartbeat is late, so that every observer checks its worker, not only
-        the neighbours.
+        """The age at which a heartbeat is late. Every observer then checks its worker, not only the
+        worker's neighbours.
         """
         return LATE_FACTOR * self.look_seconds
 
     @property
     def lock_seconds(self) -> float:
-        """How long a worker may wait for a lock, given that it must send a heartbeat well before it
-        counts as silent.
+        """How long a worker may wait for a lock: it must send its next heartbeat well before it counts as
+        silent.
         """
         return min(self.held / 3, self.own / LOOKS_PER_LIMIT)
 
     @property
     def statement_seconds(self) -> float:
-        """How long a worker's statement may take at most: the worker is silent while it runs."""
+        """The longest time that a worker's statement may take: the worker is silent while it runs."""
         return self.own / 2
 
     @property
@@ -85,7 +86,7 @@ class WatchLimits(NamedTuple):
 
     @property
     def gap_seconds(self) -> float:
-        """More time than this between the answers to two polls is a gap in the observation."""
+        """If more time than this passes between the answers to two polls, the observation has a gap."""
         return self.lost / 2
 
 
@@ -104,7 +105,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Silence:
-    """An unchanged heartbeat and lock state, and when this observer first saw both."""
+    """The last known heartbeat and lock state of a worker, and when this observer first saw both of them."""
 
     sign: str
     lock_is_free: bool
@@ -112,9 +113,10 @@ class _Silence:
 
 
 class Watch:
-    """How long each other worker has been silent while this worker observed it.
+    """Measures how long each other worker has been silent while this worker observed it.
 
-    `is_gone` proves that a worker's process has ended; for a worker on another host it returns False.
+    `is_gone` returns whether a worker's process has provably ended; for a worker on another host it
+    returns False.
     """
 
     def __init__(self, limits: WatchLimits, is_gone: Callable[[WatchedWorker], bool]) -> None:
@@ -123,11 +125,13 @@ class Watch:
         self._is_gone = is_gone
         self._silences: dict[str, _Silence] = {}
         self._looked_at = 0.0
-        # Whether one of the suspects does not hold its lock.
+        # Whether at least one of the suspected workers does not hold its lock.
         self.has_suspects = False
 
     def note_gap(self) -> None:
-        """Restart all silence from now, because this worker could not observe the others for some time."""
+        """Restart the measurement of all silences now, because this worker could not observe the others
+        for some time.
+        """
         self._silences = {}
         self.has_suspects = False
 

@@ -1,7 +1,7 @@
 """A worker's work in its database: record, release, start and claim tasks, look ahead, send heartbeats.
 
-``Work.perform`` does one round of it, and the methods below follow in the order in which it calls them.
-``loop.py`` decides when a round is due and what happens in between.
+``Work.perform`` does one round of this work, and the methods below it follow in the order in which it
+calls them. ``loop.py`` decides when a round is due and what happens in between.
 """
 
 from __future__ import annotations
@@ -65,17 +65,17 @@ from horsies.worker.turn import (
 
 logger = logging.getLogger("horsies.worker")
 
-# How long the last attempts to record refused outcomes may wait for locks in total.
+# How long the last attempts of a stopping worker to record refused outcomes may wait for locks in total.
 LAST_WAIT_SECONDS = 5.0
-# How long all last attempts may take in total.
+# How long all of these last attempts may take in total.
 LAST_PASS_SECONDS = 30.0
-# The least time for each of them, however many there are.
+# The least time for each of these attempts, however many there are.
 LAST_SHARE_SECONDS = 3.0
 _NO_CLAIM = nullcontext()
 
 
 def _expire(pipeline: Pipeline, blocked: Blocked) -> bool:
-    """Expire tasks and end runs past their deadline, and free lapsed claims; return whether there were
+    """Expire tasks and end runs that are past their deadline, and free lapsed claims; True if there were
     any.
     """
     expired, lapsed = blocked.isolated(
@@ -96,7 +96,7 @@ def _expire(pipeline: Pipeline, blocked: Blocked) -> bool:
 
 
 def _expire_batch(pipeline: Pipeline, blocked: Blocked) -> tuple[int, int]:
-    """Return how many tasks expired and how many claims were freed."""
+    """Expire tasks and free lapsed claims; return how many of each there were."""
     excluded = blocked.excluded() if blocked.delays else NOTHING
     expired, lapsed = pipeline.run(
         [
@@ -120,7 +120,7 @@ def _attempts(refused: Sequence[Outcome]) -> Iterator[_Attempt]:
 
 
 def _last_attempts(refused: Sequence[Outcome]) -> Iterator[_Attempt]:
-    """Yield the last attempts while there is time: each gets its share of the remaining time."""
+    """Yield the last attempts while there is time; each attempt gets its share of the remaining time."""
     started = time.monotonic()
     for count, outcome in zip(range(len(refused), 0, -1), refused, strict=True):
         now = time.monotonic()
@@ -174,7 +174,7 @@ class Work:
             kind.rings.limits = limits
         # Whether the last claim came after every notification that this worker's own transactions sent.
         self.claimed_last = False
-        # With --burst: how many attempts had ended before the last check of every queue.
+        # With --burst, the number of attempts that had ended before the last check of every queue.
         self._looked_after: int | None = None
         # Whether a shutdown gave up outcomes that the database refuses.
         self.has_given_up = False
@@ -182,8 +182,10 @@ class Work:
     def note_news(
         self, woken: frozenset[str] = frozenset(), keyed: Iterable[str] = frozenset()
     ) -> None:
-        """Note that there may be new tasks anywhere in the queues; for the queues in `woken`, only a
-        few workers were woken, and tasks of those in `keyed` have keys.
+        """Note that there may be new tasks anywhere in the queues.
+
+        For the queues in `woken`, only a few workers were woken; the queues in `keyed` have tasks with
+        keys.
         """
         self._maintenance.heartbeat.wake_ups.note_wake(
             woken.intersection(self._config.queues), time.monotonic()
@@ -193,8 +195,8 @@ class Work:
             kind.rings.note_keyed(keyed)
 
     def has_run_all(self) -> bool:
-        """With --burst: whether every due task has run; before this becomes True, every queue is
-        checked again.
+        """With --burst, whether every due task has run. Before this becomes True, every queue is checked
+        again.
         """
         ended = self._dispatcher.tally.ended
         step = burst_step(is_calm=self._is_calm(), ended=ended, looked_after=self._looked_after)
@@ -206,7 +208,9 @@ class Work:
         return step == "stop"
 
     def _is_calm(self) -> bool:
-        """Whether this worker owns no task, apart from refused outcomes, and none is known to be due."""
+        """Whether this worker owns no task, apart from those with refused outcomes, and knows of no due
+        task.
+        """
         ledger = self._dispatcher.ledger
         if ledger.count() > ledger.count(REFUSED) or self.has_turn():
             return False
@@ -220,7 +224,7 @@ class Work:
             kind.agenda.tick(now, early_seconds)
 
     def next_at(self) -> float:
-        """When the next round is due if nothing happens."""
+        """Return when the next round is due if nothing happens."""
         claim_at = min([kind.agenda.next_at() for kind in self._kinds])
         others_at = min(self._maintenance.next_at(), self._unknown.next_at())
         return min(claim_at, others_at, self._maintenance.heartbeat.wake_ups.pass_at)
@@ -242,7 +246,7 @@ class Work:
         return False
 
     def _room(self) -> int:
-        """How many tasks this worker may claim."""
+        """Return how many tasks this worker may claim."""
         ledger = self._dispatcher.ledger
         by_state = ledger.by_state
         if by_state[REFUSED] and ledger.is_full:
@@ -286,7 +290,7 @@ class Work:
             self._maintenance.answer_pings(pipeline)
 
     def _release(self, pipeline: Pipeline) -> None:
-        """Return to their queues the tasks that the database lists as this worker's but that it does
+        """Return tasks to their queues that the database lists as this worker's, but that the worker does
         not hold.
         """
         ledger = self._dispatcher.ledger
@@ -301,7 +305,7 @@ class Work:
         ledger, unknown = self._dispatcher.ledger, self._unknown
         if (
             self._shutdown.is_requested
-        ):  # it does not wait for the table: another worker will claim the tasks
+        ):  # do not wait for the table: another worker will claim the tasks
             ledger.give_back(ledger.tasks(UNCALLED))
         elif uncalled := ledger.outcomes(UNCALLED):
             left = self._refusals.store(pipeline, uncalled)
@@ -355,10 +359,13 @@ class Work:
                 wake_ups.note_passed(passed.woken, now)
 
     def _requests(self, ends_nodes: bool) -> list[tuple[TaskKind, TurnRequest]]:
-        """The kinds that have tasks to start or claim; the end of a node may create tasks."""
+        """Return the kinds that have tasks to start or claim, each with its request.
+
+        With `ends_nodes`, all kinds may claim, because the end of a node may create tasks.
+        """
         room = self._room()
         found: list[tuple[TaskKind, TurnRequest]] = []
-        # Without a limit, each kind has its own places.
+        # Without a limit, the kinds do not share anything: each has its own places.
         has_to_share = len(self._kinds) > 1 and self._config.max_claim_per_worker and room
         shares = self._shares(ends_nodes, room) if has_to_share else {}
         for kind in self._kinds:
@@ -371,7 +378,9 @@ class Work:
         return found
 
     def _shares(self, ends_nodes: bool, room: int) -> dict[TaskKind, int]:
-        """How many tasks each kind may claim if several want to, because the limit is too low for all."""
+        """Return how many tasks each kind may claim if several kinds want to; they share the worker's
+        limit.
+        """
         kinds = [kind for kind in self._kinds if ends_nodes or kind.agenda.may_have_work]
         if len(kinds) < 2:
             return {}
@@ -380,11 +389,11 @@ class Work:
         prefetched = ledger.count(WAITING)
         space = [kind.space(room, prefetched if kind.prefetch_max else 0) for kind in kinds]
         shares = shared_room(room, space, [sum(map(kind.takes, held)) for kind in kinds])
-        self._kinds.reverse()  # next time, another kind is the first of equal ones
+        self._kinds.reverse()  # next time, another kind is the first of several equal ones
         return dict(zip(kinds, shares, strict=True))
 
     def _request(self, kind: TaskKind, room: int, *, may_claim: bool) -> TurnRequest:
-        """A kind's tasks to start and to claim: for free children first, then ahead of time."""
+        """Return the tasks that a kind can start and claim: for free children first, then ahead of time."""
         ledger, windows = self._dispatcher.ledger, self._dispatcher.windows
         pids, ahead = kind.places.take(room)
         waiting = ledger.tasks(WAITING) if kind.prefetch_max else []
@@ -442,7 +451,7 @@ class Work:
             for task in tasks
             if task.workflow_id is not None and task.worker_pid and has_part(task)
         ]
-        if not nodes:  # children first, so that they work while the bookkeeping is done
+        if not nodes:  # children get their tasks first, so that they work during the bookkeeping
             self._hand_out(pipeline, tasks, NO_PARTS)
         dispatcher.tally.note_ends(ends)
         log_ends(ends)
@@ -455,17 +464,17 @@ class Work:
             kind.note_retries(ends, ended)
         if turned.lanes:
             kind.note_lanes(turned.lanes, turned.claimed, ended)
-        # A claim of one kind of tasks does not see the other kind.
+        # A claim of one kind of tasks does not see tasks of the other kind.
         self.claimed_last = looked_everywhere and request.is_async is None
         if nodes:
             self._hand_out_nodes(pipeline, nodes, tasks)
         if (
             dispatcher.traces is not None
-        ):  # last, because it may lose the connection, and by now every task is in the ledger
+        ):  # last, because this may lose the connection; every task is in the ledger now
             dispatcher.traces.store(pipeline, turned.recorded)
 
     def _sort_out(self, claimed: Sequence[ClaimedTask]) -> Sequence[ClaimedTask]:
-        """The claimed tasks that this worker knows; the others go to workers that know them."""
+        """Return the claimed tasks that this worker knows; the others are left to workers that know them."""
         unknown = self._unknown
         if unknown.knows_all(claimed):
             return claimed
@@ -487,11 +496,11 @@ class Work:
         claimed: Sequence[ClaimedTask],
         span: tuple[float, float],
     ) -> bool:
-        """Remember how far the claim of so many tasks searched; True if it searched everywhere."""
+        """Note how far a claim searched and how many tasks it found; True if it searched everywhere."""
         windows = self._dispatcher.windows
         batch = self._config.max_claim_batch or claims
-        # Unfilled windows do not mean an empty queue, because the next task may not be allowed to wait
-        # in one.
+        # Unfilled windows do not mean that the queue is empty: the next task may be one that must not
+        # wait in a window.
         possible = min(len(request.pids) + request.prefetch, batch)
         was_short = len(claimed) < possible
         if windows.is_on and not request.is_async:
@@ -500,7 +509,7 @@ class Work:
         kind.agenda.note_claim(possible, len(claimed))
         if was_short and not request.positions.looks_everywhere:
             kind.agenda.wake_at(kind.bookmarks.rested_at)
-        # A look-ahead finds the next start under a rate, but only ten times a second.
+        # A look-ahead would find the next start under a rate as well, but only ten times a second.
         pause_seconds = self._claimer.seconds_between_starts(claimed)
         if was_short and pause_seconds is not None:
             kind.agenda.wake_at(span[1] + pause_seconds)
@@ -509,17 +518,17 @@ class Work:
     def _hand_out_nodes(
         self, pipeline: Pipeline, nodes: Sequence[ClaimedTask], tasks: Sequence[ClaimedTask]
     ) -> None:
-        """Give tasks to children, workflow nodes together with the results they take from other nodes."""
+        """Give tasks to children; workflow nodes also get the results that they take from other nodes."""
         with self._dispatcher.ledger.claim_in_doubt():
             parts, refused = self._dispatcher.inputs.read(pipeline, nodes)
-        for task, outcome in refused:  # nodes whose inputs cannot be read
+        for task, outcome in refused:  # tasks of nodes whose inputs cannot be read
             self._dispatcher.ledger.put(task, ENDED, outcome)
         refused_ids = {task.id for task, _ in refused}
         tasks = [task for task in tasks if task.id not in refused_ids]
         self._hand_out(pipeline, tasks, parts)
 
     def _hand_out(self, pipeline: Pipeline, tasks: Sequence[ClaimedTask], parts: Parts) -> None:
-        """Give tasks to children; after a freeze, only those that no other worker has recovered."""
+        """Give tasks to children. After a freeze, only the tasks that no other worker has recovered."""
         self._notice_freeze()
         if tasks and self._maintenance.heartbeat.was_frozen:
             with self._dispatcher.ledger.claim_in_doubt():
@@ -553,7 +562,9 @@ class Work:
             self.give_up()
 
     def give_up(self) -> None:
-        """End a shutdown although the database refuses tasks' outcomes; not while any task is running."""
+        """Complete a shutdown although the database refuses the outcomes of tasks, unless a task is still
+        running.
+        """
         ledger = self._dispatcher.ledger
         ledger.give_back(ledger.tasks(UNCALLED))
         lost = [task.id for task in (*ledger.tasks(REFUSED), *ledger.tasks(ENDED))]
@@ -567,11 +578,14 @@ class Work:
         )
 
     def _look_ahead(self, pipeline: Pipeline) -> None:
-        """Find out when the next task is due; expire tasks past their deadline, and free lapsed claims."""
+        """Look ahead: find out when the next task is due, expire tasks past their deadline, and free
+        lapsed claims.
+        """
         now = time.monotonic()
         signs = self._maintenance.heartbeat.carried_signs(now)
         if self._maintenance.heartbeat.wake_ups.must_store and not signs:
-            # Committed before the look-ahead: a send that did not see it is seen by the look-ahead.
+            # This is committed before the look-ahead, so that the look-ahead sees every send that did not
+            # see this change.
             with self._blocked.failures.job("the note that this worker waits for tasks"):
                 pipeline.run([wait_for_tasks(self._claimer.worker_id)])
                 self._maintenance.heartbeat.wake_ups.is_stored = True
@@ -583,7 +597,7 @@ class Work:
                 "a look at the queues with the heartbeat of this worker"
             ):
                 found = pipeline.run([look, *signs])
-        # A refused heartbeat is repeated alone.
+        # If the heartbeat in this transaction is refused, it is repeated in its own transaction.
         (due,), *answers = found or pipeline.run([look])
         if due.overdue and _expire(pipeline, self._blocked):
             self.claimed_last = False
@@ -597,7 +611,7 @@ class Work:
             self.note_news(keyed=due.keyed)
         look_at_keyed(pipeline, self._kinds, self._blocked)
         if answers:
-            # A recovery may follow, and this worker may claim the tasks it frees.
+            # A recovery may follow, and this worker may claim the tasks that the recovery frees.
             self.claimed_last = False
             self._maintenance.heartbeat.note_signs(pipeline, answers, now)
             self._fence_if_lost(pipeline)
