@@ -1,8 +1,8 @@
 """Batches: one call of a function for several tasks, each of which has its own outcome. Pure.
 
-The stored tasks are ordinary ones: each has one item as its argument. So a batched task is defined by a
-function of one item, which calls the user's function with a list of one; a worker that has
-several tasks for a child calls that function with all of their items.
+The stored tasks are ordinary tasks, each with one item as its argument. So the definition of a batched
+task has a function of one item, which calls the user's function with a list of one item. A child that
+gets several tasks calls the user's function with all of their items.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ class BatchResultMismatch(Exception):
 
 
 class BatchForm(NamedTuple):
-    """How a batched function is annotated: its parameter, the types of an item and of an outcome, and
-    whether outcomes are TaskResults. A function that returns None has no outcomes: all tasks succeed.
+    """What a batched function's annotations say: its parameter, the types of an item and of an outcome,
+    and whether outcomes are TaskResults.
+
+    A function that returns None has no outcomes: all of its tasks succeed.
     """
 
     parameter: str
@@ -50,7 +52,7 @@ class BatchForm(NamedTuple):
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> BatchForm:
-        """Read the annotations; ValueError says in one sentence what is wrong with them."""
+        """Read the annotations; ValueError if they are wrong, with one sentence that says why."""
         try:
             hints = get_type_hints(function, include_extras=True)
         except Exception as error:
@@ -77,15 +79,15 @@ class BatchForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchTraits:
-    """What a batched task has beside the options of a task: its function of a list, and its size."""
+    """The additional properties of a batched task: its function of a list, and the size of a batch."""
 
     function: Callable[..., Any]
     size: int
     form: BatchForm
 
     def outcomes(self, returned: object, count: int) -> Sequence[Any]:
-        """Return the outcomes of a call for so many tasks, in order; BatchResultMismatch if their number
-        differs, or their kind.
+        """Return the outcomes of a call for this many tasks, in order; BatchResultMismatch if their
+        number or kind is wrong.
         """
         if self.form.is_silent and returned is None:
             return [None] * count
@@ -106,7 +108,7 @@ class BatchTraits:
         )
 
     def for_one(self) -> Callable[..., Any]:
-        """Return a function of one item, with the annotations that the task has for its callers."""
+        """Return a function of one item, with the annotations that callers of the task see."""
 
         def call_one(*args: Any, **kwargs: Any) -> Any:
             return self.outcomes(self.function([*args, *kwargs.values()]), 1)[0]

@@ -1,10 +1,10 @@
-"""Blocked tasks and runs: those whose next change the database refuses, and how they are found.
+"""Blocked tasks and runs, whose next change the database refuses: how they are found and tried again.
 
 A data error concerns single rows (see ``db/errors.py``), and so does a row that another session has
-locked. After such an error in a batch, every task or run gets its own transaction. A transient error,
-such as a time limit, has the same effect once the same kind of batch has failed with it several times
-in a row. The task or run that causes the error is logged once, recorded for operators, skipped, and
-tried again after a delay that doubles from a second to five minutes.
+locked. After such an error in a batch, every task or run gets its own transaction. So it does if the same
+kind of batch has failed several times in a row with a transient error, such as a time limit. The task or
+run that causes the error is logged once, recorded for operators, skipped, and tried again after a delay
+that doubles from a second to five minutes.
 
 If the database refuses every task with the same error, the tasks are not the cause: a single log line
 blames the database.
@@ -42,18 +42,20 @@ logger = logging.getLogger("horsies.blocked")
 
 FIRST_DELAY_SECONDS = 1.0
 LONGEST_DELAY_SECONDS = 300.0
-# Another session's lock is released eventually, and the task should not wait much longer than that.
+# Shorter for locks: another session's lock is released eventually, and the task should not wait much
+# longer than that.
 LONGEST_LOCK_SECONDS = 5.0
-# How long refusals stay in memory after their table was found locked; meanwhile no turn waits for it.
+# How long refusals stay in memory after their table was found locked; meanwhile no turn waits for the
+# table.
 LOCKED_SECONDS = 30.0
-# Forget a blocked task whose next attempt is this late: another process has changed it.
+# A blocked task whose next attempt is this late is forgotten: another process has changed it.
 FORGET_SECONDS = 60.0
 
 # How often batches of one kind may fail in a row with a transient error.
 PATIENCE = 3
-# How many tasks are named when the database refuses all of them.
+# How many tasks a log line names when the database refuses all of them.
 SHOWN = 3
-# If this many tasks in a row are refused with the same error, the tasks are not its cause.
+# If this many tasks in a row are refused with the same error, the tasks are not the cause of the error.
 ALIKE = 3
 # After a single change took too long, the next attempt waits this many times that duration.
 REST_FACTOR = 10
@@ -65,9 +67,9 @@ Action: TypeAlias = Literal[
 ]
 
 
-# How long a change that is repeated anyway waits for a lock, and the total of such waits. The total
-# recovers by one second per second; once it is used up, a change hardly waits, so that a thousand of
-# them do not delay a worker's heartbeat.
+# How long a change that will be repeated anyway waits for a lock, and the limit on the sum of such waits.
+# The sum falls by one second per second. At the limit, changes hardly wait, so that a thousand of them do
+# not delay a worker's heartbeat.
 _PATIENT_MS, _IMPATIENT_MS = 200, 1
 # How long such a change may take in total, including its COMMIT.
 _PATIENT_SECONDS, _IMPATIENT_SECONDS = 10.0, 1.0
@@ -76,12 +78,12 @@ _PATIENCE_SECONDS = 3.0
 
 
 class Failures:
-    """How often jobs failed in a row with transient errors; ``patience`` is the limit."""
+    """Counts how often jobs have failed in a row with transient errors; ``patience`` is the limit."""
 
     def __init__(self) -> None:
         self.patience = PATIENCE
         self._counts: dict[str, int] = {}
-        # Why regular jobs were refused last time.
+        # By regular job: why the database refused it last time.
         self.refused_jobs: dict[str, str] = {}
 
     def isolated(
@@ -96,7 +98,7 @@ class Failures:
         ``one_by_one`` instead.
 
         Consecutive failures are counted per `job`, the name of a kind of batch. If `waits` is False, the
-        batch does not wait for locks on single rows, so a lock timeout concerns the whole batch and is
+        batch does not wait for locks on single rows. A lock timeout then concerns the whole batch and is
         raised.
         """
         if not self.is_suspect(job):
@@ -124,8 +126,8 @@ class Failures:
         *,
         may_fail: Callable[[psycopg.Error], bool] | None = None,
     ) -> Iterator[None]:
-        """Postpone a regular job to its next scheduled time if the database refuses it, or with an error
-        for which ``may_fail`` is true; log each reason once.
+        """Postpone a regular job to its next scheduled time if the database refuses it, or if it fails
+        with an error for which ``may_fail`` returns True; log each reason once.
         """
         try:
             yield
@@ -153,11 +155,13 @@ class Failures:
         return may_last(error) and self.is_suspect(job)
 
     def is_suspect(self, job: str) -> bool:
-        """Whether this job has failed so often that each task gets its own transaction."""
+        """Whether this job has failed so often that each task now gets its own transaction."""
         return self._counts.get(job, 0) >= self.patience
 
     def note_search(self, job: str) -> None:
-        """Note that every task had its own transaction: batches are used again until one fails."""
+        """Note that every task has had its own transaction; batches are used again until the next one
+        fails.
+        """
         if job in self._counts:
             self._counts[job] = self.patience - 1
 
@@ -167,7 +171,7 @@ class Failures:
 
 
 class Change(NamedTuple):
-    """The next change to one task or run."""
+    """A change to one task or run."""
 
     action: Action
     id: str
@@ -182,7 +186,7 @@ class Change(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The first refusal of a change, with the error on one line, and the stored options of the task once
+    """The first refusal of a change, with the error on one line, and with the task's stored options once
     they are known.
     """
 
@@ -198,13 +202,13 @@ class _Delay:
     seconds: float
     ends_at: float
     is_locked: bool
-    # The duration of the slowest attempt that a time limit ended.
+    # The duration of the slowest attempt that was ended by a time limit.
     taken_seconds: float
 
 
 @dataclass(slots=True)
 class _Alike:
-    """The tasks that were refused one after another with the same error; `first` is the earliest."""
+    """The tasks that were refused one after another with the same error; `first` is the first of them."""
 
     reason: str
     first: str
@@ -221,7 +225,7 @@ class _Search:
 
 
 class Blocked:
-    """The tasks and runs that this process knows to be blocked."""
+    """Keeps track of the tasks and runs that are blocked, as far as this process knows."""
 
     def __init__(
         self, worker_id: str | None = None, clock: Callable[[], float] = time.monotonic
@@ -231,13 +235,13 @@ class Blocked:
         self.failures = Failures()
         # Usually empty; callers that handle every task check this first.
         self.delays: dict[str, _Delay] = {}
-        # When the time spent waiting for locks will have fully recovered.
+        # When the sum of waits for locks will be back at zero.
         self._patient_at = 0.0
         self._alike: dict[Action, _Alike] = {}
         self._search: _Search | None = None
         # Refusals that could not be recorded because the connection was lost.
         self._unreported: list[Refusal] = []
-        # Refusals that were logged but could not be recorded because another session had locked the
+        # The refusals that were logged but could not be recorded because another session had locked the
         # table; and until when the table counts as locked.
         self._unrecorded: list[Refusal] = []
         self._locked_until = 0.0
@@ -245,12 +249,12 @@ class Blocked:
         self.has_recorded = False
 
     def excluded(self) -> list[str]:
-        """The tasks and runs whose next attempt is not due yet."""
+        """Return the tasks and runs whose next attempt is not due yet."""
         now = self._clock()
         return [one for one, delay in self.delays.items() if now < delay.ends_at]
 
     def is_waiting(self, task_id: str, action: Action | None = None) -> bool:
-        """Whether this task's next attempt, after that action was refused, is not due yet."""
+        """Whether that action was refused for this task, and its next attempt is not due yet."""
         delay = self.delays.get(task_id)
         if delay is None or action not in (None, delay.action):
             return False
@@ -272,21 +276,23 @@ class Blocked:
         return any(delay.action == action and delay.ends_at <= now for delay in delays)
 
     def lock_wait(self) -> Step:
-        """The first step of a transaction that is repeated anyway: it waits only briefly for locks."""
+        """Return the first step of a transaction that will be repeated anyway: it makes the transaction
+        wait only briefly for locks.
+        """
         return limit_lock_wait(_PATIENT_MS if self._is_patient() else _IMPATIENT_MS)
 
     def seconds_alone(self, one: str = "") -> float:
-        """The time limit for the next attempt at this task or run.
+        """Return the time limit for the next attempt to change this task or run.
 
         The limit doubles after an attempt that took too long, so that a change that is merely slow
-        succeeds. ``statement_timeout_ms``, the limit of every transaction, also applies.
+        finally succeeds. ``statement_timeout_ms``, the limit of every transaction, also applies.
         """
         if not self._is_patient():
             return _IMPATIENT_SECONDS
         return max(_PATIENT_SECONDS, 2 * self.seconds_taken(one))
 
     def seconds_taken(self, one: str) -> float:
-        """The duration of the slowest attempt at a refused change that a time limit ended."""
+        """Return the duration of the slowest attempt at a refused change that was ended by a time limit."""
         delay = self.delays.get(one)
         return 0.0 if delay is None else delay.taken_seconds
 
@@ -303,8 +309,10 @@ class Blocked:
         *,
         waits: bool = True,
     ) -> Answer:
-        """``Failures.isolated`` for a batch that changes tasks: the tasks that the database refuses are
-        reported when ``one_by_one`` has tried them all. `job` defaults to the action.
+        """``Failures.isolated`` for a batch that changes tasks.
+
+        The tasks that the database refuses are reported when ``one_by_one`` has tried all tasks. `job`
+        defaults to the action.
         """
 
         def whole() -> Answer:
@@ -320,7 +328,7 @@ class Blocked:
 
     @contextmanager
     def search(self, pipeline: Pipeline) -> Iterator[None]:
-        """Give each task its own transaction; refused tasks are reported at the end, when all are known."""
+        """Give each task its own transaction; the refused tasks are reported together at the end."""
         search, outer = _Search(), self._search
         self._search = search
         try:
@@ -348,8 +356,8 @@ class Blocked:
         return answers
 
     def forget(self, change: Change) -> None:
-        """Note that the task or run was changed. Others that were refused for the same reason are tried
-        again now.
+        """Note that the task or run was changed. Other tasks and runs that were refused for the same
+        reason are now tried again.
         """
         self._alike.pop(change.action, None)
         if self._search is not None:
@@ -369,7 +377,7 @@ class Blocked:
         steps_of: Callable[[Sequence[Task]], list[Step]],
     ) -> list[list[list[Any]]]:
         """Change all tasks in one transaction, or each in its own if single tasks cause an error. Tasks
-        whose next attempt is not due yet are left out. Return the answers by transaction.
+        whose next attempt is not due yet are left out. Return the answers of each transaction.
         """
         wanted = [task for task in tasks if not self.is_waiting(change_of(task).id)]
         if not wanted:
@@ -424,7 +432,7 @@ class Blocked:
         """Record refused changes for operators. Log each one, or a single line if the database refuses
         every task.
         """
-        self._unreported += refused  # until they are recorded, because the connection may be lost
+        self._unreported += refused  # kept until they are recorded, because the connection may be lost
         noted = [self._note_new(pipeline, one) for one in self._unreported]
         new = [one for one in noted if one is not None]
         self._unreported = []
@@ -439,7 +447,7 @@ class Blocked:
                 _log_database(action, found)
 
     def _note_new(self, pipeline: Pipeline, refusal: Refusal) -> Refusal | None:
-        """Record a refusal; None if any worker has recorded it before."""
+        """Record a refusal; None if a worker has already recorded it."""
         if self._clock() < self._locked_until:
             self._unrecorded.append(refusal)
             return refusal
@@ -459,8 +467,8 @@ class Blocked:
         return refusal._replace(task_options=found[0].task_options) if found else None
 
     def update_record(self, pipeline: Pipeline) -> None:
-        """Record the refusals that could not be recorded while the table was locked. Once no task or
-        run is known to be blocked, delete the rows of those that are no longer blocked.
+        """Record the refusals that could not be recorded while the table was locked. Once no task or run
+        is known to be blocked, delete the rows of tasks and runs that no longer are.
         """
         if self._unrecorded and self._clock() >= self._locked_until:
             unrecorded, self._unrecorded = self._unrecorded, []
@@ -473,12 +481,14 @@ class Blocked:
 
 
 def is_of_one(error: psycopg.Error) -> bool:
-    """Whether a change that was alone in its transaction can be the cause of its error."""
+    """Whether a change that was alone in its transaction can have caused the transaction's error."""
     return is_of_data(error) or is_lock_timeout(error) or may_last(error)
 
 
 def is_of_database(found: Sequence[Refusal], alike_count: int, has_success: bool) -> bool:
-    """Whether every task is refused with the same error: all tasks of a batch, or several in a row."""
+    """Whether every task is refused with the same error: either all tasks of a batch, or several tasks in
+    a row.
+    """
     is_same = len({one.reason for one in found}) == 1
     return is_same and not has_success and (len(found) > 1 or alike_count >= ALIKE)
 

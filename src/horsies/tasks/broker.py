@@ -74,7 +74,7 @@ class BrokerErrorCode(StrEnum):
     MONITORING_QUERY_FAILED = "MONITORING_QUERY_FAILED"
     """A list, a count or a snapshot could not be read."""
     INVALID_QUERY = "INVALID_QUERY"
-    """An argument of a query is wrong; the message names it."""
+    """An argument of a query is wrong; the message names the argument."""
     CLEANUP_FAILED = "CLEANUP_FAILED"
     """A change of tasks failed, such as a cancel or an expiry."""
     CLOSE_FAILED = "CLOSE_FAILED"
@@ -111,14 +111,14 @@ class BrokerErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BrokerOperationError:
-    """Why a broker operation failed; ``retryable`` if a later attempt can succeed."""
+    """The reason why a broker operation failed; ``retryable`` is set if a later attempt can succeed."""
 
     code: BrokerErrorCode
     """The operation that failed."""
     message: str
     """A sentence with the reason and the fix."""
     retryable: bool = False
-    """Whether the same call may succeed later."""
+    """Whether the same call can succeed later."""
     exception: BaseException | None = field(default=None, repr=False)
     """The exception behind the error, if there is one."""
 
@@ -145,8 +145,8 @@ class PayloadMismatchError(Exception):
 class PostgresBroker:
     """One process's access to the database: pools, schema, and result waiters.
 
-    Without ``migrates`` it never changes a table: an outdated schema is a failure. With ``limits``,
-    no statement waits long, and a failure names the session that holds the lock.
+    Without ``migrates`` it never changes a table: an outdated schema is a failure. With ``limits``, no
+    statement waits for long, and a failure names the session that holds the lock.
     """
 
     def __init__(
@@ -159,23 +159,26 @@ class PostgresBroker:
     ) -> None:
         self.config = config
         self.database = Database(config, role, migrates=migrates, limits=limits)
-        # Whether statements may bypass psycopg's cursors. A pooler in transaction mode needs a
-        # transaction with settings around each statement, and ``echo`` logs each statement.
+        # Whether statements may bypass psycopg's cursors. This is not possible with a pooler in
+        # transaction mode, which needs a transaction with settings around each statement, or with
+        # ``echo``, which logs each statement.
         self.is_direct = not (config.pgbouncer_transaction_mode or config.echo)
-        # The schema found in a caller's transaction.
+        # The schema that was found in a caller's transaction.
         self._within = self.database.installation
         self._waiters: Waiters | None = None
-        # Explains a task for the message of a wait that times out.
+        # Explains why a task has not ended, for the message of a wait that times out.
         self.find_obstacle: FindObstacle | None = None
         # Replaced in a forked process, because one of the parent's threads may have held the lock
         # during the fork.
         self._locks: dict[int, threading.Lock] = {}
-        # Inherited by a forked process: the schema belongs to the database.
+        # A forked process inherits this value, because the schema belongs to the database.
         self._is_schema_ready = False
 
     @property
     def waiters(self) -> Waiters:
-        """The waiters for results, created at the first wait, because most commands need none."""
+        """The waiters for results. They are created at the first wait, because most commands do not need
+        them.
+        """
         if self._waiters is None:
             with self._lock():
                 if self._waiters is None:
@@ -187,10 +190,11 @@ class PostgresBroker:
         return self._waiters
 
     def skip_schema_check(self) -> None:
-        """Skip the check before the first statement: the worker of this child has made it.
+        """Skip the check of the schema before the first statement, because this child's worker has
+        already made it.
 
-        The check opens a separate session. In a server crash it would fail a send that belongs to a
-        task's transaction, although the session of that transaction is the one that counts.
+        The check opens a separate session. After a server crash, it would make a send inside a task's
+        transaction fail, although only the session of that transaction matters.
         """
         self._is_schema_ready = True
 
@@ -217,7 +221,7 @@ class PostgresBroker:
         """Run the script on a pooled connection, or inside the caller's transaction.
 
         Without a transaction, every statement is committed on its own; ``atomic`` puts all statements
-        into one transaction. With ``read_only`` they also see the same snapshot.
+        into one transaction. With ``read_only``, all statements see the same snapshot.
         """
         logged = self.config.echo
         try:
@@ -309,7 +313,8 @@ class PostgresBroker:
     ) -> BrokerResult[str] | None:
         """Insert one task in one round trip and return its id; None if the id or key is already used.
 
-        Needs ``is_direct``. The layers it bypasses would take half of a send's processor time.
+        This is possible only if ``is_direct``. The layers that it bypasses would take half of the
+        processor time of a send.
         """
         try:
             self._ensure_schema()
@@ -392,7 +397,7 @@ class PostgresBroker:
     def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> BrokerResult[int]:
         """Fail stale RUNNING tasks as if their worker had crashed; return how many.
 
-        Each task is retried or failed according to its policy, and its attempt is recorded. A task is
+        Each task is retried or fails according to its policy, and its attempt is recorded. A task is
         stale if its start, this attempt's heartbeats and its worker's last heartbeat are all older than
         the threshold (at least 1,000 ms), and its worker does not hold its session lock.
 
@@ -483,7 +488,7 @@ class PostgresBroker:
 
 def resend_delays(resend: bool, transaction: object) -> Sequence[float]:
     """Return the waits before each repetition of a failed send."""
-    # The caller's transaction has failed as a whole, and only the caller can repeat it.
+    # A transaction of the caller has failed as a whole, and only the caller can repeat it.
     return RESEND_DELAYS_SECONDS if resend and transaction is None else ()
 
 
@@ -513,7 +518,7 @@ def failure(
 
 
 def presentable(error: BaseException) -> BaseException:
-    """Return the error, or a copy without its chain if a text in the chain may show a password."""
+    """Return the error, or a copy without its chain of causes if a text in the chain may show a password."""
     if isinstance(error, HorsiesError) or not revealing(error):
         return error
     kind = type(error) if isinstance(error, psycopg.Error) else RuntimeError
@@ -521,7 +526,7 @@ def presentable(error: BaseException) -> BaseException:
 
 
 def revealing(error: BaseException) -> list[BaseException]:
-    """Return the exceptions in the chain whose text may show a password that ``describe`` masks."""
+    """Return the exceptions in the chain of causes whose text may show a password that ``describe`` masks."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -532,7 +537,7 @@ def revealing(error: BaseException) -> list[BaseException]:
 
 def _is_revealing(error: BaseException) -> bool:
     text = str(error)
-    if isinstance(error, HorsiesError):  # describe() omits its traceback drawing
+    if isinstance(error, HorsiesError):  # describe() omits the drawing of its traceback
         return mask_url(text) != text
     primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     sentence = " ".join((primary or text).split())

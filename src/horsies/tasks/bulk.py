@@ -1,8 +1,9 @@
-"""Sending many: a stream of calls becomes chunks of rows, stored in one transaction: all or none.
+"""Sends many tasks: a stream of calls becomes chunks of rows, which are stored in one transaction, all or
+none.
 
-A chunk is encoded while the server inserts the previous one. Memory holds the rows of two chunks, and
-16 bytes for each task sent. Hooks and spans receive the number of calls, so if there are any, all calls
-are encoded first.
+A chunk is encoded while the server inserts the previous chunk. Memory holds the rows of two chunks, and
+16 bytes for each task sent. Hooks and spans need the number of calls, so if there are hooks or spans, all
+calls are encoded first.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ Handles = Sequence[TaskHandle[T]]
 # The server takes 10 ms for a statement with a thousand rows, including 0.1 ms for the statement itself.
 CHUNK_CALLS = 1_000
 CHUNK_CHARACTERS = 1_000_000
-# A chunk of one row would send another notification, which names the row, so the last chunk takes over
-# two calls from the previous one.
+# A chunk of one row would send a different notification, which names the row. To avoid this, the last
+# chunk takes over two calls from the previous chunk.
 _CARRIED = 2
-# Beyond this size, rows kept for a resend go to a temporary file.
+# Above this size, rows that are kept for a resend are written to a temporary file.
 KEPT_BYTES_IN_MEMORY = 8_000_000
 _STORING = BrokerErrorCode.ENQUEUE_FAILED
 # The columns that differ between the rows of a chunk.
@@ -90,7 +91,7 @@ def send_many(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[Ha
 async def send_many_async(
     sender: Sender, calls: Iterable[TaskCall[T]]
 ) -> TaskSendResult[Handles[T]]:
-    """Like ``send_many``, but the event loop is blocked only while a chunk is encoded."""
+    """Like ``send_many``, but block the event loop only while a chunk is encoded."""
     match _prepare(sender, calls):
         case Err() as unsent:
             return reported(sender, unsent)
@@ -101,7 +102,9 @@ async def send_many_async(
 
 
 class TaskHandles(Sequence[TaskHandle[T]]):
-    """The handles for a stream of calls. It keeps 16 bytes per task and creates each handle on access."""
+    """The handles for a stream of calls. The sequence keeps 16 bytes per task and creates each handle on
+    access.
+    """
 
     __slots__ = ("_ids", "_make")
 
@@ -137,7 +140,7 @@ class TaskHandles(Sequence[TaskHandle[T]]):
 
 
 class KeptRows:
-    """The texts of rows that an attempt has sent, kept for a resend; if there are many, in a temporary
+    """The texts of the rows that an attempt has sent, kept for a resend; large amounts are in a temporary
     file.
     """
 
@@ -203,7 +206,7 @@ def _prepare(sender: Sender, calls: Iterable[TaskCall[T]]) -> TaskSendResult[_Bu
     chunks = _encoded(sender, calls)
     needs_all = bool(producer.hooks) or producer.config.tracing is not None
     try:
-        # Two chunks show whether one statement is enough.
+        # Reading up to two chunks shows whether one statement is enough.
         first = list(chunks if needs_all else islice(chunks, 2))
     except _RefusedCall as refusal:
         return Err(refusal.error)
@@ -245,7 +248,7 @@ def _problem(sender: Sender, calls: object) -> str | None:
 
 
 def _shared_row(task_name: str, options: SendOptions, shared: SharedValues) -> InsertTasks:
-    """Return the columns shared by all rows; columns that differ are empty."""
+    """Return the columns that all rows share; columns that differ are empty."""
     return InsertTasks(
         task_name=task_name,
         queue_name=shared.queue_name,
@@ -278,7 +281,7 @@ def _traced(
 
 
 class _Bulk(Generic[T]):
-    """One send_many: its rows, and the handles for rows created so far."""
+    """One call of ``send_many``: its rows, and the handles of the rows created so far."""
 
     def __init__(
         self,
@@ -302,7 +305,7 @@ class _Bulk(Generic[T]):
         self._transaction = options.transaction
         self._delays = resend_delays(config.resend_on_transient_err, options.transaction)
         self._kept = KeptRows() if self._delays else None
-        # The exception that ended the stream: a rejected call, or one raised by the caller's iterable.
+        # The exception that ended the stream: a call was rejected, or the caller's iterable raised.
         self._fault: Exception | None = None
         make: Callable[[str], TaskHandle[T]] = functools.partial(
             TaskHandle, broker=broker, results=sender.definition.results
@@ -384,7 +387,7 @@ class _Bulk(Generic[T]):
         return ((insert_new_tasks, rows) for rows in self._rows())
 
     def _rows(self) -> Iterator[InsertTasks]:
-        """Return the rows of earlier attempts, followed by those of the rest of the stream."""
+        """Yield the rows of earlier attempts, followed by the rows of the rest of the stream."""
         for kept in self._kept or ():
             columns: dict[str, Any] = dict(zip(_COLUMNS, kept, strict=True))
             yield self._row._replace(**columns)
@@ -416,7 +419,7 @@ class _Bulk(Generic[T]):
         )
 
     def _keys(self, chunk: Chunk) -> dict[str, Any]:
-        """Return the columns of keys; either all calls of a stream have one, or none."""
+        """Return the columns for keys; either all calls of a stream have a key, or none has."""
         if chunk[0].key is None:
             return {}
         queue_name = self._row.queue_name

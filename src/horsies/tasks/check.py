@@ -39,7 +39,8 @@ from horsies.retry import RetryPolicy, rule_text
 from horsies.tasks.definition import TaskDefinition
 
 _OWN_NAME = "choose a name of your own: built-in codes mean that horsies itself found the error"
-# Built-in codes that a failed attempt cannot have, because the task was not running or has not failed.
+# Built-in codes that a failed attempt cannot have: they belong to tasks that were not running or have not
+# failed.
 _UNRETRIED_CODES = {
     *RetrievalCode,
     OutcomeCode.TASK_CANCELLED,
@@ -125,7 +126,7 @@ def _errors_of(
     malformed = validate_exception_mapper(mapper)
     if default_code is not None:
         malformed += validate_error_code_name(default_code, where="default_unhandled_error_code")
-    # A malformed name cannot be compared with the reserved ones.
+    # A malformed name cannot be compared with the reserved names.
     if malformed:
         return errors(ErrorCode.CONFIG_INVALID_EXCEPTION_MAPPER, malformed)
     collisions = reserved_code_collisions(mapper, default_code)
@@ -146,10 +147,10 @@ def _policy_problems(policy: RetryPolicy | None) -> Iterator[str]:
 
 
 def policy_warnings(config: AppConfig, definitions: Iterable[TaskDefinition]) -> list[str]:
-    """Return, as sentences, the entries of ``auto_retry_for`` that nothing produces.
+    """Return, as sentences, the entries of ``auto_retry_for`` that no code of the application produces.
 
-    A code can be produced by exception mappers, default codes, and the functions and constants of every
-    loaded module. Classes and enum members are not checked, because a misspelt one does not exist.
+    A code may come from exception mappers, default codes, and the functions and constants of every loaded
+    module. Classes and enum members are not checked, because a misspelt class or member does not exist.
     """
     listed = [
         (task, rule_text(rule))
@@ -200,8 +201,8 @@ def _is_loaded_class(name: str) -> bool:
 def _codes_in_modules(wanted: set[str], tasks: Iterable[TaskDefinition]) -> set[str]:
     """Return the wanted error codes that occur as strings in the code.
 
-    It searches the tasks' modules first, because the codes that tasks return are usually there. Only a
-    code that is still missing, such as a misspelt one, requires a scan of all modules (0.4 s for 750).
+    It searches the tasks' modules first, because they usually contain the codes that tasks return. Only a
+    code that is still missing, such as a misspelt code, requires a scan of all modules (0.4 s for 750).
     """
     functions = [task.function for task in tasks]
     own = [function.__module__ for function in functions]
@@ -219,7 +220,7 @@ def _codes_in_modules(wanted: set[str], tasks: Iterable[TaskDefinition]) -> set[
 
 
 def _texts(value: object, *, in_class: bool = False) -> Iterator[str]:
-    """Yield the string that a constant holds, or the strings that a function or class contains."""
+    """Yield the string of a constant, or the strings that a function or class contains."""
     # isinstance() reads __class__, which a proxy such as Flask's `request` raises on outside its context.
     kind = type(value)
     if issubclass(kind, str):
@@ -248,8 +249,8 @@ def _texts_of_code(code: CodeType) -> Iterator[str]:
 def live_errors(
     config: PostgresConfig, *, role: str = "producer", migrates: bool = True
 ) -> list[HorsiesError]:
-    """Return the error that makes the database unusable: no connection, no tables and no privilege to
-    create them, no privileges on them, or no notifications.
+    """Return the error that makes the database unusable, if there is one: no connection, no tables and no
+    privilege to create them, no privileges on the tables, or no notifications.
 
     Uses its own connections and closes them; the application's broker is not touched. No table is
     created or changed.
@@ -275,8 +276,8 @@ def live_errors(
 
 
 def live_notes(config: PostgresConfig, *, migrates: bool = True) -> list[str]:
-    """Return remarks for a live check without errors: migrations that the next process will apply, and
-    obstacles that concern only workers.
+    """Return remarks for a live check that found no errors: migrations that the next process will apply,
+    and obstacles that concern only workers.
     """
     notes = [error.message for error in live_errors(config, role="worker", migrates=migrates)]
     with Database(config, "check", limits=READING).connect("check") as connection:
@@ -296,7 +297,7 @@ def live_notes(config: PostgresConfig, *, migrates: bool = True) -> list[str]:
 def _table_problem(
     connection: Connection[Any], schema: str, role: str, migrates: bool
 ) -> tuple[str, str] | None:
-    """Return a sentence and its remedy if the tables can be neither used nor created or updated."""
+    """Return a problem and its remedy, as sentences, if the tables cannot be used, created or updated."""
     rights = read_rights.fetch(connection, schema)[0]
     name = rights.role_name
     if rights.has_schema and not rights.can_use:
@@ -318,7 +319,7 @@ def _table_problem(
 
 
 def missing_rights(missing: Iterable[str], role: str) -> list[str]:
-    """Return the missing privileges, such as "INSERT ON horsies_tasks", that the role needs."""
+    """Return the privileges that the role needs but lacks, such as "INSERT ON horsies_tasks"."""
     if role == "producer":
         return [right for right in missing if right in _PRODUCER_RIGHTS]
     return [

@@ -1,7 +1,7 @@
 """Task definitions: the frozen result of decorating a function.
 
-``@app.task`` builds one after all definition-time checks; the producer (send) and the child (invoke)
-read it.
+``@app.task`` builds a definition after all checks at definition time. The producer reads it to send, and
+the child to call the function.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ WEBHOOK_PREFIX = f"{RESERVED_PREFIX}webhook."
 FINDINGS_TASK = f"{RESERVED_PREFIX}findings"
 
 OnStop: TypeAlias = Literal["finish", "requeue", "fail"]
-# The name of a parameter, or a function of the arguments of a call.
+# The source of a key: the name of a parameter, or a function of a call's arguments.
 KeySource: TypeAlias = str | Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True)
 class DurableTraits:
-    """What a durable function has beside the options of a task: the types of its signals, if declared, and
-    the time that a run may take from its first start to its end.
+    """The additional properties of a durable function: the types of its signals, if declared, and the
+    time that a run may take from its first start to its end.
     """
 
     signals: Mapping[str, Any] | None = None
@@ -75,7 +75,7 @@ class DurableTraits:
 
 @dataclass(frozen=True, slots=True)
 class TaskDefinition:
-    """Everything known about a task before it is sent."""
+    """All properties of a task that are known before it is sent."""
 
     name: str
     function: Callable[..., Any]
@@ -100,8 +100,10 @@ class TaskDefinition:
 
     @property
     def may_share_process(self) -> bool:
-        """Whether async children may run the task: if it exceeded a memory limit there, the other tasks
-        of the process would end with it, and they do not collect batches.
+        """Whether async children may run the task.
+
+        They do not run tasks with a memory limit, because killing the process would end its other tasks
+        too, or batched tasks, because async children do not collect batches.
         """
         return self.is_async and self.memory_limit_mb is None and self.batch is None
 
@@ -189,14 +191,14 @@ def _defined(
 
 
 def durable_policy(policy: RetryPolicy | None) -> RetryPolicy:
-    """The policy of a durable function: a crash or a stop of its process never ends a run by itself."""
+    """The default retry policy of a durable function: a crash or a stop of its process does not end a run."""
     return policy or RetryPolicy.exponential(
         1, max_retries=100, max_delay_seconds=60, auto_retry_for=[_LOST_RUN, "WORKER_STOPPED"]
     )
 
 
 def versioned_name(function: Any, name: object, version: object) -> Any:
-    """The stored name of a durable function, with its version."""
+    """Return the stored name of a durable function, which includes its version."""
     if version is None or not isinstance(name, str):
         return name
     if type(version) is not int or version < 1:
@@ -274,7 +276,7 @@ def _function_problems(function: Any, unknown: Mapping[str, Any]) -> Iterator[_P
         )
 
 
-# What other task queues call the options of `@app.task`.
+# The names that other task queues use for the options of `@app.task`.
 _OTHER_WORDS = {
     **dict.fromkeys(("timeout", "time_limit", "soft_time_limit", "job_timeout"), "timeout_ms"),
     **dict.fromkeys(("retries", "retry", "max_retries", "max_tries"), "retry_policy"),
@@ -322,13 +324,13 @@ def is_timeout(timeout_ms: object) -> bool:
 
 
 def is_storable_name(name: str) -> bool:
-    """Check that the name is not blank, not too long, and that PostgreSQL can store it."""
+    """Check that the name is not blank or too long, and that PostgreSQL can store it."""
     return 0 < len(name) <= NAME_LENGTH_MAX and not name.isspace() and storable_text(name) == name
 
 
 def _wraps_another(function: FunctionType) -> bool:
-    """Return whether this is a decorator's wrapper, even without functools.wraps: it passes on all its
-    arguments.
+    """Return whether this is a decorator's wrapper, which passes on all its arguments; functools.wraps is
+    not required.
     """
     if hasattr(function, "__wrapped__"):
         return True
@@ -342,7 +344,9 @@ def _wraps_another(function: FunctionType) -> bool:
 
 
 def is_method(function: FunctionType) -> bool:
-    """Return whether a function was defined in a class body and takes the object or the class first."""
+    """Return whether a function was defined in a class body and takes the object or the class as its
+    first parameter.
+    """
     *_, owner, _name = ("<locals>", *function.__qualname__.split("."))
     first = next(iter(inspect.signature(function).parameters), None)
     return owner != "<locals>" and first in ("self", "cls")
@@ -384,7 +388,7 @@ def _durable_problems(function: FunctionType, options: DecoratorOptions) -> Iter
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     try:
         hints = get_type_hints(function)
-    except Exception:  # the signature reports it
+    except Exception:  # the signature reports the problem
         hints = {}
     context = hints.get(parameters[0].name) if parameters and parameters[0].kind in kinds else None
     right = (
@@ -413,7 +417,7 @@ def _durable_problems(function: FunctionType, options: DecoratorOptions) -> Iter
 
 
 def _is_deadline(traits: DurableTraits | None) -> bool:
-    """Whether a durable function has no deadline, or one that can be stored."""
+    """Whether a durable function has no deadline, or a deadline that can be stored."""
     seconds: object = None if traits is None else traits.deadline_seconds
     if seconds is None:
         return True
@@ -511,7 +515,9 @@ def _fixed_key_problems(name: str, options: DecoratorOptions) -> Iterator[_Probl
 
 
 def _fixed_key(name: str, options: DecoratorOptions) -> TaskKey | None:
-    """The key that all calls of a task share: its rate is that key's, and its batches are of one key."""
+    """Return the key that all calls of a task share: the task's rate applies to this key, and a batch has
+    tasks of one key only.
+    """
     if options.key is not None or (options.rate is None and options.batch is None):
         return None
     return TaskKey(fixed=key_of_task(name))
@@ -561,8 +567,8 @@ def _read_signature(
 def _read_results(
     function: FunctionType, location: SourceLocation | None
 ) -> tuple[bool, ResultCodec]:
-    """Read ``-> T`` (a plain function) or ``-> TaskResult[T, TaskError]``, and prepare to validate,
-    encode and decode the result.
+    """Read ``-> T`` (a plain function) or ``-> TaskResult[T, TaskError]``, and return the codec that
+    validates, encodes and decodes the result.
     """
     help_text = f"def {function.__name__}(...) -> int: or -> TaskResult[int, TaskError]:"
 

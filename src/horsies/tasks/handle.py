@@ -80,8 +80,8 @@ class TaskInfo(TaskColumns):
     result: TaskResult[Any, TaskError] | None = None
     """The outcome, if ``include_result`` was passed and the task has ended."""
     failed_reason: str | None = None
-    """Why an attempt was lost, such as the exit code of its process, if ``include_failed_reason``
-    was passed.
+    """The reason why an attempt was lost, such as the exit code of its process, if
+    ``include_failed_reason`` was passed.
     """
     attempts: list[TaskAttemptInfo] | None = None
     """The finished attempts, newest first, if ``include_attempts`` was passed."""
@@ -94,7 +94,7 @@ class TaskInfo(TaskColumns):
 
 
 class TaskActionErrorCode(StrEnum):
-    """Why an action on a task was rejected."""
+    """The reasons for which an action on a task is rejected."""
 
     TASK_NOT_FOUND = "TASK_NOT_FOUND"
     """There is no such task."""
@@ -128,18 +128,18 @@ class TaskActionErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskActionError:
-    """A rejected action, with the status that prevented it."""
+    """A rejected action on a task, with the status that prevented the action."""
 
     code: TaskActionErrorCode
     """Why the action was rejected."""
     message: str
     """A sentence with the reason and the fix."""
     task_id: str
-    """The task that the action was for."""
+    """The id of the task that the action was for."""
     current_status: TaskStatus | None = None
-    """Its status at that time, if the task exists."""
+    """The task's status at that time, if the task exists."""
     retryable: bool = False
-    """Whether the same call may succeed later."""
+    """Whether the same call can succeed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def info_script(
     progress: TaskProgress | None = None
     for _ in range(
         2
-    ):  # the next attempt may begin, and report progress, between the two statements
+    ):  # the next attempt may start, and report progress, between the two statements
         rows: list[TaskRow] = yield read
         if not rows:
             return None
@@ -248,7 +248,7 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
     """Decode a stored result; an unreadable one becomes an error result."""
     if (key_id := missing_key(text)) is not None:
         if text.startswith('{"err":'):
-            return decode_untyped(masked(text)).unwrap()  # its code is readable
+            return decode_untyped(masked(text)).unwrap()  # the error's code is readable
         return error_result(
             OperationalErrorCode.PAYLOAD_UNREADABLE,
             f"The result of {owner} is {_unread(key_id)}.",
@@ -258,8 +258,8 @@ def read_result(text: str, results: ResultCodec | None, owner: str) -> TaskResul
         case Ok(result):
             return result
         case Err(problem):
-            # If there is a path, the value was read but no longer fits its type; if not, it could not
-            # be read at all.
+            # If the error has a path, the value was read but no longer fits its type; without a path, it
+            # could not be read at all.
             return error_result(
                 ContractCode.PYDANTIC_HYDRATION_ERROR
                 if problem.path
@@ -347,7 +347,7 @@ class TaskHandle(Generic[T]):
             warn_of_nested_wait(task_id)
         future = self._broker.waiters.watch(task_id, once=timeout_ms == 0)
         try:
-            # Only a signal handler can raise here, and its exception is the caller's own.
+            # Only a signal handler can raise here, and its exception is meant for the caller.
             wait_for(future, seconds_to_wait(timeout_ms))
         finally:
             unread = self._broker.waiters.forget(task_id, future)
@@ -483,7 +483,8 @@ class TaskHandle(Generic[T]):
 
     def _read(self, row: OutcomeRow | None) -> TaskResult[T, TaskError]:
         result = _not_found(self.task_id) if row is None else result_of(row, self._results)
-        # A missing task may still be committed, and an unreadable result may be readable next time.
+        # A missing task may still be committed, and an unreadable result may be readable at the next
+        # attempt.
         code = result.err.error_code if result.err is not None else None
         if not isinstance(code, RetrievalCode) and code != OperationalErrorCode.BROKER_ERROR:
             self._cached = result
@@ -513,7 +514,9 @@ def action_result(
 
 
 def task_action(verb: str, task_id: str, reason: str | None = None) -> Action:
-    """The record of a change to one task; its subject is the id as the database writes it."""
+    """Return the record of a change to one task; its subject is the id in the form that the database
+    writes.
+    """
     return recording.Action(verb, f"task {stored_form(task_id) or task_id}", reason)
 
 

@@ -33,13 +33,15 @@ class Hooks:
 
 
 def add_once(hooks: list[Any], hook: object) -> None:
-    """Append a hook unless it is registered already; a module may be imported twice."""
+    """Append a hook unless it is already registered; this happens if a module is imported twice."""
     if not any(hook is known for known in hooks):
         hooks.append(hook)
 
 
 def registers(refuse: Callable[[object], None]) -> Callable[[Register], Register]:
-    """Make a decorator that takes a function reject parentheses, options and bad functions."""
+    """Wrap a decorator that takes only a function, so that it rejects parentheses, options and unsuitable
+    functions.
+    """
 
     def decorate(register: Register) -> Register:
         @functools.wraps(register)
@@ -60,7 +62,7 @@ def registers(refuse: Callable[[object], None]) -> Callable[[Register], Register
 
 
 def refuse_bad_hook(hook: object) -> None:
-    """Reject a child process hook that cannot be called as is."""
+    """Reject a child process hook that cannot be called without arguments."""
     is_generator = _is(hook, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if not callable(hook) or is_generator or not _takes(hook):
         raise ConfigurationError(
@@ -82,7 +84,7 @@ def refuse_bad_around(hook: object) -> None:
 
 
 def refuse_bad_send_hook(hook: object) -> None:
-    """Reject an ``on_send`` hook that cannot be called as is."""
+    """Reject an ``on_send`` hook that cannot be called with the outgoing task alone."""
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     if not callable(hook) or _is(hook, *kinds) or not _takes(hook, "the outgoing task"):
         raise ConfigurationError(
@@ -94,7 +96,7 @@ def refuse_bad_send_hook(hook: object) -> None:
 
 
 def _is(hook: object, *kinds: Callable[[Any], bool]) -> bool:
-    """Return whether calling `hook` only creates an object of one of these kinds."""
+    """Return whether a call of `hook` would only create an object of one of these kinds."""
     called = getattr(type(hook), "__call__", None)  # noqa: B004 - asked for its kind, not called
     return any(is_kind(function) for is_kind in kinds for function in (hook, called))
 
@@ -113,8 +115,8 @@ def _takes(hook: Any, *arguments: object) -> bool:
 
 
 def as_plain_calls(hooks: Sequence[ChildProcessHook]) -> list[Callable[[], object]]:
-    """Return the hooks as functions that return when they are done; coroutines run on the loop that
-    asynchronous tasks use later.
+    """Return the hooks as functions that return when the hook is done; coroutines run on the event loop
+    that asynchronous tasks use later.
     """
     return [_to_its_end(hook) for hook in hooks]
 
@@ -131,7 +133,7 @@ def _to_its_end(hook: Callable[[], Any]) -> Callable[[], object]:
 
 
 def surround(definition: TaskDefinition, hooks: Sequence[AroundTask]) -> TaskDefinition:
-    """Return the definition with its function wrapped in the hooks, the first one outermost."""
+    """Return the definition with its function wrapped in the hooks; the first hook is the outermost."""
     function = definition.function
     for hook in reversed(hooks):
         make = _async_call if definition.is_async else _call
@@ -179,7 +181,7 @@ def _run_without_waiting(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 class _Around:
-    """One use of a hook: its generator during an attempt."""
+    """One use of a hook: the hook's generator during an attempt."""
 
     def __init__(self, hook: AroundTask) -> None:
         self._name = getattr(hook, "__qualname__", repr(hook))
@@ -201,7 +203,7 @@ class _Around:
         try:
             has_yielded = await self._step("throw", error)
         except BaseException as raised:
-            # A generator wraps an exception that would end it in a RuntimeError.
+            # If this exception would end a generator, Python wraps it in a RuntimeError.
             ends = isinstance(error, StopIteration | StopAsyncIteration)
             is_wrapped = ends and raised.__cause__ is error
             if raised is error or is_wrapped:

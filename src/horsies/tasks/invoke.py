@@ -102,8 +102,8 @@ def call_plain(definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mappin
 def call_problem(
     definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str | None:
-    """Return why a send would reject these arguments, or None; arguments that a workflow passes are not
-    sent.
+    """Return why a send would reject these arguments, or None. Arguments that a workflow passes are
+    ignored, because they are not sent.
     """
     if definition.durable is not None:
         raise DurableMisuse(
@@ -114,7 +114,7 @@ def call_problem(
     if injected:
         names = list(inspect.signature(definition.function).parameters)[: len(args)]
         split = next((place for place, name in enumerate(names) if name in injected), len(args))
-        # Parameters after an injected one are sent by name.
+        # Parameters behind an injected parameter are sent by name.
         kwargs = {**dict(zip(names[split:], args[split:], strict=False)), **kwargs}
         kwargs = {name: value for name, value in kwargs.items() if name not in injected}
         args = args[:split]
@@ -150,8 +150,8 @@ def call_function(
 async def await_function(
     config: AppConfig, definition: TaskDefinition, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> TaskResult[Any, TaskError] | TaskError:
-    """Like ``call_function``, but on the caller's event loop; cancellation of the coroutine becomes an
-    error.
+    """Like ``call_function``, but on the caller's event loop; if the coroutine is cancelled, that becomes
+    an error.
     """
     try:
         value = definition.function(*args, **kwargs)
@@ -183,7 +183,7 @@ def checked_value(definition: TaskDefinition, value: Any) -> TaskResult[Any, Tas
     )
 
 
-@functools.lru_cache(maxsize=256)  # once per task and code, however many codes a task invents
+@functools.lru_cache(maxsize=256)  # once per task and code; bounded, because a task may invent many codes
 def _warn_about_code(task_name: str, code: str) -> None:
     for problem in validate_error_code_name(code[:_SHOWN_CODE_CHARACTERS]):
         logger.warning("no retry policy can list an error of task %r: %s", task_name, problem)
@@ -191,7 +191,8 @@ def _warn_about_code(task_name: str, code: str) -> None:
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to completion; in the main thread, on the event loop that is kept between tasks."""
-    # A loop serves one thread, and only the main thread runs tasks often enough to keep a loop.
+    # An event loop serves only one thread, and only the main thread runs tasks often enough to keep a
+    # loop.
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(coroutine)
     return _kept_loop().run(coroutine)
@@ -240,8 +241,8 @@ class _KeptLoop:
         finally:
             main, self._main = self._main, None
             if self._is_stopped or main is None or not main.done():
-                # Tasks left on this loop are cancelled now so that they clean up; no other loop will
-                # continue them.
+                # asyncio tasks that are left on this loop are cancelled now, so that they clean up; no
+                # other loop will continue them.
                 _kept_loops.clear()
                 self._runner.close()
 
@@ -253,9 +254,10 @@ class _KeptLoop:
         return await coroutine
 
     def stop_coroutine(self) -> None:
-        """Cancel the coroutine, unless it is the one that the signal interrupted.
+        """Cancel the coroutine, unless the signal has interrupted that coroutine itself.
 
-        If the handler raised an exception inside another task or a callback, it would not propagate.
+        If the handler raised an exception inside another asyncio task or a callback, the exception would
+        not propagate.
         """
         main = self._main
         if main is None:
@@ -265,7 +267,7 @@ class _KeptLoop:
             main.cancel()
 
 
-# One per process, kept between tasks so that clients cached by async tasks stay usable.
+# One loop per process, kept between tasks so that clients cached by async tasks stay usable.
 _kept_loops: dict[int, _KeptLoop] = {}
 
 
@@ -307,7 +309,7 @@ def _plain_fault(value: object, expected: str, problem: CodecError) -> str:
 
 def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskFailed) -> TaskError:
     if failure.task_id is not None and isinstance(failure.code, Enum):
-        # A built-in code describes the other task, whose `result()` raised it.
+        # A built-in code describes the other task, whose `result()` raised the exception.
         return _exception_error(config, definition, failure)
     if failure.code in BUILTIN_CODE_REGISTRY:
         problem = ValueError(
@@ -315,7 +317,8 @@ def _failure_error(config: AppConfig, definition: TaskDefinition, failure: TaskF
             "raise your own code, such as CARD_REFUSED"
         ).with_traceback(failure.__traceback__)
         return _exception_error(config, definition, problem)
-    # Described here, because an exception object would be logged and retried by its class.
+    # Passed as data and not as an exception object, which would be logged, and retried according to its
+    # class.
     cause = None if failure.__cause__ is None else describe_exception(failure.__cause__)
     try:
         error = TaskError(

@@ -1,7 +1,7 @@
 """Keys of tasks: which key a call has, and the lane of a key. Pure.
 
-A key names whom a task works for, such as a tenant. A queue shares its children out by key, and limits of
-keys hold for each of them; ``db/functions/19_keys.sql`` has the mechanism.
+A key names whom a task works for, such as a tenant. Within a queue, keys take turns, and each key can
+have its own limits; ``db/functions/19_keys.sql`` has the mechanism.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from horsies.codec.calls import CallSignature
 from horsies.task_result import storable_text
 
 LANE_KEY_LENGTH_MAX = 255
-# Lane 0 are the tasks without a key, and the ring of lanes begins at the lowest number.
+# Lane 0 contains the tasks without a key, and the ring of lanes starts at the lowest number.
 _NO_LANES = frozenset({0, -(2**63)})
 
 
 class Lane(NamedTuple):
-    """A key, and its number in one queue."""
+    """A key, and the number of its lane in a queue."""
 
     key: str
     number: int
@@ -51,7 +51,7 @@ def key_of_task(name: str) -> str:
 
 
 class CallKey(NamedTuple):
-    """The key of one call, or why it has none."""
+    """Return the key of one call, or the reason why it has no key."""
 
     key: str | None = None
     problem: str | None = None
@@ -59,8 +59,8 @@ class CallKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskKey:
-    """Where the key of a call comes from: the value of a parameter, a function of the arguments, or, for
-    a task that has a rate or batches, the name of the task (`fixed`).
+    """The source of a call's key: a parameter, a function of the arguments, or the task's name (`fixed`)
+    for a task with a rate or batches.
     """
 
     parameter: str = ""
@@ -73,7 +73,7 @@ class TaskKey:
     def of_parameter(
         cls, name: str, function: Callable[..., Any], parameters: CallSignature
     ) -> TaskKey | None:
-        """Return the key that a parameter carries; None if callers cannot pass such a parameter."""
+        """Return the key source for this parameter; None if callers cannot pass such a parameter."""
         names = parameters.names
         if name not in names.spots and name not in names.positional:
             return None

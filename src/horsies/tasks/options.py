@@ -33,7 +33,7 @@ _EMPTY_ASYNC = '{"async":true,"retry_policy":null,"good_until":null}'
 
 
 class Unset(Enum):
-    """Marks an omitted option where None is a valid value."""
+    """Marks an option that was omitted, where None would be a valid value."""
 
     UNSET = "UNSET"
 
@@ -135,9 +135,9 @@ class TaskOptions:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Its headers."""
     is_async: bool = False
-    """Whether async children may run the task: its function is ``async def``, without a memory limit."""
+    """Whether async children may run the task: its function is ``async def``, and it has no memory limit."""
     burst: bool = False
-    """Whether a child may hold the task together with others."""
+    """Whether a child may hold the task together with other tasks."""
 
     def to_json(self) -> str:
         """Return the text to store in the column."""
@@ -155,7 +155,7 @@ class TaskOptions:
 
     @classmethod
     def from_json(cls, text: str | None) -> TaskOptions:
-        """Read the options from a task's column; raise ValueError unless it holds a JSON object."""
+        """Read the options from a task's column; ValueError if the text is not a JSON object."""
         stored = json.loads(text or "{}")
         if not isinstance(stored, dict):
             raise ValueError(f"task_options is a JSON object, not {type(stored).__name__}")
@@ -169,26 +169,27 @@ class TaskOptions:
         )
 
 
-# The options of a plain ``task.send``; recognised by identity, they need no checks.
+# The options of a plain ``task.send``. They are recognised by identity and need no checks.
 NO_OPTIONS = SendOptions()
 
 
 @dataclass(slots=True)
 class OutgoingTask:
-    """A send that passed its checks, before anything is stored: the argument of ``@app.on_send`` hooks.
+    """A send that has passed its checks, before its task is stored. It is the argument of
+    ``@app.on_send`` hooks.
 
     Hooks may change ``headers``, which include those inherited from the running task. ``count`` is the
     number of tasks: 1, or the number of calls in a ``send_many``.
     """
 
     task_name: str
-    """The name of the task."""
+    """The name of the task to send."""
     queue_name: str
-    """The queue that it goes to."""
+    """The queue that the task is sent to."""
     options: SendOptions
     """The options of this send."""
     headers: dict[str, str]
-    """The headers to store; the hook may change them."""
+    """The headers to store with the task; the hook may change them."""
     count: int = 1
     """How many tasks the call sends: more than 1 for ``send_many``."""
 
@@ -405,7 +406,7 @@ def timestamp_problem(timestamp: object) -> str | None:
 
 
 def is_key(key: object) -> bool:
-    """Check that PostgreSQL can store the value as a key."""
+    """Return whether PostgreSQL can store the value as a key."""
     return isinstance(key, str) and 1 <= len(key) <= KEY_LENGTH_MAX and storable_text(key) == key
 
 

@@ -1,8 +1,8 @@
 """Outcomes: what a finished attempt means for its task, and the statements that record it.
 
-An attempt ends with the child's report, the child's death, or the loss of its worker. The decisions are
-pure; the retry rules are in ``retry.py``. The statement that records a retry checks ``good_until``
-against the database's clock.
+An attempt ends when its child reports or dies, or when its worker is lost. The decisions are pure; the
+retry rules are in ``retry.py``. The statement that records a retry checks ``good_until`` against the
+database's clock.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STOPPED_FOR_REQUEUE = "requeue"
 STOPPED_BY_LOSS = "loss"
 STOPPED_BY_MEMORY = "memory"
 
-# Decided by the database, whose clock is authoritative.
+# The database makes this decision, because its clock is authoritative.
 TOO_LATE = "not retried: the next attempt would start after good_until, or a cancel was asked for"
 RETURNED_TO_QUEUE = "returned to its queue: the worker stopped"
 _FINAL = RetryDecision(None)
@@ -51,22 +51,22 @@ _FINAL = RetryDecision(None)
 # The possible next states of a task whose attempt is recorded.
 ENDINGS = ("completed", "cleaning", "parked", "retried", "cancelled", "failed")
 
-# The run that a task or an outcome belongs to; without a call in Python for each.
+# Returns the run that a task or an outcome belongs to; attrgetter avoids a Python call for each of them.
 RUN_OF = attrgetter("workflow_id")
-# Accessing an enum member takes 0.1 µs, and every task needs several accesses.
+# Each access to an enum member takes 0.1 µs, and every task would need several.
 _SUCCEEDED, _ATTEMPT_SUCCEEDED = TaskStatus.COMPLETED, TaskAttemptOutcome.COMPLETED
 
 
 class Outcome(NamedTuple):
-    """A finished attempt to record. With ``delay_seconds`` the task is retried unless its
-    ``good_until`` comes first, up to ``max_retries`` times if that is more than its own limit.
-    ``retry_reason`` names the rule that decided. ``if_cancelled`` is recorded instead if the task has
-    an accepted cancellation. ``run_us`` is how many microseconds the attempt ran, if known.
-    ``is_recorded``: the child has recorded the outcome in the task's transaction. ``is_in_doubt``: the
-    child may have recorded it, and this outcome counts only if it has not.
-    ``park``: the attempt has not ended; its run waits, and continues in any child. ``fingerprint``,
-    ``exception_type`` and ``raised_in`` say which failures have the same reason.
-    ``log`` is what the attempt has logged, and ``attempt`` its number, if that is kept.
+    """A finished attempt to record. With ``delay_seconds`` the task is retried unless its ``good_until``
+    is earlier, up to ``max_retries`` times if that exceeds its own limit. ``retry_reason`` names the rule
+    that decided. ``if_cancelled`` is recorded instead if the task has an accepted cancellation.
+    ``run_us`` is how many microseconds the attempt ran, if known. With ``is_recorded``, the child has
+    recorded the outcome in the task's transaction. With ``is_in_doubt``, the child may have recorded an
+    outcome, and this outcome counts only if it has not. With ``park``, the attempt has not ended: its run
+    waits, and will continue in any child. Failures with equal ``fingerprint``, ``exception_type`` and
+    ``raised_in`` have the same reason. If logs are kept, ``log`` is the log of the attempt and
+    ``attempt`` its number.
     """
 
     task_id: str
@@ -94,8 +94,8 @@ class Outcome(NamedTuple):
 
     @classmethod
     def completed(cls, task: ClaimedTask, result: str, run_us: int | None = None) -> Outcome:
-        """The outcome of a function that returned a success."""
-        # By position, because keywords take three times as long, once per task.
+        """Return the outcome of a function that returned a success."""
+        # Arguments by position, because keywords take three times as long, for every task.
         return cls(
             task.id,
             task.generation,
@@ -117,7 +117,7 @@ class Outcome(NamedTuple):
         attempt_outcome: TaskAttemptOutcome = TaskAttemptOutcome.FAILED,
         decision: RetryDecision = _FINAL,
     ) -> Outcome:
-        """The outcome of a task that ended without returning a result; the error result is created here."""
+        """Return the outcome of a task that ended without a result; its error result is created here."""
         return cls(
             task_id=task.id,
             generation=task.generation,
@@ -138,7 +138,7 @@ class Outcome(NamedTuple):
 
 
 class Report(Protocol):
-    """How a function ended, according to the process that called it."""
+    """The end of a function, as reported by the process that called it."""
 
     @property
     def ok(self) -> bool: ...
@@ -164,7 +164,9 @@ def outcome_of_report(
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
-    """The outcome for a function that returned, raised, or left its run to wait; an error may be retried."""
+    """Return the outcome for a function that returned, raised, or left its run to wait; an error may be
+    retried.
+    """
     if report.park is not None:
         if (text := report.park.cancelled) is not None:
             return _cancelled(task, text)._replace(run_us=run_us)
@@ -210,7 +212,7 @@ def outcome_of_error(
     run_us: int | None = None,
     random: Callable[[], float] = random_module.random,
 ) -> Outcome:
-    """The outcome for an error, which may be retried."""
+    """Return the outcome for an error, which may be retried."""
     decision = _decide(task, error_code, random, exception_names, retry_after)
     reason = decision.reason
     return Outcome(
@@ -235,14 +237,14 @@ def outcome_of_error(
 def outcome_of_crash(
     task: ClaimedTask, description: str, random: Callable[[], float] = random_module.random
 ) -> Outcome:
-    """The outcome for a child that died without a report: it is unknown what user code did."""
+    """Return the outcome for a child that died without a report; what user code did is unknown."""
     return _crashed(task, f"The process running the task died: {description}.", random)
 
 
 def outcome_of_loss(
     task: AbandonedTask, random: Callable[[], float] = random_module.random
 ) -> Outcome:
-    """The outcome for a task whose worker is gone: it is unknown what user code did."""
+    """Return the outcome for a task whose worker was lost; what user code did is unknown."""
     worker = f"worker {task.worker_id}, process {task.worker_pid}"
     reason = f"The worker running the task is gone ({worker if task.worker_id else 'unknown'})."
     return _crashed(task, reason, random)
@@ -256,9 +258,11 @@ def outcome_of_stop(
     description: str = "",
     limit_ms: int | None = None,
 ) -> Outcome:
-    """The outcome for a task that the worker stopped: it exceeded its time or memory limit, was
-    cancelled, or was still running at shutdown. `description` is why its child ended, and `limit_ms`
-    the time limit of its call, which in a batch may be that of another task.
+    """Return the outcome for a task that the worker stopped: it exceeded its time or memory limit, was
+    cancelled, or was still running at shutdown.
+
+    `description` says why its child ended. `limit_ms` is the time limit of its call, which in a batch may
+    be the limit of another task.
     """
     if reason == STOPPED_BY_CANCEL:
         return _cancelled(task, "The task was cancelled while it was running.")
@@ -279,7 +283,7 @@ def outcome_of_stop(
         random,
     )
     if reason == STOPPED_FOR_REQUEUE:
-        # One more attempt is allowed, so that this one does not use up a retry.
+        # One more retry is allowed, so that this attempt does not use one up.
         return stopped._replace(
             delay_seconds=0.0,
             max_retries=limit_after_return(task.task_options, task.max_retries),
@@ -303,13 +307,17 @@ def _cancelled(task: ClaimedTask, text: str) -> Outcome:
 
 
 def outcome_of_unread_inputs(task: ClaimedTask) -> Outcome:
-    """The outcome for a task that never reaches a child because results of other nodes cannot be read."""
+    """Return the outcome for a task that never reaches a child because results of other nodes cannot be
+    read.
+    """
     text = "The results of other nodes that the task takes could not be read."
     return Outcome.failed(task, OperationalErrorCode.WORKER_SERIALIZATION_ERROR, text)
 
 
 def outcome_of_large_inputs(task: ClaimedTask, size: int, size_max: int) -> Outcome:
-    """The outcome for a task that never reaches a child because results of other nodes are too large."""
+    """Return the outcome for a task that never reaches a child because results of other nodes are too
+    large.
+    """
     text = (
         f"Node {task.workflow_node_index} ({task.task_name}) takes results of {size:,} bytes from other "
         f"nodes, more than payload.max_input_bytes ({size_max:,}); return references to the data instead."
@@ -318,7 +326,7 @@ def outcome_of_large_inputs(task: ClaimedTask, size: int, size_max: int) -> Outc
 
 
 def as_completed(outcome: Outcome) -> Outcome:
-    """The success that the child has recorded in place of this outcome, without its result."""
+    """Return the success that the child recorded instead of this outcome, without its result."""
     return Outcome(
         outcome.task_id,
         outcome.generation,
@@ -332,7 +340,7 @@ def as_completed(outcome: Outcome) -> Outcome:
 
 
 def without_result(outcome: Outcome) -> Outcome:
-    """The same attempt as a failure without its texts, for a database that refuses to store them."""
+    """Return the same attempt as a failure without its texts, which the database refuses to store."""
     text = "The outcome of the task could not be stored."
     code = OperationalErrorCode.WORKER_SERIALIZATION_ERROR
     return outcome._replace(
@@ -405,8 +413,8 @@ def logging_steps(outcomes: Sequence[Outcome]) -> list[Step]:
 def locking_steps(workflow_ids: Iterable[str | None]) -> list[Step]:
     """Return the statement that locks these runs' trees, if there are any.
 
-    Run rows are locked before task rows, which rules out deadlocks. So this statement comes before
-    every statement on the runs' tasks.
+    Run rows are locked before task rows, which rules out deadlocks. So this statement comes before all
+    statements on the tasks of these runs.
     """
     runs = {workflow_id for workflow_id in workflow_ids if workflow_id is not None}
     return [lock_runs(sorted(runs))] if runs else []
@@ -425,10 +433,10 @@ _FAILED = attrgetter("task_id", "generation", "status", "result", *_FAILURE, "ru
 def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[str, Step]:
     """Return the statements that record these outcomes, in order, by their entry in ``ENDINGS``.
 
-    No statement names a task twice. A run of a durable function with an accepted cancel begins its
-    clean-up, if it has one, and no other statement matches it. Statements after the retries handle the
-    tasks that the retries skipped: those with an accepted cancellation, and those too late for another
-    attempt.
+    No statement names a task twice. If a cancellation of a durable function's run was accepted and the
+    run has a clean-up, the run starts the clean-up, and no other statement matches it. The statements
+    after the retries handle the tasks that the retries skipped: tasks with an accepted cancellation, and
+    tasks for which another attempt would be too late.
     """
     outcomes = _newest(outcomes)
     completed = [one for one in outcomes if one.status is _SUCCEEDED]
@@ -462,15 +470,17 @@ def recording_steps(worker_id: str | None, outcomes: Sequence[Outcome]) -> dict[
 
 
 def _may_be_cancelled(outcome: Outcome) -> bool:
-    """Whether the attempt may have ended by an accepted cancel, or its process died after one."""
+    """Whether an accepted cancellation may have ended the attempt, or the attempt's process died after
+    one.
+    """
     if outcome.park is not None:
-        return False  # the statement that parks it finds out
+        return False  # the statement that parks the run finds this out
     is_interrupted = outcome.attempt_outcome is TaskAttemptOutcome.WORKER_FAILURE
     return is_interrupted or outcome.status is TaskStatus.CANCELLED
 
 
 def _parking_steps(worker_id: str | None, parked: Sequence[Outcome]) -> dict[str, Step]:
-    """The statements for runs that wait; those with an accepted cancel are cancelled instead."""
+    """Return the statements for runs that wait; runs with an accepted cancellation are cancelled instead."""
     ids, generations = [one.task_id for one in parked], [one.generation for one in parked]
     requests = [one.park.to_json() for one in parked if one.park is not None]
     cancelled = [one.if_cancelled for one in parked if one.if_cancelled is not None]
@@ -482,8 +492,10 @@ def _parking_steps(worker_id: str | None, parked: Sequence[Outcome]) -> dict[str
 
 
 def _newest(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Drop an attempt that is followed by a later attempt of the same task: its claim is no longer
-    valid, and the statements find a task's values by the position of its id.
+    """Drop an attempt that is followed by a later attempt of the same task.
+
+    The earlier claim is no longer valid, and the statements find a task's values by the position of its
+    id, so each id may occur only once.
     """
     if len(set(map(_TASK_ID, outcomes))) == len(outcomes):
         return outcomes
@@ -494,5 +506,5 @@ def _newest(outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
 def _columns(
     outcomes: Iterable[Outcome], fields: Callable[[Outcome], tuple[Any, ...]]
 ) -> Iterator[Any]:
-    # Lists, because the encoder caches tuples.
+    # Lists, because the encoder would cache tuples.
     return map(list, zip(*map(fields, outcomes), strict=True))
