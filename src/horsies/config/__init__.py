@@ -1,1 +1,1 @@
-"""Everything configurable: the application, its database, its schedules."""
+"""The configuration of an application, its database and its schedules."""

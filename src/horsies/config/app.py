@@ -35,7 +35,7 @@ from horsies.validation import (
 if TYPE_CHECKING:
     from horsies.config.schedules import ScheduleConfig
     from horsies.config.webhooks import Webhook
-else:  # few processes have schedules or webhooks, and building the models takes long
+else:  # few processes have schedules or webhooks, and building these models takes long
     ScheduleConfig = Annotated[Any, PlainValidator(lambda value: _schedules_of(value))]
     Webhook = Annotated[Any, PlainValidator(lambda value: _webhook_of(value))]
 
@@ -83,10 +83,10 @@ class Rate(FrozenModel):
     """
 
     count: int = Field(ge=1, le=1_000_000, strict=True)
-    """How many tasks may start in `per_seconds`, from 1 to 1,000,000. Required."""
+    """How many tasks may start in a period of `per_seconds`, from 1 to 1,000,000. Required."""
 
     per_seconds: float = Field(default=1.0, ge=0.001, le=31_622_400.0)
-    """The period, from a millisecond to 366 days. Defaults to 1."""
+    """The length of the period in seconds, from a millisecond to 366 days. Defaults to 1."""
 
     burst: int = Field(default=1, ge=1, le=1_000_000, strict=True)
     """How many tasks may start at once after a pause, from 1 to 1,000,000. 1 spaces the starts evenly.
@@ -102,7 +102,7 @@ class Rate(FrozenModel):
 
 
 class PerKey(FrozenModel):
-    """Limits that hold for each key of a queue, in the whole cluster; see [keys](concurrency.md#keys).
+    """Limits that apply to each key of a queue, in the whole cluster; see [keys](concurrency.md#keys).
 
     Example:
         PerKey(max_concurrency=2, rate=Rate(count=100, per_seconds=60, burst=5))
@@ -116,15 +116,19 @@ class PerKey(FrozenModel):
     """How many tasks of one key may start per period. None sets no limit. Defaults to None."""
 
     order: Literal["parallel", "fifo"] = "parallel"
-    """`fifo` runs the tasks of one key one after the other, in the order of their sends: a task waits until
-    the one before it has ended, after all of its retries. Defaults to `parallel`."""
+    """`fifo` runs the tasks of one key one at a time, in the order of their sends: a task waits until the
+    previous task has ended, including its retries. Defaults to `parallel`.
+    """
 
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
-    """How many tasks of one key start at its turn, on average, from 0.01 to 100. Defaults to 1."""
+    """How many tasks of a key start, on average, when it is the key's turn, from 0.01 to 100. Defaults to
+    1.
+    """
 
     on_failure: Literal["go_on", "halt"] = "go_on"
-    """Whether a key with `order="fifo"` continues after a task that failed, or is paused. Defaults to
-    `go_on`."""
+    """Whether a key with `order="fifo"` continues (`go_on`) or is paused (`halt`) after one of its tasks
+    has failed. Defaults to `go_on`.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -154,13 +158,14 @@ class CustomQueueConfig(FrozenModel):
     """
 
     rate: Rate | None = None
-    """How many tasks of this queue may start per period, in the whole cluster; see
+    """How many tasks of this queue may start per period, counted over the whole cluster; see
     [rates](concurrency.md#rates). None sets no limit. Defaults to None.
     """
 
     per_key: PerKey | None = None
-    """Limits that hold for each key of this queue; see [keys](concurrency.md#keys). None sets none.
-    Defaults to None."""
+    """Limits that apply to each key of this queue; see [keys](concurrency.md#keys). None sets no limits.
+    Defaults to None.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -192,9 +197,9 @@ class RecoveryConfig(FrozenModel):
     7,200,000 (two hours) and at least twice runner_heartbeat_interval_ms. Defaults to 300,000."""
 
     worker_lost_after_ms: int = Field(default=10_000, ge=1_000, le=3_600_000)
-    """Milliseconds that another worker must watch a worker without a connection before recovering its
-    tasks, from 1,000 to 3,600,000 (an hour). A worker on the same host whose process has ended is
-    declared lost immediately. Defaults to 10,000.
+    """How many milliseconds another worker must observe a worker without a connection before it recovers
+    that worker's tasks, from 1,000 to 3,600,000 (an hour). A worker on the same host whose process has
+    ended is declared lost immediately. Defaults to 10,000.
     """
 
     stop_tasks_after_silence_ms: int | None = Field(default=None, ge=1_000, le=3_600_000)
@@ -223,25 +228,29 @@ class RecoveryConfig(FrozenModel):
     Defaults to 30,000."""
 
     heartbeat_retention_hours: int | None = Field(default=24, ge=1, le=8_760)
-    """Hours heartbeat rows are kept, from 1 to 8,760 (a year). None keeps them forever. Defaults
-    to 24."""
+    """How many hours heartbeat rows are kept, from 1 to 8,760 (a year). None keeps them forever. Defaults
+    to 24.
+    """
 
     worker_state_retention_hours: int | None = Field(default=168, ge=1, le=8_760)
-    """Hours worker snapshots are kept, from 1 to 8,760 (a year). None keeps them forever.
-    Defaults to 168 (a week)."""
+    """How many hours worker snapshots are kept, from 1 to 8,760 (a year). None keeps them forever.
+    Defaults to 168 (a week).
+    """
 
     terminal_record_retention_hours: int | None = Field(default=720, ge=1, le=43_800)
-    """Hours finished tasks and workflows are kept, from 1 to 43,800 (five years). None keeps them
-    forever. Defaults to 720 (thirty days)."""
+    """How many hours finished tasks and workflows are kept, from 1 to 43,800 (five years). None keeps
+    them forever. Defaults to 720 (thirty days).
+    """
 
     log_retention_hours: int | None = Field(default=168, ge=1, le=43_800)
-    """Hours the logs of attempts (log_capture) are kept, from 1 to 43,800 (five years); they are deleted
-    with their task at the latest. None keeps them as long as their task. Defaults to 168 (a week).
+    """How many hours the logs of attempts (log_capture) are kept, from 1 to 43,800 (five years); they are
+    deleted with their task at the latest. None keeps them as long as their task. Defaults to 168 (a
+    week).
     """
 
     measure_retention_hours: int | None = Field(default=336, ge=7, le=8_760)
-    """Hours the attempt counts behind the dashboard's charts are kept, from 7 to 8,760 (a year). None
-    keeps them forever. Defaults to 336 (two weeks).
+    """How many hours the attempt counts behind the dashboard's charts are kept, from 7 to 8,760 (a year).
+    None keeps them forever. Defaults to 336 (two weeks).
     """
 
     queue_retention: dict[str, timedelta | None] = Field(default_factory=dict)
@@ -308,7 +317,7 @@ class WorkerResilienceConfig(FrozenModel):
 
     db_retry_initial_ms: int = Field(default=500, ge=100, le=60_000)
     """Milliseconds before the first retry after a database error, from 100 to 60,000. Each further wait
-    is twice as long, plus or minus up to 25 %. Defaults to 500.
+    is twice as long as the previous one, plus or minus up to 25 %. Defaults to 500.
     """
 
     db_retry_max_ms: int = Field(default=30_000, ge=500, le=300_000)
@@ -326,9 +335,9 @@ class WorkerResilienceConfig(FrozenModel):
     statement_timeout_ms: int = Field(default=60_000, ge=1_000, le=3_600_000)
     """Milliseconds that a worker's or scheduler's statement may take, from 1,000 to 3,600,000. In their
     sessions it replaces the statement_timeout, transaction_timeout and
-    idle_in_transaction_session_timeout of the database and the role. Behind PgBouncer at most 0.8 of
-    tcp_user_timeout_ms, with recovery.stop_tasks_after_silence_ms at most half of that. Defaults to
-    60,000.
+    idle_in_transaction_session_timeout of the database and the role. Behind PgBouncer, a statement may
+    take at most 0.8 of tcp_user_timeout_ms; if recovery.stop_tasks_after_silence_ms is set, at most half
+    of that time. Defaults to 60,000.
     """
 
     @model_validator(mode="after")
@@ -359,15 +368,15 @@ class PayloadConfig(FrozenModel):
     """
 
     max_input_bytes: int = Field(default=268_435_456, ge=1, le=805_306_368)
-    """The most bytes of results that a workflow node may take from other nodes, 1 to 805,306,368 (768
-    MiB); a node that would take more fails with PAYLOAD_TOO_LARGE. The results of a map's items count
-    together. Defaults to 268,435,456 (256 MiB).
+    """The most bytes of results that a workflow node may take from other nodes, from 1 to 805,306,368
+    (768 MiB); a node that would take more fails with PAYLOAD_TOO_LARGE. The results of a map's items
+    count together. Defaults to 268,435,456 (256 MiB).
     """
 
     max_map_items: int | None = Field(default=100_000, ge=1)
-    """The most items that a map node may have, at least 1; one with more fails with PAYLOAD_TOO_LARGE.
-    The limit configured in the program that starts the run applies. None sets no limit. Defaults to
-    100,000.
+    """The most items that a map node may have, at least 1; a node with more items fails with
+    PAYLOAD_TOO_LARGE. The limit configured in the program that starts the run applies. None sets no
+    limit. Defaults to 100,000.
     """
 
     @model_validator(mode="after")
@@ -381,15 +390,19 @@ class PayloadConfig(FrozenModel):
 
 
 class LogCapture(FrozenModel):
-    """How much is kept of what a task logs. The first and the last lines of an attempt are kept; if there
-    are more, those in between are dropped and counted.
+    """How much of a task's log is kept.
+
+    The first and the last lines of an attempt are kept. If there are more lines, those in between are
+    dropped and counted.
 
     Example:
         AppConfig(broker=PostgresConfig.from_env(), log_capture=LogCapture(max_lines=200))
     """
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
-    """The lowest level that is kept; the levels of the loggers apply first. Defaults to INFO."""
+    """The lowest level of the lines that are kept; the levels of the loggers apply before it. Defaults to
+    INFO.
+    """
 
     max_lines: int = Field(default=1_000, ge=2, le=LOG_LINES_MAX)
     """The most lines that are kept of one attempt, from 2 to 100,000. Defaults to 1,000."""
@@ -401,7 +414,7 @@ class LogCapture(FrozenModel):
 
     @property
     def limits(self) -> LogLimits:
-        """The limits of one attempt."""
+        """The limits for the log of one attempt."""
         return LogLimits(self.max_bytes, self.max_lines)
 
 
@@ -445,10 +458,10 @@ class AppConfig(FrozenModel):
     """
 
     claim_lease_ms: int | None = None
-    """Milliseconds a claimed task that has not started stays with its worker unless the lease is
-    renewed, at least 2,000, and at least twice recovery.claimer_heartbeat_interval_ms if that setting
-    is set. Required and used only with a prefetch_buffer above 0; without one, tasks start when they
-    are claimed. While it is None, max_claim_renew_age_ms and recovery.claimer_heartbeat_interval_ms are
+    """How many milliseconds a claimed task that has not started stays with its worker unless the lease is
+    renewed, at least 2,000, and at least twice recovery.claimer_heartbeat_interval_ms if that setting is
+    set. Required and used only with a prefetch_buffer above 0; without one, tasks start when they are
+    claimed. While it is None, max_claim_renew_age_ms and recovery.claimer_heartbeat_interval_ms are
     checked against 60,000. Defaults to None.
     """
 
@@ -471,8 +484,8 @@ class AppConfig(FrozenModel):
 
     release: str | None = Field(default=None, min_length=1, max_length=255)
     """The release of the application, such as a version or a commit, of 1 to 255 characters. Workers
-    register it, and `horsies failures` and the dashboard name the releases in which a failure was first
-    and last seen. Defaults to None.
+    register this release, and `horsies failures` and the dashboard name the releases in which a failure
+    was first and last seen. Defaults to None.
     """
 
     exception_mapper: Annotated[ExceptionMapper, PlainValidator(_copied_mapper)] = Field(
@@ -500,8 +513,8 @@ class AppConfig(FrozenModel):
     """Keep what tasks log, for `horsies logs` and the dashboard. None keeps nothing. Defaults to None."""
 
     log_headers: list[str] = Field(default_factory=list)
-    """The headers, such as a request id, that stand in every log line about a task, those of the worker's
-    parent process included. Defaults to [].
+    """The headers, such as a request id, that every log line about a task shows, including the lines of
+    the worker's parent process. Defaults to [].
     """
 
     webhooks: list[Webhook] = Field(default_factory=list)
@@ -509,8 +522,9 @@ class AppConfig(FrozenModel):
     []."""
 
     resend_on_transient_err: bool = False
-    """Retry a send up to three times after a transient database error before it returns the error.
-    Defaults to False."""
+    """Repeat a send up to three times after a transient database error, before the error is returned.
+    Defaults to False.
+    """
 
     @property
     def hard_cap_mode(self) -> bool:
@@ -519,12 +533,14 @@ class AppConfig(FrozenModel):
 
     @property
     def effective_claim_lease_ms(self) -> int:
-        """The lease of every claim: claim_lease_ms, or one minute."""
+        """The lease of every claim: claim_lease_ms, or one minute if that is not set."""
         return DEFAULT_CLAIM_LEASE_MS if self.claim_lease_ms is None else self.claim_lease_ms
 
     @property
     def effective_claimer_heartbeat_interval_ms(self) -> int:
-        """The interval of lease renewals: as configured, or else short enough for two renewals per lease."""
+        """The interval between lease renewals: as configured, or else short enough for two renewals per
+        lease.
+        """
         interval = self.recovery.claimer_heartbeat_interval_ms
         if "claimer_heartbeat_interval_ms" in self.recovery.model_fields_set:
             return interval
@@ -611,7 +627,7 @@ class AppConfig(FrozenModel):
         yield lease_problem is not None, code, lease_problem or ""
         yield age < 1, code, "max_claim_renew_age_ms must be at least 1"
         yield (
-            # A comparison with a lease that is itself wrong would only repeat that mistake.
+            # A comparison with a lease that is itself invalid would only report the same mistake again.
             1 <= age < lease and lease_problem is None,
             code,
             f"max_claim_renew_age_ms ({age}) must not be below the claim lease ({lease})",

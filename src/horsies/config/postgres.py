@@ -28,7 +28,7 @@ from horsies.errors import ConfigurationError, ErrorCode
 from horsies.payload_store import TABLE_STORE, PayloadStore, TableStore
 from horsies.validation import SECONDS_MAX, Check, FrozenModel, raise_failed
 
-# The limits of Linux and libpq; beyond them every connection would fail.
+# The limits of Linux and libpq; with larger values every connection would fail.
 _KEEPALIVE_MAXIMUMS = {
     "tcp_keepalives_idle": 32_767,
     "tcp_keepalives_interval": 32_767,
@@ -36,7 +36,7 @@ _KEEPALIVE_MAXIMUMS = {
 }
 _USER_TIMEOUT_MS_MAX = 2**31 - 1
 _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
-# One character less, because references have a mark before it.
+# One character less than for a key id, because references have a mark before the id of a store.
 _STORE_ID = re.compile(r"[A-Za-z0-9_.-]{1,31}")
 
 
@@ -90,9 +90,9 @@ class PostgresConfig(FrozenModel):
     embedded:// starts a private server for development. Never shown in repr or logs. Required."""
 
     session_database_url: str | None = Field(default=None, repr=False)
-    """A direct or session-pooled address of the same database, used for LISTEN and migrations when
-    database_url goes through a transaction pooler. Defaults to None: database_url is used for
-    everything.
+    """An address of the same database that is direct or uses session pooling, used for LISTEN and
+    migrations when database_url goes through a transaction pooler. Defaults to None: database_url is used
+    for everything.
     """
 
     pgbouncer_transaction_mode: bool = False
@@ -107,16 +107,17 @@ class PostgresConfig(FrozenModel):
     """
 
     pool_size: int = Field(default=5, ge=0)
-    """Connections a producer's pool keeps open, at least 0. Defaults to 5."""
+    """How many connections a producer's pool keeps open, at least 0. Defaults to 5."""
 
     max_overflow: int = Field(default=10, ge=0)
-    """Connections a producer's pool may open beyond pool_size when all are in use, at least 0.
+    """How many connections a producer's pool may open beyond pool_size when all are in use, at least 0.
     pool_size and max_overflow together must allow at least one connection. Defaults to 10.
     """
 
     pool_timeout: float = Field(default=30, gt=0, le=SECONDS_MAX)
-    """Seconds a caller waits for a free connection before the call fails, above 0 and at most 100
-    years. Defaults to 30."""
+    """How many seconds a caller waits for a free connection before the call fails, above 0 and at most
+    100 years. Defaults to 30.
+    """
 
     pool_recycle: float = Field(default=1800, gt=0)
     """Seconds after which a pooled connection is replaced by a fresh one, above 0. Defaults to
@@ -129,9 +130,10 @@ class PostgresConfig(FrozenModel):
     """
 
     echo: bool = False
-    """Log the statements of senders, operator actions and workers' turns: the name and the duration
-    of each, never its parameters, at INFO on the logger horsies.sql. For debugging only: expect many
-    lines. Defaults to False."""
+    """Log the statements of senders, operator actions and workers' turns: the name and the duration of
+    each statement, never its parameters, at INFO on the logger horsies.sql. For debugging only: expect
+    many lines. Defaults to False.
+    """
 
     worker_pool_size: int | None = 3
     """Connections that a worker's parent process keeps open for application code that sends tasks or
@@ -145,12 +147,14 @@ class PostgresConfig(FrozenModel):
     """
 
     worker_child_pool_min_size: int = 0
-    """Connections a child process keeps open once its task code has sent a task, at least 0.
-    Children that do not send never connect. Defaults to 0."""
+    """How many connections a child process keeps open after its task code has sent a task, at least 0.
+    Children that do not send never connect. Defaults to 0.
+    """
 
     worker_child_pool_max_size: int = 2
-    """Connections a child process may have open for sending, at least 1 and not below
-    worker_child_pool_min_size. Defaults to 2."""
+    """How many connections a child process may have open for sending, at least 1 and not below
+    worker_child_pool_min_size. Defaults to 2.
+    """
 
     worker_child_pool_check: bool = True
     """Test a child's connection before use. Defaults to True."""
@@ -161,7 +165,7 @@ class PostgresConfig(FrozenModel):
     """
 
     tcp_keepalives_idle: int = 30
-    """Idle seconds before the first probe, from 1 to 32,767. Defaults to 30."""
+    """How many idle seconds pass before the first probe, from 1 to 32,767. Defaults to 30."""
 
     tcp_keepalives_interval: int = 10
     """Seconds between probes, from 1 to 32,767. Defaults to 10."""
@@ -170,26 +174,25 @@ class PostgresConfig(FrozenModel):
     """Unanswered probes after which the connection counts as dead, from 1 to 127. Defaults to 3."""
 
     tcp_user_timeout_ms: int = 30_000
-    """Milliseconds sent data may stay unacknowledged before the connection counts as dead, from 0 to
-    2,147,483,647. 0 leaves the limit to the operating system. PgBouncer acknowledges data even when the
-    server is down, so behind it this is also how long a worker or scheduler waits for a response.
+    """How many milliseconds sent data may stay unacknowledged before the connection counts as dead, from
+    0 to 2,147,483,647. 0 leaves the limit to the operating system. PgBouncer acknowledges data even when
+    the server is down, so behind it this is also how long a worker or scheduler waits for a response.
     Defaults to 30,000.
     """
 
     codec: PayloadCodec | None = Field(default=None, repr=False)
-    """Encrypts what this database stores of arguments, results, errors, steps, signals, notes and kept
-    log lines; a `FernetCodec`, or your own `PayloadCodec`. None stores them as plain JSON. Defaults to
-    None.
+    """The codec that encrypts stored arguments, results, errors, steps, signals, notes and kept log
+    lines: a `FernetCodec`, or your own `PayloadCodec`. None stores them as plain JSON. Defaults to None.
     """
 
     encrypt_errors: bool = True
     """With a codec, also encrypt the messages and tracebacks of tasks' errors, which often quote
-    arguments; the data of errors is always encrypted and error codes never are. Defaults to True.
+    arguments. The data of errors is always encrypted, and error codes never are. Defaults to True.
     """
 
     store: PayloadStore | TableStore | None = Field(default=None, repr=False)
-    """Keeps large arguments, results, steps and signals elsewhere than in the rows of tasks: a `TableStore`,
-    an `S3Store`, or your own `PayloadStore`. None keeps them there. Defaults to None.
+    """The store that keeps large arguments, results, steps and signals outside the rows of tasks: a
+    `TableStore`, an `S3Store`, or your own `PayloadStore`. None keeps them in the rows. Defaults to None.
     """
 
     store_above_bytes: int = Field(default=100_000, ge=1_000, le=1_000_000_000)

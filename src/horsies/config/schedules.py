@@ -18,7 +18,8 @@ from horsies.validation import SECONDS_MAX, FrozenModel, repeated_names
 
 NAME_LENGTH_MAX = 255
 
-# Python's calendar must be able to hold a slot and the times counted from it, up to a hundred years later.
+# Limited, because Python's calendar must be able to represent a slot and the times counted from it, up to
+# a hundred years later.
 _EARLIEST = datetime(2, 1, 1, tzinfo=UTC)
 _LATEST = {
     "start_at": datetime.max.replace(year=9000, tzinfo=UTC),
@@ -35,7 +36,8 @@ class KeyedWorkflow(Protocol):
         """Return the key the class declares, if any."""
 
 
-# Workflows are a layer above the configuration, which stores the class and reads only its key.
+# The module of workflows is in a layer above the configuration, which only stores the class and reads its
+# key.
 _AsItIs: TypeAlias = Annotated[
     KeyedWorkflow | str,
     PlainValidator(lambda definition: definition),
@@ -47,17 +49,18 @@ _AsItIs: TypeAlias = Annotated[
 
 
 class Schedule(FrozenModel):
-    """What all schedules share: a name, a pattern, and rules for missed and late slots."""
+    """The fields that all schedules share: a name, a pattern, and rules for missed and late slots."""
 
     name: str
     """The name of the schedule, 1 to 255 printable characters, unique in the database. Required."""
 
     pattern: SchedulePattern
-    """When its slots are due: an IntervalSchedule, HourlySchedule, DailySchedule, WeeklySchedule,
-    MonthlySchedule or CronSchedule. Required."""
+    """When the schedule's slots are due: an IntervalSchedule, HourlySchedule, DailySchedule,
+    WeeklySchedule, MonthlySchedule or CronSchedule. Required.
+    """
 
     enabled: bool = True
-    """Whether schedulers send its slots. Defaults to True."""
+    """Whether schedulers send this schedule's slots. Defaults to True."""
 
     timezone: str = "UTC"
     """The IANA name of the pattern's time zone, such as Europe/Berlin. Intervals ignore it. Defaults to
@@ -65,8 +68,9 @@ class Schedule(FrozenModel):
     """
 
     on_dst_gap: GapRule = "skip"
-    """The rule for a time that the clock skips: `skip` drops the slot, `shift` takes the first instant
-    after the gap. Defaults to skip."""
+    """The rule for a slot at a time that the clock skips: `skip` drops the slot, `shift` moves it to the
+    first instant after the gap. Defaults to skip.
+    """
 
     start_at: datetime | None = None
     """The earliest slot, in the years 2 to 9000; intervals count from it. Needs a time zone.
@@ -76,16 +80,19 @@ class Schedule(FrozenModel):
     """No slot is later than this. Needs a time zone. Defaults to None."""
 
     jitter_seconds: float = Field(default=0, ge=0, le=86_400)
-    """The longest delay, in seconds, of a slot's task or run, from 0 to 86,400; each slot has its own
-    fixed delay. Spreads schedules that are due at the same time. Defaults to 0.
+    """The longest delay, in seconds, of a slot's task or run, from 0 to 86,400. Each slot has its own
+    fixed delay. This spreads schedules that are due at the same time. Defaults to 0.
     """
 
     catch_up_missed: bool = False
-    """Fire all slots that passed while no scheduler ran, in order; otherwise only the latest.
-    Defaults to False."""
+    """Fire all slots that passed while no scheduler ran, in order; if it is off, only the latest of them.
+    Defaults to False.
+    """
 
     max_catch_up_runs: int = Field(default=100, ge=1, le=10_000)
-    """How many missed slots are sent in one go, from 1 to 10,000; the rest follow later. Defaults to 100."""
+    """The most missed slots that are sent at once, from 1 to 10,000; the rest follow later. Defaults to
+    100.
+    """
 
     misfire_grace_seconds: float | None = Field(default=None, gt=0, le=SECONDS_MAX)
     """Drop slots that are late by more than this many seconds, above 0 and at most 100 years. None
@@ -158,8 +165,8 @@ class TaskSchedule(Schedule):
     """
 
     good_for_seconds: float | None = Field(default=None, gt=0, le=SECONDS_MAX)
-    """Seconds after its slot when a task that has not started expires, above jitter_seconds and at most
-    100 years. None sets no limit. Defaults to None.
+    """How many seconds after its slot a task expires if it has not started, above jitter_seconds and at
+    most 100 years. None sets no limit. Defaults to None.
     """
 
     def _problems(self) -> Iterator[str]:
@@ -174,8 +181,8 @@ class TaskSchedule(Schedule):
 class WorkflowSchedule(Schedule):
     """A workflow that is started at every slot.
 
-    A definition whose nodes are tasks of the application cannot exist before the application does; in
-    that case the configuration names it by its ``definition_key``.
+    If the definition's nodes are tasks of the application, it can only exist after the application. The
+    configuration then names the definition by its ``definition_key``.
 
     Example:
         WorkflowSchedule(
@@ -217,8 +224,8 @@ class ScheduleConfig(FrozenModel):
     """The schedules, with unique names. `app.schedules` adds more at run time. Defaults to []."""
 
     check_interval_seconds: int = Field(default=1, ge=1, le=60)
-    """A scheduler's longest sleep in seconds, from 1 to 60; it always wakes up in time for a slot.
-    Defaults to 1.
+    """The longest sleep of a scheduler in seconds, from 1 to 60. Whatever the value, it wakes up in time
+    for each slot. Defaults to 1.
     """
 
     @model_validator(mode="after")

@@ -19,9 +19,9 @@ class TracingConfig(FrozenModel):
     """
 
     parent: Literal["auto", "always", "never"] = "auto"
-    """Which attempts have a span that is a child of the send's span. "auto": the first attempt of a
-    task that was sent to run immediately, or of a workflow node; "always": every attempt; "never":
-    none. In any case the span links to the send. Defaults to "auto".
+    """Which attempts have a span that is a child of the send's span. With "auto", it is the first attempt
+    of a task that was sent to run immediately, or of a workflow node; with "always", every attempt; with
+    "never", none. In any case the span has a link to the send. Defaults to "auto".
     """
 
     baggage: bool = False
@@ -29,7 +29,7 @@ class TracingConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        # find_spec of a submodule imports its parent package, here an empty namespace.
+        # find_spec of a submodule imports the parent package, which is an empty namespace here.
         if find_spec("opentelemetry") is None or find_spec("opentelemetry.trace") is None:
             raise ConfigurationError(
                 "TracingConfig needs the package opentelemetry-api, which is not installed.",

@@ -24,7 +24,7 @@ WebhookEvent: TypeAlias = Literal[
 ]
 FINDING_EVENTS = frozenset({"finding.opened", "finding.closed"})
 
-# The start of a secret that is written in base64, as in the Standard Webhooks specification.
+# The prefix of a secret that is written in base64, as in the Standard Webhooks specification.
 BASE64_MARK = "whsec_"
 SECRET_BYTES_MIN = 24
 
@@ -32,9 +32,9 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _NAME_RULE = "1 to 40 lower-case letters, digits, '-' and '_'"
 _TASK_EVENTS = tuple(one for one in get_args(WebhookEvent) if one.startswith("task."))
 
-# Addresses outside the private ranges that answer inside a cloud only: the agent of Azure's hosts.
+# Addresses outside the private ranges that answer only inside a cloud: the agent of Azure's hosts.
 _CLOUD_ADDRESSES = frozenset({ip_address("168.63.129.16")})
-# IPv6 addresses that contain the IPv4 address they lead to, in their last 32 bits.
+# Networks of IPv6 addresses whose last 32 bits contain the IPv4 address to which they lead.
 _TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("::ffff:0:0:0/96"), IPv6Network("::/96"))
 # The only part of IPv6 whose addresses are reachable from everywhere.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
@@ -72,8 +72,9 @@ class Webhook(FrozenModel):
     Defaults to None."""
 
     queue_name: str | None = None
-    """The queue of the deliveries. Required in CUSTOM mode; must be None in DEFAULT mode. Defaults to
-    None."""
+    """The queue to which the deliveries are sent. Required in CUSTOM mode; must be None in DEFAULT mode.
+    Defaults to None.
+    """
 
     body: Literal["json", "slack"] = "json"
     """`json` sends the event as an object; `slack` sends one sentence in the form that incoming webhooks of
@@ -189,7 +190,7 @@ def url_problem(url: str, *, allow_private: bool) -> str | None:
 
 
 def _is_local(parts: SplitResult) -> bool:
-    """Whether the host is visibly private; the addresses of a name are checked with every delivery."""
+    """Whether the host is visibly private. The addresses behind a host name are checked at every delivery."""
     host = (parts.hostname or "").removesuffix(".")
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -208,7 +209,7 @@ def is_public(text: str) -> bool:
 
 
 def _target(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address inside an IPv6 address that is translated to it."""
+    """Return the IPv4 address to which an IPv6 address is translated; any other address unchanged."""
     if isinstance(address, IPv4Address):
         return address
     if any(address in network for network in _TRANSLATED):

@@ -1,4 +1,4 @@
-"""The record of changes made by people: who changed a queue, task, run or schedule, and the outcome. A
+"""Records the changes that people make: who changed a queue, task, run or schedule, and the outcome. A
 row in ``horsies_actions`` is written in the change's own transaction, even for a refused change. After
 the COMMIT, a line goes to the logger ``horsies.audit``. Neither contains task arguments or results.
 """
@@ -62,7 +62,9 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Switched(Generic[T]):
-    """The state after a change, whether the call changed it, and words about the change for its record."""
+    """The state after a change, whether the call changed anything, and a description of the change for
+    its record.
+    """
 
     state: T
     is_changed: bool
@@ -107,7 +109,7 @@ def process_user() -> str:
 def perform_action(
     broker: PostgresBroker, code: BrokerErrorCode, action: Action, script: Script[Result[T, E]]
 ) -> BrokerResult[Result[T, E]]:
-    """Run a change's script and record the change, in one transaction."""
+    """Run the script of a change and record the change, in one transaction."""
     recorded = _Recorded(action, current_actor())
     done = broker.perform(code, recorded.script(script), atomic=True)
     recorded.log(done)
@@ -124,7 +126,7 @@ async def perform_action_async(
 
 
 class Columns(NamedTuple):
-    """The columns of every recorded change, with texts cut to length."""
+    """Return the columns of a recorded change, with texts cut to length."""
 
     actor: str
     source: str
@@ -177,7 +179,7 @@ class _Recorded:
 
 
 def _outcome(answer: Result[T, E], reason: str | None) -> tuple[str, str | None]:
-    """Return the outcome to record, and the reason or the sentence that explains the refusal."""
+    """Return the outcome to record, and the author's reason or the sentence that explains the refusal."""
     match answer:
         case Ok(Switched(is_changed=True, detail=str(words))):
             return "done", f"{words}: {reason}" if reason else words

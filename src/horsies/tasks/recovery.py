@@ -1,7 +1,7 @@
 """Recovery: end or release tasks whose worker is gone, and expire tasks past their deadline.
 
-Every worker's reaper calls this, and operators can call it through the broker. A recovered task ends as
-if its process had crashed, with the same outcome and the same statements, in the name of the lost
+Every worker's reaper calls these functions, and operators can call them through the broker. A recovered
+task ends as if its process had crashed: the outcome and the statements are the same, and name the lost
 worker. Every batch is one transaction, and repeating a batch changes nothing.
 """
 
@@ -61,8 +61,8 @@ EXPIRED_RESULT = encode_task_error(
 
 
 def refuse_running_loop() -> None:
-    """Reject manual recovery inside an event loop, because awaiting its result would fail after the
-    change.
+    """Reject manual recovery inside an event loop, because an attempt to await its result would fail
+    after the change.
     """
     try:
         asyncio.get_running_loop()
@@ -75,15 +75,17 @@ def refuse_running_loop() -> None:
 
 
 def recover_stale(pipeline: Pipeline, stale_seconds: float, status: str) -> int:
-    """End stale RUNNING tasks, retried or failed according to their policy, or return stale CLAIMED
-    tasks to their queues. Return how many.
+    """Retry or fail stale RUNNING tasks according to their policy, or return stale CLAIMED tasks to their
+    queues.
+
+    Return the number of tasks.
     """
     find = partial(find_stale, stale_seconds, [status], RECOVERY_BATCH)
     return recover_found(pipeline, find, Blocked())
 
 
 def expire_pending(pipeline: Pipeline) -> int:
-    """Expire PENDING tasks past their ``good_until``. Return how many."""
+    """Expire PENDING tasks that are past their ``good_until``, and return how many."""
     blocked = Blocked()
     total = 0
     while True:
@@ -97,13 +99,15 @@ def expire_pending(pipeline: Pipeline) -> int:
             waits=False,
         )
         total += expired
-        # A delay may have passed by now, although it grows with every refusal.
+        # The delay after a refusal may already be over, although it grows with every refusal.
         if not expired and {one: delay.seconds for one, delay in blocked.delays.items()} == known:
             return total
 
 
 def end_late(pipeline: Pipeline, blocked: Blocked) -> int:
-    """Cancel runs past their deadline, in one transaction, or each in its own after a refusal."""
+    """Cancel runs that are past their deadline: all in one transaction, or each in its own after a
+    refusal.
+    """
     return blocked.isolated(
         pipeline,
         "expire",
@@ -127,7 +131,7 @@ def _expire_batch(pipeline: Pipeline, excluded: Sequence[str]) -> int:
 
 
 def expire_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:
-    """Expire a batch of tasks, each in its own transaction. Return how many."""
+    """Expire a batch of tasks, each in its own transaction, and return how many."""
     changed = 0
     for task in _others(pipeline, find_late, blocked):
         change = Change("expire", task.id, task.workflow_id)
@@ -141,7 +145,7 @@ def _expiry_step(excluded: Sequence[str], only: Sequence[str] | None = None) -> 
 
 
 def release_one_by_one(pipeline: Pipeline, blocked: Blocked) -> int:
-    """Release a batch of lapsed claims, each in its own transaction. Return how many."""
+    """Release a batch of lapsed claims, each in its own transaction, and return how many."""
     changed = 0
     for task in _others(pipeline, find_lapsed, blocked):
         change = Change("release", task.id, task.workflow_id)
@@ -164,21 +168,21 @@ def recover_found(
 ) -> int:
     """Recover all abandoned tasks, batch by batch, and return how many.
 
-    ``find`` returns the step that finds a batch, excluding tasks that the database has refused.
+    ``find`` returns the statement that finds a batch, without tasks that the database has refused.
     """
     recovered = 0
     while True:
         (abandoned,) = pipeline.run([find(blocked.excluded())])
         changed = recover_tasks(pipeline, abandoned, blocked)
         recovered += changed
-        # No change means that another process was first, unless the database refused some tasks; those
-        # are left out of the next batch.
+        # If nothing changed, another process was first, or the database refused some tasks; the next
+        # batch leaves these tasks out.
         if not changed and not any(task.id in blocked.delays for task in abandoned):
             return recovered
 
 
 def recover_tasks(pipeline: Pipeline, abandoned: Sequence[AbandonedTask], blocked: Blocked) -> int:
-    """Release the tasks that had not started, and end the others as crashed. Return how many rows changed."""
+    """Release the tasks that had not started, end the others as crashed, and return how many rows changed."""
     changed = 0
     for answers in blocked.run_each(pipeline, abandoned, _recovery, _recovery_steps):
         outcomes = {
@@ -207,8 +211,9 @@ def _recovery(task: AbandonedTask) -> Change:
 
 
 def _recovery_steps(abandoned: Sequence[AbandonedTask]) -> list[Step]:
-    """The statements that recover these tasks and wake their queues in the same transaction: each task
-    occupied a slot under a cap, and others may be waiting for it.
+    """Return the statements that recover these tasks and wake their queues in the same transaction.
+
+    Each task occupied a place under a cap, for which other tasks may be waiting.
     """
     steps = locking_steps(task.workflow_id for task in abandoned)
     by_worker = sorted(abandoned, key=lambda task: task.worker_id or "")

@@ -50,12 +50,12 @@ T = TypeVar("T")
 
 
 class TaskSendErrorCode(StrEnum):
-    """Why a send did not store a task."""
+    """The reasons for which a send stores no task."""
 
     SEND_SUPPRESSED = "SEND_SUPPRESSED"
-    """Sends are suppressed while task modules are imported, or by ``app.suppress_sends()``."""
+    """Sends are suppressed, by the import of task modules or by ``app.suppress_sends()``."""
     VALIDATION_FAILED = "VALIDATION_FAILED"
-    """The call, a value or an option cannot be stored as given."""
+    """The call, a value or an option cannot be stored as it was passed."""
     ENQUEUE_FAILED = "ENQUEUE_FAILED"
     """The database did not store the row, or its confirmation was lost."""
     PAYLOAD_MISMATCH = "PAYLOAD_MISMATCH"
@@ -71,9 +71,9 @@ class TaskSendPayload:
     task_name: str
     """The name of the task."""
     queue_name: str
-    """The queue to store the task in."""
+    """The queue in which the task is stored."""
     priority: int
-    """Its priority within the queue."""
+    """The task's priority within the queue."""
     args_json: str = field(repr=False)
     """The positional arguments, encoded."""
     kwargs_json: str = field(repr=False)
@@ -91,7 +91,7 @@ class TaskSendPayload:
     idempotency_key: str | None = None
     """The idempotency key, if one was given."""
     unique: Uniqueness = "forever"
-    """How long the idempotency key stays taken."""
+    """How long the idempotency key stays in use."""
     enqueue_at: datetime | None = None
     """The option ``at``."""
     delay: timedelta | None = None
@@ -101,7 +101,7 @@ class TaskSendPayload:
     timeout_ms: int | None = None
     """The time limit of each attempt."""
     retention_seconds: float | None = None
-    """How long the row is kept after the task has ended."""
+    """How long the task's row is kept after the task has ended."""
     debounce: Debounce | None = None
     """The option ``debounce``."""
     key: str | None = None
@@ -113,7 +113,7 @@ class TaskSendError:
     """A send that stored nothing, or whose COMMIT is in doubt (``retryable``: use ``retry_send``)."""
 
     code: TaskSendErrorCode
-    """Why nothing was stored, or why that is in doubt."""
+    """The reason why nothing was stored, or why it is in doubt whether the task was stored."""
     message: str
     """A sentence that names the place and the fix."""
     retryable: bool = False
@@ -121,7 +121,7 @@ class TaskSendError:
     task_id: str | None = None
     """The id of the task, if it may have been stored."""
     payload: TaskSendPayload | None = field(default=None, repr=False)
-    """The request, for ``retry_send``; None inside your own transaction."""
+    """The request to pass to ``retry_send``; None for a send inside your own transaction."""
     exception: BaseException | None = field(default=None, repr=False)
     """The exception behind the error, if there is one."""
 
@@ -131,7 +131,7 @@ TaskSendResult: TypeAlias = Result[T, TaskSendError]
 
 
 class Stamp(NamedTuple):
-    """A request's id and time: the same stamp gives the same row and fingerprint."""
+    """A request's id and time. Equal stamps give equal rows and fingerprints."""
 
     task_id: str
     sent_at: datetime
@@ -144,7 +144,7 @@ class Request(NamedTuple):
     delay: timedelta | None
     enqueue_delay_seconds: float | None
     debounce: Debounce | None = None
-    # All digests that an equal request with this idempotency key may have been stored with.
+    # Return all digests with which an equal request with this idempotency key may have been stored.
     known_shas: tuple[str, ...] = ()
 
     @property
@@ -164,12 +164,12 @@ class Request(NamedTuple):
         )
 
 
-# The columns that a payload keeps unchanged.
+# The columns that the payload of a failed send contains unchanged.
 _SHARED_COLUMNS = (
     *("task_name", "queue_name", "priority", "sent_at", "enqueue_at", "good_until", "max_retries"),
     *("task_options", "timeout_ms", "retention_seconds", "enqueue_sha"),
 )
-# Keyed by the column unique_while.
+# By the value of the column unique_while.
 _UNIQUENESS: Mapping[str | None, Uniqueness] = {
     None: "forever",
     "waiting": "while_waiting",
@@ -189,7 +189,7 @@ def prepare(
     hooks: Sequence[SendHook] = (),
     shared: SharedValues | None = None,
 ) -> TaskSendResult[Request]:
-    """Check and encode one call; without a stamp it gets a new id and the current time.
+    """Check and encode one call. Without a stamp, it gets a new id and the current time.
 
     ``shared`` holds values of checked options, if the sender has already computed them.
     """
@@ -234,7 +234,7 @@ def call_key(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> CallKey:
-    """Return the key of a call: that of its send, or else that of its task."""
+    """Return the key of a call: the key passed to the send, or else the task's own."""
     if isinstance(options.key, Unset):
         found = _NO_KEY if definition.key is None else definition.key.of_call(args, kwargs)
     else:
@@ -247,7 +247,7 @@ def call_key(
     return found
 
 
-# The options that change the order of tasks.
+# The options that change the order in which tasks run.
 _UNORDERED = ("priority", "at", "delay", "debounce")
 
 
@@ -305,7 +305,7 @@ def run_hooks(
     options: SendOptions,
     count: int,
 ) -> TaskSendResult[SendOptions]:
-    """Call the ``on_send`` hooks and return the options with the hooks' headers."""
+    """Call the ``on_send`` hooks and return the options with the headers that the hooks have set."""
     queue_name = with_overrides(config, definition, options).queue_name
     headers = dict(with_inherited(options.headers))
     outgoing = OutgoingTask(definition.name, queue_name, options, headers, count)
@@ -367,7 +367,7 @@ def _replayed(task_id: str, payload: TaskSendPayload, digests: Digests) -> Reque
 
 
 class SharedValues(NamedTuple):
-    """The values shared by all rows of one send or send_many."""
+    """The values that all rows of one send or ``send_many`` share."""
 
     queue_name: str
     priority: int
@@ -380,7 +380,7 @@ class SharedValues(NamedTuple):
     digests: Digests
 
     def fingerprint(self, sent_at: datetime, call: EncodedCall) -> str:
-        """Return the digest of one row: the shared values, its time and its arguments."""
+        """Return the digest of one row: of the shared values, the row's time and its arguments."""
         text = f"{self.digest}{sent_at.isoformat()}\0{call.args_json}\0{call.kwargs_json}"
         return self.digests.of(text.encode())
 
@@ -396,7 +396,7 @@ def shared_values(
     options: SendOptions,
     delay_seconds: float | None,
 ) -> SharedValues:
-    """Compute what the rows and their fingerprints share."""
+    """Compute the values that the rows and their fingerprints share."""
     definition = with_overrides(config, definition, options)
     good_until = None if isinstance(options.good_until, Unset) else options.good_until
     priority = definition.priority if options.priority is None else options.priority
@@ -440,9 +440,10 @@ def _idempotency_shas(
     call: EncodedCall,
     digests: Digests,
 ) -> tuple[str, ...]:
-    """Return the digests of the request without its times and headers: a repeated request may come later,
-    from another caller, and with its dicts in a different order. The first one is stored; without a key
-    there are none.
+    """Return the digests of the request without its times and headers.
+
+    Times, headers and the order of dictionaries do not count, because a repeated request may come later
+    and from another caller. The first digest is stored; without an idempotency key there are none.
     """
     if key is None:
         return ()

@@ -66,7 +66,7 @@ Row = TypeVar("Row", InsertTask, InsertTasks)
 
 
 class Sent(NamedTuple):
-    """The record of a finished send: its task and queue, how many tasks it stored or found, and its
+    """A record of a finished send: its task and queue, how many tasks it stored or found, and its
     duration.
     """
 
@@ -82,7 +82,7 @@ SendObserver = Callable[[Sent], None]
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """What sending needs from the application."""
+    """The parts of the application that sending needs."""
 
     config: AppConfig
     get_broker: Callable[[], PostgresBroker]
@@ -127,7 +127,7 @@ class PreparedSend(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether one statement on our own connection may be enough for this send."""
+        """Whether a single statement on our own connection can be enough for this send."""
         is_own = self.transaction is None and not self.resend and self.broker.is_direct
         return is_own and self.request.debounce is None
 
@@ -195,8 +195,8 @@ def reported(
     request: Request | None = None,
     started: float | None = None,
 ) -> TaskSendResult[T]:
-    """Log a failed send, because callers may ignore the value; the message is left out, because it may
-    quote arguments.
+    """Log a failed send, because callers may ignore the returned error. The error's message is left out,
+    because it may quote arguments.
     """
     if sender.producer.observers:
         seconds = 0.0 if started is None else time.perf_counter() - started
@@ -204,7 +204,7 @@ def reported(
         for observer in sender.producer.observers:
             observer(observed)
     if isinstance(sent, Err):
-        # The caller's own changes may be committed without the task.
+        # The caller may commit its own changes without the task.
         level = logging.WARNING if sender.options.transaction is None else logging.ERROR
         name, code = sender.definition.name, sent.err_value.code.value
         logger.log(level, "a send of task %r failed with %s", name, code)
@@ -215,7 +215,7 @@ def _observed(
     sender: Sender, sent: TaskSendResult[Any], request: Request | None, seconds: float
 ) -> Sent:
     definition = sender.definition
-    if isinstance(sent, Err):  # its queue may not exist
+    if isinstance(sent, Err):  # the task's queue may not exist
         return Sent(definition.name, definition.queue_name, "failed", 1, seconds)
     queue_name = sender.options.queue_name or definition.queue_name
     count = len(sent.ok_value) if isinstance(sent.ok_value, Sequence) else 1
@@ -234,7 +234,7 @@ def not_stored(
         error.message,
         error.retryable,
         request.row.id if request else None,
-        # A retry needs the payload, and would store the task outside the caller's transaction.
+        # A retry needs the payload, and it would store the task outside the caller's transaction.
         request.payload if request and transaction is None else None,
         error.exception,
     )
@@ -256,7 +256,7 @@ class Sender:
         delay_seconds: float | Unset = UNSET,
         stamp: Stamp | None = None,
     ) -> TaskSendResult[PreparedSend]:
-        """Check one ``send`` or ``schedule`` call; with a stamp, it is stored at most once."""
+        """Check one ``send`` or ``schedule`` call. With a stamp, its task is stored at most once."""
         if self.producer.are_sends_suppressed():
             return Err(suppressed())
         config = self.producer.config
@@ -279,8 +279,8 @@ class Sender:
         return self._single(prepared)
 
     def _known_values(self) -> SharedValues | None:
-        """Return the shared values, computed once; None if there are headers, which may change, or bad
-        options.
+        """Return the values that all sends share, computed once; None if there are headers, which may
+        change, or invalid options.
         """
         if self.options.headers is not None or inherited_headers():
             return None
@@ -332,7 +332,7 @@ class Sender:
 
 
 def insert_script(row: InsertTask, known_shas: tuple[str, ...] = ()) -> Script[str]:
-    """Insert the row; on a conflict, compare fingerprints with the stored task."""
+    """Insert the row; on a conflict, compare its fingerprint with that of the stored task."""
     while True:
         inserted = yield insert_task, row
         if inserted:
@@ -351,11 +351,12 @@ def insert_script(row: InsertTask, known_shas: tuple[str, ...] = ()) -> Script[s
         if row.idempotency_sha is None:
             logger.warning("task %s was stored earlier and has been deleted since", row.id)
             return row.id
-        # The task that held the key ended or was deleted in between; this send has stored nothing yet.
+        # The task with the same key ended or was deleted in the meantime; this send has stored nothing
+        # yet.
 
 
 def _debounce_script(row: InsertTask, debounce: Debounce) -> Script[str]:
-    """Insert the row, or replace the arguments of the waiting task that has its key."""
+    """Insert the row, or replace the arguments of the waiting task that has the same idempotency key."""
     values = DebounceTask.of(row, debounce.at_most.total_seconds())
     (stored,) = yield debounce_task, values
     if stored.id is None:

@@ -21,7 +21,7 @@ CALLED_DIRECTLY = (
 
 
 class _Session(Protocol):
-    """The child's side: it opens the connection and records the outcome."""
+    """The child's side of a task's transaction: it opens the connection and records the outcome."""
 
     def connection(self) -> Connection[Any]: ...
 
@@ -33,8 +33,8 @@ class TaskTransaction:
 
     If the function returns a success, the outcome, the attempt, the progress of its run and the tasks
     sent with ``transaction=tx`` commit with the rows that it wrote through ``tx.connection``. If it
-    returns an error or raises, all of this is rolled back, and only the failure is recorded. A task
-    that never uses ``connection`` opens none.
+    returns an error or raises, all of this is rolled back, and only the failure is recorded. For a task
+    that never uses ``connection``, none is opened.
 
     Example:
         @app.task("book_payment", retry_policy=RetryPolicy.fixed([1, 5], auto_retry_for=["WORKER_CRASHED"]))
@@ -153,7 +153,7 @@ class AsyncTaskTransaction:
 
 
 class _Injected:
-    """The default of a parameter that a worker passes; only a direct call can use it by mistake."""
+    """The default of a parameter that a worker passes. Only a direct call can use it, which is a mistake."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

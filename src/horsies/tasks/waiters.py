@@ -1,9 +1,10 @@
 """Waiting for results: one thread and one LISTEN connection per process, for any number of waiters.
 
-A finished task or workflow run sends a notification with its id. The thread routes each id to the
-futures waiting for it, and reads all the rows it needs with one statement per kind. Notifications only
-shorten the wait: a poll of everything watched covers lost ones, and a reconnect reads everything again.
-When idle, the thread ends and closes its connection; the next waiter starts another.
+A finished task or workflow run sends a notification with its id. The thread routes each id to the futures
+that wait for it, and reads all the rows that it needs with one statement per kind. Notifications only
+shorten the wait: a poll of all watched ids makes up for lost notifications, and after a reconnect all ids
+are read again. When idle, the thread ends and closes its connection; the next waiter starts another
+thread.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ else:
 logger = logging.getLogger("horsies.wait")
 
 POLL_SECONDS = 1.0
-# How long the thread and its connection are kept after the last waiter has left.
+# How long the thread and its connection are kept after the last wait has ended.
 SPARE_SECONDS = 60.0
-# Larger run results are left out here: a caller that needs one reads it separately.
+# Results of runs above this size are not read here: a caller that needs one reads it separately.
 SMALL_RESULT_BYTES = 1_048_576
-# How much longer than its timeout a wait may take to find out the reason.
+# By how much a wait may exceed its timeout to find out why the task has not ended.
 OBSTACLE_SECONDS = 0.5
 _OBSTACLE_LOCK_MS = 100
-# Plan each statement once: otherwise the server would plan every read by array, which takes longer than
-# the read itself. A plan made while the table was almost empty would keep scanning the whole table, so
-# only index scans are allowed.
+# Plan each statement once: otherwise the server would plan each read with an array parameter again, which
+# takes longer than the read itself. A plan made while the table was almost empty would keep scanning the
+# whole table, so only index scans are allowed.
 _STABLE_PLANS = b"SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
 # The longest timeout that threading accepts.
 _LONGEST_WAIT_MS = int(threading.TIMEOUT_MAX) * 1000
@@ -66,7 +67,7 @@ _reported: set[str] = set()
 
 
 class Subject(StrEnum):
-    """The kinds of rows to wait for; the value is the channel that announces their end.
+    """The kinds of rows to wait for; the value is the channel on which their end is announced.
 
     ``OBSTACLE``, the reason why a task has not ended, is read once and has no channel.
     """
@@ -78,15 +79,18 @@ class Subject(StrEnum):
 
 # Finds the first obstacle of a task.
 FindObstacle: TypeAlias = "Callable[[str], Script[Finding | None]]"
-# An id alone is not unique: a run may have been started with a task's id.
+# The key contains the kind, because an id alone is not unique: a run may have been started with a task's
+# id.
 _Key: TypeAlias = tuple[Subject, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:
-    """One future, completed by the first row with a status in ``until``, or by any row if ``once`` is set.
+    """One future, completed by the first row with a status in ``until``, or by any row if ``once`` is
+    set.
 
-    ``added_in_round`` is the round in which it was added: that round's rows were read too early for it.
+    ``added_in_round`` is the round in which the waiter was added. The rows of that round were read too
+    early for it.
     """
 
     future: Future[Any]
@@ -97,9 +101,10 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Watch:
-    """All waiters for one task or run; ``was_read`` is set by the first successful read.
+    """All waiters for one task or run.
 
-    ``failure`` is the error of the last read while no read has succeeded yet.
+    ``was_read`` is set by the first successful read. Until then, ``failure`` is the error of the last
+    read.
     """
 
     waiters: list[_Waiter] = field(default_factory=list)
@@ -107,7 +112,7 @@ class _Watch:
     failure: Exception | None = None
 
     def take(self, is_due: Callable[[_Waiter], bool]) -> list[_Waiter]:
-        """Remove and return the waiters that are due."""
+        """Remove and return the waiters for which ``is_due`` returns True."""
         due, kept = list[_Waiter](), list[_Waiter]()
         for waiter in self.waiters:
             (due if is_due(waiter) else kept).append(waiter)
@@ -129,8 +134,8 @@ class Waiters:
         self._find_obstacle = find_obstacle
         self._poll_seconds = poll_seconds
         self._spare_seconds = spare_seconds
-        # Until the database has been reached once, a failure to connect is more likely a mistake than
-        # an outage.
+        # Whether the database has been reached yet. Before that, a failure to connect is more likely a
+        # mistake than an outage.
         self.was_reached = False
         self._reset()
         _instances.add(self)
@@ -142,7 +147,7 @@ class Waiters:
         self._round = 0
         self._thread: threading.Thread | None = None
         self._waker: socket.socket | None = None
-        # Statements on the listener's connection.
+        # Runs statements on the listener's connection.
         self._pipeline: Pipeline | None = None
 
     def watch(self, task_id: str, *, once: bool = False) -> Future[OutcomeRow | None]:
@@ -155,8 +160,10 @@ class Waiters:
     def watch_run(
         self, workflow_id: str, until: frozenset[WorkflowStatus], *, once: bool = False
     ) -> Future[RunOutcome | None]:
-        """Return a future for the run's row: once its status is one of these, or with ``once`` as it is
-        now. None and exceptions are used as for tasks.
+        """Return a future for the run's row when its status is one of these, or for its current row with
+        ``once``.
+
+        As for tasks, the value is None for an unknown run, and a failed read sets the exception.
         """
         return self._watch((Subject.RUN, workflow_id), until, once)
 
@@ -167,8 +174,8 @@ class Waiters:
         return self._watch((Subject.OBSTACLE, task_id), frozenset(), once=True)
 
     def obstacle(self, task_id: str, asked: Future[Finding | None]) -> str:
-        """Return the obstacle that ``ask_obstacle`` found, as the end of a sentence; empty if there is
-        none, or if it is not known yet.
+        """Return the obstacle that ``ask_obstacle`` found, as the end of a sentence; empty if there is no
+        obstacle or it is not known yet.
         """
         self.forget(task_id, asked)
         has_answer = asked.done() and not asked.cancelled() and asked.exception() is None
@@ -188,7 +195,9 @@ class Waiters:
         return waiter.future
 
     def forget(self, watched_id: str, future: Future[Any]) -> Exception | None:
-        """Drop a future that its caller no longer waits for; return the error if its row was never read."""
+        """Drop a future for which its caller no longer waits; return the error if its row could never be
+        read.
+        """
         failure: Exception | None = None
         if future.done() and not future.cancelled():
             return failure
@@ -202,7 +211,7 @@ class Waiters:
         return failure
 
     def close(self) -> None:
-        """End the thread and its connection; remaining futures get an error."""
+        """End the thread and close its connection; the remaining futures get an error."""
         with self._lock:
             thread, self._thread = self._thread, None
             watches, self._watches = self._watches, {}
@@ -225,7 +234,7 @@ class Waiters:
         if self._waker is not None:
             with suppress(
                 OSError
-            ):  # a full buffer wakes the thread as well; a thread that has ended needs no waking
+            ):  # a full buffer wakes the thread as well, and a thread that has ended need not be woken
                 self._waker.send(b"!")
 
     def _run(self, waker: socket.socket, wakened: socket.socket) -> None:
@@ -246,15 +255,13 @@ class Waiters:
         except BaseException:
             connection.close()
             raise
-        # The threshold is None if prepared statements are switched off, as behind a pooler.
+        # prepare_threshold is None if prepared statements are switched off, for example behind a pooler.
         is_prepared = connection.prepare_threshold is not None
         self._pipeline = Pipeline(connection, prepared=is_prepared)
         return connection
 
     def _fail_if_thread_died(self) -> None:
-        """Fail all futures if the thread died; if it ended for any other reason, another thread serves
-        them.
-        """
+        """Fail all futures if the thread died; if it ended for another reason, another thread serves them."""
         with self._lock:
             if self._thread is not threading.current_thread():
                 return
@@ -318,8 +325,8 @@ class Waiters:
             self._read_obstacle(self._pipeline, obstacles)
 
     def _read_keys(self, pipeline: Pipeline, subject: Subject, keys: Sequence[_Key]) -> None:
-        """Read all rows in one statement, or one by one after a data error: an unreadable result fails
-        only its own waiters, and immediately.
+        """Read all rows in one statement, or one by one after a data error, so that an unreadable result
+        fails only its own waiters, immediately.
         """
         try:
             found = _read(pipeline, subject, [watched_id for _, watched_id in keys])
@@ -336,8 +343,9 @@ class Waiters:
             self._deliver(key, found.get(key[1]))
 
     def _read_obstacle(self, pipeline: Pipeline, keys: Sequence[_Key]) -> None:
-        """Find the obstacle of one task, and leave the others to the next rounds: an explanation takes
-        several statements, and results come first.
+        """Find the obstacle of one task, and leave other obstacles to the next rounds.
+
+        An explanation takes several statements, and results have precedence.
         """
         key, *later = keys
         if later:
@@ -373,13 +381,15 @@ class Waiters:
                 waiter.future.set_result(row)
 
     def _is_current(self, waiter: _Waiter) -> bool:
-        """Return whether this round's read began after the waiter's call, so that it saw the current
-        state.
+        """Return whether this round's read started after the waiter's call, so that the read saw the
+        current state.
         """
         return waiter.added_in_round < self._round
 
     def _fail_unread(self, keys: Iterable[_Key], error: Exception) -> None:
-        """Fail the one-time reads, and the waiters whose first read has failed for longer than an outage."""
+        """Fail the one-time reads and, unless the error is an outage, the waiters whose rows were never
+        read.
+        """
         is_outage = self.was_reached and is_transient(error)
 
         def is_affected(watch: _Watch, waiter: _Waiter) -> bool:
@@ -411,17 +421,19 @@ _instances: weakref.WeakSet[Waiters] = weakref.WeakSet()
 
 
 def _reset_all() -> None:
-    """Reset after a fork: the thread stayed in the parent, where another thread may have held the lock."""
+    """Reset the waiters after a fork: their thread stayed in the parent, where another thread may have
+    held the lock.
+    """
     for waiters in _instances:
         waiters._reset()
 
 
-# Called before the child has a second thread, so that no two threads reset it.
+# This is called before the child has a second thread, so no two threads can reset the waiters.
 os.register_at_fork(after_in_child=_reset_all)
 
 
 def is_loop_running() -> bool:
-    """Return whether an event loop is running, which a blocking call would stop."""
+    """Return whether an event loop is running in this thread, which a blocking call would stop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -451,14 +463,14 @@ def timeout_problem(timeout_ms: object) -> str | None:
 
 
 def seconds_to_wait(timeout_ms: int | None) -> float | None:
-    """Return how long to wait for a future; with 0, the read itself ends the wait."""
+    """Return how long to wait for a future. With a timeout of 0, the end of the read ends the wait."""
     return min(timeout_ms, _LONGEST_WAIT_MS) / 1000 if timeout_ms else None
 
 
 def wait_for(future: Future[Any], seconds: float | None) -> None:
-    """Wait for a future, at most this long; afterwards ``done()`` shows whether it has its row.
+    """Wait for a future, at most this long; afterwards ``done()`` shows whether the future has its row.
 
-    It uses a bare lock, because ``concurrent.futures.wait`` takes 40 µs longer to return.
+    A bare lock is used, because ``concurrent.futures.wait`` takes 40 µs longer to return.
     """
     ended = threading.Lock()
     ended.acquire()
@@ -482,8 +494,8 @@ def _read(pipeline: Pipeline, subject: Subject, ids: list[str]) -> dict[str, Any
 
 
 def _explain(pipeline: Pipeline, script: Script[Finding | None]) -> Finding | None:
-    """Run the explanation of a task, with little time and short waits for locks: the results of other
-    tasks wait meanwhile.
+    """Run the explanation of a task, with short limits on its duration and its waits for locks, because
+    the results of other tasks wait meanwhile.
     """
     ends_at = time.monotonic() + OBSTACLE_SECONDS
     lock_wait = blocked.limit_lock_wait(_OBSTACLE_LOCK_MS)
@@ -497,7 +509,7 @@ def _explain(pipeline: Pipeline, script: Script[Finding | None]) -> Finding | No
 
 
 def _sleep(listener: Listener, wakened: socket.socket, wake_at: float) -> None:
-    """Sleep until a notification arrives, a waiter is added, or it is time to read or to reconnect."""
+    """Sleep until a notification arrives, a waiter is added, or a read or a reconnect is due."""
     timeout_seconds = listener.seconds_until_retry()
     if listener.has_notifications():
         timeout_seconds = 0.0

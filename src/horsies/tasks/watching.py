@@ -1,7 +1,7 @@
-"""Following a task: its state after every change to its status or progress, until it has ended.
+"""Follows a task: yields its state after every change to its status or progress, until it has ended.
 
-The end arrives by notification, as for ``get``. Nothing announces earlier changes, so they are read
-twice a second.
+The end is announced by a notification, as for ``get``. Earlier changes are not announced, so the state is
+read twice a second.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def watch(
             if changes.has_ended:
                 return
             seconds = changes.seconds_to_wait()
-            if ended.done():  # the wait failed, so only reads can find the end
+            if ended.done():  # the wait failed, so only reads can find out that the task has ended
                 time.sleep(seconds)
             else:
                 wait([ended], seconds)
@@ -114,7 +114,7 @@ class _Changes(Generic[Info]):
         return f"There is no task {self._task_id}."
 
     def take(self, read: BrokerResult[Info | None]) -> Info | None:
-        """Return the state if it has changed; tolerate a transient failure."""
+        """Return the state if it has changed; None otherwise, and after a transient failure."""
         if isinstance(read, Err):
             if read.value.retryable:
                 return None
